@@ -53,9 +53,10 @@ class Outcome:
 
 @pytest.fixture(autouse=True)
 def _private_surroundings(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test sees the user's cache, and none reaches for a network."""
+    """No test sees the user's cache or measures the machine, and none reaches for a network."""
     monkeypatch.setenv("TFORMER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("TFORMER_GFLOPS", "10000")  # no default preset depends on this machine
     monkeypatch.setenv("TFORMER_KERNELS", "on")  # also for models that would not be worth compiling them
 
 

@@ -48,7 +48,7 @@ def test_a_path_is_a_path_where_the_command_reads_one() -> None:
         ({"top_k": "x"}, "top_k: found 'x', expected a valid integer", None),
         ({"top_k": 1.5}, "top_k: found 1.5, expected a valid integer", None),
         ({"greedy": "perhaps"}, "greedy: found 'perhaps', expected a valid boolean", None),
-        ({"quantize": "int4"}, "quantize: found 'int4', expected 'none' or 'int8'", None),
+        ({"quantize": "int2"}, "quantize: found 'int2', expected 'none', 'int8' or 'int4'", None),
         ({"stop": 3}, "stop: found 3, expected a valid tuple", None),
         ({"seed": None}, "seed: found None, expected a valid integer", None),
         ({"device": "cpu"}, "f takes no device", "why"),

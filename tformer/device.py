@@ -8,10 +8,13 @@ norms, softmax and the loss accumulate in fp32.
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import json
 import os
 import platform
 import re
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +22,8 @@ from typing import Literal
 
 import torch
 
-from tformer.errors import InputError
+from tformer import files
+from tformer.errors import InputError, StorageError
 from tformer.formatting import amount, whole_number
 
 
@@ -86,10 +90,24 @@ def device_name(device: torch.device) -> str:
 
 
 def has_bf16_instructions() -> bool:
-    """Whether the CPU multiplies bf16 in hardware (AVX512-BF16 or AMX)."""
+    """Whether the CPU multiplies bf16 in hardware (AVX512-BF16 or AMX), and oneDNN may use it (ONEDNN_MAX_CPU_ISA)."""
     probes = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
-    return any(probe is not None and probe() for probe in probes)
+    allowed = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return any(probe is not None and probe() for probe in probes) and (allowed is None or allowed())
 
+
+def instruction_set() -> str:
+    """The instructions that matrix products use here: AVX512-BF16 with VNNI, AVX2, NEON, ..."""
+    name = torch.backends.cpu.get_cpu_capability()
+    if name == "DEFAULT" and platform.machine() in ARM:
+        return "NEON"
+    if name == "AVX512" and getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)():
+        name = "AVX512-BF16"
+    vnni = name.startswith("AVX512") and getattr(torch.cpu, "_is_vnni_supported", lambda: False)()
+    return f"{name} with VNNI" if vnni else name
+
+
+ARM = ("arm64", "aarch64")
 
 PROBE_FLOPS = 4e10
 """Maximum number of operations of a measured product: a fraction of a second on the slowest CPU."""
@@ -150,9 +168,99 @@ def resolve_precision(name: str, device: torch.device, *, rows: int, d_model: in
     slow = matmul_flops_per_second(torch.float32, device, **shape, seconds=0.02)
     fast = matmul_flops_per_second(torch.bfloat16, device, **shape, seconds=0.02)
     rates = f"bf16 multiplies at {amount(fast, 'FLOP/s')} here, fp32 at {amount(slow, 'FLOP/s')}"
+    reason = "this CPU has bf16 instructions; " if device.type == "cpu" and has_bf16_instructions() else ""
+    return Precision(_faster_format(slow, fast, device), reason + rates)
+
+
+def _faster_format(fp32: float, bf16: float, device: torch.device) -> PrecisionName:
+    """The format that `auto` chooses for training, by the rates of its products."""
     if device.type == "cpu" and has_bf16_instructions():
-        return Precision("bf16", f"this CPU has bf16 instructions; {rates}")
-    return Precision("bf16" if fast >= MIN_SPEEDUP * slow else "fp32", rates)
+        return "bf16"
+    return "bf16" if bf16 >= MIN_SPEEDUP * fp32 else "fp32"
+
+
+SPEED = "TFORMER_GFLOPS"
+"""Environment variable: billions of operations a second of a training here, all work included; nothing is measured."""
+
+ELEMENTS_PER_SECOND = 1.5e7
+"""Of one thread: numbers of a layer's input that a training handles beside the matrix products (`cost/duration.py`)."""
+
+SPEED_FOLDER = "speed"  # in the cache
+SPEED_PROBE = {"rows": 2048, "inner": 192, "columns": 768}  # shape of the product
+SPEED_SECONDS = 0.1  # of measuring a number format
+MAX_SPEED_BYTES = 10_000
+
+
+@dataclass(frozen=True)
+class CpuSpeed:
+    """Rates of this CPU: of matrix products, in FLOP/s by number format, and of the other work on each element.
+
+    source: where they are from, for messages.
+    """
+
+    rates: Mapping[str, float]
+    elements_per_second: float
+    source: str
+
+    @property
+    def training_format(self) -> PrecisionName:
+        """The format that a training chooses."""
+        return _faster_format(self.rates["fp32"], self.rates["bf16"], torch.device("cpu"))
+
+    def rate(self, precision: str) -> float:
+        """The rate of a training in this format, or `auto`."""
+        return self.rates.get(self.training_format if precision == "auto" else precision, self.rates["fp32"])
+
+
+def cpu_speed(threads: int | None = None) -> CpuSpeed:
+    """The speed of this CPU with its threads: measured once, in half a second, then read from the cache.
+
+    A second measurement differs by some percent, but what depends on the speed must not: one file for each processor,
+    instruction set, number of threads and PyTorch keeps the first. `TFORMER_GFLOPS` replaces it.
+    """
+    threads = torch.get_num_threads() if threads is None else threads
+    if (given := os.environ.get(SPEED)) is not None:
+        return CpuSpeed(dict.fromkeys(("fp32", "bf16"), _given_speed(given)), float("inf"), f"by {SPEED}")
+    used = (torch.backends.cpu.get_cpu_capability(), os.environ.get("ONEDNN_MAX_CPU_ISA"), torch.__version__)
+    key = hashlib.sha256(repr((device_name(torch.device("cpu")), threads, used)).encode()).hexdigest()[:16]
+    file = default_cache_dir() / SPEED_FOLDER / f"{key}.json"
+    rates = _stored_rates(file)
+    if rates is None:
+        measured = _measured_rates(threads)
+        rates = _stored_rates(file) or measured  # another process may have been first
+        with suppress(StorageError, OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            files.write_file(file, [json.dumps(rates).encode()])
+    return CpuSpeed(rates, threads * ELEMENTS_PER_SECOND, f"measured once, kept in {file.parent}")
+
+
+def _given_speed(text: str) -> float:
+    number = whole_number(text)
+    if not number:
+        raise InputError(f"{SPEED}={text}: expected a whole number above 0, in billions of operations a second")
+    return number * 1e9
+
+
+def _stored_rates(file: Path) -> dict[str, float] | None:
+    """The rates in a file of the cache; None where there is none, or a damaged one."""
+    try:
+        found = files.parse_object(files.read_bounded(file, max_bytes=MAX_SPEED_BYTES), name=str(file))
+    except (InputError, OSError):
+        return None
+    rates = {name: rate for name, rate in found.items() if isinstance(rate, float) and 0 < rate < float("inf")}
+    return rates if rates.keys() == {"fp32", "bf16"} else None
+
+
+def _measured_rates(threads: int) -> dict[str, float]:
+    device, before = torch.device("cpu"), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return {
+            name: matmul_flops_per_second(DTYPES[name], device, **SPEED_PROBE, seconds=SPEED_SECONDS)
+            for name in ("fp32", "bf16")
+        }
+    finally:
+        torch.set_num_threads(before)
 
 
 def resolve_device(name: str) -> torch.device:

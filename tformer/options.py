@@ -185,10 +185,10 @@ Precision = Annotated[
     str, MACHINE("--precision", metavar="auto|fp32|bf16|fp16", help="Number format; auto: that of the training.")
 ]
 Quantize = Annotated[
-    Literal["none", "int8"],
+    Literal["none", "int8", "int4"],
     MACHINE(
         "--quantize",
-        help="int8: multiply 8-bit weights and inputs, on a CPU; files on disk do not change.",
+        help="int8, int4: multiply weights in 8 or 4 bits with 8-bit inputs, on a CPU; files on disk do not change.",
     ),
 ]
 TextColumn = Annotated[
@@ -200,7 +200,8 @@ LabelColumn = Annotated[str | None, DATA("--label-column", metavar="C", help="Co
 
 def check_quantize(quantize: str, precision: str) -> None:
     """Raise InputError for a `--quantize` that contradicts `--precision`, before anything is loaded."""
-    if quantize == "int8" and precision == "fp16":
+    if quantize != "none" and precision == "fp16":
         raise InputError(
-            "--quantize int8 and --precision fp16 exclude each other", hint="int8 can be combined with bf16 or fp32"
+            f"--quantize {quantize} and --precision fp16 exclude each other",
+            hint=f"{quantize} can be combined with bf16 or fp32",
         )

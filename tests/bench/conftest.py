@@ -72,7 +72,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[str, in
 @pytest.fixture(params=[True])
 def int8(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """8-bit products are possible here, or with `False` as parameter they are not."""
-    monkeypatch.setattr("tformer.decoding.inference.int8_is_possible", lambda _: request.param)
+    monkeypatch.setattr("tformer.decoding.inference.can_quantize", lambda *_: request.param)
 
 
 @pytest.fixture

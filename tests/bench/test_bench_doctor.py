@@ -17,7 +17,9 @@ import pytest
 import torch
 
 from tformer.bench import doctor
+from tformer.bench.machine import environment_line
 from tformer.data.shards.caches import KEPT, KINDS, cache_sizes, clean_caches
+from tformer.device import instruction_set
 from tformer.kernels import library
 
 Cli = Callable[..., Any]
@@ -45,6 +47,41 @@ def test_the_document_names_versions_machine_kernels_caches_extras_and_speed(cli
     assert set(found["cache"]["kinds"]) == {*KINDS, *KEPT} and found["cache"]["free_bytes"] > 0
     [cpu] = [rates for rates in found["speed"] if rates["device"] == "cpu"]
     assert set(cpu["flops_per_second"]) == {"fp32", "bf16"} and cpu["bytes_per_second"] > 0
+
+
+def test_it_names_the_instructions_and_the_formats_that_training_and_inference_choose(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = dict(doctor.diagnosis_lines(doctor.diagnosis(with_speed=False)))
+    assert instruction_set() in lines["processor"]
+    for bf16 in (False, True):
+        for module in ("tformer.device", "tformer.decoding.inference"):
+            monkeypatch.setattr(f"{module}.has_bf16_instructions", lambda bf16=bf16: bf16)
+        name = "bf16" if bf16 else "fp32"
+        lines = dict(doctor.diagnosis_lines(doctor.diagnosis(with_speed=False)))
+        assert lines["precision"] == f"training {name}; inference {name} for models trained in bf16"
+
+
+@pytest.mark.parametrize(
+    ("capability", "machine", "bf16", "vnni", "name"),
+    [
+        ("AVX512", "x86_64", True, True, "AVX512-BF16 with VNNI"),
+        ("AVX512", "x86_64", False, False, "AVX512"),
+        ("AVX2", "x86_64", True, True, "AVX2"),
+        ("DEFAULT", "x86_64", False, False, "DEFAULT"),
+        ("DEFAULT", "arm64", False, False, "NEON"),
+        ("DEFAULT", "aarch64", False, False, "NEON"),
+    ],
+)
+def test_the_instruction_set_has_its_usual_name(
+    capability: str, machine: str, bf16: bool, vnni: bool, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: bf16, raising=False)
+    monkeypatch.setattr("torch.cpu._is_vnni_supported", lambda: vnni, raising=False)
+    assert instruction_set() == name
+    assert environment_line(torch.device("cpu"), dtype="fp32").endswith(f", {name}")
 
 
 def test_every_extra_of_the_package_is_listed_with_its_state(monkeypatch: pytest.MonkeyPatch) -> None:

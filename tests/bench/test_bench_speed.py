@@ -111,7 +111,7 @@ def test_classification_gets_a_classifier() -> None:
         ("train", {"peer": ("nobody",)}, "--peer nobody"),
         ("train", {"model": ModelOptions(arch="gpt", preset="none")}, "none"),
         ("train", {"model": ModelOptions(arch="vit", preset="tiny")}, "image models cannot be benchmarked"),
-        ("generate", {"quantize": "int4"}, "--quantize: found 'int4'"),
+        ("generate", {"quantize": "int2"}, "--quantize: found 'int2'"),
         ("generate", {"new_tokens": 500}, "the model reads 256"),
         ("generate", {"length": 300, "new_tokens": 1}, "--prompt-length: found 300"),
         ("generate", {"model": ModelOptions(arch="bert", preset="tiny")}, "has no decoder"),

@@ -72,7 +72,7 @@ def test_every_option_reaches_the_measurement(cli: Cli, asked: list[dict[str, An
 def test_generate_and_classify_have_their_own_options(
     cli: Cli, asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tformer.decoding.inference.int8_is_possible", lambda _: True)
+    monkeypatch.setattr("tformer.decoding.inference.can_quantize", lambda *_: True)
     common = ("--precision", "fp32", "--device", "cpu")
     words = ("--arch", "gpt", "--preset", "char", "--prompt-length", 4, "--new-tokens", 6, "--quantize", "none,int8")
     assert cli("bench", "generate", *common, *words).code == 0
@@ -87,7 +87,7 @@ def test_generate_and_classify_have_their_own_options(
 def test_8_bits_are_refused_in_a_line_where_there_are_none(
     cli: Cli, asked: list[dict[str, Any]], command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tformer.decoding.inference.int8_is_possible", lambda _: False)
+    monkeypatch.setattr("tformer.decoding.inference.can_quantize", lambda *_: False)
     done = cli("bench", command, "--device", "cpu", "--precision", "fp32", "--quantize", "none,int8")
     assert done.code == 2 and done.out == "" and asked == []
     assert done.err.startswith("error: --quantize int8 needs a CPU") and len(done.err.splitlines()) <= 2

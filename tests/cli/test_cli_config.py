@@ -55,7 +55,9 @@ def test_show_json_is_one_document(cli: Cli) -> None:
     assert done.code == 0 and done.out.count("\n") == 1
     assert document["recipe"]["arch"] == "llama"
     assert document["origins"]["seed"] == "--set"
-    assert len(document["notes"]) == 1
+    chosen, elsewhere = document["notes"]
+    assert chosen.startswith("preset llama/tiny: the default on a CPU of this speed")
+    assert "the default is llama/mini" in elsewhere
 
 
 def test_show_takes_an_objective_as_train_does(cli: Cli) -> None:

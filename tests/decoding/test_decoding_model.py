@@ -13,12 +13,22 @@ from tests.decoding.uncached import uncached_generate
 from tests.pairwise import pairwise
 from tformer.build import build_model
 from tformer.decoding.generate import generate
-from tformer.decoding.inference import QUANTIZE, cast_matrices, inference, inference_dtype, prepare_inference
+from tformer.decoding.inference import (
+    QUANTIZE,
+    _speedup_of_bf16_weights,
+    can_quantize,
+    cast_matrices,
+    decoding_dtype,
+    inference,
+    inference_dtype,
+    prepare_inference,
+)
 from tformer.decoding.settings import GenerationSettings
 from tformer.errors import InputError
+from tformer.kernels.functions import find
 from tformer.model import Transformer
 from tformer.nn.linear import Linear
-from tformer.nn.products import PackedProduct, int8_is_possible, prepare_product
+from tformer.nn.products import PackedProduct, prepare_product
 from tformer.recipe.model import Model
 
 VOCAB = 23
@@ -209,6 +219,55 @@ def test_a_bf16_model_generates_in_fp32_on_a_cpu_without_bf16_instructions(monke
     assert inference_dtype("bf16", trained_in="bf16", device=torch.device("cpu")) == torch.bfloat16  # as asked
 
 
+@pytest.fixture
+def without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU without bf16 instructions, and kernels."""
+    if find() is None:
+        pytest.skip("no compiler for kernels here")
+    monkeypatch.setattr("tformer.decoding.inference.has_bf16_instructions", lambda: False)
+    monkeypatch.setattr("tformer.nn.products._packs", lambda dtype: dtype == torch.float32)
+
+
+@pytest.mark.usefixtures("without_bf16")
+def test_such_a_cpu_holds_weights_in_bf16_and_computes_in_fp32() -> None:
+    model = tiny_model()
+    expected = copy.deepcopy(model)
+    for module in expected.modules():
+        if isinstance(module, Linear):
+            module.weight.data = module.weight.data.bfloat16().float()
+    head = expected.heads["lm"]
+    head.weight = torch.nn.Parameter(head.weight.detach().bfloat16().float())
+    table = model.embedding.weight
+    prepare_inference(model, torch.bfloat16, rows=2)
+    assert model.compute_dtype == torch.float32 and table.dtype == torch.bfloat16
+    expected.embedding.weight.data = model.embedding.weight.detach().float()
+    with inference(model), inference(expected):
+        torch.testing.assert_close(model(IDS).logits, expected(IDS).logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("without_bf16")
+@pytest.mark.parametrize(("speedup", "expected"), [(1.8, torch.bfloat16), (1.0, torch.float32)])
+def test_auto_holds_weights_in_bf16_where_that_is_measured_to_be_faster_and_says_so(
+    speedup: float, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tformer.decoding.inference._speedup_of_bf16_weights", lambda *_: speedup)
+    monkeypatch.setattr("tformer.decoding.inference.WORTH_A_BUILD", 1)
+    given: dict[str, Any] = {"trained_in": "fp32", "model": tiny_model(), "quantize": "none", "rows": 1}
+    dtype, note = decoding_dtype("auto", **given)
+    assert dtype == expected and (note is not None) == (speedup > 1.2)
+    assert note is None or ("1.8 times" in note and "--precision fp32" in note)
+    for change in ({"rows": None}, {"rows": 100}, {"quantize": "int8"}):
+        assert decoding_dtype("auto", **(given | change)) == (torch.float32, None)
+    assert decoding_dtype("fp32", **given) == (torch.float32, None)
+    assert decoding_dtype("bf16", **given) == (torch.bfloat16, None)
+
+
+@pytest.mark.usefixtures("without_bf16")
+def test_the_measurement_takes_a_moment() -> None:
+    _speedup_of_bf16_weights.cache_clear()
+    assert 0.1 < _speedup_of_bf16_weights(find(), 1) < 20
+
+
 def test_an_unknown_precision_is_named():
     with pytest.raises(InputError, match="bf61") as raised:
         inference_dtype("bf61", trained_in="fp32", device=torch.device("cpu"))
@@ -227,7 +286,7 @@ GREEDY = GenerationSettings(max_new_tokens=12, temperature=0.0)
 IDS = torch.tensor([PROMPTS[0]])
 
 packed = pytest.mark.skipif(prepare_product(torch.ones(2, 2), None, "none") is None, reason="no packed products here")
-in_8_bits = pytest.mark.skipif(not int8_is_possible(torch.device("cpu")), reason="no 8-bit products here")
+in_8_bits = pytest.mark.skipif(not can_quantize("int8", torch.device("cpu")), reason="no 8-bit products here")
 
 
 def build(heads: Any, **sections: Any) -> Transformer:
@@ -381,8 +440,8 @@ def test_weights_are_let_go_and_still_counted(quantize: str) -> None:
 
 def test_an_unknown_kind_of_weights_is_refused_with_the_choices() -> None:
     model = tiny_model()
-    with pytest.raises(InputError, match="--quantize: found 'int4'") as raised:
-        prepare_inference(model, torch.float32, quantize="int4")
+    with pytest.raises(InputError, match="--quantize: found 'int2'") as raised:
+        prepare_inference(model, torch.float32, quantize="int2")
     assert raised.value.hint is not None and all(kind in raised.value.hint for kind in QUANTIZE)
 
 

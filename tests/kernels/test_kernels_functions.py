@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from tests.pairwise import pairwise
 from tformer.decoding.beam_candidates import _top_by_chunks, top_candidates
-from tformer.kernels.functions import Kernels, find
+from tformer.kernels.functions import GROUP, Kernels, find
 from tformer.nn.products import LARGEST, ZERO_POINT, _rounded, _unsigned_rows
 
 
@@ -32,12 +34,13 @@ def attention_parts(
 
 
 @pytest.mark.parametrize(
-    ("lengths", "sizes", "masked", "biased"),
+    ("lengths", "sizes", "masked", "biased", "dtype"),
     pairwise(
         lengths=[(1, 1), (1, 15), (1, 16), (4, 17), (8, 70)],
         sizes=[(4, 64, 64), (2, 20, 33), (1, 7, 130), (4, 32, 16)],
         masked=[None, "rows", "queries"],
         biased=[None, "shared", "rows"],
+        dtype=[torch.bfloat16, torch.float32],
     ),
 )
 def test_few_queries_equal_the_formula(
@@ -46,11 +49,12 @@ def test_few_queries_equal_the_formula(
     sizes: tuple[int, int, int],
     masked: str | None,
     biased: str | None,
+    dtype: torch.dtype,
 ) -> None:
     """lengths: queries and keys. sizes: kv heads, size of a query and of a value."""
     queries, keys = lengths
     kv_heads, size, value = sizes
-    q, k, v = attention_parts(3, 4, kv_heads, queries, keys, size, value)
+    q, k, v = (part.to(dtype) for part in attention_parts(3, 4, kv_heads, queries, keys, size, value))
     mask = bias = None
     if masked is not None:
         mask = torch.rand(3, 1, queries if masked == "queries" else 1, keys) < 0.6
@@ -59,8 +63,9 @@ def test_few_queries_equal_the_formula(
         bias = torch.randn(3 if biased == "rows" else 1, 4, queries, keys)
     found = kernels.attend(q, k, v, scale=0.2, mask=mask, bias=bias)
     expected = formula(q, k, v, 0.2, mask, bias)
-    assert found.shape == expected.shape and found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.double(), expected, atol=2**-7, rtol=2**-7)
+    assert found.shape == expected.shape and found.dtype == dtype
+    within = 2**-7 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(found.double(), expected, atol=within, rtol=within)
     if mask is not None:
         assert not found[2].any()
 
@@ -110,9 +115,11 @@ def test_an_empty_batch_gives_an_empty_result(kernels: Kernels, rows: int, queri
     assert kernels.attend(*attention_parts(rows, 2, 2, queries, 5, 8, 8), scale=1.0).shape == (rows, 2, queries, 8)
 
 
-# Every remainder of a tile's four rows and of a vector's 32 columns, on each side of where the kernels change.
-INNER = [32, 1, 31, 64, 100]
-ROWS = [1, 0, 2, 3, 4, 5, 7, 8, 9, 16, 17]
+# Every remainder of a tile's four rows, of its two columns and of a vector's numbers.
+INNER = [32, 1, 31, 64, 100, 300]
+ROWS = [1, 0, 2, 3, 4, 5, 7, 8, 9, 17]
+FORMATS = ["bf16", "fp32", "int8", "int4"]
+DTYPES = [torch.bfloat16, torch.float32]
 
 
 def linear_parts(rows: int, inner: int, columns: int = 37) -> tuple[Tensor, Tensor, Tensor]:
@@ -120,31 +127,95 @@ def linear_parts(rows: int, inner: int, columns: int = 37) -> tuple[Tensor, Tens
     return torch.randn(rows, inner).bfloat16(), torch.randn(columns, inner).bfloat16(), torch.randn(columns)
 
 
-@pytest.mark.parametrize(("rows", "inner", "with_bias"), pairwise(rows=ROWS, inner=INNER, with_bias=[False, True]))
-def test_a_product_of_few_rows_is_the_plain_one(kernels: Kernels, rows: int, inner: int, with_bias: bool) -> None:
-    x, weight, bias = linear_parts(rows, inner)
-    given = bias if with_bias else None
-    expected = x.double() @ weight.double().T + (bias if with_bias else 0)
-    found = kernels.linear(weight, given, scales_O=None, out_dtype=torch.float32)(x)
-    torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-5)
-    rounded = kernels.linear(weight, given, scales_O=None, out_dtype=torch.bfloat16)(x)
-    assert torch.equal(rounded, found.bfloat16())
+def unpacked(packed: Tensor, scales: Tensor, inner: int) -> Tensor:
+    """The weight that `round_groups` stands for, fp64 [O, D]."""
+    rows, groups = scales.shape
+    pairs = packed.view(rows, groups // 2, GROUP).int()
+    numbers = torch.stack([pairs & 15, pairs >> 4], dim=2).view(rows, groups, GROUP) - 8
+    return (numbers.double() * scales.double().unsqueeze(2)).flatten(1)[:, :inner]
+
+
+def product_of(
+    kernels: Kernels, weight: Tensor, bias: Tensor | None, form: str, out_dtype: torch.dtype | None = torch.float32
+) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """The kernels' product with a bf16 weight in a format, and what it stands for in fp64."""
+    addend = 0 if bias is None else bias.double()
+    if form == "int8":
+        rounded, scales = _rounded(weight)
+        exact = rounded.double() * scales.double().unsqueeze(1)
+        found = kernels.linear(rounded, bias, scales=scales, out_dtype=out_dtype)
+    elif form == "int4":
+        packed, scales = kernels.round_groups(weight)
+        exact = unpacked(packed, scales, weight.shape[1])
+        found = kernels.linear(packed, bias, scales=scales, in_features=weight.shape[1], out_dtype=out_dtype)
+    else:
+        exact = weight.double()
+        found = kernels.linear(weight if form == "bf16" else weight.float(), bias, out_dtype=out_dtype)
+
+    def expected(x: Tensor) -> Tensor:
+        if form in ("int8", "int4"):
+            rounded, scales = _unsigned_rows(x)
+            return ((rounded.double() - ZERO_POINT) * scales.double().unsqueeze(1)) @ exact.T + addend
+        return x.double() @ exact.T + addend
+
+    return found, expected
 
 
 @pytest.mark.parametrize(
-    ("rows", "inner", "dtype"), pairwise(rows=ROWS, inner=INNER, dtype=[torch.float32, torch.bfloat16])
+    ("form", "rows", "inner", "dtype", "with_bias"),
+    pairwise(form=FORMATS, rows=ROWS, inner=INNER, dtype=DTYPES, with_bias=[False, True]),
 )
-def test_an_8_bit_product_follows_the_rule_of_rounding(
-    kernels: Kernels, rows: int, inner: int, dtype: torch.dtype
+def test_a_product_is_the_plain_one_with_the_rounded_numbers(
+    kernels: Kernels, form: str, rows: int, inner: int, dtype: torch.dtype, with_bias: bool
 ) -> None:
     x, weight, bias = linear_parts(rows, inner)
     x = x.to(dtype)
-    weight_8, scales = _rounded(weight)
-    x_8, x_scales = _unsigned_rows(x)
-    sums = (x_8.long() - ZERO_POINT) @ weight_8.long().T
-    expected = sums.double() * scales.double() * x_scales.double().unsqueeze(1) + bias
-    found = kernels.linear(weight_8, bias, scales_O=scales, out_dtype=torch.float32)(x)
-    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+    found, expected = product_of(kernels, weight, bias if with_bias else None, form)
+    torch.testing.assert_close(found(x).double(), expected(x), atol=1e-4, rtol=1e-5)
+    own, _ = product_of(kernels, weight, bias if with_bias else None, form, None)
+    assert torch.equal(own(x), found(x).to(dtype))
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 48, 49, 130])
+@pytest.mark.parametrize("form", FORMATS)
+def test_any_number_of_columns(kernels: Kernels, form: str, columns: int) -> None:
+    x, weight, bias = linear_parts(5, 200, columns)
+    found, expected = product_of(kernels, weight, bias, form)
+    torch.testing.assert_close(found(x).double(), expected(x), atol=1e-4, rtol=1e-5)
+
+
+def test_sums_in_8_bits_are_equal_on_every_instruction_set(built: Callable[[str], Kernels], kernels: Kernels) -> None:
+    """Bit for bit, at the largest sums too."""
+    x, weight, bias = linear_parts(6, 3000)
+    x[1], weight[1] = 1.0, -1.0
+    here, plain = (product_of(each, weight, bias, "int8")[0](x) for each in (kernels, built("plain")))
+    assert torch.equal(here, plain)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "fp32"])
+@pytest.mark.parametrize("inner", [32, 100, 256])
+def test_4_bits_are_near_the_weight_and_zeros_stay_zero(kernels: Kernels, dtype: torch.dtype, inner: int) -> None:
+    torch.manual_seed(0)
+    weight = (torch.randn(9, inner) * torch.logspace(-20, 20, 9).unsqueeze(1)).to(dtype)
+    weight[3] = 0
+    found = unpacked(*kernels.round_groups(weight), inner)
+    assert not found[3].any()
+    off = (found - weight.double()).square().sum(1).sqrt() / weight.double().norm(dim=1).clamp(min=1e-30)
+    assert off.max() < 0.12  # 4 bits of a normal distribution: 0.08 on average
+    weight[2, 5] = torch.inf
+    assert unpacked(*kernels.round_groups(weight), inner).isfinite().all(1).tolist() == [row != 2 for row in range(9)]
+    exact = torch.tensor([[-8.0, 7, 1, 0] * 8], dtype=dtype)
+    assert torch.equal(unpacked(*kernels.round_groups(exact), 32), exact.double())
+
+
+def test_the_scale_of_4_bits_has_a_smaller_error_than_that_of_the_largest_number(kernels: Kernels) -> None:
+    torch.manual_seed(1)
+    weight = torch.randn(16, 512)
+    groups = weight.view(16, -1, GROUP)
+    largest = groups.gather(2, groups.abs().argmax(2, keepdim=True)) / -8
+    simple = ((groups / largest).round().clamp(-8, 7) * largest).flatten(1)
+    found = unpacked(*kernels.round_groups(weight), 512)
+    assert (found - weight).square().mean() < 0.95 * (simple - weight).square().mean()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -169,19 +240,18 @@ def test_rescaling_multiplies_each_row_and_adds_the_bias(kernels: Kernels, dtype
 
 
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("in_8_bits", [False, True])
-def test_what_is_no_number_spoils_its_own_row_alone(kernels: Kernels, broken: float, in_8_bits: bool) -> None:
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_is_no_number_spoils_its_own_row_alone(kernels: Kernels, broken: float, form: str) -> None:
     x, weight, bias = linear_parts(3, 48)
     x[1, 7] = broken
-    weight_8, scales = _rounded(weight)
-    given = (weight_8, scales) if in_8_bits else (weight, None)
-    found = kernels.linear(given[0], bias, scales_O=given[1], out_dtype=torch.float32)(x)
+    found = product_of(kernels, weight, bias, form)[0](x)
     assert not found[1].isfinite().any() and found[0].isfinite().all() and found[2].isfinite().all()
 
 
-def test_views_leading_dimensions_and_threads(kernels: Kernels) -> None:
+@pytest.mark.parametrize("form", FORMATS)
+def test_views_leading_dimensions_and_threads(kernels: Kernels, form: str) -> None:
     x, weight, bias = linear_parts(8, 48)
-    call = kernels.linear(weight, bias, scales_O=None, out_dtype=torch.float32)
+    call, _ = product_of(kernels, weight, bias, form)
     expected = call(x)
     assert torch.equal(call(x.view(2, 4, 48)), expected.view(2, 4, 37))
     assert torch.equal(call(x.repeat_interleave(2, 0)[::2]), expected)
@@ -194,12 +264,14 @@ def test_views_leading_dimensions_and_threads(kernels: Kernels) -> None:
         torch.set_num_threads(threads)
 
 
-def test_a_rows_result_does_not_depend_on_the_rows_beside_it(kernels: Kernels) -> None:
-    x, weight, _ = linear_parts(16, 100)
-    call = kernels.linear(weight, None, scales_O=None, out_dtype=torch.float32)
-    together = call(x)
-    for rows in (1, 3, 8):
-        assert torch.equal(call(x[:rows]), together[:rows])
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "fp32"])
+def test_a_rows_result_does_not_depend_on_the_rows_beside_it(kernels: Kernels, form: str, dtype: torch.dtype) -> None:
+    x, weight, _ = linear_parts(130, 100)
+    call, _ = product_of(kernels, weight, None, form)
+    together = call(x.to(dtype))
+    for rows in (1, 3, 8, 129):
+        assert torch.equal(call(x[:rows].to(dtype)), together[:rows])
 
 
 SPECIAL = [0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1.0]

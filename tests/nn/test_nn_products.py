@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -16,14 +16,14 @@ from tformer.nn.attention.routes import attend_few
 from tformer.nn.cache import FEW_SLOTS, fastest_dtype
 from tformer.nn.linear import Linear
 from tformer.nn.products import (
+    FEW_FP32_ROWS,
     FEW_ROWS,
     LARGEST,
-    FewRowsInt8Product,
-    FewRowsProduct,
     Int8Product,
+    KernelProduct,
     PackedProduct,
     Quantize,
-    int8_is_possible,
+    is_possible,
     prepare_product,
     set_kernels,
 )
@@ -35,7 +35,7 @@ SHAPES = [(48,), (1, 48), (7, 48), (2, 3, 48), (0, 48), (2, 0, 48)]
 packed = pytest.mark.skipif(
     prepare_product(torch.ones(2, 2, dtype=torch.bfloat16), None, "none") is None, reason="no packed products here"
 )
-in_8_bits = pytest.mark.skipif(not int8_is_possible(CPU), reason="no 8-bit products here")
+in_8_bits = pytest.mark.skipif(not is_possible("int8", CPU), reason="no 8-bit products here")
 biased = pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
 of_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16"])
 
@@ -189,8 +189,9 @@ def test_elsewhere_the_plain_product_stays_and_8_bits_are_refused() -> None:
     meta = torch.empty(4, 8, device="meta")
     assert prepare_product(meta, None, "none") is None
     assert prepare_product(torch.ones(4, 8, dtype=torch.float16), None, "none") is None
-    assert not int8_is_possible(meta.device) and not int8_is_possible(torch.device("cuda"))
-    with pytest.raises(ValueError, match="8-bit products need a CPU"):
+    for kind in get_args(Quantize)[1:]:
+        assert not is_possible(kind, meta.device) and not is_possible(kind, torch.device("cuda"))
+    with pytest.raises(ValueError, match="int8 products need a CPU"):
         prepare_product(meta, None, "int8")
 
 
@@ -206,7 +207,7 @@ def test_a_processor_without_8_bit_sums_is_found_out(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(products, "_has_onednn", lambda device: True)
     monkeypatch.setattr(products, "Int8Product", lambda weight, bias: lambda x: (x @ weight.T).clamp(max=4.0))
     monkeypatch.setattr(products, "_sums_are_exact", products._sums_are_exact.__wrapped__)
-    assert not int8_is_possible(CPU)
+    assert not is_possible("int8", CPU)
 
 
 @pytest.mark.parametrize("quantize", [pytest.param("none", marks=packed), pytest.param("int8", marks=in_8_bits)])
@@ -237,7 +238,7 @@ def test_a_layer_that_is_frozen_twice_is_a_mistake_that_shows(quantize: Quantize
     assert torch.equal(layer(x), before) and before.isfinite().all()
 
 
-needs_int8 = pytest.mark.skipif(not int8_is_possible(CPU), reason="no 8-bit products here")
+needs_int8 = pytest.mark.skipif(not is_possible("int8", CPU), reason="no 8-bit products here")
 
 
 @pytest.fixture
@@ -303,43 +304,68 @@ def test_a_gradient_goes_past_them(kernels: Kernels) -> None:
 @pytest.mark.parametrize(
     ("quantize", "rows", "dtype", "expected"),
     [
-        ("none", FEW_ROWS["none"], torch.bfloat16, FewRowsProduct),
-        ("none", FEW_ROWS["none"] + 1, torch.bfloat16, PackedProduct),
-        ("none", None, torch.bfloat16, PackedProduct),
-        ("none", 1, torch.float32, PackedProduct),
-        pytest.param("int8", FEW_ROWS["int8"], torch.float32, FewRowsInt8Product, marks=needs_int8),
+        pytest.param("none", FEW_ROWS["none"], torch.bfloat16, KernelProduct, marks=packed),
+        pytest.param("none", FEW_ROWS["none"] + 1, torch.bfloat16, PackedProduct, marks=packed),
+        pytest.param("none", None, torch.bfloat16, PackedProduct, marks=packed),
+        ("none", FEW_FP32_ROWS, torch.float32, KernelProduct),
+        ("none", FEW_FP32_ROWS + 1, torch.float32, PackedProduct),
+        pytest.param("int8", FEW_ROWS["int8"], torch.float32, KernelProduct, marks=needs_int8),
         pytest.param("int8", FEW_ROWS["int8"] + 1, torch.bfloat16, Int8Product, marks=needs_int8),
+        ("int4", 1, torch.float32, KernelProduct),
+        ("int4", None, torch.bfloat16, KernelProduct),
     ],
 )
 def test_which_product_is_prepared(
-    kernels: Kernels, quantize: Quantize, rows: int | None, dtype: torch.dtype, expected: type
+    kernels: Kernels,
+    quantize: Quantize,
+    rows: int | None,
+    dtype: torch.dtype,
+    expected: type,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("tformer.nn.products.LARGE_FP32", 40)
     weight = torch.randn(5, 8, dtype=dtype)
     found = prepare_product(weight, None, quantize, rows=rows)
     if found is None:
         pytest.skip("no oneDNN for this here")
     assert type(found) is expected
+    assert type(prepare_product(torch.ones(5, 7), None, "none", rows=rows)) is not KernelProduct  # in the cache
     set_kernels(None)
-    assert not isinstance(prepare_product(weight, None, quantize, rows=rows), FewRowsProduct | FewRowsInt8Product)
+    if quantize == "int4":
+        with pytest.raises(ValueError, match="int4 products need a CPU with the C kernels"):
+            prepare_product(weight, None, quantize, rows=rows)
+    else:
+        assert not isinstance(prepare_product(weight, None, quantize, rows=rows), KernelProduct)
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+@pytest.mark.parametrize("rows", [1, 100, None])
+def test_without_instructions_for_a_format_the_kernels_multiply_any_number_of_rows(
+    kernels: Kernels, quantize: Quantize, rows: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tformer.nn.products._packs", lambda dtype: dtype == torch.float32)
+    monkeypatch.setattr("tformer.nn.products._sums_are_exact", lambda: False)
+    weight, x = torch.randn(5, 40).bfloat16(), torch.randn(30, 40)
+    found = prepare_product(weight, None, quantize, rows=rows)
+    assert isinstance(found, KernelProduct) and found.other is None
+    torch.testing.assert_close(found(x), x @ weight.float().T, atol=1e-4 if quantize == "none" else 0.6, rtol=0.02)
 
 
 @pytest.mark.parametrize("rows", [1, FEW_ROWS["none"], FEW_ROWS["none"] + 1])
 @pytest.mark.parametrize("x_dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("out_dtype", [None, torch.float32])
-@pytest.mark.parametrize("product", [FewRowsProduct, FewRowsInt8Product])
+@pytest.mark.parametrize("quantize", get_args(Quantize))
 def test_they_answer_in_the_dtype_of_the_input_or_the_one_given_for_any_number_of_rows(
-    kernels: Kernels,
-    product: type[FewRowsProduct] | type[FewRowsInt8Product],
-    rows: int,
-    x_dtype: torch.dtype,
-    out_dtype: torch.dtype | None,
+    kernels: Kernels, quantize: Quantize, rows: int, x_dtype: torch.dtype, out_dtype: torch.dtype | None
 ) -> None:
     torch.manual_seed(0)
     weight, bias, x = torch.randn(7, 40).bfloat16(), torch.randn(7), torch.randn(2, rows, 40).to(x_dtype)
-    found = product(kernels, weight, bias, out_dtype)(x)
+    product = prepare_product(weight, bias, quantize, rows=1, out_dtype=out_dtype)
+    assert isinstance(product, KernelProduct)
+    found = product(x)
     assert found.dtype == (out_dtype or x_dtype)
     expected = x.float() @ weight.float().T + bias
-    within = 0.05 if product is FewRowsProduct else 0.6
+    within = {"none": 0.05, "int8": 0.6, "int4": 3.0}[quantize]
     torch.testing.assert_close(found.float(), expected, atol=within, rtol=0.02)
 
 

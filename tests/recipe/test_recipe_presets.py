@@ -27,7 +27,7 @@ def test_every_arch_has_a_default_for_cpu_and_gpu_that_is_shipped() -> None:
     assert DEFAULT_PRESETS.keys() == list_presets().keys()
     for arch, by_device in DEFAULT_PRESETS.items():
         assert {"cpu", "cuda"} <= by_device.keys() <= {"cpu", "cuda", "builtin"}
-        assert set(by_device.values()) <= set(list_presets()[arch])
+        assert {preset for presets in by_device.values() for preset in presets} <= set(list_presets()[arch])
 
 
 def test_the_default_of_gpt_on_a_cpu_is_tiny() -> None:

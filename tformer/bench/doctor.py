@@ -23,7 +23,17 @@ import torch
 import tformer
 from tformer.bench.machine import measure_ceilings
 from tformer.data.shards.caches import cache_sizes
-from tformer.device import CPU_INFO, default_cache_dir, device_name, has_bf16_instructions
+from tformer.decoding.inference import inference_dtype
+from tformer.device import (
+    CPU_INFO,
+    DTYPES,
+    SPEED,
+    cpu_speed,
+    default_cache_dir,
+    device_name,
+    has_bf16_instructions,
+    instruction_set,
+)
 from tformer.formatting import amount
 from tformer.kernels import library
 
@@ -31,7 +41,7 @@ INSTRUCTION_SETS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "avx
                     "bf16", "i8mm", "sve")  # fmt: skip
 """Names in /proc/cpuinfo of the instructions that PyTorch and the kernels use."""
 
-VARIABLES = ("TFORMER_CACHE", "TFORMER_KERNELS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES",
+VARIABLES = ("TFORMER_CACHE", "TFORMER_KERNELS", SPEED, "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES",
              "PYTHONDONTWRITEBYTECODE", "NO_COLOR")  # fmt: skip
 """Environment variables that change results or speed."""
 
@@ -50,6 +60,7 @@ def diagnosis(*, with_speed: bool = True) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": _processor(),
+        "precision": _precision(),
         "memory": _memory(),
         "threads": {"used": torch.get_num_threads(), "available": _available_cores()},
         "gpus": [_gpu(torch.device("cuda", number)) for number in range(torch.cuda.device_count())],
@@ -112,8 +123,16 @@ def _processor() -> dict[str, Any]:
         "name": device_name(torch.device("cpu")),
         "instruction_sets": [name for name in INSTRUCTION_SETS if name in present],
         "pytorch_uses": torch.backends.cpu.get_cpu_capability(),
+        "best": instruction_set(),
         "bf16_instructions": has_bf16_instructions(),
     }
+
+
+def _precision() -> dict[str, str]:
+    """What `--precision auto` chooses on this CPU: for training, and for a model that was trained in bf16."""
+    of_bf16 = inference_dtype("auto", trained_in="bf16", device=torch.device("cpu"))
+    inference = next(name for name, dtype in DTYPES.items() if dtype is of_bf16)
+    return {"training": cpu_speed().training_format, "inference": inference}
 
 
 def _memory() -> dict[str, int]:
@@ -213,7 +232,10 @@ def diagnosis_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "system", found["platform"]
     processor = found["processor"]
     sets = ", ".join(processor["instruction_sets"]) or "unknown instructions"
-    yield "processor", f"{processor['name']}; {sets}; PyTorch uses {processor['pytorch_uses']}"
+    used = f"PyTorch uses {processor['pytorch_uses']}, products {processor['best']}"
+    yield "processor", f"{processor['name']}; {sets}; {used}"
+    chosen = found["precision"]
+    yield "precision", f"training {chosen['training']}; inference {chosen['inference']} for models trained in bf16"
     memory = found["memory"]
     free = f", {amount(memory['available_bytes'], 'B')} available" if "available_bytes" in memory else ""
     yield "memory", amount(memory["total_bytes"], "B") + free

@@ -27,21 +27,20 @@ import torch
 from tformer.device import (
     DTYPES,
     device_name,
-    has_bf16_instructions,
+    instruction_set,
     matmul_flops_per_second,
     peak_resident_bytes,
     return_free_memory,
 )
+from tformer.formatting import plural
 
 
 def environment_line(device: torch.device, *, dtype: str) -> str:
-    """Version of PyTorch, number format, processor and threads or GPU, in one line."""
+    """Version of PyTorch, number format, and processor, threads and instructions or GPU, in one line."""
     about = f"torch {torch.__version__}, {dtype}, {device_name(device)}"
     if device.type == "cuda":
         return about
-    bf16 = ", bf16 instructions" if has_bf16_instructions() else ""
-    threads = torch.get_num_threads()
-    return f"{about}, {threads} thread{'s' * (threads != 1)}{bf16}"
+    return f"{about}, {plural(torch.get_num_threads(), 'thread')}, {instruction_set()}"
 
 
 CLEAR_REFS = Path("/proc/self/clear_refs")

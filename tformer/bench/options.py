@@ -35,7 +35,8 @@ Peers = Annotated[
 ]
 NewTokens = Annotated[int, WORK("--new-tokens", metavar="N", help="Number of tokens generated per text.")]
 Quantize = Annotated[
-    str, WORK("--quantize", metavar="none|int8", help="Quantisation of tformer's matrices; none,int8 measures both.")
+    str,
+    WORK("--quantize", metavar="none|int8|int4", help="Quantisation of tformer's matrices; none,int8 measures both."),
 ]
 Report = Annotated[Path | None, RESULT("--out", metavar="FILE.md", help="Write the report to this file too.")]
 AsJson = Annotated[bool, RESULT("--json", help="One JSON document on standard output.")]

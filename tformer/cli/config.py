@@ -64,12 +64,19 @@ def show(
     json_: Json = False,
 ) -> None:
     """Print the resolved recipe as YAML: defaults < preset < file < --objective < --set."""
+    from tformer.cost.duration import fitting
     from tformer.recipe import load_recipe, recipe_to_data, recipe_to_yaml
     from tformer.training.options import TrainOptions
 
     flags = TrainOptions(objective=objective).recipe_values()
     resolved = load_recipe(
-        arch=arch, preset=preset, config=file, flags=flags, sets=set_ or (), device=_device_kind(device)
+        arch=arch,
+        preset=preset,
+        config=file,
+        flags=flags,
+        sets=set_ or (),
+        device=_device_kind(device),
+        fitting=fitting(flags),
     )
     show_notes(f"note: {note}" for note in resolved.notes)
     if json_:

@@ -24,9 +24,9 @@ def doctor(options: DoctorOptions) -> None:
     """Show versions, processor, memory, GPU, kernels, caches, extras and speed, for a bug report.
 
     It names no user and no host; the home directory is written as ~. Lines that begin with `advice` say what makes work
-    slower or impossible here. The caches hold tokens, trained tokenizers, a teacher's translations and compiled
-    kernels: all of it is made again when it is needed, so that --clean loses nothing. Rows that a program gave to
-    tformer.train are kept: their runs read them.
+    slower or impossible here. The caches hold tokens, trained tokenizers, a teacher's translations, compiled kernels
+    and the speed of the processor: all of it is made again when it is needed, so that --clean loses nothing. Rows that
+    a program gave to tformer.train are kept: their runs read them.
     """
     if options.clean:
         _clean(as_json=options.as_json)

@@ -16,29 +16,38 @@ Legend: B rows in use, R rows of the graph, V vocabulary.
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import shutil
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache, partial
 from itertools import count
 from typing import Any, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tformer.device import DTYPES, device_name, has_bf16_instructions, keep_freed_memory
+from tformer.device import DTYPES, MIN_SPEEDUP, device_name, has_bf16_instructions, keep_freed_memory
 from tformer.errors import InputError, did_you_mean
-from tformer.kernels.functions import find
+from tformer.kernels.functions import Kernels, find
+from tformer.kernels.library import lacks_compiler
 from tformer.model import Transformer
 from tformer.nn.fixed_cache import AnyCache, FixedCache
 from tformer.nn.heads import VocabularyHead
 from tformer.nn.linear import Linear
-from tformer.nn.products import Quantize, int8_is_possible, set_kernels
+from tformer.nn.products import Quantize, is_possible, prepare_product, set_kernels
 
 WORTH_A_BUILD = 2**22
 """Kernels that were not compiled before are compiled for models with at least this number of parameters."""
+INSTALL = "Debian, Ubuntu: sudo apt install gcc"
+MISSING_KERNELS = f"install a C compiler ({INSTALL}), or leave it out"
+MOST_HELD_ROWS, PROBE_SHAPE, PROBES = 16, (8192, 1024), 3
+"""Weights are held in bf16 for steps of at most this number of rows, and where a product of this shape is faster."""
 QUANTIZE: tuple[Quantize, ...] = get_args(Quantize)
 Compilation = Literal["auto", "on", "off"]
 
@@ -72,32 +81,84 @@ def inference(model: Transformer) -> Iterator[None]:
             model.train()
 
 
-def cast_matrices(model: Transformer, dtype: torch.dtype) -> None:
-    """Compute in `dtype`, with the matrices of products stored in it. For inference: masters are not kept."""
-    model.compute_dtype = dtype
+def decoding_dtype(
+    precision: str, *, trained_in: str, model: Transformer, quantize: str, rows: int | None
+) -> tuple[torch.dtype, str | None]:
+    """`inference_dtype` for decoding steps of `rows` rows, and a note on it for the user.
+
+    For `auto` on a CPU without bf16 instructions it is bf16 where steps are faster with weights in it
+    (`prepare_inference`), measured once per process.
+    """
+    device = next(model.parameters()).device
+    dtype = inference_dtype(precision, trained_in=trained_in, device=device)
+    if precision != "auto" or device.type != "cpu" or quantize != "none" or has_bf16_instructions():
+        return dtype, None
+    if rows is None or rows > MOST_HELD_ROWS or _size(model) < WORTH_A_BUILD or (kernels := find()) is None:
+        return dtype, None
+    speedup = _speedup_of_bf16_weights(kernels, rows)
+    if speedup < MIN_SPEEDUP:
+        return dtype, None
+    faster = f"products are {speedup:.1f} times as fast here"
+    return torch.bfloat16, f"weights are held in bf16: {faster}; --precision fp32 keeps them exact"
+
+
+@cache
+def _speedup_of_bf16_weights(kernels: Kernels, rows: int) -> float:
+    """How many times as fast a product of few rows is here with its weight in bf16, beside x in fp32."""
+    set_kernels(kernels)
+    weight = torch.full(PROBE_SHAPE, 0.5)
+    x = torch.ones(rows, PROBE_SHAPE[1])
+    wide = prepare_product(weight, None, "none", rows=rows) or partial(F.linear, weight=weight)
+    narrow = prepare_product(weight.bfloat16(), None, "none", rows=rows)
+    assert narrow is not None
+    seconds: dict[Any, float] = {}
+    for product in (wide, narrow) * PROBES:  # in turns
+        start = time.perf_counter()
+        product(x)
+        seconds[product] = min(seconds.get(product, math.inf), time.perf_counter() - start)
+    return seconds[wide] / seconds[narrow]
+
+
+def _size(model: Transformer) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def cast_matrices(model: Transformer, dtype: torch.dtype, compute_dtype: torch.dtype | None = None) -> None:
+    """Store the matrices of products in `dtype`, and compute in it, or in `compute_dtype` with biases in that.
+
+    For inference: masters are not kept.
+    """
+    model.compute_dtype = compute_dtype or dtype
     for module in model.modules():
         if isinstance(module, Linear) or _is_plain_head(module):
             for parameter in module.parameters(recurse=False):
-                parameter.data = parameter.data.to(dtype)
+                parameter.data = parameter.data.to(dtype if parameter.ndim > 1 else model.compute_dtype)
 
 
 def prepare_inference(
     model: Transformer, dtype: torch.dtype, *, quantize: str = "none", rows: int | None = None
 ) -> None:
-    """Make a model fast for inference: matrices in `dtype`, on a CPU packed or in 8 bits.
+    """Make a model fast for inference: matrices in `dtype`, on a CPU packed or in 8 or 4 bits.
+
+    A CPU without bf16 instructions would emulate bf16. With the C kernels it holds matrices in bf16, and computes in
+    fp32.
 
     rows: maximum number of rows of a decoding step, texts times samples or beams; None: many.
 
     Afterwards its weights cannot be read, saved or trained; load it again for that.
-    Raises InputError for an unknown `quantize`, and for int8 with fp16 or without a CPU that multiplies 8 bits in
-    hardware.
+    Raises InputError for an unknown `quantize`, and for int8 and int4 with fp16 or where they are impossible.
     """
     device = next(model.parameters()).device
     kind = require_quantize(quantize, device, dtype)
     keep_freed_memory()
+    compute_dtype = dtype
     if device.type == "cpu":
-        set_kernels(find(may_build=sum(parameter.numel() for parameter in model.parameters()) >= WORTH_A_BUILD))
-    cast_matrices(model, dtype)
+        set_kernels(kernels := find(may_build=_size(model) >= WORTH_A_BUILD))
+        if not is_possible(kind, device):
+            set_kernels(kernels := find())
+        if dtype == torch.bfloat16 and kernels is not None and not has_bf16_instructions():
+            compute_dtype = torch.float32
+    cast_matrices(model, dtype, compute_dtype)
     for module in model.modules():
         if isinstance(module, Linear):
             module.freeze(kind, rows)
@@ -109,15 +170,23 @@ def require_quantize(quantize: str, device: torch.device, dtype: torch.dtype | N
     """The checked kind of quantisation. Raises InputError for an unknown one, and where int8 is impossible."""
     if quantize not in QUANTIZE:
         raise InputError(f"--quantize: found '{quantize}'", hint=did_you_mean(quantize, QUANTIZE))
-    if quantize == "int8" and not int8_is_possible(device):
+    if quantize == "none":
+        return "none"
+    if not can_quantize(quantize, device):
+        instructions = "with 8-bit products (VNNI, AMX) or " if quantize == "int8" else "and "
         raise InputError(
-            f"--quantize int8 needs a CPU with 8-bit products (VNNI, AMX) and a PyTorch with oneDNN, found "
+            f"--quantize {quantize} needs a CPU {instructions}a C compiler for tformer's kernels, found "
             f"{device_name(device)}",
-            hint="leave it out" if device.type == "cpu" else "leave it out, or use --device cpu",
+            hint=MISSING_KERNELS if device.type == "cpu" else "leave it out, or use --device cpu",
         )
-    if quantize == "int8" and dtype == torch.float16:
-        raise InputError("--quantize int8 goes with bf16 or fp32, found fp16")
+    if dtype == torch.float16:
+        raise InputError(f"--quantize {quantize} goes with bf16 or fp32, found fp16")
     return quantize
+
+
+def can_quantize(quantize: Quantize, device: torch.device) -> bool:
+    """Whether products in 8 or 4 bits are possible on the device; builds the C kernels where these are needed."""
+    return is_possible(quantize, device) or (device.type == "cpu" and find() is not None)
 
 
 def _is_plain_head(module: nn.Module) -> bool:
@@ -174,6 +243,8 @@ def prepare_decoding(
         compile_decoding(model, dtype)
     else:
         prepare_inference(model, dtype, quantize=quantize, rows=rows)
+        if note is None and device.type == "cpu" and _size(model) >= WORTH_A_BUILD and lacks_compiler():
+            note = f"found no C compiler: with one, tformer builds kernels that decode faster ({INSTALL})"
     return note
 
 

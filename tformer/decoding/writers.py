@@ -14,7 +14,7 @@ import torch
 
 from tformer.decoding.completion import OnToken
 from tformer.decoding.generate import generate
-from tformer.decoding.inference import inference_dtype, prepare_decoding
+from tformer.decoding.inference import decoding_dtype, prepare_decoding
 from tformer.decoding.lines import LineWindow
 from tformer.decoding.loaded import require_same_vocabularies, translator_of
 from tformer.decoding.options import GenerateOptions, Use
@@ -58,17 +58,26 @@ def prepare_models(models: Sequence[Loaded], options: GenerateOptions) -> list[L
     if len(chosen) > 1:
         require_same_vocabularies(chosen)
     for loaded in chosen:
-        device = next(loaded.model.parameters()).device
-        note = prepare_decoding(
+        model, rows = (
             loaded.model,
-            inference_dtype(options.precision, trained_in=loaded.recipe.training.precision, device=device),
+            options.rows_of_a_step(loaded.recipe.generation, encoder_decoder=loaded.model.is_encoder_decoder),
+        )
+        dtype, dtype_note = decoding_dtype(
+            options.precision,
+            trained_in=loaded.recipe.training.precision,
+            model=model,
+            quantize=options.quantize,
+            rows=rows,
+        )
+        note = prepare_decoding(
+            model,
+            dtype,
             compile=options.compile,
             quantize=options.quantize,
-            rows=options.rows_of_a_step(loaded.recipe.generation, encoder_decoder=loaded.model.is_encoder_decoder),
+            rows=rows,
             steps=partial(decoding_steps, options, loaded),
         )
-        if note is not None:
-            loaded.notes.append(note)
+        loaded.notes.extend(line for line in (dtype_note, note) if line is not None)
     return chosen
 
 

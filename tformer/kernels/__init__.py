@@ -2,7 +2,12 @@
 
     library.py     finds a compiler, builds once per machine, checks and loads
     functions.py   the kernels as functions of tensors
-    *.c            products of few rows, attention of few queries, the largest numbers of a row
+    linear.c       products with weights in bf16, fp32, 8 and 4 bits: tiles_float.c, tiles_integer.c; around.c: the norm
+                   before, bias, activation, gate and residual after; rounding.c: to 8 and 4 bits
+    attention.c    attention of few queries
+    top.c          the largest numbers of a row
+
+The same source serves AVX512, AVX2 and other processors: vectors.h holds what depends on the width of a vector.
 
 Without a compiler `functions.find` returns None, and callers use PyTorch's operators.
 """

@@ -4,11 +4,12 @@
 #ifndef TFORMER_COMMON_H
 #define TFORMER_COMMON_H
 
+#include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__AVX512F__) && defined(__AVX512BW__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -36,6 +37,23 @@ static inline bf16 narrow(float x) {
     uint32_t bits = bits_of(x);
     uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     return (bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : (bf16)rounded;
+}
+
+/* e^x for x <= 0, to within two units in the last place: 2^(n + f) with a polynomial for 2^f (Cephes' expf). */
+static inline float exponential(float x) {
+    x = x < -104.0f ? -104.0f : x; /* 0 to any fp32 sum that has a 1 in it */
+    float n = rintf(x * 1.44269504f);
+    float f = fmaf(n, -0.693359375f, x);
+    f = fmaf(n, 2.12194440e-4f, f);
+    float p = 1.9875691500e-4f;
+    p = fmaf(p, f, 1.3981999507e-3f);
+    p = fmaf(p, f, 8.3334519073e-3f);
+    p = fmaf(p, f, 4.1665795894e-2f);
+    p = fmaf(p, f, 1.6666665459e-1f);
+    p = fmaf(p, f, 5.0000001201e-1f);
+    p = fmaf(p, f * f, f) + 1.0f;
+    int32_t exponent = (int32_t)(n < -126.0f ? -127.0f : n);
+    return p * float_of((uint32_t)(exponent + 127) << 23);
 }
 
 /* Sixteen at a time, on any processor. */

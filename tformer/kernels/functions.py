@@ -8,11 +8,31 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from tformer.kernels.library import AttentionArguments, LinearArguments, load
+from tformer.kernels.library import AttentionArguments, CallArguments, LinearArguments, load
+
+# As in linear.h.
+FORMATS = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2, torch.uint8: 3}
+SCALES = {torch.int8: torch.float32, torch.uint8: torch.bfloat16}
+GROUP, UNIT = 32, 128
+NORMS, ACTIVATIONS = ("layernorm", "rmsnorm"), ("relu", "gelu", "gelu_tanh", "silu", "relu2")
+
+
+class Norm(Protocol):
+    """What a product needs of a norm before it: `kernel` is one of NORMS, or None."""
+
+    @property
+    def kernel(self) -> str | None: ...
+    @property
+    def weight(self) -> Tensor | None: ...
+    @property
+    def bias(self) -> Tensor | None: ...
+    @property
+    def eps(self) -> float: ...
 
 
 class Kernels:
@@ -25,10 +45,34 @@ class Kernels:
         self._library = library
 
     def linear(
-        self, weight_OD: Tensor, bias_O: Tensor | None, *, scales_O: Tensor | None, out_dtype: torch.dtype
-    ) -> FewRows:
-        """x -> x W^T + b for a weight in bf16, or in int8 with `scales_O`, the value of 1 in each row."""
-        return FewRows(self._library, weight_OD, bias_O, scales_O, out_dtype)
+        self,
+        weight_OD: Tensor,
+        bias_O: Tensor | None,
+        *,
+        scales: Tensor | None = None,
+        in_features: int | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Product:
+        """x -> x W^T + b for a weight in bf16 or fp32, in int8 with `scales` [O], or as `round_groups` returns it.
+
+        in_features: of a weight from `round_groups`. out_dtype: by default that of x.
+        """
+        return Product(self._library, weight_OD, bias_O, scales, in_features or weight_OD.shape[1], out_dtype)
+
+    def round_groups(self, weight_OD: Tensor) -> tuple[Tensor, Tensor]:
+        """A bf16 or fp32 weight in 4 bits, uint8 [O, bytes]; a scale for each 32 numbers of a row, bf16 [O, groups].
+
+        A group's scale is the one of the smallest squared error among ten.
+        """
+        weight_OD = weight_OD.contiguous()
+        rows, inner = weight_OD.shape
+        groups = -(-inner // UNIT) * UNIT // GROUP
+        packed = weight_OD.new_empty(rows, groups * GROUP // 2, dtype=torch.uint8)
+        scales = weight_OD.new_empty(rows, groups, dtype=torch.bfloat16)
+        wide = _is_wide(weight_OD)
+        to = packed.data_ptr(), scales.data_ptr()
+        self._library.round_groups(weight_OD.data_ptr(), wide, rows, inner, *to, torch.get_num_threads())
+        return packed, scales
 
     def attend(
         self,
@@ -40,14 +84,14 @@ class Kernels:
         mask: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """softmax(q k^T scale + bias) v in bf16, [B, H, T, v] with the heads innermost in memory; fp32 inside.
+        """softmax(q k^T scale + bias) v in bf16 or fp32, [B, H, T, v] with the heads innermost in memory; fp32 inside.
 
         mask: bool, bias: fp32, both broadcastable to [B, H, T, S]. A query whose keys are all masked gets zeros.
         """
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BHTh, k_BKSh, v_BKSv))
         (batch, heads, num_queries, head_dim), (num_kv_heads, num_keys) = q.shape, k.shape[1:3]
         # The library reads at addresses: wrong shapes would read other memory.
-        assert q.dtype == k.dtype == v.dtype == torch.bfloat16 and heads % num_kv_heads == 0
+        assert q.dtype == k.dtype == v.dtype and heads % num_kv_heads == 0
         assert k.shape == (batch, num_kv_heads, num_keys, head_dim) and v.shape[:3] == k.shape[:3]
         assert (mask is None or mask.dtype == torch.bool) and (bias is None or bias.dtype == torch.float32)
         full = (batch, heads, num_queries, num_keys)
@@ -60,7 +104,10 @@ class Kernels:
             v.data_ptr(),
             _address(mask),
             _address(bias),
+            None,
+            None,
             out_BTHv.data_ptr(),
+            0,
             batch,
             heads,
             num_kv_heads,
@@ -74,9 +121,16 @@ class Kernels:
             _strides(mask),
             _strides(bias),
             scale,
+            _is_wide(q),
         )
         _check(self._library.attend(ctypes.addressof(arguments), torch.get_num_threads()))
         return out_BTHv.transpose(1, 2)
+
+    def attention_step(
+        self, *, heads: int, kv_heads: int, head_dim: int, value_dim: int, scale: float
+    ) -> AttentionStep:
+        """Attention of one new position of each row, which also writes its key and value into the cache."""
+        return AttentionStep(self._library, heads, kv_heads, head_dim, value_dim, scale)
 
     def round_rows(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
         """bf16 or fp32 x in 8 bits, uint8 [N, D] with 128 for zero, and the scale of each row, fp32 [N]."""
@@ -108,47 +162,147 @@ class Kernels:
         return values_Rk, indices_Rk
 
 
-class FewRows:
-    """The product of one weight for few rows; holds references to the tensors that the library reads."""
+class AttentionStep:
+    """Attention of one new position of each row beside cached keys and values."""
+
+    def __init__(
+        self, library: ctypes.CDLL, heads: int, kv_heads: int, head_dim: int, value_dim: int, scale: float
+    ) -> None:
+        self._attend, self._arguments = library.attend, AttentionArguments()
+        self._address = ctypes.addressof(self._arguments)
+        a = self._arguments
+        a.heads, a.kv_heads, a.head_dim, a.value_dim, a.scale = heads, kv_heads, head_dim, value_dim, scale
+        a.num_queries = 1
+        self._sizes = heads * head_dim, kv_heads * head_dim, heads * value_dim
+        self._width = (heads + kv_heads) * head_dim + kv_heads * value_dim
+        self._shape: tuple[int, ...] = ()
+
+    def __call__(
+        self, qkv_B1x: Tensor, keys_BKCh: Tensor, values_BKCv: Tensor, *, length: int, mask: Tensor | None
+    ) -> Tensor:
+        """[B, 1, H v]. qkv: the product of the fused projection, contiguous; keys, values: the cache's storage.
+
+        length: slots in use, the new one included. mask: bool, broadcastable to [B, H, 1, length].
+        """
+        a, wide = self._arguments, _is_wide(qkv_B1x)
+        rows, itemsize = qkv_B1x.shape[0], 4 if wide else 2
+        assert qkv_B1x.shape[1:] == (1, self._width) and qkv_B1x.is_contiguous()
+        assert keys_BKCh.dtype == values_BKCv.dtype == qkv_B1x.dtype
+        if (shape := (*keys_BKCh.shape, *keys_BKCh.stride(), *values_BKCv.shape, *values_BKCv.stride())) != self._shape:
+            self._take_shape(keys_BKCh, values_BKCv)
+            self._shape = shape
+        assert rows == keys_BKCh.shape[0] and length <= keys_BKCh.shape[2]
+        out = qkv_B1x.new_empty(rows, 1, self._sizes[2])
+        a.q = start = qkv_B1x.data_ptr()
+        a.new_k = start + self._sizes[0] * itemsize
+        a.new_v = start + (self._sizes[0] + self._sizes[1]) * itemsize
+        a.k, a.v, a.out = keys_BKCh.data_ptr(), values_BKCv.data_ptr(), out.data_ptr()
+        a.rows, a.num_keys, a.wide = rows, length, wide
+        if mask is None:
+            a.mask = None
+        else:
+            assert mask.dtype == torch.bool
+            mask = mask.expand(rows, a.heads, 1, length)
+            a.mask, a.mask_strides[:] = mask.data_ptr(), mask.stride()
+        _check(self._attend(self._address, torch.get_num_threads()))
+        return out
+
+    def _take_shape(self, keys_BKCh: Tensor, values_BKCv: Tensor) -> None:
+        a = self._arguments
+        slots = (*keys_BKCh.shape[:3],)
+        assert keys_BKCh.shape[1:] == (a.kv_heads, slots[2], a.head_dim) and keys_BKCh.stride(3) == 1
+        assert values_BKCv.shape == (*slots, a.value_dim) and values_BKCv.stride(3) == 1
+        a.k_strides[:], a.v_strides[:] = keys_BKCh.stride()[:3], values_BKCv.stride()[:3]
+        a.q_strides[:] = (self._width, a.head_dim, self._width)
+        a.new_stride = self._width
+
+
+class Product:
+    """The product of one weight; holds references to the tensors that the library reads."""
 
     def __init__(
         self,
         library: ctypes.CDLL,
         weight_OD: Tensor,
         bias_O: Tensor | None,
-        scales_O: Tensor | None,
-        out_dtype: torch.dtype,
+        scales: Tensor | None,
+        in_features: int,
+        out_dtype: torch.dtype | None,
     ) -> None:
         self.weight = weight_OD.contiguous()
-        self.out_dtype, self.out_features = out_dtype, len(weight_OD)
+        self.in_features, self.out_features, self.out_dtype = in_features, len(weight_OD), out_dtype
         self._bias = None if bias_O is None else bias_O.float().contiguous()
-        self._scales = None if scales_O is None else scales_O.float().contiguous()
-        self._totals = None if scales_O is None else _row_sums(weight_OD)
+        self._scales = None if scales is None else scales.contiguous()
+        self._totals = _row_sums(weight_OD) if weight_OD.dtype == torch.int8 else None
+        assert scales is None or scales.dtype == SCALES[weight_OD.dtype]
         self._arguments = LinearArguments(
             self.weight.data_ptr(),
             _address(self._bias),
             _address(self._scales),
             _address(self._totals),
-            weight_OD.shape[1],
+            in_features,
             self.out_features,
-            out_dtype == torch.float32,
+            FORMATS[weight_OD.dtype],
         )
-        self._address = ctypes.addressof(self._arguments)
-        self._bf16, self._int8 = library.linear_bf16, library.linear_int8
+        self._call = CallArguments()
+        self._norm: Norm | None = None
+        self._after: tuple[str | None, bool] = (None, False)
+        self._addresses = ctypes.addressof(self._arguments), ctypes.addressof(self._call)
+        self._linear = library.linear
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [*, D] -> [*, O]. x is bf16, beside an int8 weight also fp32."""
-        assert x.shape[-1] == self.weight.shape[1]
-        assert x.dtype == torch.bfloat16 or (x.dtype == torch.float32 and self._scales is not None)
+    def __call__(
+        self,
+        x: Tensor,
+        *,
+        norm: Norm | None = None,
+        activation: str | None = None,
+        gated: bool = False,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """[residual +] activation(norm(x) W^T + b), of x [*, D] in bf16 or fp32 -> [*, O].
+
+        norm, activation: such as `takes` accepts, parameters contiguous. gated: activation of the first half of
+        the columns, times the second half: [*, O / 2]. residual: contiguous, in the dtype of the result.
+        """
+        assert x.shape[-1] == self.in_features
         x = x.contiguous()
-        out = x.new_empty(*x.shape[:-1], self.out_features, dtype=self.out_dtype)
-        rows, threads = x.numel() // x.shape[-1], torch.get_num_threads()
-        if self._scales is None:
-            self._bf16(self._address, x.data_ptr(), out.data_ptr(), rows, threads)
+        columns = self.out_features // 2 if gated else self.out_features
+        out = x.new_empty(*x.shape[:-1], columns, dtype=self.out_dtype or x.dtype)
+        call = self._call
+        call.x, call.y, call.rows = x.data_ptr(), out.data_ptr(), x.numel() // self.in_features
+        call.x_wide, call.y_wide = _is_wide(x), _is_wide(out)
+        if (activation, gated) != self._after:
+            call.activation = 0 if activation is None else ACTIVATIONS.index(activation) + 1
+            call.gated, self._after = gated, (activation, gated)
+        if norm is not self._norm:
+            self._take_norm(norm)
+        if residual is None:
+            call.residual = None
         else:
-            wide = x.dtype == torch.float32
-            _check(self._int8(self._address, x.data_ptr(), wide, out.data_ptr(), rows, threads))
+            assert residual.dtype == out.dtype and residual.numel() == out.numel() and residual.is_contiguous()
+            call.residual = residual.data_ptr()
+        _check(self._linear(*self._addresses, torch.get_num_threads()))
         return out
+
+    def takes(self, norm: Norm | None, activation: str | None) -> bool:
+        """Whether a product can begin with this norm and end with this activation."""
+        if norm is self._norm and activation == self._after[0]:
+            return True  # as in the step before
+        if activation is not None and activation not in ACTIVATIONS:
+            return False
+        if norm is None:
+            return True
+        parameters = [each for each in (norm.weight, norm.bias) if each is not None]
+        return norm.kernel in NORMS and all(each.dtype == torch.float32 for each in parameters)
+
+    def _take_norm(self, norm: Norm | None) -> None:
+        call = self._call
+        call.norm = 0
+        if norm is not None:
+            assert norm.kernel is not None
+            call.norm = NORMS.index(norm.kernel) + 1
+            call.gain, call.shift, call.epsilon = _address(norm.weight), _address(norm.bias), norm.eps
+        self._norm = norm
 
 
 def find(*, may_build: bool = True) -> Kernels | None:
@@ -160,6 +314,12 @@ def find(*, may_build: bool = True) -> Kernels | None:
 def _row_sums(x_OD: Tensor) -> Tensor:
     """int32 [O]; in parts, because PyTorch widens the whole tensor before it adds."""
     return torch.cat([rows.sum(1, dtype=torch.int32) for rows in x_OD.split(2048)])
+
+
+def _is_wide(x: Tensor) -> bool:
+    """Whether the numbers are fp32; else they are bf16."""
+    assert x.dtype in (torch.float32, torch.bfloat16)
+    return x.dtype == torch.float32
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -2,7 +2,8 @@
 
 The file name is a digest of sources, flags, compiler and processor. A library is built in a temporary file and renamed.
 Only files that no other user can write are loaded. On systems other than Linux, without a compiler, or with
-TFORMER_KERNELS=off there is no library, and callers use PyTorch's operators.
+TFORMER_KERNELS=off there is no library, and callers use PyTorch's operators. TFORMER_KERNELS=avx2 or plain: a library
+for AVX2 and FMA, or for what every processor of its kind has.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ from tformer import files
 from tformer.device import default_cache_dir
 from tformer.processes import bound_command
 
-SWITCH, OFF, ON = "TFORMER_KERNELS", ("off", "0", "no", "false"), ("on", "1", "yes", "true")
+SWITCH, OFF, ON = "TFORMER_KERNELS", ("off", "0", "no", "false"), ("on", "1", "yes", "true", "avx2", "plain")
 COMPILERS = ("cc", "gcc", "clang")
 LAUNCHERS = ("ccache", "sccache", "distcc")  # may precede a compiler in $CC
 # Without the last two flags loops stay scalar; floating-point exceptions are not used here.
-FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+FLAGS = ("-std=gnu11", "-O3", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+# By the switch: the instructions of a processor with AVX2 and FMA, or only those that every processor has.
+INSTRUCTIONS = {"avx2": ("-march=x86-64-v3",), "plain": ()}
+NATIVE = ("-march=native",)
 OPENMP = ("libgomp", "libiomp", "libomp.", "libomp-")
 BUILD_SECONDS = 60
 RETRY_SECONDS = 24 * 3600  # after a failed build: the next commands do not wait for another attempt
@@ -49,7 +53,18 @@ class LinearArguments(ctypes.Structure):
         ("totals", POINTER),
         ("inner", LONG),
         ("columns", LONG),
-        ("wide", INT),
+        ("format", INT),
+    ]
+
+
+class CallArguments(ctypes.Structure):
+    """`struct call` of linear.h."""
+
+    _fields_ = [
+        *((name, POINTER) for name in ("x", "residual", "y", "gain", "shift")),
+        ("rows", LONG),
+        ("epsilon", ctypes.c_float),
+        *((name, INT) for name in ("x_wide", "y_wide", "norm", "activation", "gated")),
     ]
 
 
@@ -57,7 +72,8 @@ class AttentionArguments(ctypes.Structure):
     """`struct attention` of attention.h."""
 
     _fields_ = [
-        *((name, POINTER) for name in ("q", "k", "v", "mask", "bias", "out")),
+        *((name, POINTER) for name in ("q", "k", "v", "mask", "bias", "new_k", "new_v", "out")),
+        ("new_stride", LONG),
         *((name, LONG) for name in ("rows", "heads", "kv_heads", "num_queries", "num_keys", "head_dim", "value_dim")),
         ("q_strides", LONG * 3),
         ("k_strides", LONG * 3),
@@ -65,12 +81,13 @@ class AttentionArguments(ctypes.Structure):
         ("mask_strides", LONG * 4),
         ("bias_strides", LONG * 4),
         ("scale", ctypes.c_float),
+        ("wide", INT),
     ]
 
 
 SIGNATURES = {
-    "linear_bf16": (None, [POINTER, POINTER, POINTER, LONG, INT]),
-    "linear_int8": (INT, [POINTER, POINTER, INT, POINTER, LONG, INT]),
+    "linear": (INT, [POINTER, POINTER, INT]),
+    "round_groups": (None, [POINTER, INT, LONG, LONG, POINTER, POINTER, INT]),
     "round_rows": (None, [POINTER, INT, LONG, LONG, POINTER, POINTER, INT]),
     "rescale_rows": (None, [POINTER, INT, LONG, LONG, POINTER, POINTER, INT]),
     "attend": (INT, [POINTER, INT]),
@@ -107,17 +124,31 @@ def load(*, may_build: bool = True) -> ctypes.CDLL | None:
         return None  # no home directory, or it is read-only: not an error for the user
 
 
+def lacks_compiler() -> bool:
+    """Whether a C compiler is all that is missing for a library."""
+    return sys.platform == "linux" and find_compiler() is None and os.environ.get(SWITCH, "").lower() not in OFF
+
+
 def find_compiler() -> str | None:
     """$CC, or the system's C compiler."""
     chosen = [word for word in os.environ.get("CC", "").split() if Path(word).name not in LAUNCHERS][:1]
     return next((found for name in (*chosen, *COMPILERS) if (found := shutil.which(name))), None)
 
 
-def build(compiler: str, target: Path, flags: Sequence[str] = FLAGS) -> None:
-    """Compile this folder into `target`. SubprocessError when the compiler fails or takes too long."""
+def instructions() -> tuple[str, ...]:
+    """The compiler's flags for the processor's instructions, or for those that the switch names."""
+    return INSTRUCTIONS.get(os.environ.get(SWITCH, "").lower(), NATIVE)
+
+
+def build(compiler: str, target: Path, flags: Sequence[str] | None = None) -> None:
+    """Compile this folder into `target`. SubprocessError when the compiler fails or takes too long.
+
+    flags: in addition to FLAGS; by default those of `instructions`.
+    """
+    chosen = [*FLAGS, *(instructions() if flags is None else flags)]
     sources = [str(path) for path in _sources() if path.suffix == ".c"]
     with files.replacing(target) as made:
-        command = [compiler, *flags, *sources, "-o", str(made), "-Wl,--as-needed", *_threads_of_pytorch(), "-lm"]
+        command = [compiler, *chosen, *sources, "-o", str(made), "-Wl,--as-needed", *_threads_of_pytorch(), "-lm"]
         subprocess.run(
             bound_command(command), check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=BUILD_SECONDS
         )
@@ -168,7 +199,7 @@ def _is_ours(path: Path) -> bool:
 def _digest(compiler: str) -> str:
     found = Path(compiler).resolve()
     machine = [platform.machine(), _processor(), *_threads_of_pytorch()]
-    parts = [*FLAGS, str(found), str(found.stat().st_mtime_ns), *machine]
+    parts = [*FLAGS, *instructions(), str(found), str(found.stat().st_mtime_ns), *machine]
     digest = hashlib.sha256(os.fsencode("\0".join(parts)))
     for path in _sources():
         digest.update(path.read_bytes())

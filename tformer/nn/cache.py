@@ -80,14 +80,20 @@ class LayerCache:
 
     def append(self, k_BKTh: Tensor, v_BKTv: Tensor) -> tuple[Tensor, Tensor]:
         """Write T new slots and return views of all S in use. ValueError when they do not fit."""
-        end = self.length + k_BKTh.shape[2]
+        start = self.length
+        keys, values, end = self.extend(k_BKTh.shape[2])
+        keys[:, :, start:end] = k_BKTh
+        values[:, :, start:end] = v_BKTv
+        return keys[:, :, :end], values[:, :, :end]
+
+    def extend(self, count: int = 1) -> tuple[Tensor, Tensor, int]:
+        """The storage of keys and values with `count` new slots for the caller to write, and the slots then in use."""
+        end = self.length + count
         check_fit(end, self.capacity)
         if end > self.keys.shape[2]:
             self._keys, self._values = self._with_room(self.keys, end), self._with_room(self.values, end)
-        self.keys[:, :, self.length : end] = k_BKTh
-        self.values[:, :, self.length : end] = v_BKTv
         self.length = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        return self.keys, self.values, end
 
     def select_rows(self, index: Tensor, *, capacity: int | None = None, spares: Spares | None = None) -> None:
         """Row i becomes what row index[i] was, with room for `capacity` slots (None: as before)."""

@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from tformer.nn.attention.context import TapSink, tap
 from tformer.nn.dropout import dropout
-from tformer.nn.linear import Linear, eager_on_cpu
+from tformer.nn.linear import Activation, Linear, eager_on_cpu
 from tformer.nn.options import require_positive
 
 
@@ -107,21 +107,27 @@ class FeedForward(nn.Module):
         super().__init__()
         d_ff = options.hidden_size(d_model)
         self.gated = options.gated
-        self.activation = ACTIVATIONS[options.activation]
+        self.activation = Activation(options.activation, options.gated, ACTIVATIONS[options.activation])
         self.dropout = activation_dropout
         self.up = Linear(d_model, 2 * d_ff if options.gated else d_ff, bias=options.bias)
         self.down = Linear(d_ff, d_model, bias=options.bias)
 
-    def forward(self, x: Tensor, *, taps: TapSink | None = None) -> Tensor:
-        hidden = tap(taps, "up", self.up(x))
-        if self.gated:
-            gate, value = hidden.chunk(2, dim=-1)
-            hidden = self.activation(gate) * value
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        norm: nn.Module | None = None,
+        residual: Tensor | None = None,
+        taps: TapSink | None = None,
+    ) -> Tensor:
+        """down(act(up(norm(x)))), plus `residual`."""
+        if taps is None:
+            hidden = self.up(x, norm=norm, activation=self.activation)
         else:
-            hidden = self.activation(hidden)
+            hidden = self.activation(tap(taps, "up", self.up(x, norm=norm)))
         if self.dropout:
             hidden = dropout(hidden, self.dropout, self.training)
-        return tap(taps, "down", self.down(tap(taps, "active", hidden)))
+        return tap(taps, "down", self.down(tap(taps, "active", hidden), residual=residual))
 
     def tap_names(self) -> list[str]:
         """Names of the inner tensors."""

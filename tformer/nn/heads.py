@@ -99,9 +99,12 @@ class VocabularyHead(nn.Module):
 
     @torch.no_grad()
     def freeze(self, quantize: Quantize, dtype: torch.dtype, rows: int | None = None) -> None:
-        """Prepare the product for inference. The weight stays, because it may be the embedding table too."""
-        matrix = self.matrix().to(dtype)
-        self.product = prepare_product(matrix, self.bias, quantize, rows=rows, out_dtype=torch.float32)
+        """Prepare the product for inference. The weight stays, because it may be the embedding table too.
+
+        With int4 it has 8 bits: it decides between tokens, and is a small part of a large model.
+        """
+        matrix, kind = self.matrix().to(dtype), "int8" if quantize == "int4" else quantize
+        self.product = prepare_product(matrix, self.bias, kind, rows=rows, out_dtype=torch.float32)
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,8 @@ class Norm(nn.Module):
 
     has_bias: ClassVar[bool] = True
     has_groups: ClassVar[bool] = False
+    kernel: ClassVar[str | None] = None
+    """Its name in the C kernels, where a product can begin with it; None: it is computed before."""
     fp32_copies: ClassVar[int] = 0
     """Number of fp32 copies of the input saved for the backward pass; 0: the input itself and two statistics."""
 
@@ -107,6 +109,8 @@ class Norm(nn.Module):
 class LayerNorm(Norm):
     """`torch.nn.LayerNorm` over the last dimension, with fp32 parameters beside an input of any dtype."""
 
+    kernel = "layernorm"
+
     @classmethod
     def saved_bytes(cls, dim: int, itemsize: int, *, on_cpu: bool) -> int:
         """The same; on a GPU the input is widened to fp32."""
@@ -123,6 +127,7 @@ class RMSNorm(Norm):
     """LayerNorm without the mean and without a bias."""
 
     has_bias = False
+    kernel = "rmsnorm"
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)

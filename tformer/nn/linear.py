@@ -6,11 +6,14 @@ the residual stream decides the precision of every product. y = x W^T + b.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tformer.nn.products import Product, Quantize, prepare_product
+from tformer.nn.products import KernelProduct, Product, Quantize, prepare_product
 
 HAND_WRITTEN_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
@@ -29,6 +32,20 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+class Activation(NamedTuple):
+    """A function between two products; `gated`: of the first half of the numbers, times the second half."""
+
+    name: str
+    gated: bool
+    function: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not self.gated:
+            return self.function(x)
+        gate, value = x.chunk(2, dim=-1)
+        return self.function(gate) * value
+
+
 class Linear(nn.Module):
     """y = x W^T + b with weight [out_features, in_features] and an optional bias [out_features]."""
 
@@ -41,12 +58,33 @@ class Linear(nn.Module):
         nn.init.normal_(self.weight, std=0.02)  # `init.initialise` draws again
         self.product: Product | None = None  # replaces the weight in inference
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [*, in_features] -> [*, out_features], in x's dtype (`Tensor.to` copies nothing when dtypes agree)."""
-        if self.product is not None:
-            return self.product(x)
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        return F.linear(x, self.weight.to(x.dtype), bias)
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        norm: nn.Module | None = None,
+        activation: Activation | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """[residual +] activation(norm(x) W^T + b), in x's dtype: one kernel where the prepared product has one.
+
+        x [*, in_features] -> [*, out_features], half as many behind an activation with a gate.
+        """
+        product = self.product
+        if isinstance(product, KernelProduct) and product.takes(x):
+            name, gated = (None, False) if activation is None else activation[:2]
+            if product.kernel.takes(norm, name):
+                return product.kernel(x, norm=norm, activation=name, gated=gated, residual=residual)
+        if norm is not None:
+            x = norm(x)
+        if product is not None:
+            out = product(x)
+        else:  # `Tensor.to` copies nothing when dtypes agree
+            bias = None if self.bias is None else self.bias.to(x.dtype)
+            out = F.linear(x, self.weight.to(x.dtype), bias)
+        if activation is not None:
+            out = activation(out)
+        return out if residual is None else residual + out
 
     @torch.no_grad()
     def freeze(self, quantize: Quantize, rows: int | None = None) -> None:

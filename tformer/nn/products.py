@@ -4,9 +4,11 @@
             of few rows, as in decoding
     int8    y = s_x s_w (x8 W8^T): the weight rounded once to 8 bits with a scale for each row, each input row rounded
             with a scale of its own (after LLM.int8(), arXiv 2208.07339, without its outliers)
+    int4    the same with a weight in 4 bits, with a scale for each 32 numbers of a row
 
-Each has a second form for steps of few rows, by the C kernels of `tformer.kernels` where these are set
-(`set_kernels`): they read the weight as it is stored, at the speed of memory.
+The C kernels of `tformer.kernels`, where these are set (`set_kernels`), have all forms: they read the weight as it is
+stored, at the speed of memory, which counts with few rows. Without them there is no int4, and int8 only by oneDNN on a
+processor with instructions for it.
 
 Sums of 8-bit products are exact integers, so the result of a row does not depend on the other rows. A row that holds a
 NaN or an infinity becomes NaN.
@@ -17,22 +19,68 @@ kv heads, T queries, S keys, h head_dim, v value_dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
+class FusedProduct(Protocol):
+    """The interface of `tformer.kernels.functions.Product`."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        /,
+        *,
+        norm: Any = None,
+        activation: str | None = None,
+        gated: bool = False,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """[residual +] activation(norm(x) W^T + b); gated: of the first half of the columns, times the second half."""
+        ...
+
+    def takes(self, norm: Any, activation: str | None) -> bool:
+        """Whether it can begin with this norm and end with this activation."""
+        ...
+
+
+class AttentionStep(Protocol):
+    """The interface of `tformer.kernels.functions.AttentionStep`."""
+
+    def __call__(
+        self, qkv_B1x: Tensor, keys_BKCh: Tensor, values_BKCv: Tensor, *, length: int, mask: Tensor | None
+    ) -> Tensor:
+        """[B, 1, H v]; `length` slots of the cache are in use, the new one included."""
+        ...
+
+
 class Kernels(Protocol):
     """The interface of `tformer.kernels.functions.Kernels`, which this package may not import."""
 
     def linear(
-        self, weight_OD: Tensor, bias_O: Tensor | None, *, scales_O: Tensor | None, out_dtype: torch.dtype
-    ) -> Callable[[Tensor], Tensor]:
-        """x -> x W^T + b for a weight in bf16, or in int8 with `scales_O`, the value of 1 in each row."""
+        self,
+        weight_OD: Tensor,
+        bias_O: Tensor | None,
+        *,
+        scales: Tensor | None = None,
+        in_features: int | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> FusedProduct:
+        """x -> x W^T + b for a weight in bf16 or fp32, in int8 with `scales` [O], or as `round_groups` returns it."""
+        ...
+
+    def round_groups(self, weight_OD: Tensor) -> tuple[Tensor, Tensor]:
+        """The weight in 4 bits, uint8 [O, bytes], and a scale for each 32 numbers of a row, bf16 [O, groups]."""
+        ...
+
+    def attention_step(
+        self, *, heads: int, kv_heads: int, head_dim: int, value_dim: int, scale: float
+    ) -> AttentionStep:
+        """Attention of one new position of each row, which also writes its key and value into the cache."""
         ...
 
     def round_rows(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,7 +101,7 @@ class Kernels(Protocol):
         mask: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """softmax(q k^T scale + bias) v in bf16, [B, H, T, v]."""
+        """softmax(q k^T scale + bias) v in bf16 or fp32, [B, H, T, v]."""
         ...
 
 
@@ -71,7 +119,7 @@ def get_kernels() -> Kernels | None:
     return _kernels
 
 
-Quantize = Literal["none", "int8"]
+Quantize = Literal["none", "int8", "int4"]
 
 LARGEST = 126  # of a row in 8 bits: rounding the scale may make it 127
 ZERO_POINT = 128
@@ -79,13 +127,15 @@ PACKED_DTYPES = (torch.bfloat16, torch.float32)
 ROWS_AT_ONCE = 2048  # of a weight when it is rounded: bounds the fp32 copies
 TINY = 1e-20  # scale of a row of zeros: avoids a division by zero
 FEW_ROWS: dict[Quantize, int] = {"none": 8, "int8": 16}
-"""Largest number of rows for which the C kernels are faster than oneDNN."""
+"""Largest number of rows for which the C kernels are faster than oneDNN where that has instructions for the format."""
+FEW_FP32_ROWS, LARGE_FP32 = 4, 2**20
+"""The same for weights in fp32, and the least number of their numbers: smaller ones stay in the cache."""
 
 
 class Product(Protocol):
     """x [*, D] -> x W^T + b [*, O], in `out_dtype`, by default the dtype of x."""
 
-    def __call__(self, x: Tensor) -> Tensor: ...
+    def __call__(self, x: Tensor, /) -> Tensor: ...
 
 
 class PackedProduct:
@@ -131,34 +181,29 @@ class Int8Product:
         return out_NO.view(*x.shape[:-1], len(self.scale_O))
 
 
-class FewRowsProduct:
-    """bf16 product by the C kernels for few rows; more rows, those of a prompt, use PyTorch's operator."""
+class KernelProduct:
+    """The product by the C kernels; of more than `most` rows, those of a prompt, by another (None: any number)."""
 
-    def __init__(
-        self, kernels: Kernels, weight_OD: Tensor, bias_O: Tensor | None, out_dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, kernel: FusedProduct, most: int | None = None, other: Product | None = None) -> None:
+        self.kernel, self.most, self.other = kernel, most, other
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        return self.kernel(x) if self.takes(x) else self.other(x)  # type: ignore[misc]
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether the kernels multiply this number of rows."""
+        return self.other is None or self.most is None or x.numel() <= self.most * x.shape[-1]
+
+
+class PlainProduct:
+    """PyTorch's operator with the weight as it is stored."""
+
+    def __init__(self, weight_OD: Tensor, bias_O: Tensor | None, out_dtype: torch.dtype | None = None) -> None:
         self.weight_OD, self.bias = weight_OD, None if bias_O is None else bias_O.to(weight_OD.dtype)
         self.out_dtype = out_dtype
-        self.few = kernels.linear(weight_OD, bias_O, scales_O=None, out_dtype=out_dtype or weight_OD.dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.numel() <= FEW_ROWS["none"] * x.shape[-1] and x.dtype == torch.bfloat16:
-            return self.few(x)
         return F.linear(x.to(self.weight_OD.dtype), self.weight_OD, self.bias).to(self.out_dtype or x.dtype)
-
-
-class FewRowsInt8Product:
-    """8-bit product by the C kernels, faster than `Int8Product` for few rows."""
-
-    def __init__(
-        self, kernels: Kernels, weight_OD: Tensor, bias_O: Tensor | None, out_dtype: torch.dtype | None = None
-    ) -> None:
-        rounded_OD, scale_O = _rounded(weight_OD)
-        self.out_dtype = out_dtype
-        self.few = kernels.linear(rounded_OD, bias_O, scales_O=scale_O, out_dtype=out_dtype or weight_OD.dtype)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.few(x).to(self.out_dtype or x.dtype)
 
 
 def _rounded(weight_OD: Tensor) -> tuple[Tensor, Tensor]:
@@ -185,10 +230,6 @@ def _row_scales(x_ND: Tensor) -> Tensor:
     return highest_N1.mul(1 / LARGEST).clamp_(min=TINY)
 
 
-PRODUCTS: dict[Quantize, Callable[..., Product]] = {"none": PackedProduct, "int8": Int8Product}
-FEW_ROWS_PRODUCTS: dict[Quantize, Callable[..., Product]] = {"none": FewRowsProduct, "int8": FewRowsInt8Product}
-
-
 def prepare_product(
     weight_OD: Tensor,
     bias_O: Tensor | None,
@@ -200,22 +241,63 @@ def prepare_product(
     """The prepared product of a weight; None where `F.linear` is as fast (no CPU, no oneDNN).
 
     rows: largest number of rows in a step; None: many.
-    Raises ValueError for int8 where `int8_is_possible` is false, and for a weight in fp16, which overflows.
+    Raises ValueError for int8 and int4 where `is_possible` is false, and for a weight in fp16, which overflows.
     """
-    if quantize == "int8":
-        if not int8_is_possible(weight_OD.device):
-            raise ValueError("8-bit products need a CPU with instructions for them, and a PyTorch with oneDNN")
+    kernels = get_kernels() if weight_OD.device.type == "cpu" else None
+    if quantize != "none":
+        if not is_possible(quantize, weight_OD.device):
+            raise ValueError(f"{quantize} products need a CPU with the C kernels, or for int8 with 8-bit instructions")
         if weight_OD.dtype not in PACKED_DTYPES:
-            raise ValueError(f"8-bit products are made of weights in bf16 or fp32, found {weight_OD.dtype}")
-    elif not (_has_onednn(weight_OD.device) and _packs(weight_OD.dtype)):
+            raise ValueError(f"{quantize} products are made of weights in bf16 or fp32, found {weight_OD.dtype}")
+    if kernels is not None and (product := _by_kernels(kernels, weight_OD, bias_O, quantize, rows, out_dtype)):
+        return product
+    if quantize == "int8":
+        return Int8Product(weight_OD, bias_O, out_dtype)
+    packs = _has_onednn(weight_OD.device) and _packs(weight_OD.dtype)
+    return PackedProduct(weight_OD, bias_O, out_dtype) if packs else None
+
+
+def _by_kernels(
+    kernels: Kernels,
+    weight_OD: Tensor,
+    bias_O: Tensor | None,
+    quantize: Quantize,
+    rows: int | None,
+    out_dtype: torch.dtype | None,
+) -> KernelProduct | None:
+    """The product by the kernels where they are faster than PyTorch's operators, or the only way."""
+    if quantize == "int4":
+        packed, scales = kernels.round_groups(weight_OD)
+        size = weight_OD.shape[1]
+        return KernelProduct(kernels.linear(packed, bias_O, scales=scales, in_features=size, out_dtype=out_dtype))
+    if quantize == "int8":
+        if _is_few(rows, FEW_ROWS["int8"]) or not _onednn_has_int8(weight_OD.device):
+            rounded_OD, scale_O = _rounded(weight_OD)
+            return KernelProduct(kernels.linear(rounded_OD, bias_O, scales=scale_O, out_dtype=out_dtype))
         return None
-    kernels = get_kernels()
-    if kernels is not None and rows is not None and rows <= FEW_ROWS[quantize] and _fits_kernels(weight_OD, quantize):
-        return FEW_ROWS_PRODUCTS[quantize](kernels, weight_OD, bias_O, out_dtype)
-    return PRODUCTS[quantize](weight_OD, bias_O, out_dtype)
+    plain = PlainProduct(weight_OD, bias_O, out_dtype)
+    if weight_OD.dtype == torch.bfloat16:
+        kernel = kernels.linear(weight_OD, bias_O, out_dtype=out_dtype)
+        if not (_has_onednn(weight_OD.device) and _packs(torch.bfloat16)):
+            return KernelProduct(kernel)
+        return KernelProduct(kernel, FEW_ROWS["none"], plain) if _is_few(rows, FEW_ROWS["none"]) else None
+    if weight_OD.dtype == torch.float32 and _is_few(rows, FEW_FP32_ROWS) and weight_OD.numel() >= LARGE_FP32:
+        return KernelProduct(kernels.linear(weight_OD, bias_O, out_dtype=out_dtype), FEW_FP32_ROWS, plain)
+    return None
 
 
-def int8_is_possible(device: torch.device) -> bool:
+def _is_few(rows: int | None, most: int) -> bool:
+    return rows is not None and rows <= most
+
+
+def is_possible(quantize: Quantize, device: torch.device) -> bool:
+    """Whether products of a kind can be prepared on the device, with the kernels that are set now."""
+    if quantize == "none" or (device.type == "cpu" and get_kernels() is not None):
+        return True
+    return quantize == "int8" and _onednn_has_int8(device)
+
+
+def _onednn_has_int8(device: torch.device) -> bool:
     """Whether oneDNN has exact 8-bit products here: on a CPU with instructions for them (VNNI, AMX)."""
     return _has_onednn(device) and _sums_are_exact()
 
@@ -226,10 +308,6 @@ def _sums_are_exact() -> bool:
     ones = torch.ones(LARGEST, LARGEST)
     largest = Int8Product(ones, None)(ones)
     return bool((largest > 0.9 * LARGEST).all())
-
-
-def _fits_kernels(weight_OD: Tensor, quantize: Quantize) -> bool:
-    return quantize == "int8" or weight_OD.dtype == torch.bfloat16
 
 
 def _packs(dtype: torch.dtype) -> bool:

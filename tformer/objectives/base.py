@@ -199,6 +199,11 @@ class Objective:
         """Share of an example's tokens that the head of this kind predicts while training."""
         return 1.0
 
+    @staticmethod
+    def target_length(source: int, target: int, options: Any) -> int:
+        """Mean ids that the decoder reads for an example of so many ids; `target`: of a target of its own."""
+        return target
+
     def originals(self, sample: Any) -> dict[str, np.ndarray]:
         """The ids of a sample before `collate`, by the name of the text; none for images."""
         return {"text": sample.ids if isinstance(sample, Example) else sample}

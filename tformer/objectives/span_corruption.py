@@ -49,6 +49,12 @@ class SpanCorruption(RestoringObjective):
             )
         super().__init__(options, context)
 
+    @staticmethod
+    def target_length(source: int, target: int, options: SpanCorruptionOptions) -> int:
+        """What was removed, with its sentinels and an end."""
+        noise, spans = span_counts(source, options.noise_density, options.mean_span_length, source)
+        return noise + spans + 1
+
     def collate(
         self, samples: Sequence[Example | np.ndarray] | np.ndarray, *, rng: np.random.Generator, training: bool = True
     ) -> Batch:

@@ -22,7 +22,7 @@ from tformer.recipe.checks import contradictions, notes
 from tformer.recipe.followers import Snapshot, follow
 from tformer.recipe.migrations import migrate
 from tformer.recipe.overrides import BATCH_SIZES, DEFAULT, Draft, flag_origin
-from tformer.recipe.presets import Base, agree_with_stored, choose_base
+from tformer.recipe.presets import Base, Fitting, agree_with_stored, choose_base
 from tformer.recipe.problems import problems_of, raise_problems, unusable_values
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.schema import value_at
@@ -59,6 +59,7 @@ def load_recipe(
     flags: Mapping[str, Any] | None = None,
     sets: Sequence[str] = (),
     device: str = "cpu",
+    fitting: Fitting | None = None,
     base_yaml: str | None = None,
     base_name: str = "recipe.yaml",
 ) -> Resolved:
@@ -69,6 +70,7 @@ def load_recipe(
         flags: values by dotted path (None sets null).
         sets: the texts `key=value` of `--set`.
         device: `cpu`, `cuda`, ...; chooses the preset of an arch alone.
+        fitting: chooses among the presets of an arch alone by the speed of a CPU; None: the largest.
         base_yaml: the stored recipe of a checkpoint, in place of arch and preset; messages call it `base_name`.
     """
     flags = {} if flags is None else flags
@@ -85,6 +87,7 @@ def load_recipe(
             file_name=str(config),
             device=device,
             has_data=_names_data(flags, sets, file),
+            fitting=fitting,
         )
         _merge_preset(draft, base)
     else:
@@ -112,7 +115,7 @@ def load_recipe(
     recipe = _validate(draft)
     raise_problems(list(contradictions(recipe)), lambda path: draft.origin_of(path).where)
     origins = {".".join(leaf): draft.origins.get(leaf, DEFAULT).label for leaf in leaves(recipe_to_data(recipe))}
-    choices = [*([base.note] if base is not None and base.note is not None else []), *followed]
+    choices = [*(base.notes if base is not None else ()), *followed]
     return Resolved(recipe, origins, [*choices, *notes(recipe)], choices)
 
 

@@ -10,7 +10,8 @@ import torch
 
 from tformer.build import count_parameters
 from tformer.checkpoint.run import LOCK_NAME, RunLock
-from tformer.cost.flops import product_shape
+from tformer.cost.duration import expected_note
+from tformer.cost.flops import mean_lengths, product_shape
 from tformer.cost.memory import training_memory
 from tformer.device import Precision, matmul_flops_per_second, resolve_device, resolve_precision
 from tformer.errors import InputError
@@ -90,6 +91,10 @@ def prepare(start: Start, work: Work) -> Prepared:
         work.note(f"{plural(recipe.training.max_epochs, 'epoch')}: at most {recipe.training.max_steps:,} steps")
     work.note(f"model: {num_parameters:,} parameters{_generator_note(recipe)}")
     work.note(f"{precision.name} on {device}, {plural(torch.get_num_threads(), 'thread')}: {precision.reason}")
+    first_step = 0 if start.resumed is None else start.resumed.step
+    if device.type == "cpu" and first_step < recipe.training.max_steps:
+        source, target = mean_lengths(data.samples, data.tokens_per_sample)
+        work.note(expected_note(recipe, first_step=first_step, lengths=(round(source), round(target))))
     return Prepared(recipe, start, data, device, precision, num_parameters, minutes)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import RunDirectory, is_run, list_runs
+from tformer.cost.duration import fitting
 from tformer.device import resolve_device
 from tformer.errors import InputError
 from tformer.interop.opening import open_checkpoint
@@ -306,4 +307,5 @@ def _load(options: TrainOptions) -> Resolved:
         flags=options.recipe_values(),
         sets=list(options.sets),
         device=resolve_device(str(device)).type,
+        fitting=fitting(options.recipe_values()),
     )

@@ -35,6 +35,7 @@ WEIGHT_BYTES = {
     "bf16": 2,
     "fp16": 2,
     "int8": 1,
+    "int4": 0.5,
     "int16": 2,
     "int8_bf16": 1,
     "int8_fp16": 1,
@@ -42,6 +43,8 @@ WEIGHT_BYTES = {
     "q4_0": 0.5,
 }
 """Bytes of a matrix's weight in our formats and other libraries'; scales of quantised matrices are left out."""
+HEAD_BYTES = WEIGHT_BYTES | {"int4": 1}
+"""The same of the matrix over the vocabulary."""
 
 
 def inference_model(task: Task, precision: str, *, rows: int | None = None) -> Transformer:
@@ -142,7 +145,11 @@ def generation_cost(task: Task, precision: str) -> Cost:
     return Cost(
         flops=task.batch_size * (positions * (2.0 * of_stack + attention) + new_tokens * 2.0 * of_head),
         bytes_read=new_tokens
-        * (float((of_stack + of_head) * WEIGHT_BYTES[precision]) + task.batch_size * mean_length * cached),
+        * (
+            of_stack * WEIGHT_BYTES[precision]
+            + of_head * HEAD_BYTES[precision]
+            + task.batch_size * mean_length * cached
+        ),
         steps=new_tokens,
         examples=task.batch_size,
     )

@@ -17,9 +17,11 @@ KINDS = {
     "tokenizers": ("tokenizers", re.compile(r"[0-9a-f]{32}\.json")),
     "translations": ("", re.compile(r"translations-[0-9a-f]{32}\.jsonl")),
     "kernels": ("kernels", re.compile(r"[0-9a-f]{16}\.so")),
+    "speed": ("speed", re.compile(r"[0-9a-f]{16}\.json")),
 }
 """What the cache holds, as (folder, pattern of names): directories of token files of a text, tokenizers trained on a
-run's data, translations of a teacher, compiled C kernels. All of it is made anew when it is needed."""
+run's data, translations of a teacher, compiled C kernels, the measured speed of a CPU. All of it is made anew when it
+is needed."""
 
 TOKEN_FILES = re.compile(r"(documents|marks|tokens-\d{5,})\.bin")
 """Names of the files in a directory of tokens."""

@@ -56,9 +56,17 @@ def is_eager_bf16_cpu(q_BHTh: Tensor) -> bool:
 
 
 def few_are_faster(q_BHTh: Tensor) -> bool:
-    """bf16 in eager mode on a CPU, for a single query; without a gradient for a few more (the beams of a sentence)."""
+    """bf16 in eager mode on a CPU, for a single query; without a gradient for a few more (the beams of a sentence).
+
+    The C kernels take fp32 too.
+    """
     most = 1 if torch.is_grad_enabled() else FEW_QUERIES
-    return q_BHTh.shape[2] <= most and is_eager_bf16_cpu(q_BHTh)
+    return q_BHTh.shape[2] <= most and (is_eager_bf16_cpu(q_BHTh) or _fits_kernels(q_BHTh))
+
+
+def _fits_kernels(q_BHTh: Tensor) -> bool:
+    on_cpu = q_BHTh.device.type == "cpu" and q_BHTh.dtype == torch.float32
+    return on_cpu and get_kernels() is not None and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 def _fits_few(inputs: AttentionInputs) -> bool:
@@ -157,6 +165,8 @@ class FullAttention(Mechanism):
 
     cross: ClassVar[bool] = True
     reads_dense_mask: ClassVar[bool] = True
+    is_plain: ClassVar[bool] = True
+    reads_input: ClassVar[bool] = False
 
     def compute(self, inputs: AttentionInputs, *, x_BTD: Tensor, state: LayerState | None = None) -> Weighted:
         return attend(inputs)

@@ -122,6 +122,10 @@ class Mechanism(nn.Module):
     """Names of buffers that are drawn at random: a mean of several has no meaning."""
     reads_dense_mask: ClassVar[bool] = False
     """Whether the dense mask is needed; a stack makes none if no layer reads it."""
+    is_plain: ClassVar[bool] = False
+    """Whether it is softmax(q k^T scale) v under the dense mask and nothing else: a step may be one kernel."""
+    reads_input: ClassVar[bool] = True
+    """Whether it reads `x_BTD` beside queries, keys and values."""
     forms_scores: ClassVar[bool] = False
     """Whether scores are always formed explicitly, from `head_dim` numbers for each query and key."""
     takes_position_scores: ClassVar[bool] = True

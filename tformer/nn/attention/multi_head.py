@@ -13,6 +13,7 @@ Shape legend: B batch, T queries, S keys, D d_model, H query heads, K kv heads, 
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from tformer.nn.attention import AttentionSizes, FullAttentionOptions, ProjectionOptions
@@ -22,6 +23,7 @@ from tformer.nn.fixed_cache import FixedLayer
 from tformer.nn.layer_norm import RMSNorm
 from tformer.nn.linear import Linear
 from tformer.nn.positions.base import Positions
+from tformer.nn.products import AttentionStep, get_kernels
 from tformer.nn.structured_dropout import DropHead
 
 
@@ -91,6 +93,7 @@ class MultiHeadAttention(nn.Module):
         )
         self.mechanism = options.mechanism(options, self.sizes)
         self.mechanism.dropout = dropout
+        self._step: AttentionStep | None = None  # by the C kernels
 
     def forward(
         self,
@@ -99,9 +102,11 @@ class MultiHeadAttention(nn.Module):
         *,
         positions: Positions | None = None,
         cache: LayerState | FixedLayer | CrossCache | None = None,
+        norm: nn.Module | None = None,
+        residual: Tensor | None = None,
         taps: TapSink | None = None,
     ) -> Tensor:
-        """[B, T, D] -> [B, T, D].
+        """[B, T, D] -> [B, T, D], of norm(x) and plus `residual` where these are given.
 
         context: its memory [B, S, memory_dim] is read by cross-attention, until a CrossCache holds its keys and values.
             With fewer rows in a CrossCache than in x, its mask has the cache's rows and is the same for all queries.
@@ -114,9 +119,18 @@ class MultiHeadAttention(nn.Module):
             beams = _rows_per_sentence(x_BTD, cache)
             if beams > 1:
                 x_BTD = x_BTD.unflatten(0, (-1, beams)).flatten(1, 2)
-            q, k, v = self._project_cross(x_BTD, context.memory, cache, taps)
+                residual = None if residual is None else residual.unflatten(0, (-1, beams)).flatten(1, 2)
+            q, k, v = self._project_cross(x_BTD, context.memory, cache, norm, taps)
         else:
-            q, k, v = self._project_self(x_BTD, context, positions, taps)
+            if norm is not None and self.mechanism.reads_input:
+                x_BTD, norm = norm(x_BTD), None
+            qkv_BTx = tap(taps, "qkv", self.qkv(x_BTD, norm=norm))
+            own = cache if taps is None and isinstance(cache, LayerCache) else None
+            if own is not None and (step := self._kernel_step(qkv_BTx, positions, own)) is not None:
+                keys, values, length = own.extend()
+                joined_BTx = step(qkv_BTx, keys, values, length=length, mask=context.mask)
+                return self.out(joined_BTx, residual=residual)
+            q, k, v = self._split_self(qkv_BTx, context, positions)
             if isinstance(cache, LayerCache | FixedLayer):
                 k, v = cache.append(k, v)
                 q = q.to(k.dtype)  # a cache may be kept in more bits: see `cache.fastest_dtype`
@@ -133,7 +147,7 @@ class MultiHeadAttention(nn.Module):
             taps.put("weights", weights)
         tap(taps, "heads", out_BHTv)
         joined_BTx = tap(taps, "joined", out_BHTv.transpose(1, 2).flatten(2).to(x_BTD.dtype))
-        out_BTD = tap(taps, "projection", self.out(joined_BTx))
+        out_BTD = tap(taps, "projection", self.out(joined_BTx, residual=residual))
         return out_BTD if beams == 1 else out_BTD.unflatten(1, (beams, -1)).flatten(0, 1)
 
     def tap_names(self, positions: Positions) -> list[str]:
@@ -157,10 +171,30 @@ class MultiHeadAttention(nn.Module):
         batch, length, width = x_BTx.shape
         return x_BTx.view(batch, length, heads, width // heads).transpose(1, 2)
 
-    def _project_self(
-        self, x_BTD: Tensor, context: AttentionContext, positions: Positions | None, taps: TapSink | None
+    def _kernel_step(self, qkv_BTx: Tensor, positions: Positions | None, cache: LayerCache) -> AttentionStep | None:
+        """The kernel for one new position of each row, where nothing comes between projection and scores, or None."""
+        kernels = get_kernels()
+        if kernels is None or qkv_BTx.shape[1] != 1:
+            return None
+        turned = positions is not None and positions.acts_in_attention
+        if turned or self.qk_norm or not self.mechanism.is_plain or qkv_BTx.dtype != cache.keys.dtype:
+            return None
+        if qkv_BTx.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return None
+        if self._step is None:
+            self._step = kernels.attention_step(
+                heads=self.num_heads,
+                kv_heads=self.num_kv_heads,
+                head_dim=self.head_dim,
+                value_dim=self.value_dim,
+                scale=self.mechanism.scale,
+            )
+        return self._step
+
+    def _split_self(
+        self, qkv_BTx: Tensor, context: AttentionContext, positions: Positions | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        q_BTx, k_BTx, v_BTx = tap(taps, "qkv", self.qkv(x_BTD)).split_with_sizes(self._sizes, dim=-1)
+        q_BTx, k_BTx, v_BTx = qkv_BTx.split_with_sizes(self._sizes, dim=-1)
         q = _normalised(self.q_norm, self._split_heads(q_BTx, self.num_heads))
         k = _normalised(self.k_norm, self._split_heads(k_BTx, self.num_kv_heads))
         if positions is not None and positions.has_rotate:
@@ -168,9 +202,14 @@ class MultiHeadAttention(nn.Module):
         return q, k, self._split_heads(v_BTx, self.num_kv_heads)
 
     def _project_cross(
-        self, x_BTD: Tensor, memory: Tensor | None, cache: CrossCache | None, taps: TapSink | None
+        self,
+        x_BTD: Tensor,
+        memory: Tensor | None,
+        cache: CrossCache | None,
+        norm: nn.Module | None,
+        taps: TapSink | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        q = _normalised(self.q_norm, self._split_heads(tap(taps, "q", self.q(x_BTD)), self.num_heads))
+        q = _normalised(self.q_norm, self._split_heads(tap(taps, "q", self.q(x_BTD, norm=norm)), self.num_heads))
         if cache is not None and cache.filled:
             return (q, *cache.read())
         assert memory is not None, "cross-attention needs the encoder's output, or a cache that holds it"

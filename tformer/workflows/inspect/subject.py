@@ -17,6 +17,7 @@ import torch
 from tformer.build import build_model
 from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint
+from tformer.cost.duration import fitting
 from tformer.device import DTYPES, has_bf16_instructions
 from tformer.errors import InputError
 from tformer.interop.opening import open_checkpoint
@@ -154,6 +155,7 @@ def _recipe_of(question: Question, checkpoint: Checkpoint | None) -> tuple[Recip
             config=question.config,
             sets=question.sets,
             device=question.device,
+            fitting=fitting({}),
         )
         return resolved.recipe, resolved.choices
     name = str(checkpoint.path / "recipe.yaml")
