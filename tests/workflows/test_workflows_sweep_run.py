@@ -18,6 +18,7 @@ import pytest
 
 from tests.faults.killing import is_alive
 from tformer.errors import InputError, Interrupted, RunInUseError, StorageError
+from tformer.processes import python_command
 from tformer.workflows.sweep import cells
 from tformer.workflows.sweep import children as process
 from tformer.workflows.sweep.cells import Result
@@ -35,7 +36,8 @@ def plays(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
 
     class Popen(process.subprocess.Popen):  # type: ignore[type-arg]
         def __init__(self, command: list[str], **options: object) -> None:
-            super().__init__([sys.executable, "-c", code, *command[5:]], **options)  # type: ignore[call-overload]
+            words = command[len(python_command("tformer")) :]
+            super().__init__([sys.executable, "-c", code, *words], **options)  # type: ignore[call-overload]
 
     monkeypatch.setattr(process.subprocess, "Popen", Popen)
 
