@@ -23,12 +23,13 @@ from tformer.bench.quality import (
 from tformer.bench.report import markdown
 from tformer.errors import InputError
 from tformer.metrics import Stat
+from tformer.processes import python_command
 
 BENCH = QualityBench(preset="char-12s", data="train.txt", valid="val.txt", target=1.5, seeds=(1, 2), device="cpu")
 
 TRAINING = """#!{python}
 import json, pathlib, sys, time
-words = sys.argv[5:]
+words = sys.argv[{skip}:]
 seed, run = words[words.index("--seed") + 1], pathlib.Path(words[words.index("--out") + 1])
 pathlib.Path({log!r}).open("a").write(json.dumps(words) + "\\n")
 if seed == "13":
@@ -49,7 +50,7 @@ def trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Instead of Python a program that writes a log as training would; the command lines that it was called with."""
     log = tmp_path / "log"
     program = tmp_path / "program"
-    program.write_text(TRAINING.format(python=sys.executable, log=str(log)))
+    program.write_text(TRAINING.format(python=sys.executable, skip=len(python_command("tformer")), log=str(log)))
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     return log
