@@ -36,7 +36,7 @@ def training_work(recipe: Recipe, *, lengths: tuple[int, int] | None = None) -> 
     """
     source, target = lengths or (recipe.seq_len, recipe.target_seq_len)
     target = max(options.objective.target_length(source, target, options) for options in recipe.objectives)
-    vocabulary = recipe.tokenizer.train.vocab_size
+    vocabulary = recipe.model.vocab_size or recipe.tokenizer.train.vocab_size  # one number also for a joint vocabulary
     sizes: dict[str, Any] = {"vocab_size": vocabulary, "target_vocab_size": vocabulary, "device": "meta"}
     model = build_model(recipe.model, num_labels=len(recipe.data.labels) or 2, **sizes)
     generator = None if recipe.generator is None else build_model(recipe.generator, **sizes)
