@@ -22,7 +22,7 @@ PRESETS = sorted(path.relative_to(CONFIGS).with_suffix("").as_posix() for path i
 CLASSES = {
     **dict.fromkeys(("gpt/small", "gpt/medium", "gpt/large", "gpt/xl", "gpt/gpt3-175b"), "GPT2LMHeadModel"),
     **dict.fromkeys(("gpt/char", "gpt/char-cpu"), "GPT2LMHeadModel"),
-    **dict.fromkeys(("llama/tiny", "llama/1b", "llama/8b"), "LlamaForCausalLM"),
+    **dict.fromkeys(("llama/tiny", "llama/mini", "llama/1b", "llama/8b"), "LlamaForCausalLM"),
     **dict.fromkeys(("bert/tiny", "bert/mini", "bert/small", "bert/base", "bert/large"), "BertForPreTraining"),
     **dict.fromkeys(("roberta/small", "roberta/base"), "RobertaForMaskedLM"),
     **dict.fromkeys(("electra/small", "electra/base"), "ElectraForPreTraining"),
@@ -32,8 +32,9 @@ CLASSES = {
     **dict.fromkeys((f"transformer/{name}" for name in ("base", "big", "base-enfr", "big-enfr")), "MarianMTModel"),
 }
 REFUSED = {
-    **dict.fromkeys(("gpt/tiny", "gpt/modern", "gpt/char-12s", "gpt/char-6m", "gpt/char-15m"), "relu2"),
+    **dict.fromkeys(("gpt/tiny", "gpt/mini", "gpt/modern", "gpt/char-12s", "gpt/char-6m", "gpt/char-15m"), "relu2"),
     **dict.fromkeys(("bert/pretrain", "bert/pairs", "roberta/tiny", "electra/tiny", "bart/tiny"), "qk_norm"),
+    **dict.fromkeys(("roberta/mini", "electra/mini", "bart/mini", "t5/mini"), "qk_norm"),
     **dict.fromkeys(("bert/classify", "bert/finetune"), "model.heads.classifier.pooling: mean"),
     **dict.fromkeys(("transformer/modern", "transformer/dates", "t5/tiny", "vit/cifar"), "qk_norm"),
     **dict.fromkeys(("longformer/base", "longformer/classify"), "model.encoder.attention.kind: sliding_window"),
