@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import json
 import shutil
 import sys
@@ -105,7 +106,7 @@ def _lines(
     description: str, total: float | None = None, unit: str = "", *, wanted: Callable[[], bool] = lambda: True
 ) -> Iterator[Progress]:
     state: tuple[float, float | None] = (0, total)
-    ended, began = threading.Event(), time.monotonic()
+    ended, writing, began = threading.Event(), threading.Lock(), time.monotonic()
 
     def note(done: float, total: float | None = total) -> None:
         nonlocal state
@@ -115,19 +116,20 @@ def _lines(
         limit, since = FIRST_LINE_SECONDS if unit else LINE_SECONDS, began
         while not ended.wait(max(0.05, limit - (time.monotonic() - max(since, console.printed_at)))):
             silence = time.monotonic() - max(since, console.printed_at)
-            if silence >= limit and _stages[-1] is ended and wanted():
-                limit, since = LINE_SECONDS, time.monotonic()
-                parts = [description, _counts(*state, unit), duration(since - began)]
-                console.print(": ".join(filter(None, parts)), markup=False)
+            with writing:
+                if silence >= limit and not ended.is_set() and _stages[-1] is ended and wanted():
+                    limit, since = LINE_SECONDS, time.monotonic()
+                    parts = [description, _counts(*state, unit), duration(since - began)]
+                    console.print(": ".join(filter(None, parts)), markup=False)
 
-    writer = threading.Thread(target=write_lines, name="progress", daemon=True)
     _stages.append(ended)
-    writer.start()
     try:
+        # `Thread.start` would wait for ever for a thread that ends at once because no memory is left.
+        _thread.start_new_thread(write_lines, ())
         yield note
     finally:
-        ended.set()
-        writer.join()
+        with writing:
+            ended.set()
         _stages.remove(ended)
 
 
