@@ -72,6 +72,7 @@ def command(home: Path) -> Command:
             sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
             sys.argv = ["tformer", *words]
             torch.set_num_threads(1)
+            os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the threads of its pool are not in a fork
             prepare()
             tformer.cli.app.main()
         except SystemExit as end:
