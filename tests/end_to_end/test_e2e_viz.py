@@ -64,7 +64,7 @@ def show(cli: Cli, run: Path, *arguments: object) -> Any:
 
 
 def test_a_page_holds_all_three_attentions_of_a_translator(translator: Path, cli: Cli, tmp_path: Path) -> None:
-    page = tmp_path / "new" / "page.html"
+    page = tmp_path / "page.html"
     outcome = show(cli, translator, "--text", "fed cab", "-o", page)
     assert outcome.out == "" and "wrote" in outcome.err
     text = page.read_text(encoding="utf-8")
