@@ -93,7 +93,9 @@ INLINE void sums_int8(const struct linear *l, const struct rows *x, long row, lo
                       int32_t *sums) {
     const uint8_t *numbers = (const uint8_t *)x->numbers + row * x->stride;
     const int8_t *w = (const int8_t *)l->weight + column * l->inner;
-    integers total[TILE_ROWS][COLUMNS] = {0};
+    integers total[TILE_ROWS][COLUMNS];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int c = 0; c < columns; c++) total[r][c] = (integers){0};
     long k = 0;
     for (; k + AT_ONCE <= l->inner; k += AT_ONCE) {
         if (row == 0) UNROLL for (int c = 0; c < columns; c++) ask_ahead(w + c * l->inner + k);
@@ -116,7 +118,9 @@ INLINE void sums_int4(const struct linear *l, const struct rows *x, long row, lo
     const uint8_t *w = (const uint8_t *)l->weight + column * x->stride / 2;
     const int32_t *pairs = (const int32_t *)l->scales + column * x->stride / (2 * GROUP);
     long bytes = x->stride / 2, scales = x->stride / (2 * GROUP);
-    rates total[TILE_ROWS][COLUMNS] = {0};
+    rates total[TILE_ROWS][COLUMNS];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int c = 0; c < columns; c++) total[r][c] = (rates){0};
     for (long i = 0; i < scales; i += PAIRS_AT_ONCE)
         UNROLL for (int c = 0; c < columns; c++) {
             if (row == 0) ask_ahead(w + c * bytes + i * GROUP);
