@@ -7,7 +7,7 @@
 #include "linear.h"
 #include "vectors.h"
 
-enum { BLOCK_BYTES = 16384, MOST_COLUMNS = 48, SERIAL_NUMBERS = 8192, LINE = 64 };
+enum { BLOCK_BYTES = 16384, MOST_COLUMNS = 32, LEAST_COLUMNS = 16, SERIAL_NUMBERS = 8192, LINE = 64 };
 
 /* What the formats need of x. */
 struct layout {
@@ -110,8 +110,9 @@ int linear(const struct linear *l, const struct call *c, int threads) {
     p.rows = (struct rows){p.numbers, stride, p.scales, p.offsets};
 
     long columns = c->gated ? l->columns / 2 : l->columns;
-    long size = least(MOST_COLUMNS, BLOCK_BYTES / (a.column_bytes + 1)) / COLUMNS * COLUMNS;
-    size = size ? size : COLUMNS;
+    /* Whole vectors for `finish`; a block that is read again lies in the first cache, or nearly. */
+    int again = c->rows > TILE_ROWS && MOST_COLUMNS * a.column_bytes > BLOCK_BYTES;
+    long size = again ? LEAST_COLUMNS : MOST_COLUMNS;
     long blocks = (columns + size - 1) / size;
     int few = all <= SERIAL_NUMBERS;
     if (few)
