@@ -28,7 +28,7 @@ def task_of(*sets: str, rows: int = 2) -> Task:
 
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The export needs no process of its own."""
+    """The export runs in this process."""
     pytest.importorskip("llama_cpp")
     from tformer.bench.peers import llama_cpp
 

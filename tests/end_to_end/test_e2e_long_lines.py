@@ -1,6 +1,6 @@
 """Long lines: every command that reads lines takes memory <= base + k x the longest line, and refuses above a limit.
 
-Each command runs in a process of its own, forked from one that has imported everything. What is measured is the growth
+Each command runs in a separate process, forked from one that has imported everything. What is measured is the growth
 of its peak memory.
 """
 

@@ -195,7 +195,7 @@ def test_a_prompt_that_is_no_utf8_is_one_line(command: Command, run: str) -> Non
 
 
 def start(words: list[str], cwd: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
-    """A command in a process of its own, with options of Python."""
+    """A command in a separate process, with options for Python."""
     return subprocess.run(
         [sys.executable, *options, *(() if "-c" in options else ("-m", "tformer")), *words],
         cwd=cwd,

@@ -1,6 +1,6 @@
 """Commands under injected faults: every failed call, every kill, every state that a crash can leave on the disk.
 
-`Workshop` runs commands on a small disk of its own (`work/`, `cache/`, `tmp/`), `Trial` compares what one command left
+`Workshop` runs commands in a separate small folder (`work/`, `cache/`, `tmp/`), `Trial` compares what one command left
 behind with what it found and with what it leaves undisturbed.
 """
 

@@ -80,7 +80,7 @@ def expected_note(recipe: Recipe, *, first_step: int, lengths: tuple[int, int]) 
 
 
 def least_rate(work: tuple[float, float], steps: int, speed: CpuSpeed) -> float:
-    """Least rate of products, in FLOP/s, at which so many steps take at most `FIRST_RUN_SECONDS`."""
+    """The lowest rate of products, in FLOP/s, at which this number of steps takes at most `FIRST_RUN_SECONDS`."""
     flops, elements = work
     left = FIRST_RUN_SECONDS / steps - elements / speed.elements_per_second
     return flops / left if left > 0 else float("inf")
