@@ -28,7 +28,7 @@ from tformer.errors import InputError
 from tformer.kernels.functions import find
 from tformer.model import Transformer
 from tformer.nn.linear import Linear
-from tformer.nn.products import PackedProduct, prepare_product
+from tformer.nn.products import PackedProduct, prepare_product, set_kernels
 from tformer.recipe.model import Model
 
 VOCAB = 23
@@ -367,6 +367,14 @@ def _stepwise(model: Transformer, ids: torch.Tensor, mask: torch.Tensor) -> torc
         told = [model(ids[:, : mask.shape[1]], attention_mask=mask, cache=cache).logits_at(-1)]
         told += [model(ids[:, at : at + 1], cache=cache).logits_at(-1) for at in range(mask.shape[1], ids.shape[1])]
     return torch.stack(told)
+
+
+@pytest.mark.skipif(find() is None, reason="no compiler for kernels here")
+def test_a_model_that_took_a_step_by_the_kernels_can_be_copied() -> None:
+    model, ids = tiny_model("learned"), torch.tensor([PROMPTS[0]])
+    set_kernels(find())
+    expected = _stepwise(model, ids, torch.ones(1, 3, dtype=torch.long))
+    assert torch.equal(_stepwise(copy.deepcopy(model), ids, torch.ones(1, 3, dtype=torch.long)), expected)
 
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -108,8 +108,7 @@ class Block(nn.Module):
         if taps is None and not self.training:  # the function may do all in fewer pieces
             if self.place == "pre":
                 return function(x, *arguments, norm=norm, residual=x, taps=None, **named)
-            x = norm(function(x, *arguments, residual=x, taps=None, **named))
-            return x
+            return norm(function(x, *arguments, residual=x, taps=None, **named))
         before = tap(taps, "normalised", norm(x)) if self.place == "pre" else x
         update = function(before, *arguments, taps=taps, **named)
         if self.dropout:

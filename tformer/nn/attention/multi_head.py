@@ -13,6 +13,8 @@ Shape legend: B batch, T queries, S keys, D d_model, H query heads, K kv heads, 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -94,6 +96,10 @@ class MultiHeadAttention(nn.Module):
         self.mechanism = options.mechanism(options, self.sizes)
         self.mechanism.dropout = dropout
         self._step: AttentionStep | None = None  # by the C kernels
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles hold: the kernel's arguments are addresses, and are made again."""
+        return self.__dict__ | {"_step": None}
 
     def forward(
         self,
