@@ -156,7 +156,7 @@ def all_cases(models: dict[str, str], files: dict[str, str]) -> dict[str, list[s
         "evaluate csv": ["evaluate", models["classifier"], "--data", files["labels.csv"]],
         "evaluate continuations": ["evaluate", models["language model"], "--score", *parallel],
         "evaluate pairs": ["evaluate", models["translator"], *parallel],
-        "train-tokenizer": ["train-tokenizer", lines, "--vocab-size", "300", "--out", "made.json"],
+        "train-tokenizer": ["train-tokenizer", lines, "--vocab-size", "300", "--out", "made.json", "--force"],
     }
 
 
