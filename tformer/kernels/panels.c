@@ -5,7 +5,8 @@
 
 #if defined(PANELS)
 
-enum { HALF = PANEL_COLUMNS / 2, STEP = 16 }; /* columns of a vector of sums; numbers of a column that are moved at once */
+/* Columns of a vector of sums; numbers of a column that are moved at once; numbers of a row that are multiplied at once. */
+enum { HALF = PANEL_COLUMNS / 2, STEP = 16, AT_ONCE = 8 };
 
 INLINE __m256i add_pairs(__m256i total, __m256i x, __m256i w) {
 #if defined(__AVXVNNI__)
@@ -63,15 +64,17 @@ INLINE void sums_of(const int16_t *x, long stride, const int16_t *panel, int row
                     const float *scales, float out[PANEL_ROWS][PANEL_COLUMNS]) {
     __m256i total[PANEL_ROWS][2];
     UNROLL for (int r = 0; r < rows; r++) total[r][0] = total[r][1] = _mm256_setzero_si256();
-    for (long at = 0; at < stride; at += 8)
-        UNROLL for (long k = at; k < at + 8; k += 2) {
+    for (long at = 0; at < stride; at += AT_ONCE)
+        UNROLL for (long k = at; k < at + AT_ONCE; k += 2) {
             __m256i first = _mm256_loadu_si256((const __m256i *)(panel + k * PANEL_COLUMNS));
             __m256i second = _mm256_loadu_si256((const __m256i *)(panel + (k + 1) * PANEL_COLUMNS));
             UNROLL for (int r = 0; r < rows; r++) {
+                /* A pair in every place; the form for floats is loaded twice as fast. */
                 __m256i each = _mm256_castps_si256(_mm256_broadcast_ss((const float *)(x + r * stride + k)));
                 total[r][0] = add_pairs(total[r][0], each, first);
                 total[r][1] = add_pairs(total[r][1], each, second);
-                __asm__("" : "+x"(total[r][0]), "+x"(total[r][1])); /* else GCC begins all rows first, and runs out of registers */
+                /* One row after another: GCC would otherwise begin all of them, and keep sums in memory. */
+                __asm__("" : "+x"(total[r][0]), "+x"(total[r][1]));
             }
         }
     UNROLL for (int r = 0; r < rows; r++)
