@@ -274,7 +274,7 @@ def test_auto_holds_weights_in_bf16_where_that_is_measured_to_be_faster_and_says
 def test_the_measurement_multiplies_one_small_weight_a_few_times_and_once_per_process(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it does is counted: 50 million numbers read and 1.3 billion operations take less than 50 ms on one thread."""
+    """What it does is counted: less than 50 ms on one thread for 50 million numbers and 1.3 billion operations."""
     work = {"prepared": 0, "read": 0, "operations": 0}
     prepare = inference_module.prepare_product
 
