@@ -20,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 from tformer.errors import InputError
 from tformer.recipe.sections import Parallelism
 
-
 Run = Callable[[Callable[[], Any]], Any]
 """Calls a function without arguments inside the forward pass of the trained models, and returns its result."""
 
