@@ -23,6 +23,7 @@ from tformer.nn.layer_norm import Norm
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.optim.optimizers import NamedOptimizer, build_optimizer
+from tformer.optim.shards import Shards
 from tformer.optim.schedules import Schedule, build_schedule
 from tformer.recipe.recipe import Recipe
 from tformer.tasks.base import TrainingData
@@ -221,8 +222,13 @@ def make_schedule(recipe: Recipe) -> Schedule:
     return build_schedule(recipe.schedule, total_steps=recipe.training.max_steps, d_model=recipe.model.d_model)
 
 
-def make_optimizer(recipe: Recipe, models: Models, device: torch.device) -> NamedOptimizer:
-    """The optimizer, keyed by parameter name. Muon trains the matrices inside the stacks, split into projections."""
+def make_optimizer(
+    recipe: Recipe, models: Models, device: torch.device, shards: Shards | None = None
+) -> NamedOptimizer:
+    """The optimizer, keyed by parameter name. Muon trains the matrices inside the stacks, split into projections.
+
+    shards: of models whose parameters are spread over processes, see `Parallel.shard`.
+    """
     options = recipe.optimizer
     rows = {f"{name}.weight": rows for name, _, rows in block_matrices(models.main)}
     if models.generator is not None:
@@ -245,6 +251,7 @@ def make_optimizer(recipe: Recipe, models: Models, device: torch.device) -> Name
         splits=rows.get,
         muon_dtype=torch.bfloat16 if device.type == "cuda" or has_bf16_instructions() else torch.float32,
         device=device,
+        shards=shards,
     )
 
 
