@@ -241,6 +241,34 @@ class TrainOptions:
         Key("training.compile"),
     ] = None
 
+    devices: Annotated[
+        str | None,
+        MACHINE(
+            "--devices",
+            metavar="N|auto",
+            help="Processes that train together, one for each GPU or CPU core; auto: all GPUs, else one process.",
+        ),
+    ] = None
+    max_restarts: Annotated[
+        int,
+        MACHINE(
+            "--max-restarts",
+            help="With --devices: go on from the last checkpoint so many times when a process is killed or fails.",
+        ),
+    ] = 0
+
+    def resuming(self, run: Path) -> TrainOptions:
+        """The options that go on with a run of these options: everything else is in its recipe."""
+        return TrainOptions(
+            out=run,
+            resume=True,
+            max_minutes=self.max_minutes,
+            log_to=self.log_to,
+            as_json=self.as_json,
+            device=self.device,
+            devices=self.devices,
+        )
+
     def recipe_values(self) -> dict[str, Any]:
         """The values of the recipe that the options set, by dotted key.
 
