@@ -88,11 +88,8 @@ NOT_OF_CLASSIFY = OF_LOAD | {
     "json": RETURNED,
 }
 NOT_OF_EVALUATE = OF_LOAD | {"json": RETURNED}
-NOT_OF_TRAIN = {
-    "dry_run": "the command shows it: tformer train --dry-run",
-    "json": "it is the run's `summary`",
-    **dict.fromkeys(("devices", "max_restarts"), "the command starts several processes: tformer train --devices N"),
-}
+OF_COMMAND = {"dry_run": "the command shows it: tformer train --dry-run", "json": "it is the run's `summary`"}
+NOT_OF_TRAIN = OF_COMMAND | dict.fromkeys(("devices", "max_restarts"), "several processes: tformer train --devices N")
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,8 @@ class Worker:
         self._shared += 1
         key = f"shared/{self._shared}"
         if not self.leads:
-            return json.loads(self._wait_for(key))  # type: ignore[no-any-return]
+            value: Result = json.loads(self._wait_for(key))
+            return value
         value = make()
         self._put(key, json.dumps(value))
         return value
