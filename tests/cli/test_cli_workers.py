@@ -115,11 +115,10 @@ def test_one_process_works_alone_without_a_group(tmp_path: Path) -> None:
 
 def test_workers_share_the_threads_of_the_command_and_form_a_group(tmp_path: Path) -> None:
     def work(worker: Worker) -> None:
-        worker.join(timeout_minutes=1)
         ranks = torch.tensor([worker.rank + 1])
-        distributed.all_reduce(ranks)
+        with worker.joined(timeout_minutes=1):
+            distributed.all_reduce(ranks)
         put(tmp_path, worker, f"{torch.get_num_threads()} {ranks.item()}")
-        distributed.destroy_process_group()
 
     run(work)
     assert written(tmp_path) == [f"{max(1, torch.get_num_threads() // 2)} 3"] * 2
@@ -137,10 +136,10 @@ def after_joining(act: Work) -> Work:
     """Work that acts in the worker of rank 1, while the others wait for it in a sum."""
 
     def work(worker: Worker) -> None:
-        worker.join(timeout_minutes=0.02)
-        if worker.rank == 1:
-            act(worker)
-        distributed.all_reduce(torch.zeros(1))
+        with worker.joined(timeout_minutes=0.02):
+            if worker.rank == 1:
+                act(worker)
+            distributed.all_reduce(torch.zeros(1))
 
     return work
 
@@ -172,8 +171,8 @@ def test_an_error_of_one_worker_ends_all_with_its_rank_message_and_code(
 
 def test_an_error_that_all_meet_is_reported_once_without_a_rank() -> None:
     def work(worker: Worker) -> None:
-        worker.join(timeout_minutes=1)
-        raise NonFiniteLossError("the loss is not finite at step 3")
+        with worker.joined(timeout_minutes=1):
+            raise NonFiniteLossError("the loss is not finite at step 3")
 
     with failing("the loss is not finite at step 3", 4):
         run(work)
@@ -217,13 +216,13 @@ def test_other_facts_than_the_leaders_are_refused_by_name() -> None:
 
 def until_stopped(worker: Worker, stop: Callable[[], bool]) -> None:
     """Steps as in training: all stop together once one of them has to."""
-    worker.join(timeout_minutes=1)
-    while True:
-        flag = torch.tensor(int(stop()))
-        distributed.all_reduce(flag)
-        if flag:
-            raise Interrupted("interrupted: saved at step 3", signal_number=signal.SIGINT)
-        time.sleep(0.01)
+    flag = torch.zeros(1)
+    with worker.joined(timeout_minutes=1):
+        while not flag:
+            flag += stop()
+            distributed.all_reduce(flag)
+            time.sleep(0.01)
+        raise Interrupted("interrupted: saved at step 3", signal_number=signal.SIGINT)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

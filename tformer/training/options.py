@@ -257,6 +257,15 @@ class TrainOptions:
         ),
     ] = 0
 
+    process_timeout: Annotated[
+        float,
+        MACHINE(
+            "--process-timeout",
+            metavar="MINUTES",
+            help="With --devices: a process that waits longer for another one ends the training.",
+        ),
+    ] = 10.0
+
     def resuming(self, run: Path) -> TrainOptions:
         """The options that go on with a run of these options: everything else is in its recipe."""
         return TrainOptions(
@@ -267,6 +276,7 @@ class TrainOptions:
             as_json=self.as_json,
             device=self.device,
             devices=self.devices,
+            process_timeout=self.process_timeout,
         )
 
     def recipe_values(self) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch.distributed.distributed_c10d import TCPStore
 
 from tformer.errors import InputError, Interrupted, OutOfMemoryError
 from tformer.formatting import whole_number
@@ -140,7 +141,7 @@ class _Group:
                     f"the system starts no further process: {error.strerror}",
                     hint="lower --devices, or raise the limits of memory and processes (ulimit -v, ulimit -u)",
                 ) from error
-            self._store: Any = distributed.TCPStore(
+            self._store: Any = TCPStore(
                 HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
             )
 

@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import distributed
+from torch.distributed.distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed.rendezvous import rendezvous
 
 from tformer.errors import InputError, Interrupted, TformerError
 from tformer.formatting import whole_number
@@ -100,7 +102,7 @@ class Worker:
         machine: number of this machine.
         store: None for a process that works alone.
         supervised: the launcher shows failures; otherwise one of the workers does.
-        has_joined: the process group exists; until then only the leader's own work needs no rank in its errors.
+        has_joined: the group has formed; until then only the leader's own work needs no rank in its errors.
     """
 
     rank: int = 0
@@ -108,7 +110,7 @@ class Worker:
     local_rank: int = 0
     local_size: int = 1
     machine: int = 0
-    store: Any = None
+    store: Store | None = None
     supervised: bool = False
     has_joined: bool = field(default=False, init=False)
     _shared: int = field(default=0, init=False)
@@ -171,16 +173,25 @@ class Worker:
         if self.store is not None and self.leads:
             self._put(name, text)
 
-    def join(self, *, timeout_minutes: float) -> None:
-        """Make the default process group: gloo for tensors on a CPU, NCCL for those on GPUs."""
+    @contextmanager
+    def joined(self, *, timeout_minutes: float) -> Iterator[None]:
+        """Context manager of the default process group: gloo for tensors on a CPU, NCCL for those on GPUs.
+
+        timeout_minutes: a worker that waits longer for the others fails.
+        """
+        if self.store is None:
+            yield
+            return
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-            store=distributed.PrefixStore("group", self.store),
+            store=PrefixStore("group", self.store),
             rank=self.rank,
             world_size=self.world_size,
             timeout=timedelta(minutes=timeout_minutes),
         )
         self.has_joined = True
+        yield
+        distributed.destroy_process_group()
 
     def report(self, failure: Failure) -> bool:
         """Report the failure of this worker to the group; returns whether this process has to show it.
@@ -279,8 +290,8 @@ def _meet(rank: int, world_size: int) -> Any:
     address, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT", "torchrun")
     try:
         if SUPERVISED in os.environ:  # the launcher keeps the store
-            return distributed.TCPStore(address, port, is_master=False, timeout=START_TIMEOUT)
-        store, *_ = next(distributed.rendezvous("env://", rank, world_size, timeout=START_TIMEOUT))
+            return TCPStore(address, port, is_master=False, timeout=START_TIMEOUT)
+        store, *_ = next(rendezvous("env://", rank, world_size, timeout=START_TIMEOUT))
     except (distributed.DistError, ValueError) as error:
         raise TformerError(
             f"no connection to the other processes at {address}:{port}: {str(error).splitlines()[0]}",
