@@ -26,12 +26,11 @@ from typing import Any
 
 import torch
 from torch import distributed
-from torch.distributed.distributed_c10d import TCPStore
 
 from tformer.errors import InputError, Interrupted, OutOfMemoryError
 from tformer.formatting import whole_number
 from tformer.processes import end_with_parent, python_command
-from tformer.workers.worker import RANKS, SUPERVISED, Failure, Worker, worker_from_environment
+from tformer.workers.worker import RANKS, SUPERVISED, Failure, Worker, c10d, worker_from_environment
 
 HOST = "127.0.0.1"
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
@@ -141,7 +140,7 @@ class _Group:
                     f"the system starts no further process: {error.strerror}",
                     hint="lower --devices, or raise the limits of memory and processes (ulimit -v, ulimit -u)",
                 ) from error
-            self._store: Any = TCPStore(
+            self._store: Any = c10d.TCPStore(
                 HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
             )
 

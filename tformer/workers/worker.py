@@ -17,13 +17,14 @@ from typing import Any, TypeVar
 
 import torch
 from torch import distributed
-from torch.distributed.distributed_c10d import PrefixStore, Store, TCPStore
-from torch.distributed.rendezvous import rendezvous
 
 from tformer.errors import InputError, Interrupted, TformerError
 from tformer.formatting import whole_number
 
 Result = TypeVar("Result")
+
+c10d: Any = distributed
+"""torch.distributed; type checkers do not know all of its names."""
 
 START_TIMEOUT = timedelta(minutes=5)
 """Time limit of the connection to the store: the workers of other machines start later."""
@@ -110,7 +111,7 @@ class Worker:
     local_rank: int = 0
     local_size: int = 1
     machine: int = 0
-    store: Store | None = None
+    store: Any = None
     supervised: bool = False
     has_joined: bool = field(default=False, init=False)
     _shared: int = field(default=0, init=False)
@@ -184,7 +185,7 @@ class Worker:
             return
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-            store=PrefixStore("group", self.store),
+            store=c10d.PrefixStore("group", self.store),
             rank=self.rank,
             world_size=self.world_size,
             timeout=timedelta(minutes=timeout_minutes),
@@ -290,8 +291,8 @@ def _meet(rank: int, world_size: int) -> Any:
     address, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT", "torchrun")
     try:
         if SUPERVISED in os.environ:  # the launcher keeps the store
-            return TCPStore(address, port, is_master=False, timeout=START_TIMEOUT)
-        store, *_ = next(rendezvous("env://", rank, world_size, timeout=START_TIMEOUT))
+            return c10d.TCPStore(address, port, is_master=False, timeout=START_TIMEOUT)
+        store, *_ = next(c10d.rendezvous("env://", rank, world_size, timeout=START_TIMEOUT))
     except (distributed.DistError, ValueError) as error:
         raise TformerError(
             f"no connection to the other processes at {address}:{port}: {str(error).splitlines()[0]}",
