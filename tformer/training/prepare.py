@@ -93,7 +93,9 @@ def prepare(start: Start, work: Work, *, processes: int = 1) -> Prepared:
     if recipe.training.max_epochs is not None:
         work.note(f"{plural(recipe.training.max_epochs, 'epoch')}: at most {recipe.training.max_steps:,} steps")
     work.note(f"model: {num_parameters:,} parameters{_generator_note(recipe)}")
-    work.note(f"{precision.name} on {device}, {plural(torch.get_num_threads(), 'thread')}: {precision.reason}")
+    together = f"{processes} processes of " if processes > 1 else ""
+    threads = f"{together}{plural(torch.get_num_threads(), 'thread')}"
+    work.note(f"{precision.name} on {device}, {threads}: {precision.reason}")
     first_step = 0 if start.resumed is None else start.resumed.step
     if device.type == "cpu" and first_step < recipe.training.max_steps:
         source, target = mean_lengths(data.samples, data.tokens_per_sample)
