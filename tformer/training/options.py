@@ -240,7 +240,10 @@ class TrainOptions:
         MACHINE("--compile", metavar="auto|on|off", help="torch.compile; auto: on a GPU, for 200 steps or more."),
         Key("training.compile"),
     ] = None
-
+    workers: Annotated[
+        int | None,
+        MACHINE("--workers", metavar="N", help="Processes that tokenise a text; default: one for each processor."),
+    ] = None
     devices: Annotated[
         str | None,
         MACHINE(
@@ -256,7 +259,6 @@ class TrainOptions:
             help="With --devices: go on from the last checkpoint so many times when a process is killed or fails.",
         ),
     ] = 0
-
     process_timeout: Annotated[
         float,
         MACHINE(
@@ -275,6 +277,7 @@ class TrainOptions:
             log_to=self.log_to,
             as_json=self.as_json,
             device=self.device,
+            workers=self.workers,
             devices=self.devices,
             process_timeout=self.process_timeout,
         )
@@ -286,6 +289,8 @@ class TrainOptions:
         """
         from tformer.data.sources.columns import parse_column
 
+        if self.workers is not None and self.workers < 1:
+            raise InputError(f"--workers must be at least 1, found {self.workers}")
         values: dict[str, Any] = {}
         for name, hint in get_type_hints(TrainOptions, include_extras=True).items():
             value = getattr(self, name)

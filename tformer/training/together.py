@@ -31,7 +31,7 @@ from tformer.workers.worker import Worker
 
 SAME_COMMAND = "start the same command with the same tformer on every machine"
 SAME_DATA = "every machine needs the same files"
-OWN = {"devices", "max_restarts", "data_workers"}
+OWN = {"devices", "max_restarts", "workers"}
 """Options that processes of one training need not share."""
 
 
