@@ -26,7 +26,7 @@ from tformer.data.sources.images import ImageExample
 from tformer.device import DTYPES
 from tformer.evaluation.predict import GivenSamples
 from tformer.objectives.base import ObjectiveContext
-from tformer.optim.ema import Ema
+from tformer.optim.shards import local
 from tformer.recipe.recipe import Recipe
 from tformer.tasks.base import TrainingData
 from tformer.training import assemble
@@ -152,9 +152,9 @@ class Training:
             fingerprint="",
         )
         objective = assemble.make_objective(recipe, given, self.models)
-        decay = recipe.training.ema_decay
-        self.ema = None if decay is None else Ema(self.models.main.named_parameters(), decay=decay)
-        self.optimizer = assemble.make_optimizer(recipe, self.models, device)
+        self.shards = parallel.shard(self.models)
+        self.ema = assemble.make_ema(recipe, self.models, self.shards)
+        self.optimizer = assemble.make_optimizer(recipe, self.models, device, self.shards)
         self.trainer = Trainer(
             Components(
                 model=self.models,
@@ -184,17 +184,27 @@ class Training:
 
     def run(self, steps: int) -> dict[str, Tensor]:
         """Sums of each step (loss, gradient norm, terms), tokens, weights and averages after `steps` steps."""
-        before = {name: value.detach().clone() for name, value in self.models.trained_parameters()}
+        before = self.weights()
         for _ in range(steps):
             self.trainer._step()
         found = {"sums": torch.tensor([[float(value) for value in row] for row in self.trainer._sums])}
         found["tokens"] = torch.tensor(self.trainer.state.tokens)
-        found |= {f"weight {name}": value.detach() for name, value in self.models.trained_parameters()}
-        moved = [(value.detach() - before[name]).abs().max() for name, value in self.models.trained_parameters()]
-        found["moved"] = torch.stack(moved).max()
-        if self.ema is not None:
-            found |= {f"average {name}": value for name, value in self.ema.state().items()}
-        return found
+        after = self.weights()
+        found |= {f"weight {name}": value for name, value in after.items()}
+        found["moved"] = torch.stack([(value - before[name]).abs().max() for name, value in after.items()]).max()
+        if self.ema is None:
+            return found
+        averages = self.ema.state()
+        if self.shards is not None:
+            averages = self.shards.whole(averages, self.models.main.named_parameters())
+        return found | {f"average {name}": value for name, value in averages.items()}
+
+    def weights(self) -> dict[str, Tensor]:
+        """Copies of all weights by name, whole."""
+        parameters = dict(self.models.trained_parameters())
+        if self.shards is None:
+            return {name: value.detach().clone() for name, value in parameters.items()}
+        return self.shards.whole({name: local(value) for name, value in parameters.items()}, parameters.items())
 
 
 def largest_difference(one: Tensors, other: Tensors) -> float:

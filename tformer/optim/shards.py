@@ -11,13 +11,13 @@ Shapes: r rows of a parameter.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 
 @dataclass
@@ -121,7 +121,8 @@ class Shards:
         sent = [torch.cat([tensor.flatten() for tensor in [*tensors, self._nothing]]) for tensors in outgoing]
         sizes = [[shape.numel() for shape in each] for each in shapes]
         received = self._nothing.new_empty(sum(map(sum, sizes)))
-        dist.all_to_all_single(received, torch.cat(sent), [sum(each) for each in sizes], [len(each) for each in sent], self.group)
+        splits = [sum(each) for each in sizes], [len(each) for each in sent]
+        dist.all_to_all_single(received, torch.cat(sent), *splits, group=self.group)
         blocks = iter(received.split([size for each in sizes for size in each]))
         return [[next(blocks).view(shape) for shape in each] for each in shapes]
 
@@ -132,6 +133,10 @@ class Shards:
 
     # Whole tensors, for checkpoints.
 
+    def whole(self, rows: Mapping[str, Tensor], parameters: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Tensor]:
+        """Whole tensors from the rows of every process, by name; each has the shape of the parameter of its name."""
+        return {name: self.complete(rows[name], parameter.shape) for name, parameter in parameters}
+
     @torch.no_grad()
     def complete(self, rows: Tensor, shape: torch.Size) -> Tensor:
         """The whole tensor of this shape, from the rows of every process."""
@@ -139,7 +144,7 @@ class Shards:
         padded = rows.new_zeros(chunk, *shape[1:])
         padded[: len(rows)] = rows
         whole = rows.new_empty(chunk * self.size, *shape[1:])
-        dist.all_gather_into_tensor(whole, padded, group=self.group)
+        dist.all_gather(list(whole.split(chunk)), padded, group=self.group)
         return whole[: shape[0]]
 
     def shape(self, own: Tensor, state: Tensor) -> torch.Size:
@@ -167,7 +172,7 @@ class Shards:
 
 
 @torch.no_grad()
-def local(tensor: Tensor | None) -> Tensor:
-    """The rows of this process of a DTensor, sharing its memory."""
-    assert isinstance(tensor, DTensor)
-    return tensor.to_local()
+def local(tensor: Any) -> Tensor:
+    """The rows of this process of a DTensor (whose import takes half a second), sharing its memory."""
+    rows: Tensor = tensor.to_local()
+    return rows

@@ -20,11 +20,13 @@ from tformer.evaluation.predict import Samples
 from tformer.model import Transformer
 from tformer.nn.init import block_matrices, tie_embeddings
 from tformer.nn.layer_norm import Norm
+from tformer.nn.stack import Block
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
+from tformer.optim.ema import Ema
 from tformer.optim.optimizers import NamedOptimizer, build_optimizer
-from tformer.optim.shards import Shards
 from tformer.optim.schedules import Schedule, build_schedule
+from tformer.optim.shards import Shards, local
 from tformer.recipe.recipe import Recipe
 from tformer.tasks.base import TrainingData
 from tformer.tokenizer import Tokenizer
@@ -157,6 +159,12 @@ class Models(nn.Module):
         return function()
 
     @property
+    def blocks(self) -> list[Block]:
+        """The layers of all stacks."""
+        stacks = [stack for model in self.all for stack in (model.encoder, model.decoder) if stack is not None]
+        return [block for stack in stacks for block in stack.layers]
+
+    @property
     def all(self) -> tuple[Transformer, ...]:
         return (self.main,) if self.generator is None else (self.main, self.generator)
 
@@ -253,6 +261,15 @@ def make_optimizer(
         device=device,
         shards=shards,
     )
+
+
+def make_ema(recipe: Recipe, models: Models, shards: Shards | None = None) -> Ema | None:
+    """The averages of the main model's weights, of shards those of this process's rows; None where recipe has none."""
+    if recipe.training.ema_decay is None:
+        return None
+    parameters = models.main.named_parameters()
+    own = parameters if shards is None else ((name, nn.Parameter(local(each))) for name, each in parameters)
+    return Ema(own, decay=recipe.training.ema_decay)
 
 
 def layer_of(name: str) -> int | None:

@@ -25,7 +25,6 @@ from tformer.files import require_room, write_text
 from tformer.loading import load_body, load_generator, load_weights
 from tformer.model import Transformer
 from tformer.objectives.base import Objective
-from tformer.optim.ema import Ema
 from tformer.processes import ScratchFolder
 from tformer.recipe import recipe_to_data, recipe_to_yaml
 from tformer.tasks.base import Progress, ShouldStop, Work
@@ -125,6 +124,7 @@ class Session:
             rank=self.parallel.rank,
             world_size=self.parallel.world_size,
         )
+        self.shards = self.parallel.shard(self.models)
         self.parts = self._assemble()
         if prepared.start.resumed is not None:
             self._restore(prepared.start.resumed)
@@ -159,7 +159,7 @@ class Session:
 
     def _assemble(self) -> Components:
         prepared, recipe, device = self.prepared, self.prepared.recipe, self.prepared.device
-        compile_it, decay = recipe.training.compile == "on", recipe.training.ema_decay
+        compile_it = recipe.training.compile == "on"
         if compile_it:
             self.console.print("compiling the model: the first step takes a while", markup=False)
         # Padded batches have many shapes: the compiler gives up after a few graphs of one shape each.
@@ -169,12 +169,12 @@ class Session:
             forward=assemble.compiled(self.model, wanted=compile_it, dynamic=many_shapes),
             objective=self._with_teacher(self.objective),
             batches=self.batches,
-            optimizer=assemble.make_optimizer(recipe, self.models, device),
+            optimizer=assemble.make_optimizer(recipe, self.models, device, self.shards),
             schedule=assemble.make_schedule(recipe),
             scaler=LossScaler(enabled=prepared.precision.name == "fp16"),
             parallel=self.parallel,
             device=device,
-            ema=None if decay is None else Ema(self.model.named_parameters(), decay=decay),
+            ema=assemble.make_ema(recipe, self.models, self.shards),
         )
 
     def _start_weights(self) -> None:
