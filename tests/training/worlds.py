@@ -40,6 +40,9 @@ SECONDS = 100.0
 EXAMPLES = 11
 """With batches of 6 and two micro-batches: 3 and 3 rows, then 3 and 2, so some of four processes have none."""
 
+ADAM_EPS = 1.0e-5
+"""A key's bias has no gradient but for rounding, which Adam would magnify to a whole step."""
+
 Tensors = Mapping[str, Tensor]
 
 
@@ -112,7 +115,7 @@ def recipe_of(preset: str, changes: Mapping[str, Any] = {}) -> Recipe:
     for head in values["model"]["heads"]:
         head |= {"dropout": 0.0} if "dropout" in head else {}
     values["training"] |= {"batch_size": 3, "grad_accum": 2, "precision": "fp32"}
-    values["optimizer"] |= {"clip_grad_norm": 0.5, "eps": 1e-6}
+    values["optimizer"] |= {"clip_grad_norm": 0.5, "eps": ADAM_EPS}
     values["schedule"] |= {"warmup_steps": 0, "warmup_ratio": 0.0}
     return Recipe.model_validate(merged(values, changes))
 
@@ -196,7 +199,8 @@ class Training:
             return found
         averages = self.ema.state()
         if self.shards is not None:
-            averages = self.shards.whole(averages, self.models.main.named_parameters())
+            shapes = {name: value.shape for name, value in self.models.main.named_parameters()}
+            averages = {name: self.shards.complete(rows, shapes[name]) for name, rows in averages.items()}
         return found | {f"average {name}": value for name, value in averages.items()}
 
     def weights(self) -> dict[str, Tensor]:
@@ -204,7 +208,7 @@ class Training:
         parameters = dict(self.models.trained_parameters())
         if self.shards is None:
             return {name: value.detach().clone() for name, value in parameters.items()}
-        return self.shards.whole({name: local(value) for name, value in parameters.items()}, parameters.items())
+        return {name: self.shards.complete(local(value), value.shape) for name, value in parameters.items()}
 
 
 def largest_difference(one: Tensors, other: Tensors) -> float:

@@ -201,12 +201,16 @@ class NamedOptimizer:
     def state_by_name(self) -> dict[str, Tensor]:
         """`<parameter name>.<slot>` -> tensor (contiguous, not copied), step counters included.
 
-        Of shards: the whole tensors, for which all processes must call this.
+        Of shards: the whole tensors, in process 0 only; all processes must call this.
         """
-        shards = self.shards
-        if shards is None:
+        if self.shards is None:
             return {key: tensor.contiguous() for key, (_, tensor) in self._slots().items()}
-        return {key: shards.whole_state(parameter, tensor) for key, (parameter, tensor) in self._slots().items()}
+        found = {}
+        for key, (parameter, tensor) in self._slots().items():
+            whole = self.shards.whole_state(parameter, tensor)
+            if self.shards.collects:
+                found[key] = whole
+        return found
 
     def state_shapes(self) -> dict[str, Tensor]:
         """The same on the meta device."""
@@ -316,7 +320,8 @@ def build_optimizer(
     fused = torch.device(device).type in FUSED_DEVICES
     row_splits = {parameter: rows for parameter, name in names.items() if splits and (rows := splits(name)) is not None}
     settings = Settings(betas, eps, momentum, fused, muon_dtype, row_splits)
-    optimizers, elsewhere = [], {}
+    optimizers: list[torch.optim.Optimizer] = []
+    elsewhere: dict[Tensor, dict[str, Tensor]] = {}
     for algorithm, optimizer_kind in OPTIMIZERS.items():
         torch_groups: list[dict[str, Any]] = []
         for bucket, parameters in buckets.items():

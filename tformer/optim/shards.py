@@ -36,11 +36,19 @@ class _Part:
 
 
 class Shards:
-    """The tensors of this process. All methods but `rows` and `local` communicate: every process must call them."""
+    """The tensors of this process. Most methods communicate: every process must call them.
+
+    Args:
+        group: the processes that have all rows together.
+
+    Attributes:
+        collects: whether whole tensors are for this process.
+    """
 
     def __init__(self, group: Any) -> None:
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.collects = dist.get_rank() == 0
         self._parts: dict[Tensor, _Part] = {}  # by `own`
         self._load = [0] * self.size  # numbers that each process owns
 
@@ -134,8 +142,16 @@ class Shards:
     # Whole tensors, for checkpoints.
 
     def whole(self, rows: Mapping[str, Tensor], parameters: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Tensor]:
-        """Whole tensors from the rows of every process, by name; each has the shape of the parameter of its name."""
-        return {name: self.complete(rows[name], parameter.shape) for name, parameter in parameters}
+        """Whole tensors from the rows of every process, by name, in process 0 only.
+
+        Each has the shape of the parameter of its name.
+        """
+        found = {}
+        for name, parameter in parameters:
+            complete = self.complete(rows[name], parameter.shape)
+            if self.collects:
+                found[name] = complete
+        return found
 
     @torch.no_grad()
     def complete(self, rows: Tensor, shape: torch.Size) -> Tensor:
@@ -146,6 +162,10 @@ class Shards:
         whole = rows.new_empty(chunk * self.size, *shape[1:])
         dist.all_gather(list(whole.split(chunk)), padded, group=self.group)
         return whole[: shape[0]]
+
+    def own_rows(self, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """This process's rows of whole tensors."""
+        return {name: tensor[self.rows(len(tensor))] for name, tensor in whole.items()}
 
     def shape(self, own: Tensor, state: Tensor) -> torch.Size:
         """The whole shape of a tensor of optimizer state."""

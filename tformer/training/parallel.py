@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -32,12 +32,15 @@ class Parallel(Protocol):
     Attributes:
         rank: number of this process, from 0.
         world_size: number of processes.
+        spreads_weights: whether a process has only some rows of each weight.
     """
 
     @property
     def rank(self) -> int: ...
     @property
     def world_size(self) -> int: ...
+    @property
+    def spreads_weights(self) -> bool: ...
 
     def sum(self, value: Tensor) -> Tensor:
         """The sum of `value` over all processes."""
@@ -63,6 +66,7 @@ class SingleProcess:
 
     rank = 0
     world_size = 1
+    spreads_weights = False
 
     def sum(self, value: Tensor) -> Tensor:
         return value
@@ -86,6 +90,8 @@ class ProcessGroup:
     The group must exist. Flags and counts travel as CPU tensors, which wait for no GPU: with GPUs the group needs a
     backend for both, `cpu:gloo,cuda:nccl`.
     """
+
+    spreads_weights: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -131,6 +137,8 @@ class FullySharded(ProcessGroup):
         group_size: processes that share one copy of the weights (HSDP); None: all. The default of HSDP is a machine.
         reshard: free the weights of a block after its forward pass.
     """
+
+    spreads_weights = True
 
     def __init__(self, *, group_size: int | None = None, reshard: bool = True) -> None:
         super().__init__()
