@@ -168,10 +168,12 @@ class FullySharded(ProcessGroup):
         return Shards(mesh.get_group("shard" if self.group_size < self.world_size else None))
 
     def wrap(self, models: nn.Module, *, some_unused: bool = False) -> Run:
+        self._some_unused = some_unused
         return models
 
     def accumulating(self, run: Run, *, last: bool) -> AbstractContextManager[Any]:
-        if self.group_size < self.world_size:
+        # Copies add up their gradients once a step, unless some have none in the last micro-batch.
+        if self.group_size < self.world_size and not self._some_unused:
             cast("Any", run).set_requires_all_reduce(last)
         return nullcontext()
 
