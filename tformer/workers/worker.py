@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import distributed
 
-from tformer.errors import InputError, Interrupted, TformerError
+from tformer.errors import InputError, Interrupted, OtherProcessError, TformerError
 from tformer.formatting import whole_number
 
 Result = TypeVar("Result")
@@ -208,7 +208,7 @@ class Worker:
             while time.monotonic() < deadline and not self.store.check(["cause"]):
                 time.sleep(POLL_SECONDS[1])
             return bool(self.store.compare_set("cause", "", str(self.rank)).decode() == str(self.rank))
-        except (LostError, distributed.DistError):  # the store has ended with the worker that kept it
+        except (LostError, c10d.DistError):  # the store has ended with the worker that kept it
             return not self.supervised
 
     def _put(self, key: str, text: str) -> None:
@@ -232,13 +232,13 @@ def _connected() -> Iterator[None]:
     """LostError in place of the error of a store whose process has ended."""
     try:
         yield
-    except distributed.DistError as error:
+    except c10d.DistError as error:
         raise LostError(LOST) from error
 
 
 def is_lost(error: BaseException) -> bool:
     """Whether an error only says that another worker does not answer or has ended."""
-    if isinstance(error, LostError | distributed.DistError):
+    if isinstance(error, LostError | OtherProcessError | c10d.DistError):
         return True
     return isinstance(error, RuntimeError) and "/gloo/" in str(error)
 
@@ -293,7 +293,7 @@ def _meet(rank: int, world_size: int) -> Any:
         if SUPERVISED in os.environ:  # the launcher keeps the store
             return c10d.TCPStore(address, port, is_master=False, timeout=START_TIMEOUT)
         store, *_ = next(c10d.rendezvous("env://", rank, world_size, timeout=START_TIMEOUT))
-    except (distributed.DistError, ValueError) as error:
+    except (c10d.DistError, ValueError) as error:
         raise TformerError(
             f"no connection to the other processes at {address}:{port}: {str(error).splitlines()[0]}",
             hint="MASTER_ADDR and MASTER_PORT name the machine of rank 0 and a free port of it",
