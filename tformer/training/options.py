@@ -54,8 +54,8 @@ class TrainOptions:
         DATA(
             "--data",
             metavar="PATH",
-            help="Text, a csv/tsv/jsonl/parquet table, images (folder, zip or IDX), a glob, `-` or builtin:NAME; may "
-            "be repeated. Default: built-in data.",
+            help="Text, a csv/tsv/jsonl/parquet table, images (folder, zip or IDX), a glob, a URL, `-` or "
+            "builtin:NAME; may be repeated. Default: built-in data.",
             show_default=False,
         ),
     ] = ()
