@@ -31,6 +31,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "bert/classify",
         {"objectives": [{"kind": "classification", "word_dropout": 0.2, "swap_pairs": True}]},
     ),
+    "distillation": ("gpt/small", {}),
+    "distillation of pairs": ("transformer/tiny", {}),
+    "distillation of masked LM": ("bert/tiny", {}),
+    "distillation of images": ("vit/tiny", {}),
     "random padding": ("gpt/small", {"data": {"padding": "random"}}),
     "left padding": ("gpt/small", {"data": {"padding": "left"}}),
     "pairs by tokens": ("transformer/tiny", {"training": {"batch_size": None, "batch_tokens": 40}}),
@@ -72,13 +76,23 @@ KINDS = {
 }
 
 
+def training_of(case: str, parallel: Parallel) -> Training:
+    """The training of a case; a student learns from a model of its own shape with other weights."""
+    recipe = recipe_of(*CASES[case])
+    if not case.startswith("distillation"):
+        return Training(recipe, parallel)
+    other = recipe.model_copy(update={"seed": recipe.seed + 1})
+    teacher = assemble.make_models(other, torch.device("cpu"), dtype=torch.float32).main
+    return Training(recipe, parallel, teacher=teacher)
+
+
 def trained(names: list[str], options: Parallelism | None = None) -> Callable[[Parallel], dict[str, Tensor]]:
     """The results of several cases in one group of processes (None: in one process), by `case|name`."""
 
     def work(parallel: Parallel) -> dict[str, Tensor]:
         if options is not None:
             parallel = parallel_of(options)
-        results = {name: Training(recipe_of(*CASES[name]), parallel).run(STEPS) for name in names}
+        results = {name: training_of(name, parallel).run(STEPS) for name in names}
         return {f"{case}|{name}": value for case, found in results.items() for name, value in found.items()}
 
     return work

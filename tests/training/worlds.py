@@ -25,7 +25,9 @@ from tformer.data.shards.pair_tokens import PairExample
 from tformer.data.sources.images import ImageExample
 from tformer.device import DTYPES
 from tformer.evaluation.predict import GivenSamples
-from tformer.objectives.base import ObjectiveContext
+from tformer.model import Transformer
+from tformer.objectives.base import Objective, ObjectiveContext
+from tformer.objectives.distillation import Distillation, Teacher
 from tformer.optim.shards import local
 from tformer.recipe.recipe import Recipe
 from tformer.tasks.base import TrainingData
@@ -33,6 +35,7 @@ from tformer.training import assemble
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.parallel import DataParallel, Parallel
 from tformer.training.state import LossScaler, TrainerState
+from tformer.training.teacher import layer_pairs
 
 SECONDS = 100.0
 """Limit of a group of processes; then all are killed."""
@@ -140,7 +143,9 @@ def samples_of(recipe: Recipe) -> GivenSamples:
 class Training:
     """Steps of the training loop on `samples_of` a recipe, by one process of a group."""
 
-    def __init__(self, recipe: Recipe, parallel: Parallel, *, precision: str = "fp32") -> None:
+    def __init__(
+        self, recipe: Recipe, parallel: Parallel, *, precision: str = "fp32", teacher: Transformer | None = None
+    ) -> None:
         device = torch.device("cpu")
         self.recipe = recipe
         self.models = assemble.make_models(recipe, device, dtype=DTYPES[precision])
@@ -154,7 +159,19 @@ class Training:
             context=given,
             fingerprint="",
         )
-        objective = assemble.make_objective(recipe, given, self.models)
+        objective: Objective = assemble.make_objective(recipe, given, self.models)
+        if teacher is not None:
+            objective = Distillation(
+                objective,
+                Teacher(teacher.requires_grad_(False).eval()),
+                temperature=2.0,
+                alpha=0.5,
+                hidden=0.5,
+                attention=0.5,
+                hidden_pairs=layer_pairs(self.models.main, teacher, "hidden"),
+                attention_pairs=layer_pairs(self.models.main, teacher, "attention"),
+                image_positions=recipe.seq_len if recipe.model.patches is not None else None,
+            )
         self.shards = parallel.shard(self.models)
         self.ema = assemble.make_ema(recipe, self.models, self.shards)
         self.optimizer = assemble.make_optimizer(recipe, self.models, device, self.shards)

@@ -103,7 +103,7 @@ class Session:
         worker: Worker,
     ) -> None:
         self.worker = worker
-        self.parallel = parallel_of(prepared.recipe.training.parallel)
+        self.parallel = parallel_of(prepared.recipe.training.parallel, machine_size=worker.local_size)
         self.prepared, self.console, self.work, self.began = prepared, console, work, began
         self.should_stop = work.should_stop
         recipe, device = prepared.recipe, prepared.device
