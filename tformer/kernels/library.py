@@ -91,6 +91,7 @@ SIGNATURES = {
     "round_rows": (None, [POINTER, INT, LONG, LONG, POINTER, POINTER, INT]),
     "rescale_rows": (None, [POINTER, INT, LONG, LONG, POINTER, POINTER, INT]),
     "attend": (INT, [POINTER, INT]),
+    "play": (INT, [POINTER, LONG, INT]),
     "top": (INT, [POINTER, LONG, LONG, LONG, LONG, POINTER, POINTER, INT]),
 }
 

@@ -14,14 +14,14 @@ b beams, so that B / b sentences.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tformer.nn.products import get_kernels
+from tformer.nn.products import Tape, get_kernels
 
 FEW_SLOTS = 1024
 """Slots of all rows together, up to which attention on a CPU is bound by overhead, not by reading the cache."""
@@ -206,6 +206,8 @@ class ModelCache:
         self.length = 0
         self.beams = 1
         self.padded = False
+        self._tape: Tape | None = None  # of a step by the kernels alone
+        self._tried: tuple[int, ...] = ()  # shape of the step that was recorded
         self._same_positions = True  # in all rows
         self._spares = Spares()
 
@@ -237,6 +239,19 @@ class ModelCache:
         self.padded = self.padded or valid_BT is not None
         self._same_positions = self._same_positions and positions_BT.shape[0] == 1
         return self.key_positions[: 1 if self._same_positions else None, :end], self.key_valid[:, :end]
+
+    def step(self, x_B1D: Tensor, run: Callable[[], Tensor]) -> Tensor:
+        """run(), all layers of a decoding step of x; steps that the C kernels do alone are repeated without Python."""
+        kernels, layers = get_kernels(), [layer for layer in self.layers if isinstance(layer, LayerCache)]
+        if kernels is None or self.cross or len(layers) < len(self.layers):
+            return run()
+        if self._tape is not None and self._tape.takes(x_B1D):
+            return self._tape(x_B1D, [layer.extend() for layer in layers])
+        if x_B1D.shape == self._tried:
+            return run()
+        self._tried = tuple(x_B1D.shape)
+        out, self._tape = kernels.record(x_B1D, run, lambda: [layer.keys for layer in layers])
+        return out
 
     def reorder(self, index: Tensor) -> None:
         """Row i becomes what row index[i] was; `index` long [B'] may repeat or drop rows. Not after `fan_out`."""
