@@ -108,7 +108,9 @@ class Kernels:
             _address(bias),
             None,
             None,
+            None,
             out_BTHv.data_ptr(),
+            0,
             0,
             batch,
             heads,
@@ -188,11 +190,19 @@ class AttentionStep:
         self._attend, self._call, self._address = library.attend, AttentionCall(a), ctypes.addressof(a)
 
     def __call__(
-        self, qkv_B1x: Tensor, keys_BKCh: Tensor, values_BKCv: Tensor, *, length: int, mask: Tensor | None
+        self,
+        qkv_B1x: Tensor,
+        keys_BKCh: Tensor,
+        values_BKCv: Tensor,
+        *,
+        length: int,
+        mask: Tensor | None,
+        origins_BS: Tensor | None = None,
     ) -> Tensor:
         """[B, 1, H v]. qkv: the product of the fused projection, contiguous; keys, values: the cache's storage.
 
-        length: slots in use, the new one included. mask: bool, broadcastable to [B, H, 1, length].
+        length: slots in use, the new one included. mask: bool, broadcastable to [B, H, 1, length]. origins: int32, the
+        row of the storage that holds each slot of a row, its own for the new slot; None: its own for all.
         """
         a, wide = self._call.arguments, _is_wide(qkv_B1x)
         rows, itemsize = qkv_B1x.shape[0], 4 if wide else 2
@@ -211,6 +221,12 @@ class AttentionStep:
             assert mask.dtype == torch.bool
             mask = mask.expand(rows, a.heads, 1, length)
             a.mask, a.mask_strides[:] = mask.data_ptr(), mask.stride()
+        if origins_BS is None:
+            a.origins = None
+        else:  # the caller keeps its numbers below B: reading them here would take longer than the attention
+            assert origins_BS.dtype == torch.int32 and origins_BS.stride(1) == 1
+            assert len(origins_BS) == rows and origins_BS.shape[1] >= length
+            a.origins, a.origin_stride = origins_BS.data_ptr(), origins_BS.stride(0)
         _check(self._attend(self._address, torch.get_num_threads()))
         if (tape := recorded()) is not None:
             tape.add_attention(a, qkv=qkv_B1x, out=out)

@@ -67,7 +67,7 @@ class Tape:
     def add_attention(self, arguments: AttentionArguments, *, qkv: Tensor, out: Tensor) -> None:
         """The attention of a layer that ran: it read the projections and the layer's cache, and wrote `out`."""
         arguments = AttentionArguments.from_buffer_copy(arguments)
-        self._complete = self._complete and arguments.mask is None
+        self._complete = self._complete and arguments.mask is None and arguments.origins is None
         self._attentions.append(AttentionCall(arguments))
         self._add(qkv, out, arguments, None)
 

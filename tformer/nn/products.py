@@ -53,9 +53,19 @@ class AttentionStep(Protocol):
     """The interface of `tformer.kernels.functions.AttentionStep`."""
 
     def __call__(
-        self, qkv_B1x: Tensor, keys_BKCh: Tensor, values_BKCv: Tensor, *, length: int, mask: Tensor | None
+        self,
+        qkv_B1x: Tensor,
+        keys_BKCh: Tensor,
+        values_BKCv: Tensor,
+        *,
+        length: int,
+        mask: Tensor | None,
+        origins_BS: Tensor | None = None,
     ) -> Tensor:
-        """[B, 1, H v]; `length` slots of the cache are in use, the new one included."""
+        """[B, 1, H v]; `length` slots of the cache are in use, the new one included.
+
+        origins: int32, the row of the storage that holds each slot of a row; None: its own.
+        """
         ...
 
 
