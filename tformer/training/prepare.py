@@ -25,7 +25,7 @@ from tformer.recipe.recipe import Recipe
 from tformer.tasks import task_of
 from tformer.tasks.base import TrainingData, Work
 from tformer.tasks.example import example_document
-from tformer.training.assemble import PlannedBatches, make_models, make_objective, plan_of, vocabulary_size
+from tformer.training.assemble import Models, PlannedBatches, make_models, make_objective, plan_of, vocabulary_size
 from tformer.training.request import RUNS, Start
 from tformer.training.teacher import check_vocabulary
 
@@ -176,7 +176,8 @@ def describe(prepared: Prepared, *, devices: int = 1, parallel: str = "auto") ->
     samples = batches.next_samples()
     [batch, *_] = batches.next()
     batches.close()
-    memory = _memory_of(prepared, prepared.tokens_per_micro_batch)
+    models = make_models(recipe, torch.device("meta"), dtype=prepared.precision.dtype)
+    memory = _memory_of(prepared, models, prepared.tokens_per_micro_batch)
     shapes = {name: list(tensor.shape) for name, tensor in batch.model_inputs().items()}
     tokenizers = prepared.data.tokenizer, prepared.data.target_tokenizer
     report = {
@@ -186,16 +187,16 @@ def describe(prepared: Prepared, *, devices: int = 1, parallel: str = "auto") ->
         "batch": {**shapes, "tokens": batch.num_tokens},
         "example": example_document(objective, samples, batch, tokenizers, labels=recipe.data.labels),
     }
-    return report if devices == 1 else {**report, "parallel": _plan(prepared, devices, parallel).to_json()}
+    return report if devices == 1 else {**report, "parallel": _plan(prepared, models, devices, parallel).to_json()}
 
 
-def _memory_of(prepared: Prepared, tokens_per_micro_batch: int) -> MemoryEstimate:
+def _memory_of(prepared: Prepared, models: Models, tokens_per_micro_batch: int) -> MemoryEstimate:
     """Memory of one process with micro-batches of so many tokens."""
     recipe, teacher = prepared.recipe, prepared.start.teacher
     is_beside = teacher is not None and recipe.teacher is not None and recipe.teacher.kind == "soft"
     return training_memory(
         recipe,
-        num_parameters=prepared.num_parameters,
+        num_parameters=sum(parameter.numel() for _, parameter in models.trained_parameters()),
         tokens_per_micro_batch=tokens_per_micro_batch,
         dtype=prepared.precision.dtype,
         teacher_parameters=teacher.model.num_parameters() if teacher is not None and is_beside else 0,
@@ -205,10 +206,9 @@ def _memory_of(prepared: Prepared, tokens_per_micro_batch: int) -> MemoryEstimat
     )
 
 
-def _plan(prepared: Prepared, devices: int, parallel: str) -> RankPlan:
-    """Memory and traffic of one of several devices, from the shapes of the models."""
-    recipe, device, dtype = prepared.recipe, prepared.device, prepared.precision.dtype
-    models = make_models(recipe, torch.device("meta"), dtype=dtype)
+def _plan(prepared: Prepared, models: Models, devices: int, parallel: str) -> RankPlan:
+    """Memory and traffic of one of several devices."""
+    recipe, device = prepared.recipe, prepared.device
     apply_groups(dict(models.trained_parameters()), recipe.optimizer.groups)
     tokens = prepared.tokens_per_micro_batch
     rows = recipe.training.batch_size or max(1, tokens // recipe.seq_len)
@@ -216,9 +216,9 @@ def _plan(prepared: Prepared, devices: int, parallel: str) -> RankPlan:
         parallel,
         devices,
         [model for model in (models.main, models.generator) if model is not None],
-        whole=_memory_of(prepared, -(-rows // devices) * (tokens // rows)),
+        whole=_memory_of(prepared, models, -(-rows // devices) * (tokens // rows)),
         rows=rows,
         recipe=recipe,
-        dtype=dtype,
+        dtype=prepared.precision.dtype,
         available=torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None,
     )
