@@ -16,6 +16,7 @@ from hypothesis import settings
 from tformer.nn.products import set_kernels
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", os.environ.get("TFORMER_TEST_CUDA", ""))
+os.environ["TFORMER_GFLOPS"] = "10000"  # no default preset depends on this machine, in shared fixtures too
 
 # `--hypothesis-profile thorough` draws more examples; continuous integration runs the property tests with it again.
 settings.register_profile("quick", max_examples=30, deadline=None)
@@ -56,7 +57,6 @@ def _private_surroundings(tmp_path_factory: pytest.TempPathFactory, monkeypatch:
     """No test sees the user's cache or measures the machine, and none reaches for a network."""
     monkeypatch.setenv("TFORMER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("TFORMER_GFLOPS", "10000")  # no default preset depends on this machine
     monkeypatch.setenv("TFORMER_KERNELS", "on")  # also for models that would not be worth compiling them
 
 

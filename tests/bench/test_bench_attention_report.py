@@ -152,6 +152,12 @@ def test_without_a_measurement_there_is_no_picture(bench: AttentionBench, make_r
     assert sorted(path.name for path in tmp_path.iterdir()) == ["table.csv", "table.json", "table.md"]
 
 
+def test_memory_that_shows_as_nothing_has_no_picture(bench: AttentionBench, make_row: Any, tmp_path: Path) -> None:
+    write_report(bench, [make_row(kind, n, 1.0, 0) for kind in bench.kinds for n in bench.lengths], tmp_path,
+                 environment=ENVIRONMENT)  # fmt: skip
+    assert {path.name for path in tmp_path.glob("*.svg")} == {"time.svg"}
+
+
 def test_the_document_says_in_words_what_json_has_no_number_for(bench: AttentionBench, make_row: Any) -> None:
     rows = [make_row(kind, n, 1.0 + (kind != "full")) for kind in bench.kinds for n in bench.lengths]
     found = document(bench, rows, environment=ENVIRONMENT)

@@ -15,6 +15,7 @@ import torch
 
 from tests.checkpoint.conftest import TOKENIZER, rewrite_manifest, save, weights_at
 from tests.checkpoint.steps import steps
+from tformer.checkpoint import tensor_files
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.resolve import resolve_checkpoint
 from tformer.checkpoint.run import RunDirectory
@@ -33,6 +34,23 @@ def test_truncation_anywhere_names_the_file(run: RunDirectory, name: str) -> Non
         (path / name).write_bytes(data[:size])
         with pytest.raises(InputError, match=name):
             read_checkpoint(path)
+
+
+def test_a_file_that_shrinks_after_its_header_was_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"".join(tensor_chunks({"a": torch.zeros(9), "large": torch.zeros(1_000_000)})))
+    read_header = tensor_files.read_header
+
+    def read_and_cut(*arguments: Any, **named: Any) -> Any:
+        found = read_header(*arguments, **named)
+        os.truncate(path, path.stat().st_size - 5)
+        return found
+
+    monkeypatch.setattr(tensor_files, "read_header", read_and_cut)
+    with pytest.raises(InputError, match=r"model\.safetensors is truncated: it ends inside tensor large"):
+        tensor_files.read_tensors(path, sha256=None)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "recipe.yaml", "trainer.json"])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
-from tests.cost.fake_ranks import measure
+from tests.cost.fake_ranks import Exchanges, measure
+from tests.training.worlds import Training, in_processes, recipe_of
 from tformer.build import build_model
 from tformer.cost.memory import MemoryEstimate
 from tformer.cost.parallel import KINDS, Layout, Shards, choose_kind, idle_note, layout_of, rank_memory, step_traffic
@@ -13,6 +17,7 @@ from tformer.errors import InputError
 from tformer.nn.init import tie_embeddings
 from tformer.recipe.load import load_recipe
 from tformer.recipe.model import Model
+from tformer.training.parallel import Parallel
 
 GIB = 2**30
 CLOSE = 0.10
@@ -88,6 +93,28 @@ def test_ddp_needs_as_much_as_one_process_with_the_rows_of_a_rank() -> None:
     whole = MemoryEstimate(4, 4, 8, 1, copies=2)
     assert rank_memory(whole, shards_of(section("gpt/xl", 1), layout_of("ddp", 8)), dtype=torch.bfloat16, moments=2,
                        ema=False) == whole  # fmt: skip
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its processes")
+def test_ddp_exchanges_four_bytes_of_each_trained_parameter_once_a_step(tmp_path: Path) -> None:
+    frozen = {"optimizer": {"groups": [{"match": "decoder.blocks.0.*", "frozen": True}]}}
+    recipes = [recipe_of("gpt/small", {}), recipe_of("gpt/small", frozen), recipe_of("electra/tiny", {})]
+
+    def count(parallel: Parallel) -> dict[str, torch.Tensor]:
+        found = {}
+        for number, recipe in enumerate(recipes):
+            training = Training(recipe, parallel)
+            expected = step_traffic(Shards.of(training.models.all, layout_of("ddp", 2)), dtype=torch.float32,
+                                    micro_batches=2).collectives["all_reduce"].tensor_bytes  # fmt: skip
+            training.run(2)  # DDP orders its buckets in the first step
+            with Exchanges() as exchanges:
+                training.run(1)
+            found[str(number)] = torch.tensor([exchanges.tensors["all_reduce"], expected])
+        return found
+
+    for found in in_processes(2, count, tmp_path / "world"):
+        for measured, expected in found.values():
+            assert float(measured) == pytest.approx(float(expected), rel=0.01)
 
 
 def test_averaged_weights_are_sharded_too() -> None:

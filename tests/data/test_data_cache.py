@@ -141,7 +141,7 @@ def test_shard_file_has_the_stated_header(rows: Path, tmp_path: Path, tokenised:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tformer.data.shards.corpus.MEMORY_BYTES", 0)
         large = tokenised(rows)
-    assert [file.path for file in large.files] == [entry / "tokens-00000.bin"] and ids_of(large) == ids_of(corpus)
+    assert [file.path for file in large.files] == [entry / name for name in FILES] and ids_of(large) == ids_of(corpus)
 
 
 def test_token_dtype_fits_the_vocabulary() -> None:

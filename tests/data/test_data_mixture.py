@@ -149,7 +149,7 @@ def test_batches_are_cut_by_tokens() -> None:
     plan = BatchPlan(seed=0, lengths=mixed.lengths, batch_tokens=60, sort_window=64)
     cursor = Cursor()
     while cursor.epoch < 2:
-        examples = mixed.examples(cursor.epoch, plan.batch(cursor))
+        examples = mixed.examples(cursor.epoch, plan.global_batch(cursor))
         assert max(map(len, examples)) * len(examples) <= 60
         cursor = plan.next(cursor)
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tformer.data.batching.batch import Share
 from tformer.data.batching.plan import BatchPlan, Cursor, Prefetcher
 from tformer.data.permutation import derive_key, permute
 from tformer.errors import InputError
@@ -111,21 +112,20 @@ def test_the_next_cursor_and_the_next_batch_of_the_plan_agree(name: str) -> None
     plan = make(name)
     carried = plain = Cursor()
     for _ in range(60):
-        assert plan.batch(plain) == plan.batch(carried)
+        assert plan.global_batch(plain) == plan.global_batch(carried)
         plain, carried = plain.next(), plan.next(carried)
     assert plan.canonical(plain) == carried
 
 
-@pytest.mark.parametrize("name", PLANS)
-@pytest.mark.parametrize("world", [2, 4])
-def test_plan_global_batches_do_not_depend_on_the_number_of_processes(name: str, world: int) -> None:
-    alone = make(name)
-    ranks = [make(name, rank=rank, world=world) for rank in range(world)]
-    for cursor in islice(cursors(alone), 40):
-        parts = [plan.batch(cursor) for plan in ranks]
-        assert sorted(chain.from_iterable(parts)) == sorted(alone.batch(cursor))
-        assert max(map(len, parts)) - min(map(len, parts)) <= 1
-        assert len({plan.next(cursor) for plan in (*ranks, alone)}) == 1
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_shares_of_a_micro_batch_are_all_its_rows_once(rows: int, world_size: int) -> None:
+    ids = list(range(rows))
+    shares = [Share.of(rows, rank=rank, world_size=world_size) for rank in range(world_size)]
+    counted = [ids[share.rows] for share in shares if share.counted]
+    assert sorted(chain.from_iterable(counted)) == ids
+    assert max(map(len, counted)) - min(map(len, counted)) <= 1
+    assert [ids[share.rows] for share in shares if not share.counted] == [[0]] * max(0, world_size - rows)
 
 
 @pytest.mark.parametrize("name", ["tokens", "sorted tokens"])
@@ -156,16 +156,16 @@ def test_plan_sorted_windows_hold_whole_batches() -> None:
 
 def test_plan_orders_differ_between_seeds_and_epochs() -> None:
     plan, other = make("examples"), make("examples", seed=2)
-    assert plan.batch(Cursor(0)) != other.batch(Cursor(0))
-    assert plan.batch(Cursor(0)) != plan.batch(Cursor(1))
-    assert plan.batch(Cursor(0)) == make("examples").batch(Cursor(0))
+    assert plan.global_batch(Cursor(0)) != other.global_batch(Cursor(0))
+    assert plan.global_batch(Cursor(0)) != plan.global_batch(Cursor(1))
+    assert plan.global_batch(Cursor(0)) == make("examples").global_batch(Cursor(0))
 
 
 def test_plan_resumes_far_away_without_walking_there() -> None:
     plan = BatchPlan(seed=0, num_samples=10**12, batch_size=4)
     cursor = plan.canonical(Cursor(0, 0, 10**15))
     assert cursor.epoch == 4000
-    assert len(plan.batch(cursor)) == 4
+    assert len(plan.global_batch(cursor)) == 4
 
 
 @given(num_samples=st.integers(1, 200), batch_size=st.integers(1, 50), seed=st.integers(0, 9))
@@ -189,8 +189,6 @@ def test_plan_refuses_contradictions() -> None:
         BatchPlan(seed=0, num_samples=3)
     with pytest.raises(AssertionError, match="needs lengths"):
         BatchPlan(seed=0, num_samples=3, batch_tokens=8)
-    with pytest.raises(AssertionError, match="rank"):
-        BatchPlan(seed=0, num_samples=3, batch_size=1, rank=2, world=2)
     with pytest.raises(InputError, match="0 samples"):
         BatchPlan(seed=0, num_samples=0, batch_size=1)
 

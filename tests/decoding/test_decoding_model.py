@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +16,7 @@ import torch
 from tests.decoding.uncached import uncached_generate
 from tests.pairwise import pairwise
 from tformer.build import build_model
+from tformer.decoding import inference as inference_module
 from tformer.decoding.generate import generate
 from tformer.decoding.inference import (
     QUANTIZE,
@@ -21,10 +26,12 @@ from tformer.decoding.inference import (
     decoding_dtype,
     inference,
     inference_dtype,
+    prepare_decoding,
     prepare_inference,
 )
 from tformer.decoding.settings import GenerationSettings
 from tformer.errors import InputError
+from tformer.kernels import library
 from tformer.kernels.functions import find
 from tformer.model import Transformer
 from tformer.nn.linear import Linear
@@ -263,9 +270,68 @@ def test_auto_holds_weights_in_bf16_where_that_is_measured_to_be_faster_and_says
 
 
 @pytest.mark.usefixtures("without_bf16")
-def test_the_measurement_takes_a_moment() -> None:
+@pytest.mark.parametrize("rows", [1, 16])
+def test_the_measurement_multiplies_one_small_weight_a_few_times_and_once_per_process(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it does is counted: less than 50 ms on one thread for 50 million numbers and 1.3 billion operations."""
+    work = {"prepared": 0, "read": 0, "operations": 0}
+    prepare = inference_module.prepare_product
+
+    def counting(weight: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        product = prepare(weight, *arguments, **named) or partial(torch.nn.functional.linear, weight=weight)
+        work["prepared"] += weight.numel()
+
+        def call(x: torch.Tensor) -> torch.Tensor:
+            work["read"] += weight.numel()
+            work["operations"] += 2 * weight.numel() * x.shape[0]
+            return product(x)
+
+        return call
+
+    monkeypatch.setattr(inference_module, "prepare_product", counting)
     _speedup_of_bf16_weights.cache_clear()
-    assert 0.1 < _speedup_of_bf16_weights(find(), 1) < 20
+    kernels = find()
+    assert 0.1 < _speedup_of_bf16_weights(kernels, rows) < 20
+    assert work["prepared"] <= 13e6 and work["read"] <= 50e6 and work["operations"] <= 1.3e9
+    after = dict(work)
+    _speedup_of_bf16_weights(kernels, rows)
+    assert work == after
+    _speedup_of_bf16_weights.cache_clear()
+
+
+@pytest.fixture
+def without_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine on which no kernels were built, and no compiler is found."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("TFORMER_CACHE", str(tmp_path / "cache"))
+    for name in ("CC", "TFORMER_KERNELS"):
+        monkeypatch.delenv(name, raising=False)
+    library.load.cache_clear()
+    yield
+    library.load.cache_clear()
+
+
+def note_of_decoding(parameters: int, **options: Any) -> str | None:
+    model = build([{"kind": "lm"}], decoder={"num_layers": 1, "num_heads": 2}, vocab_size=parameters // 24)
+    given: dict[str, Any] = {"compile": "auto", "quantize": "none", "rows": 1, "steps": lambda: 1}
+    return prepare_decoding(model, torch.float32, **(given | options))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="kernels are for Linux")
+@pytest.mark.usefixtures("without_compiler")
+def test_without_a_compiler_a_large_model_says_once_what_would_make_it_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    note = note_of_decoding(2**22)
+    assert note is not None and "no C compiler" in note and "sudo apt install gcc" in note and "\n" not in note
+    assert note_of_decoding(2**22 - 2**18) is None
+    monkeypatch.setenv("TFORMER_KERNELS", "off")  # chosen: a compiler would change nothing
+    library.load.cache_clear()
+    assert note_of_decoding(2**22) is None
+
+
+@pytest.mark.skipif(find() is None, reason="no compiler for kernels here")
+def test_with_a_compiler_nothing_is_said() -> None:
+    assert note_of_decoding(2**22) is None
 
 
 def test_an_unknown_precision_is_named():
@@ -289,10 +355,10 @@ packed = pytest.mark.skipif(prepare_product(torch.ones(2, 2), None, "none") is N
 in_8_bits = pytest.mark.skipif(not can_quantize("int8", torch.device("cpu")), reason="no 8-bit products here")
 
 
-def build(heads: Any, **sections: Any) -> Transformer:
+def build(heads: Any, *, vocab_size: int = VOCAB, **sections: Any) -> Transformer:
     torch.manual_seed(7)
     section = Model(d_model=24, max_seq_len=32, heads=heads, **sections)
-    model = build_model(section, vocab_size=VOCAB).eval()
+    model = build_model(section, vocab_size=vocab_size).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

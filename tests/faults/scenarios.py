@@ -62,8 +62,8 @@ def resumed(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 SCENARIOS = (
-    Scenario("train-tokenizer", ("train-tokenizer", "text.txt", "--model", "char", "--out", "new/tokenizer.json"), TEXT,
-             targets=("new/tokenizer.json",)),
+    Scenario("train-tokenizer", ("train-tokenizer", "text.txt", "--model", "char", "--out", "new.json"), TEXT,
+             targets=("new.json",)),
     Scenario("train-tokenizer --force", ("train-tokenizer", "text.txt", "--model", "byte-bpe", "--vocab-size", "280",
              "--out", "tokenizer.json", "--force"), (*TEXT, "work/tokenizer.json"), targets=("tokenizer.json",)),
     Scenario("train", TRAIN, TEXT, run="runs/new", again=resumed(TRAIN), quick=True),
@@ -87,7 +87,7 @@ SCENARIOS = (
     Scenario("prune", ("prune", "runs/bert", "--drop-heads", "0.5", "--no-evaluate", "--out", "new/small"),
              (BERT, *ROWS), targets=("new/small",)),
     Scenario("plot", ("plot", "runs/gpt", "-o", "plot.svg"), (GPT, "work/plot.svg"), targets=("plot.svg",)),
-    Scenario("viz-pe", ("viz-pe", "--encoding", "sinusoidal", "-o", "new/pe.html"), (), targets=("new/pe.html",)),
+    Scenario("viz-pe", ("viz-pe", "--encoding", "sinusoidal", "-o", "pe.html"), (), targets=("pe.html",)),
     Scenario("viz-attention", ("viz-attention", "runs/gpt", "--text", "a cat", "-o", "attention.html"), (GPT,),
              targets=("attention.html",)),
     Scenario("inspect -o", ("inspect", "runs/gpt", "-o", "report.txt"), (GPT,), targets=("report.txt",)),

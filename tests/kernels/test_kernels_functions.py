@@ -192,6 +192,29 @@ def test_sums_in_8_bits_are_equal_on_every_instruction_set(built: Callable[[str]
     assert torch.equal(here, plain)
 
 
+@pytest.mark.parametrize(
+    ("rows", "inner", "columns", "gated", "dtype"),
+    pairwise(
+        rows=[16, 17, 19, 24, 70],
+        inner=[1, 15, 16, 17, 300, 2048],
+        columns=[2, 6, 16, 34, 62, 128],
+        gated=[False, True],
+        dtype=DTYPES,
+    ),
+)
+def test_many_rows_in_8_bits_give_what_few_give_bit_for_bit(
+    kernels: Kernels, rows: int, inner: int, columns: int, gated: bool, dtype: torch.dtype
+) -> None:
+    """A text's result does not depend on the texts beside it."""
+    torch.manual_seed(rows + inner)
+    x, weight, bias = torch.randn(rows, inner).to(dtype), torch.randn(columns, inner), torch.randn(columns)
+    x[1], weight[1] = 1.0, -1.0  # the largest sums
+    rounded, scales = _rounded(weight)
+    product = kernels.linear(rounded, bias, scales=scales)
+    after = {"activation": "silu", "gated": True} if gated else {}
+    assert torch.equal(product(x, **after), torch.cat([product(part, **after) for part in x.split(5)]))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "fp32"])
 @pytest.mark.parametrize("inner", [32, 100, 256])
 def test_4_bits_are_near_the_weight_and_zeros_stay_zero(kernels: Kernels, dtype: torch.dtype, inner: int) -> None:

@@ -250,7 +250,7 @@ def cell(row: Row) -> dict[str, Any]:
 
 
 def write_report(bench: AttentionBench, rows: Sequence[Row], out: Path, *, environment: dict[str, Any]) -> None:
-    """Write `FILES`, each whole or not at all; pictures only where something was measured. Errors: StorageError."""
+    """Write `FILES`, each whole or not at all; pictures only of costs above 0. Errors: StorageError."""
     make_folders(out)
     parts = [f"# Attention: time and memory against length\n\n{environment['line']}; {settings_line(bench)}"]
     parts += map(markdown, tables(bench, rows))
@@ -261,8 +261,7 @@ def write_report(bench: AttentionBench, rows: Sequence[Row], out: Path, *, envir
         finite_or_none(document(bench, rows, environment=environment)), ensure_ascii=False, allow_nan=False
     )
     write_text(out / "table.json", found + "\n")
-    if any(row.failed is None for row in rows):
-        _draw(bench, rows, out)
+    _draw(bench, rows, out)
 
 
 def _csv(rows: Sequence[Row]) -> str:
@@ -284,6 +283,8 @@ def _draw(bench: AttentionBench, rows: Sequence[Row], out: Path) -> None:
             Curve(kind, [(length, value(row)) for length, row in sorted(succeeded(rows, kind).items())])
             for kind in bench.kinds
         ]
+        if not any(cost > 0 for curve in curves for _, cost in curve.points):
+            continue  # nothing was measured, or so little memory that it shows as 0
         draw_curves(
             curves,
             out / f"{name}.svg",

@@ -152,7 +152,7 @@ def load_batch(corpus: TokenCorpus, batch: list[Window], *, document_mask: bool 
     positions = documents = None
     if document_mask:
         places = np.stack([np.arange(window.start, window.stop) for window in batch])
-        numbers = np.searchsorted(corpus.document_offsets, places, side="right")
+        numbers = corpus.document_numbers(places)
         positions, documents = torch.from_numpy(restarting_positions(numbers)), torch.from_numpy(numbers)
     return Batch(
         input_ids=torch.from_numpy(tokens[:, :-1].copy()),

@@ -4,8 +4,10 @@
 #include <omp.h>
 
 #include "attention.h"
+#include "vectors.h"
 
-enum { LINE = 64, MOST_ASKED = 64, VECTORS = 4 }; /* bytes of a cache line; keys asked for ahead; of sums at a time */
+/* Bytes of a cache line; keys asked for ahead; numbers of a value that are summed at a time, in registers. */
+enum { LINE = 64, MOST_ASKED = 64, MOST_SUMS = 64 };
 
 /* Below, `wide` is a constant wherever these are inlined: fp32, else bf16. */
 
@@ -22,11 +24,8 @@ INLINE void put(char *out, long i, float x, int wide) {
         ((bf16 *)out)[i] = narrow(x);
 }
 
-INLINE lanes lanes_at(const char *x, long i, int wide) {
-    if (!wide) return widen_lanes((const bf16 *)x + i);
-    lanes out;
-    memcpy(&out, (const float *)x + i, sizeof out);
-    return out;
+INLINE floats floats_at(const char *x, long i, int wide) {
+    return wide ? load_floats((const float *)x + i) : widen_floats((const bf16 *)x + i);
 }
 
 INLINE float dot(const char *x, const char *y, long size, int wide) {
@@ -62,18 +61,22 @@ static float weigh(float *scores, long count) {
     return total == 0 ? 1 : total;
 }
 
-/* out = rate times the sum of values by weight, `size` <= VECTORS * LANES numbers from the first one on. */
-INLINE void mix(const struct attention *a, const char *values, const float *weights, float rate, int vectors, char *out,
+/* out = rate times the sum of values by weight, of `size` numbers, a constant: whole vectors, at most MOST_SUMS. */
+INLINE void mix(const struct attention *a, const char *values, const float *weights, float rate, int size, char *out,
                 int wide) {
-    lanes sum[VECTORS];
-    UNROLL for (int i = 0; i < vectors; i++) sum[i] = (lanes){0};
+    floats sum[MOST_SUMS / FLOATS];
+    float numbers[MOST_SUMS];
+    UNROLL for (int i = 0; i < size / FLOATS; i++) sum[i] = (floats){0};
     for (long s = 0; s < a->num_keys; s++) {
         if (weights[s] == 0) continue; /* a slot that nobody sees may hold anything */
         const char *value = at(values, s * a->v_strides[2], wide);
-        UNROLL for (int i = 0; i < vectors; i++) sum[i] += weights[s] * lanes_at(value, i * LANES, wide);
+        UNROLL for (int i = 0; i < size / FLOATS; i++) sum[i] += weights[s] * floats_at(value, i * FLOATS, wide);
     }
-    UNROLL for (int i = 0; i < vectors; i++)
-        for (int j = 0; j < LANES; j++) put(out, i * LANES + j, sum[i][j] * rate, wide);
+    UNROLL for (int i = 0; i < size / FLOATS; i++) {
+        sum[i] *= rate;
+        memcpy(numbers + i * FLOATS, &sum[i], sizeof sum[i]);
+    }
+    for (int i = 0; i < size; i++) put(out, i, numbers[i], wide);
 }
 
 /* The same for numbers that fill no vector. */
@@ -118,10 +121,10 @@ INLINE void one(const struct attention *a, long b, long h, long t, float *scores
     float rate = 1 / weigh(scores, whole);
     char *out = (char *)at(a->out, ((b * a->num_queries + t) * a->heads + h) * a->value_dim, wide);
     long i = 0;
-    for (; i + VECTORS * LANES <= a->value_dim; i += VECTORS * LANES)
-        mix(a, at(values, i, wide), scores, rate, VECTORS, (char *)at(out, i, wide), wide);
+    for (; i + MOST_SUMS <= a->value_dim; i += MOST_SUMS)
+        mix(a, at(values, i, wide), scores, rate, MOST_SUMS, (char *)at(out, i, wide), wide);
     for (; i + LANES <= a->value_dim; i += LANES)
-        mix(a, at(values, i, wide), scores, rate, 1, (char *)at(out, i, wide), wide);
+        mix(a, at(values, i, wide), scores, rate, LANES, (char *)at(out, i, wide), wide);
     if (i < a->value_dim)
         mix_rest(a, at(values, i, wide), scores, rate, a->value_dim - i, (char *)at(out, i, wide), wide);
 }

@@ -56,18 +56,8 @@ static inline float exponential(float x) {
     return p * float_of((uint32_t)(exponent + 127) << 23);
 }
 
-/* Sixteen at a time, on any processor. */
+/* Scores, and columns of a product, are in steps of sixteen on any processor. */
 enum { LANES = 16 };
-typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
-typedef uint32_t wide_bits __attribute__((vector_size(LANES * sizeof(uint32_t))));
-typedef bf16 narrow_bits __attribute__((vector_size(LANES * sizeof(bf16))));
-
-INLINE lanes widen_lanes(const bf16 *x) {
-    narrow_bits bits;
-    memcpy(&bits, x, sizeof bits);
-    return (lanes)(__builtin_convertvector(bits, wide_bits) << 16);
-}
-
 static inline long in_lanes(long count) { return (count + LANES - 1) / LANES * LANES; }
 
 static inline long least(long a, long b) { return a < b ? a : b; }

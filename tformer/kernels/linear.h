@@ -44,6 +44,7 @@ struct rows {
     const int32_t *offsets; /* for INT4: -8 times the sum of each four numbers [rows, stride / 4] */
 };
 
+enum { MOST_COLUMNS = 32 }; /* of a block */
 enum { TILE_ROWS = 4, COLUMNS = 2 };
 
 /* sums[row][column] = the products of 1 ... TILE_ROWS rows of x with 1 row of the weight, or as many as a tile takes. */
@@ -63,6 +64,17 @@ tile tile_bf16, tile_bf16_pairs, tile_fp32, tile_int8, tile_int4;
     case 7: CALL(3, MOST); break;                                                                                      \
     default: CALL(4, MOST);                                                                                            \
     }
+
+/* Where AVX2 has no products of four neighbours: many rows in 8 bits by panels. Rows of x are then in 16 bits. */
+enum { PANEL_ROWS = 6, PANEL_COLUMNS = 16, MANY_ROWS = 16 };
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#define PANELS
+#endif
+typedef void fill(const struct linear *l, long column, long columns, long stride, int16_t *panels);
+typedef void panel(const struct linear *l, const struct rows *x, long row, int rows, long column, long columns,
+                   const int16_t *panels, float *sums);
+fill fill_panels;
+panel panel_sums;
 
 float round_row(const void *x, int wide, long at, long inner, uint8_t *out);
 void order_row(const uint8_t *rounded, long inner, long stride, int8_t *numbers, int32_t *offsets);

@@ -17,6 +17,7 @@ enum { FLOATS = BYTES / sizeof(float), AHEAD = 16384 }; /* AHEAD: bytes of a wei
 
 typedef float floats __attribute__((vector_size(BYTES)));
 typedef uint32_t words __attribute__((vector_size(BYTES)));
+typedef bf16 halves __attribute__((vector_size(BYTES / 2)));
 
 INLINE floats load_floats(const float *x) {
     floats out;
@@ -28,6 +29,12 @@ INLINE words load_words(const void *x) {
     words out;
     memcpy(&out, x, sizeof out);
     return out;
+}
+
+INLINE floats widen_floats(const bf16 *x) {
+    halves bits;
+    memcpy(&bits, x, sizeof bits);
+    return (floats)(__builtin_convertvector(bits, words) << 16);
 }
 
 INLINE void ask_ahead(const void *weight) { __builtin_prefetch((const char *)weight + AHEAD); }

@@ -86,6 +86,8 @@ class Norm(nn.Module):
     """Its name in the C kernels, where a product can begin with it; None: it is computed before."""
     fp32_copies: ClassVar[int] = 0
     """Number of fp32 copies of the input saved for the backward pass; 0: the input itself and two statistics."""
+    mixes_rows: ClassVar[bool] = False
+    """Whether the output of a row depends on other rows of the batch: then a batch cannot be split over processes."""
 
     def __init__(self, dim: int, *, eps: float, learned: bool = True, bias: bool = True) -> None:
         super().__init__()

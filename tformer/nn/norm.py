@@ -80,6 +80,7 @@ class BatchNorm(Norm):
     """
 
     fp32_copies = 1
+    mixes_rows = True
     running_mean: Tensor
     running_var: Tensor
 

@@ -228,6 +228,10 @@ class Stack(nn.Module):
     def _recomputed(self, block: Block) -> Callable[..., Tensor]:
         """`block` under activation checkpointing."""
         context_fn = partial(_count_once, block) if self._has_statistics else noop_context_fn
+        shared = block.self_attention.drophead.shared
+        if shared is not None:
+            assert not self._has_statistics, "statistics of a batch are those of one process"
+            context_fn = shared.repeated
         return partial(checkpoint, block, use_reentrant=False, context_fn=context_fn)
 
 

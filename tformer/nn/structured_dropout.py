@@ -39,8 +39,8 @@ Shapes: gates [B, H, 1, 1]; L layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -112,9 +112,57 @@ def scheduled_rate(schedule: DropHeadSchedule, step: Step) -> float:
     return schedule.rate * min(1.0, (step.number - warmup) / max(1, step.max_steps - warmup))
 
 
-def drop_heads(batch: int, heads: int, rate: float, device: torch.device) -> Tensor:
+class SharedDraws:
+    """Random numbers of a micro-batch that several processes share, the same as those of one process.
+
+    One process draws from torch's global generator. Here that generator differs from process to process, for plain
+    dropout, so these numbers have a generator of their own: every process draws for all rows and uses those of its own.
+
+    Args:
+        seed: of the micro-batch, equal on every process.
+        rows: the places of this process's rows in the micro-batch.
+        num_rows: rows of the whole micro-batch.
+        device: of the model; numbers are drawn there and on the CPU.
+    """
+
+    def __init__(self, seed: int, *, rows: slice, num_rows: int, device: torch.device) -> None:
+        self.rows, self.num_rows = rows, num_rows
+        self._generators = {name: torch.Generator(name).manual_seed(seed) for name in {"cpu", str(device)}}
+
+    @outside_graphs
+    def equal(self, count: int) -> Tensor:
+        """[count] numbers from U(0, 1) on the CPU, the same in every process."""
+        return torch.rand(count, generator=self._generators["cpu"])
+
+    @outside_graphs
+    def of_rows(self, columns: int, device: torch.device, sizes: Sequence[int] | None = None) -> Tensor:
+        """Numbers from U(0, 1) for this process's rows, [n, columns]: one line for each row, or `sizes` lines."""
+        sizes = [1] * self.num_rows if sizes is None else list(sizes)
+        drawn = torch.rand(sum(sizes), columns, generator=self._generators[str(device)], device=device)
+        return torch.cat(drawn.split(sizes)[self.rows])
+
+    def repeated(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Context managers of a checkpointed block's two forwards: the second draws what the first drew."""
+        states = {name: generator.get_state() for name, generator in self._generators.items()}
+        return nullcontext(), self._from(states)
+
+    @contextmanager
+    def _from(self, states: Mapping[str, Tensor]) -> Iterator[None]:
+        current = {name: generator.get_state() for name, generator in self._generators.items()}
+        for name, generator in self._generators.items():
+            generator.set_state(states[name])
+        try:
+            yield
+        finally:
+            for name, generator in self._generators.items():
+                generator.set_state(current[name])
+
+
+def drop_heads(
+    batch: int, heads: int, rate: float, device: torch.device, *, shared: SharedDraws | None = None
+) -> Tensor:
     """Per-sample gates [B, H, 1, 1]: each head kept with probability 1 - rate, at least one, scaled by H / kept."""
-    draw = torch.rand(batch, heads, device=device)
+    draw = torch.rand(batch, heads, device=device) if shared is None else shared.of_rows(heads, device)
     kept = (draw >= rate) | (draw == draw.amax(dim=1, keepdim=True))
     return (kept * (heads / kept.sum(dim=1, keepdim=True))).view(batch, heads, 1, 1)
 
@@ -127,10 +175,12 @@ class DropHead(nn.Module):
 
     Attributes:
         rate: the probability now.
+        shared: draws of several processes; None: torch's global generator.
     """
 
     def __init__(self, rate: float | DropHeadSchedule = 0.0) -> None:
         super().__init__()
+        self.shared: SharedDraws | None = None
         self.schedule = rate if isinstance(rate, DropHeadSchedule) else None
         self.rate = rate.start if isinstance(rate, DropHeadSchedule) else rate
 
@@ -143,7 +193,7 @@ class DropHead(nn.Module):
         """The heads' outputs times their gates; unchanged, and nothing drawn, in evaluation and at rate 0."""
         if not self.training or self.rate == 0.0:
             return out_BHTv
-        gates = drop_heads(out_BHTv.shape[0], out_BHTv.shape[1], self.rate, out_BHTv.device)
+        gates = drop_heads(out_BHTv.shape[0], out_BHTv.shape[1], self.rate, out_BHTv.device, shared=self.shared)
         return out_BHTv * gates.to(out_BHTv.dtype)
 
     def extra_repr(self) -> str:
@@ -242,11 +292,15 @@ class LayerDrop(nn.Module):
 
     `logits` [L] start at 0, every rate at the mean. They are a vector, so weight decay leaves them alone; they train at
     the optimizer's rate (`optimizer.groups` with `*.layerdrop.logits` gives them another).
+
+    Attributes:
+        shared: draws of several processes; None: torch's global generator.
     """
 
     def __init__(self, rates: Sequence[float], *, learned: bool = False) -> None:
         super().__init__()
         self.fixed = tuple(rates)
+        self.shared: SharedDraws | None = None
         self.logits: nn.Parameter | None = None
         if learned:
             assert len(set(rates)) == 1 and rates[0] > 0.0, "learned rates start equal, above 0"
@@ -270,7 +324,9 @@ class LayerDrop(nn.Module):
         if not self.training or not any(self.fixed):
             return None
         # Drawn on the CPU for every device: the Python loop over the layers branches on the result.
-        return self.decide(torch.rand(len(self.fixed), device="cpu").tolist())
+        count = len(self.fixed)
+        draw_L = torch.rand(count, device="cpu") if self.shared is None else self.shared.equal(count)
+        return self.decide(draw_L.tolist())
 
     def decide(self, uniform: Sequence[float]) -> Draw:
         """The draw for L numbers from U(0, 1)."""
@@ -290,3 +346,8 @@ class LayerDrop(nn.Module):
 
     def extra_repr(self) -> str:
         return f"rates={[round(rate, 4) for rate in self.fixed]}, learned={self.learned}"
+
+
+def drawing_modules(model: nn.Module) -> list[DropHead | LayerDrop]:
+    """The modules of `model` whose draws several processes share."""
+    return [module for module in model.modules() if isinstance(module, DropHead | LayerDrop)]

@@ -28,6 +28,7 @@ from tformer.errors import InputError
 from tformer.nn.heads import HeadOptions, Output
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.soft_targets import Projection, linear_divergence, soft_cross_entropy
+from tformer.nn.structured_dropout import SharedDraws
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
 DataKind = Literal["text", "masked_text", "sentences", "labelled", "pairs"]
@@ -172,6 +173,8 @@ class Objective:
         shares_forward: whether `terms` forms its loss from one forward pass that other objectives share.
         predicts: what the labels are, as a phrase for users.
         room: maximum tokens of text per example, where the objective adds tokens itself; None: `seq_len`.
+        shared: draws of `loss` where several processes share a micro-batch, see `Batch.share`; the training loop sets
+            it before every forward.
     """
 
     data: ClassVar[DataKind]
@@ -190,6 +193,7 @@ class Objective:
     shares_forward: ClassVar[bool] = True
     predicts: ClassVar[str]
     room: int | None = None
+    shared: SharedDraws | None = None
 
     def __init__(self, options: Any, context: ObjectiveContext) -> None:
         self.options, self.context = options, context
@@ -217,6 +221,19 @@ class Objective:
     def members(self) -> tuple[Objective, ...]:
         """The objectives that share a forward pass: this one, or those of a `Combined`."""
         return (self,)
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The heads that the loss reads, of all trained models."""
+        return tuple(member.head.kind for member in self.members)
+
+    @property
+    def collates_at_random(self) -> bool:
+        """Whether `collate` draws in training. Then each of several processes collates whole micro-batches.
+
+        Otherwise a process reads its own rows only.
+        """
+        return True
 
     def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:
         """One batch on the host from samples; `rng` is the only source of randomness.
@@ -315,6 +332,10 @@ class Combined(Objective):
     def originals(self, sample: Any) -> dict[str, np.ndarray]:
         """Those of the first objective."""
         return self.objectives[0].originals(sample)
+
+    @property
+    def collates_at_random(self) -> bool:
+        return self.objectives[0].collates_at_random
 
     def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:
         """The first objective's batch."""

@@ -64,6 +64,10 @@ class CausalLm(TokenObjective):
             excluded, ordinary = np.flatnonzero(special_V), np.flatnonzero(~special_V)
             self.drop = WordDropout(options.word_dropout, context.special_ids, excluded=excluded, ordinary=ordinary)
 
+    @property
+    def collates_at_random(self) -> bool:
+        return bool(self.options.word_dropout) or self.context.padding == "random"
+
     def collate(
         self, samples: Sequence[np.ndarray | Example] | np.ndarray, *, rng: np.random.Generator, training: bool = True
     ) -> Batch:

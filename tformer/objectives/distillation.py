@@ -121,6 +121,14 @@ class Distillation(Objective):
         self.teacher_taps = frozenset(pair.teacher for pair in pairs)
         self.image_positions = image_positions
 
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return self.inner.heads
+
+    @property
+    def collates_at_random(self) -> bool:
+        return self.inner.collates_at_random
+
     def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:
         """The inner objective's batch."""
         return self.inner.collate(samples, rng=rng, training=training)

@@ -91,6 +91,14 @@ class LabelledObjective(Objective):
             excluded = np.flatnonzero(context.special_V)
             self.drop = WordDropout(options.word_dropout, context.special_ids, excluded=excluded, roles=MASK_FIRST)
 
+    @property
+    def collates_at_random(self) -> bool:
+        images = self.context.images
+        if images is not None:
+            return bool(images.augment)
+        options = self.options
+        return bool(options.word_dropout or options.swap_pairs) or self.context.padding == "random"
+
     def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:
         """One batch of `Example` or `ImageExample`; `labels` is None when the first sample has none.
 

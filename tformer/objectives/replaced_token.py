@@ -15,7 +15,7 @@ Shapes: B samples, T tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -69,6 +69,11 @@ class ReplacedToken(Objective):
         masking = MaskedLmOptions(mask_share=options.mask_share, mask_token_share=1.0, random_share=0.0)
         self.masked_lm = MaskedLm(masking, context)
 
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The model's and the generator's."""
+        return (self.head.kind, MASKED_LM)
+
     @staticmethod
     def predicted_share(head: str, options: ReplacedTokenOptions) -> float:
         """The share of tokens that are masked, for the generator's head; the detection judges all tokens."""
@@ -95,7 +100,7 @@ class ReplacedToken(Objective):
         loss_sum, nll_sum, count, correct = generated.loss_terms(MASKED_LM, batch.labels, num_labels=batch.num_labels)
         with torch.no_grad():
             chunks = generated.logit_chunks(MASKED_LM, masked_BT, count=batch.num_labels)
-            drawn = torch.cat([draw_tokens(part) for part in chunks])
+            drawn = torch.cat(self._draw(chunks, batch))
         corrupted_BT = batch.input_ids.masked_scatter(masked_BT, drawn)
         replaced_BT = masked_BT & (corrupted_BT != batch.labels)
         output = model(**{**inputs, "input_ids": corrupted_BT})
@@ -110,6 +115,18 @@ class ReplacedToken(Objective):
             | {"replaced.correct": detection["found"], "replaced.count": replaced_BT.sum()}
             | {f"{GENERATOR}.{name}": value for name, value in own.items()},
         )
+
+    def _draw(self, chunks: Iterator[Tensor], batch: Batch) -> list[Tensor]:
+        """The generator's choices for each chunk of logits."""
+        if batch.share is None:
+            return [draw_tokens(logits_NV) for logits_NV in chunks]
+        assert self.shared is not None and batch.labels is not None
+        uniform_N1 = self.shared.of_rows(1, batch.labels.device, batch.share.labels_per_row)
+        found, start = [], 0
+        for logits_NV in chunks:
+            found.append(draw_tokens(logits_NV, uniform_N1[start : start + len(logits_NV)]))
+            start += len(logits_NV)
+        return found
 
 
 @dataclass(frozen=True)
@@ -143,12 +160,16 @@ def detection_terms(logits_BT: Tensor, replaced_BT: Tensor, mask_BT: Tensor | No
     }
 
 
-def draw_tokens(logits_NV: Tensor) -> Tensor:
-    """One token [N] per row from softmax(logits): the first where the cumulative sum exceeds a uniform draw.
+def draw_tokens(logits_NV: Tensor, uniform_N1: Tensor | None = None) -> Tensor:
+    """One token [N] per row from softmax(logits): the first where the cumulative sum exceeds a draw from U(0, 1).
+
+    uniform_N1: the draws; None: from torch's global generator.
 
     One random number per row instead of one per logit: an eighth of the time of `torch.multinomial` on a CPU.
     """
     sums_NV = (logits_NV - logits_NV.amax(dim=-1, keepdim=True)).exp_().cumsum_(dim=-1)
-    threshold_N1 = torch.rand(len(sums_NV), 1, device=sums_NV.device) * sums_NV[:, -1:]
+    if uniform_N1 is None:
+        uniform_N1 = torch.rand(len(sums_NV), 1, device=sums_NV.device)
+    threshold_N1 = uniform_N1 * sums_NV[:, -1:]
     tokens_N1 = torch.searchsorted(sums_NV, threshold_N1, right=True)
     return tokens_N1.squeeze(1).clamp_(max=logits_NV.shape[-1] - 1)

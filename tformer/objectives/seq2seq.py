@@ -87,6 +87,10 @@ class Seq2Seq(DecoderObjective):
     def __init__(self, options: Seq2SeqOptions, context: ObjectiveContext) -> None:
         super().__init__(options, context, smoothing_kind=options.smoothing_kind)
 
+    @property
+    def collates_at_random(self) -> bool:
+        return bool(self.options.word_dropout)
+
     def originals(self, sample: PairExample) -> dict[str, np.ndarray]:
         """The source with its template, and the target with its end."""
         return {"source": sample.source, "target": sample.target}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 
 from tformer.build import build_model
-from tformer.data.batching.batch import Batch
+from tformer.data.batching.batch import Batch, Share
 from tformer.data.batching.padding import padded_lengths
 from tformer.data.batching.plan import BatchPlan, Cursor, Prefetcher
 from tformer.device import has_bf16_instructions
@@ -19,6 +19,7 @@ from tformer.errors import InputError
 from tformer.evaluation.predict import Samples
 from tformer.model import Transformer
 from tformer.nn.init import block_matrices, tie_embeddings
+from tformer.nn.layer_norm import Norm
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.optim.optimizers import NamedOptimizer, build_optimizer
@@ -27,11 +28,14 @@ from tformer.recipe.recipe import Recipe
 from tformer.tasks.base import TrainingData
 from tformer.tokenizer import Tokenizer
 
+Result = TypeVar("Result")
+
 
 class PlannedBatches:
-    """The batches of a run from `cursor` on (None: from the start), for one of `world_size` processes.
+    """The batches of a run from `cursor` on (None: from the start), for process `rank` of `world_size`.
 
-    On a GPU a thread prepares batches ahead, in page-locked memory.
+    Micro-batches are those of one process; each process has rows of every one of them (`Share`). On a GPU a thread
+    prepares batches ahead, in page-locked memory.
     """
 
     def __init__(
@@ -48,20 +52,21 @@ class PlannedBatches:
         self._recipe, self._objective, self._pinned = recipe, objective, device.type == "cuda"
         samples: Any = data.samples
         self._read = samples.windows if data.packed else samples.examples
-        self._plan = plan_of(recipe, samples, rank=rank, world_size=world_size)
+        self._rank, self._world_size = rank, world_size
+        self._plan = plan_of(recipe, samples)
         self._next = self._plan.resumed(Cursor.from_json(cursor)) if cursor else Cursor()
         self._source: Iterator[tuple[Cursor, list[Batch]]] = self._produce(self._next)
         if self._pinned:
             self._source = Prefetcher(self._source, depth=3)
 
     def next(self) -> Sequence[Batch]:
-        """The micro-batches of the next global batch."""
+        """This process's part of the micro-batches of the next global batch."""
         self._next, batches = next(self._source)
         return batches
 
     def next_samples(self) -> Any:
         """The samples of the next global batch's first micro-batch, as the objective gets them."""
-        return next(self._micro_batches(self._next))
+        return self._read(self._next.epoch, next(self._micro_batches(self._next)))
 
     def cursor(self) -> dict[str, Any]:
         return self._next.to_json()
@@ -81,24 +86,33 @@ class PlannedBatches:
         # Corruption and random padding depend on the place of the batch, never on earlier draws.
         draw = np.random.default_rng([self._recipe.seed, cursor.epoch, cursor.window, cursor.batch])
         batches = []
-        for samples in self._micro_batches(cursor):
-            batch = self._objective.collate(samples, rng=draw)
+        for ids in self._micro_batches(cursor):
+            batch = self._own_rows(cursor.epoch, ids, draw)
             batches.append(batch.pin_memory() if self._pinned else batch)
         return batches
 
-    def _micro_batches(self, cursor: Cursor) -> Iterator[Any]:
-        """The samples of each micro-batch of a global batch."""
-        ids = np.array(self._plan.batch(cursor), dtype=np.int64)
+    def _own_rows(self, epoch: int, ids: np.ndarray, draw: np.random.Generator) -> Batch:
+        """This process's rows of the micro-batch of these samples. What is drawn for all rows is equal everywhere."""
+        collate = self._objective.collate
+        if self._world_size == 1:
+            return collate(self._read(epoch, ids), rng=draw)
+        share = Share.of(len(ids), rank=self._rank, world_size=self._world_size)
+        if self._objective.collates_at_random:
+            return collate(self._read(epoch, ids), rng=draw).shared(share)
+        return replace(collate(self._read(epoch, ids[share.rows]), rng=draw), share=share)
+
+    def _micro_batches(self, cursor: Cursor) -> Iterator[np.ndarray]:
+        """The numbers of the samples of each micro-batch of a global batch."""
+        ids = np.array(self._plan.global_batch(cursor), dtype=np.int64)
         size = -(-len(ids) // self._recipe.training.grad_accum)
         for start in range(0, len(ids), size):
-            yield self._read(cursor.epoch, ids[start : start + size])
+            yield ids[start : start + size]
 
 
-def plan_of(recipe: Recipe, samples: Samples, *, rank: int = 0, world_size: int = 1) -> BatchPlan:
-    """The plan of which samples form which global batch, for one of `world_size` processes.
+def plan_of(recipe: Recipe, samples: Samples) -> BatchPlan:
+    """The plan of which samples form which global batch.
 
-    A global batch holds `batch_size * grad_accum` samples; each process takes its share, cut into `grad_accum`
-    micro-batches.
+    A global batch holds `batch_size * grad_accum` samples, cut into `grad_accum` micro-batches.
     """
     training = recipe.training
     return BatchPlan(
@@ -108,8 +122,6 @@ def plan_of(recipe: Recipe, samples: Samples, *, rank: int = 0, world_size: int 
         batch_size=None if training.batch_size is None else training.batch_size * training.grad_accum,
         batch_tokens=None if training.batch_tokens is None else training.batch_tokens * training.grad_accum,
         sort_window=recipe.data.sort_window,
-        rank=rank,
-        world=world_size,
     )
 
 
@@ -139,6 +151,20 @@ class Models(nn.Module):
         super().__init__()
         self.main, self.generator = main, generator
 
+    def forward(self, function: Callable[[], Result]) -> Result:
+        """`function()`, which runs these models: with several processes the engine synchronises what runs in here."""
+        return function()
+
+    @property
+    def all(self) -> tuple[Transformer, ...]:
+        return (self.main,) if self.generator is None else (self.main, self.generator)
+
+    def skips_parameters(self, objective: Objective) -> bool:
+        """Whether a step may leave parameters without a gradient: layers that are skipped, heads that are not used."""
+        heads = sum(len(model.heads) for model in self.all)
+        stacks = [stack for model in self.all for stack in (model.encoder, model.decoder) if stack is not None]
+        return heads > len(objective.heads) or any(stack.layerdrop is not None for stack in stacks)
+
     def trained_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Every parameter once by name, those of the generator with the prefix `generator.`."""
         yield from self.main.named_parameters()
@@ -159,9 +185,8 @@ def make_models(recipe: Recipe, device: torch.device, *, dtype: torch.dtype) -> 
     maker = "meta" if device.type == "meta" else "cpu"
     main = build_model(recipe.model, num_labels=labels, device=maker)
     generator = None if recipe.generator is None else build_model(recipe.generator, device=maker)
-    for model in (main, generator):
-        if model is None:
-            continue
+    models = Models(main, generator)
+    for model in models.all:
         model.compute_dtype = dtype
         for stack in (model.encoder, model.decoder):
             if stack is not None:
@@ -172,7 +197,22 @@ def make_models(recipe: Recipe, device: torch.device, *, dtype: torch.dtype) -> 
             "generator: it must share the token table of the model, but its rows have another size",
             hint="set generator.embedding.size to the width of the model's table",
         )
-    return Models(main, generator)
+    return models
+
+
+def require_separate_rows(models: Models, world_size: int) -> None:
+    """Raise InputError for several processes and a model whose output of a row depends on other rows."""
+    if world_size == 1:
+        return
+    for model in models.all:
+        for name, module in model.named_modules():
+            if isinstance(module, Norm) and module.mixes_rows:
+                kind = type(module).__name__.lower()
+                raise InputError(
+                    f"norm.kind {kind} ({name}) normalises over the rows of a batch, which {world_size} processes "
+                    f"would split: expected one process",
+                    hint="train in one process, or with another norm, such as --set model.decoder.norm.kind=layernorm",
+                )
 
 
 def make_objective(recipe: Recipe, context: ObjectiveContext, models: Models | None = None) -> Objective:

@@ -1,11 +1,13 @@
 """The training loop: optimizer steps, log lines, validations and checkpoints.
 
-One optimizer step trains on a global batch, which is split over processes and into micro-batches. The loss is
+One optimizer step trains on a global batch, which is cut into micro-batches, and each of them split over the processes.
+The loss is
     sum over terms of weight * sum / count,
 where the counts are those of the WHOLE global batch and are known before the first backward: accumulating gradients, or
 having several processes, then gives exactly the gradient of one big batch.
 
 Randomness is re-keyed before every forward by (seed, step, micro-batch, rank): a resumed run draws the same dropout.
+Draws that all processes share have the key of rank 0 (`SharedDraws`).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -26,13 +29,14 @@ from tformer.data.batching.batch import Batch
 from tformer.device import keep_freed_memory, return_free_memory
 from tformer.errors import InputError, NonFiniteLossError, NotNumbersError, did_you_mean
 from tformer.metrics import HIGHER_IS_BETTER, lower_is_better
-from tformer.nn.structured_dropout import Step, step_listeners
+from tformer.nn.structured_dropout import SharedDraws, Step, drawing_modules, step_listeners
 from tformer.objectives.base import Objective, total_loss
 from tformer.optim.ema import Ema
 from tformer.optim.optimizers import NamedOptimizer
 from tformer.optim.schedules import Schedule
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Training
+from tformer.training.assemble import Models
 from tformer.training.parallel import Parallel
 from tformer.training.state import LossScaler, RunningSums, TrainerState
 
@@ -66,8 +70,8 @@ class Observer(Protocol):
 class Components:
     """The parts of a training: model, objective, batches, optimizer, schedule."""
 
-    model: torch.nn.Module
-    forward: Callable[..., Any]  # the model, perhaps compiled and wrapped for several processes
+    model: Models
+    forward: Callable[..., Any]  # the main model, perhaps compiled
     objective: Objective
     batches: Batches
     optimizer: NamedOptimizer
@@ -108,6 +112,10 @@ class Trainer:
         self.parts, self.hooks, self.observer = components, hooks, observer
         self.recipe, self.training, self.state = recipe, recipe.training, state
         self._step_listeners = step_listeners(components.model)
+        self._shared_draws = drawing_modules(components.model)
+        self._run_models = components.parallel.wrap(
+            components.model, some_unused=components.model.skips_parameters(components.objective)
+        )
         assert self.training.eval_every is not None and self.training.save_every is not None  # set by `settle_steps`
         self.eval_every, self.save_every = self.training.eval_every, self.training.save_every
         self.flops_per_token, self.peak_flops, self.deadline = flops_per_token, peak_flops, deadline
@@ -178,31 +186,29 @@ class Trainer:
         micro_batches = parts.batches.next()
         step = state.step + 1
         parts.optimizer.set_lr_scale(parts.schedule.scale(step))
-        totals = self._global_counts(micro_batches)
+        totals, tokens = self._global_counts(micro_batches)
         loss = torch.zeros((), device=parts.device)
         terms: dict[str, Tensor] = {}
         parts.model.train()
         self._begin_step(step)
         for index, host_batch in enumerate(micro_batches):
             batch = host_batch.to(parts.device, non_blocking=True)
-            torch.manual_seed(random_key(self.recipe.seed, step, index, parts.parallel.rank))
-            result = parts.objective.loss(parts.forward, batch)
-            micro_loss = total_loss(result.terms, totals)
-            parts.scaler.scaled(micro_loss).backward()
+            self._seed(step, index, batch)
+            with parts.parallel.accumulating(self._run_models, last=index == len(micro_batches) - 1):
+                micro_loss, micro_terms = self._run_models(partial(self._loss, batch, totals))
+                parts.scaler.scaled(micro_loss).backward()
             loss += micro_loss.detach()
-            for name, term in result.terms.items() if len(result.terms) > 1 else ():
-                part = term.sum.detach().float() / totals[name]
+            for name, part in micro_terms.items():
                 terms[name] = terms[name] + part if name in terms else part
-        loss = parts.parallel.sum(loss)
+        loss, *term_sums = parts.parallel.sum(torch.stack([loss, *terms.values()])).unbind()
         norm = self._update(loss)
         parts.optimizer.zero_grad()
         state.step = step
         self._score = None
-        tokens = sum(batch.num_tokens for batch in micro_batches) * parts.parallel.world_size
         state.tokens += tokens
         self._work_tokens += tokens
         state.cursor = parts.batches.cursor()
-        self._sums.append((loss, norm, *map(parts.parallel.sum, terms.values())))
+        self._sums.append((loss, norm, *term_sums))
         self._term_names = tuple(terms)
         self._work_seconds += time.perf_counter() - began
 
@@ -217,15 +223,43 @@ class Trainer:
         for listener in self._step_listeners:
             listener.begin_step(step)
 
-    def _global_counts(self, micro_batches: Sequence[Batch]) -> dict[str, int]:
+    def _global_counts(self, micro_batches: Sequence[Batch]) -> tuple[dict[str, int], int]:
+        """The predictions of each term in the global batch (at least 1), and its tokens."""
         totals: dict[str, int] = {}
+        tokens = 0
         for batch in micro_batches:
             for name, count in self.parts.objective.label_count(batch).items():
-                totals[name] = totals.get(name, 0) + count
+                totals[name] = totals.get(name, 0) + count * batch.is_counted
+            tokens += batch.num_tokens * batch.is_counted
         if self.parts.parallel.world_size > 1:
-            summed = self.parts.parallel.sum(torch.tensor(list(totals.values()), device=self.parts.device))
-            totals = dict(zip(totals, summed.tolist(), strict=True))
-        return {name: max(1, count) for name, count in totals.items()}
+            tokens, *counts = self.parts.parallel.sum(torch.tensor([tokens, *totals.values()])).tolist()
+            totals = dict(zip(totals, counts, strict=True))
+        return {name: max(1, count) for name, count in totals.items()}, tokens
+
+    def _seed(self, step: int, index: int, batch: Batch) -> None:
+        """Seed the draws of the forward pass of micro-batch `index`."""
+        seed, rank = self.recipe.seed, self.parts.parallel.rank
+        torch.manual_seed(random_key(seed, step, index, rank))
+        if batch.share is not None:
+            shared = SharedDraws(
+                random_key(seed, step, index, 0),
+                rows=batch.share.rows,
+                num_rows=batch.share.num_rows,
+                device=self.parts.device,
+            )
+            self.parts.objective.shared = shared
+            for module in self._shared_draws:
+                module.shared = shared
+
+    def _loss(self, batch: Batch, totals: dict[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
+        """This process's part of the loss, and of each term where there are several."""
+        result = self.parts.objective.loss(self.parts.forward, batch)
+        loss = total_loss(result.terms, totals)
+        terms = result.terms if len(result.terms) > 1 else {}
+        parts = {name: term.sum.detach().float() / totals[name] for name, term in terms.items()}
+        if batch.is_counted:
+            return loss, parts
+        return loss * 0.0, dict.fromkeys(parts, torch.zeros_like(loss.detach()))
 
     def _update(self, loss: Tensor) -> Tensor:
         """Clip gradients and step; skip and count steps without a finite gradient. Returns the gradient norm."""
@@ -235,8 +269,7 @@ class Trainer:
         # Reading the norm would stall a GPU each step, so there a bad loss is found at the next log line. In fp16 the
         # scale must follow every overflow, so it is read.
         unread = parts.device.type != "cpu" and not parts.scaler.enabled
-        finite = unread or bool(torch.isfinite(norm) & torch.isfinite(loss))
-        finite = not parts.parallel.agree(not finite)
+        finite = unread or not parts.parallel.agree(not (torch.isfinite(norm) & torch.isfinite(loss)))
         parts.scaler.update(finite=finite)
         if finite:
             self._skipped_in_a_row = 0

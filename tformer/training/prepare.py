@@ -25,7 +25,15 @@ from tformer.recipe.recipe import Recipe
 from tformer.tasks import task_of
 from tformer.tasks.base import TrainingData, Work
 from tformer.tasks.example import example_document
-from tformer.training.assemble import Models, PlannedBatches, make_models, make_objective, plan_of, vocabulary_size
+from tformer.training.assemble import (
+    Models,
+    PlannedBatches,
+    make_models,
+    make_objective,
+    plan_of,
+    require_separate_rows,
+    vocabulary_size,
+)
 from tformer.training.request import RUNS, Start
 from tformer.training.teacher import check_vocabulary
 
@@ -209,13 +217,14 @@ def _memory_of(prepared: Prepared, models: Models, tokens_per_micro_batch: int) 
 def _plan(prepared: Prepared, models: Models, devices: int, parallel: str) -> RankPlan:
     """Memory and traffic of one of several devices."""
     recipe, device = prepared.recipe, prepared.device
+    require_separate_rows(models, devices)
     apply_groups(dict(models.trained_parameters()), recipe.optimizer.groups)
     tokens = prepared.tokens_per_micro_batch
     rows = recipe.training.batch_size or max(1, tokens // recipe.seq_len)
     return plan_ranks(
         parallel,
         devices,
-        [model for model in (models.main, models.generator) if model is not None],
+        models.all,
         whole=_memory_of(prepared, models, -(-rows // devices) * (tokens // rows)),
         rows=rows,
         recipe=recipe,

@@ -32,7 +32,7 @@ from tformer.training.display import Console, TrainingDisplay
 from tformer.training.loggers import LoggedRun, Loggers, Status, logger_names
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.options import TrainOptions
-from tformer.training.parallel import SingleProcess
+from tformer.training.parallel import Parallel, SingleProcess
 from tformer.training.prepare import Prepared, check_target, describe, measure_peak, prepare
 from tformer.training.request import RUNS, find_start, locked_run
 from tformer.training.state import LossScaler, TrainerState
@@ -81,8 +81,16 @@ class Session:
     """The run directory and the parts of one training, and the callbacks of the loop."""
 
     def __init__(
-        self, prepared: Prepared, *, console: Console, work: Work, began: float, log_to: Sequence[str] = ()
+        self,
+        prepared: Prepared,
+        *,
+        console: Console,
+        work: Work,
+        began: float,
+        log_to: Sequence[str] = (),
+        parallel: Parallel | None = None,
     ) -> None:
+        self.parallel = SingleProcess() if parallel is None else parallel
         self.prepared, self.console, self.work, self.began = prepared, console, work, began
         self.should_stop = work.should_stop
         recipe, device = prepared.recipe, prepared.device
@@ -92,11 +100,18 @@ class Session:
         self.target_tokenizer_json = None if target is None else target.to_json()
         self.state = self._first_state()
         self.models = assemble.make_models(recipe, device, dtype=prepared.precision.dtype)
+        assemble.require_separate_rows(self.models, self.parallel.world_size)
         self.model: Transformer = self.models.main
         self._start_weights()
         self.objective = assemble.make_objective(recipe, prepared.data.context, self.models)
         self.batches = assemble.PlannedBatches(
-            recipe, prepared.data, self.objective, cursor=self.state.cursor or None, device=device
+            recipe,
+            prepared.data,
+            self.objective,
+            cursor=self.state.cursor or None,
+            device=device,
+            rank=self.parallel.rank,
+            world_size=self.parallel.world_size,
         )
         self.parts = self._assemble()
         if prepared.start.resumed is not None:
@@ -137,16 +152,15 @@ class Session:
             self.console.print("compiling the model: the first step takes a while", markup=False)
         # Padded batches have many shapes: the compiler gives up after a few graphs of one shape each.
         many_shapes = prepared.data.samples.lengths is not None
-        parallel = SingleProcess()
         return Components(
             model=self.models,
-            forward=parallel.wrap(assemble.compiled(self.model, wanted=compile_it, dynamic=many_shapes)),
+            forward=assemble.compiled(self.model, wanted=compile_it, dynamic=many_shapes),
             objective=self._with_teacher(self.objective),
             batches=self.batches,
             optimizer=assemble.make_optimizer(recipe, self.models, device),
             schedule=assemble.make_schedule(recipe),
             scaler=LossScaler(enabled=prepared.precision.name == "fp16"),
-            parallel=parallel,
+            parallel=self.parallel,
             device=device,
             ema=None if decay is None else Ema(self.model.named_parameters(), decay=decay),
         )

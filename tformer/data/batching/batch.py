@@ -19,6 +19,31 @@ TARGETS = frozenset({"labels", "next_sentence_label"})  # what is predicted; not
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """The part of a micro-batch that one of several processes trains on: every `world_size`-th row.
+
+    Attributes:
+        rows: the places of its rows.
+        num_rows: rows of the whole micro-batch.
+        counted: False in a process without rows of its own. It computes the first row with a loss of 0, because all
+            processes take part in every exchange of gradients.
+        labels_per_row: labels of each row of the whole micro-batch; empty where the process has not seen all rows.
+    """
+
+    rows: slice
+    num_rows: int
+    counted: bool = True
+    labels_per_row: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, num_rows: int, *, rank: int, world_size: int) -> Share:
+        """The share of process `rank`."""
+        if rank < num_rows:
+            return cls(slice(rank, num_rows, world_size), num_rows)
+        return cls(slice(0, 1), num_rows, counted=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     input_ids: Tensor | None = None  # [B, T] long
     labels: Tensor | None = None  # [B, T], [B, U], [B], or [B, L] for many labels; below 0: nothing to predict
@@ -32,6 +57,7 @@ class Batch:
     next_sentence_label: Tensor | None = None  # [B] long: 0 the second text follows the first, 1 it was drawn at random
     num_tokens: int = -1  # real (not padded) input and decoder tokens, counted once on the host; images count as 1
     num_labels: int | None = None  # labels that are not ignored, counted before they leave the host; None: not counted
+    share: Share | None = None  # of one of several processes; None: the whole micro-batch
 
     def __post_init__(self) -> None:
         if self.num_tokens < 0:
@@ -53,6 +79,19 @@ class Batch:
             return self
         return dataclasses.replace(self, num_labels=int((labels >= 0).sum()))
 
+    def shared(self, share: Share) -> Batch:
+        """The rows of one process, of the batch of all."""
+        labels = self.labels
+        if labels is not None and labels.ndim == 2 and not labels.is_floating_point():
+            share = dataclasses.replace(share, labels_per_row=tuple((labels >= 0).sum(dim=1).tolist()))
+        rows = {name: tensor[share.rows] for name, tensor in self.tensors().items()}
+        return Batch(**rows, num_tokens=-1, num_labels=None, share=share)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether loss and counts of this process include the batch, see `Share`."""
+        return self.share is None or self.share.counted
+
     def model_inputs(self) -> dict[str, Tensor]:
         """The keyword arguments of the model's forward: every tensor that is not None, without the labels."""
         return {name: tensor for name, tensor in self.tensors().items() if name not in TARGETS}
@@ -64,7 +103,7 @@ class Batch:
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         changed = {name: change(tensor) for name, tensor in self.tensors().items()}
-        return Batch(**changed, num_tokens=self.num_tokens, num_labels=self.num_labels)
+        return Batch(**changed, num_tokens=self.num_tokens, num_labels=self.num_labels, share=self.share)
 
 
 def _count_tokens(batch: Batch) -> int:

@@ -1,9 +1,9 @@
 """Batch plan: which samples form which batch, a pure function of (seed, epoch, window, lengths); and prefetching.
 
 An epoch is every sample once, in an order drawn by a keyed permutation. The order is cut into windows. Inside a window
-the samples are sorted by length (with `sort_window`), cut into global batches by examples or by padded tokens, the
-batches are shuffled, and each is split over the processes. A cursor (epoch, window, batch) is the only state: it
-resumes in O(1), or O(window) where lengths matter, and does not depend on the number of processes.
+the samples are sorted by length (with `sort_window`), cut into global batches by examples or by padded tokens, and the
+batches are shuffled. A cursor (epoch, window, batch) is the only state: it resumes in O(1), or O(window) where lengths
+matter. Nothing depends on the number of processes.
 
 `Prefetcher` prepares the next items in one thread while the current one is used. A corpus is read from
 files and collating is short, so a thread hides it without the copies that processes would need.
@@ -69,11 +69,8 @@ class BatchPlan:
         batch_size: int | None = None,
         batch_tokens: int | None = None,
         sort_window: int = 0,
-        rank: int = 0,
-        world: int = 1,
     ) -> None:
         assert (batch_size is None) != (batch_tokens is None), "give batch_size or batch_tokens, and not both"
-        assert 0 <= rank < world, f"rank must be in [0, {world}), found {rank}"
         self.lengths = np.asarray(lengths) if lengths is not None and not isinstance(lengths, int) else None
         if isinstance(lengths, int) and batch_tokens is not None:
             batch_size = max(1, batch_tokens // lengths)
@@ -83,7 +80,7 @@ class BatchPlan:
             num_samples = len(self.lengths)
         if num_samples < 1:
             raise InputError("there is nothing to make batches of: 0 samples")
-        self.seed, self.num_samples, self.rank, self.world = seed, num_samples, rank, world
+        self.seed, self.num_samples = seed, num_samples
         self.batch_size, self.batch_tokens = batch_size, batch_tokens
         self.sorts = sort_window > 0 and self.lengths is not None
         self.window_size = self._window_size(sort_window)
@@ -97,12 +94,8 @@ class BatchPlan:
             return -(-sort_window // self.batch_size) * self.batch_size
         return self.num_samples
 
-    def batch(self, cursor: Cursor) -> list[int]:
-        """This process's sample ids of the batch at `cursor`; empty if the batch has fewer samples than processes."""
-        return self.global_batch(cursor)[self.rank :: self.world]
-
     def global_batch(self, cursor: Cursor) -> list[int]:
-        """The sample ids of all processes."""
+        """The sample ids of the batch at `cursor`."""
         cursor = self.canonical(cursor)
         if not self._needs_lengths:  # from the permutation alone, without forming a window
             assert self.batch_size is not None

@@ -169,7 +169,7 @@ class MaskedWindows(Windows):
 
 def document_ids(corpus: TokenCorpus, start: int, length: int) -> np.ndarray:
     """[length]: the document of each token from `start` on, counted from the first one's (0)."""
-    numbers = np.searchsorted(corpus.document_offsets, np.arange(start, start + length), side="right")
+    numbers = corpus.document_numbers(np.arange(start, start + length))
     return numbers - numbers[0]
 
 

@@ -2,6 +2,13 @@
 
 Arrays are read with `pread`, not memory-mapped: a file that is cut under a running training gives an error, where a
 mapping would end the process with SIGBUS. A file that is replaced by a rename is read on as it was.
+
+A corpus of 10^12 tokens has 15,000 files, more than a process may open. The first few hundred stay open; each of the
+others is opened for every read, and must have the header that it had at first.
+
+What is checked when: header and size of every file at the start; an id against the size of the vocabulary when it is
+read; the checksum of an array of at most `MEMORY_BYTES` at the start, of larger ones in the background, at most once in
+a training, 200 MB/s at most.
 """
 
 from __future__ import annotations
@@ -9,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import sys
 import threading
 import weakref
@@ -24,7 +32,8 @@ import numpy as np
 from tformer import files
 from tformer.data.shards.token_files import HEADER_BYTES, DamagedShardError, ShardHeader, damaged
 
-MEMORY_BYTES = 64 << 20  # shards up to this size are verified and kept in memory, larger ones read when needed
+MEMORY_BYTES = 64 << 20  # arrays up to this size are verified and kept in memory, larger ones read when needed
+KEPT_BELOW = 512  # a descriptor with a higher number shows that many files are open: it is closed after each read
 VERIFY_CHUNK = 4 << 20  # bytes read at once
 VERIFY_PAUSE = 0.02  # seconds between two chunks of a check in the background: at most 200 MB/s
 GATHERED_TOGETHER = 1 << 14  # items: ranges that begin so near each other are read at once
@@ -44,23 +53,36 @@ class ArrayFile:
         self, path: Path, dtype: np.dtype[Any], *, tokenizer: bytes, columns: int = 1, limit: int | None = None
     ) -> None:
         self.path, self.dtype, self._columns, self._limit = path, dtype, columns, limit
+        descriptor = self._open()
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe does not block
+            status, header = os.fstat(descriptor), os.pread(descriptor, HEADER_BYTES, 0)
+            self.header = ShardHeader.unpack(header, name=str(path))
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise  # the file may be whole
+            os.close(descriptor)
             raise DamagedShardError(f"cannot read {path}: {error.strerror}") from error
-        self._close = weakref.finalize(self, os.close, self._descriptor)
-        try:
-            size, header = os.fstat(self._descriptor).st_size, os.pread(self._descriptor, HEADER_BYTES, 0)
-        except OSError as error:
-            raise DamagedShardError(f"cannot read {path}: {error.strerror}") from error
-        self.header = ShardHeader.unpack(header, name=str(path))
+        except DamagedShardError:
+            os.close(descriptor)
+            raise
+        self._identity = (status.st_dev, status.st_ino)
+        self._descriptor: int | None = None
+        if descriptor < min(KEPT_BELOW, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2):
+            self._descriptor = descriptor
+            self._close = weakref.finalize(self, os.close, descriptor)
+        else:
+            os.close(descriptor)
         count = self.header.count
         if self.header.tokenizer != tokenizer or self.header.item_bytes != dtype.itemsize:
             raise damaged(path, "it was written for another tokenizer")
-        if count < 1 or count % columns or size != HEADER_BYTES + count * dtype.itemsize:
-            raise damaged(path, f"{size:,} bytes, expected {count:,} items")
+        if count < 1 or count % columns or status.st_size != HEADER_BYTES + count * dtype.itemsize:
+            raise damaged(path, f"{status.st_size:,} bytes, expected {count:,} items")
+
+    def _open(self) -> int:
+        try:
+            return os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe does not block
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise  # the file may be whole
+            raise DamagedShardError(f"cannot read {self.path}: {error.strerror}") from error
 
     def __len__(self) -> int:
         return self.header.count // self._columns
@@ -128,20 +150,33 @@ class ArrayFile:
         return array
 
     def _fill(self, view: memoryview, offset: int) -> None:
+        if self._descriptor is not None:
+            self._fill_from(self._descriptor, view, offset)
+            return
+        descriptor = self._open()
+        try:
+            if os.pread(descriptor, HEADER_BYTES, 0) != self.header.pack():
+                raise damaged(self.path, "it was replaced by another while it was read")
+            self._fill_from(descriptor, view, offset)
+        finally:
+            os.close(descriptor)
+
+    def _fill_from(self, descriptor: int, view: memoryview, offset: int) -> None:
         while view:
             try:
-                count = os.preadv(self._descriptor, [view], offset)
+                count = os.preadv(descriptor, [view], offset)
             except OSError as error:
                 raise self._damaged(f"cannot read it: {error.strerror}") from error
             if not count:
-                size, whole = os.fstat(self._descriptor).st_size, HEADER_BYTES + self.num_bytes
+                size, whole = os.fstat(descriptor).st_size, HEADER_BYTES + self.num_bytes
                 raise self._damaged(f"it was cut to {size:,} bytes, expected {whole:,}")
             view, offset = view[count:], offset + count
 
     def _damaged(self, found: str) -> DamagedShardError:
         """The error; the file is removed, unless it is another by now, so that the text is tokenised again."""
         with contextlib.suppress(OSError):
-            if os.path.samestat(os.fstat(self._descriptor), os.stat(self.path)):
+            status = os.stat(self.path)
+            if (status.st_dev, status.st_ino) == self._identity:
                 files.unlink(self.path)
         return damaged(self.path, found)
 

@@ -130,12 +130,23 @@ class TokenCorpus:
 
     @property
     def files(self) -> tuple[ArrayFile, ...]:
-        """The files that the ids are read from, none of which is verified yet; empty for a corpus in memory."""
-        return tuple(shard for shard in self.shards if isinstance(shard, ArrayFile))
+        """The files that are read while a model is trained, none of which is verified yet; empty for a small corpus."""
+        return tuple(part for part in (*self.shards, self.all_documents, self.marks) if isinstance(part, ArrayFile))
+
+    def document_numbers(self, places: np.ndarray) -> np.ndarray:
+        """int64, the shape of `places`: the number of the document that each token belongs to, from 1."""
+        tokens = self.start + places
+        first = bisect_right(self.all_documents, int(tokens.min())) - 1
+        last = bisect_right(self.all_documents, int(tokens.max()), lo=first)
+        before = bisect_right(self.all_documents, self.start) - 1
+        return first - before + np.searchsorted(self.all_documents[first:last], tokens, side="right")
 
     @cached_property
     def document_offsets(self) -> np.ndarray:
-        """int64 [documents + 1]: where each document begins (a cut one begins at 0), then the number of tokens."""
+        """int64 [documents + 1]: where each document begins (a cut one begins at 0), then the number of tokens.
+
+        It is as long as the corpus has documents; what needs only the documents of some tokens has `document_numbers`.
+        """
         if self.start == 0 and self.stop == self.all_documents[-1]:
             return self.all_documents[:]
         first = bisect_right(self.all_documents, self.start) - 1
@@ -160,11 +171,11 @@ class TokenCorpus:
         """
         total = len(self)
         cut = int(total * (1 - fraction))
-        starts = self.document_offsets[1:-1]
-        if len(starts):
-            near = int(np.searchsorted(starts, cut))
-            candidates = [int(starts[index]) for index in (near - 1, near) if 0 <= index < len(starts)]
-            nearest = min(candidates, key=lambda start: abs(start - cut))
+        near = bisect_left(self.all_documents, self.start + cut)
+        candidates = [int(self.all_documents[number]) - self.start for number in (near - 1, near) if number >= 0]
+        inside = [start for start in candidates if 0 < start < total]
+        if inside:
+            nearest = min(inside, key=lambda start: abs(start - cut))
             if abs(nearest - cut) <= BOUNDARY_TOLERANCE * (total - cut):
                 cut = nearest
         if not 0 < cut < total:
@@ -207,10 +218,7 @@ def token_corpus(
         from tformer.device import default_cache_dir  # which imports torch
 
         cache_dir = default_cache_dir()
-    home = Path(cache_dir)
-    # VERSION stands for the layout of the files; the recipe may choose another end of documents than the tokenizer.
-    parts = (token_files.VERSION, source.fingerprint(), tokenizer.sha256, tokenizer.special.eos, tokenizer.opening)
-    key = hashlib.sha256(":".join(map(str, parts)).encode()).hexdigest()[:32]
+    home, key = Path(cache_dir), entry_key(source, tokenizer)
     notes: tuple[str, ...] = ()
     if (home / key).is_dir():
         try:
@@ -222,6 +230,13 @@ def token_corpus(
         write_entry(folder, source, tokenizer, progress=progress, should_stop=should_stop)
         _publish(folder, home / key, source.name, tokenizer)
     return _open_entry(home / key, source.name, tokenizer, notes=notes + fallback, owner=owner)
+
+
+def entry_key(source: TextSource, tokenizer: Tokenizer) -> str:
+    """The name of the cache entry of a source's tokens."""
+    # VERSION stands for the layout of the files; the recipe may choose another end of documents than the tokenizer.
+    parts = (token_files.VERSION, source.fingerprint(), tokenizer.sha256, tokenizer.special.eos, tokenizer.opening)
+    return hashlib.sha256(":".join(map(str, parts)).encode()).hexdigest()[:32]
 
 
 def _writable(home: Path) -> tuple[Path, tuple[str, ...], object]:
@@ -323,15 +338,13 @@ def _open_entry(
         if shard.header.number != number or len(shard) != expected:
             raise damaged(shard.path, f"{len(shard):,} ids, expected {expected:,}")
         shards.append(shard)
-    documents.verify()
-    marks.verify()
     few = sum(shard.num_bytes for shard in shards) <= MEMORY_BYTES
     return TokenCorpus(
         name=name,
         shards=tuple(shard.load() if few else shard for shard in shards),
         shard_tokens=facts.shard_tokens,
-        all_documents=documents,
-        marks=marks,
+        all_documents=documents.load() if documents.num_bytes <= MEMORY_BYTES else documents,
+        marks=marks.load() if marks.num_bytes <= MEMORY_BYTES else marks,
         start=0,
         stop=facts.tokens,
         fingerprint=facts.text.hex(),

@@ -1,0 +1,143 @@
+"""One, two and four processes: the same losses, weights and counts, and ranks that are equal to the bit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.training.small_steps import PRESETS
+from tests.training.worlds import Training, in_processes, largest_difference, recipe_of
+from tformer.errors import InputError
+from tformer.training import assemble
+from tformer.training.parallel import Parallel, SingleProcess
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its processes")
+
+STEPS = 4
+TOLERANCE = 1.0e-5
+
+LAYERDROP, LEARNED = {"layerdrop": 0.4}, {"layerdrop": {"rate": 0.4, "learned": True}}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{preset: (preset, {}) for preset in PRESETS},
+    "next sentence": ("bert/tiny", {"objectives": [{"kind": "masked_lm"}, {"kind": "next_sentence"}]}),
+    "word dropout, swapped pairs": (
+        "bert/classify",
+        {"objectives": [{"kind": "classification", "word_dropout": 0.2, "swap_pairs": True}]},
+    ),
+    "random padding": ("gpt/small", {"data": {"padding": "random"}}),
+    "left padding": ("gpt/small", {"data": {"padding": "left"}}),
+    "pairs by tokens": ("transformer/tiny", {"training": {"batch_size": None, "batch_tokens": 40}}),
+    "a micro-batch of one row": ("gpt/small", {"training": {"batch_size": 1, "grad_accum": 5}}),
+    "no accumulation": ("gpt/small", {"training": {"grad_accum": 1}}),
+    "no clipping": ("gpt/small", {"optimizer": {"clip_grad_norm": None}}),
+    "averaged weights": ("gpt/small", {"training": {"ema_decay": 0.9}}),
+    "muon": ("gpt/small", {"optimizer": {"kind": "muon"}}),
+    "adafactor": ("t5/tiny", {"optimizer": {"kind": "adafactor"}}),
+    "adam": ("gpt/small", {"optimizer": {"kind": "adam"}}),
+    "layerdrop": ("bert/tiny", {"model": {"encoder": LAYERDROP}}),
+    "layerdrop of both sides": ("bart/tiny", {"model": {"encoder": LAYERDROP, "decoder": LAYERDROP}}),
+    "learned layerdrop": ("gpt/small", {"model": {"decoder": LEARNED}}),
+    "drophead": ("llama/tiny", {"model": {"decoder": {"drophead": 0.4}}}),
+    "layerdrop, drophead, electra": ("electra/tiny", {"model": {"encoder": {**LAYERDROP, "drophead": 0.4}}}),
+    "drophead, checkpointing": (
+        "gpt/small",
+        {"model": {"decoder": {"drophead": 0.4}}, "training": {"activation_checkpointing": True}},
+    ),
+    "checkpointing": ("bert/tiny", {"training": {"activation_checkpointing": True}}),
+    "untied": ("gpt/small", {"model": {"tie": {"output": False}}}),
+    "frozen groups": ("gpt/small", {"optimizer": {"groups": [{"match": "decoder.blocks.0.*", "frozen": True}]}}),
+    "a head that is not trained": ("bert/classify", {"model": {"heads": [{"kind": "classifier"}, {"kind": "pooler"}]}}),
+}
+
+
+def compared(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Losses, terms, weights and averages; gradient norms relative to themselves."""
+    sums = found["sums"].clone()
+    sums[:, 1] = sums[:, 1].log()
+    return {name: value for name, value in found.items() if name != "moved"} | {"sums": sums}
+
+
+def trained(names: list[str]) -> Callable[[Parallel], dict[str, Tensor]]:
+    """The results of several cases in one group of processes, by `case|name`."""
+
+    def work(parallel: Parallel) -> dict[str, Tensor]:
+        results = {name: Training(recipe_of(*CASES[name]), parallel).run(STEPS) for name in names}
+        return {f"{case}|{name}": value for case, found in results.items() for name, value in found.items()}
+
+    return work
+
+
+def of_case(found: Mapping[str, Tensor], case: str) -> dict[str, Tensor]:
+    return {name.split("|")[1]: value for name, value in found.items() if name.startswith(f"{case}|")}
+
+
+def equalities(names: list[str], world_size: int, folder: Path) -> dict[str, float]:
+    """The largest difference between one process and several, by case."""
+    work = trained(names)
+    one, many = work(SingleProcess()), in_processes(world_size, work, folder / str(world_size))
+    differences = {}
+    for case in names:
+        expected, *found = (of_case(each, case) for each in (one, *many))
+        for other in found[1:]:
+            assert all(torch.equal(found[0][name], other[name]) for name in other), f"{case}: ranks differ"
+        assert expected["moved"] > 20 * TOLERANCE, f"{case}: nothing was trained"
+        assert torch.equal(expected["tokens"], found[0]["tokens"]), f"{case}: tokens"
+        differences[case] = largest_difference(compared(expected), compared(found[0]))
+    return differences
+
+
+@pytest.fixture(autouse=True)
+def _orthogonalise_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assemble, "has_bf16_instructions", lambda: False)
+
+
+QUICK = ["gpt/tiny", "bert/classify", "electra/tiny", "layerdrop, drophead, electra", "drophead, checkpointing"]
+
+
+def test_two_processes_train_as_one(tmp_path: Path) -> None:
+    differences = equalities(QUICK, 2, tmp_path)
+    assert max(differences.values()) < TOLERANCE, differences
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_every_family_and_option_trains_as_in_one_process(world_size: int, tmp_path: Path) -> None:
+    differences = equalities(list(CASES), world_size, tmp_path)
+    assert max(differences.values()) < TOLERANCE, differences
+
+
+def test_processes_add_agree_and_pass_on_texts(tmp_path: Path) -> None:
+    def work(parallel: Parallel) -> dict[str, Tensor]:
+        parallel.barrier()
+        text = parallel.broadcast(f"größer {parallel.rank}")
+        assert parallel.broadcast("") == "" and text == "größer 0"
+        flags = [parallel.agree(parallel.rank == 1), parallel.agree(False)]
+        own = torch.tensor([1.5, float(parallel.rank)])
+        return {"flags": torch.tensor(flags), "sum": parallel.sum(own), "own": own}
+
+    for found in in_processes(2, work, tmp_path / "world"):
+        assert found["flags"].tolist() == [True, False]
+        assert found["sum"].tolist() == [3.0, 1.0] and found["own"][0] == 1.5
+
+
+def test_a_failed_process_ends_the_others(tmp_path: Path) -> None:
+    def work(parallel: Parallel) -> dict[str, Tensor]:
+        assert parallel.rank == 0, "rank 1 fails"
+        return {"never": parallel.sum(torch.zeros(1))}
+
+    with pytest.raises(AssertionError, match=r"rank 1 fails|Connection|closed"):
+        in_processes(2, work, tmp_path / "world", seconds=20.0)
+
+
+def test_batchnorm_is_refused_for_several_processes() -> None:
+    recipe = recipe_of("gpt/small", {"model": {"decoder": {"norm": {"kind": "batchnorm", "place": "pre"}}}})
+    models = assemble.make_models(recipe, torch.device("cpu"), dtype=torch.float32)
+    assemble.require_separate_rows(models, 1)
+    with pytest.raises(InputError, match=r"batchnorm .* 2 processes"):
+        assemble.require_separate_rows(models, 2)
