@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tformer.build import build_model
+from tformer.cost.parallel import Layout
 from tformer.optim.optimizers import build_optimizer
 from tformer.recipe.model import Model
 
@@ -81,9 +82,9 @@ def fake_group(ranks: int, shards: int) -> Iterator[DeviceMesh]:
         dist.destroy_process_group()
 
 
-def measure(section: Model, *, ranks: int, shards: int, frozen: str | None = None) -> Measured:
+def measure(section: Model, layout: Layout, *, frozen: str | None = None) -> Measured:
     """One step of a decoder-only model in bf16 with fp32 gradients, each block a unit and the rest the root."""
-    with fake_group(ranks, shards) as mesh, FakeTensorMode(allow_non_fake_inputs=True):
+    with fake_group(layout.ranks, layout.shards) as mesh, FakeTensorMode(allow_non_fake_inputs=True):
         model = build_model(section, device="meta")
         assert model.decoder is not None
         model.compute_dtype, model.decoder.checkpointing = torch.bfloat16, True
@@ -92,7 +93,9 @@ def measure(section: Model, *, ranks: int, shards: int, frozen: str | None = Non
         root = Calling(model)
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for module in (*model.decoder.layers, root):
-            fully_shard(module, mesh=mesh, mp_policy=policy)
+            fully_shard(
+                module, mesh=mesh, mp_policy=policy, reshard_after_forward=module is not root and layout.reshard
+            )
         root.to_empty(device="cpu")
         model.retie()
         positions = model.decoder.positions

@@ -23,12 +23,12 @@ def row(preset: str, layout: Layout) -> list[str]:
     count = model.num_parameters()
     shards = Shards.of([model], layout)
     whole = MemoryEstimate(4 * count, 4 * count, 4 * MOMENTS * count, activations=0, copies=2 * count)
-    memory = rank_memory(whole, shards, dtype=torch.bfloat16, moments=MOMENTS, ema=False)
+    memory = rank_memory(whole, shards, dtype=torch.bfloat16, compute_dtype=torch.bfloat16, moments=MOMENTS, ema=False)
     state = memory.weights + memory.gradients + memory.optimizer
     traffic = step_traffic(shards, dtype=torch.bfloat16, micro_batches=1)
     figures = [(state, 0), (memory.total - memory.optimizer, 0), (traffic.sent, 0)]
     if layout.shards > 1:
-        found = measure(section, ranks=layout.ranks, shards=layout.shards)
+        found = measure(section, layout)
         sent = sum(
             each.sent_bytes * found.tensors[name] / each.tensor_bytes for name, each in traffic.collectives.items()
         )

@@ -23,6 +23,7 @@ GIB = 2**30
 CLOSE = 0.10
 PRESETS = {"gpt/xl": 1_557_611_200, "llama/8b": 8_030_261_248}
 EMPTY = MemoryEstimate(0, 0, 0, 0)
+BF16 = {"dtype": torch.bfloat16, "compute_dtype": torch.bfloat16}
 
 
 def section(preset: str, layers: int | None = None) -> Model:
@@ -39,14 +40,14 @@ def shards_of(model: Model, layout: Layout, frozen: str | None = None) -> Shards
 
 
 def named(layout: Layout) -> str:
-    return f"{layout.kind}-{layout.ranks}"
+    return f"{layout.kind}-{layout.ranks}" + ("" if layout.reshard else "-kept")
 
 
 def check(model: Model, layout: Layout, *, frozen: str | None = None) -> None:
     """Compare every figure of the formulas with a step in a fake process group."""
-    found = measure(model, ranks=layout.ranks, shards=layout.shards, frozen=frozen)
+    found = measure(model, layout, frozen=frozen)
     shards = shards_of(model, layout, frozen)
-    memory = rank_memory(EMPTY, shards, dtype=torch.bfloat16, moments=2, ema=False)
+    memory = rank_memory(EMPTY, shards, **BF16, moments=2, ema=False)
     assert (memory.weights, memory.gradients, memory.optimizer) == (found.weights, found.gradients, found.optimizer)
     expected = memory.weights + memory.gradients + memory.gathered + memory.exchanged
     assert expected == pytest.approx(found.peak, rel=CLOSE)
@@ -55,13 +56,14 @@ def check(model: Model, layout: Layout, *, frozen: str | None = None) -> None:
     assert {name: each.tensor_bytes for name, each in traffic.items()} == pytest.approx(found.tensors, rel=0.01)
 
 
+FEW = [layout_of("fsdp", 256), layout_of("hsdp", 64), layout_of("fsdp", 8, reshard=False)]
 LAYOUTS = [
     layout_of(kind, ranks) for ranks in (8, 64, 256) for kind in ("fsdp", "hsdp") if (kind, ranks) != ("hsdp", 8)
 ]
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("layout", [layout_of("fsdp", 256), layout_of("hsdp", 64)], ids=named)
+@pytest.mark.parametrize("layout", FEW, ids=named)
 def test_few_blocks_allocate_and_send_in_a_fake_group_what_the_formulas_say(preset: str, layout: Layout) -> None:
     check(section(preset, layers=3), layout)
 
@@ -84,14 +86,14 @@ def test_frozen_blocks_are_gathered_and_neither_have_gradients_nor_send_them() -
 
 @pytest.mark.parametrize(("preset", "parameters"), PRESETS.items())
 def test_fsdp_divides_sixteen_bytes_a_parameter_by_the_ranks(preset: str, parameters: int) -> None:
-    memory = rank_memory(EMPTY, shards_of(section(preset), layout_of("fsdp", 64)), dtype=torch.bfloat16, moments=2,
+    memory = rank_memory(EMPTY, shards_of(section(preset), layout_of("fsdp", 64)), **BF16, moments=2,
                          ema=False)  # fmt: skip
     assert memory.weights + memory.gradients + memory.optimizer == pytest.approx(16 * parameters / 64, rel=0.02)
 
 
 def test_ddp_needs_as_much_as_one_process_with_the_rows_of_a_rank() -> None:
     whole = MemoryEstimate(4, 4, 8, 1, copies=2)
-    assert rank_memory(whole, shards_of(section("gpt/xl", 1), layout_of("ddp", 8)), dtype=torch.bfloat16, moments=2,
+    assert rank_memory(whole, shards_of(section("gpt/xl", 1), layout_of("ddp", 8)), **BF16, moments=2,
                        ema=False) == whole  # fmt: skip
 
 
@@ -117,9 +119,16 @@ def test_ddp_exchanges_four_bytes_of_each_trained_parameter_once_a_step(tmp_path
             assert float(measured) == pytest.approx(float(expected), rel=0.01)
 
 
+def test_weights_gathered_in_another_dtype_than_the_computation_are_copied() -> None:
+    whole, shards = MemoryEstimate(4, 4, 8, 1, copies=2), shards_of(section("gpt/xl", 1), layout_of("fsdp", 8))
+    wide, narrow = (rank_memory(whole, shards, dtype=dtype, compute_dtype=torch.bfloat16, moments=2, ema=False)
+                    for dtype in (torch.float32, torch.bfloat16))  # fmt: skip
+    assert (wide.copies, narrow.copies) == (2, 0) and wide.gathered == 2 * narrow.gathered
+
+
 def test_averaged_weights_are_sharded_too() -> None:
     shards = shards_of(section("gpt/xl", 1), layout_of("fsdp", 8))
-    plain, averaged = (rank_memory(EMPTY, shards, dtype=torch.bfloat16, moments=2, ema=ema) for ema in (False, True))
+    plain, averaged = (rank_memory(EMPTY, shards, **BF16, moments=2, ema=ema) for ema in (False, True))
     assert averaged.weights == 2 * plain.weights
 
 

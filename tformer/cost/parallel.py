@@ -9,7 +9,8 @@ root, has all other parameters and stays gathered from the forward to the end of
 are gathered in the compute dtype, gradients in fp32. With P parameters in units (those of the root P_0), c bytes in
 the compute dtype, and m micro-batches in a step, the tensors of each collective have together
 
-    all-gather        m c (2 P - P_0)   before a block's forward and again before its backward; S > 1
+    all-gather        m c (2 P - P_0)   before a block's forward and again before its backward; S > 1. Where blocks
+                                        stay gathered in between (`reshard` false), m c P
     reduce-scatter    m 4 P             after a unit's backward; S > 1
     all-reduce        4 P / S           once a step; R > 1
 
@@ -64,18 +65,22 @@ KINDS: dict[str, ParallelKind] = {
 
 @dataclass(frozen=True)
 class Layout:
-    """How ranks hold a model: in `replicas`, each divided into `shards`."""
+    """How ranks hold a model: in `replicas`, each divided into `shards`.
+
+    reshard: a block's gathered weights are freed after its forward, and gathered again for its backward.
+    """
 
     kind: str
     replicas: int
     shards: int
+    reshard: bool = True
 
     @property
     def ranks(self) -> int:
         return self.replicas * self.shards
 
 
-def layout_of(kind: str, ranks: int, *, shard_size: int = MACHINE_RANKS) -> Layout:
+def layout_of(kind: str, ranks: int, *, shard_size: int = MACHINE_RANKS, reshard: bool = True) -> Layout:
     """The layout of a kind on this number of ranks. shard_size: ranks that share a replica (hsdp).
 
     Raises InputError for another kind, and for a shard size that does not divide the ranks.
@@ -88,7 +93,7 @@ def layout_of(kind: str, ranks: int, *, shard_size: int = MACHINE_RANKS) -> Layo
             f"--parallel {kind}: groups of {shards} devices do not divide {plural(ranks, 'device')}",
             hint="--parallel fsdp divides the model over any number of devices",
         )
-    return Layout(kind, ranks // shards, shards)
+    return Layout(kind, ranks // shards, shards, reshard)
 
 
 def choose_kind(needed: Mapping[str, int], available: int | None) -> tuple[str, str]:
@@ -176,12 +181,13 @@ def _unit(parameters: Iterable[nn.Parameter], uses: Mapping[int, int], shards: i
 
 
 def rank_memory(
-    whole: MemoryEstimate, shards: Shards, *, dtype: torch.dtype, moments: int, ema: bool
+    whole: MemoryEstimate, shards: Shards, *, dtype: torch.dtype, compute_dtype: torch.dtype, moments: int, ema: bool
 ) -> MemoryEstimate:
     """Bytes of one rank.
 
     Args:
         whole: of one process with the micro-batch of the rank. DDP needs as much: its buckets are the gradients.
+        dtype: of gathered weights. Where it is the compute dtype, no copies of the weights are made.
         moments: numbers of optimizer state for each trained number.
         ema: whether there are averaged weights too.
     """
@@ -194,7 +200,7 @@ def rank_memory(
         weights=weights * (2 if ema else 1),
         gradients=gradients,
         optimizer=gradients * moments,
-        copies=0,  # the gathered weights are in the compute dtype
+        copies=0 if dtype == compute_dtype else whole.copies,
         gathered=gathered,
         exchanged=exchanged,
     )
@@ -207,16 +213,17 @@ def _gathered_bytes(shards: Shards, itemsize: int) -> tuple[int, int]:
     they are as large as the weights):
 
         first block gathered       2 W + w        the root's buffer is freed after the block's copy
-        backward of a block        W + 3 w + g    the next block's buffer; own gradients; those of the block before
+        backward of a block        W + 3 w + g    the next block's buffer; own gradients; those of the block before.
+                                                  Where blocks stay gathered, all weights in place of W + 2 w
         last gradients of the root 2 W + g        and twice those of a table that several modules use
         root's gradients reduced   W + G
     """
     size, largest = shards.layout.shards, max(shards.blocks, key=lambda unit: unit.shard)
-    root, block = (unit.shard * size * itemsize for unit in (shards.root, largest))
+    whole, root, block = (count * size * itemsize for count in (shards.held, shards.root.shard, largest.shard))
     root_sums, block_sums = (unit.trained * size * FP32_BYTES for unit in (shards.root, largest))
     moments = [
         (2 * root + block, 0),
-        (root + 2 * block, block + block_sums),
+        (root + 2 * block, block + block_sums) if shards.layout.reshard else (whole, block + block_sums),
         (root, root + 2 * shards.root.reused * itemsize + block_sums),
         (0, root + root_sums),
     ]
@@ -228,13 +235,16 @@ def _gathered_bytes(shards: Shards, itemsize: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Collective:
-    """The calls of one collective operation in a step. tensor_bytes: of the whole tensors; sent_bytes: by a rank."""
+    """One collective operation in a step: bytes of the whole tensors, and those that a rank sends.
 
-    calls: int
+    calls: None in DDP, whose buckets depend on torch and on the order of the gradients.
+    """
+
+    calls: int | None
     tensor_bytes: int
     sent_bytes: int
 
-    def to_json(self) -> dict[str, int]:
+    def to_json(self) -> dict[str, int | None]:
         return {"calls": self.calls, "tensor_bytes": self.tensor_bytes, "sent_bytes": self.sent_bytes}
 
 
@@ -255,24 +265,26 @@ class Traffic:
 
 
 def step_traffic(shards: Shards, *, dtype: torch.dtype, micro_batches: int) -> Traffic:
-    """What a rank sends in one step. DDP's all-reduce is divided into buckets, whose number depends on torch."""
+    """What a rank sends in one step. dtype: of gathered weights."""
     layout, units = shards.layout, shards.units
     found: dict[str, Collective] = {}
     if layout.shards > 1:
-        numbers = layout.shards * (2 * shards.held - shards.root.shard)
-        gathers, scatters = len(units) + len(shards.blocks), sum(unit.trained > 0 for unit in units)
+        again = shards.blocks if layout.reshard else ()
+        numbers = layout.shards * (shards.held + sum(unit.shard for unit in again))
+        gathers, scatters = len(units) + len(again), sum(unit.trained > 0 for unit in units)
         sums = layout.shards * shards.trained * FP32_BYTES
         found["all_gather"] = _ring(gathers, numbers * dtype.itemsize, layout.shards, times=micro_batches)
         found["reduce_scatter"] = _ring(scatters, sums, layout.shards, times=micro_batches)
     if layout.replicas > 1:
-        calls = sum(unit.trained > 0 for unit in units) if layout.shards > 1 else 1
+        calls = sum(unit.trained > 0 for unit in units) if layout.shards > 1 else None
         found["all_reduce"] = _ring(calls, shards.trained * FP32_BYTES, layout.replicas, passes=2)
     return Traffic(found)
 
 
-def _ring(calls: int, tensor_bytes: int, ranks: int, *, times: int = 1, passes: int = 1) -> Collective:
+def _ring(calls: int | None, tensor_bytes: int, ranks: int, *, times: int = 1, passes: int = 1) -> Collective:
     """`times` the calls, on a ring that each tensor passes once, or twice for a sum that every rank gets."""
-    return Collective(calls * times, tensor_bytes * times, passes * tensor_bytes * times * (ranks - 1) // ranks)
+    total = tensor_bytes * times
+    return Collective(calls and calls * times, total, passes * total * (ranks - 1) // ranks)
 
 
 # --- the plan of a training ------------------------------------------------------------------------------------------
