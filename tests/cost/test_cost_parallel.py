@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tformer.cost.memory import MemoryEstimate
 from tformer.cost.parallel import KINDS, Layout, Shards, choose_kind, idle_note, layout_of, rank_memory, step_traffic
 from tformer.errors import InputError
 from tformer.nn.init import tie_embeddings
+from tformer.recipe import sections
 from tformer.recipe.load import load_recipe
 from tformer.recipe.model import Model
 from tformer.training.parallel import Parallel
@@ -199,11 +201,17 @@ def test_auto_takes_the_first_kind_that_fits_and_says_why(available: int | None,
     assert found == kind and words in reason
 
 
-def test_devices_without_rows_are_told_with_the_same_batch_for_all() -> None:
-    assert idle_note(8, 1, 8) is None
-    note = idle_note(1, 64, 16)
-    assert note is not None and "15 of 16 devices have none" in note and "--batch-size 16 --grad-accum 4" in note
-    small = idle_note(2, 3, 8)
+def note(ranks: int, **training: Any) -> str | None:
+    return idle_note(sections.Training.model_validate(training), training.get("batch_size") or 6, ranks)
+
+
+def test_devices_without_rows_are_named_with_the_same_step_for_all() -> None:
+    assert note(8, batch_size=8, grad_accum=4) is None
+    found = note(16, batch_size=1, grad_accum=64)
+    assert found is not None and "15 of 16 devices have none" in found and "--batch-size 16 --grad-accum 4" in found
+    tokens = note(8, batch_tokens=3000, grad_accum=4)
+    assert tokens is not None and "--batch-tokens 6000 --grad-accum 2" in tokens
+    small = note(8, batch_size=2, grad_accum=3)
     assert small is not None and "a step has 6 rows, fewer than devices" in small
 
 

@@ -35,6 +35,7 @@ from tformer.model import Transformer
 from tformer.nn.layer_norm import FP32_BYTES
 from tformer.optim.optimizers import OPTIMIZERS
 from tformer.recipe.recipe import Recipe
+from tformer.recipe.sections import Training
 
 MACHINE_RANKS = 8  # GPUs of a usual machine: the ranks that share a replica with HSDP
 USABLE_SHARE = 0.9  # of a device's memory; the rest is for its context, libraries and fragments
@@ -323,54 +324,56 @@ class RankPlan:
 
 
 def plan_ranks(
-    kind: str,
-    ranks: int,
+    recipe: Recipe,
     models: Sequence[Transformer],
+    ranks: int,
     *,
     whole: MemoryEstimate,
     rows: int,
-    recipe: Recipe,
     dtype: torch.dtype,
     available: int | None,
 ) -> RankPlan:
-    """The estimate for `ranks` ranks. Raises InputError for a kind that there is not, or not for so many ranks.
+    """The estimate for `ranks` ranks of the recipe's `training.parallel`.
 
     Args:
-        kind: one of `KINDS`, or auto.
         models: all that are trained, on any device; parameters without `requires_grad` are frozen.
         whole: memory of one process with the rows of a rank.
         rows: of a micro-batch of all ranks.
+        dtype: of the computation.
         available: memory of a device in bytes; None: unknown.
+
+    Raises InputError for groups that do not divide the ranks.
     """
     training = recipe.training
+    section, moments = training.parallel, OPTIMIZERS[recipe.optimizer.kind].moments
+    group = section.shard_size or MACHINE_RANKS
 
-    def planned(name: str) -> tuple[Shards, MemoryEstimate]:
-        shards = Shards.of(models, layout_of(name, ranks))
-        moments = OPTIMIZERS[recipe.optimizer.kind].moments
-        return shards, rank_memory(whole, shards, dtype=dtype, moments=moments, ema=training.ema_decay is not None)
+    def planned(kind: str) -> tuple[Shards, MemoryEstimate]:
+        shards = Shards.of(models, layout_of(kind, ranks, shard_size=group, reshard=section.reshard))
+        ema = training.ema_decay is not None
+        return shards, rank_memory(whole, shards, dtype=dtype, compute_dtype=dtype, moments=moments, ema=ema)
 
-    reason = ""
+    kind, reason = section.kind, ""
     if kind == "auto":
-        possible = [name for name, each in KINDS.items() if ranks % each.shards(ranks, MACHINE_RANKS) == 0]
+        possible = [name for name, each in KINDS.items() if ranks % each.shards(ranks, group) == 0]
         kind, reason = choose_kind({name: planned(name)[1].total for name in possible}, available)
     shards, memory = planned(kind)
     traffic = step_traffic(shards, dtype=dtype, micro_batches=training.grad_accum)
-    note = idle_note(rows, training.grad_accum, ranks)
+    note = idle_note(training, rows, ranks)
     return RankPlan(shards.layout, reason, -(-rows // ranks), memory, traffic, note)
 
 
-# --- micro-batches ---------------------------------------------------------------------------------------------------
-
-
-def idle_note(rows: int, micro_batches: int, ranks: int) -> str | None:
+def idle_note(training: Training, rows: int, ranks: int) -> str | None:
     """What to change where a micro-batch has fewer rows than there are ranks; None where every rank has one."""
     if rows >= ranks:
         return None
-    total = rows * micro_batches
-    fewer = next(
-        (count for count in range(micro_batches, 0, -1) if total % count == 0 and total // count >= ranks), None
+    flag, size = (
+        ("--batch-size", training.batch_size) if training.batch_size else ("--batch-tokens", training.batch_tokens)
     )
+    assert size is not None
     idle = f"a micro-batch has {plural(rows, 'row')}, so {ranks - rows} of {ranks} devices have none"
-    if fewer is None:
-        return f"{idle}; a step has {plural(total, 'row')}, fewer than devices"
-    return f"{idle}; the same step with rows for all: --batch-size {total // fewer} --grad-accum {fewer}"
+    for count in range(training.grad_accum, 0, -1):
+        if size * training.grad_accum % count == 0 and rows * training.grad_accum // count >= ranks:
+            same = f"{flag} {size * training.grad_accum // count} --grad-accum {count}"
+            return f"{idle}; the same step with rows for all: {same}"
+    return f"{idle}; a step has {plural(rows * training.grad_accum, 'row')}, fewer than devices"

@@ -173,7 +173,7 @@ def measure_peak(prepared: Prepared) -> float:
     )
 
 
-def describe(prepared: Prepared, *, devices: int = 1, parallel: str = "auto") -> dict[str, Any]:
+def describe(prepared: Prepared, *, devices: int = 1) -> dict[str, Any]:
     """The report of --dry-run: recipe_yaml, parameters, memory (bytes by purpose), shapes of a batch, an example.
 
     With several devices also `parallel`: memory and traffic of one of them (`cost.parallel`).
@@ -195,7 +195,7 @@ def describe(prepared: Prepared, *, devices: int = 1, parallel: str = "auto") ->
         "batch": {**shapes, "tokens": batch.num_tokens},
         "example": example_document(objective, samples, batch, tokenizers, labels=recipe.data.labels),
     }
-    return report if devices == 1 else {**report, "parallel": _plan(prepared, models, devices, parallel).to_json()}
+    return report if devices == 1 else {**report, "parallel": _plan(prepared, models, devices).to_json()}
 
 
 def _memory_of(prepared: Prepared, models: Models, tokens_per_micro_batch: int) -> MemoryEstimate:
@@ -214,7 +214,7 @@ def _memory_of(prepared: Prepared, models: Models, tokens_per_micro_batch: int) 
     )
 
 
-def _plan(prepared: Prepared, models: Models, devices: int, parallel: str) -> RankPlan:
+def _plan(prepared: Prepared, models: Models, devices: int) -> RankPlan:
     """Memory and traffic of one of several devices."""
     recipe, device = prepared.recipe, prepared.device
     require_separate_rows(models, devices)
@@ -222,12 +222,11 @@ def _plan(prepared: Prepared, models: Models, devices: int, parallel: str) -> Ra
     tokens = prepared.tokens_per_micro_batch
     rows = recipe.training.batch_size or max(1, tokens // recipe.seq_len)
     return plan_ranks(
-        parallel,
-        devices,
+        recipe,
         models.all,
+        devices,
         whole=_memory_of(prepared, models, -(-rows // devices) * (tokens // rows)),
         rows=rows,
-        recipe=recipe,
         dtype=prepared.precision.dtype,
         available=torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None,
     )
