@@ -195,7 +195,7 @@ def describe(prepared: Prepared, *, devices: int = 1) -> dict[str, Any]:
         "batch": {**shapes, "tokens": batch.num_tokens},
         "example": example_document(objective, samples, batch, tokenizers, labels=recipe.data.labels),
     }
-    return report if devices == 1 else {**report, "parallel": _plan(prepared, models, devices).to_json()}
+    return report if devices == 1 else {**report, "parallel": plan_devices(prepared, models, devices).to_json()}
 
 
 def _memory_of(prepared: Prepared, models: Models, tokens_per_micro_batch: int) -> MemoryEstimate:
@@ -214,7 +214,7 @@ def _memory_of(prepared: Prepared, models: Models, tokens_per_micro_batch: int) 
     )
 
 
-def _plan(prepared: Prepared, models: Models, devices: int) -> RankPlan:
+def plan_devices(prepared: Prepared, models: Models, devices: int) -> RankPlan:
     """Memory and traffic of one of several devices."""
     recipe, device = prepared.recipe, prepared.device
     require_separate_rows(models, devices)
