@@ -30,6 +30,10 @@ class InputError(TformerError):
     exit_code = 2
 
 
+class OtherProcessError(InputError):
+    """Another process of the same training has raised an InputError: this one ends with it."""
+
+
 class StorageError(TformerError):
     """The disk or file system refuses a write: read-only, full, out of inodes."""
 

@@ -90,6 +90,11 @@ def create(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
 
 
+def reopen(path: Path) -> int:
+    """A descriptor of an existing file, for reading and writing; a symbolic link is refused."""
+    return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+
+
 def open_append(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
 

@@ -33,6 +33,11 @@ BOUND = (
 """Program of `bound_command`: it depends on no package, and a parent that has ended already is noticed."""
 
 
+def available_cores() -> int:
+    """The processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def end_with_parent(parent: int) -> None:
     """Kill this process when process `parent`, which started it, has ended in whatever way; at once if it has already.
 

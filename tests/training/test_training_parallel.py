@@ -13,9 +13,10 @@ from torch import Tensor
 
 from tests.training.small_steps import PRESETS
 from tests.training.worlds import Training, in_processes, largest_difference, recipe_of
-from tformer.errors import InputError
+from tformer.errors import InputError, OtherProcessError
+from tformer.recipe.sections import Parallelism
 from tformer.training import assemble
-from tformer.training.parallel import Parallel, SingleProcess
+from tformer.training.parallel import DataParallel, Parallel, SingleProcess, parallel_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its processes")
 
@@ -112,11 +113,9 @@ def test_every_family_and_option_trains_as_in_one_process(world_size: int, tmp_p
     assert max(differences.values()) < TOLERANCE, differences
 
 
-def test_processes_add_agree_and_pass_on_texts(tmp_path: Path) -> None:
+def test_processes_add_and_agree(tmp_path: Path) -> None:
     def work(parallel: Parallel) -> dict[str, Tensor]:
-        parallel.barrier()
-        text = parallel.broadcast(f"größer {parallel.rank}")
-        assert parallel.broadcast("") == "" and text == "größer 0"
+        assert isinstance(parallel_of(Parallelism()), DataParallel)
         flags = [parallel.agree(parallel.rank == 1), parallel.agree(False)]
         own = torch.tensor([1.5, float(parallel.rank)])
         return {"flags": torch.tensor(flags), "sum": parallel.sum(own), "own": own}
@@ -126,6 +125,10 @@ def test_processes_add_agree_and_pass_on_texts(tmp_path: Path) -> None:
         assert found["sum"].tolist() == [3.0, 1.0] and found["own"][0] == 1.5
 
 
+def test_without_a_process_group_there_is_one_process() -> None:
+    assert isinstance(parallel_of(Parallelism(kind="fsdp")), SingleProcess)
+
+
 def test_a_failed_process_ends_the_others(tmp_path: Path) -> None:
     def work(parallel: Parallel) -> dict[str, Tensor]:
         assert parallel.rank == 0, "rank 1 fails"
@@ -133,6 +136,26 @@ def test_a_failed_process_ends_the_others(tmp_path: Path) -> None:
 
     with pytest.raises(AssertionError, match=r"rank 1 fails|Connection|closed"):
         in_processes(2, work, tmp_path / "world", seconds=20.0)
+
+
+def test_damaged_data_of_one_process_ends_all_before_the_same_step(tmp_path: Path) -> None:
+    def work(parallel: Parallel) -> dict[str, Tensor]:
+        training = Training(recipe_of("gpt/small"), parallel)
+        training.run(2)
+
+        def damaged() -> None:
+            raise InputError("windows.bin is damaged")
+
+        if parallel.rank == 1:
+            training.trainer.hooks.check_data = damaged
+        with pytest.raises(InputError) as caught:
+            training.run(1)
+        expected = "windows.bin is damaged" if parallel.rank == 1 else "another process"
+        assert expected in caught.value.message
+        assert isinstance(caught.value, OtherProcessError) == (parallel.rank == 0)
+        return {"step": torch.tensor(training.trainer.state.step)}
+
+    assert [int(found["step"]) for found in in_processes(2, work, tmp_path / "world")] == [2, 2]
 
 
 def test_batchnorm_is_refused_for_several_processes() -> None:

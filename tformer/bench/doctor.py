@@ -36,6 +36,7 @@ from tformer.device import (
 )
 from tformer.formatting import amount
 from tformer.kernels import library
+from tformer.processes import available_cores
 
 INSTRUCTION_SETS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8", "asimd",
                     "bf16", "i8mm", "sve")  # fmt: skip
@@ -62,7 +63,7 @@ def diagnosis(*, with_speed: bool = True) -> dict[str, Any]:
         "processor": _processor(),
         "precision": _precision(),
         "memory": _memory(),
-        "threads": {"used": torch.get_num_threads(), "available": _available_cores()},
+        "threads": {"used": torch.get_num_threads(), "available": available_cores()},
         "gpus": [_gpu(torch.device("cuda", number)) for number in range(torch.cuda.device_count())],
         "kernels": _kernels(),
         "cache": {
@@ -141,11 +142,6 @@ def _memory() -> dict[str, int]:
     lines = {name: int(count) * 1024 for name, count in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
     total = lines.get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {"total_bytes": total, **({"available_bytes": lines["MemAvailable"]} if "MemAvailable" in lines else {})}
-
-
-def _available_cores() -> int:
-    """The processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _gpu(device: torch.device) -> dict[str, Any]:

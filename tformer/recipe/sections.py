@@ -126,6 +126,22 @@ class EarlyStopping(Section):
     min_delta: NonNegativeFloat = 0.0  # smallest change that counts
 
 
+class Parallelism(Section):
+    """How several processes share the training (`train --devices`); one process reads none of it."""
+
+    # ddp: each process holds all weights; fsdp: a part of them (arXiv 2304.11277); hsdp: a part of those of its group
+    kind: Literal["auto", "ddp", "fsdp", "hsdp"] = "auto"
+    shard_size: Positive | None = None  # hsdp: processes of a group; null: those of one machine
+    reshard: bool = True  # fsdp, hsdp: free the weights of a layer after its forward pass
+    timeout_minutes: PositiveFloat = 10.0  # limit of waiting for the other processes
+
+    @model_validator(mode="after")
+    def _has_groups_where_needed(self) -> Parallelism:
+        if self.shard_size is not None and self.kind != "hsdp":
+            raise ValueError(f"shard_size: found {self.shard_size}, expected null with the kind {self.kind}")
+        return self
+
+
 class Training(Section):
     """Length, batches, validation, checkpoints and precision of the training."""
 
@@ -154,6 +170,7 @@ class Training(Section):
     activation_checkpointing: bool = False  # recompute activations to save memory (arXiv 1604.06174)
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # number format of the computation (arXiv 1710.03740)
     compile: Literal["auto", "on", "off"] = "auto"  # use torch.compile; auto: on a GPU, for 200 steps or more
+    parallel: Parallelism = Parallelism()  # several processes
     device: str = "auto"  # where the model runs: auto, cpu, cuda or cuda:N
     threads: Annotated[int, Field(gt=0, le=4096)] | None = None  # CPU threads; null: PyTorch's choice
 

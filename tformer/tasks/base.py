@@ -66,12 +66,14 @@ class Work:
         should_stop: polled between batches; True after an interruption.
         note: shows one message to the user.
         cache_dir: of token files and translations; None: the default cache directory.
+        workers: processes that tokenise a text; None: as many as there are processors.
     """
 
     progress: Progress = no_progress
     should_stop: ShouldStop = never
     note: Callable[[str], None] = lambda text: None
     cache_dir: Path | None = None
+    workers: int | None = None
 
     def note_all(self, *holders: Any) -> None:
         """Show the `notes` of sources and token sets, each text once."""

@@ -181,7 +181,14 @@ class CorpusTask(Task):
 def read_corpus(source: TextSource, tokenizer: Tokenizer, work: Work) -> TokenCorpus:
     """The tokens of a source, from the cache or made now."""
     with work.progress(f"tokenising {source.name}", total=source.size_bytes(), unit="B") as report:
-        return token_corpus(source, tokenizer, cache_dir=work.cache_dir, progress=report, should_stop=work.should_stop)
+        return token_corpus(
+            source,
+            tokenizer,
+            cache_dir=work.cache_dir,
+            workers=work.workers,
+            progress=report,
+            should_stop=work.should_stop,
+        )
 
 
 class Text(CorpusTask):

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from tformer.data.batching.batch import Batch
 from tformer.device import keep_freed_memory, return_free_memory
-from tformer.errors import InputError, NonFiniteLossError, NotNumbersError, did_you_mean
+from tformer.errors import InputError, NonFiniteLossError, NotNumbersError, OtherProcessError, did_you_mean
 from tformer.metrics import HIGHER_IS_BETTER, lower_is_better
 from tformer.nn.structured_dropout import SharedDraws, Step, drawing_modules, step_listeners
 from tformer.objectives.base import Objective, total_loss
@@ -150,7 +150,6 @@ class Trainer:
         while state.step < training.max_steps and not state.finished:
             if self._must_stop():
                 return self._leave()
-            self.hooks.check_data()
             self._step()
             self.observer.stepped(state.step)
             steps_here += 1
@@ -183,7 +182,7 @@ class Trainer:
     def _step(self) -> None:
         parts, state = self.parts, self.state
         began = time.perf_counter()
-        micro_batches = parts.batches.next()
+        micro_batches = self._next_batch()
         step = state.step + 1
         parts.optimizer.set_lr_scale(parts.schedule.scale(step))
         totals, tokens = self._global_counts(micro_batches)
@@ -211,6 +210,21 @@ class Trainer:
         self._sums.append((loss, norm, *term_sums))
         self._term_names = tuple(terms)
         self._work_seconds += time.perf_counter() - began
+
+    def _next_batch(self) -> Sequence[Batch]:
+        """This process's part of the next global batch.
+
+        Raises InputError in all processes if the data of one is damaged; in the others it is an OtherProcessError.
+        """
+        parts, problem = self.parts, None
+        try:
+            self.hooks.check_data()
+            micro_batches = parts.batches.next()
+        except InputError as error:
+            problem = error
+        if parts.parallel.agree(problem is not None):
+            raise problem or OtherProcessError("another process of this training cannot read its data")
+        return micro_batches
 
     def _begin_step(self, number: int) -> None:
         """Call `begin_step` of the modules that depend on the step."""
@@ -269,7 +283,8 @@ class Trainer:
         # Reading the norm would stall a GPU each step, so there a bad loss is found at the next log line. In fp16 the
         # scale must follow every overflow, so it is read.
         unread = parts.device.type != "cpu" and not parts.scaler.enabled
-        finite = unread or not parts.parallel.agree(not (torch.isfinite(norm) & torch.isfinite(loss)))
+        # Loss and norm are sums over all processes, so they all decide alike.
+        finite = unread or bool(torch.isfinite(norm) & torch.isfinite(loss))
         parts.scaler.update(finite=finite)
         if finite:
             self._skipped_in_a_row = 0
@@ -363,7 +378,9 @@ class Trainer:
         minutes = self.training.save_every_minutes
         due = self.state.step % self.save_every == 0
         due = due or self.state.best_step == self.state.step
-        return due or (minutes is not None and time.monotonic() - self._last_save >= 60 * minutes)
+        if due or minutes is None:
+            return due
+        return self.parts.parallel.agree(time.monotonic() - self._last_save >= 60 * minutes)
 
     def _save(self) -> None:
         self._drain_sums()

@@ -241,6 +241,11 @@ class TrainOptions:
         Key("training.compile"),
     ] = None
 
+    workers: Annotated[
+        int | None,
+        MACHINE("--workers", metavar="N", help="Processes that tokenise a text; default: one for each processor."),
+    ] = None
+
     def recipe_values(self) -> dict[str, Any]:
         """The values of the recipe that the options set, by dotted key.
 
@@ -248,6 +253,8 @@ class TrainOptions:
         """
         from tformer.data.sources.columns import parse_column
 
+        if self.workers is not None and self.workers < 1:
+            raise InputError(f"--workers must be at least 1, found {self.workers}")
         values: dict[str, Any] = {}
         for name, hint in get_type_hints(TrainOptions, include_extras=True).items():
             value = getattr(self, name)

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-Result = TypeVar("Result")
+from tformer.errors import InputError
+from tformer.recipe.sections import Parallelism
 
 Run = Callable[[Callable[[], Any]], Any]
 """Calls a function without arguments inside the forward pass of the trained models, and returns its result."""
@@ -28,14 +29,11 @@ class Parallel(Protocol):
 
     Attributes:
         rank: number of this process, from 0.
-        local_rank: its number on this machine.
         world_size: number of processes.
     """
 
     @property
     def rank(self) -> int: ...
-    @property
-    def local_rank(self) -> int: ...
     @property
     def world_size(self) -> int: ...
 
@@ -44,12 +42,6 @@ class Parallel(Protocol):
 
     def agree(self, flag: bool) -> bool:
         """True if `flag` is True in any process: all processes stop, fail and save together."""
-
-    def broadcast(self, text: str) -> str:
-        """The text of process 0; what the others pass is ignored."""
-
-    def barrier(self) -> None:
-        """Wait until all processes are here."""
 
     def wrap(self, models: nn.Module, *, some_unused: bool = False) -> Run:
         """Prepare models whose `forward(function)` returns `function()`. Backward passes then add up gradients.
@@ -65,7 +57,6 @@ class SingleProcess:
     """A group of one process."""
 
     rank = 0
-    local_rank = 0
     world_size = 1
 
     def sum(self, value: Tensor) -> Tensor:
@@ -73,12 +64,6 @@ class SingleProcess:
 
     def agree(self, flag: bool) -> bool:
         return flag
-
-    def broadcast(self, text: str) -> str:
-        return text
-
-    def barrier(self) -> None:
-        pass
 
     def wrap(self, models: nn.Module, *, some_unused: bool = False) -> Run:
         return models
@@ -90,13 +75,12 @@ class SingleProcess:
 class DataParallel:
     """The processes of the default process group, each with all weights (`torch.distributed`, DDP).
 
-    The group must exist. Flags and texts travel as CPU tensors, which wait for no GPU: with GPUs the group needs a
+    The group must exist. Flags and counts travel as CPU tensors, which wait for no GPU: with GPUs the group needs a
     backend for both, `cpu:gloo,cuda:nccl`.
     """
 
-    def __init__(self, *, local_rank: int | None = None) -> None:
+    def __init__(self) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self.local_rank = self.rank if local_rank is None else local_rank
 
     def sum(self, value: Tensor) -> Tensor:
         total = value.clone()
@@ -105,21 +89,6 @@ class DataParallel:
 
     def agree(self, flag: bool) -> bool:
         return bool(self.sum(torch.tensor(int(flag))))
-
-    def broadcast(self, text: str) -> str:
-        content = bytearray(text.encode() if self.rank == 0 else b"")
-        size = torch.tensor(len(content))
-        dist.broadcast(size, src=0)
-        values = torch.zeros(int(size), dtype=torch.uint8)
-        if not len(values):
-            return ""
-        if self.rank == 0:
-            values.copy_(torch.frombuffer(content, dtype=torch.uint8))
-        dist.broadcast(values, src=0)
-        return bytes(values.tolist()).decode()
-
-    def barrier(self) -> None:
-        self.agree(False)
 
     def wrap(self, models: nn.Module, *, some_unused: bool = False) -> Run:
         # torch 2.13 has a new name for the copy of buffers from process 0 at every forward. They are equal already.
@@ -135,6 +104,23 @@ class DataParallel:
     def accumulating(self, run: Run, *, last: bool) -> AbstractContextManager[Any]:
         assert isinstance(run, DistributedDataParallel)
         return nullcontext() if last else run.no_sync()
+
+
+PARALLEL: dict[str, type[DataParallel]] = {"ddp": DataParallel}
+"""Kinds of `training.parallel.kind`; `auto` is the first."""
+
+
+def parallel_of(options: Parallelism) -> Parallel:
+    """The default process group of torch.distributed, or one process where there is none.
+
+    Raises InputError for a kind that trains nothing yet.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return SingleProcess()
+    kind = next(iter(PARALLEL)) if options.kind == "auto" else options.kind
+    if kind not in PARALLEL:
+        raise InputError(f"training.parallel.kind: found {kind}, expected {' or '.join(PARALLEL)} for training")
+    return PARALLEL[kind]()
 
 
 def sum_of(gradients: Tensor) -> torch.futures.Future[Tensor]:

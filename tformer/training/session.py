@@ -64,7 +64,7 @@ def run_training(
         if not options.dry_run:
             check_target(start)
         cache_dir = scratch if options.dry_run else None
-        work = Work(progress, should_stop, partial(console.print, markup=False), cache_dir)
+        work = Work(progress, should_stop, partial(console.print, markup=False), cache_dir, options.workers)
         prepared = prepare(start, work)
         if should_stop():
             raise Interrupted("interrupted before training began; no run was started", signal_number=signal.SIGINT)

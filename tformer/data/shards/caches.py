@@ -58,7 +58,7 @@ def clean_caches(home: Path) -> tuple[dict[str, CacheSize], list[str]]:
         return removed, left
     try:
         with locked(home):
-            sweep(home)
+            sweep(home, unfinished=True)
             for kind, (folder, names) in KINDS.items():
                 for path in _entries(home, folder, names):
                     size = _bytes_of(path)

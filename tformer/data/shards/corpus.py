@@ -4,9 +4,9 @@
 another (`subset`, `split`), without copying. Positions count tokens from 0.
 
 Tokens are kept under a key of (text's fingerprint, tokenizer's hash). A cache entry is a directory that appears by one
-rename of a finished one. A temporary directory is locked by the process that fills it, so the remains of a killed
-process are recognised and removed, and several writers do not disturb each other. A damaged entry is made again. If the
-cache cannot be written, the tokens go to a temporary folder, with a note for the user.
+rename of a finished one. A temporary directory is locked by the process that fills it: others that need the same tokens
+wait for it, and the next one goes on with what a killed process has written, or removes it. A damaged entry is made
+again. If the cache cannot be written, the tokens go to a temporary folder, with a note for the user.
 
 Between documents stands the tokenizer's end-of-text id, if it has one: after every document if there are several; a
 source that is one document has none. A tokenizer with `opening` ids (Llama's `<s>`) puts them before each document.
@@ -20,6 +20,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,20 +34,16 @@ import numpy as np
 from tformer import files
 from tformer.data.shards import token_files
 from tformer.data.shards.array_files import MEMORY_BYTES, ArrayFile
-from tformer.data.shards.token_files import (
-    DamagedShardError,
-    damaged,
-    shard_path,
-    storage_error,
-    token_dtype,
-    write_entry,
-)
-from tformer.data.sources.files import Progress, ShouldStop
+from tformer.data.shards.entry_writer import read_record, record_time, write_entry
+from tformer.data.shards.token_files import DamagedShardError, damaged, shard_path, storage_error, token_dtype
+from tformer.data.sources.files import Progress, ShouldStop, raise_if_stopped
 from tformer.data.sources.text import TextSource
-from tformer.errors import InputError
+from tformer.errors import InputError, StorageError
 from tformer.processes import ScratchFolder
 from tformer.tokenizer import Tokenizer
 
+WAIT_SECONDS = 0.2  # between two looks at a text that another process tokenises
+KEPT_SECONDS = 7 * 24 * 3600  # that the files of a killed process are kept for the next one to go on
 BOUNDARY_TOLERANCE = 0.1  # a split moves to a document's start that is nearer than this share of the last part
 
 
@@ -204,14 +201,17 @@ def token_corpus(
     tokenizer: Tokenizer,
     *,
     cache_dir: Path | str | None = None,
+    workers: int | None = None,
     progress: Progress | None = None,
     should_stop: ShouldStop | None = None,
 ) -> TokenCorpus:
     """The source's tokens, from the cache or made now, in memory that does not grow with the text.
 
+    workers: processes that encode, see `encoded_batches`; the files are the same with any number.
+
     `progress(done_bytes, total_bytes or None)` and `should_stop()` are called about once a megabyte. Raises Interrupted
-    if the latter returns true, and leaves no files behind; InputError for text without tokens; StorageError for a full
-    disk.
+    if the latter returns true, and leaves no files behind, or those from which the next process goes on; InputError
+    for text without tokens; StorageError for a full disk.
     """
     token_dtype(tokenizer.vocab_size)
     if cache_dir is None:
@@ -226,9 +226,18 @@ def token_corpus(
         except DamagedShardError as error:
             notes = (*notes, f"{error}; tokenising again")
     home, fallback, owner = _writable(home)
-    with _temporary(home) as folder:
-        write_entry(folder, source, tokenizer, progress=progress, should_stop=should_stop)
-        _publish(folder, home / key, source.name, tokenizer)
+    total, task = source.size_bytes(), f"waiting for another process that tokenises {source.name}"
+
+    def wait(folder: Path) -> None:
+        raise_if_stopped(should_stop, task)
+        if progress is not None and (record := read_record(folder)) is not None:
+            progress(record.num_bytes, total)
+        time.sleep(WAIT_SECONDS)
+
+    with _unfinished(home, key, wait) as folder:
+        if not _is_whole(home / key, source.name, tokenizer):  # else another process made it meanwhile
+            write_entry(folder, source, tokenizer, workers=workers, progress=progress, should_stop=should_stop)
+            _publish(folder, home / key)
     return _open_entry(home / key, source.name, tokenizer, notes=notes + fallback, owner=owner)
 
 
@@ -269,51 +278,84 @@ def locked(home: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _temporary(home: Path) -> Iterator[Path]:
-    """A new directory, locked while this process works in it, and deleted at the end unless it was renamed."""
-    try:
-        with locked(home):
-            folder = _new_folder(home)
-            try:
-                lock = _lock_of(folder)
-            except OSError:
-                folder.rmdir()
-                raise
-            fcntl.flock(lock, fcntl.LOCK_EX)
-    except OSError as error:
-        raise storage_error(home, error) from error
+def _unfinished(home: Path, key: str, wait: Callable[[Path], object]) -> Iterator[Path]:
+    """The directory of an entry that is being made, locked while this process works in it.
+
+    A killed or interrupted process leaves it for the next one if it holds a record; else it is deleted at the end. As
+    long as another process holds the lock, `wait` is called with the directory, again and again.
+    """
+    folder = home / f"{files.TEMPORARY}tokens-{key}"
+    lock = _acquired(home, folder)
+    while lock is None:
+        wait(folder)
+        lock = _acquired(home, folder)
+    keep = False
     try:
         yield folder
+    except (InputError, StorageError):
+        raise
+    except BaseException:
+        keep = read_record(folder) is not None
+        raise
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
         lock.close()
+
+
+def _acquired(home: Path, folder: Path) -> IO[str] | None:
+    """The lock of a directory, which is made if there is none; None while another process holds it."""
+    try:
+        with locked(home):
+            if not folder.is_dir():
+                files.mkdir(folder)
+            lock = _lock_of(folder)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.close()
+                return None
+            return lock
+    except OSError as error:
+        raise storage_error(home, error) from error
 
 
 def _lock_of(folder: Path) -> IO[str]:
     return open(folder / "lock", "a")
 
 
-def sweep(home: Path) -> None:
-    """Removes temporary directories of ended processes, which no longer hold their locks."""
+def sweep(home: Path, *, unfinished: bool = False) -> None:
+    """Remove temporary directories of ended processes, which no longer hold their locks.
+
+    unfinished: also those that the next process would go on with, which else are kept for `KEPT_SECONDS`.
+    """
     for folder in home.glob(f"{files.TEMPORARY}*"):
         with contextlib.suppress(OSError), _lock_of(folder) as lock:  # in use, of another user, or no folder
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+            if unfinished or time.time() - record_time(folder) > KEPT_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
-def _publish(folder: Path, entry: Path, name: str, tokenizer: Tokenizer) -> None:
-    """Renames a finished directory to its place, unless another process has put an undamaged one there meanwhile."""
+def _is_whole(entry: Path, name: str, tokenizer: Tokenizer) -> bool:
+    """Whether there is an undamaged entry."""
+    if not entry.is_dir():
+        return False
+    try:
+        _open_entry(entry, name, tokenizer)
+    except DamagedShardError:
+        return False
+    return True
+
+
+def _publish(folder: Path, entry: Path) -> None:
+    """Rename a finished directory to its place, where a damaged one may be."""
     try:
         with locked(entry.parent):
             files.unlink(folder / "lock")  # under the cache's lock no process sweeps
             if entry.is_dir():
-                try:
-                    _open_entry(entry, name, tokenizer)
-                    return
-                except DamagedShardError:
-                    aside = _new_folder(entry.parent)
-                    files.rename(entry, aside)  # readers that opened its files keep them
-                    shutil.rmtree(aside)
+                aside = _new_folder(entry.parent)
+                files.rename(entry, aside)  # readers that opened its files keep them
+                shutil.rmtree(aside)
             files.fsync_dir(folder)
             files.rename(folder, entry)
             files.fsync_dir(entry.parent)

@@ -1,4 +1,6 @@
-"""Token files: documents are cut into chunks, encoded and written once; `array_files` reads them.
+"""Token files and the chunks of text that are encoded for them.
+
+`entry_writer` writes the files of a corpus, `array_files` reads them.
 
 A token cache is a folder of files with a checked header and one array each:
 
@@ -20,7 +22,6 @@ Cuts depend on the document alone, never on the sizes of its pieces.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import struct
 import zlib
@@ -32,10 +33,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tformer import files
-from tformer.data.sources.files import Piece, Progress, ShouldStop, raise_if_stopped
-from tformer.data.sources.text import TextSource
+from tformer.data.sources.files import Piece, ShouldStop, raise_if_stopped
 from tformer.errors import InputError, StorageError, cannot_write
-from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.pieces import BATCH_CHARACTERS, batches_of, find_cut
 
 MARK_BYTES = 4096  # at least this much text between two marks
@@ -43,6 +42,7 @@ DOCUMENT_END = b"\xff"  # in the text's hash: a byte that UTF-8 never has
 MAGIC = b"TFTOKENS"
 VERSION = 1
 SHARD_BYTES = 128 << 20
+READ_BYTES = 1 << 20  # at once
 
 _FIELDS = struct.Struct("<8sII32s32sIQQQQII")
 HEADER_BYTES = 128
@@ -106,26 +106,57 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 
 
 class ArrayWriter:
-    """Appends to one file; `finish` writes the header and forces everything to disk."""
+    """Appends to one file; `finish` writes the header and forces everything to disk.
 
-    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
+    Args:
+        count, checksum: of the items that another writer of this file has synced; what it wrote after them is cut off.
+
+    Raises DamagedShardError where the file does not have these items.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], *, count: int = 0, checksum: int = 0) -> None:
         self.path, self.dtype = path, dtype
-        self.count, self._checksum = 0, 0
+        self.count, self.checksum = count, checksum
         try:
-            self._descriptor: int | None = files.create(path)  # until `close`
+            # `_descriptor` is None once it is closed.
+            self._descriptor: int | None = files.reopen(path) if count else files.create(path)
         except OSError as error:
             raise storage_error(path, error) from error
-        self._write(bytes(HEADER_BYTES))
+        if count:
+            self._cut()
+        else:
+            self._write(bytes(HEADER_BYTES))
+
+    def _cut(self) -> None:
+        """Check the items of the earlier writer, and cut off what follows them."""
+        assert self._descriptor is not None
+        end = HEADER_BYTES + self.count * self.dtype.itemsize
+        found = checksum = 0
+        for start in range(HEADER_BYTES, end, READ_BYTES):
+            data = os.pread(self._descriptor, min(READ_BYTES, end - start), start)
+            found, checksum = found + len(data), zlib.crc32(data, checksum)
+        if found != end - HEADER_BYTES or checksum != self.checksum:
+            self.close()
+            raise damaged(self.path, "it lacks what was written before")
+        files.truncate(self._descriptor, end)
+        os.lseek(self._descriptor, end, os.SEEK_SET)
 
     def append(self, values: np.ndarray) -> None:
         data = np.ascontiguousarray(values, dtype=self.dtype).tobytes()
-        self._checksum = zlib.crc32(data, self._checksum)
+        self.checksum = zlib.crc32(data, self.checksum)
         self._write(data)
         self.count += len(values)
 
+    def sync(self) -> None:
+        assert self._descriptor is not None, "closed"
+        try:
+            files.fsync(self._descriptor)
+        except OSError as error:
+            raise storage_error(self.path, error) from error
+
     def finish(self, *, tokenizer: bytes, **facts: Any) -> None:
         header = ShardHeader(
-            item_bytes=self.dtype.itemsize, tokenizer=tokenizer, count=self.count, checksum=self._checksum, **facts
+            item_bytes=self.dtype.itemsize, tokenizer=tokenizer, count=self.count, checksum=self.checksum, **facts
         )
         assert self._descriptor is not None, "closed"
         try:
@@ -198,130 +229,5 @@ def in_batches(
         yield batch
 
 
-# -- writing -----------------------------------------------------------------------------------------------------------
-
-
 def shard_path(folder: Path, number: int) -> Path:
     return folder / f"tokens-{number:05d}.bin"
-
-
-def write_entry(
-    folder: Path,
-    source: TextSource,
-    tokenizer: Tokenizer,
-    *,
-    progress: Progress | None,
-    should_stop: ShouldStop | None,
-) -> None:
-    """Fills `folder`, which the caller removes if this raises InputError, StorageError or Interrupted."""
-    total = source.size_bytes()
-    entry = _EntryWriter(folder, source.name, tokenizer)
-    try:
-        chunks = safe_chunks(source.documents())
-        task = f"tokenising {source.name}"
-        for batch in in_batches(chunks, lambda chunk: len(chunk.text) + 1, task=task, should_stop=should_stop):
-            entry.add(batch, tokenizer.encode_batch([chunk.text for chunk in batch]))
-            if progress is not None:
-                progress(entry.num_bytes, total)
-        entry.finish()
-    finally:
-        entry.close()
-
-
-class _EntryWriter:
-    """The open files of a cache entry, and the figures so far."""
-
-    def __init__(self, folder: Path, name: str, tokenizer: Tokenizer) -> None:
-        self.folder, self.name, self.tokenizer = folder, name, tokenizer
-        self.dtype = token_dtype(tokenizer.vocab_size)
-        self.shard_tokens = SHARD_BYTES // self.dtype.itemsize
-        self.digest = bytes.fromhex(tokenizer.sha256)
-        self.num_tokens = self.num_bytes = self.num_documents = self.num_shards = 0
-        self._text = hashlib.sha256()
-        self._in_document = False  # whether the current document has tokens
-        self._mark = (0, 0)  # the latest, not yet written
-        self._shard: ArrayWriter | None = None
-        self._documents = ArrayWriter(folder / "documents.bin", np.dtype("int64"))
-        self._marks = ArrayWriter(folder / "marks.bin", np.dtype("int64"))
-
-    def add(self, chunks: list[Piece], encoded: list[list[int]]) -> None:
-        ids: list[int] = []
-        starts: list[int] = []
-        for chunk, chunk_ids in zip(chunks, encoded, strict=True):
-            if chunk_ids and not self._in_document:
-                if self.num_documents:
-                    self._end_document(ids)
-                self.num_documents, self._in_document = self.num_documents + 1, True
-                starts.append(self.num_tokens + len(ids))
-                ids += self.tokenizer.opening
-            ids += chunk_ids
-            data = chunk.text.encode("utf-8")
-            self._text.update(data)
-            self.num_bytes += len(data)
-            self._add_mark(self.num_tokens + len(ids), MARK_BYTES)
-            if chunk.ends_document:
-                self._text.update(DOCUMENT_END)
-                self._in_document = False
-        self._write_ids(ids)
-        self._documents.append(np.array(starts, dtype=np.int64))
-
-    def finish(self) -> None:
-        if self.num_documents > 1:
-            ids: list[int] = []
-            self._end_document(ids)
-            self._write_ids(ids)
-        if self.num_tokens == 0:
-            raise InputError(f"{self.name}: the tokenizer makes no tokens of this text")
-        self._finish_shard()
-        self._add_mark(self.num_tokens, 0)
-        self._marks.append(np.array(self._mark, dtype=np.int64))
-        self._marks.finish(tokenizer=self.digest)
-        self._documents.append(np.array([self.num_tokens], dtype=np.int64))
-        self._documents.finish(
-            tokenizer=self.digest,
-            text=self._text.digest(),
-            tokens=self.num_tokens,
-            num_bytes=self.num_bytes,
-            shard_tokens=self.shard_tokens,
-            vocab_size=self.tokenizer.vocab_size,
-        )
-
-    def close(self) -> None:
-        for writer in (self._shard, self._documents, self._marks):
-            if writer is not None:
-                writer.close()
-
-    def _end_document(self, ids: list[int]) -> None:
-        if self.tokenizer.special.eos is not None:
-            ids.append(self.tokenizer.special.eos)
-
-    def _add_mark(self, tokens: int, min_bytes: int) -> None:
-        last_tokens, last_bytes = self._mark
-        if self.num_bytes - last_bytes < min_bytes:
-            return
-        if tokens > last_tokens:  # text without tokens belongs to the same place
-            self._marks.append(np.array(self._mark, dtype=np.int64))
-        self._mark = (tokens, self.num_bytes)
-
-    def _write_ids(self, ids: list[int]) -> None:
-        values = np.array(ids, dtype=np.int64)
-        if len(values) and not 0 <= values.min() <= values.max() < self.tokenizer.vocab_size:
-            raise InputError(
-                f"the tokenizer gives ids from {values.min()} to {values.max()}, "
-                f"its vocabulary has {self.tokenizer.vocab_size} tokens"
-            )
-        while len(values):
-            if self._shard is None:
-                self._shard = ArrayWriter(shard_path(self.folder, self.num_shards), self.dtype)
-            room = self.shard_tokens - self._shard.count
-            self._shard.append(values[:room])
-            self.num_tokens += len(values[:room])
-            values = values[room:]
-            if self._shard.count == self.shard_tokens:
-                self._finish_shard()
-
-    def _finish_shard(self) -> None:
-        if self._shard is not None:
-            self._shard.finish(tokenizer=self.digest, number=self.num_shards)
-            self._shard = None
-            self.num_shards += 1

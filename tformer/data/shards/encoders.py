@@ -1,0 +1,214 @@
+"""Batches of text as token ids, in order: encoded in this process, or by several worker processes.
+
+The workers are forked, so that they start at once and share the tokenizer, and encode with one thread each. Batch i
+goes to worker i modulo their number, which has at most `AHEAD` batches at a time: memory does not grow with the text,
+and the result does not depend on the number of workers. They end with this process in whatever way it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from itertools import chain, islice
+from multiprocessing.connection import Connection, Pipe
+from queue import SimpleQueue
+
+import numpy as np
+
+from tformer.data.shards.token_files import token_dtype
+from tformer.data.sources.files import Piece
+from tformer.errors import InputError, TformerError
+from tformer.processes import available_cores, end_with_parent
+from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.pieces import BATCH_CHARACTERS, batches_of
+
+FEW_BATCHES = 8  # of a megabyte: workers would not pay
+AHEAD = 2  # batches of a worker: one that it encodes, and the next
+ENCODED_AT_ONCE = 1 << 17  # characters, which take 100 to 300 bytes each
+THREADS = "TOKENIZERS_PARALLELISM"  # read by the tokenizers library at each batch
+
+Encoded = tuple[list[Piece], np.ndarray, np.ndarray]
+"""A batch of pieces, the ids of all of them, and the number of ids of each."""
+
+
+def encoded_batches(
+    batches: Iterator[list[Piece]], tokenizer: Tokenizer, *, workers: int | None = None
+) -> Iterator[Encoded]:
+    """The batches with their ids, in order.
+
+    Args:
+        workers: processes that encode; 1: this one, with one thread; None: as many as there are processors, or this
+            process with all its threads where the text is short.
+
+    Raises InputError for an id outside the vocabulary; TformerError when a worker is killed; what `batches` raises.
+    """
+    first = list(islice(batches, FEW_BATCHES))
+    count = default_workers() if workers is None else workers
+    batches = chain(first, batches)
+    if len(first) < FEW_BATCHES and workers is None:
+        for batch in batches:
+            yield batch, *encode(tokenizer, [piece.text for piece in batch])
+    elif count == 1:
+        for batch in batches:
+            with single_threaded():
+                found = encode(tokenizer, [piece.text for piece in batch])
+            yield batch, *found
+    else:
+        yield from _by_workers(batches, tokenizer, count)
+
+
+def default_workers() -> int:
+    """Processes that encode a text if no number is given: forking is safe on Linux only."""
+    return available_cores() if sys.platform == "linux" else 1
+
+
+def encode(
+    tokenizer: Tokenizer, texts: Sequence[str], *, at_once: int = BATCH_CHARACTERS
+) -> tuple[np.ndarray, np.ndarray]:
+    """(ids of all texts, in the format of token files; number of ids of each). Errors: an id outside the vocabulary."""
+    encoded = [ids for batch in batches_of(texts, len, size=at_once) for ids in tokenizer.encode_batch(batch)]
+    lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
+    ids = np.fromiter(chain.from_iterable(encoded), dtype=np.int64, count=int(lengths.sum()))
+    return as_token_ids(ids, tokenizer), lengths
+
+
+def as_token_ids(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+    """The ids in the format of token files. Errors: an id outside the vocabulary."""
+    if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
+        raise InputError(
+            f"the tokenizer gives ids from {ids.min()} to {ids.max()}, its vocabulary has {tokenizer.vocab_size} tokens"
+        )
+    return ids.astype(token_dtype(tokenizer.vocab_size))
+
+
+@contextmanager
+def single_threaded() -> Iterator[None]:
+    """The tokenizers library works in the thread that calls it, also in processes forked here."""
+    before = os.environ.get(THREADS)
+    os.environ[THREADS] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[THREADS]
+        else:
+            os.environ[THREADS] = before
+
+
+# -- worker processes --------------------------------------------------------------------------------------------------
+
+
+def _by_workers(batches: Iterable[list[Piece]], tokenizer: Tokenizer, count: int) -> Iterator[Encoded]:
+    with ExitStack() as stack:
+        workers = [stack.enter_context(closing(_Worker(tokenizer))) for _ in range(count)]
+        waiting: deque[tuple[list[Piece], _Worker]] = deque()
+        for number, batch in enumerate(batches):
+            if len(waiting) == AHEAD * count:
+                done, worker = waiting.popleft()
+                yield done, *worker.receive()
+            worker = workers[number % count]
+            worker.send([piece.text for piece in batch])
+            waiting.append((batch, worker))
+        for done, worker in waiting:
+            yield done, *worker.receive()
+
+
+class _Worker:
+    """A forked process that encodes texts."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._dtype = token_dtype(tokenizer.vocab_size)
+        self._connection, far_end = Pipe()
+        parent = os.getpid()
+        with single_threaded():  # the threads of the library are not in the child
+            self._pid = os.fork()
+            if self._pid == 0:
+                try:
+                    number = far_end.fileno()  # a lock on the cache must end with the parent
+                    os.closerange(3, number)
+                    os.closerange(number + 1, os.sysconf("SC_OPEN_MAX"))
+                    _work(far_end, tokenizer, parent)
+                finally:
+                    os._exit(0)
+        far_end.close()
+
+    def send(self, texts: Sequence[str]) -> None:
+        encoded = [text.encode("utf-8", "surrogatepass") for text in texts]  # the tokenizer refuses what is not Unicode
+        try:
+            self._connection.send_bytes(np.array([len(data) for data in encoded], dtype=np.int64).tobytes())
+            self._connection.send_bytes(b"".join(encoded))
+        except OSError:
+            raise self._ended() from None
+
+    def receive(self) -> tuple[np.ndarray, np.ndarray]:
+        """(ids, lengths) of the texts that were sent first. Raises what `encode` raised in the worker."""
+        try:
+            kind, content, lengths = (self._connection.recv_bytes() for _ in range(3))
+        except (EOFError, OSError):
+            raise self._ended() from None
+        if kind == b"refused":
+            message, hint = json.loads(content)
+            raise InputError(message, hint=hint)
+        if kind == b"failed":
+            raise RuntimeError(content.decode())
+        return np.frombuffer(content, dtype=self._dtype), np.frombuffer(lengths, dtype=np.int64)
+
+    def _ended(self) -> TformerError:
+        code = self._wait()
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        return TformerError(
+            f"a process that tokenises the text was ended {how}",
+            hint="run the command again: it goes on where it was; with too little memory, give fewer --workers",
+        )
+
+    def close(self) -> None:
+        self._connection.close()
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+            self._wait()
+
+    def _wait(self) -> int:
+        _, status = os.waitpid(self._pid, 0)
+        self._pid = 0
+        return os.waitstatus_to_exitcode(status)
+
+
+def _work(connection: Connection, tokenizer: Tokenizer, parent: int) -> None:
+    """The worker: encode what arrives until the connection ends."""
+    end_with_parent(parent)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # a signal to the group is handled by the parent, which ends this process
+    received: SimpleQueue[list[str] | None] = SimpleQueue()
+    # A thread receives, so that the parent never waits for a worker that waits for the parent.
+    threading.Thread(target=_receive, args=(connection, received), daemon=True).start()
+    with suppress(BrokenPipeError, ConnectionResetError):
+        while (texts := received.get()) is not None:
+            for part in _answer(tokenizer, texts):
+                connection.send_bytes(part)
+
+
+def _receive(connection: Connection, received: SimpleQueue[list[str] | None]) -> None:
+    with suppress(EOFError, OSError):
+        while True:
+            sizes = np.frombuffer(connection.recv_bytes(), dtype=np.int64)
+            data, ends = connection.recv_bytes(), np.cumsum(sizes).tolist()
+            bounds = zip([0, *ends[:-1]], ends, strict=True)
+            received.put([data[start:end].decode("utf-8", "surrogatepass") for start, end in bounds])
+    received.put(None)
+
+
+def _answer(tokenizer: Tokenizer, texts: list[str]) -> tuple[bytes, bytes, bytes]:
+    try:
+        ids, lengths = encode(tokenizer, texts, at_once=ENCODED_AT_ONCE)
+    except InputError as error:
+        return b"refused", json.dumps([error.message, error.hint]).encode(), b""
+    except BaseException:  # the library's panics do not derive from Exception
+        return b"failed", traceback.format_exc().encode(), b""
+    return b"encoded", ids.tobytes(), lengths.tobytes()
