@@ -29,6 +29,7 @@ LAYERS = (
     ("nn", "data", "metrics"),
     ("tokenizer",),
     ("kernels",),
+    ("workers",),
     ("device", "options", "output_files", "processes", "shipped"),
     ("files",),
     ("input_files",),

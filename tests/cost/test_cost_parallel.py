@@ -202,7 +202,9 @@ def test_auto_takes_the_first_kind_that_fits_and_says_why(available: int | None,
 
 
 def note(ranks: int, **training: Any) -> str | None:
-    return idle_note(sections.Training.model_validate(training), training.get("batch_size") or 6, ranks)
+    return idle_note(
+        sections.Training.model_validate({"batch_size": None, **training}), training.get("batch_size") or 6, ranks
+    )
 
 
 def test_devices_without_rows_are_named_with_the_same_step_for_all() -> None:

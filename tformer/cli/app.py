@@ -276,10 +276,9 @@ def report(error: Exception, words: Sequence[str] = ()) -> int:
         message = " ".join(str(error.format_message()).split()).replace("Value error, ", "") or "no command was given"
         _print_error(message, f"see '{command} --help'")
         return 2
-    _print_error(
-        f"internal error: {type(error).__name__}: {error}", "this is a bug in tformer; --debug shows the traceback"
-    )
-    return 1
+    bug = internal_error(error)
+    _print_error(bug.message, bug.hint)
+    return bug.exit_code
 
 
 def _command_of(words: Sequence[str]) -> str:
@@ -288,6 +287,13 @@ def _command_of(words: Sequence[str]) -> str:
     if found and COMMANDS[found[0]].is_group:
         found += [word for word in words[1:2] if word.isidentifier()]
     return " ".join(["tformer", *found])
+
+
+def internal_error(error: Exception) -> TformerError:
+    """The error that says that an exception is a bug in tformer."""
+    return TformerError(
+        f"internal error: {type(error).__name__}: {error}", hint="this is a bug in tformer; --debug shows the traceback"
+    )
 
 
 def as_tformer_error(error: Exception) -> TformerError | None:

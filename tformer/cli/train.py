@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import STARTED, StopFlag
 from tformer.cli.report import console, emit, emit_json, message_width, progress_reporter, show_notes, spinner
+from tformer.cli.workers import Part, run_in_workers
 from tformer.formatting import binary_bytes, mebibytes, plural
+from tformer.options import flag_words
 from tformer.training.options import TrainOptions
+
+if TYPE_CHECKING:
+    from tformer.workers.worker import Worker
 
 EPILOG = examples(
     "`tformer train --arch gpt`",
@@ -27,20 +33,44 @@ def train(options: TrainOptions) -> None:
     logger_names(options.log_to)
     with StopFlag() as stop:
 
-        def begin() -> None:
-            stop.be_patient()
-            spinner.end()  # from here on the training shows itself
+        def part(begun: Path | None) -> Part:
+            chosen = options if begun is None else options.resuming(begun)
+            return Part(lambda worker: _train(chosen, stop, worker), ["train", *flag_words(chosen)])
 
-        from tformer.training.session import run_training
+        if options.dry_run:
+            _train(options, stop, None)
+        else:
+            run_in_workers(
+                part,
+                devices=options.devices,
+                device=options.device or "auto",
+                max_restarts=options.max_restarts,
+                stop=stop,
+            )
 
-        summary = run_training(
-            options,
-            console=console,
-            progress=progress_reporter,
-            should_stop=stop.should_stop,
-            training_begins=begin,
-            began=STARTED,
-        )
+
+def _train(options: TrainOptions, stop: StopFlag, worker: Worker | None) -> None:
+    """Train, alone or as one of several processes, and write the result."""
+
+    def begin() -> None:
+        stop.be_patient()
+        spinner.end()  # from here on the training shows itself
+
+    from tformer.training.session import run_training
+    from tformer.workers.worker import Worker
+
+    worker = worker or Worker()
+    summary = run_training(
+        options,
+        console=console,
+        progress=progress_reporter,
+        should_stop=stop.should_stop,
+        training_begins=begin,
+        began=STARTED,
+        worker=worker,
+    )
+    if not worker.leads:
+        return
     if options.as_json:
         emit_json(summary)
     elif options.dry_run:

@@ -172,7 +172,8 @@ class Training(Section):
     compile: Literal["auto", "on", "off"] = "auto"  # use torch.compile; auto: on a GPU, for 200 steps or more
     parallel: Parallelism = Parallelism()  # several processes
     device: str = "auto"  # where the model runs: auto, cpu, cuda or cuda:N
-    threads: Annotated[int, Field(gt=0, le=4096)] | None = None  # CPU threads; null: PyTorch's choice
+    # CPU threads, which several processes on a machine share; null: PyTorch's choice
+    threads: Annotated[int, Field(gt=0, le=4096)] | None = None
 
     @model_validator(mode="after")
     def _has_one_batch_size(self) -> Training:

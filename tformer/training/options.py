@@ -240,11 +240,57 @@ class TrainOptions:
         MACHINE("--compile", metavar="auto|on|off", help="torch.compile; auto: on a GPU, for 200 steps or more."),
         Key("training.compile"),
     ] = None
-
     workers: Annotated[
         int | None,
         MACHINE("--workers", metavar="N", help="Processes that tokenise a text; default: one for each processor."),
     ] = None
+    devices: Annotated[
+        str | None,
+        MACHINE(
+            "--devices",
+            metavar="N|auto",
+            help="Processes that train together, one for each GPU or CPU core; auto: all GPUs, else one process.",
+        ),
+    ] = None
+    parallel: Annotated[
+        str | None,
+        MACHINE(
+            "--parallel",
+            metavar="auto|ddp|fsdp|hsdp",
+            help="With --devices: each process holds the whole model (ddp), or all of them (fsdp) or those of a group "
+            "(hsdp) divide it; auto: what fits.",
+        ),
+        Key("training.parallel.kind"),
+    ] = None
+    max_restarts: Annotated[
+        int,
+        MACHINE(
+            "--max-restarts",
+            help="With --devices: go on from the last checkpoint so many times when a process is killed or fails.",
+        ),
+    ] = 0
+    process_timeout: Annotated[
+        float,
+        MACHINE(
+            "--process-timeout",
+            metavar="MINUTES",
+            help="With --devices: a process that waits longer for another one ends the training.",
+        ),
+    ] = 10.0
+
+    def resuming(self, run: Path) -> TrainOptions:
+        """The options that go on with a run of these options: everything else is in its recipe."""
+        return TrainOptions(
+            out=run,
+            resume=True,
+            max_minutes=self.max_minutes,
+            log_to=self.log_to,
+            as_json=self.as_json,
+            device=self.device,
+            workers=self.workers,
+            devices=self.devices,
+            process_timeout=self.process_timeout,
+        )
 
     def recipe_values(self) -> dict[str, Any]:
         """The values of the recipe that the options set, by dotted key.

@@ -82,25 +82,30 @@ def check_target(start: Start) -> None:
     require_writable(target)
 
 
-def prepare(start: Start, work: Work) -> Prepared:
-    """Read the data, train or load the tokenizer, resolve sizes and precision. Writes to the cache only."""
+def prepare(start: Start, work: Work, *, processes: int = 1) -> Prepared:
+    """Read the data, train or load the tokenizer, resolve sizes and precision. Writes to the cache only.
+
+    processes: of this training on this machine; they share its threads.
+    """
     recipe, minutes = start.recipe, start.recipe.training.max_minutes
     device = resolve_device(recipe.training.device)
     if recipe.training.threads is not None:
-        torch.set_num_threads(recipe.training.threads)
+        torch.set_num_threads(max(1, recipe.training.threads // processes))
     data = task_of(recipe).training_data(start, work)
     if start.resumed is not None:
         _check_fingerprint(data, str(start.resumed.trainer.get("data_fingerprint", "")))
     if start.teacher is not None:
         check_vocabulary(data.recipe, start.teacher, data.tokenizer, data.target_tokenizer)
-    recipe, precision = freeze(data, device)
+    recipe, precision = freeze(data, device, processes=processes)
     num_parameters = count_parameters(recipe.model, num_labels=len(recipe.data.labels) or None)
     if data.tokenizer is not None:
         work.note(f"tokenizer: {data.tokenizer.kind}, {data.tokenizer.vocab_size:,} ids")
     if recipe.training.max_epochs is not None:
         work.note(f"{plural(recipe.training.max_epochs, 'epoch')}: at most {recipe.training.max_steps:,} steps")
     work.note(f"model: {num_parameters:,} parameters{_generator_note(recipe)}")
-    work.note(f"{precision.name} on {device}, {plural(torch.get_num_threads(), 'thread')}: {precision.reason}")
+    together = f"{processes} processes of " if processes > 1 else ""
+    threads = f"{together}{plural(torch.get_num_threads(), 'thread')}"
+    work.note(f"{precision.name} on {device}, {threads}: {precision.reason}")
     first_step = 0 if start.resumed is None else start.resumed.step
     if device.type == "cpu" and first_step < recipe.training.max_steps:
         source, target = mean_lengths(data.samples, data.tokens_per_sample)
@@ -141,7 +146,7 @@ def settle_steps(recipe: Recipe, samples: Samples) -> Recipe:
     return recipe.model_copy(update={"training": training.model_copy(update=updates), "schedule": schedule})
 
 
-def freeze(data: TrainingData, device: torch.device) -> tuple[Recipe, Precision]:
+def freeze(data: TrainingData, device: torch.device, *, processes: int = 1) -> tuple[Recipe, Precision]:
     """The recipe with every `auto` replaced by the choice, so that a resumed run makes the same choices."""
     recipe = settle_steps(data.recipe, data.samples)
     model, generator = recipe.model, recipe.generator
@@ -160,7 +165,7 @@ def freeze(data: TrainingData, device: torch.device) -> tuple[Recipe, Precision]
         # On a CPU compiling takes half a minute and gains a sixth; on a GPU it pays except for very short runs.
         updates["compile"] = "on" if device.type == "cuda" and training.max_steps >= 200 else "off"
     if device.type == "cpu":
-        updates["threads"] = torch.get_num_threads()
+        updates["threads"] = training.threads or torch.get_num_threads() * processes
     training = training.model_copy(update=updates)
     return recipe.model_copy(update={"model": model, "generator": generator, "training": training}), precision
 

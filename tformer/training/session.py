@@ -6,8 +6,10 @@ import math
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,11 +34,14 @@ from tformer.training.display import Console, TrainingDisplay
 from tformer.training.loggers import LoggedRun, Loggers, Status, logger_names
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.options import TrainOptions
-from tformer.training.parallel import Parallel, SingleProcess
-from tformer.training.prepare import Prepared, check_target, describe, measure_peak, prepare
-from tformer.training.request import RUNS, find_start, locked_run
+from tformer.training.parallel import DataParallel, Parallel, SingleProcess
+from tformer.training.prepare import Prepared, check_target, describe, measure_peak
+from tformer.training.request import RUNS, locked_run
 from tformer.training.state import LossScaler, TrainerState
 from tformer.training.teacher import make_distillation
+from tformer.training.together import find_shared_start, prepare_together, require_same_command, take_own_gpu
+from tformer.workers.launch import number_of_workers
+from tformer.workers.worker import Worker
 
 RATE_DIGITS = 6
 """Digits of learned LayerDrop rates in log lines; enough that they still average to the configured rate."""
@@ -50,31 +55,39 @@ def run_training(
     should_stop: ShouldStop,
     training_begins: Callable[[], None] = lambda: None,
     began: float,
+    worker: Worker | None = None,
 ) -> dict[str, Any]:
     """Train, and return the summary that `--json` prints: run, checkpoint, step, and the last metrics.
 
     training_begins: called after preparation; from then on `should_stop` is polled between steps only.
     began: `time.monotonic()` when the command started; `--max-minutes` counts from there.
+    worker: this process as one of several, each of which calls this; the leader's summary counts.
     Raises InputError before anything is written; Interrupted after the checkpoint is saved.
     """
-    with locked_run(options) as run, ScratchFolder("training") as scratch:
-        start = find_start(options, run)
+    devices = number_of_workers(options.devices, options.device or "auto", planned=True) if options.dry_run else 1
+    worker = worker or Worker()
+    require_same_command(options, worker)
+    take_own_gpu(options.device, worker)
+    with locked_run(options) if worker.leads else nullcontext() as run, ScratchFolder("training") as scratch:
+        start = find_shared_start(options, run, worker)
         for note in start.notes:
             console.print(note, markup=False)
-        if not options.dry_run:
+        if worker.leads and not options.dry_run:
             check_target(start)
         cache_dir = scratch if options.dry_run else None
         work = Work(progress, should_stop, partial(console.print, markup=False), cache_dir, options.workers)
-        prepared = prepare(start, work)
+        prepared = prepare_together(start, work, worker)
         if should_stop():
             raise Interrupted("interrupted before training began; no run was started", signal_number=signal.SIGINT)
         if options.dry_run:
-            return describe(prepared)
+            return describe(prepared, devices=devices)
         training_begins()
-        with progress("making the model"):
-            session = Session(prepared, console=console, work=work, began=began, log_to=logger_names(options.log_to))
-        with session.run:
-            return session.train()
+        with worker.joined(timeout_minutes=options.process_timeout):
+            with progress("making the model"):
+                log_to = logger_names(options.log_to)
+                session = Session(prepared, console=console, work=work, began=began, log_to=log_to, worker=worker)
+            with session.run:
+                return session.train()
 
 
 class Session:
@@ -88,9 +101,10 @@ class Session:
         work: Work,
         began: float,
         log_to: Sequence[str] = (),
-        parallel: Parallel | None = None,
+        worker: Worker,
     ) -> None:
-        self.parallel = SingleProcess() if parallel is None else parallel
+        self.worker = worker
+        self.parallel: Parallel = SingleProcess() if worker.world_size == 1 else DataParallel()
         self.prepared, self.console, self.work, self.began = prepared, console, work, began
         self.should_stop = work.should_stop
         recipe, device = prepared.recipe, prepared.device
@@ -224,7 +238,13 @@ class Session:
             )
 
     def _open_run(self) -> RunDirectory:
-        """Create or reopen the run directory. Errors in other input are raised before."""
+        """The run directory; the leader creates or reopens it. Errors in other input are raised before."""
+        run = self._write_run() if self.worker.leads else None
+        path = self.worker.share(lambda: None if run is None else str(run.path))
+        return run or RunDirectory(Path(path or ""))
+
+    def _write_run(self) -> RunDirectory:
+        """Create or reopen the run directory, and write what is known before the first step."""
         start, recipe = self.prepared.start, self.prepared.recipe
         weights, optimizer = dict(self.model.named_parameters()), self.parts.optimizer.state_by_name()
         needed = 2 * checkpoint_bytes(weights, optimizer)  # a new checkpoint is written before an old one is deleted
@@ -244,7 +264,8 @@ class Session:
                 run.write_tokenizer(self.tokenizer_json, self.target_tokenizer_json)
             run.write_recipe(self.recipe_yaml)
             run.write_environment(
-                device=device_name(self.prepared.device), data_fingerprint=self.state.data_fingerprint
+                device=device_name(self.prepared.device, self.worker.world_size),
+                data_fingerprint=self.state.data_fingerprint,
             )
         except BaseException:
             run.close()
@@ -260,7 +281,7 @@ class Session:
             recipe_yaml=self.recipe_yaml,
             environment=self.run.environment() or {},
         )
-        return Loggers(names, logged, self.work.note, enabled=self.parts.parallel.rank == 0)
+        return Loggers(names, logged, self.work.note, enabled=self.worker.leads)
 
     def train(self) -> dict[str, Any]:
         """Run the loop to its end and return the summary. Raises Interrupted after saving a checkpoint."""
@@ -278,7 +299,7 @@ class Session:
             shown_metrics={name: form for part in self.objective.members for name, form in part.shown_metrics.items()},
         )
         self.work = replace(self.work, progress=display.progress)
-        check = BackgroundCheck(prepared.data.files)
+        check = BackgroundCheck(prepared.data.files if self.worker.local_rank == 0 else ())
         trainer = Trainer(
             self.parts,
             Hooks(
@@ -293,16 +314,18 @@ class Session:
             recipe=prepared.recipe,
             state=self.state,
             flops_per_token=self._flops_per_token(),
-            peak_flops=measure_peak(prepared),
+            peak_flops=measure_peak(prepared) * self.worker.world_size if self.worker.leads else 0.0,
             deadline=deadline,
         )
         first_step = self.state.step
         if prepared.start.weights is not None and first_step == 0:
             self._save(self.state, None)  # a run that is killed early resumes from these weights
+        self.worker.publish("run", str(self.run.path))
         status: Status = "failed"
         try:
             with display, check:
                 state = trainer.run()
+                self.worker.share(lambda: None)  # the others leave when the leader has saved
             status = "finished" if state.finished or state.step >= training.max_steps else "stopped"
         except InputError as error:  # data that can no longer be read
             if self.state.step:
@@ -320,7 +343,7 @@ class Session:
 
     def _conclude(self, state: TrainerState, first_step: int) -> dict[str, Any]:
         training = self.prepared.recipe.training
-        if self.should_stop():
+        if self.parallel.agree(self.should_stop()):
             saved = f"saved at step {state.step}" if state.step else "before the first step; nothing was lost"
             raise Interrupted(
                 f"interrupted: {saved}",
@@ -334,6 +357,8 @@ class Session:
         elif state.step < training.max_steps:
             saved = "saved" if state.step else "before the first step; no checkpoint was saved"
             self.console.print(f"out of time at step {state.step} of {training.max_steps}: {saved}", markup=False)
+        if not self.worker.leads:
+            return {}
         latest, best = self.run.latest(), self.run.best()
         return {
             "run": str(self.run.path),
@@ -355,17 +380,23 @@ class Session:
         parameters = parameters_per_token(self.model, recipe, length=source)
         return training_flops_per_token(recipe.model, parameters=parameters, source_length=source, target_length=target)
 
-    # Callbacks of the loop.
+    # Callbacks of the loop. Of several processes the leader validates and writes, so that nothing differs from one.
 
     def _write(self, record: dict[str, Any]) -> None:
-        self.run.append_metrics(record)
-        self.loggers.record(record)
+        if self.worker.leads:
+            self.run.append_metrics(record)
+            self.loggers.record(record)
 
     def _write_sample(self, step: int, text: str) -> None:
-        self.run.append_sample(step, text)
-        self.loggers.sample(step, text)
+        if self.worker.leads:
+            self.run.append_sample(step, text)
+            self.loggers.sample(step, text)
 
     def _validate(self) -> dict[str, Any] | None:
+        return self.worker.share(self._measure)
+
+    def _measure(self) -> dict[str, Any] | None:
+        """The metrics of a validation; None when interrupted."""
         self.models.eval()
         values = self.prepared.data.validate(self.model, self.objective, self.work)
         if self.should_stop():
@@ -374,6 +405,10 @@ class Session:
         return values
 
     def _sample(self, step: int) -> str | None:
+        return self.worker.share(partial(self._written_sample, step))
+
+    def _written_sample(self, step: int) -> str | None:
+        """What the model writes at a step; "": nothing is due; None: interrupted."""
         training = self.prepared.recipe.training
         every = training.sample_every
         if every == 0 or (every is not None and step % every and step < training.max_steps):
@@ -397,6 +432,8 @@ class Session:
         return {"layerdrop_rates": rates} if rates else {}
 
     def _save(self, state: TrainerState, score: float | None) -> None:
+        if not self.worker.leads:
+            return
         tokenizer, target = self.prepared.data.tokenizer, self.prepared.data.target_tokenizer
         ema, generator = self.parts.ema, self.models.generator
         save_checkpoint(
@@ -434,8 +471,9 @@ def device_peak(device: torch.device) -> int | None:
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
-def device_name(device: torch.device) -> str:
-    """The name of the device in environment.json."""
+def device_name(device: torch.device, processes: int = 1) -> str:
+    """The name of the device in environment.json, of each of several processes."""
+    together = f", {processes} processes" if processes > 1 else ""
     if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)} ({device})"
-    return f"CPU, {torch.get_num_threads()} threads"
+        return f"{torch.cuda.get_device_name(device)} ({device}){together}"
+    return f"CPU, {torch.get_num_threads()} threads{together}"

@@ -1,0 +1,348 @@
+"""Several processes of one command: values, failures, signals and restarts, each reported once with the right code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+
+from tests.faults.killing import is_alive, tree_of
+from tformer.cli.process import StopFlag
+from tformer.cli.report import console
+from tformer.cli.workers import Part, run_in_workers
+from tformer.errors import InputError, Interrupted, NonFiniteLossError, StorageError, TformerError
+from tformer.workers import launch
+from tformer.workers.worker import Worker
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc")
+LIMIT_SECONDS = 60
+Work = Callable[[Worker], None]
+
+
+@pytest.fixture(autouse=True)
+def _all_workers_end() -> Iterator[None]:
+    """No worker outlives its test, and a test that hangs ends."""
+
+    def too_long(*_: Any) -> None:
+        raise TimeoutError("the workers did not end")
+
+    previous = signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(LIMIT_SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+    assert [pid for pid in tree_of(os.getpid()) if pid != os.getpid() and is_alive(pid)] == []
+
+
+def run(work: Work, *, devices: str = "2", restart: Callable[[Path], Work] | None = None, restarts: int = 0) -> None:
+    """Run `work` in workers; `restart` makes the work of those that start again."""
+    with StopFlag() as stop:
+
+        def part(begun: Path | None) -> Part:
+            return Part(work if begun is None or restart is None else restart(begun), ["train"])
+
+        run_in_workers(part, devices=devices, device="cpu", max_restarts=restarts, stop=stop)
+
+
+@contextmanager
+def failing(message: str, code: int) -> Iterator[None]:
+    """The workers end with one error of this message and exit code."""
+    with pytest.raises(TformerError) as caught:
+        yield
+    assert (caught.value.message, caught.value.exit_code) == (message, code)
+
+
+def put(folder: Path, worker: Worker, text: str) -> None:
+    (folder / str(worker.rank)).write_text(text)
+
+
+def written(folder: Path) -> list[str]:
+    return [path.read_text() for path in sorted(folder.iterdir())]
+
+
+def when(condition: Callable[[], bool]) -> None:
+    """Wait for a condition."""
+    while not condition():
+        time.sleep(0.005)
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_shared_value_is_the_leaders_and_only_the_leader_makes_it(tmp_path: Path) -> None:
+    def work(worker: Worker) -> None:
+        values = [worker.share(lambda: {"loss": 0.1 + 0.2, "by": worker.rank}) for _ in range(2)]
+        put(tmp_path, worker, repr(values))
+
+    run(work, devices="3")
+    assert written(tmp_path) == [repr([{"loss": 0.1 + 0.2, "by": 0}] * 2)] * 3
+
+
+@pytest.mark.parametrize("turn", ["in_turn", "after_leader"])
+def test_the_leader_fills_caches_before_the_others_read_them(turn: str, tmp_path: Path) -> None:
+    def make(worker: Worker) -> None:
+        time.sleep(0.1 if worker.leads else 0.0)
+        put(tmp_path, worker, str(time.time_ns()))
+
+    run(lambda worker: getattr(worker, turn)(lambda: make(worker)), devices="3")
+    first, *others = map(int, written(tmp_path))
+    assert len(others) == 2 and first < min(others)
+
+
+def test_one_process_works_alone_without_a_group(tmp_path: Path) -> None:
+    own = os.getpid()
+
+    def work(worker: Worker) -> None:
+        assert (worker.world_size, worker.leads, os.getpid()) == (1, True, own)
+        put(
+            tmp_path, worker, worker.share(lambda: "x") + worker.in_turn(lambda: "y") + worker.after_leader(lambda: "z")
+        )
+
+    run(work, devices="1")
+    assert written(tmp_path) == ["xyz"]
+
+
+def test_workers_share_the_threads_of_the_command_and_form_a_group(tmp_path: Path) -> None:
+    def work(worker: Worker) -> None:
+        ranks = torch.tensor([worker.rank + 1])
+        with worker.joined(timeout_minutes=1):
+            distributed.all_reduce(ranks)
+        put(tmp_path, worker, f"{torch.get_num_threads()} {ranks.item()}")
+
+    run(work)
+    assert written(tmp_path) == [f"{max(1, torch.get_num_threads() // 2)} 3"] * 2
+
+
+def test_only_the_leader_talks(capfd: pytest.CaptureFixture[str]) -> None:
+    run(lambda worker: console.print(f"I am {worker.rank}"))
+    assert capfd.readouterr().err == "I am 0\n"
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def after_joining(act: Work) -> Work:
+    """Work that acts in the worker of rank 1, while the others wait for it in a sum."""
+
+    def work(worker: Worker) -> None:
+        with worker.joined(timeout_minutes=0.02):
+            if worker.rank == 1:
+                act(worker)
+            distributed.all_reduce(torch.zeros(1))
+
+    return work
+
+
+def raising(error: Exception) -> Work:
+    def act(worker: Worker) -> None:
+        raise error
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "code"),
+    [
+        (InputError("a row is damaged"), "a row is damaged", 2),
+        (StorageError("cannot write x"), "cannot write x", 3),
+        (NonFiniteLossError("the loss is not finite"), "the loss is not finite", 4),
+        (torch.OutOfMemoryError("CUDA out of memory"), "out of memory: CUDA out of memory", 5),
+        (KeyError("x"), "internal error: KeyError: 'x'", 1),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_an_error_of_one_worker_ends_all_with_its_rank_message_and_code(
+    error: Exception, message: str, code: int
+) -> None:
+    with failing(f"rank 1: {message}", code):
+        run(after_joining(raising(error)))
+
+
+def test_an_error_that_all_meet_is_reported_once_without_a_rank() -> None:
+    def work(worker: Worker) -> None:
+        with worker.joined(timeout_minutes=1):
+            raise NonFiniteLossError("the loss is not finite at step 3")
+
+    with failing("the loss is not finite at step 3", 4):
+        run(work)
+
+
+def test_an_error_of_the_leader_before_the_group_forms_needs_no_rank() -> None:
+    def work(worker: Worker) -> None:
+        worker.in_turn(lambda: (_ for _ in ()).throw(InputError("text.txt does not exist")))
+
+    with failing("text.txt does not exist", 2):
+        run(work)
+
+
+def test_a_killed_worker_is_named_and_the_others_end() -> None:
+    with failing("rank 1: this process was killed by signal 9 (SIGKILL)", 1):
+        run(after_joining(lambda _: os.kill(os.getpid(), signal.SIGKILL)))
+
+
+def test_a_worker_that_hangs_is_named_and_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "END_SECONDS", 0.5)
+    with failing("rank 1: this process does not answer; the others have waited for it in vain", 1):
+        run(after_joining(lambda _: os.kill(os.getpid(), signal.SIGSTOP)))
+
+
+def test_the_traceback_of_a_worker_is_kept_for_debugging() -> None:
+    with pytest.raises(TformerError) as caught:
+        run(after_joining(raising(KeyError("x"))))
+    assert "KeyError: 'x'" in str(caught.value.__cause__)
+
+
+def test_other_facts_than_the_leaders_are_refused_by_name() -> None:
+    def work(worker: Worker) -> None:
+        worker.require_equal({"--lr": "0.1", "--seed": str(worker.rank)}, hint="start the same command")
+
+    with failing("rank 1: --seed: found 1 in the process of rank 1, 0 in that of rank 0", 2):
+        run(work)
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+
+def until_stopped(worker: Worker, stop: Callable[[], bool]) -> None:
+    """Steps as in training: all stop together once one of them has to."""
+    flag = torch.zeros(1)
+    with worker.joined(timeout_minutes=1):
+        while not flag:
+            flag += stop()
+            distributed.all_reduce(flag)
+            time.sleep(0.01)
+        raise Interrupted("interrupted: saved at step 3", signal_number=signal.SIGINT)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("to", ["launcher", "worker"])
+def test_a_signal_to_the_launcher_or_to_a_worker_stops_all_together(
+    number: signal.Signals, to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with StopFlag() as stop, failing("interrupted: saved at step 3", 128 + number):
+
+        def work(worker: Worker) -> None:
+            stop.be_patient()
+            if worker.rank == 1:
+                os.kill(os.getppid() if to == "launcher" else os.getpid(), number)
+            until_stopped(worker, stop.should_stop)
+
+        run_in_workers(lambda _: Part(work, []), devices="2", device="cpu", stop=stop)
+
+
+def test_a_second_signal_ends_all_at_once() -> None:
+    with StopFlag() as stop, failing("interrupted at once", 130):
+
+        def work(worker: Worker) -> None:
+            stop.be_patient()
+            for _ in range(2 * worker.rank):
+                os.kill(os.getppid(), signal.SIGINT)
+                time.sleep(0.3)
+            time.sleep(LIMIT_SECONDS)
+
+        run_in_workers(lambda _: Part(work, []), devices="2", device="cpu", stop=stop)
+
+
+def test_workers_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    launcher = os.fork()
+    if launcher == 0:
+        try:
+            run(lambda worker: (put(tmp_path, worker, str(os.getpid())), time.sleep(LIMIT_SECONDS)))
+        finally:
+            os._exit(0)
+    when(lambda: len(written(tmp_path)) == 2 and all(written(tmp_path)))
+    workers = [int(text) for text in written(tmp_path)]
+    assert all(map(is_alive, workers))
+    os.kill(launcher, signal.SIGKILL)
+    os.waitpid(launcher, 0)
+    when(lambda: not any(map(is_alive, workers)))
+
+
+# --- restarts ---------------------------------------------------------------------------------------------------------
+
+
+def test_killed_workers_start_again_with_the_run_that_they_began(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def killed(worker: Worker) -> None:
+        worker.publish("run", "runs/mine")
+        after_joining(lambda _: os.kill(os.getpid(), signal.SIGKILL))(worker)
+
+    run(killed, restart=lambda begun: lambda worker: put(tmp_path, worker, str(begun)), restarts=1)
+    assert written(tmp_path) == ["runs/mine"] * 2
+    assert "rank 1: this process was killed by signal 9 (SIGKILL): the processes start again" in capfd.readouterr().err
+
+
+def test_restarts_are_counted_and_mistakes_are_not_repeated(tmp_path: Path) -> None:
+    def count(error: Exception) -> Work:
+        def work(worker: Worker) -> None:
+            if worker.leads:
+                (tmp_path / str(time.time_ns())).write_text("")
+                raise error
+
+        return work
+
+    with failing("internal error: KeyError: 'x'", 1):
+        run(count(KeyError("x")), restarts=2)
+    assert len(written(tmp_path)) == 3
+    with failing("the recipe is wrong", 2):
+        run(count(InputError("the recipe is wrong")), restarts=2)
+    assert len(written(tmp_path)) == 4
+
+
+# --- the environment --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("devices", ["0", "-1", "two", "1.5"])
+def test_a_number_of_devices_that_is_none_is_refused(devices: str) -> None:
+    with failing(f"--devices: found '{devices}', expected auto or a whole number above 0", 2):
+        run(lambda worker: None, devices=devices)
+
+
+def test_a_named_gpu_and_several_devices_exclude_each_other() -> None:
+    with failing("--devices 2 and --device cuda:1 exclude each other", 2):
+        launch.number_of_workers("2", "cuda:1")
+
+
+def test_auto_is_every_gpu_or_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert [launch.number_of_workers("auto", device) for device in ("auto", "cuda", "cpu")] == [4, 4, 1]
+    with failing("--devices 5: this machine has 4 CUDA devices", 2):
+        launch.number_of_workers("5", "auto")
+    assert launch.number_of_workers("5", "cpu") == 5
+
+
+def test_ranks_without_a_meeting_point_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with failing("RANK and WORLD_SIZE are set, but not MASTER_ADDR and MASTER_PORT", 2):
+        run(lambda worker: None)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8"},
+        {"RANK": "0"},
+        {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "x", "MASTER_PORT": "1"},
+    ],
+)
+def test_a_shell_of_a_cluster_and_a_group_of_one_are_one_process(
+    names: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    ranks: list[int] = []
+    run(lambda worker: ranks.append(worker.world_size), devices="1")
+    assert ranks == [1]

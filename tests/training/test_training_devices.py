@@ -1,0 +1,220 @@
+"""`tformer train --devices N`: the run that one process makes, and what happens when a process fails or is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.faults.killing import check_runs, is_alive, tree_of
+from tests.training.test_training_not_finite import nan_at
+from tformer.errors import cannot_write
+from tformer.training import session
+from tformer.training.loop import Trainer
+from tformer.workers import launch
+
+Cli = Callable[..., Any]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc")
+TOLERANCE = 1e-5
+LIMIT_SECONDS = 120
+PLAIN = ("--lr", "0.003", "--set", "model.decoder.dropout=0", "--set", "model.decoder.attention_dropout=0",
+         "--set", "model.embedding.dropout=0")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _all_processes_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No process outlives its test, and a test that hangs ends."""
+    monkeypatch.setattr(launch, "END_SECONDS", 1.0)
+
+    def too_long(*_: Any) -> None:
+        raise TimeoutError("the processes did not end")
+
+    before, previous = set(tree_of(os.getpid())), signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(LIMIT_SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+    assert [pid for pid in set(tree_of(os.getpid())) - before if is_alive(pid)] == []
+
+
+@pytest.fixture
+def train(cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """`train("--devices", 2, ...)` in a new folder, without dropout."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: cli("train", "--config", tiny_recipe, "--data", text_file, *PLAIN, *words)
+
+
+def records(run: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines()]
+
+
+def latest(run: str) -> Path:
+    return Path(run, "checkpoints", Path(run, "checkpoints", "latest").read_text().strip())
+
+
+def assert_same_run(run: str, other: str) -> None:
+    """The same records, but for times, and the same weights within the tolerance."""
+    assert len(records(run)) == len(records(other)) > 0
+    for one, two in zip(records(run), records(other), strict=True):
+        assert [one[key] for key in ("split", "step")] == [two[key] for key in ("split", "step")]
+        assert one.get("tokens") == two.get("tokens") and abs(one["loss"] - two["loss"]) <= TOLERANCE
+    assert latest(run).name == latest(other).name
+    weights, others = (load_file(latest(name) / "model.safetensors") for name in (run, other))
+    assert weights.keys() == others.keys()
+    assert max(float((weights[name] - others[name]).abs().max()) for name in weights) <= TOLERANCE
+    assert sorted(path.name for path in Path(run).iterdir()) == sorted(path.name for path in Path(other).iterdir())
+    check_runs(Path(run))
+
+
+def at_step(patch: pytest.MonkeyPatch, step: int, rank: int, act: Callable[[], Any]) -> None:
+    """Act in the process of this rank before it takes this step."""
+    take = Trainer._step
+
+    def disturbed(trainer: Trainer) -> None:
+        if trainer.state.step + 1 == step and trainer.parts.parallel.rank == rank:
+            act()
+        take(trainer)
+
+    patch.setattr(Trainer, "_step", disturbed)
+
+
+def test_two_processes_make_the_run_of_one(train: Cli) -> None:
+    assert train("--out", "one").code == 0
+    outcome = train("--out", "two", "--devices", 2, "--json")
+    assert outcome.code == 0
+    assert_same_run("two", "one")
+    assert Path("two/recipe.yaml").read_text() == Path("one/recipe.yaml").read_text()
+    summary = json.loads(outcome.out)
+    assert summary["run"] == "two" and summary["step"] == 12
+    assert outcome.err.count("model: ") == 1 and outcome.err.count("step 12 ") == 1
+    assert "2 processes" in json.loads(Path("two/environment.json").read_text())["device"]
+
+
+def test_a_killed_process_is_named_and_the_run_goes_on_in_one_process(
+    train: Cli, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train("--out", "whole").code == 0
+    with monkeypatch.context() as patch:
+        at_step(patch, 7, 1, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        outcome = train("--out", "run", "--devices", 2)
+    assert outcome.code == 1 and outcome.err.count("error: ") == 1
+    assert "error: rank 1: this process was killed by signal 9 (SIGKILL)" in outcome.err
+    assert latest("run").name == "step-00000006"
+    assert cli("train", "--resume", "--out", "run").code == 0
+    assert_same_run("run", "whole")
+
+
+def test_a_run_of_one_process_goes_on_in_two(train: Cli, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert train("--out", "whole").code == 0
+    with monkeypatch.context() as patch:
+        at_step(patch, 6, 0, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        assert train("--out", "run").code == 143
+    assert cli("train", "--resume", "--out", "run", "--devices", 2).code == 0
+    assert_same_run("run", "whole")
+
+
+def test_max_restarts_goes_on_from_the_last_checkpoint(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert train("--out", "whole").code == 0
+    marker = Path("killed")
+
+    def once() -> None:
+        if not marker.exists():
+            marker.write_text("")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    at_step(monkeypatch, 8, 1, once)
+    outcome = train("--out", "run", "--devices", 2, "--max-restarts", 1)
+    assert outcome.code == 0 and "the processes start again" in outcome.err and "error" not in outcome.err
+    assert_same_run("run", "whole")
+
+
+@pytest.mark.parametrize(("number", "rank"), [(signal.SIGINT, 1), (signal.SIGTERM, 0)])
+def test_a_signal_to_one_process_saves_all_together(
+    number: signal.Signals, rank: int, train: Cli, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        at_step(patch, 5, rank, lambda: os.kill(os.getpid(), number))
+        outcome = train("--out", "run", "--devices", 2)
+    assert outcome.code == 128 + number
+    assert outcome.err.count("error: ") == 1 and "error: interrupted: saved at step 5" in outcome.err
+    assert "continue with: tformer train --resume --out run" in outcome.err
+    assert latest("run").name == "step-00000005"
+
+
+def test_a_full_disk_ends_all_processes_with_3(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = session.save_checkpoint
+
+    def full(run: Any, step: int, **parts: Any) -> Path:
+        if step == 8:
+            raise cannot_write(run.path, OSError(28, ""))
+        return save(run, step, **parts)
+
+    monkeypatch.setattr(session, "save_checkpoint", full)
+    outcome = train("--out", "run", "--devices", 2)
+    assert outcome.code == 3 and outcome.err.count("error: ") == 1
+    assert "error: rank 0: cannot write run: No space left on device" in outcome.err
+    assert latest("run").name == "step-00000006"
+
+
+def test_a_loss_that_is_nan_ends_all_processes_once_with_4(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    nan_at(monkeypatch, 5, 6, 7)
+    outcome = train("--out", "run", "--devices", 2)
+    assert outcome.code == 4 and outcome.err.count("error: ") == 1 and "rank" not in outcome.err
+    assert "error: the loss is not finite at step 7, 3 steps in a row" in outcome.err
+
+
+def test_memory_that_runs_out_in_one_process_ends_all_with_5(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    at_step(monkeypatch, 3, 1, out_of_memory)
+    outcome = train("--out", "run", "--devices", 2)
+    assert outcome.code == 5 and "error: rank 1: out of memory" in outcome.err
+
+
+def test_a_process_that_hangs_is_named(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_step(monkeypatch, 3, 1, lambda: time.sleep(LIMIT_SECONDS))
+    outcome = train("--out", "run", "--devices", 2, "--process-timeout", 0.02)
+    assert outcome.code == 1 and "error: rank 1: this process does not answer" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("__version__", "version of tformer: found 0.0"), ("_digest", "tiny.yaml: found another")],
+)
+def test_processes_that_differ_are_refused_at_the_start(
+    name: str, message: str, train: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tformer.training import together
+
+    compare = together.require_same_command
+
+    def differing(options: Any, worker: Any) -> None:
+        if worker.rank == 1:
+            monkeypatch.setattr(together, name, "0.0" if name == "__version__" else lambda path: "another")
+        compare(options, worker)
+
+    monkeypatch.setattr(session, "require_same_command", differing)
+    outcome = train("--out", "run", "--devices", 2)
+    assert outcome.code == 2 and message in outcome.err and "in the process of rank 1" in outcome.err
+    assert not Path("run").exists()
+
+
+def test_standard_input_and_several_processes_exclude_each_other(cli: Cli, tiny_recipe: Path) -> None:
+    outcome = cli("train", "--config", tiny_recipe, "--data", "-", "--devices", 2)
+    assert outcome.code == 2 and "standard input can be read by one process only" in outcome.err
+
+
+def test_a_dry_run_starts_no_processes(train: Cli) -> None:
+    assert train("--dry-run", "--devices", 64).code == 0

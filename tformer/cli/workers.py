@@ -1,0 +1,126 @@
+"""A command in one process or in several, which report their failures as one error."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tformer.cli.process import StopFlag
+from tformer.cli.report import console, spinner
+from tformer.errors import InputError, Interrupted, TformerError
+
+if TYPE_CHECKING:
+    from tformer.workers.worker import Failure, Worker
+
+
+@dataclass(frozen=True)
+class Part:
+    """What each process of a command does, and the command line that does the same."""
+
+    run: Callable[[Worker], None]
+    words: Sequence[str]
+
+
+def run_in_workers(
+    part: Callable[[Path | None], Part], *, devices: str | None, device: str, max_restarts: int = 0, stop: StopFlag
+) -> None:
+    """Do the work of a command in this process, or in as many as `--devices` asks for.
+
+    A process that torchrun or srun started is one of several already.
+
+    part: (run directory to go on with after a restart; None: begin) -> what each process does.
+    """
+    from tformer.workers.launch import Job, launch, number_of_workers
+    from tformer.workers.worker import Worker, worker_from_environment
+
+    worker = worker_from_environment()
+    if worker is not None:
+        _run_as_one_of_several(worker, part(None), devices, stop)
+        return
+    count = number_of_workers(devices, device)
+    if count == 1:
+        part(None).run(Worker())
+        return
+
+    def job(begun: Path | None) -> Job:
+        chosen = part(begun)
+
+        def run(worker: Worker) -> int:
+            failure = _run(worker, chosen, stop)
+            if failure is not None:
+                worker.report(failure)
+            return 0 if failure is None else failure.code
+
+        return Job(run, chosen.words)
+
+    spinner.end()  # from here on the process of rank 0 shows what happens
+    launch(
+        count,
+        job,
+        forks=_can_fork(device),
+        signal_number=lambda: stop.signal_number if stop.should_stop() else None,
+        max_restarts=max_restarts,
+        note=lambda text: console.print(text, markup=False),
+    )
+
+
+def _can_fork(device: str) -> bool:
+    """Whether workers can be copies of this process: on Linux, without GPUs, whose driver does not survive a fork."""
+    import torch
+
+    return sys.platform == "linux" and (device == "cpu" or torch.cuda.device_count() == 0)
+
+
+def _run_as_one_of_several(worker: Worker, part: Part, devices: str | None, stop: StopFlag) -> None:
+    """Do the part of a process that was started as a command, and leave with its exit code."""
+    if devices not in (None, "auto", str(worker.world_size)):
+        raise InputError(
+            f"--devices {devices}: torchrun or srun has started {worker.world_size} processes",
+            hint="leave --devices out",
+        )
+    failure = _run(worker, part, stop)
+    if failure is None:
+        return
+    if worker.report(failure):
+        raise failure.error()
+    sys.exit(failure.code)
+
+
+def _run(worker: Worker, part: Part, stop: StopFlag) -> Failure | None:
+    """Do a part; the failure of it, if any."""
+    console.quiet = not worker.leads
+    try:
+        part.run(worker)
+    except (Exception, KeyboardInterrupt) as error:
+        console.quiet = False
+        return _failure_of(error, worker, stop)
+    return None
+
+
+def _failure_of(error: BaseException, worker: Worker, stop: StopFlag) -> Failure:
+    from tformer.cli.app import as_tformer_error, internal_error
+    from tformer.workers.worker import LOST, Failure, is_lost
+
+    lost, interrupted = is_lost(error), isinstance(error, Interrupted | KeyboardInterrupt)
+    known: TformerError
+    if lost:
+        known = TformerError(LOST)
+    elif isinstance(error, KeyboardInterrupt):
+        known = stop.interrupted("interrupted")
+    else:
+        assert isinstance(error, Exception)
+        known = as_tformer_error(error) or internal_error(error)
+    return Failure(
+        worker.rank,
+        known.message,
+        known.hint,
+        128 + stop.signal_number if interrupted and stop.signal_number is not None else known.exit_code,
+        signal=stop.signal_number,
+        lost=lost,
+        named=not interrupted and (worker.has_joined or not worker.leads),
+        trace="".join(traceback.format_exception(error)),
+    )

@@ -1,0 +1,111 @@
+"""The preparation of a training by several processes: the same command, recipe and data in each of them.
+
+One process of each machine comes first and fills the caches, from which the others read. What is chosen by measuring
+(number format, threads, a preset that fits the machine) is the leader's choice. What the processes must have in common
+is compared with the leader's: versions, options, recipe file, checkpoint, tokenizer and data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+from tformer import __version__
+from tformer.checkpoint.run import RunDirectory
+from tformer.data.sources.files import STANDARD_INPUT
+from tformer.device import Precision
+from tformer.errors import InputError
+from tformer.formatting import plural
+from tformer.options import flag_of
+from tformer.recipe import recipe_from_yaml, recipe_to_yaml
+from tformer.recipe.recipe import Recipe
+from tformer.tasks.base import Work
+from tformer.training.options import TrainOptions
+from tformer.training.prepare import Prepared, prepare
+from tformer.training.request import Start, find_start
+from tformer.workers.worker import Worker
+
+SAME_COMMAND = "start the same command with the same tformer on every machine"
+SAME_DATA = "every machine needs the same files"
+OWN = {"devices", "max_restarts", "workers"}
+"""Options that processes of one training need not share."""
+
+
+def take_own_gpu(device: str | None, worker: Worker) -> None:
+    """Make the GPU of this process's number on its machine the current one, where training is on GPUs.
+
+    Raises InputError for more processes than GPUs.
+    """
+    if worker.world_size == 1 or device == "cpu" or not torch.cuda.is_available():
+        return
+    count = torch.cuda.device_count()
+    if worker.local_rank >= count:
+        raise InputError(
+            f"{worker.local_size} processes on this machine, but {plural(count, 'CUDA device')}",
+            hint="start as many processes as there are devices, or train with --device cpu",
+        )
+    torch.cuda.set_device(worker.local_rank)
+
+
+def require_same_command(options: TrainOptions, worker: Worker) -> None:
+    """Raise InputError for another version or command line than the leader's, and for data from standard input."""
+    if worker.world_size == 1:
+        return
+    paths = [*options.data, *options.valid, *options.source, *options.target]
+    if STANDARD_INPUT in [*paths, *options.valid_source, *options.valid_target]:
+        raise InputError(
+            "standard input can be read by one process only", hint="save the data to a file, which all can read"
+        )
+    versions = {"version of tformer": __version__, "version of PyTorch": torch.__version__}
+    given = {
+        flag_of(TrainOptions, name): json.dumps(value, default=str)
+        for name, value in asdict(options).items()
+        if name not in OWN
+    }
+    files = {} if options.config is None else {str(options.config): _digest(options.config)}
+    worker.require_equal({**versions, **given, **files}, hint=SAME_COMMAND)
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError:
+        return "no file"  # `find_start` refuses it
+
+
+def find_shared_start(options: TrainOptions, run: RunDirectory | None, worker: Worker) -> Start:
+    """`find_start` in every process, with the leader's recipe.
+
+    The leader comes first, as it may mend the run that is resumed; a preset that fits the machine is its choice.
+    """
+    if worker.world_size == 1:
+        return find_start(options, run)
+    start = worker.after_leader(lambda: find_start(options, run))
+    origins = {"--resume": start.resumed, "--init-from": start.weights}
+    found = {name: "nothing" if each is None else f"step {each.step}" for name, each in origins.items()}
+    worker.require_equal(found, hint=SAME_DATA)
+    return replace(start, recipe=_leaders(start.recipe, worker))
+
+
+def prepare_together(start: Start, work: Work, worker: Worker) -> Prepared:
+    """`prepare` in every process, with the leader's choices of number format, compilation and threads."""
+    if worker.world_size == 1:
+        return prepare(start, work)
+    prepared = worker.in_turn(lambda: prepare(start, work, processes=worker.local_size))
+    tokenizers = {"tokenizer": prepared.data.tokenizer, "target tokenizer": prepared.data.target_tokenizer}
+    hashes = {name: "none" if each is None else each.sha256[:16] for name, each in tokenizers.items()}
+    worker.require_equal({**hashes, "training data": prepared.data.fingerprint}, hint=SAME_DATA)
+    recipe = _leaders(prepared.recipe, worker)
+    name = recipe.training.precision
+    assert name != "auto"
+    return replace(prepared, recipe=recipe, precision=Precision(name, prepared.precision.reason))
+
+
+def _leaders(recipe: Recipe, worker: Worker) -> Recipe:
+    """The leader's recipe."""
+    text = worker.share(lambda: recipe_to_yaml(recipe))
+    return recipe if worker.leads else recipe_from_yaml(text, name="the recipe of rank 0")

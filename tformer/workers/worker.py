@@ -1,0 +1,301 @@
+"""A worker: one of the processes that run a command together, its exchange of values and the report of its failure.
+
+Values go through the store of the group (`torch.distributed.Store`) as JSON, and nothing is unpickled. Waiting for one
+has no time limit: the first worker may tokenise a corpus for hours while the others wait.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+from torch import distributed
+
+from tformer.errors import InputError, Interrupted, TformerError
+from tformer.formatting import whole_number
+
+Result = TypeVar("Result")
+
+c10d: Any = distributed
+"""torch.distributed; type checkers do not know all of its names."""
+
+START_TIMEOUT = timedelta(minutes=5)
+"""Time limit of the connection to the store: the workers of other machines start later."""
+
+POLL_SECONDS = (0.001, 0.05)
+"""First and longest pause between two looks for a value."""
+
+FAILURE_SECONDS = 2.0
+"""A worker that lost another one waits so long for the report of that one's failure."""
+
+LOST = "another process of this group has ended or does not answer"
+
+SUPERVISED = "TFORMER_SUPERVISED"
+"""Environment variable of workers that `tformer.workers.launch` started, which reports their failures."""
+
+RANKS = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE", "SLURM_NODEID"),
+}
+"""Environment variables of a worker: rank, number of workers, rank and number of workers on this machine, machine."""
+
+
+class LostError(TformerError):
+    """Another worker of the group has failed or ended, so this one cannot go on."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a worker failed.
+
+    Attributes:
+        signal: that the worker has received, if any.
+        lost: only another worker's end made this one fail.
+        named: the message needs the rank: the worker failed in work that all share.
+        trace: the traceback.
+        order: place among the failures of the group, from 1.
+    """
+
+    rank: int
+    message: str
+    hint: str | None
+    code: int
+    signal: int | None = None
+    lost: bool = False
+    named: bool = True
+    trace: str = ""
+    order: int = 0
+
+    def error(self) -> TformerError:
+        """The error that a command ends with."""
+        message = f"rank {self.rank}: {self.message}" if self.named else self.message
+        error: TformerError
+        if self.code > 128:
+            error = Interrupted(message, signal_number=self.code - 128, hint=self.hint)
+        else:
+            error = TformerError(message, hint=self.hint)
+            error.exit_code = self.code
+        error.__cause__ = WorkerTraceback(self.trace) if self.trace else None
+        return error
+
+
+class WorkerTraceback(Exception):
+    """The traceback of a worker, for --debug."""
+
+    def __str__(self) -> str:
+        return "\n" + str(self.args[0])
+
+
+@dataclass
+class Worker:
+    """One of `world_size` processes; `Worker()` is a process that works alone.
+
+    Attributes:
+        rank: from 0; the worker of rank 0 leads: it writes files and shows messages.
+        local_rank, local_size: among the workers on this machine.
+        machine: number of this machine.
+        store: None for a process that works alone.
+        supervised: the launcher shows failures; otherwise one of the workers does.
+        has_joined: the group has formed; until then only the leader's own work needs no rank in its errors.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    machine: int = 0
+    store: Any = None
+    supervised: bool = False
+    has_joined: bool = field(default=False, init=False)
+    _shared: int = field(default=0, init=False)
+    _turns: int = field(default=0, init=False)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker writes files and shows messages."""
+        return self.rank == 0
+
+    def share(self, make: Callable[[], Result]) -> Result:
+        """What `make`, called in the leader only, returns there: a JSON value. All workers call this in one order."""
+        if self.store is None:
+            return make()
+        self._shared += 1
+        key = f"shared/{self._shared}"
+        if not self.leads:
+            value: Result = json.loads(self._wait_for(key))
+            return value
+        value = make()
+        self._put(key, json.dumps(value))
+        return value
+
+    def after_leader(self, make: Callable[[], Result]) -> Result:
+        """What `make` returns, called first in the leader and then in the others at once."""
+        if not self.leads:
+            self.share(lambda: None)
+            return make()
+        value = make()
+        self.share(lambda: None)
+        return value
+
+    def in_turn(self, make: Callable[[], Result]) -> Result:
+        """What `make` returns, called first in one worker of each machine and then in the others at once.
+
+        The first fills caches, from which the others read.
+        """
+        if self.store is None:
+            return make()
+        self._turns += 1
+        key = f"turn/{self._turns}/{self.machine}"
+        if self.local_rank != 0:
+            self._wait_for(key)
+            return make()
+        value = make()
+        self._put(key, "done")
+        return value
+
+    def require_equal(self, facts: Mapping[str, str], *, hint: str) -> None:
+        """Raise InputError, which names the first difference, when this worker's facts differ from the leader's."""
+        for name, text in self.share(lambda: dict(facts)).items():
+            if facts.get(name) != text:
+                raise InputError(
+                    f"{name}: found {facts.get(name)} in the process of rank {self.rank}, {text} in that of rank 0",
+                    hint=hint,
+                )
+
+    def publish(self, name: str, text: str) -> None:
+        """Tell the launcher a text, for example the run directory."""
+        if self.store is not None and self.leads:
+            self._put(name, text)
+
+    @contextmanager
+    def joined(self, *, timeout_minutes: float) -> Iterator[None]:
+        """Context manager of the default process group: gloo for tensors on a CPU, NCCL for those on GPUs.
+
+        timeout_minutes: a worker that waits longer for the others fails.
+        """
+        if self.store is None:
+            yield
+            return
+        distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+            store=c10d.PrefixStore("group", self.store),
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=timedelta(minutes=timeout_minutes),
+        )
+        self.has_joined = True
+        yield
+        distributed.destroy_process_group()
+
+    def report(self, failure: Failure) -> bool:
+        """Report the failure of this worker to the group; returns whether this process has to show it.
+
+        One worker shows the failure that ended the group: the first of those that do not follow from another's end.
+        """
+        try:
+            order = self.store.add("failures", 1)
+            self._put(f"failure/{self.rank}", json.dumps(asdict(replace(failure, order=order))))
+            if self.supervised:
+                return False
+            deadline = time.monotonic() + (FAILURE_SECONDS if failure.lost else 0.0)
+            while time.monotonic() < deadline and not self.store.check(["cause"]):
+                time.sleep(POLL_SECONDS[1])
+            return bool(self.store.compare_set("cause", "", str(self.rank)).decode() == str(self.rank))
+        except (LostError, distributed.DistError):  # the store has ended with the worker that kept it
+            return not self.supervised
+
+    def _put(self, key: str, text: str) -> None:
+        with _connected():
+            self.store.set(key, text)
+
+    def _wait_for(self, key: str) -> str:
+        """The text that the leader puts there. Raises LostError when a worker fails meanwhile."""
+        pause, longest = POLL_SECONDS
+        with _connected():
+            while not self.store.check([key]):
+                if self.store.check(["failures"]):
+                    raise LostError(LOST)
+                time.sleep(pause)
+                pause = min(2 * pause, longest)
+            return str(self.store.get(key).decode())
+
+
+@contextmanager
+def _connected() -> Iterator[None]:
+    """LostError in place of the error of a store whose process has ended."""
+    try:
+        yield
+    except distributed.DistError as error:
+        raise LostError(LOST) from error
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether an error only says that another worker does not answer or has ended."""
+    if isinstance(error, LostError | distributed.DistError):
+        return True
+    return isinstance(error, RuntimeError) and "/gloo/" in str(error)
+
+
+# --- workers that torchrun or srun started ----------------------------------------------------------------------------
+
+
+def worker_from_environment() -> Worker | None:
+    """The worker that this process is, by the variables of `torchrun` or of an `srun` step; None: it is none.
+
+    An `srun` step counts where MASTER_ADDR and MASTER_PORT are set: a shell on a cluster has the other variables too.
+    Raises InputError for ranks without a meeting point, or with values that are no numbers.
+    """
+    has_meeting_point = "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ
+    for starter, names in RANKS.items():
+        if names[0] not in os.environ or names[1] not in os.environ or (starter == "srun" and not has_meeting_point):
+            continue
+        rank, world_size, local_rank, local_size, machine = (_number(name, starter) for name in names)
+        if world_size <= 1:
+            return None
+        if rank >= world_size:
+            raise InputError(f"{names[0]}={rank}: expected a rank below {names[1]}={world_size}")
+        if not has_meeting_point:
+            raise InputError(
+                f"{names[0]} and {names[1]} are set, but not MASTER_ADDR and MASTER_PORT",
+                hint="start the processes with torchrun, or unset these variables",
+            )
+        return Worker(
+            rank=rank,
+            world_size=world_size,
+            local_rank=local_rank,
+            local_size=max(1, local_size),
+            machine=machine,
+            store=_meet(rank, world_size),
+            supervised=SUPERVISED in os.environ,
+        )
+    return None
+
+
+def _number(name: str, starter: str) -> int:
+    text = os.environ.get(name, "0")
+    number = whole_number(text)
+    if number is None:
+        raise InputError(f"{name}={text}: expected a whole number, as {starter} sets it")
+    return number
+
+
+def _meet(rank: int, world_size: int) -> Any:
+    """The store of the group, at MASTER_ADDR and MASTER_PORT."""
+    address, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT", "torchrun")
+    try:
+        if SUPERVISED in os.environ:  # the launcher keeps the store
+            return c10d.TCPStore(address, port, is_master=False, timeout=START_TIMEOUT)
+        store, *_ = next(c10d.rendezvous("env://", rank, world_size, timeout=START_TIMEOUT))
+    except (distributed.DistError, ValueError) as error:
+        raise TformerError(
+            f"no connection to the other processes at {address}:{port}: {str(error).splitlines()[0]}",
+            hint="MASTER_ADDR and MASTER_PORT name the machine of rank 0 and a free port of it",
+        ) from error
+    return store
