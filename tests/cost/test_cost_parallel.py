@@ -212,7 +212,7 @@ def test_devices_without_rows_are_named_with_the_same_step_for_all() -> None:
     found = note(16, batch_size=1, grad_accum=64)
     assert found is not None and "15 of 16 devices have none" in found and "--batch-size 16 --grad-accum 4" in found
     tokens = note(8, batch_tokens=3000, grad_accum=4)
-    assert tokens is not None and "--batch-tokens 6000 --grad-accum 2" in tokens
+    assert tokens is not None and "--batch-tokens 4000 --grad-accum 3" in tokens
     small = note(8, batch_size=2, grad_accum=3)
     assert small is not None and "a step has 6 rows, fewer than devices" in small
 

@@ -208,10 +208,10 @@ def rank_memory(
 
 
 def _gathered_bytes(shards: Shards, itemsize: int) -> tuple[int, int]:
-    """(bytes of gathered weights, more bytes of gradients on their way) at the moment when their sum is largest.
+    """(bytes of weights that are gathered in the backward of a block, more bytes of an exchange at the peak).
 
-    Moments, with the root's and the largest block's weights W and w, gradients G and g in fp32 (in the compute dtype
-    they are as large as the weights):
+    The peak is the largest sum at these moments, with the weights W and w of the root and of the largest block, and
+    their gradients G and g in fp32 (in the dtype of the gathered weights gradients are as large as these):
 
         first block gathered       2 W + w        the root's buffer is freed after the block's copy
         backward of a block        W + 3 w + g    the next block's buffer; own gradients; those of the block before.
@@ -222,13 +222,14 @@ def _gathered_bytes(shards: Shards, itemsize: int) -> tuple[int, int]:
     size, largest = shards.layout.shards, max(shards.blocks, key=lambda unit: unit.shard)
     whole, root, block = (count * size * itemsize for count in (shards.held, shards.root.shard, largest.shard))
     root_sums, block_sums = (unit.trained * size * FP32_BYTES for unit in (shards.root, largest))
-    moments = [
-        (2 * root + block, 0),
-        (root + 2 * block, block + block_sums) if shards.layout.reshard else (whole, block + block_sums),
-        (root, root + 2 * shards.root.reused * itemsize + block_sums),
-        (0, root + root_sums),
-    ]
-    return max(moments, key=sum)
+    gathered = root + 2 * block if shards.layout.reshard else whole
+    peak = max(
+        2 * root + block,
+        gathered + block + block_sums,
+        2 * root + 2 * shards.root.reused * itemsize + block_sums,
+        root + root_sums,
+    )
+    return gathered, peak - gathered
 
 
 # --- traffic ---------------------------------------------------------------------------------------------------------

@@ -257,8 +257,8 @@ class TrainOptions:
         MACHINE(
             "--parallel",
             metavar="auto|ddp|fsdp|hsdp",
-            help="With --devices: each process holds the whole model (ddp), or all of them (fsdp) or those of a group "
-            "(hsdp) divide it; auto: what fits.",
+            help="Each device holds the whole model (ddp), or all of them (fsdp) or groups (hsdp) divide it; auto: ddp "
+            "where it fits. fsdp and hsdp are estimated with --dry-run, not trained.",
         ),
         Key("training.parallel.kind"),
     ] = None

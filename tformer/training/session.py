@@ -34,7 +34,7 @@ from tformer.training.display import Console, TrainingDisplay
 from tformer.training.loggers import LoggedRun, Loggers, Status, logger_names
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.options import TrainOptions
-from tformer.training.parallel import DataParallel, Parallel, SingleProcess
+from tformer.training.parallel import Parallel, parallel_of
 from tformer.training.prepare import Prepared, check_target, describe, measure_peak
 from tformer.training.request import RUNS, locked_run
 from tformer.training.state import LossScaler, TrainerState
@@ -104,7 +104,7 @@ class Session:
         worker: Worker,
     ) -> None:
         self.worker = worker
-        self.parallel: Parallel = SingleProcess() if worker.world_size == 1 else DataParallel()
+        self.parallel: Parallel = parallel_of(prepared.recipe.training.parallel)
         self.prepared, self.console, self.work, self.began = prepared, console, work, began
         self.should_stop = work.should_stop
         recipe, device = prepared.recipe, prepared.device
