@@ -1,14 +1,20 @@
-"""Freed memory is kept while a process works, and can be given back."""
+"""Freed memory is kept while a process works, and can be given back; weights that are read often lie in large pages."""
 
 from __future__ import annotations
 
+import platform
+import re
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from tformer import device as memory
-from tformer.device import keep_freed_memory, return_free_memory
+from tformer.device import keep_freed_memory, return_free_memory, use_large_pages
 
 PROBE = """
 import resource, sys
@@ -77,3 +83,55 @@ def test_a_library_without_the_options_is_left_alone(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("ctypes.CDLL", lambda _: object())
     keep_freed_memory()
     return_free_memory()
+
+
+def large_pages_of(tensor: torch.Tensor) -> int:
+    """KiB in large pages of the mappings that hold a tensor's memory."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text(errors="replace").splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(found[1], 16) < tensor.data_ptr() + tensor.nbytes and int(found[2], 16) > tensor.data_ptr()
+        elif inside and line.startswith("AnonHugePages:"):
+            total += int(line.split()[1])
+    return total
+
+
+def has_large_pages() -> bool:
+    """Whether this system puts memory into large pages on request (Linux 6.1 and later, not set to never)."""
+    switch = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    release = [int(part) for part in re.findall(r"\d+", platform.release())[:2]]
+    return sys.platform == "linux" and release >= [6, 1] and switch.exists() and "[never]" not in switch.read_text()
+
+
+@pytest.mark.skipif(not has_large_pages(), reason="no large pages on request here")
+def test_weights_of_kernels_lie_in_large_pages_with_the_same_contents() -> None:
+    weight = torch.arange(5 * 2**20, dtype=torch.float32)
+    before, pages = weight.clone(), large_pages_of(weight)
+    use_large_pages(weight)
+    assert torch.equal(weight, before)
+    assert large_pages_of(weight) >= max(pages, weight.nbytes // 1024 - 2048)
+
+
+def test_only_large_tensors_on_a_cpu_are_put_into_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranges: list[tuple[int, int]] = []
+
+    def advise(start: Any, count: Any, advice: int) -> int:
+        ranges.append((start.value, start.value + count.value))
+        return -1  # refused: nothing happens
+
+    monkeypatch.setattr("tformer.device.ctypes.CDLL", lambda name: SimpleNamespace(madvise=advise))
+    monkeypatch.setattr("tformer.device.sys.platform", "linux")
+    file = SimpleNamespace(read_text=lambda: "2097152\n")
+    monkeypatch.setattr("tformer.device.LARGE_PAGE_FILE", file)
+    use_large_pages(torch.zeros(1000))
+    use_large_pages(torch.zeros(10**9, device="meta"))
+    assert not ranges
+    weight = torch.zeros(2**20)
+    use_large_pages(weight)
+    for start, end in ranges:
+        assert start <= weight.data_ptr() and end >= weight.data_ptr() + weight.nbytes
+        assert start % 2**21 == end % 2**21 == 0 and end - start <= weight.nbytes + 2 * 2**21
+    ranges.clear()
+    file.read_text = lambda: "536870912\n"  # of a system whose small pages have 64 KiB
+    use_large_pages(weight)
+    assert not ranges

@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import re
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -69,6 +70,33 @@ def return_free_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25  # of madvise(2); the second since Linux 6.1
+LARGE_PAGE = 2**21  # bytes
+LARGE_PAGE_FILE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
+WORTH_LARGE_PAGES = 2**19
+"""Minimum size of a tensor in bytes: smaller ones stay in the processor's cache."""
+
+
+def use_large_pages(tensor: torch.Tensor) -> None:
+    """Have a tensor's memory in pages of 2 MiB instead of 4 KiB, on a CPU, where Linux can.
+
+    For a tensor that is read again and again: addresses of small pages take time to find, and the processor does not
+    read ahead beyond one. The contents stay; it takes about 0.2 s for each GB. Pages also cover what lies beside it.
+    """
+    if tensor.device.type != "cpu" or tensor.nbytes < WORTH_LARGE_PAGES or sys.platform != "linux":
+        return
+    with suppress(OSError, ValueError):
+        if int(LARGE_PAGE_FILE.read_text()) != LARGE_PAGE:
+            return
+        advise = ctypes.CDLL(None).madvise
+        start = tensor.data_ptr() // LARGE_PAGE * LARGE_PAGE
+        pages = -(-(tensor.data_ptr() + tensor.nbytes - start) // LARGE_PAGE)
+        for advice in (MADV_HUGEPAGE, MADV_COLLAPSE):
+            advise(
+                ctypes.c_void_p(start), ctypes.c_size_t(pages * LARGE_PAGE), advice
+            )  # where refused, nothing changes
 
 
 PrecisionName = Literal["fp32", "bf16", "fp16"]

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tformer.device import use_large_pages
 from tformer.kernels.library import AttentionArguments, CallArguments, LinearArguments, load
 
 # As in linear.h.
@@ -230,6 +231,7 @@ class Product:
         out_dtype: torch.dtype | None,
     ) -> None:
         self.weight = weight_OD.contiguous()
+        use_large_pages(self.weight)
         self.in_features, self.out_features, self.out_dtype = in_features, len(weight_OD), out_dtype
         self._bias = None if bias_O is None else bias_O.float().contiguous()
         self._scales = None if scales is None else scales.contiguous()
