@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -163,6 +163,10 @@ def test_one_device_sends_nothing() -> None:
             shards_of(section("gpt/xl", 1), layout_of(kind, 1)), dtype=torch.bfloat16, micro_batches=1
         )
         assert traffic.to_json() == {"sent_bytes": 0, "received_bytes": 0}
+
+
+def test_the_kinds_are_those_of_the_recipe() -> None:
+    assert set(get_args(sections.Parallelism.model_fields["kind"].annotation)) == {"auto", *KINDS}
 
 
 def test_layouts_of_the_kinds() -> None:

@@ -354,7 +354,8 @@ def plan_ranks(
         ema = training.ema_decay is not None
         return shards, rank_memory(whole, shards, dtype=dtype, compute_dtype=dtype, moments=moments, ema=ema)
 
-    kind, reason = section.kind, ""
+    kind: str = section.kind
+    reason = ""
     if kind == "auto":
         possible = [name for name, each in KINDS.items() if ranks % each.shards(ranks, group) == 0]
         kind, reason = choose_kind({name: planned(name)[1].total for name in possible}, available)
