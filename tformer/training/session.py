@@ -34,7 +34,7 @@ from tformer.training.display import Console, TrainingDisplay
 from tformer.training.loggers import LoggedRun, Loggers, Status, logger_names
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.options import TrainOptions
-from tformer.training.parallel import Parallel, parallel_of
+from tformer.training.parallel import parallel_of
 from tformer.training.prepare import Prepared, check_target, describe, measure_peak
 from tformer.training.request import RUNS, locked_run
 from tformer.training.state import LossScaler, TrainerState
@@ -82,7 +82,7 @@ def run_training(
         if options.dry_run:
             return describe(prepared, devices=devices)
         training_begins()
-        with worker.joined(timeout_minutes=options.process_timeout):
+        with worker.joined(timeout_minutes=prepared.recipe.training.parallel.timeout_minutes):
             with progress("making the model"):
                 log_to = logger_names(options.log_to)
                 session = Session(prepared, console=console, work=work, began=began, log_to=log_to, worker=worker)
@@ -104,7 +104,7 @@ class Session:
         worker: Worker,
     ) -> None:
         self.worker = worker
-        self.parallel: Parallel = parallel_of(prepared.recipe.training.parallel)
+        self.parallel = parallel_of(prepared.recipe.training.parallel)
         self.prepared, self.console, self.work, self.began = prepared, console, work, began
         self.should_stop = work.should_stop
         recipe, device = prepared.recipe, prepared.device
