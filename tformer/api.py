@@ -89,7 +89,7 @@ NOT_OF_CLASSIFY = OF_LOAD | {
 }
 NOT_OF_EVALUATE = OF_LOAD | {"json": RETURNED}
 OF_COMMAND = {"dry_run": "the command shows it: tformer train --dry-run", "json": "it is the run's `summary`"}
-OF_PROCESSES = ("devices", "max_restarts", "process_timeout")
+OF_PROCESSES = ("devices", "parallel", "max_restarts")
 NOT_OF_TRAIN = OF_COMMAND | dict.fromkeys(OF_PROCESSES, "several processes: tformer train --devices N")
 
 

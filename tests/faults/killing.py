@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -34,6 +35,7 @@ TIMES = {"seconds", "tokens_per_second", "peak_share", "peak_memory_bytes", "pea
 class Case:
     """A command. `{work}` in its words is its folder.
 
+    kills_worker: one of its processes is killed, and not the command, which then ends with 1.
     resume: words added when it runs again. done: a run after a complete one is refused, for its output stands.
     fresh_cache: the cache is emptied first and compared too. compared: False for a command that only measures times.
     """
@@ -43,6 +45,7 @@ class Case:
     done: bool = False
     fresh_cache: bool = False
     compared: bool = True
+    kills_worker: bool = False
 
 
 class Place:
@@ -83,7 +86,7 @@ class Place:
         for _ in range(draw.choice((1, 1, 1, 2, 3))):
             until = draw.uniform(0, self.seconds[name])
             code, _, log = self._run(case, work, more=case.resume if kills else (), until=until)
-            if code != -signal.SIGKILL:
+            if code != (1 if case.kills_worker else -signal.SIGKILL):
                 assert code == 0 or (case.done and kills and code == 2), log
                 break
             kills += 1
@@ -129,9 +132,13 @@ class Place:
                 while (ended := child.poll()) is None:
                     tree |= set(tree_of(child.pid))
                     seconds = max(seconds, sum(map(cpu_seconds, tree)))
-                    if until is not None and seconds >= until:
+                    if until is not None and seconds >= until and not case.kills_worker:
                         os.kill(child.pid, signal.SIGKILL)
                         break
+                    if until is not None and seconds >= until and (workers := [*tree_of(child.pid)][1:]):
+                        victim, until = workers[int(1000 * until) % len(workers)], None
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(victim, signal.SIGKILL)
                     time.sleep(0.005)
                 while ended is None:
                     ended = child.poll()

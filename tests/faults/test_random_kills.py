@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -104,7 +105,18 @@ def cases_of(home: Path) -> dict[str, Case]:
     }  # fmt: skip
 
 
+def cases_of_several_processes(home: Path) -> dict[str, Case]:
+    """A training by two processes, of which one is killed, or the command that started them."""
+    training = cases_of(home)["train causal_lm"]
+    words = (*training.words, "--devices", "2")
+    return {
+        "train --devices 2, a process": replace(training, words=words, kills_worker=True),
+        "train --devices 2, the command": replace(training, words=words),
+    }
+
+
 NAMES = tuple(cases_of(Path()))
+SHARES_OF_SEVERAL = dict(zip(cases_of_several_processes(Path()), (0.3, 0.1), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +146,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_command_that_is_killed_at_random_moments_completes_with_equal_outputs(place: Place, name: str) -> None:
     total = sum(SHARES.get(each, 1.0) for each in NAMES)
-    wanted = max(1, round(KILLS * SHARES.get(name, 1.0) / total))
-    draw, case, kills = Random(f"{SEED} {name}"), cases_of(place.root / "home")[name], 0
-    while kills < wanted:
+    survive_kills(place, name, cases_of(place.root / "home")[name], KILLS * SHARES.get(name, 1.0) / total)
+
+
+@pytest.mark.parametrize("name", SHARES_OF_SEVERAL)
+def test_a_training_by_two_processes_that_is_killed_at_random_moments_goes_on_with_equal_outputs(
+    place: Place, name: str
+) -> None:
+    """Weights, optimizer state and records are equal to the bit."""
+    case = cases_of_several_processes(place.root / "home")[name]
+    survive_kills(place, name, case, KILLS * SHARES_OF_SEVERAL[name])
+
+
+def survive_kills(place: Place, name: str, case: Case, number: float) -> None:
+    draw, kills = Random(f"{SEED} {name}"), 0
+    while kills < max(1, round(number)):
         kills += place.survive(name, case, draw)

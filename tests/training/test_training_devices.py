@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 
 from tests.faults.killing import check_runs, is_alive, tree_of
 from tests.training.test_training_not_finite import nan_at
-from tformer.errors import cannot_write
+from tformer.errors import InputError, cannot_write
 from tformer.training import session
+from tformer.training.assemble import PlannedBatches
 from tformer.training.loop import Trainer
 from tformer.workers import launch
 
@@ -185,8 +186,24 @@ def test_memory_that_runs_out_in_one_process_ends_all_with_5(train: Cli, monkeyp
 
 def test_a_process_that_hangs_is_named(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     at_step(monkeypatch, 3, 1, lambda: time.sleep(LIMIT_SECONDS))
-    outcome = train("--out", "run", "--devices", 2, "--process-timeout", 0.02)
+    outcome = train("--out", "run", "--devices", 2, "--set", "training.parallel.timeout_minutes=0.02")
     assert outcome.code == 1 and "error: rank 1: this process does not answer" in outcome.err
+
+
+def test_data_that_one_process_cannot_read_ends_all_with_2_and_is_saved(
+    train: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = PlannedBatches.next
+
+    def damaged(batches: PlannedBatches) -> Any:
+        if batches.cursor()["batch"] == 5 and os.environ["RANK"] == "1":
+            raise InputError("tokens.bin is damaged")
+        return read(batches)
+
+    monkeypatch.setattr(PlannedBatches, "next", damaged)
+    outcome = train("--out", "run", "--devices", 2)
+    assert outcome.code == 2 and outcome.err.count("error: ") == 1
+    assert "error: rank 1: tokens.bin is damaged" in outcome.err and latest("run").name == "step-00000005"
 
 
 @pytest.mark.parametrize(
@@ -218,3 +235,9 @@ def test_standard_input_and_several_processes_exclude_each_other(cli: Cli, tiny_
 
 def test_a_dry_run_starts_no_processes(train: Cli) -> None:
     assert train("--dry-run", "--devices", 64).code == 0
+
+
+def test_a_kind_that_is_not_built_is_refused_by_name_before_anything_is_written(train: Cli) -> None:
+    outcome = train("--devices", 2, "--parallel", "fsdp", "--out", "sharded")
+    assert outcome.code == 2 and "training.parallel.kind: found fsdp, expected ddp" in outcome.err
+    assert "--dry-run estimates" in outcome.err and not Path("sharded").exists()

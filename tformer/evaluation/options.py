@@ -38,7 +38,7 @@ class DataOptions:
         DATA(
             "--data",
             metavar="PATH",
-            help="File, folder, glob, builtin:NAME or - (standard input); default: the run's validation data.",
+            help="File, folder, glob, URL, builtin:NAME or - (standard input); default: the run's validation data.",
         ),
     ] = None
     text_column: TextColumn = None

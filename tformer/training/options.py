@@ -54,8 +54,8 @@ class TrainOptions:
         DATA(
             "--data",
             metavar="PATH",
-            help="Text, a csv/tsv/jsonl/parquet table, images (folder, zip or IDX), a glob, `-` or builtin:NAME; may "
-            "be repeated. Default: built-in data.",
+            help="Text, a csv/tsv/jsonl/parquet table, images (folder, zip or IDX), a glob, a URL, `-` or "
+            "builtin:NAME; may be repeated. Default: built-in data.",
             show_default=False,
         ),
     ] = ()
@@ -252,21 +252,24 @@ class TrainOptions:
             help="Processes that train together, one for each GPU or CPU core; auto: all GPUs, else one process.",
         ),
     ] = None
+    parallel: Annotated[
+        str | None,
+        MACHINE(
+            "--parallel",
+            metavar="auto|ddp|fsdp|hsdp",
+            help="Each device holds the whole model (ddp), or all of them (fsdp) or groups (hsdp) divide it; auto: ddp "
+            "where it fits. fsdp and hsdp are estimated with --dry-run, not trained.",
+        ),
+        Key("training.parallel.kind"),
+    ] = None
     max_restarts: Annotated[
         int,
         MACHINE(
             "--max-restarts",
+            metavar="N",
             help="With --devices: go on from the last checkpoint so many times when a process is killed or fails.",
         ),
     ] = 0
-    process_timeout: Annotated[
-        float,
-        MACHINE(
-            "--process-timeout",
-            metavar="MINUTES",
-            help="With --devices: a process that waits longer for another one ends the training.",
-        ),
-    ] = 10.0
 
     def resuming(self, run: Path) -> TrainOptions:
         """The options that go on with a run of these options: everything else is in its recipe."""
@@ -279,7 +282,6 @@ class TrainOptions:
             device=self.device,
             workers=self.workers,
             devices=self.devices,
-            process_timeout=self.process_timeout,
         )
 
     def recipe_values(self) -> dict[str, Any]:

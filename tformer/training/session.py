@@ -34,12 +34,13 @@ from tformer.training.display import Console, TrainingDisplay
 from tformer.training.loggers import LoggedRun, Loggers, Status, logger_names
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.options import TrainOptions
-from tformer.training.parallel import DataParallel, Parallel, SingleProcess
+from tformer.training.parallel import parallel_of
 from tformer.training.prepare import Prepared, check_target, describe, measure_peak
 from tformer.training.request import RUNS, locked_run
 from tformer.training.state import LossScaler, TrainerState
 from tformer.training.teacher import make_distillation
 from tformer.training.together import find_shared_start, prepare_together, require_same_command, take_own_gpu
+from tformer.workers.launch import number_of_workers
 from tformer.workers.worker import Worker
 
 RATE_DIGITS = 6
@@ -63,6 +64,7 @@ def run_training(
     worker: this process as one of several, each of which calls this; the leader's summary counts.
     Raises InputError before anything is written; Interrupted after the checkpoint is saved.
     """
+    devices = number_of_workers(options.devices, options.device or "auto", planned=True) if options.dry_run else 1
     worker = worker or Worker()
     require_same_command(options, worker)
     take_own_gpu(options.device, worker)
@@ -78,9 +80,9 @@ def run_training(
         if should_stop():
             raise Interrupted("interrupted before training began; no run was started", signal_number=signal.SIGINT)
         if options.dry_run:
-            return describe(prepared)
+            return describe(prepared, devices=devices)
         training_begins()
-        with worker.joined(timeout_minutes=options.process_timeout):
+        with worker.joined(timeout_minutes=prepared.recipe.training.parallel.timeout_minutes):
             with progress("making the model"):
                 log_to = logger_names(options.log_to)
                 session = Session(prepared, console=console, work=work, began=began, log_to=log_to, worker=worker)
@@ -102,7 +104,7 @@ class Session:
         worker: Worker,
     ) -> None:
         self.worker = worker
-        self.parallel: Parallel = SingleProcess() if worker.world_size == 1 else DataParallel()
+        self.parallel = parallel_of(prepared.recipe.training.parallel)
         self.prepared, self.console, self.work, self.began = prepared, console, work, began
         self.should_stop = work.should_stop
         recipe, device = prepared.recipe, prepared.device

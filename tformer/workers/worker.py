@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import distributed
 
-from tformer.errors import InputError, Interrupted, TformerError
+from tformer.errors import InputError, Interrupted, OtherProcessError, TformerError
 from tformer.formatting import whole_number
 
 Result = TypeVar("Result")
@@ -33,7 +33,7 @@ POLL_SECONDS = (0.001, 0.05)
 """First and longest pause between two looks for a value."""
 
 FAILURE_SECONDS = 2.0
-"""A worker that lost another one waits so long for the report of that one's failure."""
+"""A worker that lost another one waits so long for the report of that one's failure, and the leader for all reports."""
 
 LOST = "another process of this group has ended or does not answer"
 
@@ -183,6 +183,8 @@ class Worker:
         if self.store is None:
             yield
             return
+        self.store.add("arrived", 1)
+        self._wait_until(lambda: self.store.add("arrived", 0) == self.world_size)  # a signal interrupts this wait
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
             store=c10d.PrefixStore("group", self.store),
@@ -204,11 +206,14 @@ class Worker:
             self._put(f"failure/{self.rank}", json.dumps(asdict(replace(failure, order=order))))
             if self.supervised:
                 return False
-            deadline = time.monotonic() + (FAILURE_SECONDS if failure.lost else 0.0)
-            while time.monotonic() < deadline and not self.store.check(["cause"]):
+            deadline = time.monotonic() + FAILURE_SECONDS
+            while failure.lost and time.monotonic() < deadline and not self.store.check(["cause"]):
                 time.sleep(POLL_SECONDS[1])
-            return bool(self.store.compare_set("cause", "", str(self.rank)).decode() == str(self.rank))
-        except (LostError, distributed.DistError):  # the store has ended with the worker that kept it
+            shows = bool(self.store.compare_set("cause", "", str(self.rank)).decode() == str(self.rank))
+            while self.leads and time.monotonic() < deadline and self.store.add("failures", 0) < self.world_size:
+                time.sleep(POLL_SECONDS[1])  # the store may end with this process
+            return shows
+        except (LostError, c10d.DistError):  # the store has ended with the worker that kept it
             return not self.supervised
 
     def _put(self, key: str, text: str) -> None:
@@ -216,15 +221,19 @@ class Worker:
             self.store.set(key, text)
 
     def _wait_for(self, key: str) -> str:
-        """The text that the leader puts there. Raises LostError when a worker fails meanwhile."""
+        """The text that another worker puts there. Raises LostError when a worker fails meanwhile."""
+        self._wait_until(lambda: self.store.check([key]))
+        with _connected():
+            return str(self.store.get(key).decode())
+
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
         pause, longest = POLL_SECONDS
         with _connected():
-            while not self.store.check([key]):
+            while not condition():
                 if self.store.check(["failures"]):
                     raise LostError(LOST)
                 time.sleep(pause)
                 pause = min(2 * pause, longest)
-            return str(self.store.get(key).decode())
 
 
 @contextmanager
@@ -232,13 +241,13 @@ def _connected() -> Iterator[None]:
     """LostError in place of the error of a store whose process has ended."""
     try:
         yield
-    except distributed.DistError as error:
+    except c10d.DistError as error:
         raise LostError(LOST) from error
 
 
 def is_lost(error: BaseException) -> bool:
     """Whether an error only says that another worker does not answer or has ended."""
-    if isinstance(error, LostError | distributed.DistError):
+    if isinstance(error, LostError | OtherProcessError | c10d.DistError):
         return True
     return isinstance(error, RuntimeError) and "/gloo/" in str(error)
 
@@ -293,7 +302,7 @@ def _meet(rank: int, world_size: int) -> Any:
         if SUPERVISED in os.environ:  # the launcher keeps the store
             return c10d.TCPStore(address, port, is_master=False, timeout=START_TIMEOUT)
         store, *_ = next(c10d.rendezvous("env://", rank, world_size, timeout=START_TIMEOUT))
-    except (distributed.DistError, ValueError) as error:
+    except (c10d.DistError, ValueError) as error:
         raise TformerError(
             f"no connection to the other processes at {address}:{port}: {str(error).splitlines()[0]}",
             hint="MASTER_ADDR and MASTER_PORT name the machine of rank 0 and a free port of it",

@@ -18,11 +18,12 @@ import stat
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, Protocol
 
+from tformer.data.sources.remote import RemoteFile, find, is_url
 from tformer.errors import InputError, Interrupted, StorageError
 from tformer.input_files import open_stream
 
@@ -32,6 +33,7 @@ EDGE_BYTES = 1 << 20  # of each end of a file, for its fingerprint
 HEAD_BYTES = 8192  # in which a binary file shows
 MAX_ROW_CHARACTERS = 1 << 26  # of jsonl, csv and tsv, where a row is parsed whole
 
+FilePath = Path | RemoteFile
 Errors = Literal["strict", "replace"]
 Progress = Callable[[int, int | None], object]
 """Called with the amount done and the total (None: unknown)."""
@@ -152,17 +154,17 @@ def _decompressor(ending: str) -> Any:
     return zstandard.ZstdDecompressor().decompressobj()
 
 
-def compression_of(path: Path) -> str | None:
+def compression_of(path: FilePath) -> str | None:
     ending = path.suffix.lower()
     return ending if ending in COMPRESSIONS else None
 
 
-def format_ending(path: Path) -> str:
+def format_ending(path: FilePath) -> str:
     """The ending that names the format: `.jsonl` of `a.jsonl.gz`."""
     return (Path(path.stem) if compression_of(path) else path).suffix.lower()
 
 
-def require_packages(path: Path) -> None:
+def require_packages(path: FilePath) -> None:
     """Raise InputError if the package that reads this file's compression or format is not installed."""
     for ending in (path.suffix.lower(), format_ending(path)):
         if ending not in PACKAGES:
@@ -177,12 +179,19 @@ def require_packages(path: Path) -> None:
             ) from None
 
 
-def open_input(path: Path) -> IO[bytes]:
+def open_input(path: FilePath) -> IO[bytes]:
     """The file, opened for reading. Raises InputError with the reason if that fails."""
+    if isinstance(path, RemoteFile):
+        return path.open()
     try:
         return open_stream(path)
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+def size_of(path: FilePath) -> int:
+    """The bytes of an existing file."""
+    return path.size if isinstance(path, RemoteFile) else path.stat().st_size
 
 
 def unreadable(path: Path | str, error: OSError) -> InputError:
@@ -190,7 +199,7 @@ def unreadable(path: Path | str, error: OSError) -> InputError:
     return InputError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}")
 
 
-def read_bytes(path: Path) -> Iterator[bytes]:
+def read_bytes(path: FilePath) -> Iterator[bytes]:
     """The content of a file, decompressed by its ending, in chunks of about `PIECE_BYTES`."""
     with open_input(path) as file:
         ending = compression_of(path)
@@ -240,8 +249,10 @@ def _skip_zero_padding(waiting: bytes, file: IO[bytes], step: int) -> bytes:
     return waiting
 
 
-def file_fingerprint(path: Path) -> str:
+def file_fingerprint(path: FilePath) -> str:
     """sha256 of size and content; for a large file, of its size, time of change and both ends."""
+    if isinstance(path, RemoteFile):
+        return path.fingerprint()
     with open_input(path) as file:
         status = os.fstat(file.fileno())
         digest = hashlib.sha256(f"{status.st_size}:".encode())
@@ -290,12 +301,12 @@ class Content:
     """The text of one file or of one spooled stream; it can be read any number of times."""
 
     name: str
-    path: Path | None
+    path: FilePath | None
     spool: Spool | None
     errors: Errors
 
     @property
-    def file(self) -> Path:
+    def file(self) -> FilePath:
         assert self.path is not None, "this format is read from files only"
         return self.path
 
@@ -311,7 +322,7 @@ class Content:
         if self.spool is not None:
             return self.spool.size
         plain = compression_of(self.file) is None and format_ending(self.file) != ".parquet"
-        return self.file.stat().st_size if plain else None
+        return size_of(self.file) if plain else None
 
 
 # -- paths of the data section -----------------------------------------------------------------------------------------
@@ -322,7 +333,7 @@ class Found:
     """The files of a path in a fixed order, or one spooled stream; `notes` name skipped files."""
 
     name: str
-    paths: tuple[Path, ...] = ()
+    paths: tuple[FilePath, ...] = ()
     spool: Spool | None = None
     notes: tuple[str, ...] = ()
 
@@ -332,14 +343,16 @@ class Found:
         return [Content(str(path), path, None, errors) for path in self.paths]
 
 
-def locate(path: str, *, is_known: Callable[[Path], bool], known: str) -> Found:
-    """The files behind a path, a pattern or `-`; of a folder, every file with an ending that `is_known`.
+def locate(path: str, *, is_known: Callable[[FilePath], bool], known: str) -> Found:
+    """The files behind a path, a pattern, a URL or `-`; of a folder, every file with an ending that `is_known`.
 
     The hint lists these endings as `known`. Raises InputError for a missing or empty file, a folder or pattern without
     text, a device, and a format whose package is not installed.
     """
     if path == STANDARD_INPUT:
         return _spooled("standard input", sys.stdin.buffer)
+    if is_url(path):
+        return _find_remote(path, is_known, known)
     place = expanded(path)
     if place.is_dir():
         return _find_in_folder(place, is_known, known)
@@ -373,19 +386,26 @@ def _spooled(name: str, stream: IO[bytes]) -> Found:
     return Found(name, spool=spool)
 
 
-def _checked(paths: list[Path], name: str) -> tuple[Path, ...]:
+def _find_remote(url: str, is_known: Callable[[FilePath], bool], known: str) -> Found:
+    found = find(url, is_known)
+    if not found:
+        raise InputError(f"{url}: no text in this folder, or of this pattern", hint=f"known endings: {known}")
+    return Found(url, _checked(found, url))
+
+
+def _checked(paths: Sequence[FilePath], name: str) -> tuple[FilePath, ...]:
     """The paths, if every file opens, the packages they need are installed, and not all are empty."""
     size = 0
     for path in paths:
         require_packages(path)
-        with open_input(path) as file:
-            size += os.fstat(file.fileno()).st_size
+        with open_input(path):  # a remote file is not read yet
+            size += size_of(path)
     if size == 0:
         raise InputError(f"{name}: is empty", hint="give a file with text in it")
     return tuple(paths)
 
 
-def _find_in_folder(folder: Path, is_known: Callable[[Path], bool], known: str) -> Found:
+def _find_in_folder(folder: Path, is_known: Callable[[FilePath], bool], known: str) -> Found:
     """Every file below with a known ending, sorted by path, without hidden and binary ones."""
     paths: list[Path] = []
     skipped: list[Path] = []

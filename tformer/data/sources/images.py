@@ -32,6 +32,7 @@ from torch import Tensor
 from tformer.data.sources.files import STANDARD_INPUT, Progress, ShouldStop, expanded, raise_if_stopped
 from tformer.data.sources.image_files import LAYOUT_HINT, MODES, Decoded, find_images, is_idx, open_idx, pillow_warnings
 from tformer.data.sources.labelled import LabelIndex, hold_out
+from tformer.data.sources.remote import is_url
 from tformer.errors import InputError
 
 MEMORY_BYTES = 2 << 30
@@ -129,6 +130,8 @@ def open_images(
     """
     if str(path) == STANDARD_INPUT:
         raise InputError("images cannot come from standard input", hint=LAYOUT_HINT)
+    if is_url(str(path)):
+        raise InputError(f"{path}: images are read from files and folders of this machine", hint="download them")
     place = expanded(path)
     if not place.exists():
         raise InputError(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-from tformer.data.sources.files import open_input, require_packages
+from tformer.data.sources.files import FilePath, open_input, require_packages
+from tformer.data.sources.remote import RemoteFile
 from tformer.errors import InputError
 
 PARQUET_ROWS = 256  # decoded at once
@@ -15,13 +15,13 @@ PARQUET_BYTES = 1 << 24  # of them, on average
 PARQUET_MAGIC = b"PAR1"
 
 
-def parquet_schema(path: Path) -> Any:
+def parquet_schema(path: FilePath) -> Any:
     """The schema of a Parquet file, a `pyarrow.Schema`."""
     with _open_parquet(path) as file:
         return file.schema_arrow
 
 
-def parquet_rows(path: Path, names: list[str], *, skip_unreadable: bool = False) -> Iterator[tuple[Any, ...]]:
+def parquet_rows(path: FilePath, names: list[str], *, skip_unreadable: bool = False) -> Iterator[tuple[Any, ...]]:
     """The values of these columns, row by row; of several columns of one name, the first.
 
     Parquet can hold values that Python cannot, as a time of the year 100,000. Raises InputError for one; with
@@ -44,7 +44,7 @@ def _rows_at_once(metadata: Any) -> int:
 
 
 @contextlib.contextmanager
-def _open_parquet(path: Path, rows_done: Callable[[], int] = lambda: 0) -> Iterator[Any]:
+def _open_parquet(path: FilePath, rows_done: Callable[[], int] = lambda: 0) -> Iterator[Any]:
     """The `pyarrow.parquet.ParquetFile`. Raises InputError, with the number of rows read, for damaged data."""
     require_packages(path)
     import pyarrow as pa
@@ -61,14 +61,16 @@ def _open_parquet(path: Path, rows_done: Callable[[], int] = lambda: 0) -> Itera
                     f"found {found!r}"
                 )
     try:
-        with ParquetFile(path) as parquet:
+        with ParquetFile(path.open() if isinstance(path, RemoteFile) else path) as parquet:
             yield parquet
+        if isinstance(path, RemoteFile):
+            path.require_unchanged()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{path}: damaged Parquet data after row {rows_done()}: {reason}") from error
 
 
-def _python_values(values: Any, name: str, path: Path, done: int, *, skip: bool) -> list[Any]:
+def _python_values(values: Any, name: str, path: FilePath, done: int, *, skip: bool) -> list[Any]:
     import pyarrow as pa
 
     try:

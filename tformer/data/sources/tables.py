@@ -30,8 +30,10 @@ from tformer.data.sources.files import (
     MAX_ROW_CHARACTERS,
     Content,
     Errors,
+    FilePath,
     Found,
     format_ending,
+    size_of,
     split_lines,
 )
 from tformer.data.sources.parquet import parquet_rows, parquet_schema
@@ -65,7 +67,7 @@ class PairRow:
     task: str = ""
 
 
-def table_format(path: Path) -> str | None:
+def table_format(path: FilePath) -> str | None:
     """The format of a file by its ending, as in `FORMATS`; None: no table."""
     return FORMATS.get(format_ending(path))
 
@@ -209,7 +211,7 @@ def open_tables(
     return [
         open_table(content, layout, columns=columns, preferred=preferred)
         for content in found.contents(errors)
-        if content.path is None or content.path.stat().st_size
+        if content.path is None or size_of(content.path)
     ]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from tformer.data.sources.builtin import PREFIX, BuiltinText, find_builtin
@@ -16,6 +15,7 @@ from tformer.data.sources.columns import Column
 from tformer.data.sources.files import (
     Content,
     Errors,
+    FilePath,
     Part,
     Piece,
     Source,
@@ -104,5 +104,5 @@ def _open(path: str, weight: float | None, column: Column, errors: Errors) -> Te
     return TextSource(name=found.name, parts=parts, weight=weight, notes=found.notes)
 
 
-def _is_known(path: Path) -> bool:
+def _is_known(path: FilePath) -> bool:
     return format_ending(path) in TEXT_ENDINGS or table_format(path) is not None

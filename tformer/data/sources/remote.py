@@ -1,0 +1,306 @@
+"""Files of remote stores (`s3://`, `gs://`, `https://`, `hf://`), read by fsspec through a bounded cache on this disk.
+
+A file is read in blocks. A block that was read stays in the cache until the cache is full, and then the least recently
+used ones go. What identifies the content (size, and ETag, checksum or time of change, whichever the store has) is in
+the name of a block and in the file's fingerprint, and is compared again when a file has been read to its end.
+
+A connection that fails is tried again a few times; then the reading ends with one error. Only URLs that the user names
+are opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import io
+import os
+import re
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from tformer import files
+from tformer.errors import InputError, TformerError
+from tformer.formatting import whole_number
+
+SCHEMES = {"s3": "s3fs", "gs": "gcsfs", "http": "aiohttp", "https": "aiohttp", "hf": "huggingface_hub"}
+"""The schemes of URLs, with the package that fsspec needs for each."""
+SINGLE_FILES = ("http", "https")  # schemes without folders and patterns
+VERSION_KEYS = ("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "blob_id", "VersionId", "generation")
+TIME_KEYS = ("Last-Modified", "LastModified", "mtime", "updated", "created")
+
+BLOCK_BYTES = 8 << 20
+CACHE_BYTES = 4 << 30
+CACHE_BYTES_VARIABLE = "TFORMER_REMOTE_CACHE_BYTES"
+FOLDER = "remote"  # of the cache
+EDGE_BYTES = 1 << 20  # of each end of a file of which the store tells neither a version nor a time
+WAITS = (0.5, 1.0, 2.0, 4.0)  # seconds before each further try
+REFUSED = (400, 401, 403, 405, 416)  # statuses of HTTP that another try does not change
+
+Result = TypeVar("Result")
+_URL = re.compile(r"([a-z][a-z0-9+.-]*)://.")
+
+
+def is_url(path: str) -> bool:
+    """Whether a path of the data section is a URL."""
+    return _URL.match(path) is not None
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file of a remote store, with what identified its content when it was opened first."""
+
+    url: str
+    size: int
+    version: str
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(urlsplit(self.url).path).name
+
+    @property
+    def suffix(self) -> str:
+        return PurePosixPath(self.name).suffix
+
+    @property
+    def stem(self) -> str:
+        return PurePosixPath(self.name).stem
+
+    def fingerprint(self) -> str:
+        """sha256 of what identifies the content."""
+        return hashlib.sha256(f"{self.url}\n{self.size}\n{self.version}".encode()).hexdigest()
+
+    def open(self) -> io.BufferedReader:
+        """The content, from its beginning."""
+        return io.BufferedReader(_Reader(self), BLOCK_BYTES)
+
+    def block(self, number: int) -> bytes:
+        """The bytes of one block, from the cache or the store."""
+        start = number * BLOCK_BYTES
+        stop = min(start + BLOCK_BYTES, self.size)
+        cached = _BlockFile(self.fingerprint()[:32], number)
+        data = cached.read(stop - start)
+        if data is None:
+            data = _read_range(self.url, start, stop)
+            cached.write(data)
+        return data
+
+    def require_unchanged(self) -> None:
+        """Raise InputError if the store has other content by now."""
+        if describe(self.url) != self:
+            raise InputError(f"{self.url}: changed while it was read", hint="run the command again")
+
+
+class _Reader(io.RawIOBase):
+    """The content of a remote file at a position that can be moved."""
+
+    def __init__(self, file: RemoteFile) -> None:
+        self._file, self._place = file, 0
+        self._latest: tuple[int, bytes] = (-1, b"")
+        self._checked = False
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._file.size}[whence]
+        self._place = max(0, base + offset)
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        if self._place >= self._file.size:
+            if not self._checked:
+                self._file.require_unchanged()
+                self._checked = True
+            return 0
+        number, offset = divmod(self._place, BLOCK_BYTES)
+        if self._latest[0] != number:
+            self._latest = (number, self._file.block(number))
+        part = self._latest[1][offset : offset + len(buffer)]
+        buffer[: len(part)] = part
+        self._place += len(part)
+        return len(part)
+
+
+# -- the store ---------------------------------------------------------------------------------------------------------
+
+
+def describe(url: str) -> RemoteFile:
+    """The file at a URL. Raises InputError for nothing there, and for a store that cannot send parts of it."""
+    system, path = _system(url)
+    system.invalidate_cache()  # of listings
+    return _described(url, _tried(url, lambda: system.info(path)))
+
+
+def _described(url: str, info: dict[str, Any]) -> RemoteFile:
+    if info.get("type") == "directory":
+        raise InputError(f"{url}: expected a file, found a folder")
+    if info.get("size") is None or info.get("partial") is False:
+        raise InputError(f"{url}: the server does not send parts of this file", hint="download it, and give the file")
+    size = int(info["size"])
+    version = next((f"{key} {_in_seconds(info[key])}" for key in (*VERSION_KEYS, *TIME_KEYS) if info.get(key)), None)
+    if version is None:
+        edges = (0, min(size, EDGE_BYTES)), (max(0, size - EDGE_BYTES), size)
+        version = " ".join(hashlib.sha256(_read_range(url, *edge)).hexdigest() for edge in edges)
+    return RemoteFile(url, size, version)
+
+
+def _in_seconds(value: Any) -> Any:
+    """A time as a number: a listing and a single file may have it in two forms."""
+    return value.timestamp() if isinstance(value, datetime) else value
+
+
+def find(url: str, is_known: Callable[[RemoteFile], bool]) -> list[RemoteFile]:
+    """One file, or the files of a pattern, or those of a folder that `is_known`, sorted.
+
+    Raises InputError where there is neither a file nor a folder.
+    """
+    system, path = _system(url)
+    system.invalidate_cache()
+    wanted: Callable[[RemoteFile], bool] | None
+    if urlsplit(url).scheme in SINGLE_FILES:
+        return [describe(url)]
+    if "*" in path or "[" in path:
+        found, wanted = _tried(url, lambda: system.glob(path, detail=True)), None
+    elif _tried(url, lambda: system.isdir(path)):
+        found, wanted = _tried(url, lambda: system.find(path, detail=True)), is_known
+    else:
+        return [describe(url)]
+    known = [
+        _described(system.unstrip_protocol(name), info)
+        for name, info in found.items()
+        if info.get("type") != "directory" and ("/." not in name or "/." in path)  # without hidden ones
+    ]
+    return sorted((file for file in known if wanted is None or wanted(file)), key=lambda file: file.url)
+
+
+def _read_range(url: str, start: int, stop: int) -> bytes:
+    """The bytes [start, stop). Raises InputError for a store that sends others."""
+    if start == stop:
+        return b""
+    system, path = _system(url)
+    data: bytes = _tried(url, lambda: _whole(system.cat_file(path, start=start, end=stop), url, stop - start))
+    return data
+
+
+def _whole(data: bytes, url: str, count: int) -> bytes:
+    if len(data) > count:
+        raise InputError(f"{url}: the server does not send parts of this file", hint="download it, and give the file")
+    if len(data) < count:
+        raise ConnectionError(f"{len(data):,} bytes came, expected {count:,}")
+    return data
+
+
+def _system(url: str) -> tuple[Any, str]:
+    """(file system of fsspec, path in it). Raises InputError for an unknown scheme or a missing package."""
+    scheme = urlsplit(url).scheme
+    if scheme not in SCHEMES:
+        known = ", ".join(f"{name}://" for name in SCHEMES)
+        raise InputError(f"{url}: unknown kind of URL '{scheme}://'", hint=f"known: {known}")
+    for package in ("fsspec", SCHEMES[scheme]):
+        try:
+            importlib.import_module(package)
+        except ImportError:
+            raise InputError(
+                f"{url}: reading {scheme}:// needs the package {package}",
+                hint="install it with: pip install 'tformer[remote]'",
+            ) from None
+    from fsspec.core import url_to_fs
+
+    system, path = url_to_fs(url)
+    return system, path
+
+
+def _tried(url: str, action: Callable[[], Result]) -> Result:
+    """The result of an action on the store, which is tried again while the connection fails."""
+    for wait in (*WAITS, None):
+        try:
+            return action()
+        except TformerError:
+            raise  # an interruption too
+        except Exception as error:  # each store has errors of its own, without a common base
+            cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
+            status = getattr(cause, "status", None)  # of HTTP, whose file system calls every failure "not found"
+            if isinstance(cause, FileNotFoundError) or status in (404, 410):
+                raise InputError(f"{url}: no such file") from None
+            is_final = isinstance(cause, PermissionError) or (status is not None and status in REFUSED)
+            if is_final or wait is None:
+                reason = " ".join(str(cause).split()) or type(cause).__name__
+                hint = None if is_final else f"tried {1 + len(WAITS)} times"
+                raise InputError(f"{url}: cannot be read: {reason}", hint=hint) from error
+        time.sleep(wait)
+    raise AssertionError("the last try returns or raises")
+
+
+# -- the cache ---------------------------------------------------------------------------------------------------------
+
+
+class _BlockFile:
+    """A block in the cache: the crc32 of its bytes, and the bytes. A cache that cannot be written costs only time."""
+
+    def __init__(self, key: str, number: int) -> None:
+        from tformer.device import default_cache_dir  # which imports torch
+
+        self.folder = default_cache_dir() / FOLDER
+        self.path = self.folder / f"{key}-{number:06d}.part"
+
+    def read(self, count: int) -> bytes | None:
+        """The bytes; None if they are not there, or damaged."""
+        with contextlib.suppress(OSError, InputError):
+            data = files.read_bounded(self.path, max_bytes=count + 4)
+            if len(data) == count + 4 and zlib.crc32(data[4:]) == int.from_bytes(data[:4], "little"):
+                os.utime(self.path)
+                return data[4:]
+        return None
+
+    def write(self, data: bytes) -> None:
+        limit = _cache_bytes()
+        if len(data) > limit:
+            return
+        with contextlib.suppress(OSError, TformerError):
+            files.make_folders(self.folder)
+            _make_room(self.folder, limit - len(data))
+            temporary = self.path.with_name(f"{files.TEMPORARY}{os.getpid()}")
+            temporary.write_bytes(zlib.crc32(data).to_bytes(4, "little") + data)
+            files.rename(temporary, self.path)
+
+
+def _cache_bytes() -> int:
+    given = os.environ.get(CACHE_BYTES_VARIABLE)
+    if given is None:
+        return CACHE_BYTES
+    limit = whole_number(given)
+    if limit is None or limit < 0:
+        raise InputError(f"{CACHE_BYTES_VARIABLE} must be a number of bytes, found '{given}'")
+    return limit
+
+
+def _make_room(folder: Path, limit: int) -> None:
+    """Remove the least recently used blocks until the others have at most `limit` bytes."""
+    found = []
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):  # removed by another process
+            status = path.stat()
+            found.append((status.st_mtime_ns, status.st_size, path))
+    size = sum(size for _, size, _ in found)
+    for _, block_bytes, path in sorted(found):
+        if size <= limit:
+            return
+        with contextlib.suppress(OSError):
+            files.unlink(path)
+        size -= block_bytes
