@@ -92,7 +92,9 @@ def _run_as_one_of_several(worker: Worker, part: Part, devices: str | None, stop
 
 def _run(worker: Worker, part: Part, stop: StopFlag) -> Failure | None:
     """Do a part; the failure of it, if any."""
-    console.quiet = not worker.leads
+    from tformer.workers.worker import ECHO_SECONDS
+
+    console.quiet, stop.echo_seconds = not worker.leads, ECHO_SECONDS
     try:
         part.run(worker)
     except (Exception, KeyboardInterrupt) as error:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
@@ -34,6 +36,10 @@ POLL_SECONDS = (0.001, 0.05)
 
 FAILURE_SECONDS = 2.0
 """A worker that lost another one waits so long for the report of that one's failure, and the leader for all reports."""
+
+ECHO_SECONDS = 1.0
+"""A signal so soon after the first is the same wish: where a batch system or a terminal signals every process of a
+group, each worker gets it directly and from the launcher (or from torchrun), which forwards its own."""
 
 LOST = "another process of this group has ended or does not answer"
 
@@ -301,10 +307,26 @@ def _meet(rank: int, world_size: int) -> Any:
     try:
         if SUPERVISED in os.environ:  # the launcher keeps the store
             return c10d.TCPStore(address, port, is_master=False, timeout=START_TIMEOUT)
-        store, *_ = next(c10d.rendezvous("env://", rank, world_size, timeout=START_TIMEOUT))
+        store, *_ = _in_a_thread(lambda: next(c10d.rendezvous("env://", rank, world_size, timeout=START_TIMEOUT)))
     except (c10d.DistError, ValueError) as error:
         raise TformerError(
             f"no connection to the other processes at {address}:{port}: {str(error).splitlines()[0]}",
             hint="MASTER_ADDR and MASTER_PORT name the machine of rank 0 and a free port of it",
         ) from error
     return store
+
+
+def _in_a_thread(work: Callable[[], Result]) -> Result:
+    """What `work` returns: a call into C++, which no signal interrupts, waits in a thread while this one listens."""
+    done: Future[Result] = Future()
+
+    def act() -> None:
+        try:
+            done.set_result(work())
+        except Exception as error:
+            done.set_exception(error)
+
+    threading.Thread(target=act, daemon=True).start()
+    while not done.done():
+        time.sleep(POLL_SECONDS[1])
+    return done.result()
