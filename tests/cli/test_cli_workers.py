@@ -19,6 +19,7 @@ import torch
 from torch import distributed
 
 from tests.faults.killing import is_alive, tree_of
+from tformer import processes
 from tformer.cli.process import StopFlag
 from tformer.cli.report import console
 from tformer.cli.workers import Part, run_in_workers
@@ -373,7 +374,7 @@ def test_auto_is_every_gpu_or_one_process(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_more_processes_than_a_machine_bears_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "available_cores", lambda: 96)
+    monkeypatch.setattr(processes, "available_cores", lambda: 96)
     assert launch.number_of_workers("96", "cpu") == 96
     with failing("--devices 100000: at most 96 processes on the CPU of this machine", 2):
         launch.number_of_workers("100000", "cpu")

@@ -30,15 +30,12 @@ from torch import distributed
 
 from tformer.errors import InputError, Interrupted, OutOfMemoryError
 from tformer.formatting import whole_number
-from tformer.processes import available_cores, end_with_parent, python_command
+from tformer.processes import end_with_parent, most_processes, python_command
 from tformer.workers.worker import ECHO_SECONDS, RANKS, SUPERVISED, Failure, Worker, c10d, worker_from_environment
 
 HOST = "127.0.0.1"
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 WATCH_SECONDS = 0.02
-
-MOST_ON_CPU = 64
-"""Processes that any machine may start; one with more processors may start as many as these."""
 
 END_SECONDS = 10.0
 """After the first failure the other workers get this time to end by themselves, before they are killed."""
@@ -84,9 +81,9 @@ def number_of_workers(devices: str | None, device: str, *, planned: bool = False
         )
     if number > 1 and not distributed.is_available():
         raise InputError(f"--devices {devices}: this PyTorch was built without torch.distributed")
-    if not gpus and number > max(MOST_ON_CPU, available_cores()):
+    if not gpus and number > most_processes():
         raise InputError(
-            f"--devices {devices}: at most {max(MOST_ON_CPU, available_cores())} processes on the CPU of this machine",
+            f"--devices {devices}: at most {most_processes()} processes on the CPU of this machine",
             hint="each needs memory of its own, and they share the processors; several machines: torchrun",
         )
     if gpus and number > gpus:
