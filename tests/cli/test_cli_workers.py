@@ -319,6 +319,12 @@ def test_ctrl_z_stops_the_workers_until_the_command_goes_on(tmp_path: Path) -> N
     when(lambda: not any(map(is_alive, workers)))
 
 
+def test_a_network_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nonet7")
+    with pytest.raises(TformerError, match="nonet7"):
+        run(after_joining(lambda worker: None))
+
+
 # --- restarts ---------------------------------------------------------------------------------------------------------
 
 
@@ -403,6 +409,7 @@ def test_ctrl_c_ends_the_wait_for_the_other_processes(monkeypatch: pytest.Monkey
     [
         {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8"},
         {"RANK": "0"},
+        {"RANK": "", "WORLD_SIZE": ""},
         {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "x", "MASTER_PORT": "1"},
     ],
 )

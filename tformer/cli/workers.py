@@ -110,7 +110,9 @@ def _failure_of(error: BaseException, worker: Worker, stop: StopFlag) -> Failure
     lost, interrupted = is_lost(error), isinstance(error, Interrupted | KeyboardInterrupt)
     known: TformerError
     if lost:
-        known = TformerError(LOST)
+        known = (
+            error if isinstance(error, TformerError) else TformerError(f"{LOST}: {str(error).partition(chr(10))[0]}")
+        )
     elif isinstance(error, KeyboardInterrupt):
         known = stop.interrupted("interrupted")
     else:

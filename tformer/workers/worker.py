@@ -269,7 +269,8 @@ def worker_from_environment() -> Worker | None:
     """
     has_meeting_point = "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ
     for starter, names in RANKS.items():
-        if names[0] not in os.environ or names[1] not in os.environ or (starter == "srun" and not has_meeting_point):
+        has_ranks = os.environ.get(names[0]) and os.environ.get(names[1])
+        if not has_ranks or (starter == "srun" and not has_meeting_point):
             continue
         rank, world_size, local_rank, local_size, machine = (_number(name, starter) for name in names)
         if world_size <= 1:
@@ -294,7 +295,7 @@ def worker_from_environment() -> Worker | None:
 
 
 def _number(name: str, starter: str) -> int:
-    text = os.environ.get(name, "0")
+    text = os.environ.get(name) or "0"
     number = whole_number(text)
     if number is None:
         raise InputError(f"{name}={text}: expected a whole number, as {starter} sets it")
