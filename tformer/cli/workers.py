@@ -110,9 +110,8 @@ def _failure_of(error: BaseException, worker: Worker, stop: StopFlag) -> Failure
     lost, interrupted = is_lost(error), isinstance(error, Interrupted | KeyboardInterrupt)
     known: TformerError
     if lost:
-        known = (
-            error if isinstance(error, TformerError) else TformerError(f"{LOST}: {str(error).partition(chr(10))[0]}")
-        )
+        reason = "" if isinstance(error, TformerError) else f": {str(error).partition(chr(10))[0]}"
+        known = TformerError(LOST + reason)
     elif isinstance(error, KeyboardInterrupt):
         known = stop.interrupted("interrupted")
     else:
