@@ -133,7 +133,7 @@ class Parallelism(Section):
     kind: Literal["auto", "ddp", "fsdp", "hsdp"] = "auto"
     shard_size: Positive | None = None  # hsdp: processes of a group; null: those of one machine
     reshard: bool = True  # fsdp, hsdp: free the weights of a layer after its forward pass
-    timeout_minutes: PositiveFloat = 10.0  # limit of waiting for the other processes
+    timeout_minutes: Annotated[float, Field(gt=0, le=1e6)] = 10.0  # limit of waiting for the other processes
 
     @model_validator(mode="after")
     def _has_groups_where_needed(self) -> Parallelism:
