@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from tformer.checkpoint.background import BackgroundSaves, copied
 from tformer.checkpoint.logs import cut_samples, metrics_line
 from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.run import RunDirectory
@@ -130,6 +132,7 @@ class Session:
             self._restore(prepared.start.resumed)
         self.last_values: dict[str, Any] = {}
         self.last_sample = ""
+        self.saves, self.saving_seconds = BackgroundSaves(), 0.0  # for which training stood still
         self.run = self._open_run()
         self.loggers = self._open_loggers(log_to)
 
@@ -305,7 +308,7 @@ class Session:
                 sample=self._sample,
                 save=self._save,
                 should_stop=self.should_stop,
-                check_data=check.raise_if_damaged,
+                check_data=partial(self._check, check),
                 log_metrics=self._log_metrics,
             ),
             display,
@@ -323,6 +326,7 @@ class Session:
         try:
             with display, check:
                 state = trainer.run()
+                self.saves.finish()
                 self.worker.share(lambda: None)  # the others leave when the leader has saved
             status = "finished" if state.finished or state.step >= training.max_steps else "stopped"
         except InputError as error:  # data that can no longer be read
@@ -331,6 +335,7 @@ class Session:
                 error.hint = "; ".join(filter(None, (saved, error.hint)))
             raise
         finally:
+            self.saves.finish()
             self.batches.close()
             self.loggers.close(status)
         return self._conclude(state, first_step)
@@ -369,6 +374,7 @@ class Session:
             "best_checkpoint": None if best is None else str(best),
             "valid": self.last_values,
             "sample": self.last_sample,
+            "saving_seconds": round(self.saving_seconds, 3),
             "seconds": round(time.monotonic() - self.began, 2),
         }
 
@@ -430,27 +436,45 @@ class Session:
         return {"layerdrop_rates": rates} if rates else {}
 
     def _save(self, state: TrainerState, score: float | None) -> None:
+        began = time.perf_counter()
         if not self.worker.leads:
             return
         tokenizer, target = self.prepared.data.tokenizer, self.prepared.data.target_tokenizer
         ema, generator = self.parts.ema, self.models.generator
-        save_checkpoint(
+        hold = copied if self._saves_in_background else dict[str, Tensor]
+        save = partial(
+            save_checkpoint,
             self.run,
             state.step,
-            weights=self.model.state_dict(),
+            weights=hold(self.model.state_dict()),
             tied=self.model.tied_names(),
             recipe_yaml=self.recipe_yaml,
             tokenizer_json=self.tokenizer_json,
             trainer=state.to_json(),
-            optimizer=self.parts.optimizer.state_by_name(),
-            ema=None if ema is None else ema.state(),
+            optimizer=hold(self.parts.optimizer.state_by_name()),
+            ema=None if ema is None else hold(ema.state()),
             score=score,
-            generator=None if generator is None else generator.state_dict(),
+            generator=None if generator is None else hold(generator.state_dict()),
             tokenizer_sha256=None if tokenizer is None else tokenizer.sha256,
             target_tokenizer_json=self.target_tokenizer_json,
             target_tokenizer_sha256=None if target is None else target.sha256,
             keep_last=self.prepared.recipe.training.keep_last,
         )
+        if self._saves_in_background:
+            self.saves.start(save)
+        else:
+            save()
+        self.saving_seconds += time.perf_counter() - began
+
+    @property
+    def _saves_in_background(self) -> bool:
+        wanted = self.prepared.recipe.training.save_in_background
+        return self.worker.world_size > 1 if wanted is None else wanted
+
+    def _check(self, data: BackgroundCheck) -> None:
+        """Raise the error of a thread that reads the data or writes a checkpoint."""
+        data.raise_if_damaged()
+        self.saves.raise_if_failed()
 
 
 def forget_validation(run: RunDirectory, step: int) -> None:
