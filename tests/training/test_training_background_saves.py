@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from tformer.checkpoint.background import BackgroundSaves, copied
+from tformer.checkpoint import background
+from tformer.checkpoint.background import Saver, copied
 from tformer.errors import cannot_write
 from tformer.training import session
 from tformer.training.loop import Trainer
@@ -101,10 +102,10 @@ def test_an_error_of_the_thread_ends_the_training_with_its_exit_code(
 
 
 def test_several_processes_save_in_the_background_and_one_does_not(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: Any) -> None:
-        raise AssertionError("saved in the background")
+    def refused(*_: Any, **__: Any) -> None:
+        raise AssertionError("copied")
 
-    monkeypatch.setattr(BackgroundSaves, "start", refused)
+    monkeypatch.setattr(background, "copied", refused)
     assert train("--out", "a").code == 0
     assert train("--out", "b", "--devices", 2).code == 1
 
@@ -117,16 +118,16 @@ def test_copies_are_of_the_moment_and_keep_what_is_shared() -> None:
 
 
 def test_a_save_waits_for_the_one_before_it_and_an_error_is_raised_once() -> None:
-    saves, order = BackgroundSaves(), []
-    saves.start(lambda: (time.sleep(0.05), order.append(1)))
-    saves.start(lambda: order.append(2))
-    saves.finish()
+    saver, order = Saver(in_background=True), []
+    saver.save(lambda: (time.sleep(0.05), order.append(1)))
+    saver.save(lambda: order.append(2))
+    saver.finish()
     assert order == [1, 2]
 
     def fails() -> None:
         raise ValueError("full")
 
-    saves.start(fails)
+    saver.save(fails)
     with pytest.raises(ValueError, match="full"):
-        saves.finish()
-    saves.finish()
+        saver.finish()
+    saver.finish()

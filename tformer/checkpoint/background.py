@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from threading import Thread
 
-import torch
 from torch import Tensor
 
 
@@ -21,19 +21,39 @@ def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-class BackgroundSaves:
-    """One save at a time in a thread. An error of it is raised by the next call of any method, once."""
+class Saver:
+    """Saves one checkpoint at a time: at once, or in a thread from copies of the tensors.
 
-    def __init__(self) -> None:
+    An error of the thread is raised by the next call of `save`, `raise_if_failed` or `finish`, once.
+
+    Attributes:
+        seconds: for which the caller has waited.
+    """
+
+    def __init__(self, *, in_background: bool) -> None:
+        self.seconds = 0.0
+        self._in_background = in_background
         self._thread: Thread | None = None
         self._error: BaseException | None = None
 
-    def start(self, save: Callable[[], object]) -> None:
-        """Call `save` in a thread, after the save before it has ended."""
+    def hold(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors as they are now, for a `save` that follows: copies if it is in the background."""
+        began = time.perf_counter()
+        held = copied(tensors) if self._in_background else dict(tensors)
+        self.seconds += time.perf_counter() - began
+        return held
+
+    def save(self, write: Callable[[], object]) -> None:
+        """Call `write`, now or in a thread, after the one before it has ended."""
+        began = time.perf_counter()
         self.finish()
-        # The thread ends with the process: a folder that it was writing is removed by the next save.
-        self._thread = Thread(target=self._run, args=(save,), name="checkpoint", daemon=True)
-        self._thread.start()
+        if self._in_background:
+            # The thread ends with the process: a folder that it was writing is removed by the next save.
+            self._thread = Thread(target=self._run, args=(write,), name="checkpoint", daemon=True)
+            self._thread.start()
+        else:
+            write()
+        self.seconds += time.perf_counter() - began
 
     def raise_if_failed(self) -> None:
         """Raise the error of a save that has ended."""
@@ -48,9 +68,8 @@ class BackgroundSaves:
             self._thread = None
         self.raise_if_failed()
 
-    def _run(self, save: Callable[[], object]) -> None:
+    def _run(self, write: Callable[[], object]) -> None:
         try:
-            with torch.no_grad():
-                save()
+            write()
         except BaseException as error:
             self._error = error

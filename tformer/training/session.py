@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from tformer.checkpoint.background import BackgroundSaves, copied
+from tformer.checkpoint.background import Saver
 from tformer.checkpoint.logs import cut_samples, metrics_line
 from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.run import RunDirectory
@@ -134,7 +133,8 @@ class Session:
             self._restore(prepared.start.resumed)
         self.last_values: dict[str, Any] = {}
         self.last_sample = ""
-        self.saves, self.saving_seconds = BackgroundSaves(), 0.0  # for which training stood still
+        background = recipe.training.save_in_background
+        self.saver = Saver(in_background=worker.world_size > 1 if background is None else background)
         self.run = self._open_run()
         self.loggers = self._open_loggers(log_to)
 
@@ -328,7 +328,7 @@ class Session:
         try:
             with display, check:
                 state = trainer.run()
-                self.saves.finish()
+                self.saver.finish()
                 self.worker.share(lambda: None)  # the others leave when the leader has saved
             status = "finished" if state.finished or state.step >= training.max_steps else "stopped"
         except InputError as error:  # data that can no longer be read
@@ -337,7 +337,7 @@ class Session:
                 error.hint = "; ".join(filter(None, (saved, error.hint)))
             raise
         finally:
-            self.saves.finish()
+            self.saver.finish()
             self.batches.close()
             self.loggers.close(status)
         return self._conclude(state, first_step)
@@ -376,7 +376,7 @@ class Session:
             "best_checkpoint": None if best is None else str(best),
             "valid": self.last_values,
             "sample": self.last_sample,
-            "saving_seconds": round(self.saving_seconds, 3),
+            "saving_seconds": round(self.saver.seconds, 3),
             "seconds": round(time.monotonic() - self.began, 2),
         }
 
@@ -438,12 +438,11 @@ class Session:
         return {"layerdrop_rates": rates} if rates else {}
 
     def _save(self, state: TrainerState, score: float | None) -> None:
-        began = time.perf_counter()
         if not self.worker.leads:
             return
         tokenizer, target = self.prepared.data.tokenizer, self.prepared.data.target_tokenizer
         ema, generator = self.parts.ema, self.models.generator
-        hold = copied if self._saves_in_background else dict[str, Tensor]
+        hold = self.saver.hold
         save = partial(
             save_checkpoint,
             self.run,
@@ -462,21 +461,12 @@ class Session:
             target_tokenizer_sha256=None if target is None else target.sha256,
             keep_last=self.prepared.recipe.training.keep_last,
         )
-        if self._saves_in_background:
-            self.saves.start(save)
-        else:
-            save()
-        self.saving_seconds += time.perf_counter() - began
-
-    @property
-    def _saves_in_background(self) -> bool:
-        wanted = self.prepared.recipe.training.save_in_background
-        return self.worker.world_size > 1 if wanted is None else wanted
+        self.saver.save(save)
 
     def _check(self, data: BackgroundCheck) -> None:
         """Raise the error of a thread that reads the data or writes a checkpoint."""
         data.raise_if_damaged()
-        self.saves.raise_if_failed()
+        self.saver.raise_if_failed()
 
 
 def forget_validation(run: RunDirectory, step: int) -> None:
