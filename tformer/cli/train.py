@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import STARTED, StopFlag
 from tformer.cli.report import console, emit, emit_json, message_width, progress_reporter, show_notes, spinner
 from tformer.cli.workers import Part, run_in_workers
-from tformer.formatting import mebibytes
+from tformer.formatting import binary_bytes, mebibytes, plural
 from tformer.options import flag_words
 from tformer.training.options import TrainOptions
 
@@ -81,6 +81,23 @@ def _train(options: TrainOptions, stop: StopFlag, worker: Worker | None) -> None
         console.print(f"\nmemory: {', '.join(memory)}")
         batch = ", ".join(f"{name} {value}" for name, value in summary["batch"].items())
         console.print(f"one batch: {batch}", markup=False)
+        if "parallel" in summary:
+            show_notes(["", *parallel_lines(summary["parallel"])])
         show_notes(["", "its first example", *example_lines(summary["example"], width=message_width())])
     else:
         emit(summary["run"])
+
+
+def parallel_lines(plan: dict[str, Any]) -> list[str]:
+    """What one of several devices holds and sends, of the report of a dry run."""
+    layout = f"{plan['kind']}, {plural(plan['replicas'], 'replica')} in {plural(plan['shards'], 'shard')}"
+    memory = (f"{name.removesuffix('_bytes')} {binary_bytes(size)}" for name, size in plan["memory"].items())
+    traffic = dict(plan["traffic"])
+    sent, _ = traffic.pop("sent_bytes"), traffic.pop("received_bytes")
+    parts = (f"{name} {binary_bytes(each['sent_bytes'])}" for name, each in traffic.items())
+    return [
+        f"{plan['devices']} devices: {layout}" + (f" ({plan['reason']})" if plan["reason"] else ""),
+        f"estimate for one, {plural(plan['rows'], 'row')} of a micro-batch: {', '.join(memory)}",
+        f"it sends in a step: {', '.join(parts)}, total {binary_bytes(sent)}, and receives as much",
+        *([plan["note"]] if plan["note"] else []),
+    ]

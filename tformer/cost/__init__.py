@@ -1,1 +1,1 @@
-"""Cost of a model: floating-point operations (`flops`), and memory of training and decoding (`memory`)."""
+"""Cost of a model: operations (`flops`), memory (`memory`), time (`duration`), one of several devices (`parallel`)."""

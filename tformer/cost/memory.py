@@ -20,7 +20,7 @@ measured share of the activations. Gradients fill up while activations are freed
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 import torch
@@ -46,7 +46,7 @@ CHUNK_COPIES = 3  # fp32 tensors of a chunk of logits on a GPU; on a CPU the los
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes by purpose."""
+    """Bytes by purpose. gathered, exchanged: weights and gradients of other ranks, where they are sharded."""
 
     weights: int
     gradients: int
@@ -56,14 +56,16 @@ class MemoryEstimate:
     copies: int = 0
     workspace: int = 0
     held: int = 0
+    gathered: int = 0
+    exchanged: int = 0
 
     @property
     def total(self) -> int:
-        parts = (self.weights, self.gradients, self.optimizer, self.activations, self.teacher, self.copies)
-        return sum(parts) + self.workspace + self.held
+        return sum(astuple(self))
 
     def to_json(self) -> dict[str, int]:
-        some = {"teacher": self.teacher, "copies": self.copies, "workspace": self.workspace, "held": self.held}
+        always = ("weights", "gradients", "optimizer", "activations")
+        some = {name: count for name, count in asdict(self).items() if name not in always}
         return {
             "weights_bytes": self.weights,
             "gradients_bytes": self.gradients,

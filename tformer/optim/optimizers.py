@@ -229,7 +229,7 @@ def build_optimizer(
     Raises InputError when a group matches nothing or nothing is left to train.
     """
     named = dict(model_parameters)
-    chosen = _matching_groups(list(named), groups)
+    chosen = apply_groups(named, groups)
     hidden_only = OPTIMIZERS[kind].hidden_only
     adam_lr = lr if adam_lr is None else adam_lr
 
@@ -237,8 +237,6 @@ def build_optimizer(
     names: dict[Tensor, str] = {}
     for name, parameter in named.items():
         group = chosen.get(name)
-        if group is not None and group.frozen:
-            parameter.requires_grad_(False)
         if not parameter.requires_grad:
             continue
         algorithm, base_lr = kind, lr
@@ -285,15 +283,22 @@ class _Bucket:
     weight_decay: float
 
 
-def _matching_groups(names: list[str], groups: Sequence[Group]) -> dict[str, Group]:
+def apply_groups(named: Mapping[str, nn.Parameter], groups: Sequence[Group]) -> dict[str, Group]:
+    """{name: its group}, the last that matches; parameters of frozen groups no longer require a gradient.
+
+    Raises InputError for a group that matches nothing.
+    """
     chosen: dict[str, Group] = {}
     for group in groups:
-        matching = [name for name in names if fnmatchcase(name, group.match)]
+        matching = [name for name in named if fnmatchcase(name, group.match)]
         if not matching:
             raise InputError(
-                f"optimizer.groups: no parameter matches '{group.match}'", hint=did_you_mean(group.match, names)
+                f"optimizer.groups: no parameter matches '{group.match}'", hint=did_you_mean(group.match, named)
             )
         chosen |= dict.fromkeys(matching, group)
+    for name, group in chosen.items():
+        if group.frozen:
+            named[name].requires_grad_(False)
     return chosen
 
 

@@ -176,11 +176,15 @@ class Models(nn.Module):
 
 
 def make_models(recipe: Recipe, device: torch.device, *, dtype: torch.dtype) -> Models:
-    """Models with random weights from the recipe's seed, drawn on the CPU so that they are equal on every device."""
+    """Models with random weights from the recipe's seed, drawn on the CPU so that they are equal on every device.
+
+    On the meta device they have shapes only, and nothing is drawn.
+    """
     torch.manual_seed(recipe.seed)
     labels = len(recipe.data.labels) or None
-    main = build_model(recipe.model, num_labels=labels, device="cpu")
-    generator = None if recipe.generator is None else build_model(recipe.generator, device="cpu")
+    maker = "meta" if device.type == "meta" else "cpu"
+    main = build_model(recipe.model, num_labels=labels, device=maker)
+    generator = None if recipe.generator is None else build_model(recipe.generator, device=maker)
     models = Models(main, generator)
     for model in models.all:
         model.compute_dtype = dtype

@@ -257,7 +257,8 @@ class TrainOptions:
         MACHINE(
             "--parallel",
             metavar="auto|ddp|fsdp|hsdp",
-            help="How several processes hold the weights: all of them each (ddp), or parts (fsdp, hsdp).",
+            help="Each device holds the whole model (ddp), or all of them (fsdp) or groups (hsdp) divide it; auto: ddp "
+            "where it fits. fsdp and hsdp are estimated with --dry-run, not trained.",
         ),
         Key("training.parallel.kind"),
     ] = None

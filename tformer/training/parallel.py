@@ -119,7 +119,10 @@ def parallel_of(options: Parallelism) -> Parallel:
         return SingleProcess()
     kind = next(iter(PARALLEL)) if options.kind == "auto" else options.kind
     if kind not in PARALLEL:
-        raise InputError(f"training.parallel.kind: found {kind}, expected {' or '.join(PARALLEL)} for training")
+        raise InputError(
+            f"training.parallel.kind: found {kind}, expected {' or '.join(PARALLEL)} for training",
+            hint=f"--dry-run estimates what {kind} would take",
+        )
     return PARALLEL[kind]()
 
 

@@ -12,18 +12,28 @@ from tformer.build import count_parameters
 from tformer.checkpoint.run import LOCK_NAME, RunLock
 from tformer.cost.duration import expected_note
 from tformer.cost.flops import mean_lengths, product_shape
-from tformer.cost.memory import training_memory
+from tformer.cost.memory import MemoryEstimate, training_memory
+from tformer.cost.parallel import RankPlan, plan_ranks
 from tformer.device import Precision, matmul_flops_per_second, resolve_device, resolve_precision
 from tformer.errors import InputError
 from tformer.evaluation.predict import Samples
 from tformer.files import require_writable
 from tformer.formatting import plural
+from tformer.optim.optimizers import apply_groups
 from tformer.recipe import recipe_to_yaml
 from tformer.recipe.recipe import Recipe
 from tformer.tasks import task_of
 from tformer.tasks.base import TrainingData, Work
 from tformer.tasks.example import example_document
-from tformer.training.assemble import PlannedBatches, make_objective, plan_of, vocabulary_size
+from tformer.training.assemble import (
+    Models,
+    PlannedBatches,
+    make_models,
+    make_objective,
+    plan_of,
+    require_separate_rows,
+    vocabulary_size,
+)
 from tformer.training.request import RUNS, Start
 from tformer.training.teacher import check_vocabulary
 
@@ -168,32 +178,60 @@ def measure_peak(prepared: Prepared) -> float:
     )
 
 
-def describe(prepared: Prepared) -> dict[str, Any]:
-    """The report of --dry-run: recipe_yaml, parameters, memory (bytes by purpose), shapes of a batch, an example."""
+def describe(prepared: Prepared, *, devices: int = 1) -> dict[str, Any]:
+    """The report of --dry-run: recipe_yaml, parameters, memory (bytes by purpose), shapes of a batch, an example.
+
+    With several devices also `parallel`: memory and traffic of one of them (`cost.parallel`).
+    """
     recipe = prepared.recipe
     objective = make_objective(recipe, prepared.data.context)
     batches = PlannedBatches(recipe, prepared.data, objective, cursor=None, device=prepared.device)
     samples = batches.next_samples()
     [batch, *_] = batches.next()
     batches.close()
-    teacher = prepared.start.teacher
-    is_beside = teacher is not None and recipe.teacher is not None and recipe.teacher.kind == "soft"
-    memory = training_memory(
-        recipe,
-        num_parameters=prepared.num_parameters,
-        tokens_per_micro_batch=prepared.tokens_per_micro_batch,
-        dtype=prepared.precision.dtype,
-        teacher_parameters=teacher.model.num_parameters() if teacher is not None and is_beside else 0,
-        seq_len=recipe.seq_len,
-        target_seq_len=recipe.target_seq_len,
-        on_cpu=prepared.device.type == "cpu",
-    )
+    models = make_models(recipe, torch.device("meta"), dtype=prepared.precision.dtype)
+    memory = _memory_of(prepared, models, prepared.tokens_per_micro_batch)
     shapes = {name: list(tensor.shape) for name, tensor in batch.model_inputs().items()}
     tokenizers = prepared.data.tokenizer, prepared.data.target_tokenizer
-    return {
+    report = {
         "recipe_yaml": recipe_to_yaml(recipe),
         "parameters": prepared.num_parameters,
         "memory": memory.to_json(),
         "batch": {**shapes, "tokens": batch.num_tokens},
         "example": example_document(objective, samples, batch, tokenizers, labels=recipe.data.labels),
     }
+    return report if devices == 1 else {**report, "parallel": plan_devices(prepared, models, devices).to_json()}
+
+
+def _memory_of(prepared: Prepared, models: Models, tokens_per_micro_batch: int) -> MemoryEstimate:
+    """Memory of one process with micro-batches of so many tokens."""
+    recipe, teacher = prepared.recipe, prepared.start.teacher
+    is_beside = teacher is not None and recipe.teacher is not None and recipe.teacher.kind == "soft"
+    return training_memory(
+        recipe,
+        num_parameters=sum(parameter.numel() for _, parameter in models.trained_parameters()),
+        tokens_per_micro_batch=tokens_per_micro_batch,
+        dtype=prepared.precision.dtype,
+        teacher_parameters=teacher.model.num_parameters() if teacher is not None and is_beside else 0,
+        seq_len=recipe.seq_len,
+        target_seq_len=recipe.target_seq_len,
+        on_cpu=prepared.device.type == "cpu",
+    )
+
+
+def plan_devices(prepared: Prepared, models: Models, devices: int) -> RankPlan:
+    """Memory and traffic of one of several devices."""
+    recipe, device = prepared.recipe, prepared.device
+    require_separate_rows(models, devices)
+    apply_groups(dict(models.trained_parameters()), recipe.optimizer.groups)
+    tokens = prepared.tokens_per_micro_batch
+    rows = recipe.training.batch_size or max(1, tokens // recipe.seq_len)
+    return plan_ranks(
+        recipe,
+        models.all,
+        devices,
+        whole=_memory_of(prepared, models, -(-rows // devices) * (tokens // rows)),
+        rows=rows,
+        dtype=prepared.precision.dtype,
+        available=torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None,
+    )

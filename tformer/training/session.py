@@ -40,6 +40,7 @@ from tformer.training.request import RUNS, locked_run
 from tformer.training.state import LossScaler, TrainerState
 from tformer.training.teacher import make_distillation
 from tformer.training.together import find_shared_start, prepare_together, require_same_command, take_own_gpu
+from tformer.workers.launch import number_of_workers
 from tformer.workers.worker import Worker
 
 RATE_DIGITS = 6
@@ -63,6 +64,7 @@ def run_training(
     worker: this process as one of several, each of which calls this; the leader's summary counts.
     Raises InputError before anything is written; Interrupted after the checkpoint is saved.
     """
+    devices = number_of_workers(options.devices, options.device or "auto", planned=True) if options.dry_run else 1
     worker = worker or Worker()
     require_same_command(options, worker)
     take_own_gpu(options.device, worker)
@@ -78,7 +80,7 @@ def run_training(
         if should_stop():
             raise Interrupted("interrupted before training began; no run was started", signal_number=signal.SIGINT)
         if options.dry_run:
-            return describe(prepared)
+            return describe(prepared, devices=devices)
         training_begins()
         with worker.joined(timeout_minutes=prepared.recipe.training.parallel.timeout_minutes):
             with progress("making the model"):

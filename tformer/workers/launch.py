@@ -58,10 +58,11 @@ class Job:
     words: Sequence[str]
 
 
-def number_of_workers(devices: str | None, device: str) -> int:
+def number_of_workers(devices: str | None, device: str, *, planned: bool = False) -> int:
     """The number of workers that `--devices` asks for on this machine: N, or `auto`, one for each GPU.
 
     device: the value of --device: with `cpu`, or without a GPU, `auto` is one process, which has all threads.
+    planned: for an estimate, which may be of more devices than this machine has.
     Raises InputError for another word, and for more than there are GPUs.
     """
     if devices is None:
@@ -70,6 +71,8 @@ def number_of_workers(devices: str | None, device: str) -> int:
     number = max(1, gpus) if devices == "auto" else whole_number(devices)
     if not number:
         raise InputError(f"--devices: found '{devices}', expected auto or a whole number above 0")
+    if planned:
+        return number
     if number > 1 and ":" in device:
         raise InputError(
             f"--devices {devices} and --device {device} exclude each other",

@@ -1,0 +1,44 @@
+"""Table of bytes of one rank, formula beside a fake process group: `python -m tests.cost.rank_table`, two minutes."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.cost.fake_ranks import measure
+from tformer.build import build_model
+from tformer.cost.memory import MemoryEstimate
+from tformer.cost.parallel import Layout, Shards, layout_of, rank_memory, step_traffic
+from tformer.recipe.load import load_recipe
+
+PRESETS = ("gpt/xl", "llama/8b")
+KINDS = [(ranks, kind) for ranks in (8, 64, 256) for kind in ("ddp", "hsdp", "fsdp") if (ranks, kind) != (8, "hsdp")]
+MOMENTS = 2  # of AdamW
+
+
+def row(preset: str, layout: Layout) -> list[str]:
+    """State, peak of weights and gradients, and bytes sent by one micro-batch in bf16: formula, and measured."""
+    arch, name = preset.split("/")
+    section = load_recipe(arch=arch, preset=name).recipe.model
+    model = build_model(section, device="meta")
+    count = model.num_parameters()
+    shards = Shards.of([model], layout)
+    whole = MemoryEstimate(4 * count, 4 * count, 4 * MOMENTS * count, activations=0, copies=2 * count)
+    memory = rank_memory(whole, shards, dtype=torch.bfloat16, compute_dtype=torch.bfloat16, moments=MOMENTS, ema=False)
+    state = memory.weights + memory.gradients + memory.optimizer
+    traffic = step_traffic(shards, dtype=torch.bfloat16, micro_batches=1)
+    figures = [(state, 0), (memory.total - memory.optimizer, 0), (traffic.sent, 0)]
+    if layout.shards > 1:
+        found = measure(section, layout)
+        sent = sum(
+            each.sent_bytes * found.tensors[name] / each.tensor_bytes for name, each in traffic.collectives.items()
+        )
+        measured = (found.weights + found.gradients + found.optimizer, found.peak, sent)
+        figures = [(formula, number) for (formula, _), number in zip(figures, measured, strict=True)]
+    cells = [f"{formula / 1e9:.2f} / " + (f"{number / 1e9:.2f}" if number else "-") for formula, number in figures]
+    return [preset, str(layout.ranks), layout.kind, *cells]
+
+
+if __name__ == "__main__":
+    for preset in PRESETS:
+        for ranks, kind in KINDS:
+            print("|", " | ".join(row(preset, layout_of(kind, ranks))), "|", flush=True)

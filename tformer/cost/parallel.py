@@ -1,0 +1,381 @@
+"""Memory of one of N ranks (processes, each with a device) and the bytes that it sends in a step: DDP, FSDP2, HSDP.
+
+N ranks hold R = N / S replicas of the model, each divided into S shards: S = 1 in DDP, N in FSDP, and with HSDP the
+size of a group of ranks that share one replica. A rank holds ceil(rows / S) rows of each tensor, of weights, gradients
+and optimizer state alike (ZeRO, arXiv 1910.02054; FSDP, 2304.11277).
+
+FSDP2 gathers the weights of a unit when they are needed and frees them afterwards. A unit is a block; one more, the
+root, has all other parameters and stays gathered from the forward to the end of the backward pass. Weights travel and
+are gathered in the compute dtype, gradients in fp32. With P parameters in units (those of the root P_0), c bytes in
+the compute dtype, and m micro-batches in a step, the tensors of each collective have together
+
+    all-gather        m c (2 P - P_0)   before a block's forward and again before its backward; S > 1. Where blocks
+                                        stay gathered in between (`reshard` false), m c P
+    reduce-scatter    m 4 P             after a unit's backward; S > 1
+    all-reduce        4 P / S           once a step; R > 1
+
+of which a rank of a ring of n sends, and receives, (n - 1) / n bytes for every byte that is gathered or scattered, and
+twice as many for those that are reduced everywhere. Loss, counts and gradient norm are some numbers more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from tformer.cost.memory import MemoryEstimate
+from tformer.errors import InputError, did_you_mean
+from tformer.formatting import binary_bytes, plural
+from tformer.model import Transformer
+from tformer.nn.layer_norm import FP32_BYTES
+from tformer.optim.optimizers import OPTIMIZERS
+from tformer.recipe.recipe import Recipe
+from tformer.recipe.sections import Training
+
+MACHINE_RANKS = 8  # GPUs of a usual machine: the ranks that share a replica with HSDP
+USABLE_SHARE = 0.9  # of a device's memory; the rest is for its context, libraries and fragments
+
+# --- layouts ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ParallelKind:
+    """A way to divide a training over ranks.
+
+    Attributes:
+        about: what a rank holds.
+        shards: (ranks, ranks of a shard group) -> number of shards of a replica.
+    """
+
+    about: str
+    shards: Callable[[int, int], int]
+
+
+KINDS: dict[str, ParallelKind] = {
+    "ddp": ParallelKind("every rank holds the whole model", lambda ranks, group: 1),
+    "hsdp": ParallelKind("each group of ranks divides the model", lambda ranks, group: group),
+    "fsdp": ParallelKind("all ranks divide the model", lambda ranks, group: ranks),
+}
+"""From the kind that holds the most in each rank and sends the least between machines."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How ranks hold a model: in `replicas`, each divided into `shards`.
+
+    reshard: a block's gathered weights are freed after its forward, and gathered again for its backward.
+    """
+
+    kind: str
+    replicas: int
+    shards: int
+    reshard: bool = True
+
+    @property
+    def ranks(self) -> int:
+        return self.replicas * self.shards
+
+
+def layout_of(kind: str, ranks: int, *, shard_size: int = MACHINE_RANKS, reshard: bool = True) -> Layout:
+    """The layout of a kind on this number of ranks. shard_size: ranks that share a replica (hsdp).
+
+    Raises InputError for another kind, and for a shard size that does not divide the ranks.
+    """
+    if kind not in KINDS:
+        raise InputError(f"--parallel: there is no kind '{kind}'", hint=did_you_mean(kind, ["auto", *KINDS]))
+    shards = KINDS[kind].shards(ranks, shard_size)
+    if ranks % shards:
+        raise InputError(
+            f"--parallel {kind}: groups of {shards} devices do not divide {plural(ranks, 'device')}",
+            hint="--parallel fsdp divides the model over any number of devices",
+        )
+    return Layout(kind, ranks // shards, shards, reshard)
+
+
+def choose_kind(needed: Mapping[str, int], available: int | None) -> tuple[str, str]:
+    """(kind, reason) of `--parallel auto`: the first that fits, else the one that needs the least.
+
+    Args:
+        needed: bytes that a rank needs by kind, in the order of preference.
+        available: memory of a device in bytes; None: unknown, then the first.
+    """
+    first = next(iter(needed))
+    if available is None:
+        return first, "the memory of a device is unknown here"
+    usable, has = int(USABLE_SHARE * available), f"{binary_bytes(available)} of a device"
+    fitting = [kind for kind, size in needed.items() if size <= usable]
+    if not fitting:
+        least = min(needed, key=lambda kind: needed[kind])
+        return least, f"no kind fits into the {has}; this one needs the least"
+    if fitting[0] == first:
+        return first, f"it fits into the {has}"
+    return fitting[0], f"it fits into the {has}; {first} needs {binary_bytes(needed[first])}"
+
+
+# --- parameters of a rank --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Sizes, in numbers, of parameters that FSDP2 gathers together.
+
+    Attributes:
+        shard: held by the rank with the most rows; messages have as many for every rank.
+        trained: of these, the ones with a gradient.
+        reused: of the largest tensor that several modules use, such as a tied table; 0: none.
+    """
+
+    shard: int
+    trained: int
+    reused: int
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The parameters of the trained models as one rank of a layout holds them. `root`: all outside the blocks."""
+
+    layout: Layout
+    root: Unit
+    blocks: tuple[Unit, ...]
+
+    @classmethod
+    def of(cls, models: Sequence[Transformer], layout: Layout) -> Shards:
+        """Those of models on any device, also meta. A parameter of two models belongs to the first."""
+        uses = Counter(id(p) for model in models for _, p in model.named_parameters(remove_duplicate=False))
+        stacks = [stack for model in models for stack in (model.encoder, model.decoder) if stack is not None]
+        blocks = [list(block.parameters()) for stack in stacks for block in stack.layers]
+        inside = {id(p) for block in blocks for p in block}
+        outside = {id(p): p for model in models for p in model.parameters() if id(p) not in inside}
+        root, *rest = (_unit(parameters, uses, layout.shards) for parameters in (outside.values(), *blocks))
+        return cls(layout, root, tuple(rest))
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        return (self.root, *self.blocks)
+
+    @property
+    def held(self) -> int:
+        """Numbers of all parameters that one rank holds."""
+        return sum(unit.shard for unit in self.units)
+
+    @property
+    def trained(self) -> int:
+        """Of these, the ones with a gradient."""
+        return sum(unit.trained for unit in self.units)
+
+
+def _unit(parameters: Iterable[nn.Parameter], uses: Mapping[int, int], shards: int) -> Unit:
+    sizes = [(p, -(-p.shape[0] // shards) * (p.numel() // p.shape[0])) for p in parameters]  # rows are divided
+    return Unit(
+        shard=sum(size for _, size in sizes),
+        trained=sum(size for p, size in sizes if p.requires_grad),
+        reused=max((p.numel() for p, _ in sizes if p.requires_grad and uses[id(p)] > 1), default=0),
+    )
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def rank_memory(
+    whole: MemoryEstimate, shards: Shards, *, dtype: torch.dtype, compute_dtype: torch.dtype, moments: int, ema: bool
+) -> MemoryEstimate:
+    """Bytes of one rank.
+
+    Args:
+        whole: of one process with the micro-batch of the rank. DDP needs as much: its buckets are the gradients.
+        dtype: of gathered weights. Where it is the compute dtype, no copies of the weights are made.
+        moments: numbers of optimizer state for each trained number.
+        ema: whether there are averaged weights too.
+    """
+    if shards.layout.shards == 1:
+        return whole
+    weights, gradients = shards.held * FP32_BYTES, shards.trained * FP32_BYTES
+    gathered, exchanged = _gathered_bytes(shards, dtype.itemsize)
+    return replace(
+        whole,
+        weights=weights * (2 if ema else 1),
+        gradients=gradients,
+        optimizer=gradients * moments,
+        copies=0 if dtype == compute_dtype else whole.copies,
+        gathered=gathered,
+        exchanged=exchanged,
+    )
+
+
+def _gathered_bytes(shards: Shards, itemsize: int) -> tuple[int, int]:
+    """(bytes of weights that are gathered in the backward of a block, more bytes of an exchange at the peak).
+
+    The peak is the largest sum at these moments, with the weights W and w of the root and of the largest block, and
+    their gradients G and g in fp32 (in the dtype of the gathered weights gradients are as large as these):
+
+        first block gathered       2 W + w        the root's buffer is freed after the block's copy
+        backward of a block        W + 3 w + g    the next block's buffer; own gradients; those of the block before.
+                                                  Where blocks stay gathered, all weights in place of W + 2 w
+        last gradients of the root 2 W + g        and twice those of a table that several modules use
+        root's gradients reduced   W + G
+    """
+    size, largest = shards.layout.shards, max(shards.blocks, key=lambda unit: unit.shard)
+    whole, root, block = (count * size * itemsize for count in (shards.held, shards.root.shard, largest.shard))
+    root_sums, block_sums = (unit.trained * size * FP32_BYTES for unit in (shards.root, largest))
+    gathered = root + 2 * block if shards.layout.reshard else whole
+    peak = max(
+        2 * root + block,
+        gathered + block + block_sums,
+        2 * root + 2 * shards.root.reused * itemsize + block_sums,
+        root + root_sums,
+    )
+    return gathered, peak - gathered
+
+
+# --- traffic ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective operation in a step: bytes of the whole tensors, and those that a rank sends.
+
+    calls: None in DDP, whose buckets depend on torch and on the order of the gradients.
+    """
+
+    calls: int | None
+    tensor_bytes: int
+    sent_bytes: int
+
+    def to_json(self) -> dict[str, int | None]:
+        return {"calls": self.calls, "tensor_bytes": self.tensor_bytes, "sent_bytes": self.sent_bytes}
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Collectives of a step by name; those that a layout does not use are missing."""
+
+    collectives: Mapping[str, Collective]
+
+    @property
+    def sent(self) -> int:
+        """Bytes that a rank sends, and receives."""
+        return sum(collective.sent_bytes for collective in self.collectives.values())
+
+    def to_json(self) -> dict[str, Any]:
+        found = {name: collective.to_json() for name, collective in self.collectives.items()}
+        return {**found, "sent_bytes": self.sent, "received_bytes": self.sent}
+
+
+def step_traffic(shards: Shards, *, dtype: torch.dtype, micro_batches: int) -> Traffic:
+    """What a rank sends in one step. dtype: of gathered weights."""
+    layout, units = shards.layout, shards.units
+    found: dict[str, Collective] = {}
+    if layout.shards > 1:
+        again = shards.blocks if layout.reshard else ()
+        numbers = layout.shards * (shards.held + sum(unit.shard for unit in again))
+        gathers, scatters = len(units) + len(again), sum(unit.trained > 0 for unit in units)
+        sums = layout.shards * shards.trained * FP32_BYTES
+        found["all_gather"] = _ring(gathers, numbers * dtype.itemsize, layout.shards, times=micro_batches)
+        found["reduce_scatter"] = _ring(scatters, sums, layout.shards, times=micro_batches)
+    if layout.replicas > 1:
+        calls = sum(unit.trained > 0 for unit in units) if layout.shards > 1 else None
+        found["all_reduce"] = _ring(calls, shards.trained * FP32_BYTES, layout.replicas, passes=2)
+    return Traffic(found)
+
+
+def _ring(calls: int | None, tensor_bytes: int, ranks: int, *, times: int = 1, passes: int = 1) -> Collective:
+    """`times` the calls, on a ring that each tensor passes once, or twice for a sum that every rank gets."""
+    total = tensor_bytes * times
+    return Collective(calls and calls * times, total, passes * total * (ranks - 1) // ranks)
+
+
+# --- the plan of a training ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """Estimate for one rank of a training.
+
+    Attributes:
+        reason: why `auto` chose this kind; empty for a kind that was named.
+        rows: of a micro-batch, in the rank that has the most.
+        note: what to change where ranks have no rows; None: nothing.
+    """
+
+    layout: Layout
+    reason: str
+    rows: int
+    memory: MemoryEstimate
+    traffic: Traffic
+    note: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        layout = self.layout
+        return {
+            "devices": layout.ranks,
+            "kind": layout.kind,
+            "reason": self.reason,
+            "replicas": layout.replicas,
+            "shards": layout.shards,
+            "rows": self.rows,
+            "memory": self.memory.to_json(),
+            "traffic": self.traffic.to_json(),
+            "note": self.note,
+        }
+
+
+def plan_ranks(
+    recipe: Recipe,
+    models: Sequence[Transformer],
+    ranks: int,
+    *,
+    whole: MemoryEstimate,
+    rows: int,
+    dtype: torch.dtype,
+    available: int | None,
+) -> RankPlan:
+    """The estimate for `ranks` ranks of the recipe's `training.parallel`.
+
+    Args:
+        models: all that are trained, on any device; parameters without `requires_grad` are frozen.
+        whole: memory of one process with the rows of a rank.
+        rows: of a micro-batch of all ranks.
+        dtype: of the computation.
+        available: memory of a device in bytes; None: unknown.
+
+    Raises InputError for groups that do not divide the ranks.
+    """
+    training = recipe.training
+    section, moments = training.parallel, OPTIMIZERS[recipe.optimizer.kind].moments
+    group = section.shard_size or MACHINE_RANKS
+
+    def planned(kind: str) -> tuple[Shards, MemoryEstimate]:
+        shards = Shards.of(models, layout_of(kind, ranks, shard_size=group, reshard=section.reshard))
+        ema = training.ema_decay is not None
+        return shards, rank_memory(whole, shards, dtype=dtype, compute_dtype=dtype, moments=moments, ema=ema)
+
+    kind: str = section.kind
+    reason = ""
+    if kind == "auto":
+        possible = [name for name, each in KINDS.items() if ranks % each.shards(ranks, group) == 0]
+        kind, reason = choose_kind({name: planned(name)[1].total for name in possible}, available)
+    shards, memory = planned(kind)
+    traffic = step_traffic(shards, dtype=dtype, micro_batches=training.grad_accum)
+    note = idle_note(training, rows, ranks)
+    return RankPlan(shards.layout, reason, -(-rows // ranks), memory, traffic, note)
+
+
+def idle_note(training: Training, rows: int, ranks: int) -> str | None:
+    """What to change where a micro-batch has fewer rows than there are ranks; None where every rank has one."""
+    if rows >= ranks:
+        return None
+    flag, size = (
+        ("--batch-size", training.batch_size) if training.batch_size else ("--batch-tokens", training.batch_tokens)
+    )
+    assert size is not None
+    idle = f"a micro-batch has {plural(rows, 'row')}, so {ranks - rows} of {ranks} devices have none"
+    for count in range(training.grad_accum, 0, -1):
+        if size * training.grad_accum % count == 0 and rows * training.grad_accum // count >= ranks:
+            same = f"{flag} {size * training.grad_accum // count} --grad-accum {count}"
+            return f"{idle}; the same step with rows for all: {same}"
+    return f"{idle}; a step has {plural(rows * training.grad_accum, 'row')}, fewer than devices"
