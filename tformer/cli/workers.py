@@ -13,8 +13,19 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import console, spinner
 from tformer.errors import InputError, Interrupted, TformerError
 
+STANDARD_INPUT = "-"
+
 if TYPE_CHECKING:
     from tformer.workers.worker import Failure, Worker
+
+
+def require_input_file(devices: str | None, path: str | None) -> None:
+    """Raise InputError for `--devices` without a file of lines that the processes can divide."""
+    if devices is not None and path in (None, STANDARD_INPUT):
+        raise InputError(
+            "--devices needs --input FILE, whose lines the processes divide",
+            hint="standard input can be read by one process only",
+        )
 
 
 @dataclass(frozen=True)

@@ -156,6 +156,8 @@ class Training(Section):
     eval_every: Positive | None = 500
     save_every: Positive | None = 500  # steps between checkpoints; null: with every validation
     save_every_minutes: PositiveFloat | None = None  # also save after so many minutes
+    # write checkpoints from a copy of all tensors while training goes on; null: where several processes train
+    save_in_background: bool | None = None
     keep_last: Positive = 2  # number of checkpoints kept besides the best
     log_every: Positive = 10  # steps between log lines
     sample_every: NonNegative | None = None  # steps between sample texts; null: with every validation; 0: never

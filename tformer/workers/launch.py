@@ -214,10 +214,12 @@ class _Group:
         silent = {rank: code for rank, code in self._codes.items() if code and rank not in {r.rank for r in reports}}
         own = [each for each in reports if not each.lost]
         if own:
-            received = [each.signal for each in own if each.signal is not None]
-            code = 128 + received[0] if received and own[0].code > 128 else own[0].code
-            is_common = sum(each.message == own[0].message for each in own) == len(self._codes)
-            return replace(own[0], code=code, named=own[0].named and not is_common)
+            first, code = own[0], own[0].code
+            if code > 128:  # all were interrupted: the leader says what was saved
+                first = min(own, key=lambda each: (each.code <= 128, each.rank))
+                code = next((128 + each.signal for each in own if each.signal is not None), code)
+            is_common = sum(each.message == first.message for each in own) == len(self._codes)
+            return replace(first, code=code, named=first.named and not is_common)
         for rank, code in silent.items():
             if rank not in self._killed:
                 return Failure(rank, *_end_of(code))

@@ -32,6 +32,9 @@ START_TIMEOUT = timedelta(minutes=5)
 POLL_SECONDS = (0.001, 0.05)
 """First and longest pause between two looks for a value."""
 
+AHEAD = 8
+"""Answers of a worker that may wait for the leader to take them."""
+
 FAILURE_SECONDS = 2.0
 """A worker that lost another one waits so long for the report of that one's failure, and the leader for all reports."""
 
@@ -159,6 +162,35 @@ class Worker:
         value = make()
         self._put(key, "done")
         return value
+
+    def send(self, index: int, answer: Any) -> None:
+        """Give the leader the answer of item `index`, a JSON value; wait while it has many others to take."""
+        self._wait_until(lambda: not self.store.check([f"answer/{index - AHEAD * self.world_size}"]))
+        self._put(f"answer/{index}", json.dumps(answer))
+
+    def receive(self, index: int, should_stop: Callable[[], bool]) -> Any:
+        """The answer of item `index` by another worker; None once `should_stop` is true."""
+        key = f"answer/{index}"
+        self._wait_until(lambda: self.store.check([key]) or should_stop())
+        if should_stop():
+            return None
+        answer = json.loads(self._wait_for(key))
+        with _connected():
+            self.store.delete_key(key)
+        return answer
+
+    def total(self, number: int) -> int:
+        """The sum of a number over all workers, in the leader, which waits for them; else what is known of it."""
+        if self.store is None:
+            return number
+        self._turns += 1
+        with _connected():
+            total = self.store.add(f"total/{self._turns}", number)
+            given = self.store.add(f"given/{self._turns}", 1)
+        if not self.leads or given == self.world_size:
+            return int(total)
+        self._wait_until(lambda: self.store.add(f"given/{self._turns}", 0) == self.world_size)
+        return int(self.store.add(f"total/{self._turns}", 0))
 
     def require_equal(self, facts: Mapping[str, str], *, hint: str) -> None:
         """Raise InputError, which names the first difference, when this worker's facts differ from the leader's."""
