@@ -168,6 +168,20 @@ def test_a_full_disk_ends_all_processes_with_3(train: Cli, monkeypatch: pytest.M
     assert latest("run").name == "step-00000006"
 
 
+def test_a_save_may_take_longer_than_the_time_limit_of_the_processes(
+    train: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = session.save_checkpoint
+
+    def slowly(run: Any, step: int, **parts: Any) -> Path:
+        time.sleep(1.0 if step == 4 else 0.0)
+        return save(run, step, **parts)
+
+    monkeypatch.setattr(session, "save_checkpoint", slowly)
+    outcome = train("--out", "run", "--devices", 2, "--set", "training.parallel.timeout_minutes=0.01")
+    assert outcome.code == 0, outcome.err
+
+
 def test_a_loss_that_is_nan_ends_all_processes_once_with_4(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     nan_at(monkeypatch, 5, 6, 7)
     outcome = train("--out", "run", "--devices", 2)

@@ -45,14 +45,20 @@ class Saver:
 
     def save(self, write: Callable[[], object]) -> None:
         """Call `write`, now or in a thread, after the one before it has ended."""
+        self.make_room()
         began = time.perf_counter()
-        self.finish()
         if self._in_background:
             # The thread ends with the process: a folder that it was writing is removed by the next save.
             self._thread = Thread(target=self._run, args=(write,), name="checkpoint", daemon=True)
             self._thread.start()
         else:
             write()
+        self.seconds += time.perf_counter() - began
+
+    def make_room(self) -> None:
+        """Wait until the checkpoint before is on disk."""
+        began = time.perf_counter()
+        self.finish()
         self.seconds += time.perf_counter() - began
 
     def raise_if_failed(self) -> None:

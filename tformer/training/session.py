@@ -443,6 +443,7 @@ class Session:
         return {"layerdrop_rates": rates} if rates else {}
 
     def _save(self, state: TrainerState, score: float | None) -> None:
+        self.worker.share(self.saver.make_room)  # the others wait for the save before without a time limit
         self.whole.gather()
         optimizer, averages = self.parts.optimizer.state_by_name(), self.whole.averages(self.parts.ema)
         if not self.worker.leads:
