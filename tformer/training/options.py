@@ -257,8 +257,7 @@ class TrainOptions:
         MACHINE(
             "--parallel",
             metavar="auto|ddp|fsdp|hsdp",
-            help="Each device holds the whole model (ddp), or all of them (fsdp) or groups (hsdp) divide it; auto: ddp "
-            "where it fits. fsdp and hsdp are estimated with --dry-run, not trained.",
+            help="Each device holds the whole model (ddp), or all of them (fsdp) or groups (hsdp) divide it; auto: ddp.",
         ),
         Key("training.parallel.kind"),
     ] = None
