@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 
 from tests.decoding.random_models import random_model
+from tformer.decoding.beam_search import beam_search
 from tformer.decoding.generate import generate
-from tformer.decoding.inference import inference
-from tformer.decoding.settings import GenerationSettings
+from tformer.decoding.inference import inference, prepare_inference
+from tformer.decoding.settings import BeamSettings, GenerationSettings
 from tformer.decoding.stepper import EnsembleStepper, ModelStepper, Stepper, mean_log_probabilities
 from tformer.errors import InputError, TformerError
+from tformer.kernels.functions import find
 from tformer.model import Transformer
+from tformer.nn.cache import LayerCache, Spares
 
 VOCAB = 29
 START = 1
@@ -355,3 +358,35 @@ def test_ensembles_that_do_not_fit_are_refused() -> None:
         EnsembleStepper([stepper_of(make(), SOURCES[:n], PREFIXES[:n]) for n in (1, 2)])
     with pytest.raises(ValueError, match="at least one"):
         EnsembleStepper([])
+
+
+@pytest.mark.skipif(find() is None, reason="no compiler for kernels here")
+@pytest.mark.parametrize("encoder", [True, False], ids=["encoder-decoder", "decoder"])
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+@pytest.mark.parametrize("prefixes", [[[START]] * 4, PREFIXES], ids=["equal", "padded"])
+def test_beams_that_move_by_a_table_find_what_beams_find_whose_slots_are_moved(
+    encoder: bool, quantize: str, prefixes: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sentences of different lengths, which leave one after another; bit for bit."""
+    model = make(encoder=encoder, max_seq_len=40)
+    prepare_inference(model, torch.bfloat16, quantize=quantize, rows=16)
+    settings = BeamSettings(beam_size=4, max_new_tokens=20, eos_id=2, length_penalty=1.0)
+    copies: list[str] = []
+    gather = Spares.gather
+    monkeypatch.setattr(
+        Spares, "gather", lambda self, *a, **named: (copies.append("gather"), gather(self, *a, **named))[1]
+    )
+
+    def found(*, by_table: bool) -> tuple[list[Any], int]:
+        with monkeypatch.context() as patch:
+            if not by_table:
+                patch.setattr(
+                    LayerCache, "read_by_kernel", property(lambda self: False, lambda self, value: None), raising=False
+                )
+            copies.clear()
+            stepper = ModelStepper(model, prefixes, sources=SOURCES if encoder else None, capacity=20)
+            hypotheses = beam_search(stepper, settings, limits=[6, 9, 20, 13])
+            return [[(each.ids, each.logprobs, each.score) for each in row] for row in hypotheses], len(copies)
+
+    (expected, copied), (here, fewer) = found(by_table=False), found(by_table=True)
+    assert here == expected and fewer < copied / 2

@@ -119,3 +119,23 @@ def test_a_step_follows_a_cache_that_grows_or_moves(kernels: Kernels) -> None:
         qkv = torch.randn(rows, 1, 48)
         found: Tensor = step(qkv, keys, values, length=1, mask=None)
         assert torch.equal(found, qkv[..., 32:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(("heads", "kv_heads", "size", "value"), [(4, 2, 10, 7), (2, 2, 64, 64)])
+def test_a_step_reads_each_slot_in_the_row_that_wrote_it(
+    kernels: Kernels, dtype: torch.dtype, heads: int, kv_heads: int, size: int, value: int
+) -> None:
+    torch.manual_seed(0)
+    rows, length, room = 5, 20, 24
+    step = kernels.attention_step(heads=heads, kv_heads=kv_heads, head_dim=size, value_dim=value, scale=0.3)
+    keys = torch.randn(rows, kv_heads, room, size).to(dtype)
+    values = torch.randn(rows, kv_heads, room, value).to(dtype)
+    origins = torch.randint(rows, (rows, room), dtype=torch.int32)
+    origins[:, length - 1] = torch.arange(rows)
+    qkv = torch.randn(rows, 1, (heads + kv_heads) * size + kv_heads * value).to(dtype)
+    own_keys, own_values = (
+        x[origins.long(), :, torch.arange(room)].transpose(1, 2).contiguous() for x in (keys, values)
+    )
+    expected = step(qkv, own_keys, own_values, length=length, mask=None)
+    assert torch.equal(step(qkv, keys, values, length=length, mask=None, origins_BS=origins), expected)

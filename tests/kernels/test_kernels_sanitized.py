@@ -32,7 +32,7 @@ def test_no_kernel_reads_or_writes_beside_its_tensors_on_any_instruction_set(tmp
         "TFORMER_SANITIZED_KERNELS": str(tmp_path),
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    tests = [str(Path(__file__).with_name(f"test_kernels_{part}.py")) for part in ("functions", "fused")]
+    tests = [str(Path(__file__).with_name(f"test_kernels_{part}.py")) for part in ("functions", "fused", "tape")]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     done = subprocess.run(command, env=os.environ | surroundings, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -111,6 +111,55 @@ def test_append_returns_all_slots_and_refuses_overflow() -> None:
         cache.advance(torch.tensor([[6]]))
 
 
+def random_slots(cache: ModelCache, count: int, *, by_kernel: bool) -> None:
+    """New slots in every layer, written as kernels write them or as PyTorch's operators."""
+    cache.advance(torch.arange(cache.length, cache.length + count).unsqueeze(0))
+    for layer in cache.layers:
+        assert isinstance(layer, LayerCache)
+        torch.manual_seed(cache.length)
+        k, v = torch.randn(2, cache.batch_size, 2, count, 4)
+        if by_kernel:
+            keys, values, end = layer.extend(count)
+            keys[:, :, end - count : end], values[:, :, end - count : end] = k, v
+        else:
+            layer.append(k, v)
+
+
+@pytest.mark.parametrize("ends", ["grows", "truncated", "kept", "moved again", "half of the layers"])
+def test_rows_that_moved_by_table_hold_what_moved_rows_hold(ends: str) -> None:
+    moved, table = model_cache(capacity=12), model_cache(capacity=12)
+    orders = [torch.tensor(order) for order in ([2, 0, 0], [1, 1, 2], [0, 2, 1])]
+    for cache, by_kernel in ((moved, False), (table, True)):
+        random_slots(cache, 2, by_kernel=by_kernel)
+        for order in orders:
+            cache.reorder_beams(order)
+            random_slots(cache, 1, by_kernel=by_kernel)
+    storages = [layer.keys.data_ptr() for layer in table.layers]
+    for layer in table.layers:
+        layer.extend(0)
+    table.reorder_beams(orders[0])
+    moved.reorder_beams(orders[0])
+    assert [layer.keys.data_ptr() for layer in table.layers] == storages  # nothing was copied
+    for cache in (moved, table):
+        if ends == "truncated":
+            cache.truncate(3)
+        elif ends == "kept":
+            cache.keep_sentences(torch.tensor([0, 2]))
+        elif ends == "half of the layers":
+            cache.layers[0].append(torch.zeros(3, 2, 0, 4), torch.zeros(3, 2, 0, 4))
+            cache.layers[0].extend(0)
+            cache.reorder_beams(orders[1])
+        elif ends == "moved again":
+            cache.reorder_beams(orders[2])
+            random_slots(cache, 1, by_kernel=False)
+        else:
+            random_slots(cache, 5, by_kernel=cache is table)
+    for one, other in zip(moved.layers, table.layers, strict=True):
+        nothing = torch.zeros(len(one.keys), 2, 0, 4)
+        for found, expected in zip(other.append(nothing, nothing), one.append(nothing, nothing), strict=True):
+            assert torch.equal(found, expected) and len(found)
+
+
 def test_a_layer_whose_rows_moved_grows_and_keeps_every_slot() -> None:
     layer, order = model_cache(capacity=20).layers[0], torch.tensor([2, 0, 1])
     first, more = torch.randn(3, 2, 4, 4), torch.randn(3, 2, 9, 4)

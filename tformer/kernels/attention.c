@@ -61,15 +61,22 @@ static float weigh(float *scores, long count) {
     return total == 0 ? 1 : total;
 }
 
+/* Where the key or value of slot s of row b and a head begins; `strides` are those of k or v. */
+INLINE const char *slot(const struct attention *a, const void *numbers, const long *strides, long b, long head, long s,
+                        int wide) {
+    long row = a->origins ? a->origins[b * a->origin_stride + s] : b;
+    return at(numbers, row * strides[0] + head * strides[1] + s * strides[2], wide);
+}
+
 /* out = rate times the sum of values by weight, of `size` numbers, a constant: whole vectors, at most MOST_SUMS. */
-INLINE void mix(const struct attention *a, const char *values, const float *weights, float rate, int size, char *out,
-                int wide) {
+INLINE void mix(const struct attention *a, long b, long head, long from, const float *weights, float rate, int size,
+                char *out, int wide) {
     floats sum[MOST_SUMS / FLOATS];
     float numbers[MOST_SUMS];
     UNROLL for (int i = 0; i < size / FLOATS; i++) sum[i] = (floats){0};
     for (long s = 0; s < a->num_keys; s++) {
         if (weights[s] == 0) continue; /* a slot that nobody sees may hold anything */
-        const char *value = at(values, s * a->v_strides[2], wide);
+        const char *value = at(slot(a, a->v, a->v_strides, b, head, s, wide), from, wide);
         UNROLL for (int i = 0; i < size / FLOATS; i++) sum[i] += weights[s] * floats_at(value, i * FLOATS, wide);
     }
     UNROLL for (int i = 0; i < size / FLOATS; i++) {
@@ -80,12 +87,12 @@ INLINE void mix(const struct attention *a, const char *values, const float *weig
 }
 
 /* The same for numbers that fill no vector. */
-INLINE void mix_rest(const struct attention *a, const char *values, const float *weights, float rate, long size,
-                     char *out, int wide) {
+INLINE void mix_rest(const struct attention *a, long b, long head, long from, const float *weights, float rate,
+                     long size, char *out, int wide) {
     float sum[LANES] = {0};
     for (long s = 0; s < a->num_keys; s++) {
         if (weights[s] == 0) continue;
-        const char *value = at(values, s * a->v_strides[2], wide);
+        const char *value = at(slot(a, a->v, a->v_strides, b, head, s, wide), from, wide);
         for (long i = 0; i < size; i++) sum[i] += weights[s] * number(value, i, wide);
     }
     for (long i = 0; i < size; i++) put(out, i, sum[i] * rate, wide);
@@ -95,8 +102,8 @@ INLINE void mix_rest(const struct attention *a, const char *values, const float 
 INLINE void ask_for(const struct attention *a, long b, long h, int wide) {
     long head = h / (a->heads / a->kv_heads), size = wide ? sizeof(float) : sizeof(bf16);
     for (long s = 0; s < least(a->num_keys, MOST_ASKED); s++) {
-        const char *key = at(a->k, b * a->k_strides[0] + head * a->k_strides[1] + s * a->k_strides[2], wide);
-        const char *value = at(a->v, b * a->v_strides[0] + head * a->v_strides[1] + s * a->v_strides[2], wide);
+        const char *key = slot(a, a->k, a->k_strides, b, head, s, wide);
+        const char *value = slot(a, a->v, a->v_strides, b, head, s, wide);
         for (long i = 0; i < a->head_dim * size; i += LINE) __builtin_prefetch(key + i);
         for (long i = 0; i < a->value_dim * size; i += LINE) __builtin_prefetch(value + i);
     }
@@ -109,10 +116,8 @@ INLINE void one(const struct attention *a, long b, long h, long t, float *scores
     const long *m = a->mask_strides, *n = a->bias_strides;
     const uint8_t *mask = a->mask ? a->mask + b * m[0] + h * m[1] + t * m[2] : 0;
     const float *bias = a->bias ? a->bias + b * n[0] + h * n[1] + t * n[2] : 0;
-    const char *keys = at(a->k, b * a->k_strides[0] + head * a->k_strides[1], wide);
-    const char *values = at(a->v, b * a->v_strides[0] + head * a->v_strides[1], wide);
     for (long s = 0; s < a->num_keys; s++) {
-        const char *key = at(keys, s * a->k_strides[2], wide);
+        const char *key = slot(a, a->k, a->k_strides, b, head, s, wide);
         int seen = !mask || mask[s * m[3]];
         scores[s] = seen ? dot(q, key, a->head_dim, wide) * a->scale + (bias ? bias[s * n[3]] : 0) : -INFINITY;
     }
@@ -122,11 +127,11 @@ INLINE void one(const struct attention *a, long b, long h, long t, float *scores
     char *out = (char *)at(a->out, ((b * a->num_queries + t) * a->heads + h) * a->value_dim, wide);
     long i = 0;
     for (; i + MOST_SUMS <= a->value_dim; i += MOST_SUMS)
-        mix(a, at(values, i, wide), scores, rate, MOST_SUMS, (char *)at(out, i, wide), wide);
+        mix(a, b, head, i, scores, rate, MOST_SUMS, (char *)at(out, i, wide), wide);
     for (; i + LANES <= a->value_dim; i += LANES)
-        mix(a, at(values, i, wide), scores, rate, LANES, (char *)at(out, i, wide), wide);
+        mix(a, b, head, i, scores, rate, LANES, (char *)at(out, i, wide), wide);
     if (i < a->value_dim)
-        mix_rest(a, at(values, i, wide), scores, rate, a->value_dim - i, (char *)at(out, i, wide), wide);
+        mix_rest(a, b, head, i, scores, rate, a->value_dim - i, (char *)at(out, i, wide), wide);
 }
 
 INLINE void head_of(const struct attention *a, long i, float *scores, int wide) {

@@ -7,7 +7,7 @@ v value_dim; R rows, V columns, k of them.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tformer.device import use_large_pages
 from tformer.kernels.library import AttentionArguments, CallArguments, LinearArguments, load
+from tformer.kernels.tape import AttentionCall, Tape, record, recorded
 
 # As in linear.h.
 FORMATS = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2, torch.uint8: 3}
@@ -107,7 +108,9 @@ class Kernels:
             _address(bias),
             None,
             None,
+            None,
             out_BTHv.data_ptr(),
+            0,
             0,
             batch,
             heads,
@@ -132,6 +135,15 @@ class Kernels:
     ) -> AttentionStep:
         """Attention of one new position of each row, which also writes its key and value into the cache."""
         return AttentionStep(self._library, heads, kv_heads, head_dim, value_dim, scale)
+
+    def record(
+        self, x: Tensor, run: Callable[[], Tensor], storages: Callable[[], Sequence[Tensor]]
+    ) -> tuple[Tensor, Tape | None]:
+        """The result of run(), a decoding step of x [B, 1, D], and the tape of its calls where these are all of it.
+
+        storages: the keys of each layer's cache after the step.
+        """
+        return record(self._library, x, run, storages)
 
     def round_rows(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
         """bf16 or fp32 x in 8 bits, uint8 [N, D] with 128 for zero, and the scale of each row, fp32 [N]."""
@@ -169,53 +181,56 @@ class AttentionStep:
     def __init__(
         self, library: ctypes.CDLL, heads: int, kv_heads: int, head_dim: int, value_dim: int, scale: float
     ) -> None:
-        self._attend, self._arguments = library.attend, AttentionArguments()
-        self._address = ctypes.addressof(self._arguments)
-        a = self._arguments
+        a = AttentionArguments()
         a.heads, a.kv_heads, a.head_dim, a.value_dim, a.scale = heads, kv_heads, head_dim, value_dim, scale
         a.num_queries = 1
         self._sizes = heads * head_dim, kv_heads * head_dim, heads * value_dim
         self._width = (heads + kv_heads) * head_dim + kv_heads * value_dim
-        self._shape: tuple[int, ...] = ()
+        a.q_strides[:], a.new_stride = (self._width, head_dim, self._width), self._width
+        self._attend, self._call, self._address = library.attend, AttentionCall(a), ctypes.addressof(a)
 
     def __call__(
-        self, qkv_B1x: Tensor, keys_BKCh: Tensor, values_BKCv: Tensor, *, length: int, mask: Tensor | None
+        self,
+        qkv_B1x: Tensor,
+        keys_BKCh: Tensor,
+        values_BKCv: Tensor,
+        *,
+        length: int,
+        mask: Tensor | None,
+        origins_BS: Tensor | None = None,
     ) -> Tensor:
         """[B, 1, H v]. qkv: the product of the fused projection, contiguous; keys, values: the cache's storage.
 
-        length: slots in use, the new one included. mask: bool, broadcastable to [B, H, 1, length].
+        length: slots in use, the new one included. mask: bool, broadcastable to [B, H, 1, length]. origins: int32, the
+        row of the storage that holds each slot of a row, its own for the new slot; None: its own for all.
         """
-        a, wide = self._arguments, _is_wide(qkv_B1x)
+        a, wide = self._call.arguments, _is_wide(qkv_B1x)
         rows, itemsize = qkv_B1x.shape[0], 4 if wide else 2
         assert qkv_B1x.shape[1:] == (1, self._width) and qkv_B1x.is_contiguous()
         assert keys_BKCh.dtype == values_BKCv.dtype == qkv_B1x.dtype
-        if (shape := (*keys_BKCh.shape, *keys_BKCh.stride(), *values_BKCv.shape, *values_BKCv.stride())) != self._shape:
-            self._take_shape(keys_BKCh, values_BKCv)
-            self._shape = shape
-        assert rows == keys_BKCh.shape[0] and length <= keys_BKCh.shape[2]
+        a.rows, a.wide = rows, wide
+        self._call.place(keys_BKCh, values_BKCv, length)
         out = qkv_B1x.new_empty(rows, 1, self._sizes[2])
         a.q = start = qkv_B1x.data_ptr()
         a.new_k = start + self._sizes[0] * itemsize
         a.new_v = start + (self._sizes[0] + self._sizes[1]) * itemsize
-        a.k, a.v, a.out = keys_BKCh.data_ptr(), values_BKCv.data_ptr(), out.data_ptr()
-        a.rows, a.num_keys, a.wide = rows, length, wide
+        a.out = out.data_ptr()
         if mask is None:
             a.mask = None
         else:
             assert mask.dtype == torch.bool
             mask = mask.expand(rows, a.heads, 1, length)
             a.mask, a.mask_strides[:] = mask.data_ptr(), mask.stride()
+        if origins_BS is None:
+            a.origins = None
+        else:  # the caller keeps its numbers below B: reading them here would take longer than the attention
+            assert origins_BS.dtype == torch.int32 and origins_BS.stride(1) == 1
+            assert len(origins_BS) == rows and origins_BS.shape[1] >= length
+            a.origins, a.origin_stride = origins_BS.data_ptr(), origins_BS.stride(0)
         _check(self._attend(self._address, torch.get_num_threads()))
+        if (tape := recorded()) is not None:
+            tape.add_attention(a, qkv=qkv_B1x, out=out)
         return out
-
-    def _take_shape(self, keys_BKCh: Tensor, values_BKCv: Tensor) -> None:
-        a = self._arguments
-        slots = (*keys_BKCh.shape[:3],)
-        assert keys_BKCh.shape[1:] == (a.kv_heads, slots[2], a.head_dim) and keys_BKCh.stride(3) == 1
-        assert values_BKCv.shape == (*slots, a.value_dim) and values_BKCv.stride(3) == 1
-        a.k_strides[:], a.v_strides[:] = keys_BKCh.stride()[:3], values_BKCv.stride()[:3]
-        a.q_strides[:] = (self._width, a.head_dim, self._width)
-        a.new_stride = self._width
 
 
 class Product:
@@ -284,6 +299,8 @@ class Product:
             assert residual.dtype == out.dtype and residual.numel() == out.numel() and residual.is_contiguous()
             call.residual = residual.data_ptr()
         _check(self._linear(*self._addresses, torch.get_num_threads()))
+        if (tape := recorded()) is not None:
+            tape.add_product(self._arguments, call, x=x, residual=residual, out=out)
         return out
 
     def takes(self, norm: Norm | None, activation: str | None) -> bool:

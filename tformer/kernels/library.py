@@ -72,8 +72,8 @@ class AttentionArguments(ctypes.Structure):
     """`struct attention` of attention.h."""
 
     _fields_ = [
-        *((name, POINTER) for name in ("q", "k", "v", "mask", "bias", "new_k", "new_v", "out")),
-        ("new_stride", LONG),
+        *((name, POINTER) for name in ("q", "k", "v", "mask", "bias", "new_k", "new_v", "origins", "out")),
+        *((name, LONG) for name in ("new_stride", "origin_stride")),
         *((name, LONG) for name in ("rows", "heads", "kv_heads", "num_queries", "num_keys", "head_dim", "value_dim")),
         ("q_strides", LONG * 3),
         ("k_strides", LONG * 3),
@@ -91,6 +91,7 @@ SIGNATURES = {
     "round_rows": (None, [POINTER, INT, LONG, LONG, POINTER, POINTER, INT]),
     "rescale_rows": (None, [POINTER, INT, LONG, LONG, POINTER, POINTER, INT]),
     "attend": (INT, [POINTER, INT]),
+    "play": (INT, [POINTER, LONG, INT]),
     "top": (INT, [POINTER, LONG, LONG, LONG, LONG, POINTER, POINTER, INT]),
 }
 

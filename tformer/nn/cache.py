@@ -14,14 +14,14 @@ b beams, so that B / b sentences.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tformer.nn.products import get_kernels
+from tformer.nn.products import Tape, get_kernels
 
 FEW_SLOTS = 1024
 """Slots of all rows together, up to which attention on a CPU is bound by overhead, not by reading the cache."""
@@ -51,7 +51,12 @@ class LayerState(Protocol):
 
 
 class LayerCache:
-    """Keys and values of one self-attention layer, [B, K, C, h] and [B, K, C, v]."""
+    """Keys and values of one self-attention layer, [B, K, C, h] and [B, K, C, v].
+
+    Attributes:
+        read_by_kernel: the last slots were written by the caller of `extend`, which also reads `origins_BC`.
+        origins_BC: int32 [B, C], the row of the storage that holds each slot of a row; None: its own.
+    """
 
     def __init__(
         self,
@@ -69,6 +74,8 @@ class LayerCache:
         self._keys = _Kept(torch.empty(*rows, head_dim, device=device, dtype=dtype))
         self._values = _Kept(torch.empty(*rows, value_dim, device=device, dtype=dtype))
         self.capacity, self.length = capacity, 0
+        self.read_by_kernel = False
+        self.origins_BC: Tensor | None = None
 
     @property
     def keys(self) -> Tensor:
@@ -80,8 +87,10 @@ class LayerCache:
 
     def append(self, k_BKTh: Tensor, v_BKTv: Tensor) -> tuple[Tensor, Tensor]:
         """Write T new slots and return views of all S in use. ValueError when they do not fit."""
+        self._settle()
         start = self.length
         keys, values, end = self.extend(k_BKTh.shape[2])
+        self.read_by_kernel = False
         keys[:, :, start:end] = k_BKTh
         values[:, :, start:end] = v_BKTv
         return keys[:, :, :end], values[:, :, :end]
@@ -92,18 +101,27 @@ class LayerCache:
         check_fit(end, self.capacity)
         if end > self.keys.shape[2]:
             self._keys, self._values = self._with_room(self.keys, end), self._with_room(self.values, end)
-        self.length = end
+        self.length, self.read_by_kernel = end, True
         return self.keys, self.values, end
 
     def select_rows(self, index: Tensor, *, capacity: int | None = None, spares: Spares | None = None) -> None:
         """Row i becomes what row index[i] was, with room for `capacity` slots (None: as before)."""
         spares = Spares() if spares is None else spares
         self.capacity = self.capacity if capacity is None else capacity
-        self._keys = spares.gather(self._keys, index, length=self.length, capacity=self.capacity)
-        self._values = spares.gather(self._values, index, length=self.length, capacity=self.capacity)
+        sizes = {"length": self.length, "capacity": self.capacity}
+        origins_BS = None if self.origins_BC is None else self.origins_BC[index, : self.length].long()
+        self._keys = spares.gather(self._keys, index, origins_BS=origins_BS, **sizes)
+        self._values = spares.gather(self._values, index, origins_BS=origins_BS, **sizes)
+        self.origins_BC = None
 
     def truncate(self, length: int) -> None:
+        self._settle()
         self.length = length
+
+    def _settle(self) -> None:
+        """Move the slots into the rows that read them."""
+        if self.origins_BC is not None:
+            self.select_rows(torch.arange(len(self.origins_BC)))
 
     def _with_room(self, old_BKCx: Tensor, end: int) -> _Kept:
         new_BKCx = old_BKCx.new_empty(*old_BKCx.shape[:2], _room(end, self.capacity), old_BKCx.shape[3])
@@ -128,15 +146,23 @@ class Spares:
     def __init__(self) -> None:
         self._free: dict[tuple[int, ...], Tensor] = {}
 
-    def gather(self, kept: _Kept, index: Tensor, *, length: int, capacity: int) -> _Kept:
-        """Rows `index` of the first `length` slots, with room for a few more; `kept` is invalid afterwards."""
+    def gather(
+        self, kept: _Kept, index: Tensor, *, length: int, capacity: int, origins_BS: Tensor | None = None
+    ) -> _Kept:
+        """Rows `index` of the first `length` slots, with room for a few more; `kept` is invalid afterwards.
+
+        origins: long, the row of `kept` for each slot of a new row, in place of `index`.
+        """
         _, num_kv_heads, _, size = kept.slots.shape
         shape = (index.shape[0], num_kv_heads, _room(length + 1, capacity), size)
         memory = self._free.pop((num_kv_heads, size), None)
         if memory is None or memory.numel() < math.prod(shape):
             memory = kept.slots.new_empty(index.shape[0] * num_kv_heads * capacity * size)
         slots = memory[: math.prod(shape)].view(shape)
-        torch.index_select(kept.slots[:, :, :length], 0, index, out=slots[:, :, :length])
+        if origins_BS is None:
+            torch.index_select(kept.slots[:, :, :length], 0, index, out=slots[:, :, :length])
+        else:
+            slots[:, :, :length] = kept.slots[origins_BS, :, torch.arange(length)].transpose(1, 2)
         if kept.memory is not None:
             self._free[num_kv_heads, size] = kept.memory
         return _Kept(slots, memory)
@@ -206,6 +232,8 @@ class ModelCache:
         self.length = 0
         self.beams = 1
         self.padded = False
+        self._tape: Tape | None = None  # of a step by the kernels alone
+        self._tried: tuple[int, ...] = ()  # shape of the step that was recorded
         self._same_positions = True  # in all rows
         self._spares = Spares()
 
@@ -238,6 +266,20 @@ class ModelCache:
         self._same_positions = self._same_positions and positions_BT.shape[0] == 1
         return self.key_positions[: 1 if self._same_positions else None, :end], self.key_valid[:, :end]
 
+    def step(self, x_B1D: Tensor, run: Callable[[], Tensor]) -> Tensor:
+        """run(), all layers of a decoding step of x; steps that the C kernels do alone are repeated without Python."""
+        kernels, layers = get_kernels(), [layer for layer in self.layers if isinstance(layer, LayerCache)]
+        moved = any(layer.origins_BC is not None for layer in layers)
+        if kernels is None or self.cross or moved or len(layers) < len(self.layers):
+            return run()
+        if self._tape is not None and self._tape.takes(x_B1D):
+            return self._tape(x_B1D, [layer.extend() for layer in layers])
+        if x_B1D.shape == self._tried:
+            return run()
+        self._tried = tuple(x_B1D.shape)
+        out, self._tape = kernels.record(x_B1D, run, lambda: [layer.keys for layer in layers])
+        return out
+
     def reorder(self, index: Tensor) -> None:
         """Row i becomes what row index[i] was; `index` long [B'] may repeat or drop rows. Not after `fan_out`."""
         assert self.beams == 1, "rows of a cache that was fanned out move within their sentence"
@@ -269,9 +311,22 @@ class ModelCache:
         self._spares = Spares()  # the earlier ones are too small
 
     def reorder_beams(self, index: Tensor) -> None:
-        """Row i becomes what row index[i] was, long [B], of the same sentence: its positions and padding are equal."""
-        for layer in self.layers:
-            layer.select_rows(index, spares=self._spares)
+        """Row i becomes what row index[i] was, long [B], of the same sentence: its positions and padding are equal.
+
+        Kernels find a row's slots in the rows that wrote them: only the table of these rows moves.
+        """
+        layers = [layer for layer in self.layers if isinstance(layer, LayerCache) and layer.read_by_kernel]
+        tables = {id(layer.origins_BC) for layer in layers}
+        if len(layers) < len(self.layers) or len(tables) != 1:
+            for layer in self.layers:
+                layer.select_rows(index, spares=self._spares)
+            return
+        origins_BC = layers[0].origins_BC
+        if origins_BC is None:
+            origins_BC = torch.arange(len(index), dtype=torch.int32).unsqueeze(1).repeat(1, self.capacity)
+        origins_BC[:, : self.length] = origins_BC[index, : self.length]
+        for layer in layers:
+            layer.origins_BC = origins_BC
 
     def keep_sentences(self, sentences: Tensor) -> None:
         """Keep only these sentences (long), with all their rows."""

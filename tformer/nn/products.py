@@ -19,6 +19,7 @@ kv heads, T queries, S keys, h head_dim, v value_dim.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Literal, Protocol
 
@@ -52,9 +53,31 @@ class AttentionStep(Protocol):
     """The interface of `tformer.kernels.functions.AttentionStep`."""
 
     def __call__(
-        self, qkv_B1x: Tensor, keys_BKCh: Tensor, values_BKCv: Tensor, *, length: int, mask: Tensor | None
+        self,
+        qkv_B1x: Tensor,
+        keys_BKCh: Tensor,
+        values_BKCv: Tensor,
+        *,
+        length: int,
+        mask: Tensor | None,
+        origins_BS: Tensor | None = None,
     ) -> Tensor:
-        """[B, 1, H v]; `length` slots of the cache are in use, the new one included."""
+        """[B, 1, H v]; `length` slots of the cache are in use, the new one included.
+
+        origins: int32, the row of the storage that holds each slot of a row; None: its own.
+        """
+        ...
+
+
+class Tape(Protocol):
+    """The interface of `tformer.kernels.tape.Tape`."""
+
+    def takes(self, x: Tensor, /) -> bool:
+        """Whether a step of this input is the recorded one with other numbers."""
+        ...
+
+    def __call__(self, x_B1D: Tensor, slots: Sequence[tuple[Tensor, Tensor, int]], /) -> Tensor:
+        """The step's result; `slots`: of each layer the storage of keys and values, and the slots then in use."""
         ...
 
 
@@ -81,6 +104,12 @@ class Kernels(Protocol):
         self, *, heads: int, kv_heads: int, head_dim: int, value_dim: int, scale: float
     ) -> AttentionStep:
         """Attention of one new position of each row, which also writes its key and value into the cache."""
+        ...
+
+    def record(
+        self, x: Tensor, run: Callable[[], Tensor], storages: Callable[[], Sequence[Tensor]]
+    ) -> tuple[Tensor, Tape | None]:
+        """The result of run(), a decoding step of x [B, 1, D], and the tape of its calls where these are all of it."""
         ...
 
     def round_rows(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from tformer.nn.attention.context import AttentionContext, TapSink, scoped, tap
 from tformer.nn.attention.multi_head import MultiHeadAttention
-from tformer.nn.cache import CrossCache, LayerState
+from tformer.nn.cache import CrossCache, LayerState, ModelCache
 from tformer.nn.dropout import dropout, outside_graphs
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.fixed_cache import AnyCache, FixedLayer
@@ -190,7 +190,11 @@ class Stack(nn.Module):
         context = self._shared_by_layers(x_BTD, context)
         draw = self.layerdrop() if self.layerdrop is not None else None
         run_layers = self._run_layers if draw is None else self._run_drawn_layers
-        x_BTD = run_layers(x_BTD, context, cache, taps, draw)
+        run = partial(run_layers, x_BTD, context, cache, taps, draw)
+        if isinstance(cache, ModelCache) and taps is None and not self.training and _is_plain_step(x_BTD, context):
+            x_BTD = cache.step(x_BTD, run)
+        else:
+            x_BTD = run()
         return x_BTD if self.final_norm is None else tap(taps, "final_norm", self.final_norm(x_BTD))
 
     def _shared_by_layers(self, x_BTD: Tensor, context: AttentionContext) -> AttentionContext:
@@ -233,6 +237,12 @@ class Stack(nn.Module):
             assert not self._has_statistics, "statistics of a batch are those of one process"
             context_fn = shared.repeated
         return partial(checkpoint, block, use_reentrant=False, context_fn=context_fn)
+
+
+def _is_plain_step(x_BTD: Tensor, context: AttentionContext) -> bool:
+    """Whether this is one new position of each row that sees all slots, in eager inference on a CPU."""
+    plain = x_BTD.device.type == "cpu" and x_BTD.shape[1] == 1 and context.mask is None
+    return plain and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 def _count_once(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

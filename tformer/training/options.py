@@ -257,7 +257,8 @@ class TrainOptions:
         MACHINE(
             "--parallel",
             metavar="auto|ddp|fsdp|hsdp",
-            help="Each device holds the whole model (ddp, auto), or all of them (fsdp) or groups (hsdp) divide it.",
+            help="Each device holds the whole model (ddp), or all of them (fsdp) or groups (hsdp) divide it; auto: ddp "
+            "(with --dry-run the first that fits).",
         ),
         Key("training.parallel.kind"),
     ] = None

@@ -134,7 +134,7 @@ class MultiHeadAttention(nn.Module):
             own = cache if taps is None and isinstance(cache, LayerCache) else None
             if own is not None and (step := self._kernel_step(qkv_BTx, positions, own)) is not None:
                 keys, values, length = own.extend()
-                joined_BTx = step(qkv_BTx, keys, values, length=length, mask=context.mask)
+                joined_BTx = step(qkv_BTx, keys, values, length=length, mask=context.mask, origins_BS=own.origins_BC)
                 return self.out(joined_BTx, residual=residual)
             q, k, v = self._split_self(qkv_BTx, context, positions)
             if isinstance(cache, LayerCache | FixedLayer):
