@@ -24,7 +24,7 @@ numbers more.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -130,12 +130,14 @@ class Unit:
         shard: held by the rank with the most rows; messages have as many for every rank.
         trained: of these, the ones with a gradient; matrices: of those, the ones in matrices.
         reused: of the largest tensor that several modules use, such as a tied table; 0: none.
+        heads: of whole tensors of heads, whose gradients are there while all other ones are computed.
     """
 
     shard: int
     trained: int
     matrices: int
     reused: int
+    heads: int
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,8 @@ class Shards:
         blocks = [list(block.parameters()) for stack in stacks for block in stack.layers]
         inside = {id(p) for block in blocks for p in block}
         outside = {id(p): p for model in models for p in model.parameters() if id(p) not in inside}
-        root, *rest = (_unit(parameters, uses, layout.shards) for parameters in (outside.values(), *blocks))
+        heads = {id(p) for model in models for p in model.heads.parameters()}
+        root, *rest = (_unit(parameters, uses, heads, layout.shards) for parameters in (outside.values(), *blocks))
         return cls(layout, root, tuple(rest))
 
     @property
@@ -178,13 +181,14 @@ class Shards:
         return sum(unit.matrices for unit in self.blocks) if optimizer.hidden_only else self.trained
 
 
-def _unit(parameters: Iterable[nn.Parameter], uses: Mapping[int, int], shards: int) -> Unit:
+def _unit(parameters: Iterable[nn.Parameter], uses: Mapping[int, int], heads: Set[int], shards: int) -> Unit:
     sizes = [(p, -(-p.shape[0] // shards) * (p.numel() // p.shape[0])) for p in parameters]  # rows are divided
     return Unit(
         shard=sum(size for _, size in sizes),
         trained=sum(size for p, size in sizes if p.requires_grad),
         matrices=sum(size for p, size in sizes if p.requires_grad and p.ndim == 2),
         reused=max((p.numel() for p, _ in sizes if p.requires_grad and uses[id(p)] > 1), default=0),
+        heads=sum(p.numel() for p, _ in sizes if p.requires_grad and id(p) in heads),
     )
 
 
@@ -220,8 +224,9 @@ def _gathered_bytes(shards: Shards) -> tuple[int, int]:
     gradients have as many):
 
         first block gathered       2 W + w      the root's buffer is freed after the block's copy
-        backward of a block        W + 4 w      the next block's buffer; own gradients; those of the block before.
-                                                Where blocks stay gathered, all weights in place of W + 2 w
+        backward of a block        W + 4 w      the next block's buffer; own gradients; those of the block before; and
+                                                those of the heads. Where blocks stay gathered, all weights in place of
+                                                W + 2 w
         last gradients of the root 2 W + w      and twice those of a table that several modules use
         root's gradients reduced   2 W
     """
@@ -231,7 +236,7 @@ def _gathered_bytes(shards: Shards) -> tuple[int, int]:
     gathered = root + 2 * block if shards.layout.reshard else whole
     peak = max(
         2 * root + block,
-        gathered + block + block_sums,
+        gathered + block + block_sums + shards.root.heads * FP32_BYTES,
         2 * root + 2 * shards.root.reused * FP32_BYTES + block_sums,
         root + root_sums,
     )
