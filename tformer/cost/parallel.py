@@ -226,7 +226,7 @@ def _gathered_bytes(shards: Shards) -> tuple[int, int]:
         first block gathered       2 W + w      the root's buffer is freed after the block's copy
         backward of a block        W + 4 w      the next block's buffer; own gradients; those of the block before; and
                                                 those of the heads. Where blocks stay gathered, all weights in place of
-                                                W + 2 w
+                                                W + 3 w
         last gradients of the root 2 W + w      and twice those of a table that several modules use
         root's gradients reduced   2 W
     """
@@ -236,7 +236,7 @@ def _gathered_bytes(shards: Shards) -> tuple[int, int]:
     gathered = root + 2 * block if shards.layout.reshard else whole
     peak = max(
         2 * root + block,
-        gathered + block + block_sums + shards.root.heads * FP32_BYTES,
+        gathered + block + (block_sums if shards.layout.reshard else 0) + shards.root.heads * FP32_BYTES,
         2 * root + 2 * shards.root.reused * FP32_BYTES + block_sums,
         root + root_sums,
     )
