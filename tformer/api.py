@@ -71,6 +71,7 @@ SHOWN_CHARACTERS = 60
 RETURNED = "the result is returned"
 OF_LOAD = {
     "device": "tformer.load(path, device=...) chooses it",
+    "devices": "several processes: the command",
     "checkpoint": "tformer.load(path, which=...) chooses it",
 }
 NOT_OF_GENERATE = OF_LOAD | {

@@ -85,15 +85,18 @@ def command_line(words: Sequence[str], options: Any) -> str:
 
 
 def flag_words(options: Any) -> Iterator[str]:
-    """The flags and values of these options; defaults are left out."""
+    """The flags and values of these options, and the arguments; defaults are left out."""
+    hints = get_type_hints(type(options), include_extras=True)
     for field in fields(options):
         value = getattr(options, field.name)
         if is_dataclass(value):
             yield from flag_words(value)
         elif value != field.default:
-            flag = flag_of(type(options), field.name)
+            [declared] = [fact for fact in hints[field.name].__metadata__ if isinstance(fact, Option)]
             for item in value if isinstance(value, tuple) else (value,):
-                yield from (flag,) if item is True else (flag, f"{item:.15g}" if isinstance(item, float) else str(item))
+                yield from declared.flags[:1]
+                if item is not True:
+                    yield f"{item:.15g}" if isinstance(item, float) else str(item)
 
 
 # --- options as keyword arguments in Python ---------------------------------------------------------------------------
@@ -181,6 +184,14 @@ Checkpoint = Annotated[
     str, MACHINE("--checkpoint", metavar="best|latest|step-N", help="Checkpoint of the run to load.")
 ]
 Device = Annotated[str, MACHINE("--device", metavar="auto|cpu|cuda[:i]", help="auto: a GPU where there is one.")]
+Devices = Annotated[
+    str | None,
+    MACHINE(
+        "--devices",
+        metavar="N|auto",
+        help="Processes that divide the lines of --input, one for each GPU or core; auto: all GPUs, else one process.",
+    ),
+]
 Precision = Annotated[
     str, MACHINE("--precision", metavar="auto|fp32|bf16|fp16", help="Number format; auto: that of the training.")
 ]

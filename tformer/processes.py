@@ -25,6 +25,9 @@ PR_SET_PDEATHSIG = 1
 and not inherited by children."""
 POLL_SECONDS = 0.2
 
+MOST_PROCESSES = 64
+"""One command may start so many, or as many as there are processors."""
+
 OWN_PATH = "import sys; root = sys.argv.pop(1); root in sys.path or sys.path.insert(0, root); "
 BOUND = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, int(sys.argv[2]))\n"
@@ -36,6 +39,11 @@ BOUND = (
 def available_cores() -> int:
     """The processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def most_processes() -> int:
+    """The processes that one command may start: a typing error does not eat the machine."""
+    return max(MOST_PROCESSES, available_cores())
 
 
 def end_with_parent(parent: int) -> None:

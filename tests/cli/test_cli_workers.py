@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +19,13 @@ import torch
 from torch import distributed
 
 from tests.faults.killing import is_alive, tree_of
+from tformer import processes
 from tformer.cli.process import StopFlag
 from tformer.cli.report import console
 from tformer.cli.workers import Part, run_in_workers
 from tformer.errors import InputError, Interrupted, NonFiniteLossError, StorageError, TformerError
 from tformer.workers import launch
+from tformer.workers import worker as workers
 from tformer.workers.worker import Worker
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc")
@@ -53,6 +58,12 @@ def run(work: Work, *, devices: str = "2", restart: Callable[[Path], Work] | Non
             return Part(work if begun is None or restart is None else restart(begun), ["train"])
 
         run_in_workers(part, devices=devices, device="cpu", max_restarts=restarts, stop=stop)
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 @contextmanager
@@ -241,6 +252,24 @@ def test_a_signal_to_the_launcher_or_to_a_worker_stops_all_together(
         run_in_workers(lambda _: Part(work, []), devices="2", device="cpu", stop=stop)
 
 
+def test_a_signal_to_the_launcher_and_its_workers_is_one_wish() -> None:
+    with StopFlag() as stop, failing("interrupted: saved at step 3", 128 + signal.SIGTERM):
+
+        def saved_slowly() -> bool:
+            if stop.should_stop():
+                time.sleep(0.3)
+            return stop.should_stop()
+
+        def work(worker: Worker) -> None:
+            stop.be_patient()
+            if worker.rank == 1:
+                for process in (os.getppid(), *tree_of(os.getppid())):
+                    os.kill(process, signal.SIGTERM)
+            until_stopped(worker, saved_slowly)
+
+        run_in_workers(lambda _: Part(work, []), devices="2", device="cpu", stop=stop)
+
+
 def test_a_second_signal_ends_all_at_once() -> None:
     with StopFlag() as stop, failing("interrupted at once", 130):
 
@@ -254,19 +283,46 @@ def test_a_second_signal_ends_all_at_once() -> None:
         run_in_workers(lambda _: Part(work, []), devices="2", device="cpu", stop=stop)
 
 
-def test_workers_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+def sleeping_group(folder: Path) -> tuple[int, list[int]]:
+    """(launcher, workers) of a group that sleeps."""
     launcher = os.fork()
     if launcher == 0:
         try:
-            run(lambda worker: (put(tmp_path, worker, str(os.getpid())), time.sleep(LIMIT_SECONDS)))
+            run(lambda worker: (put(folder, worker, str(os.getpid())), time.sleep(LIMIT_SECONDS)))
         finally:
             os._exit(0)
-    when(lambda: len(written(tmp_path)) == 2 and all(written(tmp_path)))
-    workers = [int(text) for text in written(tmp_path)]
+    when(lambda: len(written(folder)) == 2 and all(written(folder)))
+    return launcher, [int(text) for text in written(folder)]
+
+
+def test_workers_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    launcher, workers = sleeping_group(tmp_path)
     assert all(map(is_alive, workers))
     os.kill(launcher, signal.SIGKILL)
     os.waitpid(launcher, 0)
     when(lambda: not any(map(is_alive, workers)))
+
+
+def test_ctrl_z_stops_the_workers_until_the_command_goes_on(tmp_path: Path) -> None:
+    launcher, workers = sleeping_group(tmp_path)
+
+    def states() -> set[str]:
+        texts = [Path(f"/proc/{process}/stat").read_text() for process in (launcher, *workers)]
+        return {text.rpartition(")")[2].split()[0] for text in texts}
+
+    os.kill(launcher, signal.SIGTSTP)
+    when(lambda: states() == {"T"})
+    os.kill(launcher, signal.SIGCONT)
+    when(lambda: "T" not in states())
+    os.kill(launcher, signal.SIGKILL)
+    os.waitpid(launcher, 0)
+    when(lambda: not any(map(is_alive, workers)))
+
+
+def test_a_network_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nonet7")
+    with pytest.raises(TformerError, match="nonet7"):
+        run(after_joining(lambda worker: None))
 
 
 # --- restarts ---------------------------------------------------------------------------------------------------------
@@ -323,10 +379,28 @@ def test_auto_is_every_gpu_or_one_process(monkeypatch: pytest.MonkeyPatch) -> No
     assert launch.number_of_workers("5", "cpu") == 5
 
 
+def test_more_processes_than_a_machine_bears_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "available_cores", lambda: 96)
+    assert launch.number_of_workers("96", "cpu") == 96
+    with failing("--devices 100000: at most 96 processes on the CPU of this machine", 2):
+        launch.number_of_workers("100000", "cpu")
+
+
 def test_ranks_without_a_meeting_point_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with failing("RANK and WORLD_SIZE are set, but not MASTER_ADDR and MASTER_PORT", 2):
+        run(lambda worker: None)
+
+
+def test_ctrl_c_ends_the_wait_for_the_other_processes(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
+    meeting_point = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
+    for name, value in meeting_point.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(workers, "START_TIMEOUT", timedelta(seconds=5))
+    monkeypatch.setattr(StopFlag, "GRACE_SECONDS", 0.1)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with failing("interrupted", 130):
         run(lambda worker: None)
 
 
@@ -335,6 +409,7 @@ def test_ranks_without_a_meeting_point_are_refused(monkeypatch: pytest.MonkeyPat
     [
         {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8"},
         {"RANK": "0"},
+        {"RANK": "", "WORLD_SIZE": ""},
         {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "x", "MASTER_PORT": "1"},
     ],
 )

@@ -23,6 +23,8 @@ from tformer.data.batching.windows import LmWindows, MaskedWindows, document_ids
 from tformer.data.shards import array_files, corpus
 from tformer.data.shards.corpus import TokenCorpus, token_corpus
 from tformer.data.shards.token_files import DamagedShardError
+from tformer.data.sources import files as sources
+from tformer.data.sources import text
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 
 LENGTH = 512
@@ -159,9 +161,9 @@ def reopened(tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> Tok
 
 def test_a_file_that_is_opened_for_every_read_gives_the_same_tokens(reopened: TokenCorpus, rows: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    text = [f"document {number}" for number in range(50)]
-    assert ids_of(reopened) == [token for line in text for token in (*line.encode(), 256)]
-    assert reopened.num_bytes == sum(map(len, text)) and len(reopened.document_offsets) == 51
+    lines = [f"document {number}" for number in range(50)]
+    assert ids_of(reopened) == [token for line in lines for token in (*line.encode(), 256)]
+    assert reopened.num_bytes == sum(map(len, lines)) and len(reopened.document_offsets) == 51
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -177,6 +179,51 @@ def test_a_file_that_is_replaced_between_two_reads_is_an_error(reopened: TokenCo
         path.write_bytes(reopened.files[1].path.read_bytes())
     with pytest.raises(DamagedShardError, match=r"was replaced by another|cannot read .*No such file"):
         ids_of(reopened)
+
+
+@pytest.fixture
+def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, list[Path]]]:
+    """A folder of 70 files that changed long ago, and the list of files whose content a fingerprint reads."""
+    monkeypatch.setenv("TFORMER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(text, "SETTLED_NS", -(10**9))
+    read: list[Path] = []
+    fingerprint = sources.file_fingerprint
+    monkeypatch.setattr(sources, "file_fingerprint", lambda path: read.append(path) or fingerprint(path))
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(70):
+        (folder / f"{number}.txt").write_text(f"text {number}")
+    yield folder, read
+
+
+def test_the_fingerprint_of_many_files_is_remembered_until_one_of_them_changes(many: tuple[Path, list[Path]]) -> None:
+    folder, read = many
+    first = open_one(folder).fingerprint()
+    assert len(read) == 70
+    assert open_one(folder).fingerprint() == first and len(read) == 70
+    assert open_one(folder, errors="replace").fingerprint() != first and len(read) == 140
+    changed = folder / "7.txt"
+    times = changed.stat()
+    changed.write_text("Text 7")
+    os.utime(changed, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert open_one(folder).fingerprint() != first and len(read) == 210
+
+
+@pytest.mark.parametrize("why", ["one has just changed", "they are few", "the cache cannot be written", "damage"])
+def test_the_fingerprint_of_files_is_made_again_where_it_cannot_be_remembered(
+    why: str, many: tuple[Path, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, read = many
+    if why == "one has just changed":
+        monkeypatch.setattr(text, "SETTLED_NS", 3600 * 10**9)
+    elif why == "they are few":
+        monkeypatch.setattr(text, "MANY_FILES", 71)
+    elif why == "the cache cannot be written":
+        (tmp_path / "cache").write_text("a file where the folder should be")
+    first = open_one(folder).fingerprint()
+    for memo in (tmp_path / "cache").glob("fingerprints/*"):
+        memo.write_text("damaged")
+    assert open_one(folder).fingerprint() == first and len(read) == 140
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -60,6 +61,14 @@ def test_the_largest_model_is_described_without_allocating_it(preset: str, sets:
     began = time.process_time()
     build_model(recipe_of(preset, *sets).model, vocab_size=2**32, num_labels=2, device="meta")
     assert time.process_time() - began < SECONDS
+
+
+def test_the_time_limit_of_several_processes_is_a_time_that_the_system_can_wait() -> None:
+    assert timedelta(
+        minutes=recipe_of("gpt/tiny", "training.parallel.timeout_minutes=1e6").training.parallel.timeout_minutes
+    )
+    with pytest.raises(InputError, match="expected at most"):
+        recipe_of("gpt/tiny", "training.parallel.timeout_minutes=1e300")
 
 
 def test_a_seed_may_have_63_bits() -> None:

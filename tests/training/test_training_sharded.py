@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 
 from tests.end_to_end.labelled_examples import sentences
 from tests.training.test_training_devices import TOLERANCE, _all_processes_end, assert_same_run, at_step, latest, train
-from tests.training.worlds import ADAM_EPS
 from tformer.training import assemble
 
 __all__ = ["_all_processes_end", "train"]  # fixtures
@@ -57,9 +56,10 @@ def interrupted(train: Cli, monkeypatch: pytest.MonkeyPatch, step: int, *words: 
 def test_a_checkpoint_goes_on_with_any_number_of_processes_and_any_kind(
     train: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Without biases of keys: they have no gradient but for rounding, which Adafactor magnifies to a whole step.
     for kind in ("muon", "adafactor"):
         words = ("--set", "training.ema_decay=0.9", "--set", f"optimizer.kind={kind}", "--set", "optimizer.lr=0.003",
-                 "--set", f"optimizer.eps={ADAM_EPS}")  # fmt: skip
+                 "--set", "model.decoder.attention.qkv_bias=false")  # fmt: skip
         assert train("--out", f"whole-{kind}", *words).code == 0
         interrupted(train, monkeypatch, 3, *words, "--devices", 2, *FSDP)
         interrupted(train, monkeypatch, 5, "--resume", *words, "--devices", 4, *FSDP)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import DataOutput, console, data_output, show_notes
+from tformer.cli.workers import Part, require_input_file, run_in_workers
 from tformer.errors import InputError
 from tformer.evaluation.answers import STANDARD_INPUT, AnswerFormat, ClassifyOptions
+from tformer.options import flag_words
 from tformer.output_files import refuse_to_replace
 
 if TYPE_CHECKING:
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from tformer.decoding.lines import Text
     from tformer.evaluation.classifier import Classifier
     from tformer.loading import Loaded
+    from tformer.workers.worker import Worker
 
 BLOCK_IMAGES = 256
 TRAIN = "train --arch bert --data FILE (or of images: --arch vit)"
@@ -41,14 +45,21 @@ def classify(options: ClassifyOptions) -> None:
     run = options.run
     options.check()
     refuse_to_replace(options.output, options.files)
-    with StopFlag() as flag, data_output(options.output) as output:
-        from tformer.evaluation.classifier import Classifier
+    require_input_file(options.devices, options.input_path)
+    with StopFlag() as flag:
 
-        loaded = _load(run, options)
-        show_notes([f"classifying with {loaded.path}", *loaded.notes], dim=True)
-        classifier = Classifier(loaded, batch_size=options.batch_size, should_stop=flag.should_stop)
-        options.check_model(classifier)
-        _Session(classifier, options, flag, output).run()
+        def answer(worker: Worker) -> None:
+            from tformer.evaluation.classifier import Classifier
+
+            with data_output(options.output, worker) as output:
+                loaded = worker.in_turn(lambda: _load(run, options))  # the first compiles kernels for all
+                show_notes([f"classifying with {loaded.path}", *loaded.notes], dim=True)
+                classifier = Classifier(loaded, batch_size=options.batch_size, should_stop=flag.should_stop)
+                options.check_model(classifier)
+                _Session(classifier, options, flag, output).run()
+
+        part = Part(answer, ["classify", *flag_words(options)])
+        run_in_workers(lambda _: part, devices=options.devices, device=options.device, stop=flag)
 
 
 def _load(run: str | None, options: ClassifyOptions) -> Loaded:
@@ -78,14 +89,15 @@ class _Session:
 
     def run(self) -> None:
         if self.classifier.reads_images:
-            for scores_NL, places in self._image_scores():
-                self._answer(scores_NL, places=places)
+            for score, places in self.output.take_turns(self._image_blocks(), self.flag):
+                self._answer(score(), places=places)
             return
-        for texts in self._text_blocks():
+        for texts in self.output.take_turns(self._text_blocks(), self.flag):
             self._answer(self.classifier.classify(texts))
-        if self.classifier.truncated:
-            cut, length = self.classifier.truncated, self.classifier.seq_len
-            console.print(f"{cut:,} of {self.done:,} texts are longer than {length} tokens and were cut", markup=False)
+        cut, done = self.output.total(self.classifier.truncated), self.output.total(self.done)
+        if cut:
+            length = self.classifier.seq_len
+            console.print(f"{cut:,} of {done:,} texts are longer than {length} tokens and were cut", markup=False)
 
     def _text_blocks(self) -> Iterator[Sequence[Text]]:
         from tformer.decoding.lines import text_blocks
@@ -102,25 +114,26 @@ class _Session:
             on_note=lambda note: show_notes([note]),
         )
 
-    def _image_scores(self) -> Iterator[tuple[np.ndarray, Sequence[str]]]:
-        """Scores and names of images: those of `--image`, of a set of images, or named line by line."""
+    def _image_blocks(self) -> Iterator[tuple[Callable[[], np.ndarray], Sequence[str]]]:
+        """(function that returns the scores, names) of images: of `--image`, of a set, or named line by line."""
         from tformer.decoding.lines import blocks, line_blocks, name_of
 
         source = self.options.input_path or STANDARD_INPUT
         if self.options.images:
             for places in blocks(iter(map(str, self.options.images)), BLOCK_IMAGES):
-                yield self.classifier.classify_images([Path(place) for place in places]), places
+                yield partial(self.classifier.classify_images, [Path(place) for place in places]), places
         elif source != STANDARD_INPUT and _is_image_set(Path(source)):
             images = self.classifier.open_image_set(source)
             show_notes(images.notes)
             for start in range(0, len(images), BLOCK_IMAGES):
                 part = images.subset(range(start, min(start + BLOCK_IMAGES, len(images))))
-                yield self.classifier.scores(part), part.places
+                yield partial(self.classifier.scores, part), part.places
         else:
             number = 1
             for places in line_blocks(source, errors=self.options.invalid_utf8, size=BLOCK_IMAGES):
                 lines = [f"{name_of(source)}:{number + index}" for index in range(len(places))]
-                yield self.classifier.classify_images([Path(place) for place in places], named_in=lines), places
+                paths = [Path(place) for place in places]
+                yield partial(self.classifier.classify_images, paths, named_in=lines), places
                 number += len(places)
 
     def _answer(self, scores_NL: np.ndarray, *, places: Sequence[str] | None = None) -> None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import data_output
+from tformer.cli.workers import Part, require_input_file, run_in_workers
 from tformer.decoding.options import GenerateOptions
+from tformer.options import flag_words
 from tformer.output_files import refuse_to_replace
+
+if TYPE_CHECKING:
+    from tformer.workers.worker import Worker
 
 EPILOG = examples(
     "`tformer generate`",
@@ -36,7 +43,14 @@ def generate(options: GenerateOptions) -> None:
     """
     options.check()
     refuse_to_replace(options.output, options.files)
-    with StopFlag() as flag, data_output(options.output) as output:
-        from tformer.cli.generate_run import run
+    require_input_file(options.devices, options.input_path)
+    with StopFlag() as flag:
 
-        run(options, flag, output)
+        def answer(worker: Worker) -> None:
+            from tformer.cli.generate_run import run
+
+            with data_output(options.output, worker) as output:
+                run(options, flag, output, worker)
+
+        part = Part(answer, ["generate", *flag_words(options)])
+        run_in_workers(lambda _: part, devices=options.devices, device=options.device, stop=flag)

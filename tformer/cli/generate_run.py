@@ -34,13 +34,14 @@ from tformer.decoding.writers import (
 from tformer.errors import InputError
 from tformer.formatting import as_one_line
 from tformer.loading import Loaded
+from tformer.workers.worker import Worker
 
 SAMPLE_SEPARATOR = "---------------"
 
 
-def run(options: GenerateOptions, flag: StopFlag, output: DataOutput) -> None:
+def run(options: GenerateOptions, flag: StopFlag, output: DataOutput, worker: Worker) -> None:
     """Write the answers of the kind of model and the options: filled masks, samples or searched texts."""
-    models = load_models(options)
+    models = worker.in_turn(lambda: load_models(options))  # the first compiles kernels for all
     first = models[0]
     if fills_masks(first):
         MaskFiller(first, options, flag, output).run()
@@ -108,7 +109,8 @@ class SamplingSession:
     def answer_lines(self, path: str) -> None:
         """Each line of a file or of standard input: one line of output."""
         size = self.options.texts_at_once(encoder_decoder=False)
-        for window in prompt_windows(path, errors=self.options.invalid_utf8, batch_size=size):
+        windows = prompt_windows(path, errors=self.options.invalid_utf8, batch_size=size)
+        for window in self.output.take_turns(windows, self.flag):
             results = self._write(window.sources, first_row=window.first)
             if self.flag.should_stop():
                 raise self.flag.interrupted(f"interrupted after {window.first} prompts")
@@ -159,7 +161,7 @@ class SearchSession:
 
     def __init__(self, searcher: Searcher, options: GenerateOptions, flag: StopFlag, output: DataOutput) -> None:
         self.searcher, self.options, self.flag, self.output = searcher, options, flag, output
-        self.reader, self.done = searcher.reader, 0
+        self.reader = searcher.reader
 
     def answer_prompt(self, text: str) -> None:
         """One text: its best answer, or with `--n-best` a line for each; samples with lines of dashes between them."""
@@ -179,15 +181,17 @@ class SearchSession:
 
     def answer_lines(self, path: str) -> None:
         """Each line of a file or of standard input, in order. An interrupt keeps the lines that were done."""
-        for window in self._windows(path):
+        for window in self.output.take_turns(self._windows(path), self.flag):
             results = self.searcher.search(window, self.flag.should_stop)
             stopped = self.flag.should_stop()
+            done = window.first
             for index, answers in enumerate(results):
                 if stopped and (not answers or any(answer.finish_reason == "interrupted" for answer in answers)):
                     break
                 self._write(window, index, answers)
+                done += 1
             if stopped:
-                raise self.flag.interrupted(f"interrupted after {self.done:,} lines")
+                raise self.flag.interrupted(f"interrupted after {done:,} lines")
         self._show_cut()
 
     def _windows(self, path: str) -> Iterator[LineWindow]:
@@ -208,7 +212,7 @@ class SearchSession:
         options = self.options
         if options.as_json:
             document = translation_document(
-                self.done,
+                window.first + index,
                 window.lines[index],
                 answers,
                 source=window.sources[index],
@@ -219,9 +223,10 @@ class SearchSession:
             self.output.documents([document])
         else:
             several = options.n_best is not None
-            self.output.text(translation_lines(self.done, answers, n_best=several, alignments=options.alignments))
+            self.output.text(
+                translation_lines(window.first + index, answers, n_best=several, alignments=options.alignments)
+            )
             self._show_logprobs(answers)
-        self.done += 1
 
     def _show_logprobs(self, answers: Sequence[Translation]) -> None:
         if self.options.logprobs:
@@ -230,8 +235,9 @@ class SearchSession:
                 show_logprob(answer.logprob, len(answer.logprobs))
 
     def _show_cut(self) -> None:
-        if self.reader is not None and self.reader.cut:
-            console.print(f"sources that are longer than the model reads and were cut: {self.reader.cut:,}")
+        cut = 0 if self.reader is None else self.output.total(self.reader.cut)
+        if cut:
+            console.print(f"sources that are longer than the model reads and were cut: {cut:,}")
 
 
 # --- masks ------------------------------------------------------------------------------------------------------------
@@ -258,7 +264,7 @@ class MaskFiller:
         path = self.options.input_path
         assert path is not None
         lines = (line for block in line_blocks(path, errors=self.options.invalid_utf8, size=1) for line in block)
-        for index, line in enumerate(lines):
+        for index, line in self.output.take_turns(enumerate(lines), self.flag):
             try:
                 masks = self._candidates(line)
             except InputError as error:

@@ -75,6 +75,10 @@ class StopFlag:
     Work that has not polled `GRACE_SECONDS` after the signal is blocked in a call that never returns (an open FIFO, a
     terminal) and is interrupted there, unless `be_patient` was called: then a poll may take as long as a training step.
     Used as a context manager, which restores the previous handlers at its end.
+
+    Attributes:
+        signal_number: the signal that has arrived, if any.
+        echo_seconds: signals so soon after the first are taken as the same.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU)
@@ -82,6 +86,8 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
+        self.echo_seconds = 0.0
+        self._arrived = 0.0
         self._patient = not hasattr(signal, "setitimer")
         self._previous: dict[int, Any] = {}
 
@@ -104,8 +110,10 @@ class StopFlag:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.signal_number is not None:
+            if time.monotonic() - self._arrived < self.echo_seconds:
+                return
             raise self.interrupted("interrupted at once")
-        self.signal_number = number
+        self.signal_number, self._arrived = number, time.monotonic()
         if number == signal.SIGXCPU:
             _, hard = resource.getrlimit(resource.RLIMIT_CPU)
             resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))  # else it is sent again every second

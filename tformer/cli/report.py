@@ -10,9 +10,9 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
@@ -21,9 +21,12 @@ from tformer.errors import visible
 from tformer.formatting import counted, duration, finite_or_none
 
 if TYPE_CHECKING:
+    from tformer.cli.process import StopFlag
     from tformer.output_files import Write
     from tformer.viz.output import Output
+    from tformer.workers.worker import Worker
 
+Item = TypeVar("Item")
 Progress = Callable[..., None]
 
 PIPE_WIDTH = 100
@@ -246,10 +249,45 @@ def emit_document(output: Output, content: str | bytes) -> None:
 
 
 class DataOutput:
-    """Where a command writes its data: stdout or a file. On a terminal control characters are spelled out."""
+    """Where a command writes its data: stdout or a file. On a terminal control characters are spelled out.
 
-    def __init__(self, write: Write, *, on_terminal: bool) -> None:
-        self._write, self.on_terminal = write, on_terminal
+    Of several processes only the leader writes; the others send it what they would write, see `take_turns`.
+    """
+
+    def __init__(self, write: Write, *, on_terminal: bool, worker: Worker | None = None) -> None:
+        self._write, self.on_terminal, self._worker = write, on_terminal, worker
+
+    def take_turns(self, items: Iterable[Item], stop: StopFlag) -> Iterator[Item]:
+        """The items that this process answers, of all; answers and messages appear in the order of the items.
+
+        The body of the loop over them writes the answer of an item. Raises Interrupted where the leader was waiting for
+        the answer of another process.
+        """
+        worker = self._worker
+        if worker is None or worker.world_size == 1:
+            yield from items
+            return
+        for index, item in enumerate(items):
+            if index % worker.world_size != worker.rank:
+                if worker.leads:
+                    answer = worker.receive(index, stop.should_stop)
+                    if answer is None:
+                        raise stop.interrupted("interrupted: what was done before is written")
+                    self._write(answer["data"])
+                    console.file.write(answer["messages"])
+            elif worker.leads:
+                yield item
+            else:
+                written: list[str] = []
+                self._write, console.quiet = written.append, False
+                with console.capture() as messages:
+                    yield item
+                console.quiet = True
+                worker.send(index, {"data": "".join(written), "messages": messages.get()})
+
+    def total(self, number: int) -> int:
+        """The sum of a number over all processes, in the leader; what it returns in the others is not shown."""
+        return number if self._worker is None else self._worker.total(number)
 
     def text(self, text: str) -> None:
         """Write text as it is, line ends included."""
@@ -271,12 +309,13 @@ class DataOutput:
 
 
 @contextmanager
-def data_output(path: Path | None) -> Iterator[DataOutput]:
+def data_output(path: Path | None, worker: Worker) -> Iterator[DataOutput]:
     """The output of a command: stdout (None), or a file that appears when the work is done (`open_output`)."""
     from tformer.output_files import open_output
 
-    with open_output(path) as write:
-        yield DataOutput(write, on_terminal=path is None and sys.stdout.isatty())
+    on_terminal = path is None and sys.stdout.isatty()
+    with open_output(path) if worker.leads else nullcontext(lambda text: None) as write:
+        yield DataOutput(write, on_terminal=on_terminal, worker=worker)
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------

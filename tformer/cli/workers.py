@@ -13,8 +13,19 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import console, spinner
 from tformer.errors import InputError, Interrupted, TformerError
 
+STANDARD_INPUT = "-"
+
 if TYPE_CHECKING:
     from tformer.workers.worker import Failure, Worker
+
+
+def require_input_file(devices: str | None, path: str | None) -> None:
+    """Raise InputError for `--devices` without a file of lines that the processes can divide."""
+    if devices is not None and path in (None, STANDARD_INPUT):
+        raise InputError(
+            "--devices needs --input FILE, whose lines the processes divide",
+            hint="standard input can be read by one process only",
+        )
 
 
 @dataclass(frozen=True)
@@ -92,7 +103,9 @@ def _run_as_one_of_several(worker: Worker, part: Part, devices: str | None, stop
 
 def _run(worker: Worker, part: Part, stop: StopFlag) -> Failure | None:
     """Do a part; the failure of it, if any."""
-    console.quiet = not worker.leads
+    from tformer.workers.worker import ECHO_SECONDS
+
+    console.quiet, stop.echo_seconds = not worker.leads, ECHO_SECONDS
     try:
         part.run(worker)
     except (Exception, KeyboardInterrupt) as error:
@@ -108,7 +121,8 @@ def _failure_of(error: BaseException, worker: Worker, stop: StopFlag) -> Failure
     lost, interrupted = is_lost(error), isinstance(error, Interrupted | KeyboardInterrupt)
     known: TformerError
     if lost:
-        known = TformerError(LOST)
+        reason = "" if isinstance(error, TformerError) else f": {str(error).partition(chr(10))[0]}"
+        known = TformerError(LOST + reason)
     elif isinstance(error, KeyboardInterrupt):
         known = stop.interrupted("interrupted")
     else:

@@ -17,6 +17,7 @@ from tformer.options import (
     MACHINE,
     Checkpoint,
     Device,
+    Devices,
     Errors,
     Option,
     Precision,
@@ -289,6 +290,7 @@ class GenerateOptions:
         MACHINE("--batch-size", help="Lines of --input per batch; default: 16, for an encoder-decoder 32."),
     ] = None
     device: Device = "auto"
+    devices: Devices = None
     precision: Precision = "auto"
     quantize: Quantize = "none"
     compile: Annotated[

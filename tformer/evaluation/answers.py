@@ -17,6 +17,7 @@ from tformer.options import (
     MACHINE,
     Checkpoint,
     Device,
+    Devices,
     Errors,
     Precision,
     Quantize,
@@ -85,6 +86,7 @@ class ClassifyOptions:
         MACHINE("--batch-size", help="Inputs per batch; default: chosen by their length. Affects only the speed."),
     ] = None
     device: Device = "auto"
+    devices: Devices = None
     precision: Precision = "auto"
     quantize: Quantize = "none"
 

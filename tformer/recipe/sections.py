@@ -133,7 +133,7 @@ class Parallelism(Section):
     kind: Literal["auto", "ddp", "fsdp", "hsdp"] = "auto"
     shard_size: Positive | None = None  # hsdp: processes of a group; null: those of one machine
     reshard: bool = True  # fsdp, hsdp: free the weights of a layer after its forward pass
-    timeout_minutes: PositiveFloat = 10.0  # limit of waiting for the other processes
+    timeout_minutes: Annotated[float, Field(gt=0, le=1e6)] = 10.0  # limit of waiting for the other processes
 
 
 class Training(Section):
@@ -150,6 +150,8 @@ class Training(Section):
     eval_every: Positive | None = 500
     save_every: Positive | None = 500  # steps between checkpoints; null: with every validation
     save_every_minutes: PositiveFloat | None = None  # also save after so many minutes
+    # write checkpoints from a copy of all tensors while training goes on; null: where several processes train
+    save_in_background: bool | None = None
     keep_last: Positive = 2  # number of checkpoints kept besides the best
     log_every: Positive = 10  # steps between log lines
     sample_every: NonNegative | None = None  # steps between sample texts; null: with every validation; 0: never

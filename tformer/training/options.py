@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from tformer.errors import InputError
 from tformer.options import Option, panel
+from tformer.processes import most_processes
 
 MODEL, DATA, OPTIMIZATION = panel("Model"), panel("Data"), panel("Optimization")
 RUN, MACHINE = panel("Run"), panel("Machine")
@@ -293,6 +294,8 @@ class TrainOptions:
 
         if self.workers is not None and self.workers < 1:
             raise InputError(f"--workers must be at least 1, found {self.workers}")
+        if self.workers is not None and self.workers > most_processes():
+            raise InputError(f"--workers must be at most {most_processes()} on this machine, found {self.workers}")
         values: dict[str, Any] = {}
         for name, hint in get_type_hints(TrainOptions, include_extras=True).items():
             value = getattr(self, name)

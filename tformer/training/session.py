@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from tformer.checkpoint.background import Saver
 from tformer.checkpoint.logs import cut_samples, metrics_line
 from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.run import RunDirectory
@@ -134,6 +135,8 @@ class Session:
             self._restore(prepared.start.resumed)
         self.last_values: dict[str, Any] = {}
         self.last_sample = ""
+        background = recipe.training.save_in_background
+        self.saver = Saver(in_background=worker.world_size > 1 if background is None else background)
         self.run = self._open_run()
         self.loggers = self._open_loggers(log_to)
 
@@ -310,7 +313,7 @@ class Session:
                 sample=self._sample,
                 save=self._save,
                 should_stop=self.should_stop,
-                check_data=check.raise_if_damaged,
+                check_data=partial(self._check, check),
                 log_metrics=self._log_metrics,
             ),
             display,
@@ -328,6 +331,7 @@ class Session:
         try:
             with display, check:
                 state = trainer.run()
+                self.saver.finish()
                 self.worker.share(lambda: None)  # the others leave when the leader has saved
             status = "finished" if state.finished or state.step >= training.max_steps else "stopped"
         except InputError as error:  # data that can no longer be read
@@ -336,6 +340,7 @@ class Session:
                 error.hint = "; ".join(filter(None, (saved, error.hint)))
             raise
         finally:
+            self.saver.finish()
             self.batches.close()
             self.loggers.close(status)
         return self._conclude(state, first_step)
@@ -374,6 +379,7 @@ class Session:
             "best_checkpoint": None if best is None else str(best),
             "valid": self.last_values,
             "sample": self.last_sample,
+            "saving_seconds": round(self.saver.seconds, 3),
             "seconds": round(time.monotonic() - self.began, 2),
         }
 
@@ -428,9 +434,7 @@ class Session:
     def _log_metrics(self) -> dict[str, Any]:
         """Learned LayerDrop rates for log lines; empty for a model without them, and in other workers."""
         self.whole.gather(LEARNED)
-        if not self.worker.leads:
-            return {}
-        stacks = {"encoder": self.model.encoder, "decoder": self.model.decoder}
+        stacks = {"encoder": self.model.encoder, "decoder": self.model.decoder} if self.worker.leads else {}
         rates = {
             side: [round(rate, RATE_DIGITS) for rate in stack.layerdrop_rates()]
             for side, stack in stacks.items()
@@ -444,24 +448,31 @@ class Session:
         if not self.worker.leads:
             return
         tokenizer, target = self.prepared.data.tokenizer, self.prepared.data.target_tokenizer
-        generator = self.whole.models.generator
-        save_checkpoint(
+        generator, hold = self.whole.models.generator, self.saver.hold
+        save = partial(
+            save_checkpoint,
             self.run,
             state.step,
-            weights=self.model.state_dict(),
+            weights=hold(self.model.state_dict()),
             tied=self.model.tied_names(),
             recipe_yaml=self.recipe_yaml,
             tokenizer_json=self.tokenizer_json,
             trainer=state.to_json(),
-            optimizer=optimizer,
-            ema=averages,
+            optimizer=hold(optimizer),
+            ema=None if averages is None else hold(averages),
             score=score,
-            generator=None if generator is None else generator.state_dict(),
+            generator=None if generator is None else hold(generator.state_dict()),
             tokenizer_sha256=None if tokenizer is None else tokenizer.sha256,
             target_tokenizer_json=self.target_tokenizer_json,
             target_tokenizer_sha256=None if target is None else target.sha256,
             keep_last=self.prepared.recipe.training.keep_last,
         )
+        self.saver.save(save)
+
+    def _check(self, data: BackgroundCheck) -> None:
+        """Raise the error of a thread that reads the data or writes a checkpoint."""
+        data.raise_if_damaged()
+        self.saver.raise_if_failed()
 
 
 def forget_validation(run: RunDirectory, step: int) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -29,8 +30,8 @@ from torch import distributed
 
 from tformer.errors import InputError, Interrupted, OutOfMemoryError
 from tformer.formatting import whole_number
-from tformer.processes import end_with_parent, python_command
-from tformer.workers.worker import RANKS, SUPERVISED, Failure, Worker, c10d, worker_from_environment
+from tformer.processes import end_with_parent, most_processes, python_command
+from tformer.workers.worker import ECHO_SECONDS, RANKS, SUPERVISED, Failure, Worker, c10d, worker_from_environment
 
 HOST = "127.0.0.1"
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
@@ -80,6 +81,11 @@ def number_of_workers(devices: str | None, device: str, *, planned: bool = False
         )
     if number > 1 and not distributed.is_available():
         raise InputError(f"--devices {devices}: this PyTorch was built without torch.distributed")
+    if not gpus and number > most_processes():
+        raise InputError(
+            f"--devices {devices}: at most {most_processes()} processes on the CPU of this machine",
+            hint="each needs memory of its own, and they share the processors; several machines: torchrun",
+        )
     if gpus and number > gpus:
         raise InputError(
             f"--devices {devices}: this machine has {gpus} CUDA device{'s' if gpus > 1 else ''}",
@@ -150,6 +156,7 @@ class _Group:
     def watch(self, signal_number: Callable[[], int | None]) -> Failure | None:
         """Wait for the end of all workers, and return the failure that ended the group; None: all succeeded."""
         kill_at, forward_at, forwarded = math.inf, math.inf, False
+        suspend = signal.signal(signal.SIGTSTP, self._suspend)
         try:
             while self._running:
                 for code in self._ended():
@@ -167,6 +174,7 @@ class _Group:
                 time.sleep(WATCH_SECONDS)
             return self._failure()
         except Interrupted:  # a second signal
+            time.sleep(ECHO_SECONDS)
             self._send(signal.SIGTERM)
             deadline = time.monotonic() + HURRY_SECONDS
             while self._running and time.monotonic() < deadline:
@@ -174,6 +182,7 @@ class _Group:
                 time.sleep(WATCH_SECONDS)
             raise
         finally:
+            signal.signal(signal.SIGTSTP, suspend)
             self._end()
             if self._store.check(["run"]):
                 self.run = Path(self._store.get("run").decode())
@@ -193,6 +202,12 @@ class _Group:
     def _send(self, number: int) -> None:
         for process in self._running.values():
             os.kill(process, number)  # it exists, as a zombie at least: only `_ended` waits for it
+
+    def _suspend(self, number: int, frame: FrameType | None) -> None:
+        """Ctrl-Z reaches this process alone: the workers stop and go on with it."""
+        self._send(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._send(signal.SIGCONT)
 
     def _end(self) -> None:
         """Kill the workers that still run, and wait for them."""
@@ -214,10 +229,12 @@ class _Group:
         silent = {rank: code for rank, code in self._codes.items() if code and rank not in {r.rank for r in reports}}
         own = [each for each in reports if not each.lost]
         if own:
-            received = [each.signal for each in own if each.signal is not None]
-            code = 128 + received[0] if received and own[0].code > 128 else own[0].code
-            is_common = sum(each.message == own[0].message for each in own) == len(self._codes)
-            return replace(own[0], code=code, named=own[0].named and not is_common)
+            first, code = own[0], own[0].code
+            if code > 128:  # all were interrupted: the leader says what was saved
+                first = min(own, key=lambda each: (each.code <= 128, each.rank))
+                code = next((128 + each.signal for each in own if each.signal is not None), code)
+            is_common = sum(each.message == first.message for each in own) == len(self._codes)
+            return replace(first, code=code, named=first.named and not is_common)
         for rank, code in silent.items():
             if rank not in self._killed:
                 return Failure(rank, *_end_of(code))

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
@@ -32,8 +34,15 @@ START_TIMEOUT = timedelta(minutes=5)
 POLL_SECONDS = (0.001, 0.05)
 """First and longest pause between two looks for a value."""
 
+AHEAD = 8
+"""Answers of a worker that may wait for the leader to take them."""
+
 FAILURE_SECONDS = 2.0
 """A worker that lost another one waits so long for the report of that one's failure, and the leader for all reports."""
+
+ECHO_SECONDS = 1.0
+"""A signal so soon after the first is the same wish: where a batch system or a terminal signals every process of a
+group, each worker gets it directly and from the launcher (or from torchrun), which forwards its own."""
 
 LOST = "another process of this group has ended or does not answer"
 
@@ -160,6 +169,35 @@ class Worker:
         self._put(key, "done")
         return value
 
+    def send(self, index: int, answer: Any) -> None:
+        """Give the leader the answer of item `index`, a JSON value; wait while it has many others to take."""
+        self._wait_until(lambda: not self.store.check([f"answer/{index - AHEAD * self.world_size}"]))
+        self._put(f"answer/{index}", json.dumps(answer))
+
+    def receive(self, index: int, should_stop: Callable[[], bool]) -> Any:
+        """The answer of item `index` by another worker; None once `should_stop` is true."""
+        key = f"answer/{index}"
+        self._wait_until(lambda: self.store.check([key]) or should_stop())
+        if should_stop():
+            return None
+        answer = json.loads(self._wait_for(key))
+        with _connected():
+            self.store.delete_key(key)
+        return answer
+
+    def total(self, number: int) -> int:
+        """The sum of a number over all workers, in the leader, which waits for them; else what is known of it."""
+        if self.store is None:
+            return number
+        self._turns += 1
+        with _connected():
+            total = self.store.add(f"total/{self._turns}", number)
+            given = self.store.add(f"given/{self._turns}", 1)
+        if not self.leads or given == self.world_size:
+            return int(total)
+        self._wait_until(lambda: self.store.add(f"given/{self._turns}", 0) == self.world_size)
+        return int(self.store.add(f"total/{self._turns}", 0))
+
     def require_equal(self, facts: Mapping[str, str], *, hint: str) -> None:
         """Raise InputError, which names the first difference, when this worker's facts differ from the leader's."""
         for name, text in self.share(lambda: dict(facts)).items():
@@ -263,7 +301,8 @@ def worker_from_environment() -> Worker | None:
     """
     has_meeting_point = "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ
     for starter, names in RANKS.items():
-        if names[0] not in os.environ or names[1] not in os.environ or (starter == "srun" and not has_meeting_point):
+        has_ranks = os.environ.get(names[0]) and os.environ.get(names[1])
+        if not has_ranks or (starter == "srun" and not has_meeting_point):
             continue
         rank, world_size, local_rank, local_size, machine = (_number(name, starter) for name in names)
         if world_size <= 1:
@@ -288,7 +327,7 @@ def worker_from_environment() -> Worker | None:
 
 
 def _number(name: str, starter: str) -> int:
-    text = os.environ.get(name, "0")
+    text = os.environ.get(name) or "0"
     number = whole_number(text)
     if number is None:
         raise InputError(f"{name}={text}: expected a whole number, as {starter} sets it")
@@ -301,10 +340,26 @@ def _meet(rank: int, world_size: int) -> Any:
     try:
         if SUPERVISED in os.environ:  # the launcher keeps the store
             return c10d.TCPStore(address, port, is_master=False, timeout=START_TIMEOUT)
-        store, *_ = next(c10d.rendezvous("env://", rank, world_size, timeout=START_TIMEOUT))
+        store, *_ = _in_a_thread(lambda: next(c10d.rendezvous("env://", rank, world_size, timeout=START_TIMEOUT)))
     except (c10d.DistError, ValueError) as error:
         raise TformerError(
             f"no connection to the other processes at {address}:{port}: {str(error).splitlines()[0]}",
             hint="MASTER_ADDR and MASTER_PORT name the machine of rank 0 and a free port of it",
         ) from error
     return store
+
+
+def _in_a_thread(work: Callable[[], Result]) -> Result:
+    """What `work` returns: a call into C++, which no signal interrupts, waits in a thread while this one listens."""
+    done: Future[Result] = Future()
+
+    def act() -> None:
+        try:
+            done.set_result(work())
+        except Exception as error:
+            done.set_exception(error)
+
+    threading.Thread(target=act, daemon=True).start()
+    while not done.done():
+        time.sleep(POLL_SECONDS[1])
+    return done.result()

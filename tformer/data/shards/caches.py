@@ -16,13 +16,14 @@ KINDS = {
     "tokens": ("", re.compile(r"[0-9a-f]{32}")),
     "tokenizers": ("tokenizers", re.compile(r"[0-9a-f]{32}\.json")),
     "translations": ("", re.compile(r"translations-[0-9a-f]{32}\.jsonl")),
+    "fingerprints": ("fingerprints", re.compile(r"[0-9a-f]{32}\.txt")),
     "remote": ("remote", re.compile(r"[0-9a-f]{32}-\d{6}\.part")),
     "kernels": ("kernels", re.compile(r"[0-9a-f]{16}\.so")),
     "speed": ("speed", re.compile(r"[0-9a-f]{16}\.json")),
 }
 """What the cache holds, as (folder, pattern of names): directories of token files of a text, tokenizers trained on a
-run's data, translations of a teacher, blocks of remote files, compiled C kernels, the measured speed of a CPU. All of
-it is made anew when it is needed."""
+run's data, translations of a teacher, fingerprints of many files, blocks of remote files, compiled C kernels, the
+measured speed of a CPU. All of it is made anew when it is needed."""
 
 TOKEN_FILES = re.compile(r"(documents|marks|tokens-\d{5,})\.bin")
 """Names of the files in a directory of tokens."""

@@ -6,10 +6,16 @@ Documents come as pieces of at most about a megabyte, so none is held whole, and
 
 from __future__ import annotations
 
+import hashlib
+import re
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
+from tformer import files
 from tformer.data.sources.builtin import PREFIX, BuiltinText, find_builtin
 from tformer.data.sources.columns import Column
 from tformer.data.sources.files import (
@@ -26,7 +32,7 @@ from tformer.data.sources.files import (
     locate,
 )
 from tformer.data.sources.tables import table_format, text_column
-from tformer.errors import InputError
+from tformer.errors import InputError, TformerError
 
 TEXT_ENDINGS = frozenset(
     f".{name}"
@@ -37,6 +43,12 @@ TEXT_ENDINGS = frozenset(
     )
     for name in names
 )
+
+
+MANY_FILES = 64  # of a source, whose fingerprint is remembered
+SETTLED_NS = 2 * 10**9  # a file that changed less than this ago may change again at the same time by its file system
+FINGERPRINTS = "fingerprints"  # folder of the cache
+FINGERPRINT = re.compile(rb"[0-9a-f]{64}")
 
 
 class TextPart(Part, Protocol):
@@ -73,6 +85,40 @@ class TextSource(Source):
     """An opened source of documents."""
 
     parts: tuple[TextPart, ...]
+
+    def fingerprint(self) -> str:
+        """As of every source; that of many files is remembered, so that not all of them are opened again."""
+        state = self._state()
+        if state is None:
+            return super().fingerprint()
+        from tformer.device import default_cache_dir  # which imports torch
+
+        memo = default_cache_dir() / FINGERPRINTS / f"{state}.txt"
+        with suppress(OSError, InputError):
+            if FINGERPRINT.fullmatch(known := files.read_bounded(memo, max_bytes=64)):
+                return known.decode()
+        found = super().fingerprint()
+        if self._state() == state:
+            with suppress(OSError, TformerError):  # a cache that cannot be written costs only time
+                files.make_folders(memo.parent)
+                files.write_text(memo, found)
+        return found
+
+    def _state(self) -> str | None:
+        """A key of names, sizes and times of change of many files; None for few, and while one has just changed."""
+        if len(self.parts) < MANY_FILES:
+            return None
+        digest, newest = hashlib.sha256(), time.time_ns() - SETTLED_NS
+        for part in self.parts:
+            if not isinstance(part, TextFile) or not isinstance(part.content.path, Path):
+                return None
+            status = part.content.path.stat()
+            if max(status.st_mtime_ns, status.st_ctime_ns) > newest:
+                return None
+            facts = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            read = (part.content.name, part.column, part.content.errors)
+            digest.update(f"{read} {facts}\n".encode("utf-8", "replace"))
+        return digest.hexdigest()[:32]
 
     def documents(self) -> Iterator[Piece]:
         """Every document's pieces, in a fixed order. Raises InputError at the end if all was white space."""

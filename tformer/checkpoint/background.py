@@ -1,0 +1,75 @@
+"""Saving in a thread: training goes on while a checkpoint is written from copies of its tensors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from threading import Thread
+
+from torch import Tensor
+
+
+def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies in host memory. Names that share one tensor share one copy."""
+    copies: dict[tuple[object, ...], Tensor] = {}
+    found = {}
+    for name, tensor in tensors.items():
+        key = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if key not in copies:
+            copies[key] = tensor.detach().to("cpu", copy=True)
+        found[name] = copies[key]
+    return found
+
+
+class Saver:
+    """Saves one checkpoint at a time: at once, or in a thread from copies of the tensors.
+
+    An error of the thread is raised by the next call of `save`, `raise_if_failed` or `finish`, once.
+
+    Attributes:
+        seconds: for which the caller has waited.
+    """
+
+    def __init__(self, *, in_background: bool) -> None:
+        self.seconds = 0.0
+        self._in_background = in_background
+        self._thread: Thread | None = None
+        self._error: BaseException | None = None
+
+    def hold(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors as they are now, for a `save` that follows: copies if it is in the background."""
+        began = time.perf_counter()
+        held = copied(tensors) if self._in_background else dict(tensors)
+        self.seconds += time.perf_counter() - began
+        return held
+
+    def save(self, write: Callable[[], object]) -> None:
+        """Call `write`, now or in a thread, after the one before it has ended."""
+        began = time.perf_counter()
+        self.finish()
+        if self._in_background:
+            # The thread ends with the process: a folder that it was writing is removed by the next save.
+            self._thread = Thread(target=self._run, args=(write,), name="checkpoint", daemon=True)
+            self._thread.start()
+        else:
+            write()
+        self.seconds += time.perf_counter() - began
+
+    def raise_if_failed(self) -> None:
+        """Raise the error of a save that has ended."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def finish(self) -> None:
+        """Wait until everything is on disk."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.raise_if_failed()
+
+    def _run(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except BaseException as error:
+            self._error = error
