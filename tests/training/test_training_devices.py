@@ -241,9 +241,3 @@ def test_standard_input_and_several_processes_exclude_each_other(cli: Cli, tiny_
 
 def test_a_dry_run_starts_no_processes(train: Cli) -> None:
     assert train("--dry-run", "--devices", 64).code == 0
-
-
-def test_a_kind_that_is_not_built_is_refused_by_name_before_anything_is_written(train: Cli) -> None:
-    outcome = train("--devices", 2, "--parallel", "fsdp", "--out", "sharded")
-    assert outcome.code == 2 and "training.parallel.kind: found fsdp, expected ddp" in outcome.err
-    assert "--dry-run estimates" in outcome.err and not Path("sharded").exists()

@@ -31,6 +31,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "bert/classify",
         {"objectives": [{"kind": "classification", "word_dropout": 0.2, "swap_pairs": True}]},
     ),
+    "distillation": ("gpt/small", {}),
+    "distillation of pairs": ("transformer/tiny", {}),
+    "distillation of masked LM": ("bert/tiny", {}),
+    "distillation of images": ("vit/tiny", {}),
     "random padding": ("gpt/small", {"data": {"padding": "random"}}),
     "left padding": ("gpt/small", {"data": {"padding": "left"}}),
     "pairs by tokens": ("transformer/tiny", {"training": {"batch_size": None, "batch_tokens": 40}}),
@@ -64,11 +68,31 @@ def compared(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in found.items() if name != "moved"} | {"sums": sums}
 
 
-def trained(names: list[str]) -> Callable[[Parallel], dict[str, Tensor]]:
-    """The results of several cases in one group of processes, by `case|name`."""
+KINDS = {
+    "ddp": Parallelism(kind="ddp"),
+    "fsdp": Parallelism(kind="fsdp"),
+    "fsdp, weights kept": Parallelism(kind="fsdp", reshard=False),
+    "hsdp": Parallelism(kind="hsdp", shard_size=2),
+}
+
+
+def training_of(case: str, parallel: Parallel) -> Training:
+    """The training of a case; a student learns from a model of its own shape with other weights."""
+    recipe = recipe_of(*CASES[case])
+    if not case.startswith("distillation"):
+        return Training(recipe, parallel)
+    other = recipe.model_copy(update={"seed": recipe.seed + 1})
+    teacher = assemble.make_models(other, torch.device("cpu"), dtype=torch.float32).main
+    return Training(recipe, parallel, teacher=teacher)
+
+
+def trained(names: list[str], options: Parallelism | None = None) -> Callable[[Parallel], dict[str, Tensor]]:
+    """The results of several cases in one group of processes (None: in one process), by `case|name`."""
 
     def work(parallel: Parallel) -> dict[str, Tensor]:
-        results = {name: Training(recipe_of(*CASES[name]), parallel).run(STEPS) for name in names}
+        if options is not None:
+            parallel = parallel_of(options)
+        results = {name: training_of(name, parallel).run(STEPS) for name in names}
         return {f"{case}|{name}": value for case, found in results.items() for name, value in found.items()}
 
     return work
@@ -78,10 +102,10 @@ def of_case(found: Mapping[str, Tensor], case: str) -> dict[str, Tensor]:
     return {name.split("|")[1]: value for name, value in found.items() if name.startswith(f"{case}|")}
 
 
-def equalities(names: list[str], world_size: int, folder: Path) -> dict[str, float]:
+def equalities(names: list[str], kind: str, world_size: int, folder: Path) -> dict[str, float]:
     """The largest difference between one process and several, by case."""
-    work = trained(names)
-    one, many = work(SingleProcess()), in_processes(world_size, work, folder / str(world_size))
+    one = trained(names)(SingleProcess())
+    many = in_processes(world_size, trained(names, KINDS[kind]), folder / str(world_size))
     differences = {}
     for case in names:
         expected, *found = (of_case(each, case) for each in (one, *many))
@@ -101,15 +125,23 @@ def _orthogonalise_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
 QUICK = ["gpt/tiny", "bert/classify", "electra/tiny", "layerdrop, drophead, electra", "drophead, checkpointing"]
 
 
-def test_two_processes_train_as_one(tmp_path: Path) -> None:
-    differences = equalities(QUICK, 2, tmp_path)
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_two_processes_train_as_one(kind: str, tmp_path: Path) -> None:
+    differences = equalities(QUICK, kind, 2, tmp_path)
     assert max(differences.values()) < TOLERANCE, differences
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_every_family_and_option_trains_as_in_one_process(world_size: int, tmp_path: Path) -> None:
-    differences = equalities(list(CASES), world_size, tmp_path)
+@pytest.mark.parametrize(("kind", "world_size"), [("ddp", 2), ("ddp", 4), ("fsdp", 2), ("fsdp", 4), ("hsdp", 4)])
+def test_every_family_and_option_trains_as_in_one_process(kind: str, world_size: int, tmp_path: Path) -> None:
+    differences = equalities(list(CASES), kind, world_size, tmp_path)
+    print(f"{kind}, {world_size} processes: {differences}")
+    assert max(differences.values()) < TOLERANCE, differences
+
+
+@pytest.mark.slow
+def test_weights_may_stay_after_a_forward_pass(tmp_path: Path) -> None:
+    differences = equalities(QUICK, "fsdp, weights kept", 2, tmp_path)
     assert max(differences.values()) < TOLERANCE, differences
 
 

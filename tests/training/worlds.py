@@ -25,20 +25,26 @@ from tformer.data.shards.pair_tokens import PairExample
 from tformer.data.sources.images import ImageExample
 from tformer.device import DTYPES
 from tformer.evaluation.predict import GivenSamples
-from tformer.objectives.base import ObjectiveContext
-from tformer.optim.ema import Ema
+from tformer.model import Transformer
+from tformer.objectives.base import Objective, ObjectiveContext
+from tformer.objectives.distillation import Distillation, Teacher
+from tformer.optim.shards import local
 from tformer.recipe.recipe import Recipe
 from tformer.tasks.base import TrainingData
 from tformer.training import assemble
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.parallel import DataParallel, Parallel
 from tformer.training.state import LossScaler, TrainerState
+from tformer.training.teacher import layer_pairs
 
 SECONDS = 100.0
 """Limit of a group of processes; then all are killed."""
 
 EXAMPLES = 11
 """With batches of 6 and two micro-batches: 3 and 3 rows, then 3 and 2, so some of four processes have none."""
+
+ADAM_EPS = 1.0e-5
+"""A key's bias has no gradient but for rounding, which Adam would magnify to a whole step."""
 
 Tensors = Mapping[str, Tensor]
 
@@ -112,7 +118,7 @@ def recipe_of(preset: str, changes: Mapping[str, Any] = {}) -> Recipe:
     for head in values["model"]["heads"]:
         head |= {"dropout": 0.0} if "dropout" in head else {}
     values["training"] |= {"batch_size": 3, "grad_accum": 2, "precision": "fp32"}
-    values["optimizer"] |= {"clip_grad_norm": 0.5, "eps": 1e-6}
+    values["optimizer"] |= {"clip_grad_norm": 0.5, "eps": ADAM_EPS}
     values["schedule"] |= {"warmup_steps": 0, "warmup_ratio": 0.0}
     return Recipe.model_validate(merged(values, changes))
 
@@ -137,7 +143,9 @@ def samples_of(recipe: Recipe) -> GivenSamples:
 class Training:
     """Steps of the training loop on `samples_of` a recipe, by one process of a group."""
 
-    def __init__(self, recipe: Recipe, parallel: Parallel, *, precision: str = "fp32") -> None:
+    def __init__(
+        self, recipe: Recipe, parallel: Parallel, *, precision: str = "fp32", teacher: Transformer | None = None
+    ) -> None:
         device = torch.device("cpu")
         self.recipe = recipe
         self.models = assemble.make_models(recipe, device, dtype=DTYPES[precision])
@@ -151,10 +159,22 @@ class Training:
             context=given,
             fingerprint="",
         )
-        objective = assemble.make_objective(recipe, given, self.models)
-        decay = recipe.training.ema_decay
-        self.ema = None if decay is None else Ema(self.models.main.named_parameters(), decay=decay)
-        self.optimizer = assemble.make_optimizer(recipe, self.models, device)
+        objective: Objective = assemble.make_objective(recipe, given, self.models)
+        if teacher is not None:
+            objective = Distillation(
+                objective,
+                Teacher(teacher.requires_grad_(False).eval()),
+                temperature=2.0,
+                alpha=0.5,
+                hidden=0.5,
+                attention=0.5,
+                hidden_pairs=layer_pairs(self.models.main, teacher, "hidden"),
+                attention_pairs=layer_pairs(self.models.main, teacher, "attention"),
+                image_positions=recipe.seq_len if recipe.model.patches is not None else None,
+            )
+        self.shards = parallel.shard(self.models)
+        self.ema = assemble.make_ema(recipe, self.models, self.shards)
+        self.optimizer = assemble.make_optimizer(recipe, self.models, device, self.shards)
         self.trainer = Trainer(
             Components(
                 model=self.models,
@@ -184,17 +204,28 @@ class Training:
 
     def run(self, steps: int) -> dict[str, Tensor]:
         """Sums of each step (loss, gradient norm, terms), tokens, weights and averages after `steps` steps."""
-        before = {name: value.detach().clone() for name, value in self.models.trained_parameters()}
+        before = self.weights()
         for _ in range(steps):
             self.trainer._step()
         found = {"sums": torch.tensor([[float(value) for value in row] for row in self.trainer._sums])}
         found["tokens"] = torch.tensor(self.trainer.state.tokens)
-        found |= {f"weight {name}": value.detach() for name, value in self.models.trained_parameters()}
-        moved = [(value.detach() - before[name]).abs().max() for name, value in self.models.trained_parameters()]
-        found["moved"] = torch.stack(moved).max()
-        if self.ema is not None:
-            found |= {f"average {name}": value for name, value in self.ema.state().items()}
-        return found
+        after = self.weights()
+        found |= {f"weight {name}": value for name, value in after.items()}
+        found["moved"] = torch.stack([(value - before[name]).abs().max() for name, value in after.items()]).max()
+        if self.ema is None:
+            return found
+        averages = self.ema.state()
+        if self.shards is not None:
+            shapes = {name: value.shape for name, value in self.models.main.named_parameters()}
+            averages = {name: self.shards.complete(rows, shapes[name]) for name, rows in averages.items()}
+        return found | {f"average {name}": value for name, value in averages.items()}
+
+    def weights(self) -> dict[str, Tensor]:
+        """Copies of all weights by name, whole."""
+        parameters = dict(self.models.trained_parameters())
+        if self.shards is None:
+            return {name: value.detach().clone() for name, value in parameters.items()}
+        return {name: self.shards.complete(local(value), value.shape) for name, value in parameters.items()}
 
 
 def largest_difference(one: Tensors, other: Tensors) -> float:

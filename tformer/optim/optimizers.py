@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from tformer.errors import InputError, did_you_mean
 from tformer.optim import adafactor
 from tformer.optim.muon import Muon
+from tformer.optim.shards import Shards
 
 FUSED_DEVICES = ("cpu", "cuda")
 """Device types with a fused Adam in torch."""
@@ -51,12 +52,14 @@ class OptimizerKind:
         fresh_state: the state that it would create for a parameter at its first step.
         moments: numbers of state for each number of a matrix; 0 where it has only some for each row and column.
         hidden_only: it takes hidden matrices only, at `lr`; all other parameters use AdamW at `adam_lr`.
+        reads_whole: the update of a number depends on others of its tensor, so one process must have the whole tensor.
     """
 
     make: Callable[[list[dict[str, Any]], Settings], torch.optim.Optimizer]
     fresh_state: Callable[[nn.Parameter, Settings], dict[str, Tensor]]
     moments: int
     hidden_only: bool = False
+    reads_whole: bool = False
 
 
 def _adamw(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optimizer:
@@ -95,8 +98,8 @@ def _adafactor_state(parameter: nn.Parameter, settings: Settings) -> dict[str, T
 OPTIMIZERS: dict[str, OptimizerKind] = {
     "adamw": OptimizerKind(_adamw, _adam_state, moments=2),
     "adam": OptimizerKind(_adam, _adam_state, moments=2),
-    "muon": OptimizerKind(_muon, _muon_state, moments=1, hidden_only=True),
-    "adafactor": OptimizerKind(_adafactor, _adafactor_state, moments=0),
+    "muon": OptimizerKind(_muon, _muon_state, moments=1, hidden_only=True, reads_whole=True),
+    "adafactor": OptimizerKind(_adafactor, _adafactor_state, moments=0, reads_whole=True),
 }
 
 if TYPE_CHECKING:
@@ -122,11 +125,27 @@ class NamedOptimizer:
     """One or more torch optimizers used as one, with state by parameter name and rates relative to a base rate.
 
     All state exists from the start (zeros), so that a checkpoint never depends on which gradients have occurred.
+
+    Args:
+        optimizers: each with the parameters that it updates.
+        names: of all trained parameters.
+        lr: the base rate.
+        shards: of parameters whose rows are spread over processes; None: each process has all.
+        elsewhere: state of parameters that another process updates, on the meta device.
     """
 
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], names: Mapping[Tensor, str], *, lr: float) -> None:
+    def __init__(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        names: Mapping[Tensor, str],
+        *,
+        lr: float,
+        shards: Shards | None = None,
+        elsewhere: Mapping[Tensor, dict[str, Tensor]] | None = None,
+    ) -> None:
         self.optimizers = list(optimizers)
         self.names: dict[Tensor, str] = dict(names)
+        self.shards, self._elsewhere = shards, dict(elsewhere or {})
         self.lr, self._scale = lr, 1.0
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -134,16 +153,24 @@ class NamedOptimizer:
 
     def step(self) -> None:
         """Update every parameter that has a gradient."""
+        if self.shards is not None:
+            self.shards.take_gradients()
         for optimizer in self.optimizers:
             optimizer.step()
+        if self.shards is not None:
+            self.shards.return_weights()
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
+        if self.shards is not None:
+            self.shards.zero_grad()
 
     def gradients(self) -> list[Tensor]:
-        """The existing gradients, in the order of the names."""
+        """The existing gradients, in the order of the names; of shards this process's rows."""
+        if self.shards is not None:
+            return self.shards.gradients()
         return [parameter.grad for parameter in self.names if parameter.grad is not None]
 
     def clip(self, max_norm: float | None) -> Tensor:
@@ -154,7 +181,7 @@ class NamedOptimizer:
         gradients = self.gradients()
         if not gradients:
             return torch.zeros(())
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = torch.nn.utils.get_total_norm(gradients) if self.shards is None else self.shards.norm(gradients)
         if max_norm is not None:
             # The coefficient of torch.nn.utils.clip_grad_norm_: max_norm / (norm + 1e-6), at most 1.
             torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
@@ -172,8 +199,25 @@ class NamedOptimizer:
         return self.lr * self._scale
 
     def state_by_name(self) -> dict[str, Tensor]:
-        """`<parameter name>.<slot>` -> tensor (contiguous, not copied), step counters included."""
-        return {key: tensor.contiguous() for key, tensor in self._slots().items()}
+        """`<parameter name>.<slot>` -> tensor (contiguous, not copied), step counters included.
+
+        Of shards: the whole tensors, in process 0 only; all processes must call this.
+        """
+        if self.shards is None:
+            return {key: tensor.contiguous() for key, (_, tensor) in self._slots().items()}
+        found = {}
+        for key, (parameter, tensor) in self._slots().items():
+            whole = self.shards.whole_state(parameter, tensor)
+            if self.shards.collects:
+                found[key] = whole
+        return found
+
+    def state_shapes(self) -> dict[str, Tensor]:
+        """The same on the meta device."""
+        return {
+            key: torch.empty(self._shape(parameter, tensor), dtype=tensor.dtype, device="meta")
+            for key, (parameter, tensor) in self._slots().items()
+        }
 
     @torch.no_grad()
     def load_state_by_name(self, state: Mapping[str, Tensor]) -> None:
@@ -185,18 +229,31 @@ class NamedOptimizer:
                 f"the saved optimizer state does not fit: {_count(missing)} missing, {_count(unexpected)} unexpected",
                 hint="resume with the same model and optimizer, or start a new run from the weights (--init-from)",
             )
-        for key, tensor in slots.items():
-            if (state[key].shape, state[key].dtype) != (tensor.shape, tensor.dtype):
-                found, expected = (f"{tuple(value.shape)} {value.dtype}" for value in (state[key], tensor))
-                raise InputError(f"the saved optimizer state {key} is {found}, expected {expected}")
-            tensor.copy_(state[key])
+        for key, (parameter, tensor) in slots.items():
+            shape = self._shape(parameter, tensor)
+            if (state[key].shape, state[key].dtype) != (shape, tensor.dtype):
+                found = f"{tuple(state[key].shape)} {state[key].dtype}"
+                raise InputError(f"the saved optimizer state {key} is {found}, expected {tuple(shape)} {tensor.dtype}")
+            if self.shards is None:
+                tensor.copy_(state[key])
+            else:
+                self.shards.set_state(parameter, tensor, state[key])
 
-    def _slots(self) -> dict[str, Tensor]:
-        slots: dict[str, Tensor] = {}
-        for optimizer in self.optimizers:
-            for parameter, state in optimizer.state.items():
-                slots |= {f"{self.names[parameter]}.{slot}": tensor for slot, tensor in state.items()}
-        return slots
+    def _shape(self, parameter: Tensor, tensor: Tensor) -> torch.Size:
+        """The whole shape of a tensor of state."""
+        return tensor.shape if self.shards is None else self.shards.shape(parameter, tensor)
+
+    def _slots(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """The parameter and the tensor of every slot, by key; in the same order in all processes."""
+        states = {parameter: state for optimizer in self.optimizers for parameter, state in optimizer.state.items()}
+        if self.shards is not None:
+            states |= self._elsewhere
+            states = {parameter: states[parameter] for parameter in self.names}
+        return {
+            f"{self.names[parameter]}.{slot}": (parameter, tensor)
+            for parameter, state in states.items()
+            for slot, tensor in state.items()
+        }
 
 
 def build_optimizer(
@@ -217,6 +274,7 @@ def build_optimizer(
     splits: Callable[[str], list[int] | None] | None = None,
     muon_dtype: torch.dtype = torch.bfloat16,
     device: torch.device | str,
+    shards: Shards | None = None,
 ) -> NamedOptimizer:
     """The optimizer of a recipe's section over `model_parameters`, which are on `device` already.
 
@@ -226,6 +284,7 @@ def build_optimizer(
     `hidden_matrices` (needed by muon): the parameters that Muon updates.
     `splits`: row counts of the parts of a fused matrix.
     `muon_dtype`: dtype of the Newton-Schulz iteration.
+    `shards`: of parameters that are DTensors.
     Raises InputError when a group matches nothing or nothing is left to train.
     """
     named = dict(model_parameters)
@@ -250,28 +309,36 @@ def build_optimizer(
         if group is not None and group.weight_decay is not None:
             decay = group.weight_decay
         bucket = _Bucket(algorithm, base_lr * scale, decay)
-        buckets.setdefault(bucket, []).append(parameter)
-        names[parameter] = name
+        own = parameter if shards is None else shards.own(parameter, whole=OPTIMIZERS[algorithm].reads_whole)
+        buckets.setdefault(bucket, []).append(own)
+        names[own] = name
     if not names:
         raise InputError("optimizer.groups freezes every parameter: nothing is left to train")
 
     fused = torch.device(device).type in FUSED_DEVICES
     row_splits = {parameter: rows for parameter, name in names.items() if splits and (rows := splits(name)) is not None}
     settings = Settings(betas, eps, momentum, fused, muon_dtype, row_splits)
-    optimizers = []
+    optimizers: list[torch.optim.Optimizer] = []
+    elsewhere: dict[Tensor, dict[str, Tensor]] = {}
     for algorithm, optimizer_kind in OPTIMIZERS.items():
-        torch_groups: list[dict[str, Any]] = [
-            {"params": parameters, "lr": bucket.lr, "weight_decay": bucket.weight_decay}
-            for bucket, parameters in buckets.items()
-            if bucket.algorithm == algorithm
-        ]
+        torch_groups: list[dict[str, Any]] = []
+        for bucket, parameters in buckets.items():
+            if bucket.algorithm != algorithm:
+                continue
+            here = [parameter for parameter in parameters if shards is None or not parameter.is_meta]
+            elsewhere |= {
+                parameter: optimizer_kind.fresh_state(parameter, settings)
+                for parameter in set(parameters).difference(here)
+            }
+            if here:
+                torch_groups.append({"params": here, "lr": bucket.lr, "weight_decay": bucket.weight_decay})
         if torch_groups:
             optimizer = optimizer_kind.make(torch_groups, settings)
             for torch_group in torch_groups:
                 for parameter in torch_group["params"]:
                     optimizer.state[parameter] = optimizer_kind.fresh_state(parameter, settings)
             optimizers.append(optimizer)
-    return NamedOptimizer(optimizers, names, lr=lr)
+    return NamedOptimizer(optimizers, names, lr=lr, shards=shards, elsewhere=elsewhere)
 
 
 @dataclass(frozen=True)

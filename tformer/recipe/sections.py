@@ -135,12 +135,6 @@ class Parallelism(Section):
     reshard: bool = True  # fsdp, hsdp: free the weights of a layer after its forward pass
     timeout_minutes: Annotated[float, Field(gt=0, le=1e6)] = 10.0  # limit of waiting for the other processes
 
-    @model_validator(mode="after")
-    def _has_groups_where_needed(self) -> Parallelism:
-        if self.shard_size is not None and self.kind != "hsdp":
-            raise ValueError(f"shard_size: found {self.shard_size}, expected null with the kind {self.kind}")
-        return self
-
 
 class Training(Section):
     """Length, batches, validation, checkpoints and precision of the training."""

@@ -20,10 +20,13 @@ from tformer.evaluation.predict import Samples
 from tformer.model import Transformer
 from tformer.nn.init import block_matrices, tie_embeddings
 from tformer.nn.layer_norm import Norm
+from tformer.nn.stack import Block
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
+from tformer.optim.ema import Ema
 from tformer.optim.optimizers import NamedOptimizer, build_optimizer
 from tformer.optim.schedules import Schedule, build_schedule
+from tformer.optim.shards import Shards, local
 from tformer.recipe.recipe import Recipe
 from tformer.tasks.base import TrainingData
 from tformer.tokenizer import Tokenizer
@@ -156,6 +159,12 @@ class Models(nn.Module):
         return function()
 
     @property
+    def blocks(self) -> list[Block]:
+        """The layers of all stacks."""
+        stacks = [stack for model in self.all for stack in (model.encoder, model.decoder) if stack is not None]
+        return [block for stack in stacks for block in stack.layers]
+
+    @property
     def all(self) -> tuple[Transformer, ...]:
         return (self.main,) if self.generator is None else (self.main, self.generator)
 
@@ -225,8 +234,13 @@ def make_schedule(recipe: Recipe) -> Schedule:
     return build_schedule(recipe.schedule, total_steps=recipe.training.max_steps, d_model=recipe.model.d_model)
 
 
-def make_optimizer(recipe: Recipe, models: Models, device: torch.device) -> NamedOptimizer:
-    """The optimizer, keyed by parameter name. Muon trains the matrices inside the stacks, split into projections."""
+def make_optimizer(
+    recipe: Recipe, models: Models, device: torch.device, shards: Shards | None = None
+) -> NamedOptimizer:
+    """The optimizer, keyed by parameter name. Muon trains the matrices inside the stacks, split into projections.
+
+    shards: of models whose parameters are spread over processes, see `Parallel.shard`.
+    """
     options = recipe.optimizer
     rows = {f"{name}.weight": rows for name, _, rows in block_matrices(models.main)}
     if models.generator is not None:
@@ -249,7 +263,17 @@ def make_optimizer(recipe: Recipe, models: Models, device: torch.device) -> Name
         splits=rows.get,
         muon_dtype=torch.bfloat16 if device.type == "cuda" or has_bf16_instructions() else torch.float32,
         device=device,
+        shards=shards,
     )
+
+
+def make_ema(recipe: Recipe, models: Models, shards: Shards | None = None) -> Ema | None:
+    """The averages of the main model's weights, of shards those of this process's rows; None where recipe has none."""
+    if recipe.training.ema_decay is None:
+        return None
+    parameters = models.main.named_parameters()
+    own = parameters if shards is None else ((name, nn.Parameter(local(each))) for name, each in parameters)
+    return Ema(own, decay=recipe.training.ema_decay)
 
 
 def layer_of(name: str) -> int | None:

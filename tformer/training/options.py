@@ -259,7 +259,7 @@ class TrainOptions:
             "--parallel",
             metavar="auto|ddp|fsdp|hsdp",
             help="Each device holds the whole model (ddp), or all of them (fsdp) or groups (hsdp) divide it; auto: ddp "
-            "where it fits. fsdp and hsdp are estimated with --dry-run, not trained.",
+            "(with --dry-run the first that fits).",
         ),
         Key("training.parallel.kind"),
     ] = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tformer.errors import InputError
+from tformer.optim.shards import Shards
 from tformer.recipe.sections import Parallelism
+from tformer.training.assemble import Models
 
 Run = Callable[[Callable[[], Any]], Any]
 """Calls a function without arguments inside the forward pass of the trained models, and returns its result."""
@@ -30,18 +32,24 @@ class Parallel(Protocol):
     Attributes:
         rank: number of this process, from 0.
         world_size: number of processes.
+        spreads_weights: whether a process has only some rows of each weight.
     """
 
     @property
     def rank(self) -> int: ...
     @property
     def world_size(self) -> int: ...
+    @property
+    def spreads_weights(self) -> bool: ...
 
     def sum(self, value: Tensor) -> Tensor:
         """The sum of `value` over all processes."""
 
     def agree(self, flag: bool) -> bool:
         """True if `flag` is True in any process: all processes stop, fail and save together."""
+
+    def shard(self, models: Models) -> Shards | None:
+        """Spread the weights over the processes where this kind does; before the optimizer is made."""
 
     def wrap(self, models: nn.Module, *, some_unused: bool = False) -> Run:
         """Prepare models whose `forward(function)` returns `function()`. Backward passes then add up gradients.
@@ -58,12 +66,16 @@ class SingleProcess:
 
     rank = 0
     world_size = 1
+    spreads_weights = False
 
     def sum(self, value: Tensor) -> Tensor:
         return value
 
     def agree(self, flag: bool) -> bool:
         return flag
+
+    def shard(self, models: Models) -> Shards | None:
+        return None
 
     def wrap(self, models: nn.Module, *, some_unused: bool = False) -> Run:
         return models
@@ -72,12 +84,14 @@ class SingleProcess:
         return nullcontext()
 
 
-class DataParallel:
-    """The processes of the default process group, each with all weights (`torch.distributed`, DDP).
+class ProcessGroup:
+    """The default process group of torch.distributed: what all kinds of parallelism share.
 
     The group must exist. Flags and counts travel as CPU tensors, which wait for no GPU: with GPUs the group needs a
     backend for both, `cpu:gloo,cuda:nccl`.
     """
+
+    spreads_weights: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -89,6 +103,13 @@ class DataParallel:
 
     def agree(self, flag: bool) -> bool:
         return bool(self.sum(torch.tensor(int(flag))))
+
+
+class DataParallel(ProcessGroup):
+    """Processes that have all weights each (DDP)."""
+
+    def shard(self, models: Models) -> Shards | None:
+        return None
 
     def wrap(self, models: nn.Module, *, some_unused: bool = False) -> Run:
         # torch 2.13 has a new name for the copy of buffers from process 0 at every forward. They are equal already.
@@ -106,24 +127,68 @@ class DataParallel:
         return nullcontext() if last else run.no_sync()
 
 
-PARALLEL: dict[str, type[DataParallel]] = {"ddp": DataParallel}
-"""Kinds of `training.parallel.kind`; `auto` is the first."""
+class FullySharded(ProcessGroup):
+    """Processes that have some rows of every weight, gradient and tensor of optimizer state each (FSDP2, 2304.11277).
+
+    The units that are gathered at once are the blocks, and all that is outside of them. Gradients are reduced in every
+    micro-batch: whole ones are never kept.
+
+    Args:
+        group_size: processes that share one copy of the weights (HSDP); None: all. The default of HSDP is a machine.
+        reshard: free the weights of a block after its forward pass.
+    """
+
+    spreads_weights = True
+
+    def __init__(self, *, group_size: int | None = None, reshard: bool = True) -> None:
+        super().__init__()
+        self.group_size, self.reshard = group_size or self.world_size, reshard
+        if self.world_size % self.group_size:
+            raise InputError(
+                f"training.parallel.shard_size: found {self.group_size}, expected a divisor of the number of "
+                f"processes ({self.world_size})"
+            )
+
+    def shard(self, models: Models) -> Shards | None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
+        device = next(models.parameters()).device.type
+        mesh = init_device_mesh(device, (self.world_size,))
+        if self.group_size < self.world_size:
+            shape = (self.world_size // self.group_size, self.group_size)
+            mesh = init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
+        for block in models.blocks:
+            fully_shard(block, mesh=mesh, reshard_after_forward=self.reshard)
+        fully_shard(models, mesh=mesh, reshard_after_forward=False)
+        for module in models.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)  # gloo has no other sum
+        return Shards(mesh.get_group("shard" if self.group_size < self.world_size else None))
+
+    def wrap(self, models: nn.Module, *, some_unused: bool = False) -> Run:
+        self._some_unused = some_unused
+        return models
+
+    def accumulating(self, run: Run, *, last: bool) -> AbstractContextManager[Any]:
+        # Copies add up their gradients once a step, unless some have none in the last micro-batch.
+        if self.group_size < self.world_size and not self._some_unused:
+            cast("Any", run).set_requires_all_reduce(last)
+        return nullcontext()
 
 
-def parallel_of(options: Parallelism) -> Parallel:
-    """The default process group of torch.distributed, or one process where there is none.
+def parallel_of(options: Parallelism, *, machine_size: int = 1) -> Parallel:
+    """The default process group of torch.distributed as `options` want it; one process where there is no group.
 
-    Raises InputError for a kind that trains nothing yet.
+    machine_size: processes of one machine.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return SingleProcess()
-    kind = next(iter(PARALLEL)) if options.kind == "auto" else options.kind
-    if kind not in PARALLEL:
-        raise InputError(
-            f"training.parallel.kind: found {kind}, expected {' or '.join(PARALLEL)} for training",
-            hint=f"--dry-run estimates what {kind} would take",
-        )
-    return PARALLEL[kind]()
+    if options.kind in ("auto", "ddp"):
+        return DataParallel()
+    group_size = None if options.kind == "fsdp" else options.shard_size or machine_size
+    return FullySharded(group_size=group_size, reshard=options.reshard)
 
 
 def sum_of(gradients: Tensor) -> torch.futures.Future[Tensor]:

@@ -25,8 +25,8 @@ from tformer.errors import InputError, Interrupted
 from tformer.files import require_room, write_text
 from tformer.loading import load_body, load_generator, load_weights
 from tformer.model import Transformer
+from tformer.nn.structured_dropout import LEARNED
 from tformer.objectives.base import Objective
-from tformer.optim.ema import Ema
 from tformer.processes import ScratchFolder
 from tformer.recipe import recipe_to_data, recipe_to_yaml
 from tformer.tasks.base import Progress, ShouldStop, Work
@@ -41,6 +41,7 @@ from tformer.training.request import RUNS, locked_run
 from tformer.training.state import LossScaler, TrainerState
 from tformer.training.teacher import make_distillation
 from tformer.training.together import find_shared_start, prepare_together, require_same_command, take_own_gpu
+from tformer.training.whole import WholeModels
 from tformer.workers.launch import number_of_workers
 from tformer.workers.worker import Worker
 
@@ -105,7 +106,7 @@ class Session:
         worker: Worker,
     ) -> None:
         self.worker = worker
-        self.parallel = parallel_of(prepared.recipe.training.parallel)
+        self.parallel = parallel_of(prepared.recipe.training.parallel, machine_size=worker.local_size)
         self.prepared, self.console, self.work, self.began = prepared, console, work, began
         self.should_stop = work.should_stop
         recipe, device = prepared.recipe, prepared.device
@@ -116,9 +117,10 @@ class Session:
         self.state = self._first_state()
         self.models = assemble.make_models(recipe, device, dtype=prepared.precision.dtype)
         assemble.require_separate_rows(self.models, self.parallel.world_size)
-        self.model: Transformer = self.models.main
-        self._start_weights()
-        self.objective = assemble.make_objective(recipe, prepared.data.context, self.models)
+        self._start_weights(self.models.main)
+        self.whole = WholeModels(self.models, self.parallel)
+        self.model: Transformer = self.whole.models.main
+        self.objective = assemble.make_objective(recipe, prepared.data.context, self.whole.models)
         self.batches = assemble.PlannedBatches(
             recipe,
             prepared.data,
@@ -164,37 +166,37 @@ class Session:
 
     def _assemble(self) -> Components:
         prepared, recipe, device = self.prepared, self.prepared.recipe, self.prepared.device
-        compile_it, decay = recipe.training.compile == "on", recipe.training.ema_decay
+        compile_it = recipe.training.compile == "on"
         if compile_it:
             self.console.print("compiling the model: the first step takes a while", markup=False)
         # Padded batches have many shapes: the compiler gives up after a few graphs of one shape each.
         many_shapes = prepared.data.samples.lengths is not None
         return Components(
             model=self.models,
-            forward=assemble.compiled(self.model, wanted=compile_it, dynamic=many_shapes),
-            objective=self._with_teacher(self.objective),
+            forward=assemble.compiled(self.models.main, wanted=compile_it, dynamic=many_shapes),
+            objective=self._with_teacher(assemble.make_objective(recipe, prepared.data.context, self.models)),
             batches=self.batches,
-            optimizer=assemble.make_optimizer(recipe, self.models, device),
+            optimizer=assemble.make_optimizer(recipe, self.models, device, self.whole.shards),
             schedule=assemble.make_schedule(recipe),
             scaler=LossScaler(enabled=prepared.precision.name == "fp16"),
             parallel=self.parallel,
             device=device,
-            ema=None if decay is None else Ema(self.model.named_parameters(), decay=decay),
+            ema=assemble.make_ema(recipe, self.models, self.whole.shards),
         )
 
-    def _start_weights(self) -> None:
+    def _start_weights(self, model: Transformer) -> None:
         """Load weights to resume or fine-tune from; the bias of a new regression head is the mean of the scores."""
         start, data = self.prepared.start, self.prepared.data
         fresh_heads = True
         if start.resumed is not None:
-            load_weights(self.model, start.resumed)
+            load_weights(model, start.resumed)
             if self.models.generator is not None:
                 load_generator(self.models.generator, start.resumed)
             fresh_heads = False
         elif start.weights is not None:
-            fresh = load_body(self.model, start.weights, keep_heads=start.kept_heads(self.prepared.recipe))
+            fresh = load_body(model, start.weights, keep_heads=start.kept_heads(self.prepared.recipe))
             new = list(dict.fromkeys(name.split(".")[1] for name in fresh))
-            kept = [head for head in self.model.heads if head not in new]
+            kept = [head for head in model.heads if head not in new]
             fresh_heads = bool(new)
             for what, heads in (("new", new), ("kept", kept)):
                 if heads:
@@ -204,7 +206,7 @@ class Session:
         if fresh_heads and data.label_mean is not None:
             head = data.recipe.objectives[0].objective.head.kind
             with torch.no_grad():
-                self.model.get_parameter(f"heads.{head}.project.bias").fill_(data.label_mean)
+                model.get_parameter(f"heads.{head}.project.bias").fill_(data.label_mean)
 
     def _with_teacher(self, objective: Objective) -> Objective:
         """The objective that is trained: with the soft targets of a teacher where there is one."""
@@ -232,7 +234,8 @@ class Session:
         if parts.ema is None:
             return
         if averages is not None:
-            parts.ema.load_state({name: tensor for name, tensor in averages.items() if name not in checkpoint.tied})
+            averages = {name: tensor for name, tensor in averages.items() if name not in checkpoint.tied}
+            parts.ema.load_state(self.whole.own_averages(averages))
         elif checkpoint.recipe.training.ema_decay is not None:
             raise InputError(
                 f"{checkpoint.path} has no averaged weights, so training cannot resume from it: its recipe sets "
@@ -249,7 +252,7 @@ class Session:
     def _write_run(self) -> RunDirectory:
         """Create or reopen the run directory, and write what is known before the first step."""
         start, recipe = self.prepared.start, self.prepared.recipe
-        weights, optimizer = dict(self.model.named_parameters()), self.parts.optimizer.state_by_name()
+        weights, optimizer = dict(self.model.named_parameters()), self.parts.optimizer.state_shapes()
         needed = 2 * checkpoint_bytes(weights, optimizer)  # a new checkpoint is written before an old one is deleted
         require_room(start.out if start.out is not None else RUNS, needed)
         run = start.run or RunDirectory.create(
@@ -399,11 +402,12 @@ class Session:
             self.loggers.sample(step, text)
 
     def _validate(self) -> dict[str, Any] | None:
+        self.whole.gather()
         return self.worker.share(self._measure)
 
     def _measure(self) -> dict[str, Any] | None:
         """The metrics of a validation; None when interrupted."""
-        self.models.eval()
+        self.whole.models.eval()
         values = self.prepared.data.validate(self.model, self.objective, self.work)
         if self.should_stop():
             return None
@@ -428,8 +432,9 @@ class Session:
         return text
 
     def _log_metrics(self) -> dict[str, Any]:
-        """Learned LayerDrop rates for log lines; empty for a model without them."""
-        stacks = {"encoder": self.model.encoder, "decoder": self.model.decoder}
+        """Learned LayerDrop rates for log lines; empty for a model without them, and in other workers."""
+        self.whole.gather(LEARNED)
+        stacks = {"encoder": self.model.encoder, "decoder": self.model.decoder} if self.worker.leads else {}
         rates = {
             side: [round(rate, RATE_DIGITS) for rate in stack.layerdrop_rates()]
             for side, stack in stacks.items()
@@ -438,11 +443,12 @@ class Session:
         return {"layerdrop_rates": rates} if rates else {}
 
     def _save(self, state: TrainerState, score: float | None) -> None:
+        self.whole.gather()
+        optimizer, averages = self.parts.optimizer.state_by_name(), self.whole.averages(self.parts.ema)
         if not self.worker.leads:
             return
         tokenizer, target = self.prepared.data.tokenizer, self.prepared.data.target_tokenizer
-        ema, generator = self.parts.ema, self.models.generator
-        hold = self.saver.hold
+        generator, hold = self.whole.models.generator, self.saver.hold
         save = partial(
             save_checkpoint,
             self.run,
@@ -452,8 +458,8 @@ class Session:
             recipe_yaml=self.recipe_yaml,
             tokenizer_json=self.tokenizer_json,
             trainer=state.to_json(),
-            optimizer=hold(self.parts.optimizer.state_by_name()),
-            ema=None if ema is None else hold(ema.state()),
+            optimizer=hold(optimizer),
+            ema=None if averages is None else hold(averages),
             score=score,
             generator=None if generator is None else hold(generator.state_dict()),
             tokenizer_sha256=None if tokenizer is None else tokenizer.sha256,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,13 +19,15 @@ from torch import Tensor
 from tformer.nn.positions.base import Positions
 
 
-@dataclass(frozen=True)
 class TapSink:
-    """Collects tapped tensors by name. `scope` gives a view of the same sink for names with a prefix."""
+    """Collects tapped tensors by name. `scope` gives a view of the same sink for names with a prefix.
 
-    wanted: frozenset[str]
-    values: dict[str, Tensor] = field(default_factory=dict)
-    prefix: str = ""
+    Not a dataclass: FSDP2 copies those that hold tensors when they are passed to a layer, and would collect in a copy.
+    """
+
+    def __init__(self, wanted: frozenset[str], values: dict[str, Tensor] | None = None, prefix: str = "") -> None:
+        self.wanted, self.prefix = wanted, prefix
+        self.values: dict[str, Tensor] = {} if values is None else values
 
     def scope(self, name: str | int) -> TapSink:
         """The sink as a submodule called `name` sees it."""

@@ -1,0 +1,100 @@
+"""`tformer train --devices N` with weights spread over the processes: the same run, resumed by any number of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.end_to_end.labelled_examples import sentences
+from tests.training.test_training_devices import TOLERANCE, _all_processes_end, assert_same_run, at_step, latest, train
+from tformer.training import assemble
+
+__all__ = ["_all_processes_end", "train"]  # fixtures
+
+Cli = Callable[..., Any]
+FSDP, DDP = (("--set", f"training.parallel.kind={kind}") for kind in ("fsdp", "ddp"))
+ELECTRA = ("--arch", "electra", "--preset", "tiny", "--set", "model.d_model=16", "--set", "model.embedding.size=8",
+           "--set", "generator.d_model=8", "--set", "generator.embedding.size=8")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _orthogonalise_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assemble, "has_bf16_instructions", lambda: False)
+
+
+def assert_same_state(run: str, other: str, *names: str) -> None:
+    """The same tensors of the latest checkpoints under the same names, within the tolerance."""
+    for name in names:
+        own, others = (load_file(latest(each) / f"{name}.safetensors") for each in (run, other))
+        assert {key: (each.shape, each.dtype) for key, each in own.items()} == {
+            key: (each.shape, each.dtype) for key, each in others.items()
+        }
+        assert max(float((own[key] - others[key]).abs().max()) for key in own) <= TOLERANCE
+
+
+def test_sharded_weights_make_the_run_and_the_files_of_one_process(train: Cli) -> None:
+    words = ("--set", "training.ema_decay=0.9", "--set", "optimizer.kind=muon", "--set", "optimizer.adam_lr=0.003")
+    assert train("--out", "one", *words).code == 0
+    assert train("--out", "two", *words, "--devices", 2, *FSDP).code == 0
+    assert_same_run("two", "one")
+    assert_same_state("two", "one", "optimizer", "ema")
+
+
+def interrupted(train: Cli, monkeypatch: pytest.MonkeyPatch, step: int, *words: object) -> None:
+    with monkeypatch.context() as patch:
+        at_step(patch, step, 0, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        assert train("--out", "run", *words).code == 143
+
+
+@pytest.mark.slow
+def test_a_checkpoint_goes_on_with_any_number_of_processes_and_any_kind(
+    train: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without biases of keys: they have no gradient but for rounding, which Adafactor magnifies to a whole step.
+    for kind in ("muon", "adafactor"):
+        words = ("--set", "training.ema_decay=0.9", "--set", f"optimizer.kind={kind}", "--set", "optimizer.lr=0.003",
+                 "--set", "model.decoder.attention.qkv_bias=false")  # fmt: skip
+        assert train("--out", f"whole-{kind}", *words).code == 0
+        interrupted(train, monkeypatch, 3, *words, "--devices", 2, *FSDP)
+        interrupted(train, monkeypatch, 5, "--resume", *words, "--devices", 4, *FSDP)
+        interrupted(train, monkeypatch, 7, "--resume", *words)
+        interrupted(train, monkeypatch, 9, "--resume", *words, "--devices", 4, "--set", "training.parallel.kind=hsdp",
+                    "--set", "training.parallel.shard_size=2")  # fmt: skip
+        assert train("--out", "run", "--resume", *words, "--devices", 2, *DDP).code == 0
+        assert_same_run("run", f"whole-{kind}")
+        assert_same_state("run", f"whole-{kind}", "optimizer", "ema")
+        Path("run").rename(f"run-{kind}")
+
+
+@pytest.mark.slow
+def test_the_same_number_of_sharded_processes_resumes_to_the_bit(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("--devices", 2, *FSDP, "--set", "model.decoder.dropout=0.1", "--set", "model.decoder.layerdrop=0.3")
+    assert train("--out", "whole", *words).code == 0
+    interrupted(train, monkeypatch, 6, *words)
+    assert train("--out", "run", "--resume", *words).code == 0
+    for name in ("model", "optimizer"):
+        own, others = ((latest(run) / f"{name}.safetensors").read_bytes() for run in ("run", "whole"))
+        assert own == others, name
+
+
+@pytest.mark.slow
+def test_electra_is_validated_and_saved_with_its_generator_when_sharded(cli: Cli, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(text for _, text in sentences(300, 6)) + "\n")
+    still = [f"{part}.{key}=0" for part in ("model.encoder", "generator.encoder")
+             for key in ("dropout", "attention_dropout")]  # fmt: skip
+    still += ["model.embedding.dropout=0", "generator.embedding.dropout=0", "training.log_every=2"]
+    still += ["model.encoder.layerdrop={rate: 0.3, learned: true}", "training.eval_every=2", "data.seq_len=16"]
+    words = [word for value in still for word in ("--set", value)]
+    common = (*ELECTRA, *words, "--data", text, "--max-steps", 4, "--batch-size", 8, "--precision", "fp32")
+    for name, more in (("one", ()), ("two", ("--devices", 2, *FSDP))):
+        outcome = cli("train", *common, "--out", tmp_path / name, *more)
+        assert outcome.code == 0, outcome.err
+    assert_same_run(str(tmp_path / "two"), str(tmp_path / "one"))
+    assert_same_state(str(tmp_path / "two"), str(tmp_path / "one"), "generator", "optimizer")

@@ -1,0 +1,198 @@
+"""Parameters whose rows are spread over processes (FSDP2), and the tensors that the optimizer updates in this process.
+
+Process k of N holds rows k c to (k + 1) c of every parameter, c = ceil(rows / N). An optimizer that treats each number
+by itself (Adam) updates these rows where they are. One that reads whole tensors (Muon orthogonalises matrices,
+Adafactor sums rows and columns) gets them: every tensor has one owner, which keeps it and its state whole. In a step
+the rows of the gradients go to the owners, and the rows of the new weights come back, each in one exchange for all
+tensors. So the work is divided over the processes (ZeRO-1 of arXiv 1910.02054; for Muon 2502.16982).
+
+Shapes: r rows of a parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+@dataclass
+class _Part:
+    """A sharded parameter, and what the optimizer updates in this process.
+
+    Attributes:
+        parameter: a DTensor.
+        own: its rows here, or the whole tensor, on the meta device where another process owns it.
+        owner: the process that has the whole tensor; None: every process updates its rows.
+    """
+
+    parameter: nn.Parameter
+    own: nn.Parameter
+    owner: int | None
+
+
+class Shards:
+    """The tensors of this process. Most methods communicate: every process must call them.
+
+    Args:
+        group: the processes that have all rows together.
+
+    Attributes:
+        collects: whether whole tensors are for this process.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.collects = dist.get_rank() == 0
+        self._parts: dict[Tensor, _Part] = {}  # by `own`
+        self._load = [0] * self.size  # numbers that each process owns
+
+    def rows(self, count: int, rank: int | None = None) -> slice:
+        """The rows of a process (None: this one) of a parameter with `count` of them."""
+        rank, chunk = self.rank if rank is None else rank, -(-count // self.size)
+        return slice(min(rank * chunk, count), min((rank + 1) * chunk, count))
+
+    @torch.no_grad()
+    def own(self, parameter: nn.Parameter, *, whole: bool) -> nn.Parameter:
+        """What the optimizer updates here for this parameter. On the meta device: another process does."""
+        if not whole:
+            own, owner = nn.Parameter(local(parameter)), None
+        else:
+            complete = self.complete(local(parameter), parameter.shape)
+            owner = self._load.index(min(self._load))
+            self._load[owner] += parameter.numel()
+            own = nn.Parameter(complete if owner == self.rank else torch.empty_like(complete, device="meta"))
+        self._parts[own] = _Part(parameter, own, owner)
+        return own
+
+    # In a step.
+
+    def gradients(self) -> list[Tensor]:
+        """The rows of this process of all existing gradients."""
+        return [local(gradient) for part in self._parts.values() if (gradient := part.parameter.grad) is not None]
+
+    def norm(self, gradients: list[Tensor]) -> Tensor:
+        """The L2 norm of all gradients, equal in every process."""
+        square = torch.nn.utils.get_total_norm(gradients).square()
+        dist.all_reduce(square, group=self.group)
+        return square.sqrt()
+
+    def zero_grad(self) -> None:
+        for part in self._parts.values():
+            part.parameter.grad = None
+
+    @torch.no_grad()
+    def take_gradients(self) -> None:
+        """Give every tensor of the optimizer its gradient."""
+        for part in self._parts.values():
+            gradient = part.parameter.grad
+            part.own.grad = local(gradient) if part.owner is None and gradient is not None else None
+        moved = self._moved()
+        outgoing = [[local(part.parameter.grad) for part in moved if part.owner == owner] for owner in self._ranks]
+        owned = [part for part in moved if part.owner == self.rank]
+        incoming = self._exchange(outgoing, [[self._block(part, rank) for part in owned] for rank in self._ranks])
+        for part, *rows in zip(owned, *incoming, strict=True):
+            part.own.grad = torch.cat(rows)
+
+    @torch.no_grad()
+    def return_weights(self) -> None:
+        """Write the owners' new weights into the rows of every process."""
+        moved = self._moved()
+        owned = [part.own for part in moved if part.owner == self.rank]
+        outgoing = [[own[self.rows(len(own), rank)] for own in owned] for rank in self._ranks]
+        expected = [[part for part in moved if part.owner == owner] for owner in self._ranks]
+        incoming = self._exchange(outgoing, [[self._block(part, self.rank) for part in parts] for parts in expected])
+        for parts, blocks in zip(expected, incoming, strict=True):
+            for part, block in zip(parts, blocks, strict=True):
+                local(part.parameter).copy_(block)
+
+    @property
+    def _ranks(self) -> range:
+        return range(self.size)
+
+    def _moved(self) -> list[_Part]:
+        """Tensors with an owner and a gradient: the same in all processes."""
+        return [part for part in self._parts.values() if part.owner is not None and part.parameter.grad is not None]
+
+    def _block(self, part: _Part, rank: int) -> torch.Size:
+        """The shape of the rows of a process."""
+        rows = self.rows(part.parameter.shape[0], rank)
+        return torch.Size((rows.stop - rows.start, *part.parameter.shape[1:]))
+
+    def _exchange(self, outgoing: list[list[Tensor]], shapes: list[list[torch.Size]]) -> list[list[Tensor]]:
+        """Tensors of these shapes from each process, for the tensors that go to each process."""
+        sent = [torch.cat([tensor.flatten() for tensor in [*tensors, self._nothing]]) for tensors in outgoing]
+        sizes = [[shape.numel() for shape in each] for each in shapes]
+        received = self._nothing.new_empty(sum(map(sum, sizes)))
+        splits = [sum(each) for each in sizes], [len(each) for each in sent]
+        dist.all_to_all_single(received, torch.cat(sent), *splits, group=self.group)
+        blocks = iter(received.split([size for each in sizes for size in each]))
+        return [[next(blocks).view(shape) for shape in each] for each in shapes]
+
+    @property
+    def _nothing(self) -> Tensor:
+        """No numbers, with the device and dtype of the parameters."""
+        return local(next(iter(self._parts.values())).parameter).new_empty(0)
+
+    # Whole tensors, for checkpoints.
+
+    def whole(self, rows: Mapping[str, Tensor], parameters: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Tensor]:
+        """Whole tensors from the rows of every process, by name, in process 0 only.
+
+        Each has the shape of the parameter of its name.
+        """
+        found = {}
+        for name, parameter in parameters:
+            complete = self.complete(rows[name], parameter.shape)
+            if self.collects:
+                found[name] = complete
+        return found
+
+    @torch.no_grad()
+    def complete(self, rows: Tensor, shape: torch.Size) -> Tensor:
+        """The whole tensor of this shape, from the rows of every process."""
+        chunk = -(-shape[0] // self.size)
+        padded = rows.new_zeros(chunk, *shape[1:])
+        padded[: len(rows)] = rows
+        whole = rows.new_empty(chunk * self.size, *shape[1:])
+        dist.all_gather(list(whole.split(chunk)), padded, group=self.group)
+        return whole[: shape[0]]
+
+    def own_rows(self, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """This process's rows of whole tensors."""
+        return {name: tensor[self.rows(len(tensor))] for name, tensor in whole.items()}
+
+    def shape(self, own: Tensor, state: Tensor) -> torch.Size:
+        """The whole shape of a tensor of optimizer state."""
+        part = self._parts[own]
+        return part.parameter.shape if part.owner is None and state.ndim else state.shape
+
+    @torch.no_grad()
+    def whole_state(self, own: Tensor, state: Tensor) -> Tensor:
+        """A tensor of optimizer state, whole in every process."""
+        part = self._parts[own]
+        if part.owner is None:
+            return self.complete(state, part.parameter.shape) if state.ndim else state
+        device = part.parameter.device if state.is_meta else state.device
+        whole = torch.empty_like(state, device=device) if state.is_meta else state
+        dist.broadcast(whole, group=self.group, group_src=part.owner)
+        return whole
+
+    @torch.no_grad()
+    def set_state(self, own: Tensor, state: Tensor, whole: Tensor) -> None:
+        """Copy a whole tensor of optimizer state into this process's part of it."""
+        part = self._parts[own]
+        if not state.is_meta:
+            state.copy_(whole[self.rows(len(whole))] if part.owner is None and state.ndim else whole)
+
+
+@torch.no_grad()
+def local(tensor: Any) -> Tensor:
+    """The rows of this process of a DTensor (whose import takes half a second), sharing its memory."""
+    rows: Tensor = tensor.to_local()
+    return rows
