@@ -262,8 +262,9 @@ def test_a_signal_to_the_launcher_and_its_workers_is_one_wish() -> None:
 
         def work(worker: Worker) -> None:
             stop.be_patient()
+            leader = worker.share(os.getpid)
             if worker.rank == 1:
-                for process in (os.getppid(), *tree_of(os.getppid())):
+                for process in (os.getppid(), leader, os.getpid()):
                     os.kill(process, signal.SIGTERM)
             until_stopped(worker, saved_slowly)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -83,19 +83,16 @@ def fake_group(ranks: int, shards: int) -> Iterator[DeviceMesh]:
 
 
 def measure(section: Model, layout: Layout, *, frozen: str | None = None) -> Measured:
-    """One step of a decoder-only model in bf16 with fp32 gradients, each block a unit and the rest the root."""
+    """One step of a decoder-only model in fp32, each block a unit and the rest the root."""
     with fake_group(layout.ranks, layout.shards) as mesh, FakeTensorMode(allow_non_fake_inputs=True):
         model = build_model(section, device="meta")
         assert model.decoder is not None
-        model.compute_dtype, model.decoder.checkpointing = torch.bfloat16, True
+        model.decoder.checkpointing = True
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(frozen is None or not name.startswith(frozen))
         root = Calling(model)
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for module in (*model.decoder.layers, root):
-            fully_shard(
-                module, mesh=mesh, mp_policy=policy, reshard_after_forward=module is not root and layout.reshard
-            )
+            fully_shard(module, mesh=mesh, reshard_after_forward=module is not root and layout.reshard)
         root.to_empty(device="cpu")
         model.retie()
         positions = model.decoder.positions

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import torch
-
 from tests.cost.fake_ranks import measure
 from tformer.build import build_model
 from tformer.cost.memory import MemoryEstimate
 from tformer.cost.parallel import Layout, Shards, layout_of, rank_memory, step_traffic
+from tformer.optim.optimizers import OPTIMIZERS
 from tformer.recipe.load import load_recipe
 
 PRESETS = ("gpt/xl", "llama/8b")
 KINDS = [(ranks, kind) for ranks in (8, 64, 256) for kind in ("ddp", "hsdp", "fsdp") if (ranks, kind) != (8, "hsdp")]
-MOMENTS = 2  # of AdamW
+ADAMW = OPTIMIZERS["adamw"]
 
 
 def row(preset: str, layout: Layout) -> list[str]:
-    """State, peak of weights and gradients, and bytes sent by one micro-batch in bf16: formula, and measured."""
+    """State, peak of weights and gradients, and bytes sent in one micro-batch: formula, and measured."""
     arch, name = preset.split("/")
     section = load_recipe(arch=arch, preset=name).recipe.model
     model = build_model(section, device="meta")
     count = model.num_parameters()
     shards = Shards.of([model], layout)
-    whole = MemoryEstimate(4 * count, 4 * count, 4 * MOMENTS * count, activations=0, copies=2 * count)
-    memory = rank_memory(whole, shards, dtype=torch.bfloat16, compute_dtype=torch.bfloat16, moments=MOMENTS, ema=False)
+    whole = MemoryEstimate(4 * count, 4 * count, 4 * ADAMW.moments * count, activations=0)
+    memory = rank_memory(whole, shards, ADAMW, ema=False)
     state = memory.weights + memory.gradients + memory.optimizer
-    traffic = step_traffic(shards, dtype=torch.bfloat16, micro_batches=1)
-    figures = [(state, 0), (memory.total - memory.optimizer, 0), (traffic.sent, 0)]
+    traffic = step_traffic(shards, ADAMW, micro_batches=1)
+    figures = [(state, 0), (memory.total - memory.optimizer - memory.whole, 0), (traffic.sent, 0)]
     if layout.shards > 1:
         found = measure(section, layout)
         sent = sum(

@@ -16,6 +16,7 @@ from tformer.cost.memory import MemoryEstimate
 from tformer.cost.parallel import KINDS, Layout, Shards, choose_kind, idle_note, layout_of, rank_memory, step_traffic
 from tformer.errors import InputError
 from tformer.nn.init import tie_embeddings
+from tformer.optim.optimizers import OPTIMIZERS
 from tformer.recipe import sections
 from tformer.recipe.load import load_recipe
 from tformer.recipe.model import Model
@@ -25,7 +26,7 @@ GIB = 2**30
 CLOSE = 0.10
 PRESETS = {"gpt/xl": 1_557_611_200, "llama/8b": 8_030_261_248}
 EMPTY = MemoryEstimate(0, 0, 0, 0)
-BF16 = {"dtype": torch.bfloat16, "compute_dtype": torch.bfloat16}
+ADAMW = OPTIMIZERS["adamw"]
 
 
 def section(preset: str, layers: int | None = None) -> Model:
@@ -49,11 +50,11 @@ def check(model: Model, layout: Layout, *, frozen: str | None = None) -> None:
     """Compare every figure of the formulas with a step in a fake process group."""
     found = measure(model, layout, frozen=frozen)
     shards = shards_of(model, layout, frozen)
-    memory = rank_memory(EMPTY, shards, **BF16, moments=2, ema=False)
+    memory = rank_memory(EMPTY, shards, ADAMW, ema=False)
     assert (memory.weights, memory.gradients, memory.optimizer) == (found.weights, found.gradients, found.optimizer)
     expected = memory.weights + memory.gradients + memory.gathered + memory.exchanged
     assert expected == pytest.approx(found.peak, rel=CLOSE)
-    traffic = step_traffic(shards, dtype=torch.bfloat16, micro_batches=1).collectives
+    traffic = step_traffic(shards, ADAMW, micro_batches=1).collectives
     assert {name: each.calls for name, each in traffic.items()} == found.calls
     assert {name: each.tensor_bytes for name, each in traffic.items()} == pytest.approx(found.tensors, rel=0.01)
 
@@ -80,7 +81,7 @@ def test_whole_models_allocate_and_send_in_a_fake_group_what_the_formulas_say(pr
 def test_frozen_blocks_are_gathered_and_neither_have_gradients_nor_send_them() -> None:
     model, layout = section("gpt/xl", layers=3), layout_of("fsdp", 8)
     check(model, layout, frozen="decoder.blocks.0.")
-    free, fixed = (step_traffic(shards_of(model, layout, frozen), dtype=torch.bfloat16, micro_batches=1).collectives
+    free, fixed = (step_traffic(shards_of(model, layout, frozen), ADAMW, micro_batches=1).collectives
                    for frozen in (None, "decoder.blocks.0."))  # fmt: skip
     assert fixed["all_gather"] == free["all_gather"]
     assert fixed["reduce_scatter"].sent_bytes < free["reduce_scatter"].sent_bytes
@@ -88,15 +89,13 @@ def test_frozen_blocks_are_gathered_and_neither_have_gradients_nor_send_them() -
 
 @pytest.mark.parametrize(("preset", "parameters"), PRESETS.items())
 def test_fsdp_divides_sixteen_bytes_a_parameter_by_the_ranks(preset: str, parameters: int) -> None:
-    memory = rank_memory(EMPTY, shards_of(section(preset), layout_of("fsdp", 64)), **BF16, moments=2,
-                         ema=False)  # fmt: skip
+    memory = rank_memory(EMPTY, shards_of(section(preset), layout_of("fsdp", 64)), ADAMW, ema=False)
     assert memory.weights + memory.gradients + memory.optimizer == pytest.approx(16 * parameters / 64, rel=0.02)
 
 
 def test_ddp_needs_as_much_as_one_process_with_the_rows_of_a_rank() -> None:
     whole = MemoryEstimate(4, 4, 8, 1, copies=2)
-    assert rank_memory(whole, shards_of(section("gpt/xl", 1), layout_of("ddp", 8)), **BF16, moments=2,
-                       ema=False) == whole  # fmt: skip
+    assert rank_memory(whole, shards_of(section("gpt/xl", 1), layout_of("ddp", 8)), ADAMW, ema=False) == whole
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its processes")
@@ -108,7 +107,7 @@ def test_ddp_exchanges_four_bytes_of_each_trained_parameter_once_a_step(tmp_path
         found = {}
         for number, recipe in enumerate(recipes):
             training = Training(recipe, parallel)
-            expected = step_traffic(Shards.of(training.models.all, layout_of("ddp", 2)), dtype=torch.float32,
+            expected = step_traffic(Shards.of(training.models.all, layout_of("ddp", 2)), ADAMW,
                                     micro_batches=2).collectives["all_reduce"].tensor_bytes  # fmt: skip
             training.run(2)  # DDP orders its buckets in the first step
             with Exchanges() as exchanges:
@@ -121,36 +120,43 @@ def test_ddp_exchanges_four_bytes_of_each_trained_parameter_once_a_step(tmp_path
             assert float(measured) == pytest.approx(float(expected), rel=0.01)
 
 
-def test_weights_gathered_in_another_dtype_than_the_computation_are_copied() -> None:
-    whole, shards = MemoryEstimate(4, 4, 8, 1, copies=2), shards_of(section("gpt/xl", 1), layout_of("fsdp", 8))
-    wide, narrow = (rank_memory(whole, shards, dtype=dtype, compute_dtype=torch.bfloat16, moments=2, ema=False)
-                    for dtype in (torch.float32, torch.bfloat16))  # fmt: skip
-    assert (wide.copies, narrow.copies) == (2, 0) and wide.gathered == 2 * narrow.gathered
+def test_tensors_that_are_updated_whole_have_owners_and_travel_there_and_back() -> None:
+    shards, matrices = shards_of(section("gpt/xl", 1), layout_of("fsdp", 8)), 12 * 1600 * 1600
+    plain, muon = (rank_memory(EMPTY, shards, OPTIMIZERS[kind], ema=False) for kind in ("adamw", "muon"))
+    assert muon.weights - plain.weights == 4 * matrices / 8
+    assert step_traffic(shards, OPTIMIZERS["muon"], micro_batches=4).collectives["all_to_all"].sent_bytes == (
+        2 * 4 * matrices / 8 * 7 / 8
+    )
+
+
+def test_the_first_rank_has_a_copy_of_all_sharded_weights() -> None:
+    model = section("llama/8b", 1)
+    memory = rank_memory(EMPTY, shards_of(model, layout_of("fsdp", 8)), ADAMW, ema=False)
+    assert memory.whole == 4 * build_model(model, device="meta").num_parameters()
 
 
 def test_averaged_weights_are_sharded_too() -> None:
     shards = shards_of(section("gpt/xl", 1), layout_of("fsdp", 8))
-    plain, averaged = (rank_memory(EMPTY, shards, **BF16, moments=2, ema=ema) for ema in (False, True))
+    plain, averaged = (rank_memory(EMPTY, shards, ADAMW, ema=ema) for ema in (False, True))
     assert averaged.weights == 2 * plain.weights
 
 
 def test_ddp_sends_twice_the_gradients_and_sharding_three_times_the_bytes_of_the_weights() -> None:
     model, count = section("llama/8b", 2), build_model(section("llama/8b", 2), device="meta").num_parameters()
 
-    def sent(kind: str, dtype: torch.dtype, micro_batches: int = 1) -> int:
-        return step_traffic(shards_of(model, layout_of(kind, 256)), dtype=dtype, micro_batches=micro_batches).sent
+    def sent(kind: str, micro_batches: int = 1) -> int:
+        return step_traffic(shards_of(model, layout_of(kind, 256)), ADAMW, micro_batches=micro_batches).sent
 
-    assert sent("ddp", torch.bfloat16) == 2 * 4 * count * 255 // 256
-    assert sent("ddp", torch.bfloat16, 8) == sent("ddp", torch.bfloat16)  # once a step
+    assert sent("ddp") == sent("ddp", 8) == 2 * 4 * count * 255 // 256  # once a step
     root = 2 * 128256 * 4096 + 4096  # gathered once
-    assert sent("fsdp", torch.float32) == pytest.approx(4 * (3 * count - root) * 255 / 256, rel=1e-6)
-    assert sent("fsdp", torch.bfloat16, 8) == pytest.approx(8 * sent("fsdp", torch.bfloat16), rel=1e-6)
+    assert sent("fsdp") == pytest.approx(4 * (3 * count - root) * 255 / 256, rel=1e-6)
+    assert sent("fsdp", 8) == pytest.approx(8 * sent("fsdp"), rel=1e-6)
 
 
 def test_hsdp_sends_what_fsdp_sends_in_a_group_and_its_shard_of_the_gradients_between_groups() -> None:
     model = section("llama/8b", 2)
-    inside = step_traffic(shards_of(model, layout_of("fsdp", 8)), dtype=torch.bfloat16, micro_batches=4)
-    across = step_traffic(shards_of(model, layout_of("hsdp", 64)), dtype=torch.bfloat16, micro_batches=4)
+    inside = step_traffic(shards_of(model, layout_of("fsdp", 8)), ADAMW, micro_batches=4)
+    across = step_traffic(shards_of(model, layout_of("hsdp", 64)), ADAMW, micro_batches=4)
     for name in ("all_gather", "reduce_scatter"):
         assert across.collectives[name] == inside.collectives[name]
     gradients = 4 * build_model(model, device="meta").num_parameters()
@@ -159,9 +165,7 @@ def test_hsdp_sends_what_fsdp_sends_in_a_group_and_its_shard_of_the_gradients_be
 
 def test_one_device_sends_nothing() -> None:
     for kind in ("ddp", "fsdp"):
-        traffic = step_traffic(
-            shards_of(section("gpt/xl", 1), layout_of(kind, 1)), dtype=torch.bfloat16, micro_batches=1
-        )
+        traffic = step_traffic(shards_of(section("gpt/xl", 1), layout_of(kind, 1)), ADAMW, micro_batches=1)
         assert traffic.to_json() == {"sent_bytes": 0, "received_bytes": 0}
 
 

@@ -21,7 +21,7 @@ from tformer.data.shards.corpus import token_corpus
 from tformer.data.shards.encoders import encoded_batches
 from tformer.data.shards.entry_writer import read_record
 from tformer.data.sources.files import Piece
-from tformer.errors import InputError, Interrupted, TformerError
+from tformer.errors import InputError, Interrupted, OutOfMemoryError, TformerError
 from tformer.tokenizer import TokenizerOptions, train_tokenizer
 
 FORK = multiprocessing.get_context("fork")
@@ -336,6 +336,15 @@ def test_workers_hold_a_few_batches_at_a_time() -> None:
     for number, (pieces, ids, lengths) in enumerate(found):
         assert bytes(ids.tolist()).decode() == pieces[0].text == f"text {number}" and lengths.tolist() == [len(ids)]
         assert read <= max(encoders.FEW_BATCHES, number + 2 * encoders.AHEAD + 1)
+
+
+def test_a_system_without_room_for_a_process_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fork() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", fork)
+    with pytest.raises(OutOfMemoryError, match="the system starts no further process: Resource temporarily"):
+        list(encoded_batches(iter([[Piece("text", True)]]), ByteTokenizer(), workers=2))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("number", "bound"), [(0, "least 1,"), (-1, "least 1,"), (100_000, "most ")])

@@ -51,7 +51,7 @@ VALUES = ("0", "-1", "1000000", str(10**12), str(10**22), "nan", "inf", "-inf", 
 NUMBERS = {
     "train-tokenizer {text} --out {new}": "vocab-size min-frequency max-word-length sentinels sample-mb",
     "train --dry-run --arch gpt --preset char-cpu --data {text}":
-        "max-steps max-epochs max-minutes batch-size batch-tokens grad-accum lr seed",
+        "max-steps max-epochs max-minutes batch-size batch-tokens grad-accum lr seed devices",
     "average {decoder} --out {new}": "last",
     "prune {decoder} --out {new} --no-evaluate":
         "keep-layers drop-layers keep rate max-trials drop-heads heads-per-layer",

@@ -140,6 +140,12 @@ def test_max_restarts_goes_on_from_the_last_checkpoint(train: Cli, monkeypatch: 
     assert_same_run("run", "whole")
 
 
+def test_fewer_than_no_restarts_are_refused(train: Cli) -> None:
+    outcome = train("--out", "run", "--devices", 2, "--max-restarts", -1)
+    assert outcome.code == 2 and "error: --max-restarts must be at least 0, found -1" in outcome.err
+    assert not Path("run").exists()
+
+
 @pytest.mark.parametrize(("number", "rank"), [(signal.SIGINT, 1), (signal.SIGTERM, 0)])
 def test_a_signal_to_one_process_saves_all_together(
     number: signal.Signals, rank: int, train: Cli, cli: Cli, monkeypatch: pytest.MonkeyPatch

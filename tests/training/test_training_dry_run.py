@@ -58,7 +58,7 @@ def test_the_text_of_a_dry_run_says_what_one_device_holds_and_sends(
     outcome = cli("train", "--dry-run", *flags)
     assert outcome.code == 0, outcome.err
     shown = " ".join(outcome.err.split())
-    assert "16 devices: hsdp, 2 replicas in 8 shards" in shown and "estimate for one" in shown
+    assert "16 devices: hsdp, 2 replicas in 8 shards" in shown and "estimate for the first" in shown
     assert "it sends in a step: all_gather" in shown and "all_reduce" in shown and "receives as much" in shown
     assert "12 of 16 devices have none" in shown
 

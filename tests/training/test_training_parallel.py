@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,22 @@ def test_every_family_and_option_trains_as_in_one_process(kind: str, world_size:
 def test_weights_may_stay_after_a_forward_pass(tmp_path: Path) -> None:
     differences = equalities(QUICK, "fsdp, weights kept", 2, tmp_path)
     assert max(differences.values()) < TOLERANCE, differences
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_and_its_loss_scale_are_those_of_one_process(precision: str, tmp_path: Path) -> None:
+    def work(parallel: Parallel, kind: str = "fsdp") -> dict[str, Tensor]:
+        parallel = parallel if parallel.world_size == 1 else parallel_of(KINDS[kind])
+        training = Training(recipe_of("gpt/small"), parallel, precision=precision)
+        return training.run(STEPS) | {"scale": torch.tensor(training.trainer.parts.scaler.scale)}
+
+    expected = work(SingleProcess())
+    for kind in ("ddp", "fsdp"):
+        found = in_processes(2, partial(work, kind=kind), tmp_path / kind)
+        assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+        assert torch.equal(found[0]["scale"], expected["scale"])
+        # 8 or 11 bits: a product of other rows may round each number the other way.
+        assert torch.allclose(found[0]["sums"], expected["sums"], rtol=2e-2)
 
 
 def test_processes_add_and_agree(tmp_path: Path) -> None:

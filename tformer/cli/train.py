@@ -97,7 +97,7 @@ def parallel_lines(plan: dict[str, Any]) -> list[str]:
     parts = (f"{name} {binary_bytes(each['sent_bytes'])}" for name, each in traffic.items())
     return [
         f"{plan['devices']} devices: {layout}" + (f" ({plan['reason']})" if plan["reason"] else ""),
-        f"estimate for one, {plural(plan['rows'], 'row')} of a micro-batch: {', '.join(memory)}",
+        f"estimate for the first, {plural(plan['rows'], 'row')} of a micro-batch: {', '.join(memory)}",
         f"it sends in a step: {', '.join(parts)}, total {binary_bytes(sent)}, and receives as much",
         *([plan["note"]] if plan["note"] else []),
     ]

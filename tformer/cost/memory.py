@@ -46,7 +46,10 @@ CHUNK_COPIES = 3  # fp32 tensors of a chunk of logits on a GPU; on a CPU the los
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes by purpose. gathered, exchanged: weights and gradients of other ranks, where they are sharded."""
+    """Bytes by purpose. gathered, exchanged: weights and gradients of other ranks, where they are sharded.
+
+    whole: a copy of all weights beside sharded ones.
+    """
 
     weights: int
     gradients: int
@@ -58,6 +61,7 @@ class MemoryEstimate:
     held: int = 0
     gathered: int = 0
     exchanged: int = 0
+    whole: int = 0
 
     @property
     def total(self) -> int:

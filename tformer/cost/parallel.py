@@ -5,27 +5,29 @@ size of a group of ranks that share one replica. A rank holds ceil(rows / S) row
 and optimizer state alike (ZeRO, arXiv 1910.02054; FSDP, 2304.11277).
 
 FSDP2 gathers the weights of a unit when they are needed and frees them afterwards. A unit is a block; one more, the
-root, has all other parameters and stays gathered from the forward to the end of the backward pass. Weights travel and
-are gathered in the compute dtype, gradients in fp32. With P parameters in units (those of the root P_0), c bytes in
-the compute dtype, and m micro-batches in a step, the tensors of each collective have together
+root, has all other parameters and stays gathered from the forward to the end of the backward pass. Weights and
+gradients travel in fp32. With P parameters in units (those of the root P_0) and m micro-batches in a step, the tensors
+of each collective have together
 
-    all-gather        m c (2 P - P_0)   before a block's forward and again before its backward; S > 1. Where blocks
-                                        stay gathered in between (`reshard` false), m c P
+    all-gather        m 4 (2 P - P_0)   before a block's forward and again before its backward; S > 1. Where blocks
+                                        stay gathered in between (`reshard` false), m 4 P
     reduce-scatter    m 4 P             after a unit's backward; S > 1
     all-reduce        4 P / S           once a step; R > 1
+    all-to-all        8 P'              gradients to the owners of P' parameters that are updated whole (Muon,
+                                        Adafactor), and the new weights back; S > 1
 
 of which a rank of a ring of n sends, and receives, (n - 1) / n bytes for every byte that is gathered or scattered, and
-twice as many for those that are reduced everywhere. Loss, counts and gradient norm are some numbers more.
+twice as many for those that are reduced everywhere; of the last one its rows. Loss, counts and gradient norm are some
+numbers more.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from tformer.cost.memory import MemoryEstimate
@@ -33,7 +35,7 @@ from tformer.errors import InputError, did_you_mean
 from tformer.formatting import binary_bytes, plural
 from tformer.model import Transformer
 from tformer.nn.layer_norm import FP32_BYTES
-from tformer.optim.optimizers import OPTIMIZERS
+from tformer.optim.optimizers import OPTIMIZERS, OptimizerKind
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Training
 
@@ -126,13 +128,16 @@ class Unit:
 
     Attributes:
         shard: held by the rank with the most rows; messages have as many for every rank.
-        trained: of these, the ones with a gradient.
+        trained: of these, the ones with a gradient; matrices: of those, the ones in matrices.
         reused: of the largest tensor that several modules use, such as a tied table; 0: none.
+        heads: of whole tensors of heads, whose gradients are there while all other ones are computed.
     """
 
     shard: int
     trained: int
+    matrices: int
     reused: int
+    heads: int
 
 
 @dataclass(frozen=True)
@@ -151,7 +156,8 @@ class Shards:
         blocks = [list(block.parameters()) for stack in stacks for block in stack.layers]
         inside = {id(p) for block in blocks for p in block}
         outside = {id(p): p for model in models for p in model.parameters() if id(p) not in inside}
-        root, *rest = (_unit(parameters, uses, layout.shards) for parameters in (outside.values(), *blocks))
+        heads = {id(p) for model in models for p in model.heads.parameters()}
+        root, *rest = (_unit(parameters, uses, heads, layout.shards) for parameters in (outside.values(), *blocks))
         return cls(layout, root, tuple(rest))
 
     @property
@@ -168,65 +174,70 @@ class Shards:
         """Of these, the ones with a gradient."""
         return sum(unit.trained for unit in self.units)
 
+    def owned(self, optimizer: OptimizerKind) -> int:
+        """Numbers of the whole tensors that one rank updates for all, on average."""
+        if not optimizer.reads_whole:
+            return 0
+        return sum(unit.matrices for unit in self.blocks) if optimizer.hidden_only else self.trained
 
-def _unit(parameters: Iterable[nn.Parameter], uses: Mapping[int, int], shards: int) -> Unit:
+
+def _unit(parameters: Iterable[nn.Parameter], uses: Mapping[int, int], heads: Set[int], shards: int) -> Unit:
     sizes = [(p, -(-p.shape[0] // shards) * (p.numel() // p.shape[0])) for p in parameters]  # rows are divided
     return Unit(
         shard=sum(size for _, size in sizes),
         trained=sum(size for p, size in sizes if p.requires_grad),
+        matrices=sum(size for p, size in sizes if p.requires_grad and p.ndim == 2),
         reused=max((p.numel() for p, _ in sizes if p.requires_grad and uses[id(p)] > 1), default=0),
+        heads=sum(p.numel() for p, _ in sizes if p.requires_grad and id(p) in heads),
     )
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
 
 
-def rank_memory(
-    whole: MemoryEstimate, shards: Shards, *, dtype: torch.dtype, compute_dtype: torch.dtype, moments: int, ema: bool
-) -> MemoryEstimate:
-    """Bytes of one rank.
+def rank_memory(whole: MemoryEstimate, shards: Shards, optimizer: OptimizerKind, *, ema: bool) -> MemoryEstimate:
+    """Bytes of rank 0, which has a copy of all weights for validation and checkpoints where they are sharded.
 
     Args:
         whole: of one process with the micro-batch of the rank. DDP needs as much: its buckets are the gradients.
-        dtype: of gathered weights. Where it is the compute dtype, no copies of the weights are made.
-        moments: numbers of optimizer state for each trained number.
         ema: whether there are averaged weights too.
     """
     if shards.layout.shards == 1:
         return whole
     weights, gradients = shards.held * FP32_BYTES, shards.trained * FP32_BYTES
-    gathered, exchanged = _gathered_bytes(shards, dtype.itemsize)
+    gathered, exchanged = _gathered_bytes(shards)
     return replace(
         whole,
-        weights=weights * (2 if ema else 1),
+        weights=weights * (2 if ema else 1) + shards.owned(optimizer) * FP32_BYTES,
         gradients=gradients,
-        optimizer=gradients * moments,
-        copies=0 if dtype == compute_dtype else whole.copies,
+        optimizer=gradients * optimizer.moments,
         gathered=gathered,
         exchanged=exchanged,
+        whole=weights * shards.layout.shards,
     )
 
 
-def _gathered_bytes(shards: Shards, itemsize: int) -> tuple[int, int]:
+def _gathered_bytes(shards: Shards) -> tuple[int, int]:
     """(bytes of weights that are gathered in the backward of a block, more bytes of an exchange at the peak).
 
-    The peak is the largest sum at these moments, with the weights W and w of the root and of the largest block, and
-    their gradients G and g in fp32 (in the dtype of the gathered weights gradients are as large as these):
+    The peak is the largest sum at these moments, with the bytes W and w of the root and of the largest block (their
+    gradients have as many):
 
-        first block gathered       2 W + w        the root's buffer is freed after the block's copy
-        backward of a block        W + 3 w + g    the next block's buffer; own gradients; those of the block before.
-                                                  Where blocks stay gathered, all weights in place of W + 2 w
-        last gradients of the root 2 W + g        and twice those of a table that several modules use
-        root's gradients reduced   W + G
+        first block gathered       2 W + w      the root's buffer is freed after the block's copy
+        backward of a block        W + 4 w      the next block's buffer; own gradients; those of the block before; and
+                                                those of the heads. Where blocks stay gathered, all weights in place of
+                                                W + 3 w
+        last gradients of the root 2 W + w      and twice those of a table that several modules use
+        root's gradients reduced   2 W
     """
     size, largest = shards.layout.shards, max(shards.blocks, key=lambda unit: unit.shard)
-    whole, root, block = (count * size * itemsize for count in (shards.held, shards.root.shard, largest.shard))
+    whole, root, block = (count * size * FP32_BYTES for count in (shards.held, shards.root.shard, largest.shard))
     root_sums, block_sums = (unit.trained * size * FP32_BYTES for unit in (shards.root, largest))
     gathered = root + 2 * block if shards.layout.reshard else whole
     peak = max(
         2 * root + block,
-        gathered + block + block_sums,
-        2 * root + 2 * shards.root.reused * itemsize + block_sums,
+        gathered + block + (block_sums if shards.layout.reshard else 0) + shards.root.heads * FP32_BYTES,
+        2 * root + 2 * shards.root.reused * FP32_BYTES + block_sums,
         root + root_sums,
     )
     return gathered, peak - gathered
@@ -266,20 +277,22 @@ class Traffic:
         return {**found, "sent_bytes": self.sent, "received_bytes": self.sent}
 
 
-def step_traffic(shards: Shards, *, dtype: torch.dtype, micro_batches: int) -> Traffic:
-    """What a rank sends in one step. dtype: of gathered weights."""
+def step_traffic(shards: Shards, optimizer: OptimizerKind, *, micro_batches: int) -> Traffic:
+    """What a rank sends in one step."""
     layout, units = shards.layout, shards.units
     found: dict[str, Collective] = {}
     if layout.shards > 1:
         again = shards.blocks if layout.reshard else ()
-        numbers = layout.shards * (shards.held + sum(unit.shard for unit in again))
+        weights = layout.shards * FP32_BYTES * (shards.held + sum(unit.shard for unit in again))
         gathers, scatters = len(units) + len(again), sum(unit.trained > 0 for unit in units)
-        sums = layout.shards * shards.trained * FP32_BYTES
-        found["all_gather"] = _ring(gathers, numbers * dtype.itemsize, layout.shards, times=micro_batches)
-        found["reduce_scatter"] = _ring(scatters, sums, layout.shards, times=micro_batches)
+        gradients = layout.shards * FP32_BYTES * shards.trained
+        found["all_gather"] = _ring(gathers, weights, layout.shards, times=micro_batches)
+        found["reduce_scatter"] = _ring(scatters, gradients, layout.shards, times=micro_batches)
     if layout.replicas > 1:
         calls = sum(unit.trained > 0 for unit in units) if layout.shards > 1 else None
         found["all_reduce"] = _ring(calls, shards.trained * FP32_BYTES, layout.replicas, passes=2)
+    if layout.shards > 1 and (owned := shards.owned(optimizer)):
+        found["all_to_all"] = _ring(2, 2 * owned * FP32_BYTES, layout.shards)
     return Traffic(found)
 
 
@@ -331,7 +344,6 @@ def plan_ranks(
     *,
     whole: MemoryEstimate,
     rows: int,
-    dtype: torch.dtype,
     available: int | None,
 ) -> RankPlan:
     """The estimate for `ranks` ranks of the recipe's `training.parallel`.
@@ -340,19 +352,17 @@ def plan_ranks(
         models: all that are trained, on any device; parameters without `requires_grad` are frozen.
         whole: memory of one process with the rows of a rank.
         rows: of a micro-batch of all ranks.
-        dtype: of the computation.
         available: memory of a device in bytes; None: unknown.
 
     Raises InputError for groups that do not divide the ranks.
     """
     training = recipe.training
-    section, moments = training.parallel, OPTIMIZERS[recipe.optimizer.kind].moments
+    section, optimizer = training.parallel, OPTIMIZERS[recipe.optimizer.kind]
     group = section.shard_size or MACHINE_RANKS
 
     def planned(kind: str) -> tuple[Shards, MemoryEstimate]:
         shards = Shards.of(models, layout_of(kind, ranks, shard_size=group, reshard=section.reshard))
-        ema = training.ema_decay is not None
-        return shards, rank_memory(whole, shards, dtype=dtype, compute_dtype=dtype, moments=moments, ema=ema)
+        return shards, rank_memory(whole, shards, optimizer, ema=training.ema_decay is not None)
 
     kind: str = section.kind
     reason = ""
@@ -360,7 +370,7 @@ def plan_ranks(
         possible = [name for name, each in KINDS.items() if ranks % each.shards(ranks, group) == 0]
         kind, reason = choose_kind({name: planned(name)[1].total for name in possible}, available)
     shards, memory = planned(kind)
-    traffic = step_traffic(shards, dtype=dtype, micro_batches=training.grad_accum)
+    traffic = step_traffic(shards, optimizer, micro_batches=training.grad_accum)
     note = idle_note(training, rows, ranks)
     return RankPlan(shards.layout, reason, -(-rows // ranks), memory, traffic, note)
 

@@ -232,6 +232,5 @@ def plan_devices(prepared: Prepared, models: Models, devices: int) -> RankPlan:
         devices,
         whole=_memory_of(prepared, models, -(-rows // devices) * (tokens // rows)),
         rows=rows,
-        dtype=prepared.precision.dtype,
         available=torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None,
     )

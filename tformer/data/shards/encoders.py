@@ -24,7 +24,7 @@ import numpy as np
 
 from tformer.data.shards.token_files import token_dtype
 from tformer.data.sources.files import Piece
-from tformer.errors import InputError, TformerError
+from tformer.errors import InputError, OutOfMemoryError, TformerError
 from tformer.processes import available_cores, end_with_parent
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.pieces import BATCH_CHARACTERS, batches_of
@@ -128,7 +128,7 @@ class _Worker:
         self._connection, far_end = Pipe()
         parent = os.getpid()
         with single_threaded():  # the threads of the library are not in the child
-            self._pid = os.fork()
+            self._pid = _forked()
             if self._pid == 0:
                 try:
                     number = far_end.fileno()  # a lock on the cache must end with the parent
@@ -178,6 +178,17 @@ class _Worker:
         _, status = os.waitpid(self._pid, 0)
         self._pid = 0
         return os.waitstatus_to_exitcode(status)
+
+
+def _forked() -> int:
+    """`os.fork()`. Raises OutOfMemoryError where the system has no room for a process."""
+    try:
+        return os.fork()
+    except OSError as error:
+        raise OutOfMemoryError(
+            f"the system starts no further process: {error.strerror}",
+            hint="give fewer --workers, or raise the limits of memory and processes (ulimit -v, ulimit -u)",
+        ) from error
 
 
 def _work(connection: Connection, tokenizer: Tokenizer, parent: int) -> None:
