@@ -92,6 +92,15 @@ def test_several_processes_write_what_one_writes(name: str, cli: Cli, runs: Path
     assert output.read_text() == one.out
 
 
+def test_processes_do_not_wait_for_the_threads_of_the_tokenizers_of_their_launcher(
+    cli: Cli, runs: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    words = ("classify", runs / "labels", "--input", inputs, "--device", "cpu")
+    assert cli(*words).code == 0  # its threads exist from here on
+    assert cli(*words, "--devices", 2).code == 0
+
+
 def test_several_processes_fill_masks_as_one(cli: Cli, runs: Path, tmp_path: Path) -> None:
     (tmp_path / "masks.txt").write_text("".join(f"{text} [MASK]\n" for text in english(7)))
     words = ("generate", runs / "masks", "--input", tmp_path / "masks.txt", "--device", "cpu", "--json")

@@ -73,6 +73,7 @@ def in_processes(
 def _child(rank: int, world_size: int, work: Callable[[Parallel], Tensors], folder: Path, seconds: float) -> int:
     try:
         torch.set_num_threads(1)  # the threads of the process that was forked do not exist here
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
         store = dist.FileStore(str(folder / "store"), world_size)
         limit = timedelta(seconds=seconds)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)

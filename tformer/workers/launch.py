@@ -289,6 +289,7 @@ def _fork(job: Job, variables: dict[str, str], listener: socket.socket) -> int:
         with open(os.devnull, "rb") as nothing:
             os.dup2(nothing.fileno(), 0)
         os.environ.update(variables)
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a copy has none of the threads that the library may have
         torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
         worker = worker_from_environment()
         assert worker is not None
