@@ -311,8 +311,11 @@ def test_ctrl_z_stops_the_workers_until_the_command_goes_on(tmp_path: Path) -> N
         texts = [Path(f"/proc/{process}/stat").read_text() for process in (launcher, *workers)]
         return {text.rpartition(")")[2].split()[0] for text in texts}
 
-    os.kill(launcher, signal.SIGTSTP)
-    when(lambda: states() == {"T"})
+    def stopped() -> bool:
+        os.kill(launcher, signal.SIGTSTP)  # again: the launcher may not watch its workers yet
+        return states() == {"T"}
+
+    when(stopped)
     os.kill(launcher, signal.SIGCONT)
     when(lambda: "T" not in states())
     os.kill(launcher, signal.SIGKILL)
