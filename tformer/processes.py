@@ -26,7 +26,7 @@ and not inherited by children."""
 POLL_SECONDS = 0.2
 
 MOST_PROCESSES = 64
-"""One command may start so many, or as many as there are processors."""
+"""The limit of processes that one command starts, or the number of processors where that is higher."""
 
 OWN_PATH = "import sys; root = sys.argv.pop(1); root in sys.path or sys.path.insert(0, root); "
 BOUND = (

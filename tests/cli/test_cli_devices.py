@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import TINY_RECIPE, Outcome
 from tests.end_to_end.conftest import ENCODER
 from tests.end_to_end.labelled_examples import sentences, write_table
+from tests.faults.killing import ends_within
 from tests.training.pair_makers import RECIPE, english, german
 from tformer.cli.app import main
 from tformer.decoding import lines
@@ -53,15 +54,8 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Several blocks of a few lines; a test that hangs ends."""
     monkeypatch.setattr(lines, "BLOCK_LINES", 4)
     monkeypatch.setattr(lines, "WINDOW_BATCHES", 1)
-
-    def too_long(*_: Any) -> None:
-        raise TimeoutError("the processes did not end")
-
-    previous = signal.signal(signal.SIGALRM, too_long)
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, previous)
+    with ends_within(60):
+        yield
 
 
 @pytest.fixture

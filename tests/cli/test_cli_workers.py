@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import distributed
 
-from tests.faults.killing import is_alive, tree_of
+from tests.faults.killing import ends_within, is_alive
 from tformer import processes
 from tformer.cli.process import StopFlag
 from tformer.cli.report import console
@@ -36,18 +35,8 @@ Work = Callable[[Worker], None]
 @pytest.fixture(autouse=True)
 def _all_workers_end() -> Iterator[None]:
     """No worker outlives its test, and a test that hangs ends."""
-
-    def too_long(*_: Any) -> None:
-        raise TimeoutError("the workers did not end")
-
-    previous = signal.signal(signal.SIGALRM, too_long)
-    signal.alarm(LIMIT_SECONDS)
-    try:
+    with ends_within(LIMIT_SECONDS):
         yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, previous)
-    assert [pid for pid in tree_of(os.getpid()) if pid != os.getpid() and is_alive(pid)] == []
 
 
 def run(work: Work, *, devices: str = "2", restart: Callable[[Path], Work] | None = None, restarts: int = 0) -> None:

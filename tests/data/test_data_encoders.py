@@ -39,7 +39,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder of texts and rows, each document with a length of its own; some have no tokens."""
+    """A folder of texts and rows, documents of different lengths; some have no tokens."""
     place = tmp_path / "texts"
     place.mkdir()
     lines = [f"document {number} {'é x' * (number % 7)}" for number in range(150)]

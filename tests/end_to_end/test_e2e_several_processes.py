@@ -19,7 +19,7 @@ LIMIT_SECONDS = 240
 
 
 def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr) of a command in a group of its own, which is killed when it takes too long."""
+    """(exit code, stdout, stderr) of a command, whose process group is killed when it takes too long."""
     try:
         out, err = process.communicate(timeout=LIMIT_SECONDS)
     finally:

@@ -151,6 +151,23 @@ class Place:
         return ended[0], seconds, (self.root / "log").read_text(errors="replace")
 
 
+@contextlib.contextmanager
+def ends_within(seconds: int) -> Iterator[None]:
+    """TimeoutError in the block when it takes longer; none of the processes that it starts may outlive it."""
+
+    def too_long(*_: Any) -> None:
+        raise TimeoutError("the processes did not end")
+
+    before, previous = set(tree_of(os.getpid())), signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+    assert [pid for pid in set(tree_of(os.getpid())) - before if is_alive(pid)] == []
+
+
 def tree_of(process: int) -> Iterator[int]:
     """The ids of a process and all that it and its children have started and that still run."""
     yield process

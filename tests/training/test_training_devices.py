@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.faults.killing import check_runs, is_alive, tree_of
+from tests.faults.killing import check_runs, ends_within
 from tests.training.test_training_not_finite import nan_at
 from tformer.errors import InputError, cannot_write
 from tformer.training import session
@@ -35,18 +35,8 @@ PLAIN = ("--lr", "0.003", "--set", "model.decoder.dropout=0", "--set", "model.de
 def _all_processes_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No process outlives its test, and a test that hangs ends."""
     monkeypatch.setattr(launch, "END_SECONDS", 1.0)
-
-    def too_long(*_: Any) -> None:
-        raise TimeoutError("the processes did not end")
-
-    before, previous = set(tree_of(os.getpid())), signal.signal(signal.SIGALRM, too_long)
-    signal.alarm(LIMIT_SECONDS)
-    try:
+    with ends_within(LIMIT_SECONDS):
         yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, previous)
-    assert [pid for pid in set(tree_of(os.getpid())) - before if is_alive(pid)] == []
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ KINDS = {
 
 
 def training_of(case: str, parallel: Parallel) -> Training:
-    """The training of a case; a student learns from a model of its own shape with other weights."""
+    """The training of a case; a student learns from a model of the same shape with other weights."""
     recipe = recipe_of(*CASES[case])
     if not case.startswith("distillation"):
         return Training(recipe, parallel)

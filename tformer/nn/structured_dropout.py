@@ -116,7 +116,7 @@ class SharedDraws:
     """Random numbers of a micro-batch that several processes share, the same as those of one process.
 
     One process draws from torch's global generator. Here that generator differs from process to process, for plain
-    dropout, so these numbers have a generator of their own: every process draws for all rows and uses those of its own.
+    dropout, so these numbers have a separate generator: every process draws for all rows and uses those of its rows.
 
     Args:
         seed: of the micro-batch, equal on every process.

@@ -268,7 +268,7 @@ class TrainOptions:
         MACHINE(
             "--max-restarts",
             metavar="N",
-            help="With --devices: go on from the last checkpoint so many times when a process is killed or fails.",
+            help="With --devices: how often to go on from the last checkpoint when a process is killed or fails.",
         ),
     ] = 0
 

@@ -204,7 +204,7 @@ def describe(prepared: Prepared, *, devices: int = 1) -> dict[str, Any]:
 
 
 def _memory_of(prepared: Prepared, models: Models, tokens_per_micro_batch: int) -> MemoryEstimate:
-    """Memory of one process with micro-batches of so many tokens."""
+    """Memory of one process for this number of tokens in a micro-batch."""
     recipe, teacher = prepared.recipe, prepared.start.teacher
     is_beside = teacher is not None and recipe.teacher is not None and recipe.teacher.kind == "soft"
     return training_memory(

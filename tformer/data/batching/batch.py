@@ -25,7 +25,7 @@ class Share:
     Attributes:
         rows: the places of its rows.
         num_rows: rows of the whole micro-batch.
-        counted: False in a process without rows of its own. It computes the first row with a loss of 0, because all
+        counted: False in a process that gets no row. It computes the first row with a loss of 0, because all
             processes take part in every exchange of gradients.
         labels_per_row: labels of each row of the whole micro-batch; empty where the process has not seen all rows.
     """

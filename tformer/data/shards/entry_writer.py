@@ -1,6 +1,6 @@
 """The files of a cache entry, written from a text; a killed process leaves a record from which the next one goes on.
 
-The record names what is synced: so many batches of the text are in so many items of each file. The next process reads
+The record says how many batches of the text and how many items of each file are synced. The next process reads
 these batches again without encoding them, compares the hash of their text, cuts off what the files have beyond their
 items, and encodes the rest. The files are those of an undisturbed process, byte for byte, with any number of workers.
 """

@@ -233,7 +233,7 @@ def _tried(url: str, action: Callable[[], Result]) -> Result:
             return action()
         except TformerError:
             raise  # an interruption too
-        except Exception as error:  # each store has errors of its own, without a common base
+        except Exception as error:  # stores have different errors, without a common base
             cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
             status = getattr(cause, "status", None)  # of HTTP, whose file system calls every failure "not found"
             if isinstance(cause, FileNotFoundError) or status in (404, 410):
