@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 
-from tformer.optim.ema import Ema
 from tformer.optim.shards import local
 from tformer.training.assemble import Models
 from tformer.training.parallel import Parallel
@@ -49,13 +46,3 @@ class WholeModels:
         for name, buffer in self._trained.named_buffers() if self.models is not self._trained else ():
             if name in kept and name.endswith(ending):
                 kept[name].copy_(buffer)
-
-    def averages(self, ema: Ema | None) -> dict[str, Tensor] | None:
-        """The averages of the main model's weights, by name; of spread ones in process 0 only."""
-        if ema is None or self.shards is None:
-            return None if ema is None else ema.state()
-        return self.shards.whole(ema.state(), self._trained.main.named_parameters())
-
-    def own_averages(self, averages: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """What this process keeps of whole averages."""
-        return averages if self.shards is None else self.shards.own_rows(averages)
