@@ -31,6 +31,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "muon": {"optimizer": {"kind": "muon", "lr": 0.02, "adam_lr": 0.005}},
     "adafactor": {"optimizer": {"kind": "adafactor"}, "schedule": {"kind": "truncated_rsqrt", "warmup_steps": 3}},
     "ema": {"training": {"ema_decay": 0.9}},
+    "average of the last steps": {"training": {"average_last": 0.5}},
+    "r_drop": {"training": {"consistency": {"kind": "r_drop"}}},
+    "simcut": {"training": {"consistency": {"kind": "simcut", "cut": 0.3}, "grad_accum": 2}},
     "plateau": {"schedule": {"kind": "plateau", "patience": 0, "factor": 0.5, "warmup_steps": 0}},
     "modern": {
         "model": {

@@ -23,7 +23,7 @@ from tformer.nn.layer_norm import Norm
 from tformer.nn.stack import Block
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
-from tformer.optim.ema import Ema
+from tformer.optim.ema import Ema, LastSteps
 from tformer.optim.optimizers import NamedOptimizer, build_optimizer
 from tformer.optim.schedules import Schedule, build_schedule
 from tformer.optim.shards import Shards, local
@@ -230,6 +230,12 @@ def make_objective(recipe: Recipe, context: ObjectiveContext, models: Models | N
     return build_objective(recipe.objectives, replace(context, generator=generator))
 
 
+def with_consistency(recipe: Recipe, objective: Objective) -> Objective:
+    """The objective that is trained: that of two passes where the recipe has one."""
+    options = recipe.training.consistency
+    return objective if options is None else options.objective(objective, options)
+
+
 def make_schedule(recipe: Recipe) -> Schedule:
     return build_schedule(recipe.schedule, total_steps=recipe.training.max_steps, d_model=recipe.model.d_model)
 
@@ -269,11 +275,15 @@ def make_optimizer(
 
 def make_ema(recipe: Recipe, models: Models, shards: Shards | None = None) -> Ema | None:
     """The averages of the main model's weights, of shards those of this process's rows; None where recipe has none."""
-    if recipe.training.ema_decay is None:
-        return None
+    training = recipe.training
     parameters = models.main.named_parameters()
     own = parameters if shards is None else ((name, nn.Parameter(local(each))) for name, each in parameters)
-    return Ema(own, decay=recipe.training.ema_decay)
+    if training.ema_decay is not None:
+        return Ema(own, decay=training.ema_decay)
+    if training.average_last is not None:
+        averaged = max(1, round(training.average_last * training.max_steps))
+        return LastSteps(own, first=training.max_steps - averaged + 1)
+    return None
 
 
 def layer_of(name: str) -> int | None:

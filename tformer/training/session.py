@@ -124,7 +124,7 @@ class Session:
         self.batches = assemble.PlannedBatches(
             recipe,
             prepared.data,
-            self.objective,
+            assemble.with_consistency(recipe, self.objective),
             cursor=self.state.cursor or None,
             device=device,
             rank=self.parallel.rank,
@@ -174,7 +174,7 @@ class Session:
         return Components(
             model=self.models,
             forward=assemble.compiled(self.models.main, wanted=compile_it, dynamic=many_shapes),
-            objective=self._with_teacher(assemble.make_objective(recipe, prepared.data.context, self.models)),
+            objective=self._trained(assemble.make_objective(recipe, prepared.data.context, self.models)),
             batches=self.batches,
             optimizer=assemble.make_optimizer(recipe, self.models, device, self.whole.shards),
             schedule=assemble.make_schedule(recipe),
@@ -208,12 +208,12 @@ class Session:
             with torch.no_grad():
                 model.get_parameter(f"heads.{head}.project.bias").fill_(data.label_mean)
 
-    def _with_teacher(self, objective: Objective) -> Objective:
-        """The objective that is trained: with the soft targets of a teacher where there is one."""
+    def _trained(self, objective: Objective) -> Objective:
+        """The objective that is trained: with the soft targets of a teacher, or with two passes."""
         prepared, recipe = self.prepared, self.prepared.recipe
         teacher = prepared.start.teacher
         if teacher is None or recipe.teacher is None or recipe.teacher.kind != "soft":
-            return objective
+            return assemble.with_consistency(recipe, objective)
         return make_distillation(
             recipe,
             objective,
@@ -236,10 +236,12 @@ class Session:
         if averages is not None:
             averages = {name: tensor for name, tensor in averages.items() if name not in checkpoint.tied}
             parts.ema.load_state(self.whole.own_averages(averages))
-        elif checkpoint.recipe.training.ema_decay is not None:
+        elif checkpoint.recipe.training.averages_weights:
+            stored = checkpoint.recipe.training
+            key = "ema_decay" if stored.ema_decay is not None else "average_last"
             raise InputError(
                 f"{checkpoint.path} has no averaged weights, so training cannot resume from it: its recipe sets "
-                f"training.ema_decay {checkpoint.recipe.training.ema_decay}",
+                f"training.{key} {getattr(stored, key)}",
                 hint="start a new run from its weights with --init-from",
             )
 
@@ -387,7 +389,9 @@ class Session:
         recipe, data = self.prepared.recipe, self.prepared.data
         source, target = mean_lengths(data.samples, data.tokens_per_sample)
         parameters = parameters_per_token(self.model, recipe, length=source)
-        return training_flops_per_token(recipe.model, parameters=parameters, source_length=source, target_length=target)
+        return recipe.training.copies * training_flops_per_token(
+            recipe.model, parameters=parameters, source_length=source, target_length=target
+        )
 
     # Callbacks of the loop. Of several processes the leader validates and writes, so that nothing differs from one.
 
