@@ -35,6 +35,9 @@ from tformer.tokenizer.special import DecoderTokens, SpecialIds
 DataKind = Literal["text", "masked_text", "sentences", "labelled", "pairs"]
 """Kinds of training data: text in windows, text that the objective corrupts, sentences, labelled examples, pairs."""
 
+WINDOWED: frozenset[DataKind] = frozenset({"text", "masked_text"})
+"""The kinds that are cut into windows, as `data.packing` says."""
+
 TOKEN_HINTS = {
     "mask": ("a mask token ([MASK] or <mask>)", "--template bert, roberta or seq2seq (tokenizer.train.template)"),
     "sentinels": ("sentinels (<extra_id_0>, ...)", "--template t5, or set tokenizer.train.sentinels"),

@@ -10,7 +10,7 @@ from math import sqrt
 from operator import attrgetter
 
 from tformer.objectives import check_combination, unused_keys
-from tformer.objectives.base import Objective
+from tformer.objectives.base import WINDOWED, Objective
 from tformer.optim.optimizers import OPTIMIZERS
 from tformer.optim.schedules import READS_VALIDATION_LOSS
 from tformer.recipe.model import Stack, layer_sections
@@ -198,6 +198,13 @@ def _unfit_regularisation(recipe: Recipe) -> Iterator[Problem]:
     if training.ema_decay is not None and training.average_last is not None:
         text = f"found {training.average_last:g}, expected null with training.ema_decay {training.ema_decay:g}"
         yield Problem(("training", "average_last"), text, "both average the weights: one of them")
+    if recipe.data.subword_sampling:
+        path, text = ("data", "subword_sampling"), f"found {recipe.data.subword_sampling:g}, expected 0 with "
+        if recipe.model.patches is not None:
+            yield Problem(path, text + "a model that reads images")
+        elif recipe.data_kind in WINDOWED and recipe.data.packing != "none":
+            hint = "--set data.packing=none reads one document per example"
+            yield Problem(path, f"{text}data.packing {recipe.data.packing}, whose windows have one length", hint)
     consistency, path = training.consistency, ("training", "consistency")
     if consistency is None:
         return

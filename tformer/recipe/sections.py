@@ -78,6 +78,9 @@ class Data(Section):
     valid_split: Literal["stratified", "last"] = "stratified"
     image_mean: tuple[float, ...] = ()  # mean per channel, of values in [0, 1]; empty: the training images'
     image_std: tuple[float, ...] = ()  # standard deviation per channel; empty: the training images'
+    # new segmentations of the training texts in every epoch; 0: off. bpe: share of merges left out (BPE-dropout, arXiv
+    # 1910.13267); unigram: exponent of the probabilities by which pieces are drawn (arXiv 1804.10959)
+    subword_sampling: Probability = 0.0
     augment: tuple[Literal["shift", "flip", "crop"], ...] = ()  # random changes of training images
 
 

@@ -14,6 +14,7 @@ from tformer.build import build_model
 from tformer.data.batching.batch import Batch, Share
 from tformer.data.batching.padding import padded_lengths
 from tformer.data.batching.plan import BatchPlan, Cursor, Prefetcher
+from tformer.data.batching.subwords import SampledSubwords
 from tformer.device import has_bf16_instructions
 from tformer.errors import InputError
 from tformer.evaluation.predict import Samples
@@ -30,6 +31,7 @@ from tformer.optim.shards import Shards, local
 from tformer.recipe.recipe import Recipe
 from tformer.tasks.base import TrainingData
 from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.segmentation import segmenter_of
 
 Result = TypeVar("Result")
 
@@ -54,7 +56,9 @@ class PlannedBatches:
     ) -> None:
         self._recipe, self._objective, self._pinned = recipe, objective, device.type == "cuda"
         samples: Any = data.samples
-        self._read = samples.windows if data.packed else samples.examples
+        self._read: Callable[[int, Any], Any] = samples.windows if data.packed else samples.examples
+        if recipe.data.subword_sampling:
+            self._read = sampled_subwords(recipe, data)
         self._rank, self._world_size = rank, world_size
         self._plan = plan_of(recipe, samples)
         self._next = self._plan.resumed(Cursor.from_json(cursor)) if cursor else Cursor()
@@ -125,6 +129,19 @@ def plan_of(recipe: Recipe, samples: Samples) -> BatchPlan:
         batch_size=None if training.batch_size is None else training.batch_size * training.grad_accum,
         batch_tokens=None if training.batch_tokens is None else training.batch_tokens * training.grad_accum,
         sort_window=recipe.data.sort_window,
+    )
+
+
+def sampled_subwords(recipe: Recipe, data: TrainingData) -> SampledSubwords:
+    """The samples with segmentations drawn in each epoch. Raises InputError for a tokenizer that has only one."""
+    assert data.tokenizer is not None
+    rate, samples = recipe.data.subword_sampling, data.samples
+    source = segmenter_of(data.tokenizer, rate)
+    target = source if data.target_tokenizer is None else segmenter_of(data.target_tokenizer, rate)
+    decoder = data.context.target
+    room = recipe.target_seq_len - (decoder is not None and decoder.forced_bos is not None)
+    return SampledSubwords(
+        samples.examples, seed=recipe.seed, source=source, target=target, longest=(samples.seq_len, room)
     )
 
 
