@@ -41,7 +41,8 @@ def test_replaced_token_detection_and_teachers_exclude_it() -> None:
 
 
 def test_two_averages_of_the_weights_exclude_each_other() -> None:
-    assert recipe_of("gpt", "tiny", "training.average_last=0.2", "training.ema_decay=null").training.averages_weights
+    training = recipe_of("gpt", "tiny", "training.average_last=0.2", "training.ema_decay=null").training
+    assert training.averaging == "average_last 0.2"
     with pytest.raises(InputError, match=r"training.average_last: found 0.2, expected null with training.ema_decay"):
         recipe_of("gpt", "tiny", "training.average_last=0.2", "training.ema_decay=0.9")
 
@@ -60,8 +61,8 @@ def test_windows_of_one_length_and_images_exclude_subword_sampling() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("training.consistency.alpha=0", "alpha must be greater than 0"),
-        ("training.consistency.cut=1", "cut must lie between 0 and 1"),
+        ("training.consistency.alpha=0", "training.consistency.alpha: must be greater than 0, found 0"),
+        ("training.consistency.cut=1", "training.consistency.cut: must lie between 0 and 1, found 1"),
     ],
 )
 def test_wrong_values_are_refused(change: str, message: str) -> None:

@@ -153,7 +153,7 @@ def training_memory(
             tokens_per_micro_batch=tokens_per_micro_batch * recipe.training.copies,
             dtype=dtype,
             activation_checkpointing=recipe.training.activation_checkpointing,
-            ema=recipe.training.averages_weights,
+            ema=recipe.training.averaging is not None,
             teacher_parameters=teacher_parameters,
             seq_len=seq_len,
             target_seq_len=target_seq_len,

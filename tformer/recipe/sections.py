@@ -181,9 +181,10 @@ class Training(Section):
     threads: Annotated[int, Field(gt=0, le=4096)] | None = None
 
     @property
-    def averages_weights(self) -> bool:
-        """Whether averaged weights are validated and saved."""
-        return self.ema_decay is not None or self.average_last is not None
+    def averaging(self) -> str | None:
+        """The key of the weights' average with its value; None where the weights themselves are validated and saved."""
+        found = {name: getattr(self, name) for name in ("ema_decay", "average_last")}
+        return next((f"{name} {value}" for name, value in found.items() if value is not None), None)
 
     @property
     def copies(self) -> int:

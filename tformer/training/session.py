@@ -236,12 +236,9 @@ class Session:
         if averages is not None:
             averages = {name: tensor for name, tensor in averages.items() if name not in checkpoint.tied}
             parts.ema.load_state(self.whole.own_averages(averages))
-        elif checkpoint.recipe.training.averages_weights:
-            stored = checkpoint.recipe.training
-            key = "ema_decay" if stored.ema_decay is not None else "average_last"
+        elif averaging := checkpoint.recipe.training.averaging:
             raise InputError(
-                f"{checkpoint.path} has no averaged weights, so training cannot resume from it: its recipe sets "
-                f"training.{key} {getattr(stored, key)}",
+                f"{checkpoint.path} has no averaged weights to resume from: its recipe sets training.{averaging}",
                 hint="start a new run from its weights with --init-from",
             )
 
@@ -389,9 +386,10 @@ class Session:
         recipe, data = self.prepared.recipe, self.prepared.data
         source, target = mean_lengths(data.samples, data.tokens_per_sample)
         parameters = parameters_per_token(self.model, recipe, length=source)
-        return recipe.training.copies * training_flops_per_token(
+        flops = training_flops_per_token(
             recipe.model, parameters=parameters, source_length=source, target_length=target
         )
+        return recipe.training.copies * flops
 
     # Callbacks of the loop. Of several processes the leader validates and writes, so that nothing differs from one.
 
