@@ -89,7 +89,7 @@ def run_training(
                 log_to = logger_names(options.log_to)
                 session = Session(prepared, console=console, work=work, began=began, log_to=log_to, worker=worker)
             with session.run:
-                return session.train()
+                return session.train(stop_at_step=options.stop_at_step)
 
 
 class Session:
@@ -289,11 +289,9 @@ class Session:
         )
         return Loggers(names, logged, self.work.note, enabled=self.worker.leads)
 
-    def train(self) -> dict[str, Any]:
-        """Run the loop to its end and return the summary. Raises Interrupted after saving a checkpoint."""
+    def train(self, *, stop_at_step: int | None = None) -> dict[str, Any]:
+        """Run the loop to its end, or to `stop_at_step`; return the summary. Raises Interrupted after a checkpoint."""
         prepared, training = self.prepared, self.prepared.recipe.training
-        minutes = prepared.max_minutes
-        deadline = math.inf if minutes is None else self.began + 60 * minutes
         display = TrainingDisplay(
             self.console,
             max_steps=training.max_steps,
@@ -321,7 +319,8 @@ class Session:
             state=self.state,
             flops_per_token=self._flops_per_token(),
             peak_flops=measure_peak(prepared) * self.worker.world_size if self.worker.leads else 0.0,
-            deadline=deadline,
+            deadline=self.began + 60 * (prepared.max_minutes or math.inf),
+            stop_at_step=stop_at_step,
         )
         first_step = self.state.step
         if prepared.start.weights is not None and first_step == 0:
@@ -343,13 +342,13 @@ class Session:
             self.saver.finish()
             self.batches.close()
             self.loggers.close(status)
-        return self._conclude(state, first_step)
+        return self._conclude(state, first_step, trainer.last_step)
 
     @property
     def _how_to_continue(self) -> str:
         return f"continue with: tformer train --resume --out {self.run.path}"
 
-    def _conclude(self, state: TrainerState, first_step: int) -> dict[str, Any]:
+    def _conclude(self, state: TrainerState, first_step: int, last_step: int) -> dict[str, Any]:
         training = self.prepared.recipe.training
         if self.parallel.agree(self.should_stop()):
             saved = f"saved at step {state.step}" if state.step else "before the first step; nothing was lost"
@@ -363,8 +362,9 @@ class Session:
         elif state.finished:
             self.console.print(f"stopped early: no better validation since step {state.best_step}", markup=False)
         elif state.step < training.max_steps:
+            why = "out of time" if state.step < last_step else "stopped as asked"
             saved = "saved" if state.step else "before the first step; no checkpoint was saved"
-            self.console.print(f"out of time at step {state.step} of {training.max_steps}: {saved}", markup=False)
+            self.console.print(f"{why} at step {state.step} of {training.max_steps}: {saved}", markup=False)
         if not self.worker.leads:
             return {}
         latest, best = self.run.latest(), self.run.best()
