@@ -67,7 +67,7 @@ class Result:
     peak_memory_bytes: int | None = None
     peak_device_bytes: int | None = None
     evaluate: dict[str, dict[str, Any]] = field(default_factory=dict)
-    rungs: list[list[float]] = field(default_factory=list)
+    rungs: list[tuple[int, float]] = field(default_factory=list)
     curve: list[list[float]] = field(default_factory=list)
     training_curve: list[list[float]] = field(default_factory=list)
 
@@ -200,7 +200,7 @@ class Sweeper:
             result.save(file)
         return result
 
-    def _train(self, work: Work, rung: Rung | None, rungs: list[list[float]]) -> Result:
+    def _train(self, work: Work, rung: Rung | None, rungs: list[tuple[int, float]]) -> Result:
         """Train the cell, to the step of a rung; `rungs`: that it reached before."""
         cell, run = work.cell, self._run(work.cell)
         words = ["train", *train_words(work)]
@@ -234,7 +234,7 @@ class Sweeper:
             result.parameters, result.flops_per_token = summary["parameters"], summary["flops_per_token"]
             result.peak_device_bytes = summary["peak_device_bytes"]
             if rung is not None and result.best is not None:
-                result.rungs.append([rung.steps, result.best])
+                result.rungs.append((rung.steps, result.best))
         return result
 
     def _evaluate(self, work: Work, flags: tuple[str, ...]) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def _row(task: str, choices: dict[str, str], results: Sequence[Result]) -> Row:
     for result in kept:
         for key, value in measures(result):
             values.setdefault(key, []).append(value)
-        metrics |= {f"rung.{step:.0f}": result.metric for step, _ in result.rungs}
+        metrics |= {f"rung.{step}": result.metric for step, _ in result.rungs}
         for label, entry in result.evaluate.items():
             if "failure" in entry:
                 refused[f"evaluate.{label}"] = entry["failure"]
@@ -168,7 +168,7 @@ def measures(result: Result) -> Iterator[tuple[str, float]]:
         if value is not None:
             yield column.key, float(value)
     for step, value in result.rungs:
-        yield f"rung.{step:.0f}", float(value)
+        yield f"rung.{step}", float(value)
     if result.status == DROPPED:  # its best value is that of fewer steps than other rows have
         return
     if result.best is not None:
