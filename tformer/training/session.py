@@ -442,7 +442,8 @@ class Session:
     def _save(self, state: TrainerState, score: float | None) -> None:
         self.worker.share(self.saver.make_room)  # the others wait for the save before without a time limit
         weights = whole_state(self.model, self.shards)
-        generator = self.models.generator and whole_state(self.models.generator, self.shards)
+        second = self.models.generator
+        generator = None if second is None else whole_state(second, self.shards)
         optimizer = self.parts.optimizer.state_by_name()
         averages = whole_averages(self.parts.ema, self.model, self.shards)
         if not self.worker.leads:
