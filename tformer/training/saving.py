@@ -106,10 +106,9 @@ class Checkpoints:
             return
         if checkpoint.has("ema"):
             parts.ema.load_state(self._averages(checkpoint))
-        elif checkpoint.recipe.training.ema_decay is not None:
+        elif averaging := checkpoint.recipe.training.averaging:
             raise InputError(
-                f"{checkpoint.path} has no averaged weights, so training cannot resume from it: its recipe sets "
-                f"training.ema_decay {checkpoint.recipe.training.ema_decay}",
+                f"{checkpoint.path} has no averaged weights to resume from: its recipe sets training.{averaging}",
                 hint="start a new run from its weights with --init-from",
             )
 
