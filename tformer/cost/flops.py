@@ -65,7 +65,7 @@ def module_flops(model: Transformer, section: Model, *, source_length: int, targ
 
 
 def _products(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """(name, weight) of each matrix product; those inside an attention kind are in its keys, a stem's in its `flops`."""
+    """(name, weight) of each matrix product; those of an attention kind are in its keys, a stem's in its `flops`."""
     inside = {id(part) for module in model.modules() if isinstance(module, Mechanism) for part in module.modules()}
     for name, module in model.named_modules():
         if isinstance(module, Linear | VocabularyHead) and id(module) not in inside:

@@ -126,7 +126,7 @@ class CutPatches(PatchEmbedding):
 
     def build_stem(self, *, kernel: bool = False) -> None:
         if self.image_size % self.size:
-            raise ValueError(f"the patch size must divide the image size, found {self.size} and {self.image_size}")
+            raise ValueError(f"{self.size} does not divide image_size {self.image_size}")
         square = (self.channels * self.copies, self.size, self.size)
         shape = square if kernel else (math.prod(square),)
         self.weight = nn.Parameter(torch.empty(self.d_model, *shape))
@@ -174,7 +174,7 @@ class ConvolvedPatches(PatchEmbedding):
     def build_stem(self, *, width: int = 64) -> None:
         layers = self.size.bit_length() - 1
         if layers < 1 or self.size != 1 << layers:
-            raise ValueError(f"every convolution halves the image: the patch size must be 2, 4, 8 …, found {self.size}")
+            raise ValueError(f"found {self.size}, expected 2, 4, 8 … as every convolution halves the image")
         widths = [self.channels, *[width] * (layers - 1), self.d_model]
         self.kernels = nn.ParameterList(torch.empty(out, given, 3, 3) for given, out in itertools.pairwise(widths))
 
