@@ -77,7 +77,8 @@ class Data(Section):
     valid_split: Literal["stratified", "last"] = "stratified"
     image_mean: tuple[float, ...] = ()  # mean per channel, of values in [0, 1]; empty: the training images'
     image_std: tuple[float, ...] = ()  # standard deviation per channel; empty: the training images'
-    augment: tuple[Literal["shift", "flip", "crop"], ...] = ()  # random changes of training images
+    # random changes of training images, in this order; randaugment: arXiv 1909.13719, erase: arXiv 1708.04896
+    augment: tuple[Literal["shift", "flip", "crop", "randaugment", "erase"], ...] = ()
 
 
 class ParameterGroup(Section):
