@@ -188,6 +188,7 @@ def patch_embedding(model: Model) -> PatchEmbedding:
             size=patches.size,
             channels=patches.channels,
             cls=patches.cls,
+            width=patches.stem_width,
             norm=_section(model, "encoder").norm if model.embedding.norm else None,
             dropout=model.embedding.dropout,
         )

@@ -121,6 +121,7 @@ def _pooling(loaded: Loaded, how: Pooling | None) -> Callable[[torch.Tensor, tor
     heads = loaded.recipe.model.heads
     own = (head.kind for head in heads if isinstance(head, ClassifierHeadOptions | RegressionHeadOptions))
     if how is None and (name := next(own, None)) is not None:
-        module: PooledHead = loaded.model.heads[name]
+        module = loaded.model.heads[name]
+        assert isinstance(module, PooledHead)
         return module.pool
     return partial(pool, how=how or "mean")

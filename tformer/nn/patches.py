@@ -14,8 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +36,7 @@ class PatchEmbedding(Embedding):
         size: pixels per side of a patch; a grid has ceil(image_size / size) patches per side.
         channels: values per pixel.
         cls: put a learned class token in front.
-        stem: what `build_stem` takes.
+        width: channels between the convolutions of a stem.
     """
 
     def __init__(
@@ -48,14 +47,14 @@ class PatchEmbedding(Embedding):
         size: int,
         channels: int,
         cls: bool,
+        width: int = 64,
         norm: NormOptions | None = None,
         dropout: float = 0.0,
-        **stem: Any,
     ) -> None:
         super().__init__(d_model, d_model, norm=norm, dropout=dropout)
         self.d_model, self.image_size, self.channels, self.size = d_model, image_size, channels, size
-        self.side = -(-image_size // size)
-        self.build_stem(**stem)
+        self.side, self.width = -(-image_size // size), width
+        self.build_stem()
         self.cls = nn.Parameter(torch.empty(d_model)) if cls else None
 
     @property
@@ -63,7 +62,7 @@ class PatchEmbedding(Embedding):
         """Number of positions an image becomes, the class token included."""
         return self.side**2 + (self.cls is not None)
 
-    def build_stem(self, **stem: Any) -> None:
+    def build_stem(self) -> None:
         """Make the parameters of the stem. Raises ValueError for sizes that do not fit together."""
         raise NotImplementedError
 
@@ -117,18 +116,17 @@ class PatchEmbedding(Embedding):
 
 
 class CutPatches(PatchEmbedding):
-    """Squares without overlap, each projected to d_model by one product with `weight`.
-
-    kernel: store the weight as [D, C, P, P], as published ViTs do, instead of [D, C·P·P].
-    """
+    """Squares without overlap, each projected to d_model by one product with `weight` [D, C·P·P]."""
 
     copies: ClassVar[int] = 1  # images that a patch is cut from
 
-    def build_stem(self, *, kernel: bool = False) -> None:
+    has_kernel: ClassVar[bool] = False  # the weight is stored as [D, C, P, P]
+
+    def build_stem(self) -> None:
         if self.image_size % self.size:
             raise ValueError(f"{self.size} does not divide image_size {self.image_size}")
         square = (self.channels * self.copies, self.size, self.size)
-        shape = square if kernel else (math.prod(square),)
+        shape = square if self.has_kernel else (math.prod(square),)
         self.weight = nn.Parameter(torch.empty(self.d_model, *shape))
         self.bias = nn.Parameter(torch.empty(self.d_model))
 
@@ -151,6 +149,12 @@ class CutPatches(PatchEmbedding):
         self.bias.zero_()
 
 
+class KernelPatches(CutPatches):
+    """The same with the weight in the shape of a convolution's, as published ViTs store it."""
+
+    has_kernel = True
+
+
 class ShiftedPatches(CutPatches):
     """Squares of the image and of four copies moved by half a patch along the diagonals; LayerNorm before it."""
 
@@ -165,17 +169,17 @@ class ShiftedPatches(CutPatches):
 
 
 class ConvolvedPatches(PatchEmbedding):
-    """log2 P layers of convolution, ReLU and pooling; `width` channels between them. Any image size will do.
+    """log2 P layers of convolution, ReLU and pooling, with `width` channels between them. Any image size will do.
 
     The kernels have no bias and He's variance 2 / fan_in (arXiv 1502.01852). Channels are the last dimension in memory,
     with which convolutions of a CPU take half the time.
     """
 
-    def build_stem(self, *, width: int = 64) -> None:
+    def build_stem(self) -> None:
         layers = self.size.bit_length() - 1
         if layers < 1 or self.size != 1 << layers:
             raise ValueError(f"found {self.size}, expected 2, 4, 8 … as every convolution halves the image")
-        widths = [self.channels, *[width] * (layers - 1), self.d_model]
+        widths = [self.channels, *[self.width] * (layers - 1), self.d_model]
         self.kernels = nn.ParameterList(torch.empty(out, given, 3, 3) for given, out in itertools.pairwise(widths))
 
     def patch_vectors(self, pixels_BCYX: Tensor, taps: TapSink | None) -> Tensor:
@@ -206,9 +210,9 @@ class ConvolvedPatches(PatchEmbedding):
             matrix.normal_(0.0, (2.0 / matrix.shape[1]) ** 0.5)
 
 
-STEMS: dict[str, Callable[..., PatchEmbedding]] = {
+STEMS: dict[str, type[PatchEmbedding]] = {
     "linear": CutPatches,
-    "conv": partial(CutPatches, kernel=True),
+    "conv": KernelPatches,
     "shifted": ShiftedPatches,
     "convolutions": ConvolvedPatches,
 }
