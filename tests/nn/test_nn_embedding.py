@@ -108,7 +108,7 @@ def test_a_convolution_over_tokens_does_not_read_padding(side: str) -> None:
     padding, real = torch.randint(0, 9, (2, 2)), torch.ones(2, 5, dtype=torch.bool)
     both = [padding, ids] if side == "left" else [ids, padding]
     masks = [~real[:, :2], real] if side == "left" else [real, ~real[:, :2]]
-    found = convolved(module, torch.cat(both, 1), mask_BT=torch.cat(masks, 1))
+    found = convolved(module, torch.cat(both, 1), real_BT=torch.cat(masks, 1))
     torch.testing.assert_close(found[:, 2:] if side == "left" else found[:, :5], alone)
 
 

@@ -106,16 +106,21 @@ class TokenEmbedding(Embedding):
         pos_BT: Tensor,
         token_type_ids: Tensor | None = None,
         mask_BT: Tensor | None = None,
+        real_BT: Tensor | None = None,
         document_ids_BT: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
         taps: TapSink | None = None,
     ) -> Tensor:
         """The input of a stack, [B, T, D] in `dtype`; `token_type_ids` default to segment 0.
 
-        The convolution reads zeros where `mask_BT` is False and beyond the token's own document.
+        mask_BT: False where the row of a token is replaced by zeros (token cut-off, arXiv 2009.13818).
+        real_BT, document_ids_BT: the convolution reads zeros where the first is False and beyond the token's document.
         """
         tap(taps, "ids", ids_BT)
-        x_BTE = tap(taps, "tokens", F.embedding(ids_BT, self.weight))
+        x_BTE = F.embedding(ids_BT, self.weight)
+        if mask_BT is not None:
+            x_BTE = x_BTE * mask_BT.unsqueeze(-1)
+        x_BTE = tap(taps, "tokens", x_BTE)
         if self.fixnorm:
             x_BTE = tap(taps, "unit", F.normalize(x_BTE, dim=-1))
         if self.factor != 1.0:
@@ -127,7 +132,7 @@ class TokenEmbedding(Embedding):
             raise ValueError("token_type_ids were given, but the model has no token types (embedding.token_types: 0)")
         x_BTE = x_BTE.to(dtype)
         if self.convolve is not None:
-            near_BTW = neighbours(x_BTE, self.convolution, mask_BT=mask_BT, document_ids_BT=document_ids_BT)
+            near_BTW = neighbours(x_BTE, self.convolution, real_BT=real_BT, document_ids_BT=document_ids_BT)
             x_BTE = tap(taps, "convolved", F.relu(self.convolve(near_BTW)))
         return self.finish(x_BTE, positions, pos_BT, taps)
 
@@ -137,15 +142,15 @@ class TokenEmbedding(Embedding):
         return ["ids", "tokens", *(name for name, exists in optional.items() if exists)]
 
 
-def neighbours(x_BTE: Tensor, width: int, *, mask_BT: Tensor | None, document_ids_BT: Tensor | None) -> Tensor:
+def neighbours(x_BTE: Tensor, width: int, *, real_BT: Tensor | None, document_ids_BT: Tensor | None) -> Tensor:
     """[B, T, width·E]: each vector between those before and after it, (width - 1) // 2 of them before.
 
-    Zeros stand for places outside the text, where `mask_BT` is False, and for tokens of another document.
+    Zeros stand for places outside the text, where `real_BT` is False, and for tokens of another document.
     """
     before, length = (width - 1) // 2, x_BTE.shape[1]
     after = width - 1 - before
-    if mask_BT is not None:
-        x_BTE = x_BTE * mask_BT.unsqueeze(-1).to(x_BTE.dtype)
+    if real_BT is not None:
+        x_BTE = x_BTE * real_BT.unsqueeze(-1).to(x_BTE.dtype)
     padded = F.pad(x_BTE, (0, 0, before, after))
     shifted = [padded[:, start : start + length] for start in range(width)]
     if document_ids_BT is not None:
