@@ -63,7 +63,7 @@ KINDS: dict[str, ParallelKind] = {
     "hsdp": ParallelKind("each group of ranks divides the model", lambda ranks, group: group),
     "fsdp": ParallelKind("all ranks divide the model", lambda ranks, group: ranks),
 }
-"""From the kind that holds the most in each rank and sends the least between machines."""
+"""In order: the first holds the most in each rank and sends the smallest number of bytes between machines."""
 
 
 @dataclass(frozen=True)

@@ -339,7 +339,7 @@ class CompiledDecoder:
         return begun
 
     def bucket(self, slots: int) -> int:
-        """The number of slots of the smallest bucket that holds so many: a power of two."""
+        """The size of the smallest bucket with at least `slots` slots: a power of two."""
         return max(self._smallest, _power_of_two(slots))
 
     def first_bucket(self, length: int, capacity: int) -> int:

@@ -75,7 +75,7 @@ INLINE void mix(const struct attention *a, long b, long head, long from, const f
     float numbers[MOST_SUMS];
     UNROLL for (int i = 0; i < size / FLOATS; i++) sum[i] = (floats){0};
     for (long s = 0; s < a->num_keys; s++) {
-        if (weights[s] == 0) continue; /* a slot that nobody sees may hold anything */
+        if (weights[s] == 0) continue; /* a slot that no query sees may hold anything */
         const char *value = at(slot(a, a->v, a->v_strides, b, head, s, wide), from, wide);
         UNROLL for (int i = 0; i < size / FLOATS; i++) sum[i] += weights[s] * floats_at(value, i * FLOATS, wide);
     }

@@ -1,4 +1,4 @@
-/* Rows of numbers in 8 bits, each with a scale of its own, and back: the rule of `nn/products.py`, in one pass each where
+/* Rows of numbers in 8 bits, each with its own scale, and back: the rule of `nn/products.py`, in one pass each where
    PyTorch's operators take eight. */
 
 #include <math.h>

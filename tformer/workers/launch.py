@@ -84,7 +84,7 @@ def number_of_workers(devices: str | None, device: str, *, planned: bool = False
     if not gpus and number > most_processes():
         raise InputError(
             f"--devices {devices}: at most {most_processes()} processes on the CPU of this machine",
-            hint="each needs memory of its own, and they share the processors; several machines: torchrun",
+            hint="each needs memory, and they share the processors; several machines: torchrun",
         )
     if gpus and number > gpus:
         raise InputError(
@@ -136,7 +136,7 @@ class _Group:
         self._running: dict[int, int] = {}  # rank -> process
         self._codes: dict[int, int] = {}  # rank -> exit code; -N when signal N killed it
         self._killed: set[int] = set()  # ranks that this process killed
-        with socket.create_server((HOST, 0)) as listener:  # a free port, taken before anyone is told
+        with socket.create_server((HOST, 0)) as listener:  # a free port, taken before the workers get its number
             port = listener.getsockname()[1]
             threads = max(1, torch.get_num_threads() // count)
             try:
