@@ -100,7 +100,7 @@ def layout_of(kind: str, ranks: int, *, shard_size: int = MACHINE_RANKS, reshard
 
 
 def choose_kind(needed: Mapping[str, int], available: int | None) -> tuple[str, str]:
-    """(kind, reason) of `--parallel auto`: the first that fits, else the one that needs the least.
+    """(kind, reason) of `--parallel auto`: the first that fits, else the one that needs the fewest bytes.
 
     Args:
         needed: bytes that a rank needs by kind, in the order of preference.
@@ -297,7 +297,7 @@ def step_traffic(shards: Shards, optimizer: OptimizerKind, *, micro_batches: int
 
 
 def _ring(calls: int | None, tensor_bytes: int, ranks: int, *, times: int = 1, passes: int = 1) -> Collective:
-    """`times` the calls, on a ring that each tensor passes once, or twice for a sum that every rank gets."""
+    """`calls` times `times` collectives on a ring: a tensor passes it once, or twice for a sum that every rank gets."""
     total = tensor_bytes * times
     return Collective(calls and calls * times, total, passes * total * (ranks - 1) // ranks)
 

@@ -63,7 +63,7 @@ def run_training(
 
     training_begins: called after preparation; from then on `should_stop` is polled between steps only.
     began: `time.monotonic()` when the command started; `--max-minutes` counts from there.
-    worker: this process as one of several, each of which calls this; the leader's summary counts.
+    worker: this process as one of several; all of them call this function, and the leader returns the summary.
     Raises InputError before anything is written; Interrupted after the checkpoint is saved.
     """
     devices = number_of_workers(options.devices, options.device or "auto", planned=True) if options.dry_run else 1
@@ -244,7 +244,7 @@ class Session:
             )
 
     def _open_run(self) -> RunDirectory:
-        """The run directory; the leader creates or reopens it. Errors in other input are raised before."""
+        """The run directory; the leader creates or reopens it, after all other input was checked."""
         run = self._write_run() if self.worker.leads else None
         path = self.worker.share(lambda: None if run is None else str(run.path))
         return run or RunDirectory(Path(path or ""))
@@ -389,7 +389,7 @@ class Session:
         parameters = parameters_per_token(self.model, recipe, length=source)
         return training_flops_per_token(recipe.model, parameters=parameters, source_length=source, target_length=target)
 
-    # Callbacks of the loop. Of several processes the leader validates and writes, so that nothing differs from one.
+    # Callbacks of the loop. The leader validates and writes, so that the results are those of one process.
 
     def _write(self, record: dict[str, Any]) -> None:
         if self.worker.leads:
@@ -443,7 +443,7 @@ class Session:
         return {"layerdrop_rates": rates} if rates else {}
 
     def _save(self, state: TrainerState, score: float | None) -> None:
-        self.worker.share(self.saver.make_room)  # the others wait for the save before without a time limit
+        self.worker.share(self.saver.make_room)  # the others wait for the previous save, without a time limit
         self.whole.gather()
         optimizer, averages = self.parts.optimizer.state_by_name(), self.whole.averages(self.parts.ema)
         if not self.worker.leads:
