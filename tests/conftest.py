@@ -38,6 +38,7 @@ optimizer: {lr: 0.01}
 schedule: {kind: cosine, warmup_steps: 2}
 training: {max_steps: 12, batch_size: 4, eval_every: 6, save_every: 4, log_every: 3,
            precision: fp32, device: cpu, threads: 1}
+generation: {max_new_tokens: 20}
 """
 
 

@@ -26,7 +26,7 @@ TRAIN = [
         "training.sample_every=0", "training.log_every=1", "training.threads=1",
     ) for word in ("--set", setting)),
 ]  # fmt: skip
-QUICK = [["--help"], ["config", "schema"]]
+QUICK = [["--help"], pytest.param(["config", "schema"], marks=pytest.mark.slow)]
 
 
 def start(words: list[str], cwd: Path, *, ignored: int | None = None, **streams: int) -> subprocess.Popen[str]:
