@@ -112,7 +112,7 @@ def test_a_second_ctrl_c_ends_a_training_at_once_and_the_checkpoint_before_is_in
 
 @pytest.mark.parametrize(
     ("part", "number"),
-    [*((part, signal.SIGINT) for part in ("_validate", "_sample", "_save", "compilation")), ("_save", signal.SIGHUP)],
+    [*((part, signal.SIGINT) for part in ("_measure", "_sample", "_save", "compilation")), ("_save", signal.SIGHUP)],
     ids=["validation", "sample", "saving", "compilation", "the terminal hangs up"],
 )
 def test_a_signal_in_any_part_of_a_training_saves_once_and_the_run_resumes(
