@@ -84,15 +84,17 @@ class Overlay:
             with log.open("wb") as file:
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)
-            sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))
             os.chdir(cwd)
             for name in [name for name in sys.modules if name.partition(".")[0] == "tformer"]:
                 del sys.modules[name]
             sys.path.insert(0, str(self.root))
-            exec(script, {"__name__": "__main__"})
-            code = 0
-        except BaseException:
-            traceback.print_exc()
+            lines: dict[str, Any] = {"mode": "w", "buffering": 1, "closefd": False}
+            with open(1, **lines) as sys.stdout, open(2, **lines) as sys.stderr:
+                try:
+                    exec(script, {"__name__": "__main__"})
+                    code = 0
+                except BaseException:
+                    traceback.print_exc()
         finally:
             os._exit(code)
 
