@@ -52,7 +52,7 @@ def build_model(
     Args:
         model: the section.
         vocab_size: of the tokenizer; the section's own value has precedence. Not needed for images alone.
-        target_vocab_size: of the target side, when source and target have vocabularies of their own.
+        target_vocab_size: of the target side, when source and target have separate vocabularies.
         num_labels: for classifier heads that leave it open.
         device: where parameters are made; "meta" makes shapes without memory. Default: the CPU.
 
@@ -97,7 +97,7 @@ def resolve_sizes(model: Model, side: str) -> Sizes:
 
 
 def layer_sizes(model: Model, side: str) -> list[Sizes]:
-    """The sizes of each layer: the stack's, but for layers with a number of heads of their own."""
+    """The sizes of each layer: the stack's, but for layers with their own number of heads."""
     sizes = resolve_sizes(model, side)
     return [_sizes_of(layer, sizes) for layer in layer_sections(_section(model, side), path=f"model.{side}")]
 

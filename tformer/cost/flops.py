@@ -117,7 +117,7 @@ class _AttentionLayer:
         return self.options.keys_per_query(length)
 
     def cross_keys(self, length: float) -> float:
-        """Keys per query of cross-attention, which is full where the kind has none of its own."""
+        """Keys per query of cross-attention, which is full attention where the kind has no form for it."""
         return cross_attention_options(self.options).keys_per_query(length)
 
 

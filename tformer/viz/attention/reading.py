@@ -59,7 +59,7 @@ class Side:
         return len(self.tokens)
 
     def words(self) -> list[tuple[int, int, str]]:
-        """(first token, token after the last, text) of each word; each special token is a word of its own."""
+        """(first token, token after the last, text) of each word; each special token is a separate word."""
         edges = [0]
         for place in range(1, len(self)):
             alone = self.special[place] or self.special[place - 1]
@@ -105,7 +105,7 @@ def _joined(tokens: Sequence[str]) -> str:
 class Inputs:
     """The texts or the image given on the command line.
 
-    max_tokens: each text is cut to so many tokens, special ones included. max_new_tokens: of the generated text;
+    max_tokens: length to which each text is cut, special tokens included. max_new_tokens: of the generated text;
     None: none after a prompt, and the recipe's limit for a translation.
     """
 

@@ -138,7 +138,7 @@ def attention_tensors(
     scores = f"{mechanism.score_formula}{_scale(attention)}: how well each query fits each {key}{later}"
     letters = {"K": k, "v": v, "S": keys}
     taps = mechanism.taps()
-    # Parameters of the kind that no tensor of its own names.
+    # Parameters of the kind that none of its tensors names.
     rest = [name for name, _ in mechanism.named_children()] + [
         name for name, _ in mechanism.named_parameters(recurse=False)
     ]

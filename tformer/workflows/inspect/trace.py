@@ -287,7 +287,7 @@ class _Path:
         for name, tensor in values.items():
             described = tensors.described[name]
             shape, symbols = tuple(tensor.shape), described.symbols
-            if symbols[:1] == ("1",) and shape[0] != 1:  # with padding, every example has positions of its own
+            if symbols[:1] == ("1",) and shape[0] != 1:  # with padding, every example has its own positions
                 symbols = ("B", *symbols[1:])
             check_shape(shape, symbols, sizes, what=f"{title} {part} {described.name}")
             if rate := tensors.dropout.get(f"before {name}", 0.0):
