@@ -386,6 +386,14 @@ def test_ranks_without_a_meeting_point_are_refused(monkeypatch: pytest.MonkeyPat
         run(lambda worker: None)
 
 
+@pytest.mark.parametrize("port", ["65536", "0", "29500a"])
+def test_a_port_that_is_none_is_refused_as_a_mistake(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=f"MASTER_PORT={port}: expected a "):
+        workers.worker_from_environment()
+
+
 def test_ctrl_c_ends_the_wait_for_the_other_processes(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     meeting_point = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
     for name, value in meeting_point.items():

@@ -43,7 +43,8 @@ def shards_of(model: Model, layout: Layout, frozen: str | None = None) -> Shards
 
 
 def named(layout: Layout) -> str:
-    return f"{layout.kind}-{layout.ranks}" + ("" if layout.reshard else "-kept")
+    formats = f"-{layout.weight_bytes}-{layout.gradient_bytes}" if layout.weight_bytes < 4 else ""
+    return f"{layout.kind}-{layout.ranks}" + ("" if layout.reshard else "-kept") + formats
 
 
 def check(model: Model, layout: Layout, *, frozen: str | None = None) -> None:
@@ -59,7 +60,14 @@ def check(model: Model, layout: Layout, *, frozen: str | None = None) -> None:
     assert {name: each.tensor_bytes for name, each in traffic.items()} == pytest.approx(found.tensors, rel=0.01)
 
 
-FEW = [layout_of("fsdp", 256), layout_of("hsdp", 64), layout_of("fsdp", 8, reshard=False)]
+HALF = {"weight_bytes": 2}
+FEW = [
+    layout_of("fsdp", 256),
+    layout_of("hsdp", 64),
+    layout_of("fsdp", 8, reshard=False),
+    layout_of("fsdp", 64, **HALF),
+    layout_of("hsdp", 64, **HALF, gradient_bytes=2),
+]
 LAYOUTS = [
     layout_of(kind, ranks) for ranks in (8, 64, 256) for kind in ("fsdp", "hsdp") if (kind, ranks) != ("hsdp", 8)
 ]

@@ -118,11 +118,6 @@ def equalities(names: list[str], kind: str, world_size: int, folder: Path) -> di
     return differences
 
 
-@pytest.fixture(autouse=True)
-def _orthogonalise_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assemble, "has_bf16_instructions", lambda: False)
-
-
 QUICK = ["gpt/tiny", "bert/classify", "electra/tiny", "layerdrop, drophead, electra", "drophead, checkpointing"]
 
 

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 
 from tests.end_to_end.labelled_examples import sentences
 from tests.training.test_training_devices import TOLERANCE, _all_processes_end, assert_same_run, at_step, latest, train
-from tformer.training import assemble
 
 __all__ = ["_all_processes_end", "train"]  # fixtures
 
@@ -21,11 +20,6 @@ Cli = Callable[..., Any]
 FSDP, DDP = (("--set", f"training.parallel.kind={kind}") for kind in ("fsdp", "ddp"))
 ELECTRA = ("--arch", "electra", "--preset", "tiny", "--set", "model.d_model=16", "--set", "model.embedding.size=8",
            "--set", "generator.d_model=8", "--set", "generator.embedding.size=8")  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _orthogonalise_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assemble, "has_bf16_instructions", lambda: False)
 
 
 def assert_same_state(run: str, other: str, *names: str) -> None:
