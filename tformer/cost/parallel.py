@@ -5,14 +5,14 @@ size of a group of ranks that share one replica. A rank holds ceil(rows / S) row
 and optimizer state alike (ZeRO, arXiv 1910.02054; FSDP, 2304.11277).
 
 FSDP2 gathers the weights of a unit when they are needed and frees them afterwards. A unit is a block; one more, the
-root, has all other parameters and stays gathered from the forward to the end of the backward pass. Weights and
-gradients travel in fp32. With P parameters in units (those of the root P_0) and m micro-batches in a step, the tensors
-of each collective have together
+root, has all other parameters and stays gathered from the forward to the end of the backward pass. Blocks travel in the
+number format of the computation (g bytes), the root in fp32, gradients in that of `reduce` (s bytes). With P parameters
+in units (those of the root P_0) and m micro-batches in a step, the tensors of each collective have together
 
-    all-gather        m 4 (2 P - P_0)   before a block's forward and again before its backward; S > 1. Where blocks
-                                        stay gathered in between (`reshard` false), m 4 P
-    reduce-scatter    m 4 P             after a unit's backward; S > 1
-    all-reduce        4 P / S           once a step; R > 1
+    all-gather   m (4 P_0 + 2 g (P - P_0))   before a block's forward and again before its backward; S > 1. Where blocks
+                                             stay gathered in between (`reshard` false), m (4 P_0 + g (P - P_0))
+    reduce-scatter    m s P             after a unit's backward; S > 1
+    all-reduce        s P / S           once a step; R > 1
     all-to-all        8 P'              gradients to the owners of P' parameters that are updated whole (Muon,
                                         Adafactor), and the new weights back; S > 1
 
@@ -226,14 +226,21 @@ def rank_memory(whole: MemoryEstimate, shards: Shards, optimizer: OptimizerKind,
         gathered=gathered,
         exchanged=exchanged,
         whole=weights * shards.layout.shards,
+        copies=_copied_bytes(shards),
     )
+
+
+def _copied_bytes(shards: Shards) -> int:
+    """Bytes of the copies of weights in the number format of the computation: the root's, as blocks arrive in it."""
+    layout = shards.layout
+    return shards.root.shard * layout.shards * layout.weight_bytes if layout.weight_bytes < FP32_BYTES else 0
 
 
 def _gathered_bytes(shards: Shards) -> tuple[int, int]:
     """(bytes of weights that are gathered in the backward of a block, more bytes of an exchange at the peak).
 
     The peak is the largest sum at these moments, with the bytes W and w of the root and of the largest block (their
-    gradients have as many):
+    gradients have as many; of w each part in its own number format):
 
         first block gathered       2 W + w      the root's buffer is freed after the block's copy
         backward of a block        W + 4 w      the next block's buffer; own gradients; those of the block before; and
