@@ -140,9 +140,8 @@ def test_fsdp_gathers_and_scatters_in_the_number_formats_that_are_counted(tmp_pa
             training = Training(recipe, parallel_of(options, compute_dtype=torch.bfloat16), precision="bf16")
             layout = layout_of("fsdp", 2, weight_bytes=2, gradient_bytes=size)
             traffic = step_traffic(Shards.of(training.models.all, layout), ADAMW, micro_batches=2).collectives
-            training.run(1)
             with Exchanges() as exchanges:
-                training.run(1)
+                training.trainer._step()
             sums = [[exchanges.tensors[name], traffic[name].tensor_bytes] for name in names]
             found[reduce] = torch.tensor(sums)
         return found

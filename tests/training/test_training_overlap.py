@@ -48,7 +48,7 @@ def profiled(parallel: Parallel) -> dict[str, Tensor]:
     ids = torch.randint(64, (ROWS, TOKENS), generator=torch.Generator().manual_seed(parallel.rank))
     found = []
     for _ in range(STEPS):  # DDP orders its buckets in the first
-        loss = run(lambda: models.main(input_ids=ids).loss_terms("lm", ids).nll)
+        loss = run(lambda: models.main(input_ids=ids).loss_terms("lm", ids).loss)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             loss.backward()
         models.zero_grad()

@@ -392,7 +392,8 @@ def _decoded(
 ) -> dict[str, Any]:
     """Metrics of the model's own outputs."""
     if options.quantize == "none":  # else it was prepared when it was quantised
-        prepare_inference(loaded.model, loaded.model.compute_dtype)
+        # The first process compiles kernels for all.
+        work.worker.in_turn(lambda: prepare_inference(loaded.model, loaded.model.compute_dtype))
     began = time.perf_counter()
     with work.progress("decoding", unit="pairs") as progress:
         outputs = translate_pairs(
