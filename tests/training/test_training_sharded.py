@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -12,7 +13,17 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.end_to_end.labelled_examples import sentences
-from tests.training.test_training_devices import TOLERANCE, _all_processes_end, assert_same_run, at_step, latest, train
+from tests.training.pair_makers import RECIPE, english, german, metrics
+from tests.training.test_training_devices import (
+    TOLERANCE,
+    _all_processes_end,
+    assert_same_run,
+    at_step,
+    latest,
+    records,
+    train,
+)
+from tformer.training import session
 
 __all__ = ["_all_processes_end", "train"]  # fixtures
 
@@ -38,6 +49,50 @@ def test_sharded_weights_make_the_run_and_the_files_of_one_process(train: Cli) -
     assert train("--out", "two", *words, "--devices", 2, *FSDP).code == 0
     assert_same_run("two", "one")
     assert_same_state("two", "one", "optimizer", "ema")
+
+
+def test_sharded_models_translate_and_write_samples_as_in_one_process(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = english(60)
+    Path("pairs.en").write_text("\n".join(texts) + "\n")
+    Path("pairs.de").write_text("\n".join(map(german, texts)) + "\n")
+    Path("pairs.yaml").write_text(RECIPE.replace("dropout: 0.1", "dropout: 0"))
+    common = ("--config", "pairs.yaml", "--source", "pairs.en", "--target", "pairs.de", "--max-steps", 12,
+              "--set", "training.valid_beam_size=2", "--set", "training.ema_decay=0.9", "--set", "optimizer.eps=1e-5",
+              "--set", "training.eval_every=6", "--set", "generation.max_new_tokens=8")  # fmt: skip
+    for name, more in (("one", ()), ("two", ("--devices", 2, *FSDP))):
+        outcome = cli("train", *common, "--out", name, *more)
+        assert outcome.code == 0, outcome.err
+    assert_same_run("two", "one")
+    assert Path("two/samples.txt").read_text() == Path("one/samples.txt").read_text() != ""
+    for found, expected in zip(metrics(Path("two")), metrics(Path("one")), strict=True):
+        assert found["bleu"] == pytest.approx(expected["bleu"]) and found["is_best"] == expected["is_best"]
+
+
+def test_an_interrupted_validation_of_sharded_models_is_repeated_on_resume(
+    train: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train("--out", "whole").code == 0
+    with monkeypatch.context() as patch:
+        during_validation(patch, 6, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        assert train("--out", "run", "--devices", 2, *FSDP).code == 143
+    assert not json.loads((latest("run") / "trainer.json").read_text())["validated"]
+    assert train("--out", "run", "--resume", "--devices", 2, *FSDP).code == 0
+    assert_same_run("run", "whole")
+
+
+def during_validation(patch: pytest.MonkeyPatch, step: int, act: Callable[[], Any]) -> None:
+    """Act in the first process when it begins to validate at this step."""
+    measure = session.Session._measure
+
+    def disturbed(self: session.Session) -> Any:
+        if self.state.step == step:
+            act()
+        return measure(self)
+
+    patch.setattr(session.Session, "_measure", disturbed)
 
 
 def interrupted(train: Cli, monkeypatch: pytest.MonkeyPatch, step: int, *words: object) -> None:
@@ -92,3 +147,13 @@ def test_electra_is_validated_and_saved_with_its_generator_when_sharded(cli: Cli
         assert outcome.code == 0, outcome.err
     assert_same_run(str(tmp_path / "two"), str(tmp_path / "one"))
     assert_same_state(str(tmp_path / "two"), str(tmp_path / "one"), "generator", "optimizer")
+
+
+def test_a_training_in_bf16_is_that_of_one_process_within_its_rounding(train: Cli) -> None:
+    """Blocks are gathered in bf16, also for validation and samples."""
+    half = ("--precision", "bf16", "--max-steps", 4)
+    assert train(*half, "--out", "one").code == 0
+    outcome = train(*half, *FSDP, "--devices", 2, "--out", "two")
+    assert outcome.code == 0, outcome.err
+    one, two = ([each["loss"] for each in records(run)] for run in ("one", "two"))
+    assert two == pytest.approx(one, rel=2e-3) and len(one) > 1

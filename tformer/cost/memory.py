@@ -46,10 +46,7 @@ CHUNK_COPIES = 3  # fp32 tensors of a chunk of logits on a GPU; on a CPU the los
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes by purpose. gathered, exchanged: weights and gradients of other ranks, where they are sharded.
-
-    whole: a copy of all weights beside sharded ones.
-    """
+    """Bytes by purpose. gathered, exchanged: weights and gradients of other ranks, where they are sharded."""
 
     weights: int
     gradients: int
@@ -61,7 +58,6 @@ class MemoryEstimate:
     held: int = 0
     gathered: int = 0
     exchanged: int = 0
-    whole: int = 0
 
     @property
     def total(self) -> int:

@@ -208,7 +208,7 @@ def _unit(parameters: Iterable[nn.Parameter], uses: Mapping[int, int], heads: Se
 
 
 def rank_memory(whole: MemoryEstimate, shards: Shards, optimizer: OptimizerKind, *, ema: bool) -> MemoryEstimate:
-    """Bytes of rank 0, which has a copy of all weights for validation and checkpoints where they are sharded.
+    """Bytes of the rank with the most rows while it trains.
 
     Args:
         whole: of one process with the micro-batch of the rank. DDP needs as much: its buckets are the gradients.
@@ -225,7 +225,6 @@ def rank_memory(whole: MemoryEstimate, shards: Shards, optimizer: OptimizerKind,
         optimizer=gradients * optimizer.moments,
         gathered=gathered,
         exchanged=exchanged,
-        whole=weights * shards.layout.shards,
         copies=_copied_bytes(shards),
     )
 
