@@ -25,7 +25,12 @@ from tformer.optim.optimizers import build_optimizer
 from tformer.recipe.model import Model
 
 TOKENS = 8  # so few that activations are a small part
-COLLECTIVES = {"_allgather_base_": "all_gather", "_reduce_scatter_base_": "reduce_scatter", "allreduce_": "all_reduce"}
+COLLECTIVES = {
+    "_allgather_base_": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "allreduce_": "all_reduce",
+    "alltoall_base_": "all_to_all",
+}
 
 
 @dataclass
