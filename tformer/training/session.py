@@ -123,7 +123,7 @@ class Session:
         self.batches = assemble.PlannedBatches(
             recipe,
             prepared.data,
-            self.objective,
+            assemble.with_consistency(recipe, self.objective),
             cursor=self.state.cursor or None,
             device=device,
             rank=self.parallel.rank,
@@ -173,7 +173,7 @@ class Session:
         return Components(
             model=self.models,
             forward=assemble.compiled(self.models.main, wanted=compile_it, dynamic=many_shapes),
-            objective=self._with_teacher(assemble.make_objective(recipe, prepared.data.context, self.models)),
+            objective=self._trained(assemble.make_objective(recipe, prepared.data.context, self.models)),
             batches=self.batches,
             optimizer=assemble.make_optimizer(recipe, self.models, device, self.shards),
             schedule=assemble.make_schedule(recipe),
@@ -207,12 +207,12 @@ class Session:
             with torch.no_grad():
                 model.get_parameter(f"heads.{head}.project.bias").fill_(data.label_mean)
 
-    def _with_teacher(self, objective: Objective) -> Objective:
-        """The objective that is trained: with the soft targets of a teacher where there is one."""
+    def _trained(self, objective: Objective) -> Objective:
+        """The objective that is trained: with the soft targets of a teacher, or with two passes."""
         prepared, recipe = self.prepared, self.prepared.recipe
         teacher = prepared.start.teacher
         if teacher is None or recipe.teacher is None or recipe.teacher.kind != "soft":
-            return objective
+            return assemble.with_consistency(recipe, objective)
         return make_distillation(
             recipe,
             objective,
@@ -235,10 +235,9 @@ class Session:
         if averages is not None:
             averages = {name: tensor for name, tensor in averages.items() if name not in checkpoint.tied}
             parts.ema.load_state(own_averages(averages, self.shards))
-        elif checkpoint.recipe.training.ema_decay is not None:
+        elif averaging := checkpoint.recipe.training.averaging:
             raise InputError(
-                f"{checkpoint.path} has no averaged weights, so training cannot resume from it: its recipe sets "
-                f"training.ema_decay {checkpoint.recipe.training.ema_decay}",
+                f"{checkpoint.path} has no averaged weights to resume from: its recipe sets training.{averaging}",
                 hint="start a new run from its weights with --init-from",
             )
 
@@ -385,8 +384,9 @@ class Session:
     def _flops_per_token(self) -> float:
         recipe, data = self.prepared.recipe, self.prepared.data
         source, target = mean_lengths(data.samples, data.tokens_per_sample)
+        lengths = {"source_length": source, "target_length": target}
         parameters = parameters_per_token(self.model, recipe, length=source)
-        return training_flops_per_token(recipe.model, parameters=parameters, source_length=source, target_length=target)
+        return recipe.training.copies * training_flops_per_token(recipe.model, parameters=parameters, **lengths)
 
     # Callbacks of the loop. Of several processes the leader validates and writes, so that nothing differs from one.
 
