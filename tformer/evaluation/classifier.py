@@ -31,6 +31,7 @@ from tformer.objectives.base import ImageContext, Objective, ObjectiveContext
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns
 from tformer.tokenizer.special import SpecialIds
+from tformer.workers.worker import ALONE, Worker
 
 HEADS = {options.kind for options in get_args(HeadOptions) if options.label_kind is not None}
 
@@ -176,14 +177,19 @@ class Classifier:
             raise InputError(f"--views: found {views}, {self.path} has 1 to {most} views{reason}")
         return views
 
-    def scores(self, samples: Samples, *, progress: Callable[..., None] | None = None) -> np.ndarray:
-        """fp32 [N, L] scores of tokenised texts or of images; those of the mean probabilities of several views."""
+    def scores(
+        self, samples: Samples, *, progress: Callable[..., None] | None = None, worker: Worker = ALONE
+    ) -> np.ndarray:
+        """fp32 [N, L] scores of tokenised texts or of images; those of the mean probabilities of several views.
+
+        worker: this process, where several divide the batches. All workers get all scores.
+        """
         if self.views == 1:
-            return self._scores(samples, progress)
+            return self._scores(samples, progress, worker)
         total_NL: Any = 0.0
         for number in range(self.views):
             report = None if progress is None else partial(self._report, progress, number)
-            total_NL = total_NL + self.probabilities(self._scores(View(samples, number, self.mirrored), report))
+            total_NL = total_NL + self.probabilities(self._scores(View(samples, number, self.mirrored), report, worker))
         return self._scores_of(total_NL / self.views)
 
     def _report(self, progress: Callable[..., None], number: int, done: int, total: int) -> None:
@@ -200,7 +206,7 @@ class Classifier:
         limits = np.finfo(np.float32)
         return np.clip(scores_NL, limits.min, limits.max).astype(np.float32)
 
-    def _scores(self, samples: Samples, progress: Callable[..., None] | None) -> np.ndarray:
+    def _scores(self, samples: Samples, progress: Callable[..., None] | None, worker: Worker) -> np.ndarray:
         return predict_scores(
             self._loaded.model,
             samples,
@@ -209,6 +215,7 @@ class Classifier:
             batch_size=self._batch_size,
             should_stop=self._should_stop,
             progress=progress,
+            worker=worker,
         )
 
     def probabilities(self, scores_NL: np.ndarray) -> np.ndarray:
