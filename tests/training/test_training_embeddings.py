@@ -193,7 +193,8 @@ def test_each_side_of_pairs_has_its_file(train: Cli, aligned: tuple[Path, Path],
     target = table_file(tmp_path / "de.txt", columns=16, names="haus rot")
     files = ("--embeddings", source, "--target-embeddings", target)
     frozen = ("--set", "optimizer.groups=[{match: '*embedding.weight', frozen: true}]")
-    frozen = (*frozen, "--max-steps", 1, "--set", "training.valid_sentences=1", "--set", "training.sample_every=0")
+    frozen = (*frozen, "--max-steps", 1, "--set", "training.valid_beam_size=0", "--set",
+              "training.best_metric=loss", "--set", "training.sample_every=0")  # fmt: skip
     run = train(*sides(aligned), *files, "--vocabulary", "separate", *frozen)
     assert torch.equal(row(run, "house", tokenizer="tokenizer.source.json"), torch.full((16,), 0.5))
     made = row(run, "haus", "decoder_embedding.weight", "tokenizer.target.json")
