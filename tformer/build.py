@@ -20,6 +20,7 @@ from tformer.nn.classification_heads import HeadContext
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.init import NoDraws, initialise
+from tformer.nn.ngrams import NgramEmbedding
 from tformer.nn.norm import build_norm
 from tformer.nn.positions.base import Positions, PositionSizes
 from tformer.nn.stack import Block, Stack
@@ -148,9 +149,18 @@ def _token_embedding(model: Model, side: str, vocab_size: int | None) -> TokenEm
         scale=options.scale,
         fixnorm=options.fixnorm,
         token_types=options.token_types,
+        ngrams=_ngrams(model, side),
         norm=_section(model, side).norm if options.norm else None,
         dropout=options.dropout,
     )
+
+
+def _ngrams(model: Model, side: str) -> NgramEmbedding | None:
+    options = model.embedding
+    if options.ngram == 1:
+        return None
+    size = options.size or resolve_sizes(model, side).d_model
+    return NgramEmbedding(size, longest=options.ngram, rows=options.ngram_rows)
 
 
 def _decoder_embedding(

@@ -1,6 +1,6 @@
 """Input embeddings of a stack: tokens, or the patches of an image (ViT, arXiv 2010.11929).
 
-    token (· √d) + token type + position → norm → dropout → project
+    (token + n-grams) (· √d) + token type + position → norm → dropout → project
 
 `project` exists when the table is narrower than the model (factorised embeddings: ALBERT 1909.11942, ELECTRA).
 FixNorm (1910.05895) gives every token vector the length √d at the input; the tied output uses length 1.
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from tformer.nn.attention.context import TapSink, tap
 from tformer.nn.dropout import dropout
 from tformer.nn.linear import Linear
+from tformer.nn.ngrams import NgramEmbedding
 from tformer.nn.norm import NormOptions, build_norm
 from tformer.nn.positions.base import Positions
 
@@ -71,6 +72,7 @@ class TokenEmbedding(_Embedding):
         scale: multiply the rows by √d_model.
         fixnorm: give the rows the length √d_model (instead of `scale`).
         token_types: number of segments (BERT: 2); 0: none.
+        ngrams: adds vectors of the n-grams that end at each token; None: no n-grams.
         norm: of the sum (BERT, BART, Bloom); None: no norm.
         dropout: of the sum.
     """
@@ -84,6 +86,7 @@ class TokenEmbedding(_Embedding):
         scale: bool = False,
         fixnorm: bool = False,
         token_types: int = 0,
+        ngrams: NgramEmbedding | None = None,
         norm: NormOptions | None = None,
         dropout: float = 0.0,
     ) -> None:
@@ -91,6 +94,7 @@ class TokenEmbedding(_Embedding):
         super().__init__(size, d_model, norm=norm, dropout=dropout)
         self.weight = nn.Parameter(torch.empty(vocab_size, size))
         self.token_types = nn.Parameter(torch.empty(token_types, size)) if token_types else None
+        self.ngrams = ngrams
         self.fixnorm = fixnorm
         self.factor = math.sqrt(d_model) if scale or fixnorm else 1.0
 
@@ -101,14 +105,23 @@ class TokenEmbedding(_Embedding):
         positions: Positions,
         pos_BT: Tensor,
         token_type_ids: Tensor | None = None,
+        mask_BT: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        before_BN: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
         taps: TapSink | None = None,
     ) -> Tensor:
-        """The input of a stack, [B, T, D] in `dtype`; `token_type_ids` default to segment 0."""
+        """The input of a stack, [B, T, D] in `dtype`; `token_type_ids` default to segment 0.
+
+        mask_BT, document_ids, before_BN: of n-grams, see `NgramEmbedding`.
+        """
         tap(taps, "ids", ids_BT)
         x_BTE = tap(taps, "tokens", F.embedding(ids_BT, self.weight))
         if self.fixnorm:
             x_BTE = tap(taps, "unit", F.normalize(x_BTE, dim=-1))
+        if self.ngrams is not None:
+            added = self.ngrams(ids_BT, mask_BT=mask_BT, document_ids=document_ids, before_BN=before_BN)
+            x_BTE = x_BTE + tap(taps, "ngrams", added)
         if self.factor != 1.0:
             x_BTE = tap(taps, "scaled", x_BTE * self.factor)
         if self.token_types is not None:
@@ -119,7 +132,12 @@ class TokenEmbedding(_Embedding):
         return self.finish(x_BTE.to(dtype), positions, pos_BT, taps)
 
     def own_taps(self) -> list[str]:
-        optional = {"unit": self.fixnorm, "scaled": self.factor != 1.0, "segments": self.token_types is not None}
+        optional = {
+            "unit": self.fixnorm,
+            "ngrams": self.ngrams is not None,
+            "scaled": self.factor != 1.0,
+            "segments": self.token_types is not None,
+        }
         return ["ids", "tokens", *(name for name, exists in optional.items() if exists)]
 
 

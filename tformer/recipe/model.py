@@ -32,6 +32,9 @@ class Embedding(Section):
     scale: bool = False  # multiply by sqrt(d_model), as in arXiv 1706.03762
     token_types: NonNegative = 0  # number of segments: 2 for pairs in BERT; 0: none
     fixnorm: bool = False  # unit length times a learned scale (arXiv 1910.05895)
+    # the longest n-gram: a token with those before it, whose vector is added to the token's (arXiv 2501.16975); 1: none
+    ngram: Annotated[int, Field(ge=1, le=16)] = 1
+    ngram_rows: Size = 65536  # rows of the table of n-grams, which share them by a hash
 
 
 class Tie(Section):
