@@ -54,10 +54,23 @@ def test_padding_and_other_documents_are_no_part_of_an_ngram() -> None:
     embedding, ids = table(), tokens(2, 6)
     for side, real in (("left", slice(3, None)), ("right", slice(0, 6))):
         filled, mask = padded(ids, 3, side)
-        assert torch.equal(embedding(filled, mask_BT=mask)[:, real], embedding(ids))
+        assert torch.equal(embedding(filled, real_BT=mask)[:, real], embedding(ids))
     documents = torch.tensor([[0, 0, 1, 1, 1, 1]] * 2)
     parts = torch.cat([embedding(ids[:, :2]), embedding(ids[:, 2:])], dim=1)
     assert torch.equal(embedding(ids, document_ids=documents), parts)
+
+
+def test_a_token_that_is_cut_off_is_in_no_ngram() -> None:
+    model, ids = make(**NGRAMS), tokens(1, 8)
+    mask = torch.ones(1, 8, dtype=torch.bool)
+    mask[0, 3] = False
+    other = ids.clone()
+    other[0, 3] += 1
+    taps = ["decoder.embedding"]
+    found, changed = (model(each, embedding_mask=mask, taps=taps).taps[taps[0]] for each in (ids, other))
+    plain = model(ids, taps=taps).taps[taps[0]]
+    assert torch.equal(found, changed) and not torch.equal(found[:, 4], plain[:, 4])
+    assert torch.equal(found[:, [0, 1, 2, 7]], plain[:, [0, 1, 2, 7]])
 
 
 def test_a_new_model_computes_what_it_computes_without_ngrams() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor
 
 from tests.training.small_steps import PRESETS
-from tests.training.worlds import Training, in_processes, largest_difference, recipe_of
+from tests.training.worlds import Training, in_processes, largest_difference, recipe_of, samples_of
 from tformer.errors import InputError, OtherProcessError
+from tformer.evaluation.predict import evaluate_objective
 from tformer.recipe.sections import Parallelism
 from tformer.training import assemble
 from tformer.training.parallel import DataParallel, Parallel, SingleProcess, parallel_of
@@ -43,6 +45,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "no accumulation": ("gpt/small", {"training": {"grad_accum": 1}}),
     "no clipping": ("gpt/small", {"optimizer": {"clip_grad_norm": None}}),
     "averaged weights": ("gpt/small", {"training": {"ema_decay": 0.9}}),
+    "the last steps averaged": ("gpt/small", {"training": {"average_last": 0.9, "max_steps": 4}}),
+    "r_drop, drophead": (
+        "gpt/small",
+        {"model": {"decoder": {"drophead": 0.4}}, "training": {"consistency": {"kind": "r_drop", "alpha": 2.0}}},
+    ),
+    "simcut of pairs": ("transformer/tiny", {"training": {"consistency": {"kind": "simcut", "cut": 0.3}}}),
+    "simcut of classes": ("bert/classify", {"training": {"consistency": {"kind": "simcut", "cut": 0.3}}}),
     "muon": ("gpt/small", {"optimizer": {"kind": "muon"}}),
     "adafactor": ("t5/tiny", {"optimizer": {"kind": "adafactor"}}),
     "adam": ("gpt/small", {"optimizer": {"kind": "adam"}}),
@@ -124,6 +133,7 @@ def _orthogonalise_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 QUICK = ["gpt/tiny", "bert/classify", "electra/tiny", "layerdrop, drophead, electra", "drophead, checkpointing"]
+QUICK += ["r_drop, drophead", "simcut of pairs", "the last steps averaged"]
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
@@ -160,6 +170,76 @@ def test_half_precision_and_its_loss_scale_are_those_of_one_process(precision: s
         assert torch.equal(found[0]["scale"], expected["scale"])
         # 8 or 11 bits: a product of other rows may round each number the other way.
         assert torch.allclose(found[0]["sums"], expected["sums"], rtol=2e-2)
+
+
+def validation_loss(training: Training) -> dict[str, float]:
+    """What an evaluation of the models in training measures, in inference mode as every validation."""
+    data, main = samples_of(training.recipe), training.models.main
+    training.models.eval()
+    return evaluate_objective(main, training.trainer.parts.objective, data, batch_size=4)
+
+
+def test_process_0_validates_spread_models_with_one_block_gathered_at_a_time(tmp_path: Path) -> None:
+    for kind in ("fsdp", "fsdp, weights kept"):
+        folder = tmp_path / kind
+        folder.mkdir()
+
+        def work(parallel: Parallel, kind: str = kind) -> dict[str, Tensor]:
+            several = parallel.world_size > 1
+            parallel = parallel_of(KINDS[kind]) if several else parallel
+            training, gathered = Training(recipe_of("gpt/small"), parallel), [0]
+            blocks = training.models.blocks
+
+            def count(*_: Any) -> None:
+                whole = [not hasattr(each.feedforward.up.weight, "to_local") for each in blocks]
+                gathered[0] = max(gathered[0], sum(whole))
+
+            for block in blocks:
+                block.feedforward.register_forward_pre_hook(count)
+            # The first forward pass of all is one in inference mode, and training goes on after each.
+            values = [parallel.in_first(training.models, partial(validation_loss, training))]
+            training.run(2)
+            values.append(parallel.in_first(training.models, partial(validation_loss, training)))
+            assert all(hasattr(each, "to_local") for each in training.models.parameters()) or not several
+            losses = [-1.0 if each is None else each["loss"] for each in values]
+            return training.run(1) | {"losses": torch.tensor(losses), "gathered": torch.tensor(gathered)}
+
+        expected, found = work(SingleProcess()), in_processes(2, work, folder / "world")
+        assert torch.allclose(found[0]["losses"], expected["losses"], atol=TOLERANCE)
+        assert found[1]["losses"].tolist() == [-1.0, -1.0]
+        assert found[0].pop("gathered").tolist() == ([1] if kind == "fsdp" else [2])
+        del expected["gathered"]
+        assert largest_difference(compared(expected), compared(found[0])) < TOLERANCE
+
+
+def test_an_error_of_a_validation_leaves_spread_models_as_they_were(tmp_path: Path) -> None:
+    def work(parallel: Parallel) -> dict[str, Tensor]:
+        parallel = parallel_of(KINDS["fsdp"])
+        training = Training(recipe_of("gpt/small"), parallel)
+
+        def failing() -> None:
+            validation_loss(training)
+            raise InputError("the file has gone")
+
+        with pytest.raises(InputError) if parallel.rank == 0 else nullcontext():
+            parallel.in_first(training.models, failing)
+        return training.run(1)
+
+    expected = Training(recipe_of("gpt/small"), SingleProcess()).run(1)
+    assert largest_difference(compared(expected), compared(in_processes(2, work, tmp_path / "world")[0])) < TOLERANCE
+
+
+@pytest.mark.slow
+def test_of_several_copies_of_spread_models_one_validates(tmp_path: Path) -> None:
+    def work(parallel: Parallel) -> dict[str, Tensor]:
+        parallel = parallel_of(KINDS["hsdp"])
+        training = Training(recipe_of("gpt/small"), parallel)
+        value = parallel.in_first(training.models, partial(validation_loss, training))
+        return training.run(1) | {"loss": torch.tensor(-1.0 if value is None else value["loss"])}
+
+    one = Training(recipe_of("gpt/small"), SingleProcess())
+    loss, *others = (float(each["loss"]) for each in in_processes(4, work, tmp_path / "world"))
+    assert loss == pytest.approx(validation_loss(one)["loss"], abs=TOLERANCE) and others == [-1.0] * 3
 
 
 def test_processes_add_and_agree(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -12,8 +13,9 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.end_to_end.labelled_examples import sentences
+from tests.training.pair_makers import RECIPE, english, german, metrics
 from tests.training.test_training_devices import TOLERANCE, _all_processes_end, assert_same_run, at_step, latest, train
-from tformer.training import assemble
+from tformer.training import assemble, session
 
 __all__ = ["_all_processes_end", "train"]  # fixtures
 
@@ -46,6 +48,50 @@ def test_sharded_weights_make_the_run_and_the_files_of_one_process(train: Cli) -
     assert_same_state("two", "one", "optimizer", "ema")
 
 
+def test_sharded_models_translate_and_write_samples_as_in_one_process(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = english(60)
+    Path("pairs.en").write_text("\n".join(texts) + "\n")
+    Path("pairs.de").write_text("\n".join(map(german, texts)) + "\n")
+    Path("pairs.yaml").write_text(RECIPE.replace("dropout: 0.1", "dropout: 0"))
+    common = ("--config", "pairs.yaml", "--source", "pairs.en", "--target", "pairs.de", "--max-steps", 12,
+              "--set", "training.valid_beam_size=2", "--set", "training.ema_decay=0.9", "--set", "optimizer.eps=1e-5",
+              "--set", "training.eval_every=6", "--set", "generation.max_new_tokens=8")  # fmt: skip
+    for name, more in (("one", ()), ("two", ("--devices", 2, *FSDP))):
+        outcome = cli("train", *common, "--out", name, *more)
+        assert outcome.code == 0, outcome.err
+    assert_same_run("two", "one")
+    assert Path("two/samples.txt").read_text() == Path("one/samples.txt").read_text() != ""
+    for found, expected in zip(metrics(Path("two")), metrics(Path("one")), strict=True):
+        assert found["bleu"] == pytest.approx(expected["bleu"]) and found["is_best"] == expected["is_best"]
+
+
+def test_an_interrupted_validation_of_sharded_models_is_repeated_on_resume(
+    train: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train("--out", "whole").code == 0
+    with monkeypatch.context() as patch:
+        during_validation(patch, 6, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        assert train("--out", "run", "--devices", 2, *FSDP).code == 143
+    assert not json.loads((latest("run") / "trainer.json").read_text())["validated"]
+    assert train("--out", "run", "--resume", "--devices", 2, *FSDP).code == 0
+    assert_same_run("run", "whole")
+
+
+def during_validation(patch: pytest.MonkeyPatch, step: int, act: Callable[[], Any]) -> None:
+    """Act in the first process when it begins to validate at this step."""
+    measure = session.Session._measure
+
+    def disturbed(self: session.Session) -> Any:
+        if self.state.step == step:
+            act()
+        return measure(self)
+
+    patch.setattr(session.Session, "_measure", disturbed)
+
+
 def interrupted(train: Cli, monkeypatch: pytest.MonkeyPatch, step: int, *words: object) -> None:
     with monkeypatch.context() as patch:
         at_step(patch, step, 0, lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -57,7 +103,7 @@ def test_a_checkpoint_goes_on_with_any_number_of_processes_and_any_kind(
     train: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Without biases of keys: they have no gradient but for rounding, which Adafactor magnifies to a whole step.
-    for kind in ("muon", "adafactor"):
+    for kind in ("muon", "normuon", "adafactor"):
         words = ("--set", "training.ema_decay=0.9", "--set", f"optimizer.kind={kind}", "--set", "optimizer.lr=0.003",
                  "--set", "model.decoder.attention.qkv_bias=false")  # fmt: skip
         assert train("--out", f"whole-{kind}", *words).code == 0

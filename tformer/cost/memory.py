@@ -46,10 +46,7 @@ CHUNK_COPIES = 3  # fp32 tensors of a chunk of logits on a GPU; on a CPU the los
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes by purpose. gathered, exchanged: weights and gradients of other ranks, where they are sharded.
-
-    whole: a copy of all weights beside sharded ones.
-    """
+    """Bytes by purpose. gathered, exchanged: weights and gradients of other ranks, where they are sharded."""
 
     weights: int
     gradients: int
@@ -61,7 +58,6 @@ class MemoryEstimate:
     held: int = 0
     gathered: int = 0
     exchanged: int = 0
-    whole: int = 0
 
     @property
     def total(self) -> int:
@@ -150,10 +146,10 @@ def training_memory(
             model,
             num_parameters=num_parameters,
             optimizer=recipe.optimizer.kind,
-            tokens_per_micro_batch=tokens_per_micro_batch,
+            tokens_per_micro_batch=tokens_per_micro_batch * recipe.training.copies,
             dtype=dtype,
             activation_checkpointing=recipe.training.activation_checkpointing,
-            ema=recipe.training.ema_decay is not None,
+            ema=recipe.training.averaging is not None,
             teacher_parameters=teacher_parameters,
             seq_len=seq_len,
             target_seq_len=target_seq_len,

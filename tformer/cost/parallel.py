@@ -196,7 +196,7 @@ def _unit(parameters: Iterable[nn.Parameter], uses: Mapping[int, int], heads: Se
 
 
 def rank_memory(whole: MemoryEstimate, shards: Shards, optimizer: OptimizerKind, *, ema: bool) -> MemoryEstimate:
-    """Bytes of rank 0, which has a copy of all weights for validation and checkpoints where they are sharded.
+    """Bytes of the rank with the most rows while it trains.
 
     Args:
         whole: of one process with the micro-batch of the rank. DDP needs as much: its buckets are the gradients.
@@ -213,7 +213,6 @@ def rank_memory(whole: MemoryEstimate, shards: Shards, optimizer: OptimizerKind,
         optimizer=gradients * optimizer.moments,
         gathered=gathered,
         exchanged=exchanged,
-        whole=weights * shards.layout.shards,
     )
 
 
@@ -362,7 +361,7 @@ def plan_ranks(
 
     def planned(kind: str) -> tuple[Shards, MemoryEstimate]:
         shards = Shards.of(models, layout_of(kind, ranks, shard_size=group, reshard=section.reshard))
-        return shards, rank_memory(whole, shards, optimizer, ema=training.ema_decay is not None)
+        return shards, rank_memory(whole, shards, optimizer, ema=training.averaging is not None)
 
     kind: str = section.kind
     reason = ""

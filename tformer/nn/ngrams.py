@@ -37,23 +37,23 @@ class NgramEmbedding(nn.Module):
         self,
         ids_BT: Tensor,
         *,
-        mask_BT: Tensor | None = None,
+        real_BT: Tensor | None = None,
         document_ids: Tensor | None = None,
         before_BN: Tensor | None = None,
     ) -> Tensor:
         """The sum of the vectors of the n-grams that end at each position, [B, T, E].
 
-        mask_BT: real tokens. document_ids: n-grams stay within a document. before_BN: the ids before the first
-        position, of decoding with a cache.
+        real_BT: where a token is real. document_ids: n-grams stay within a document. before_BN: the ids before the
+        first position, of decoding with a cache.
         """
-        return F.embedding(self.rows(ids_BT, mask_BT, document_ids, before_BN), self.weight).sum(dim=2)
+        return F.embedding(self.rows(ids_BT, real_BT, document_ids, before_BN), self.weight).sum(dim=2)
 
     def rows(
-        self, ids_BT: Tensor, mask_BT: Tensor | None, document_ids: Tensor | None, before_BN: Tensor | None
+        self, ids_BT: Tensor, real_BT: Tensor | None, document_ids: Tensor | None, before_BN: Tensor | None
     ) -> Tensor:
         """The row of each n-gram, [B, T, N]."""
         length, most = ids_BT.shape[1], self.longest - 1
-        known_BT = ids_BT if mask_BT is None else ids_BT.masked_fill(~mask_BT.bool(), NOTHING)
+        known_BT = ids_BT if real_BT is None else ids_BT.masked_fill(~real_BT.bool(), NOTHING)
         if before_BN is None:
             line = F.pad(known_BT, (most, 0), value=NOTHING)
         else:

@@ -1,4 +1,4 @@
-"""Processes that train one model together: what the training loop asks of them, for one process and for DDP.
+"""Processes that train one model together: what the training loop asks of them, for one process, DDP and FSDP2.
 
 The global batch, its micro-batches and the loss do not depend on the number of processes: each process takes rows
 `rank::world_size` of every micro-batch (`Share`), and loss terms are divided by counts of the whole global batch, so
@@ -8,9 +8,11 @@ gradients are added over the processes, never averaged.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from inspect import signature
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -22,6 +24,7 @@ from tformer.optim.shards import Shards
 from tformer.recipe.sections import Parallelism
 from tformer.training.assemble import Models
 
+Result = TypeVar("Result")
 Run = Callable[[Callable[[], Any]], Any]
 """Calls a function without arguments inside the forward pass of the trained models, and returns its result."""
 
@@ -60,6 +63,12 @@ class Parallel(Protocol):
     def accumulating(self, run: Run, *, last: bool) -> AbstractContextManager[Any]:
         """Around forward and backward of a micro-batch: gradients are exchanged in the `last` one of a step only."""
 
+    def in_first(self, models: Models, function: Callable[[], Result]) -> Result | None:
+        """What `function`, which runs the models without gradients, returns in process 0; None in the others.
+
+        For work that is not divided: validation and samples. The others only send their rows of the weights.
+        """
+
 
 class SingleProcess:
     """A group of one process."""
@@ -82,6 +91,9 @@ class SingleProcess:
 
     def accumulating(self, run: Run, *, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()
+
+    def in_first(self, models: Models, function: Callable[[], Result]) -> Result | None:
+        return function()
 
 
 class ProcessGroup:
@@ -126,6 +138,9 @@ class DataParallel(ProcessGroup):
         assert isinstance(run, DistributedDataParallel)
         return nullcontext() if last else run.no_sync()
 
+    def in_first(self, models: Models, function: Callable[[], Result]) -> Result | None:
+        return function() if self.rank == 0 else None
+
 
 class FullySharded(ProcessGroup):
     """Processes that have some rows of every weight, gradient and tensor of optimizer state each (FSDP2, 2304.11277).
@@ -165,7 +180,8 @@ class FullySharded(ProcessGroup):
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)  # gloo has no other sum
-        return Shards(mesh.get_group("shard" if self.group_size < self.world_size else None))
+        self._shards = Shards(mesh.get_group("shard" if self.group_size < self.world_size else None))
+        return self._shards
 
     def wrap(self, models: nn.Module, *, some_unused: bool = False) -> Run:
         self._some_unused = some_unused
@@ -176,6 +192,62 @@ class FullySharded(ProcessGroup):
         if self.group_size < self.world_size and not self._some_unused:
             cast("Any", run).set_requires_all_reduce(last)
         return nullcontext()
+
+    def in_first(self, models: Models, function: Callable[[], Result]) -> Result | None:
+        """Process 0 announces every block that it runs, and the processes that hold the other rows gather it with it.
+
+        So a process never holds more than one block beside its rows and the root, and the number of forward passes,
+        random draws and interruptions are the business of process 0 alone.
+        """
+        if self.rank >= self.group_size:  # its rows are copies
+            return None
+        units = cast("list[Any]", models.blocks)
+        with torch.no_grad():
+            done: Future[Result | None] = models(
+                partial(self._lead if self.rank == 0 else self._follow, units, function)
+            )
+        # The root, like a block that is kept, would otherwise not see weights that change outside of a step.
+        for unit in (models, *units):
+            unit.reshard()
+        return done.result()
+
+    def _lead(self, units: list[Any], function: Callable[[], Result]) -> Future[Result | None]:
+        """The result of `function`, or its error: FSDP2 must see the end of the forward pass of its root."""
+
+        def announce(number: int, unit: Any, *_: Any) -> None:
+            self._announced(units, number)
+            with torch.inference_mode(False):  # training uses the tensors that are made for the first gathered weights
+                unit.unshard()
+
+        hooks = [
+            unit.register_forward_pre_hook(partial(announce, number), prepend=True) for number, unit in enumerate(units)
+        ]
+        done: Future[Result | None] = Future()
+        try:
+            done.set_result(function())
+        except Exception as error:
+            done.set_exception(error)
+        finally:
+            for hook in hooks:
+                hook.remove()
+            self._announced(units, len(units))
+        return done
+
+    def _follow(self, units: list[Any], function: Callable[[], Result]) -> Future[Result | None]:
+        """Gather the blocks that process 0 runs, until it ends."""
+        while (number := self._announced(units)) < len(units):
+            units[number].unshard()
+            if self.reshard:
+                units[number].reshard()
+        done: Future[Result | None] = Future()
+        done.set_result(None)
+        return done
+
+    def _announced(self, units: list[Any], number: int = 0) -> int:
+        """The number that process 0 gives here, in the processes that share its weights."""
+        announced = torch.tensor(number, device=next(units[0].parameters()).device)
+        dist.broadcast(announced, group=self._shards.group, group_src=0)
+        return int(announced)
 
 
 def parallel_of(options: Parallelism, *, machine_size: int = 1) -> Parallel:

@@ -25,11 +25,10 @@ from tformer.errors import InputError, Interrupted
 from tformer.files import require_room, write_text
 from tformer.loading import load_body, load_generator, load_weights
 from tformer.model import Transformer
-from tformer.nn.structured_dropout import LEARNED
 from tformer.objectives.base import Objective
 from tformer.processes import ScratchFolder
 from tformer.recipe import recipe_to_data, recipe_to_yaml
-from tformer.tasks.base import Progress, ShouldStop, Work
+from tformer.tasks.base import Progress, ShouldStop, Work, WriteSample
 from tformer.training import assemble
 from tformer.training.display import Console, TrainingDisplay
 from tformer.training.embeddings import write_embeddings
@@ -42,7 +41,7 @@ from tformer.training.request import RUNS, locked_run
 from tformer.training.state import LossScaler, TrainerState
 from tformer.training.teacher import make_distillation
 from tformer.training.together import find_shared_start, prepare_together, require_same_command, take_own_gpu
-from tformer.training.whole import WholeModels
+from tformer.training.whole import own_averages, whole_averages, whole_state
 from tformer.workers.launch import number_of_workers
 from tformer.workers.worker import Worker
 
@@ -90,7 +89,7 @@ def run_training(
                 log_to = logger_names(options.log_to)
                 session = Session(prepared, console=console, work=work, began=began, log_to=log_to, worker=worker)
             with session.run:
-                return session.train()
+                return session.train(stop_at_step=options.stop_at_step)
 
 
 class Session:
@@ -119,13 +118,13 @@ class Session:
         self.models = assemble.make_models(recipe, device, dtype=prepared.precision.dtype)
         assemble.require_separate_rows(self.models, self.parallel.world_size)
         self._start_weights(self.models.main)
-        self.whole = WholeModels(self.models, self.parallel)
-        self.model: Transformer = self.whole.models.main
-        self.objective = assemble.make_objective(recipe, prepared.data.context, self.whole.models)
+        self.shards = self.parallel.shard(self.models)
+        self.model: Transformer = self.models.main
+        self.objective = assemble.make_objective(recipe, prepared.data.context, self.models)
         self.batches = assemble.PlannedBatches(
             recipe,
             prepared.data,
-            self.objective,
+            assemble.with_consistency(recipe, self.objective),
             cursor=self.state.cursor or None,
             device=device,
             rank=self.parallel.rank,
@@ -175,14 +174,14 @@ class Session:
         return Components(
             model=self.models,
             forward=assemble.compiled(self.models.main, wanted=compile_it, dynamic=many_shapes),
-            objective=self._with_teacher(assemble.make_objective(recipe, prepared.data.context, self.models)),
+            objective=self._trained(assemble.make_objective(recipe, prepared.data.context, self.models)),
             batches=self.batches,
-            optimizer=assemble.make_optimizer(recipe, self.models, device, self.whole.shards),
+            optimizer=assemble.make_optimizer(recipe, self.models, device, self.shards),
             schedule=assemble.make_schedule(recipe),
             scaler=LossScaler(enabled=prepared.precision.name == "fp16"),
             parallel=self.parallel,
             device=device,
-            ema=assemble.make_ema(recipe, self.models, self.whole.shards),
+            ema=assemble.make_ema(recipe, self.models, self.shards),
         )
 
     def _start_weights(self, model: Transformer) -> None:
@@ -208,12 +207,12 @@ class Session:
             head = data.recipe.objectives[0].objective.head.kind
             torch.nn.init.constant_(model.get_parameter(f"heads.{head}.project.bias"), data.label_mean)
 
-    def _with_teacher(self, objective: Objective) -> Objective:
-        """The objective that is trained: with the soft targets of a teacher where there is one."""
+    def _trained(self, objective: Objective) -> Objective:
+        """The objective that is trained: with the soft targets of a teacher, or with two passes."""
         prepared, recipe = self.prepared, self.prepared.recipe
         teacher = prepared.start.teacher
         if teacher is None or recipe.teacher is None or recipe.teacher.kind != "soft":
-            return objective
+            return assemble.with_consistency(recipe, objective)
         return make_distillation(
             recipe,
             objective,
@@ -235,11 +234,10 @@ class Session:
             return
         if averages is not None:
             averages = {name: tensor for name, tensor in averages.items() if name not in checkpoint.tied}
-            parts.ema.load_state(self.whole.own_averages(averages))
-        elif checkpoint.recipe.training.ema_decay is not None:
+            parts.ema.load_state(own_averages(averages, self.shards))
+        elif averaging := checkpoint.recipe.training.averaging:
             raise InputError(
-                f"{checkpoint.path} has no averaged weights, so training cannot resume from it: its recipe sets "
-                f"training.ema_decay {checkpoint.recipe.training.ema_decay}",
+                f"{checkpoint.path} has no averaged weights to resume from: its recipe sets training.{averaging}",
                 hint="start a new run from its weights with --init-from",
             )
 
@@ -289,11 +287,9 @@ class Session:
         )
         return Loggers(names, logged, self.work.note, enabled=self.worker.leads)
 
-    def train(self) -> dict[str, Any]:
-        """Run the loop to its end and return the summary. Raises Interrupted after saving a checkpoint."""
+    def train(self, *, stop_at_step: int | None = None) -> dict[str, Any]:
+        """Run the loop to its end, or to `stop_at_step`; return the summary. Raises Interrupted after a checkpoint."""
         prepared, training = self.prepared, self.prepared.recipe.training
-        minutes = prepared.max_minutes
-        deadline = math.inf if minutes is None else self.began + 60 * minutes
         display = TrainingDisplay(
             self.console,
             max_steps=training.max_steps,
@@ -309,7 +305,7 @@ class Session:
         trainer = Trainer(
             self.parts,
             Hooks(
-                validate=self._validate,
+                validate=partial(self._in_leader, self._measure),
                 sample=self._sample,
                 save=self._save,
                 should_stop=self.should_stop,
@@ -321,7 +317,8 @@ class Session:
             state=self.state,
             flops_per_token=self._flops_per_token(),
             peak_flops=measure_peak(prepared) * self.worker.world_size if self.worker.leads else 0.0,
-            deadline=deadline,
+            deadline=self.began + 60 * (prepared.max_minutes or math.inf),
+            stop_at_step=stop_at_step,
         )
         first_step = self.state.step
         if prepared.start.weights is not None and first_step == 0:
@@ -343,13 +340,13 @@ class Session:
             self.saver.finish()
             self.batches.close()
             self.loggers.close(status)
-        return self._conclude(state, first_step)
+        return self._conclude(state, first_step, trainer.last_step)
 
     @property
     def _how_to_continue(self) -> str:
         return f"continue with: tformer train --resume --out {self.run.path}"
 
-    def _conclude(self, state: TrainerState, first_step: int) -> dict[str, Any]:
+    def _conclude(self, state: TrainerState, first_step: int, last_step: int) -> dict[str, Any]:
         training = self.prepared.recipe.training
         if self.parallel.agree(self.should_stop()):
             saved = f"saved at step {state.step}" if state.step else "before the first step; nothing was lost"
@@ -363,8 +360,9 @@ class Session:
         elif state.finished:
             self.console.print(f"stopped early: no better validation since step {state.best_step}", markup=False)
         elif state.step < training.max_steps:
+            why = "out of time" if state.step < last_step else "stopped as asked"
             saved = "saved" if state.step else "before the first step; no checkpoint was saved"
-            self.console.print(f"out of time at step {state.step} of {training.max_steps}: {saved}", markup=False)
+            self.console.print(f"{why} at step {state.step} of {training.max_steps}: {saved}", markup=False)
         if not self.worker.leads:
             return {}
         latest, best = self.run.latest(), self.run.best()
@@ -386,8 +384,9 @@ class Session:
     def _flops_per_token(self) -> float:
         recipe, data = self.prepared.recipe, self.prepared.data
         source, target = mean_lengths(data.samples, data.tokens_per_sample)
+        lengths = {"source_length": source, "target_length": target}
         parameters = parameters_per_token(self.model, recipe, length=source)
-        return training_flops_per_token(recipe.model, parameters=parameters, source_length=source, target_length=target)
+        return recipe.training.copies * training_flops_per_token(recipe.model, parameters=parameters, **lengths)
 
     # Callbacks of the loop. Of several processes the leader validates and writes, so that nothing differs from one.
 
@@ -401,13 +400,14 @@ class Session:
             self.run.append_sample(step, text)
             self.loggers.sample(step, text)
 
-    def _validate(self) -> dict[str, Any] | None:
-        self.whole.gather()
-        return self.worker.share(self._measure)
+    def _in_leader(self, function: Callable[[], Any]) -> Any:
+        """The JSON value that `function`, which runs the models, returns in the leader, where alone it is called."""
+        value = self.parallel.in_first(self.models, function)
+        return self.worker.share(lambda: value)
 
     def _measure(self) -> dict[str, Any] | None:
         """The metrics of a validation; None when interrupted."""
-        self.whole.models.eval()
+        self.models.eval()
         values = self.prepared.data.validate(self.model, self.objective, self.work)
         if self.should_stop():
             return None
@@ -415,46 +415,46 @@ class Session:
         return values
 
     def _sample(self, step: int) -> str | None:
-        return self.worker.share(partial(self._written_sample, step))
-
-    def _written_sample(self, step: int) -> str | None:
         """What the model writes at a step; "": nothing is due; None: interrupted."""
-        training = self.prepared.recipe.training
+        training, write = self.prepared.recipe.training, self.prepared.data.sample
         every = training.sample_every
-        if every == 0 or (every is not None and step % every and step < training.max_steps):
+        if write is None or every == 0 or (every is not None and step % every and step < training.max_steps):
             return ""
-        write = self.prepared.data.sample
-        text: str | None = ""
-        if write is not None:
-            with self.work.progress("writing a sample"):
-                text = write(self.model, self.should_stop)
+        text: str | None = self._in_leader(partial(self._written, write))
         self.last_sample = text or self.last_sample
         return text
 
+    def _written(self, write: WriteSample) -> str | None:
+        with self.work.progress("writing a sample"):
+            return write(self.model, self.should_stop)
+
     def _log_metrics(self) -> dict[str, Any]:
-        """Learned LayerDrop rates for log lines; empty for a model without them, and in other workers."""
-        self.whole.gather(LEARNED)
-        stacks = {"encoder": self.model.encoder, "decoder": self.model.decoder} if self.worker.leads else {}
-        rates = {
-            side: [round(rate, RATE_DIGITS) for rate in stack.layerdrop_rates()]
-            for side, stack in stacks.items()
-            if stack is not None and stack.layerdrop is not None and stack.layerdrop.learned
-        }
-        return {"layerdrop_rates": rates} if rates else {}
+        """Learned LayerDrop rates for log lines; empty for a model without them."""
+        stacks = {"encoder": self.model.encoder, "decoder": self.model.decoder}
+        drops = {side: stack.layerdrop for side, stack in stacks.items() if stack is not None}
+        learned = {side: drop for side, drop in drops.items() if drop is not None and drop.learned}
+        if not learned:
+            return {}
+        rates = self.parallel.in_first(self.models, lambda: {side: drop.rates() for side, drop in learned.items()})
+        rounded = {side: [round(rate, RATE_DIGITS) for rate in each] for side, each in (rates or {}).items()}
+        return {"layerdrop_rates": rounded} if rounded else {}
 
     def _save(self, state: TrainerState, score: float | None) -> None:
         self.worker.share(self.saver.make_room)  # the others wait for the save before without a time limit
-        self.whole.gather()
-        optimizer, averages = self.parts.optimizer.state_by_name(), self.whole.averages(self.parts.ema)
+        weights = whole_state(self.model, self.shards)
+        second = self.models.generator
+        generator = None if second is None else whole_state(second, self.shards)
+        optimizer = self.parts.optimizer.state_by_name()
+        averages = whole_averages(self.parts.ema, self.model, self.shards)
         if not self.worker.leads:
             return
         tokenizer, target = self.prepared.data.tokenizer, self.prepared.data.target_tokenizer
-        generator, hold = self.whole.models.generator, self.saver.hold
+        hold = self.saver.hold
         save = partial(
             save_checkpoint,
             self.run,
             state.step,
-            weights=hold(self.model.state_dict()),
+            weights=hold(weights),
             tied=self.model.tied_names(),
             recipe_yaml=self.recipe_yaml,
             tokenizer_json=self.tokenizer_json,
@@ -462,7 +462,7 @@ class Session:
             optimizer=hold(optimizer),
             ema=None if averages is None else hold(averages),
             score=score,
-            generator=None if generator is None else hold(generator.state_dict()),
+            generator=None if generator is None else hold(generator),
             tokenizer_sha256=None if tokenizer is None else tokenizer.sha256,
             target_tokenizer_json=self.target_tokenizer_json,
             target_tokenizer_sha256=None if target is None else target.sha256,

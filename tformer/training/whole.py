@@ -1,61 +1,36 @@
-"""The trained models in one piece, for validation and checkpoints, where their weights are spread over processes."""
+"""Whole tensors of models whose weights are spread over processes, for checkpoints. All processes call these."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
+from tformer.model import Transformer
 from tformer.optim.ema import Ema
-from tformer.optim.shards import local
-from tformer.training.assemble import Models
-from tformer.training.parallel import Parallel
+from tformer.optim.shards import Shards, local
 
 
-class WholeModels:
-    """Spreads models over the processes, if this kind of parallelism does, and keeps a copy in one piece in process 0.
+def whole_state(model: Transformer, shards: Shards | None) -> dict[str, Tensor]:
+    """The tensors of `model.state_dict()`; of spread weights in process 0 only."""
+    state: dict[str, Tensor] = model.state_dict()
+    if shards is None:
+        return state
+    parameters = dict(model.named_parameters())
+    whole = shards.whole({name: local(each) for name, each in parameters.items()}, parameters.items())
+    if not whole:
+        return {}
+    tied = {alias: whole[owner] for alias, owner in model.tied_names().items()}
+    return state | whole | tied
 
-    All processes must call every method.
 
-    Args:
-        trained: the models with their first weights; afterwards a process may have some rows of each weight only.
+def whole_averages(ema: Ema | None, model: Transformer, shards: Shards | None) -> dict[str, Tensor] | None:
+    """The averages of the weights by name; of spread ones in process 0 only."""
+    if ema is None or shards is None:
+        return None if ema is None else ema.state()
+    return shards.whole(ema.state(), model.named_parameters())
 
-    Attributes:
-        models: in one piece, with the weights of the last `gather`: the trained models themselves where nothing is
-            spread. In the other processes their numbers are not to be read.
-        shards: of the trained models; None: nothing is spread.
-    """
 
-    def __init__(self, trained: Models, parallel: Parallel) -> None:
-        self._trained = self.models = trained
-        if parallel.spreads_weights and parallel.rank == 0:
-            self.models = copy.deepcopy(trained)
-        self.shards = parallel.shard(trained)
-
-    @torch.no_grad()
-    def gather(self, ending: str = "") -> None:
-        """Bring the weights and buffers whose names end so up to date."""
-        if self.shards is None:
-            return
-        targets = dict(self.models.trained_parameters())
-        for name, parameter in self._trained.trained_parameters():
-            if name.endswith(ending):
-                complete = self.shards.complete(local(parameter), parameter.shape)
-                if self.models is not self._trained:
-                    targets[name].copy_(complete)
-        kept = self.models.state_dict()
-        for name, buffer in self._trained.named_buffers() if self.models is not self._trained else ():
-            if name in kept and name.endswith(ending):
-                kept[name].copy_(buffer)
-
-    def averages(self, ema: Ema | None) -> dict[str, Tensor] | None:
-        """The averages of the main model's weights, by name; of spread ones in process 0 only."""
-        if ema is None or self.shards is None:
-            return None if ema is None else ema.state()
-        return self.shards.whole(ema.state(), self._trained.main.named_parameters())
-
-    def own_averages(self, averages: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """What this process keeps of whole averages."""
-        return averages if self.shards is None else self.shards.own_rows(averages)
+def own_averages(averages: Mapping[str, Tensor], shards: Shards | None) -> Mapping[str, Tensor]:
+    """What this process keeps of whole averages."""
+    return averages if shards is None else shards.own_rows(averages)
