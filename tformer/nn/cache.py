@@ -230,7 +230,7 @@ class ModelCache:
         self.capacity = capacity
         self.key_positions = torch.zeros(batch_size, capacity, dtype=torch.long, device=device)
         self.key_valid = torch.zeros(batch_size, capacity, dtype=torch.bool, device=device)
-        self.key_ids = torch.zeros_like(self.key_positions) if keeps_ids else None
+        self.key_ids: Tensor | None = torch.zeros_like(self.key_positions) if keeps_ids else None
         self.encoder_mask: Tensor | None = None
         self.length = 0
         self.beams = 1

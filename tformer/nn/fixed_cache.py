@@ -58,7 +58,7 @@ class FixedCache:
         self.ids, self.positions = (torch.zeros(rows, 1, dtype=torch.long, device=device) for _ in range(2))
         self.key_positions: Tensor = torch.zeros(rows, slots, dtype=torch.long, device=device)
         self.key_valid = torch.zeros(rows, slots, dtype=torch.bool, device=device)
-        self.key_ids = None if like.key_ids is None else torch.zeros_like(self.key_positions)
+        self.key_ids: Tensor | None = None if like.key_ids is None else torch.zeros_like(self.key_positions)
         self.layers: list[FixedLayer] = [
             FixedLayer(_keys_and_values(layer), rows=rows, slots=slots, slot=self.slot) for layer in like.layers
         ]
