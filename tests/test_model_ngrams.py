@@ -57,7 +57,7 @@ def test_padding_and_other_documents_are_no_part_of_an_ngram() -> None:
         assert torch.equal(embedding(filled, real_BT=mask)[:, real], embedding(ids))
     documents = torch.tensor([[0, 0, 1, 1, 1, 1]] * 2)
     parts = torch.cat([embedding(ids[:, :2]), embedding(ids[:, 2:])], dim=1)
-    assert torch.equal(embedding(ids, document_ids=documents), parts)
+    assert torch.equal(embedding(ids, document_ids_BT=documents), parts)
 
 
 def test_a_token_that_is_cut_off_is_in_no_ngram() -> None:

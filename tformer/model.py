@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from tformer.nn.attention.context import AttentionContext, TapSink, check_taps, scoped
 from tformer.nn.cache import CrossCache, ModelCache
-from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
+from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.fixed_cache import AnyCache, FixedCache
 from tformer.nn.heads import Output
+from tformer.nn.patches import PatchEmbedding
 from tformer.nn.stack import Stack
 
 
@@ -273,7 +274,7 @@ class Transformer(nn.Module):
                 token_type_ids=token_type_ids,
                 mask_BT=embedding_mask,
                 real_BT=attention_mask,
-                document_ids=document_ids,
+                document_ids_BT=document_ids,
                 dtype=self.compute_dtype,
                 taps=embedding_taps,
             )
@@ -318,7 +319,7 @@ class Transformer(nn.Module):
             token_type_ids=token_type_ids,
             mask_BT=embedding_mask,
             real_BT=attention_mask,
-            document_ids=document_ids,
+            document_ids_BT=document_ids,
             before_BN=before,
             dtype=self.compute_dtype,
             taps=scoped(scoped(sink, "decoder"), "embedding"),

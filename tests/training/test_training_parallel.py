@@ -67,6 +67,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "checkpointing": ("bert/tiny", {"training": {"activation_checkpointing": True}}),
     "untied": ("gpt/small", {"model": {"tie": {"output": False}}}),
     "frozen groups": ("gpt/small", {"optimizer": {"groups": [{"match": "decoder.blocks.0.*", "frozen": True}]}}),
+    "convolutions, attention pooling, mixed images": (
+        "vit/tiny",
+        {
+            "model": {"patches": {"stem": "convolutions"}, "heads": [{"kind": "classifier", "pooling": "attention"}]},
+            "objectives": [{"kind": "classification", "mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1}],
+        },
+    ),
+    "shifted patches": ("vit/tiny", {"model": {"patches": {"stem": "shifted"}}}),
+    "convolution over tokens": (
+        "bert/classify",
+        {
+            "model": {"embedding": {"convolution": 3}, "heads": [{"kind": "classifier", "pooling": "attention"}]},
+        },
+    ),
     "a head that is not trained": ("bert/classify", {"model": {"heads": [{"kind": "classifier"}, {"kind": "pooler"}]}}),
 }
 
@@ -132,7 +146,14 @@ def _orthogonalise_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assemble, "has_bf16_instructions", lambda: False)
 
 
-QUICK = ["gpt/tiny", "bert/classify", "electra/tiny", "layerdrop, drophead, electra", "drophead, checkpointing"]
+QUICK = [
+    "gpt/tiny",
+    "bert/classify",
+    "convolutions, attention pooling, mixed images",
+    "electra/tiny",
+    "layerdrop, drophead, electra",
+    "drophead, checkpointing",
+]
 QUICK += ["r_drop, drophead", "simcut of pairs", "the last steps averaged"]
 
 

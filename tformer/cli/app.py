@@ -39,7 +39,7 @@ class Command:
         panel: title of the group of commands that `tformer --help` shows it in.
         module: in tformer.cli; the function has the same name.
         summary: the first sentence of its help.
-        is_group: it has commands of its own: its module's `app`.
+        is_group: it has subcommands: its module's `app`.
     """
 
     panel: str

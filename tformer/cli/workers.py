@@ -68,7 +68,7 @@ def run_in_workers(
 
         return Job(run, chosen.words)
 
-    spinner.end()  # from here on the process of rank 0 shows what happens
+    spinner.end()  # from here on the process of rank 0 shows the progress
     launch(
         count,
         job,
@@ -102,7 +102,7 @@ def _run_as_one_of_several(worker: Worker, part: Part, devices: str | None, stop
 
 
 def _run(worker: Worker, part: Part, stop: StopFlag) -> Failure | None:
-    """Do a part; the failure of it, if any."""
+    """Do a part and return its failure, if any."""
     from tformer.workers.worker import ECHO_SECONDS
 
     console.quiet, stop.echo_seconds = not worker.leads, ECHO_SECONDS

@@ -63,7 +63,7 @@ KINDS: dict[str, ParallelKind] = {
     "hsdp": ParallelKind("each group of ranks divides the model", lambda ranks, group: group),
     "fsdp": ParallelKind("all ranks divide the model", lambda ranks, group: ranks),
 }
-"""From the kind that holds the most in each rank and sends the least between machines."""
+"""In order: the first holds the most in each rank and sends the smallest number of bytes between machines."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def layout_of(kind: str, ranks: int, *, shard_size: int = MACHINE_RANKS, reshard
 
 
 def choose_kind(needed: Mapping[str, int], available: int | None) -> tuple[str, str]:
-    """(kind, reason) of `--parallel auto`: the first that fits, else the one that needs the least.
+    """(kind, reason) of `--parallel auto`: the first that fits, else the one that needs the fewest bytes.
 
     Args:
         needed: bytes that a rank needs by kind, in the order of preference.
@@ -296,7 +296,7 @@ def step_traffic(shards: Shards, optimizer: OptimizerKind, *, micro_batches: int
 
 
 def _ring(calls: int | None, tensor_bytes: int, ranks: int, *, times: int = 1, passes: int = 1) -> Collective:
-    """`times` the calls, on a ring that each tensor passes once, or twice for a sum that every rank gets."""
+    """`calls` times `times` collectives on a ring: a tensor passes it once, or twice for a sum that every rank gets."""
     total = tensor_bytes * times
     return Collective(calls and calls * times, total, passes * total * (ranks - 1) // ranks)
 

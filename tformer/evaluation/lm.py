@@ -8,7 +8,7 @@ windows of `seq_len`:
 - with `stride` S < T each window moves on by S and only its last S predictions count, so that every prediction but the
   first few has a context of at least T - S tokens. Slower by T / S; papers report this as sliding-window perplexity.
 
-No window is padded: the short last one is a batch of its own. bits_per_byte = sum of nats / ln 2 / bytes of the text.
+No window is padded: the short last one is a separate batch. bits_per_byte = sum of nats / ln 2 / bytes of the text.
 
 Pseudo-perplexity of a masked language model (Salazar et al., arXiv 1910.14659, equation 4) is
 

@@ -231,7 +231,7 @@ DECODING = frozenset(
         *("bleu_tokenize", "lowercase", "mistakes"),
     }
 )
-"""Options that apply only where the model decodes outputs of its own."""
+"""Options that apply only where the model decodes its own outputs."""
 
 
 def flag_of(name: str) -> str:

@@ -38,18 +38,18 @@ class NgramEmbedding(nn.Module):
         ids_BT: Tensor,
         *,
         real_BT: Tensor | None = None,
-        document_ids: Tensor | None = None,
+        document_ids_BT: Tensor | None = None,
         before_BN: Tensor | None = None,
     ) -> Tensor:
         """The sum of the vectors of the n-grams that end at each position, [B, T, E].
 
-        real_BT: where a token is real. document_ids: n-grams stay within a document. before_BN: the ids before the
+        real_BT: where a token is real. document_ids_BT: n-grams stay within a document. before_BN: the ids before the
         first position, of decoding with a cache.
         """
-        return F.embedding(self.rows(ids_BT, real_BT, document_ids, before_BN), self.weight).sum(dim=2)
+        return F.embedding(self.rows(ids_BT, real_BT, document_ids_BT, before_BN), self.weight).sum(dim=2)
 
     def rows(
-        self, ids_BT: Tensor, real_BT: Tensor | None, document_ids: Tensor | None, before_BN: Tensor | None
+        self, ids_BT: Tensor, real_BT: Tensor | None, document_ids_BT: Tensor | None, before_BN: Tensor | None
     ) -> Tensor:
         """The row of each n-gram, [B, T, N]."""
         length, most = ids_BT.shape[1], self.longest - 1
@@ -58,7 +58,7 @@ class NgramEmbedding(nn.Module):
             line = F.pad(known_BT, (most, 0), value=NOTHING)
         else:
             line = torch.cat([before_BN, known_BT], dim=1)
-        documents = None if document_ids is None else F.pad(document_ids, (most, 0), value=NOTHING)
+        documents = None if document_ids_BT is None else F.pad(document_ids_BT, (most, 0), value=NOTHING)
         hashes, rows = ids_BT + 1, []
         for distance in range(1, self.longest):
             there = slice(most - distance, most - distance + length)

@@ -250,8 +250,8 @@ class ChosenData:
 def choose_data(loaded: Loaded, options: DataOptions) -> ChosenData:
     """The data that was named, else the run's validation data, else the held-out part of its training data.
 
-    Raises InputError for a model without data of its own, a run that was trained on standard input, and a prefix that
-    would change which pairs are held out.
+    Raises InputError for an imported model, which has no data, a run that was trained on standard input, and a prefix
+    that would change which pairs are held out.
     """
     data, named = loaded.recipe.data, options.data is not None or options.source is not None
     given = Columns(**{name: parse_column(getattr(options, f"{name}_column")) for name in COLUMNS})

@@ -33,7 +33,7 @@ from tformer.tasks.tokenizers import decoder_context, text_context
 from tformer.tokenizer import Tokenizer
 
 MAX_PSEUDO_TOKENS = 10_000
-"""Default of --max-tokens: each token is a sequence of its own."""
+"""Default of --max-tokens: each token is a separate sequence."""
 
 
 def corruption_context(recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveContext:

@@ -280,7 +280,7 @@ class PairValidation:
 
 
 def _with_shared_prefix(recipe: Recipe) -> Recipe:
-    """The recipe with the one prefix of all its training data before validation data that has none of its own."""
+    """The recipe with the one prefix of all its training data before validation data that has none."""
     data, prefixes = recipe.data, {spec.prefix for spec in recipe.data.train}
     if len(prefixes) != 1:
         return recipe

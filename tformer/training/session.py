@@ -63,7 +63,7 @@ def run_training(
 
     training_begins: called after preparation; from then on `should_stop` is polled between steps only.
     began: `time.monotonic()` when the command started; `--max-minutes` counts from there.
-    worker: this process as one of several, each of which calls this; the leader's summary counts.
+    worker: this process as one of several; all of them call this function, and the leader returns the summary.
     Raises InputError before anything is written; Interrupted after the checkpoint is saved.
     """
     devices = number_of_workers(options.devices, options.device or "auto", planned=True) if options.dry_run else 1
@@ -242,7 +242,7 @@ class Session:
             )
 
     def _open_run(self) -> RunDirectory:
-        """The run directory; the leader creates or reopens it. Errors in other input are raised before."""
+        """The run directory; the leader creates or reopens it, after all other input was checked."""
         run = self._write_run() if self.worker.leads else None
         path = self.worker.share(lambda: None if run is None else str(run.path))
         return run or RunDirectory(Path(path or ""))
@@ -388,7 +388,7 @@ class Session:
         parameters = parameters_per_token(self.model, recipe, length=source)
         return recipe.training.copies * training_flops_per_token(recipe.model, parameters=parameters, **lengths)
 
-    # Callbacks of the loop. Of several processes the leader validates and writes, so that nothing differs from one.
+    # Callbacks of the loop. The leader validates and writes, so that the results are those of one process.
 
     def _write(self, record: dict[str, Any]) -> None:
         if self.worker.leads:
@@ -440,7 +440,7 @@ class Session:
         return {"layerdrop_rates": rounded} if rounded else {}
 
     def _save(self, state: TrainerState, score: float | None) -> None:
-        self.worker.share(self.saver.make_room)  # the others wait for the save before without a time limit
+        self.worker.share(self.saver.make_room)  # the others wait for the previous save, without a time limit
         weights = whole_state(self.model, self.shards)
         second = self.models.generator
         generator = None if second is None else whole_state(second, self.shards)

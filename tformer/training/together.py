@@ -1,8 +1,8 @@
 """The preparation of a training by several processes: the same command, recipe and data in each of them.
 
-One process of each machine comes first and fills the caches, from which the others read. What is chosen by measuring
-(number format, threads, a preset that fits the machine) is the leader's choice. What the processes must have in common
-is compared with the leader's: versions, options, recipe file, checkpoint, tokenizer and data.
+One process of each machine prepares first and fills the caches, from which the others read. The leader makes the
+choices that depend on measurements: number format, threads, a preset that fits the machine. Versions, options, recipe
+file, checkpoint, tokenizer and data of every process must equal the leader's.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from tformer.workers.worker import Worker
 SAME_COMMAND = "start the same command with the same tformer on every machine"
 SAME_DATA = "every machine needs the same files"
 OWN = {"devices", "max_restarts", "workers"}
-"""Options that processes of one training need not share."""
+"""Options that may differ between the processes of one training."""
 
 
 def take_own_gpu(device: str | None, worker: Worker) -> None:
-    """Make the GPU of this process's number on its machine the current one, where training is on GPUs.
+    """Make the GPU with this process's number on its machine the current one, where training is on GPUs.
 
     Raises InputError for more processes than GPUs.
     """
@@ -80,7 +80,7 @@ def _digest(path: Path) -> str:
 def find_shared_start(options: TrainOptions, run: RunDirectory | None, worker: Worker) -> Start:
     """`find_start` in every process, with the leader's recipe.
 
-    The leader comes first, as it may mend the run that is resumed; a preset that fits the machine is its choice.
+    The leader begins, because it may repair the run that is resumed. It also chooses a preset that fits the machine.
     """
     if worker.world_size == 1:
         return find_start(options, run)

@@ -35,14 +35,14 @@ POLL_SECONDS = (0.001, 0.05)
 """First and longest pause between two looks for a value."""
 
 AHEAD = 8
-"""Answers of a worker that may wait for the leader to take them."""
+"""Maximum number of answers of a worker that the leader has not taken yet."""
 
 FAILURE_SECONDS = 2.0
-"""A worker that lost another one waits so long for the report of that one's failure, and the leader for all reports."""
+"""Time for which a worker that lost another one waits for the report of its failure, and the leader for all reports."""
 
 ECHO_SECONDS = 1.0
-"""A signal so soon after the first is the same wish: where a batch system or a terminal signals every process of a
-group, each worker gets it directly and from the launcher (or from torchrun), which forwards its own."""
+"""A signal within this time after the first is a repetition: where a batch system or a terminal signals every process
+of a group, each worker gets the signal directly, and again from the launcher or torchrun, which forward it."""
 
 LOST = "another process of this group has ended or does not answer"
 
@@ -112,7 +112,7 @@ class Worker:
         machine: number of this machine.
         store: None for a process that works alone.
         supervised: the launcher shows failures; otherwise one of the workers does.
-        has_joined: the group has formed; until then only the leader's own work needs no rank in its errors.
+        has_joined: whether the process group exists. Before, an error of the leader is shown without its rank.
     """
 
     rank: int = 0
@@ -132,7 +132,10 @@ class Worker:
         return self.rank == 0
 
     def share(self, make: Callable[[], Result]) -> Result:
-        """What `make`, called in the leader only, returns there: a JSON value. All workers call this in one order."""
+        """The JSON value that `make` returns in the leader; the others do not call it.
+
+        All workers must call `share` in the same order.
+        """
         if self.store is None:
             return make()
         self._shared += 1
@@ -186,7 +189,7 @@ class Worker:
         return answer
 
     def total(self, number: int) -> int:
-        """The sum of a number over all workers, in the leader, which waits for them; else what is known of it."""
+        """The sum of a number over all workers. Only the leader waits for all; the others get the sum so far."""
         if self.store is None:
             return number
         self._turns += 1
@@ -208,7 +211,7 @@ class Worker:
                 )
 
     def publish(self, name: str, text: str) -> None:
-        """Tell the launcher a text, for example the run directory."""
+        """Store a text for the launcher, for example the run directory."""
         if self.store is not None and self.leads:
             self._put(name, text)
 
@@ -294,10 +297,10 @@ def is_lost(error: BaseException) -> bool:
 
 
 def worker_from_environment() -> Worker | None:
-    """The worker that this process is, by the variables of `torchrun` or of an `srun` step; None: it is none.
+    """The worker that this process is, by the variables of `torchrun` or of an `srun` step; None: it is not one.
 
     An `srun` step counts where MASTER_ADDR and MASTER_PORT are set: a shell on a cluster has the other variables too.
-    Raises InputError for ranks without a meeting point, or with values that are no numbers.
+    Raises InputError for ranks without an address of the group, and for values that are not numbers.
     """
     has_meeting_point = "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ
     for starter, names in RANKS.items():
@@ -350,7 +353,7 @@ def _meet(rank: int, world_size: int) -> Any:
 
 
 def _in_a_thread(work: Callable[[], Result]) -> Result:
-    """What `work` returns: a call into C++, which no signal interrupts, waits in a thread while this one listens."""
+    """What `work` returns, called in a thread: a call into C++ would keep this thread from handling signals."""
     done: Future[Result] = Future()
 
     def act() -> None:
