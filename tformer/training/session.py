@@ -28,6 +28,7 @@ from tformer.recipe import recipe_to_data, recipe_to_yaml
 from tformer.tasks.base import Progress, ShouldStop, Work, WriteSample
 from tformer.training import assemble
 from tformer.training.display import Console, TrainingDisplay
+from tformer.training.embeddings import write_embeddings
 from tformer.training.loggers import LoggedRun, Loggers, Status, logger_names
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.options import TrainOptions
@@ -37,7 +38,7 @@ from tformer.training.request import RUNS, locked_run
 from tformer.training.saving import Checkpoints
 from tformer.training.state import LossScaler, TrainerState
 from tformer.training.teacher import make_distillation
-from tformer.training.together import find_shared_start, prepare_together, require_same_command, take_own_gpu
+from tformer.training.together import find_shared_start, prepare_together, require_same_command
 from tformer.workers.launch import number_of_workers
 from tformer.workers.worker import Worker, is_lost
 
@@ -59,13 +60,12 @@ def run_training(
 
     training_begins: called after preparation; from then on `should_stop` is polled between steps only.
     began: `time.monotonic()` when the command started; `--max-minutes` counts from there.
-    worker: this process as one of several, each of which calls this; the leader's summary counts.
+    worker: this process as one of several; all of them call this function, and the leader returns the summary.
     Raises InputError before anything is written; Interrupted after the checkpoint is saved.
     """
     devices = number_of_workers(options.devices, options.device or "auto", planned=True) if options.dry_run else 1
     worker = worker or Worker()
     require_same_command(options, worker)
-    take_own_gpu(options.device, worker)
     with locked_run(options) if worker.leads else nullcontext() as run, ScratchFolder("training") as scratch:
         start = find_shared_start(options, run, worker)
         for note in start.notes:
@@ -102,7 +102,8 @@ class Session:
         worker: Worker,
     ) -> None:
         self.worker = worker
-        self.parallel = parallel_of(prepared.recipe.training.parallel, machine_size=worker.local_size)
+        machine_size, dtype = worker.local_size, prepared.precision.dtype
+        self.parallel = parallel_of(prepared.parallel, machine_size=machine_size, compute_dtype=dtype)
         self.prepared, self.console, self.work, self.began = prepared, console, work, began
         self.should_stop = work.should_stop
         recipe, device = prepared.recipe, prepared.device
@@ -180,7 +181,7 @@ class Session:
         )
 
     def _start_weights(self, model: Transformer) -> None:
-        """Load weights to resume or fine-tune from; the bias of a new regression head is the mean of the scores."""
+        """Weights to resume or fine-tune from, or token vectors; a new regression head's bias is the scores' mean."""
         start, data = self.prepared.start, self.prepared.data
         fresh_heads = True
         if start.resumed is not None:
@@ -191,17 +192,16 @@ class Session:
         elif start.weights is not None:
             fresh = load_body(model, start.weights, keep_heads=start.kept_heads(self.prepared.recipe))
             new = list(dict.fromkeys(name.split(".")[1] for name in fresh))
-            kept = [head for head in model.heads if head not in new]
-            fresh_heads = bool(new)
+            kept, fresh_heads = [head for head in model.heads if head not in new], bool(new)
             for what, heads in (("new", new), ("kept", kept)):
                 if heads:
                     self.console.print(f"{what} head: {', '.join(heads)}", markup=False)
             if self.models.generator is not None and start.weights.has("generator"):
                 load_generator(self.models.generator, start.weights)
+        write_embeddings(self.prepared.vectors, model)
         if fresh_heads and data.label_mean is not None:
             head = data.recipe.objectives[0].objective.head.kind
-            with torch.no_grad():
-                model.get_parameter(f"heads.{head}.project.bias").fill_(data.label_mean)
+            torch.nn.init.constant_(model.get_parameter(f"heads.{head}.project.bias"), data.label_mean)
 
     def _trained(self, objective: Objective) -> Objective:
         """The objective that is trained: with the soft targets of a teacher, or with two passes."""
@@ -220,7 +220,7 @@ class Session:
         )
 
     def _open_run(self) -> RunDirectory:
-        """The run directory; the leader creates or reopens it. Errors in other input are raised before."""
+        """The run directory; the leader creates or reopens it, after all other input was checked."""
         run = self._write_run() if self.worker.leads else None
         path = self.worker.share(lambda: None if run is None else str(run.path))
         return run or RunDirectory(Path(path or ""))
@@ -369,7 +369,7 @@ class Session:
         parameters = parameters_per_token(self.model, recipe, length=source)
         return recipe.training.copies * training_flops_per_token(recipe.model, parameters=parameters, **lengths)
 
-    # Callbacks of the loop. Of several processes the leader validates and writes, so that nothing differs from one.
+    # Callbacks of the loop. The leader validates and writes, so that the results are those of one process.
 
     def _write(self, record: dict[str, Any]) -> None:
         if self.worker.leads:
