@@ -81,7 +81,8 @@ class Data(Section):
     # new segmentations of the training texts in every epoch; 0: off. bpe: share of merges left out (BPE-dropout, arXiv
     # 1910.13267); unigram: exponent of the probabilities by which pieces are drawn (arXiv 1804.10959)
     subword_sampling: Probability = 0.0
-    augment: tuple[Literal["shift", "flip", "crop"], ...] = ()  # random changes of training images
+    # random changes of training images, in this order; randaugment: arXiv 1909.13719, erase: arXiv 1708.04896
+    augment: tuple[Literal["shift", "flip", "crop", "randaugment", "erase"], ...] = ()
 
 
 class ParameterGroup(Section):
@@ -137,6 +138,8 @@ class Parallelism(Section):
     kind: Literal["auto", "ddp", "fsdp", "hsdp"] = "auto"
     shard_size: Positive | None = None  # hsdp: processes of a group; null: those of one machine
     reshard: bool = True  # fsdp, hsdp: free the weights of a layer after its forward pass
+    # number format in which gradients are added up over the processes; bf16: half the traffic, 8 bits of each sum
+    reduce: Literal["fp32", "bf16"] = "fp32"
     timeout_minutes: Annotated[float, Field(gt=0, le=1e6)] = 10.0  # limit of waiting for the other processes
 
 

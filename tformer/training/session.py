@@ -39,7 +39,7 @@ from tformer.training.prepare import Prepared, check_target, describe, measure_p
 from tformer.training.request import RUNS, locked_run
 from tformer.training.state import LossScaler, TrainerState
 from tformer.training.teacher import make_distillation
-from tformer.training.together import find_shared_start, prepare_together, require_same_command, take_own_gpu
+from tformer.training.together import find_shared_start, prepare_together, require_same_command
 from tformer.training.whole import own_averages, whole_averages, whole_state
 from tformer.workers.launch import number_of_workers
 from tformer.workers.worker import Worker
@@ -68,7 +68,6 @@ def run_training(
     devices = number_of_workers(options.devices, options.device or "auto", planned=True) if options.dry_run else 1
     worker = worker or Worker()
     require_same_command(options, worker)
-    take_own_gpu(options.device, worker)
     with locked_run(options) if worker.leads else nullcontext() as run, ScratchFolder("training") as scratch:
         start = find_shared_start(options, run, worker)
         for note in start.notes:
@@ -105,7 +104,8 @@ class Session:
         worker: Worker,
     ) -> None:
         self.worker = worker
-        self.parallel = parallel_of(prepared.recipe.training.parallel, machine_size=worker.local_size)
+        machine_size, dtype = worker.local_size, prepared.precision.dtype
+        self.parallel = parallel_of(prepared.parallel, machine_size=machine_size, compute_dtype=dtype)
         self.prepared, self.console, self.work, self.began = prepared, console, work, began
         self.should_stop = work.should_stop
         recipe, device = prepared.recipe, prepared.device
