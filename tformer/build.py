@@ -21,6 +21,7 @@ from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.init import NoDraws, initialise
 from tformer.nn.norm import build_norm
+from tformer.nn.own_rows import OwnRows
 from tformer.nn.positions.base import Positions, PositionSizes
 from tformer.nn.stack import Block, Stack
 from tformer.nn.structured_dropout import DropHead, LayerDrop
@@ -45,6 +46,7 @@ def build_model(
     target_vocab_size: int | None = None,
     num_labels: int | None = None,
     device: torch.device | str | None = None,
+    rows: OwnRows | None = None,
 ) -> Transformer:
     """The modules that a recipe's `model` section describes, freshly initialised.
 
@@ -54,6 +56,7 @@ def build_model(
         target_vocab_size: of the target side, when source and target have vocabularies of their own.
         num_labels: for classifier heads that leave it open.
         device: where parameters are made; "meta" makes shapes without memory. Default: the CPU.
+        rows: takes the rows of this process, and parameters are on the meta device; None: this process has all rows.
 
     Raises:
         InputError: values that contradict each other.
@@ -64,8 +67,9 @@ def build_model(
     draws = NoDraws() if torch.device(device or "cpu").type == "meta" else nullcontext()
     try:
         with where, draws:
-            built = _build(model, vocab_size, target_vocab_size, num_labels)
-            initialise(built, model.init)
+            with nullcontext() if rows is None else rows.constructing():
+                built = _build(model, vocab_size, target_vocab_size, num_labels)
+            initialise(built, model.init, around=nullcontext if rows is None else rows.whole)
     except ValueError as error:
         raise InputError(f"model: {error}") from error
     return built

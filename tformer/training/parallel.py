@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from inspect import signature
-from typing import Any, ClassVar, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tformer.errors import InputError
-from tformer.optim.shards import Shards
+from tformer.nn.own_rows import OwnRows
+from tformer.optim.shards import Shards, local, rows_of
 from tformer.recipe.sections import Parallelism
 from tformer.training.assemble import Models
 
@@ -35,15 +36,12 @@ class Parallel(Protocol):
     Attributes:
         rank: number of this process, from 0.
         world_size: number of processes.
-        spreads_weights: whether a process has only some rows of each weight.
     """
 
     @property
     def rank(self) -> int: ...
     @property
     def world_size(self) -> int: ...
-    @property
-    def spreads_weights(self) -> bool: ...
 
     def sum(self, value: Tensor) -> Tensor:
         """The sum of `value` over all processes."""
@@ -51,8 +49,11 @@ class Parallel(Protocol):
     def agree(self, flag: bool) -> bool:
         """True if `flag` is True in any process: all processes stop, fail and save together."""
 
-    def shard(self, models: Models) -> Shards | None:
-        """Spread the weights over the processes where this kind does; before the optimizer is made."""
+    def own_rows(self) -> OwnRows | None:
+        """What takes the rows of this process while models are made; None: each process has all rows."""
+
+    def shard(self, models: Models, rows: OwnRows | None, device: torch.device) -> Shards | None:
+        """Spread models that were made with `rows` over the processes; before the optimizer is made."""
 
     def wrap(self, models: nn.Module, *, some_unused: bool = False) -> Run:
         """Prepare models whose `forward(function)` returns `function()`. Backward passes then add up gradients.
@@ -75,7 +76,6 @@ class SingleProcess:
 
     rank = 0
     world_size = 1
-    spreads_weights = False
 
     def sum(self, value: Tensor) -> Tensor:
         return value
@@ -83,7 +83,10 @@ class SingleProcess:
     def agree(self, flag: bool) -> bool:
         return flag
 
-    def shard(self, models: Models) -> Shards | None:
+    def own_rows(self) -> OwnRows | None:
+        return None
+
+    def shard(self, models: Models, rows: OwnRows | None, device: torch.device) -> Shards | None:
         return None
 
     def wrap(self, models: nn.Module, *, some_unused: bool = False) -> Run:
@@ -103,8 +106,6 @@ class ProcessGroup:
     backend for both, `cpu:gloo,cuda:nccl`.
     """
 
-    spreads_weights: ClassVar[bool] = False
-
     def __init__(self) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
 
@@ -120,7 +121,10 @@ class ProcessGroup:
 class DataParallel(ProcessGroup):
     """Processes that have all weights each (DDP)."""
 
-    def shard(self, models: Models) -> Shards | None:
+    def own_rows(self) -> OwnRows | None:
+        return None
+
+    def shard(self, models: Models, rows: OwnRows | None, device: torch.device) -> Shards | None:
         return None
 
     def wrap(self, models: nn.Module, *, some_unused: bool = False) -> Run:
@@ -153,8 +157,6 @@ class FullySharded(ProcessGroup):
         reshard: free the weights of a block after its forward pass.
     """
 
-    spreads_weights = True
-
     def __init__(self, *, group_size: int | None = None, reshard: bool = True) -> None:
         super().__init__()
         self.group_size, self.reshard = group_size or self.world_size, reshard
@@ -164,15 +166,19 @@ class FullySharded(ProcessGroup):
                 f"processes ({self.world_size})"
             )
 
-    def shard(self, models: Models) -> Shards | None:
+    def own_rows(self) -> OwnRows | None:
+        return OwnRows(partial(rows_of, rank=self.rank % self.group_size, size=self.group_size))
+
+    def shard(self, models: Models, rows: OwnRows | None, device: torch.device) -> Shards | None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
-        device = next(models.parameters()).device.type
-        mesh = init_device_mesh(device, (self.world_size,))
+        assert rows is not None
+        kept = rows.take(models.named_parameters())
+        mesh = init_device_mesh(device.type, (self.world_size,))
         if self.group_size < self.world_size:
             shape = (self.world_size // self.group_size, self.group_size)
-            mesh = init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
+            mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
         for block in models.blocks:
             fully_shard(block, mesh=mesh, reshard_after_forward=self.reshard)
         fully_shard(models, mesh=mesh, reshard_after_forward=False)
@@ -180,6 +186,10 @@ class FullySharded(ProcessGroup):
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)  # gloo has no other sum
+        models._apply(partial(_with_memory, device=device))
+        with torch.no_grad():
+            for name, parameter in models.named_parameters():
+                local(parameter).copy_(kept.pop(name))
         self._shards = Shards(mesh.get_group("shard" if self.group_size < self.world_size else None))
         return self._shards
 
@@ -261,6 +271,10 @@ def parallel_of(options: Parallelism, *, machine_size: int = 1) -> Parallel:
         return DataParallel()
     group_size = None if options.kind == "fsdp" else options.shard_size or machine_size
     return FullySharded(group_size=group_size, reshard=options.reshard)
+
+
+def _with_memory(tensor: Tensor, *, device: torch.device) -> Tensor:
+    return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor
 
 
 def sum_of(gradients: Tensor) -> torch.futures.Future[Tensor]:

@@ -114,10 +114,11 @@ class Session:
         self.tokenizer_json = None if tokenizer is None else tokenizer.to_json()
         self.target_tokenizer_json = None if target is None else target.to_json()
         self.state = self._first_state()
-        self.models = assemble.make_models(recipe, device, dtype=prepared.precision.dtype)
+        rows = self.parallel.own_rows()
+        self.models = assemble.make_models(recipe, device, dtype=prepared.precision.dtype, rows=rows)
         assemble.require_separate_rows(self.models, self.parallel.world_size)
+        self.shards = self.parallel.shard(self.models, rows, device)
         self._start_weights(self.models.main)
-        self.shards = self.parallel.shard(self.models)
         self.model: Transformer = self.models.main
         self.objective = assemble.make_objective(recipe, prepared.data.context, self.models)
         self.batches = assemble.PlannedBatches(
