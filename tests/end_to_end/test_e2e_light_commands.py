@@ -51,7 +51,7 @@ VALUES = ("0", "-1", "1000000", str(10**12), str(10**22), "nan", "inf", "-inf", 
 NUMBERS = {
     "train-tokenizer {text} --out {new}": "vocab-size min-frequency max-word-length sentinels sample-mb",
     "train --dry-run --arch gpt --preset char-cpu --data {text}":
-        "max-steps max-epochs max-minutes batch-size batch-tokens grad-accum lr seed devices",
+        "max-steps max-epochs max-minutes stop-at-step batch-size batch-tokens grad-accum lr seed devices",
     "average {decoder} --out {new}": "last",
     "prune {decoder} --out {new} --no-evaluate":
         "keep-layers drop-layers keep rate max-trials drop-heads heads-per-layer",
@@ -60,7 +60,7 @@ NUMBERS = {
         "min-new-tokens length-margin repetition-penalty no-repeat-ngram batch-size n-best",
     "generate {translator} --prompt abc --max-new-tokens 2":
         "length-penalty coverage-penalty beam-groups diversity-penalty n-best min-new-tokens length-margin",
-    "sweep --arch gpt --out {new} --vary optimizer.lr=1,2 --dry-run": "seeds max-steps max-minutes",
+    "sweep --arch gpt --out {new} --vary optimizer.lr=1,2 --dry-run": "seeds max-steps max-minutes draws eta",
     "runs list {runs}": "limit",
     "plot {decoder} --format terminal": "smooth",
     "inspect {decoder}": "batch-size seq-len depth",

@@ -160,6 +160,27 @@ def test_max_minutes_saves_and_keeps_the_horizon(cli: Cli, tmp_path: Path, text_
     assert weights_hash(run, 12) == weights_hash(whole, 12)
 
 
+def test_a_run_stopped_at_a_step_is_validated_there_and_goes_on_with_its_own_schedule(
+    cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path
+) -> None:
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    common = ("train", "--config", tiny_recipe, "--data", text_file, "--set", "schedule.warmup_ratio=0.25")
+    assert cli(*common, "--out", whole).code == 0
+    stopped = cli(*common, "--out", run, "--stop-at-step", "5")
+    assert stopped.code == 0 and "stopped as asked at step 5 of 12: saved" in stopped.err
+    records = lines_without_time(run)
+    assert [record["step"] for record in records if record["split"] == "valid"][-1] == records[-1]["step"] == 5
+    again = cli("train", "--resume", "--out", run, "--stop-at-step", "5")
+    assert again.code == 0 and "stopped as asked at step 5" in again.err and lines_without_time(run) == records
+    assert cli("train", "--resume", "--out", run, "--stop-at-step", "500").code == 0
+    assert weights_hash(run, 12) == weights_hash(whole, 12)
+
+
+def test_a_step_to_stop_at_below_1_is_refused(cli: Cli, tmp_path: Path, tiny_recipe: Path) -> None:
+    refused = cli("train", "--config", tiny_recipe, "--out", tmp_path / "run", "--stop-at-step", "0")
+    assert refused.code == 2 and "--stop-at-step must be at least 1, found 0" in refused.err
+
+
 def test_standard_input_is_data(cli_process: Start, tmp_path: Path, text_file: Path, tiny_recipe: Path) -> None:
     import sys
 

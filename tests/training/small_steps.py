@@ -116,7 +116,8 @@ class Stepper:
         self.recipe = recipe
         self.models = small_models(recipe, precision) if models is None else models
         self.device = next(self.models.parameters()).device
-        self.objective: Objective = assemble.make_objective(recipe, context(recipe), self.models)
+        inner = assemble.make_objective(recipe, context(recipe), self.models)
+        self.objective: Objective = assemble.with_consistency(recipe, inner)
         self.batches = _Given()
         self.trainer = Trainer(
             Components(

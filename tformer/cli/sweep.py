@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tformer.workflows.sweep.run import Grid
     from tformer.workflows.sweep.table import Table
 
+DEFAULT_ETA = 3
+
 WHAT, DATA = panel("What is compared"), panel("Data")
 HOW, RUN = panel("How it is trained"), panel("Run")
 
@@ -34,6 +36,8 @@ EPILOG = examples(
     "`tformer sweep --arch bert --data train.tsv --vary model.*.norm.place,model.*.final_norm=[pre,true],[post,false] "
     "--vary optimizer.lr=1e-3,3e-4 --seeds 3 --out sweeps/norms`",
     "`tformer sweep --plan positions --out sweeps/positions --dry-run`",
+    "`tformer sweep --arch bert --data train.tsv --halving --max-steps 900 --vary optimizer.lr=3e-2,1e-2,3e-3 "
+    "--vary model.encoder.dropout=0,0.1,0.2 --out sweeps/rates`",
     '`tformer sweep --arch gpt --vary model.decoder.dropout=0,0.1 --out sweeps/drop --evaluate "test=--data test.txt"`',
 )
 
@@ -111,17 +115,38 @@ class SweepOptions:
         None
     )
     max_steps: Annotated[int | None, HOW("--max-steps", help="Optimizer steps of each training.")] = None
+    draws: Annotated[
+        int | None,
+        HOW("--draws", metavar="N", help="Train N variants of the grid, drawn at random (fixed by the recipe's seed)."),
+    ] = None
+    halving: Annotated[
+        bool,
+        HOW(
+            "--halving",
+            help="Successive halving: train all variants for a few steps, the best third of them for three times as "
+            "many, and so on to all steps; the rungs and their budget are shown first.",
+        ),
+    ] = False
+    eta: Annotated[
+        int | None,
+        HOW("--eta", metavar="N", help="With --halving: one of N variants goes on at each rung (default 3)."),
+    ] = None
     skip_invalid: Annotated[bool, RUN("--skip-invalid", help="Skip variants whose recipe is invalid.")] = False
     dry_run: Annotated[bool, RUN("--dry-run", help="List the trainings; run none.")] = False
     as_json: Annotated[bool, RUN("--json", help="One JSON document on standard output.")] = False
 
     def make_plan(self) -> Plan:
-        """The written plan, with --seeds and --max-steps; or the plan that the options describe."""
+        """The written plan, with --seeds, --max-steps, --draws and --halving; or the plan that the options describe."""
         from tformer.workflows.sweep.plan import plan_of_flags, read_plan
 
-        for flag, number in (("--seeds", self.seeds), ("--max-steps", self.max_steps)):
-            if number is not None and number < 1:
-                raise InputError(f"{flag} must be at least 1, found {number}")
+        numbers = (("--seeds", self.seeds, 1), ("--max-steps", self.max_steps, 1), ("--draws", self.draws, 1),
+                   ("--eta", self.eta, 2))  # fmt: skip
+        for flag, number, least in numbers:
+            if number is not None and number < least:
+                raise InputError(f"{flag} must be at least {least}, found {number}")
+        if self.eta is not None and not self.halving:
+            raise InputError("--eta is of successive halving", hint="add --halving")
+        halving = (self.eta or DEFAULT_ETA) if self.halving else None
         task = self.task
         train_words = [*flag_words(task.train), *self.train_flags]
         if self.plan is None:
@@ -135,11 +160,13 @@ class SweepOptions:
                 evaluate=task.evaluate,
                 seeds=self.seeds or 1,
                 max_steps=self.max_steps,
+                draws=self.draws,
+                halving=halving,
             )
         described = list(flag_words(replace(task, train=TrainFlags()))) + (["a flag of train"] if train_words else [])
         if described:
             raise InputError(f"--plan and {described[0]} exclude each other", hint="write it into the plan")
-        given = {"seeds": self.seeds, "max_steps": self.max_steps}
+        given = {"seeds": self.seeds, "max_steps": self.max_steps, "draws": self.draws, "halving": halving}
         return read_plan(self.plan).model_copy(update={key: n for key, n in given.items() if n is not None})
 
 
@@ -148,8 +175,8 @@ def sweep(options: SweepOptions) -> None:
     """Train every variant of a recipe, seed after seed, and compare them in one table.
 
     Each training is a process and a run of its own under OUT/runs. OUT then holds table.md, table.csv, table.json,
-    cells.csv and the plot curves.svg. Running the same command again continues an interrupted sweep and repeats
-    trainings that failed, except those that diverged.
+    cells.csv and the plot curves.svg. With --halving only the best variants are trained to their end. Running the same
+    command again continues an interrupted sweep and repeats trainings that failed, except those that diverged.
     """
     plan = options.make_plan()
     check_flags(plan)
@@ -160,6 +187,7 @@ def sweep(options: SweepOptions) -> None:
 
         grid = resolve_plan(plan, skip_invalid=options.skip_invalid)
         show_notes([*grid.notes, *(f"left out: {result.cell}: {result.message}" for result in grid.invalid)])
+        show_notes([ladder.describe() for ladder in grid.ladders])
         if options.out is None or options.dry_run:
             _list_trainings(grid, as_json=options.as_json)
         else:
@@ -179,11 +207,12 @@ def _list_trainings(grid: Grid, *, as_json: bool) -> None:
     ]
     if as_json:
         left_out = [{"cell": result.cell, "message": result.message} for result in grid.invalid]
-        emit_json({"cells": cells, "left_out": left_out})
+        ladders = {"halving": [ladder.to_json() for ladder in grid.ladders]} if grid.ladders else {}
+        emit_json({"cells": cells, "left_out": left_out, **ladders})
         return
     for work in grid.works:
         emit("\t".join([work.cell.name, *(f"{key}={value}" for key, value in work.cell.variant.choices.items())]))
-    show_notes([f"{len(cells)} trainings"])
+    show_notes([f"{grid.trainings} trainings"])
 
 
 def _run(plan: Plan, grid: Grid, out: Path, stop: StopFlag, *, tolerant: bool, as_json: bool) -> None:
@@ -231,7 +260,7 @@ class Reporter:
         from tformer.workflows.sweep.table import show_metric
 
         self._running.close()
-        if result.best is not None and result.status == "done":
+        if result.best is not None and result.status in ("done", "dropped"):
             text = f"{result.metric} {show_metric(result.best, result.metric)} at step {result.best_step}"
         else:
             text = ": ".join(part for part in (result.status, result.message) if part)

@@ -156,7 +156,7 @@ def _model_flops(
         training -= parts[STEM]  # pixels need no gradient
     if recipe.training.activation_checkpointing:
         training += sum(flops for name, flops in parts.items() if ".blocks." in name)
-    return Flops(forward, training)
+    return Flops(forward, recipe.training.copies * training)
 
 
 def labelled_share(recipe: Recipe) -> float:

@@ -101,12 +101,19 @@ class TokenEmbedding(_Embedding):
         positions: Positions,
         pos_BT: Tensor,
         token_type_ids: Tensor | None = None,
+        mask_BT: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
         taps: TapSink | None = None,
     ) -> Tensor:
-        """The input of a stack, [B, T, D] in `dtype`; `token_type_ids` default to segment 0."""
+        """The input of a stack, [B, T, D] in `dtype`; `token_type_ids` default to segment 0.
+
+        mask_BT: False where the row of a token is replaced by zeros (token cut-off, arXiv 2009.13818).
+        """
         tap(taps, "ids", ids_BT)
-        x_BTE = tap(taps, "tokens", F.embedding(ids_BT, self.weight))
+        x_BTE = F.embedding(ids_BT, self.weight)
+        if mask_BT is not None:
+            x_BTE = x_BTE * mask_BT.unsqueeze(-1)
+        x_BTE = tap(taps, "tokens", x_BTE)
         if self.fixnorm:
             x_BTE = tap(taps, "unit", F.normalize(x_BTE, dim=-1))
         if self.factor != 1.0:

@@ -10,7 +10,7 @@ from math import sqrt
 from operator import attrgetter
 
 from tformer.objectives import check_combination, unused_keys
-from tformer.objectives.base import Objective
+from tformer.objectives.base import WINDOWED, Objective
 from tformer.optim.optimizers import OPTIMIZERS
 from tformer.optim.schedules import READS_VALIDATION_LOSS
 from tformer.recipe.model import Stack, layer_sections
@@ -41,6 +41,7 @@ def contradictions(recipe: Recipe) -> Iterator[Problem]:
     yield from _mixed_documents(recipe)
     yield from _unfit_implementation(recipe)
     yield from _unfit_teaching(recipe)
+    yield from _unfit_regularisation(recipe)
 
 
 def _unused_sources(recipe: Recipe) -> Iterator[Problem]:
@@ -189,6 +190,33 @@ def _unfit_teaching(recipe: Recipe) -> Iterator[Problem]:
         if teacher.kind == "soft" and not options.objective.has_soft_loss():
             text = f"found {teacher.path}, expected null with {options.kind}, which has no soft targets"
             yield Problem(("teacher", "path"), text)
+
+
+def _unfit_regularisation(recipe: Recipe) -> Iterator[Problem]:
+    """Two passes that an objective cannot compare, and two kinds of averaged weights."""
+    training = recipe.training
+    if training.ema_decay is not None and training.average_last is not None:
+        text = f"found {training.average_last:g}, expected null with training.ema_decay {training.ema_decay:g}"
+        yield Problem(("training", "average_last"), text, "both average the weights: one of them")
+    if recipe.data.subword_sampling:
+        path, text = ("data", "subword_sampling"), f"found {recipe.data.subword_sampling:g}, expected 0 with "
+        if recipe.model.patches is not None:
+            yield Problem(path, text + "a model that reads images")
+        elif recipe.data_kind in WINDOWED and recipe.data.packing != "none":
+            hint = "--set data.packing=none reads one document per example"
+            yield Problem(path, f"{text}data.packing {recipe.data.packing}, whose windows have one length", hint)
+    consistency, path = training.consistency, ("training", "consistency")
+    if consistency is None:
+        return
+    for options in recipe.objectives:
+        if not options.objective.has_soft_loss():
+            text = f"found {consistency.kind}, expected null with {options.kind}, whose predictions are not compared"
+            yield Problem(path, text)
+    if recipe.has_teacher and recipe.teacher is not None and recipe.teacher.kind == "soft":
+        yield Problem(path, f"found {consistency.kind}, expected null with soft targets of a teacher")
+    if consistency.objective.reads_tokens and recipe.model.patches is not None:
+        text = f"found {consistency.kind}, expected r_drop or null: it cuts off tokens, and the model reads images"
+        yield Problem((*path, "kind"), text)
 
 
 def notes(recipe: Recipe) -> Iterator[str]:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tformer.objectives.consistency import ConsistencyOptions
 from tformer.optim.optimizers import OptimizerName
 from tformer.optim.schedules import ScheduleName
 
@@ -77,6 +78,9 @@ class Data(Section):
     valid_split: Literal["stratified", "last"] = "stratified"
     image_mean: tuple[float, ...] = ()  # mean per channel, of values in [0, 1]; empty: the training images'
     image_std: tuple[float, ...] = ()  # standard deviation per channel; empty: the training images'
+    # new segmentations of the training texts in every epoch; 0: off. bpe: share of merges left out (BPE-dropout, arXiv
+    # 1910.13267); unigram: exponent of the probabilities by which pieces are drawn (arXiv 1804.10959)
+    subword_sampling: Probability = 0.0
     augment: tuple[Literal["shift", "flip", "crop"], ...] = ()  # random changes of training images
 
 
@@ -163,6 +167,11 @@ class Training(Section):
     valid_beam_size: NonNegative = 1  # pairs: beam size of validation; 1: greedy, 0: no decoding
     valid_sentences: Positive | None = None  # pairs: number of those that a validation decodes; null: all
     ema_decay: Probability | None = None  # decay of averaged weights, which are validated and saved; null: off
+    # share of the steps, the last ones, whose weights are averaged, validated and saved (SWA, arXiv 1803.05407; LAWA,
+    # arXiv 2209.14981); null: off
+    average_last: Annotated[float, Field(gt=0, le=1)] | None = None
+    # two passes over each batch that should give the same predictions; null: off
+    consistency: Annotated[ConsistencyOptions, Field(discriminator="kind")] | None = None
     activation_checkpointing: bool = False  # recompute activations to save memory (arXiv 1604.06174)
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # number format of the computation (arXiv 1710.03740)
     compile: Literal["auto", "on", "off"] = "auto"  # use torch.compile; auto: on a GPU, for 200 steps or more
@@ -170,6 +179,17 @@ class Training(Section):
     device: str = "auto"  # where the model runs: auto, cpu, cuda or cuda:N
     # CPU threads, which several processes on a machine share; null: PyTorch's choice
     threads: Annotated[int, Field(gt=0, le=4096)] | None = None
+
+    @property
+    def averaging(self) -> str | None:
+        """The key of the weights' average with its value; None where the weights themselves are validated and saved."""
+        found = {name: getattr(self, name) for name in ("ema_decay", "average_last")}
+        return next((f"{name} {value}" for name, value in found.items() if value is not None), None)
+
+    @property
+    def copies(self) -> int:
+        """Rows that the model reads for each row of a batch."""
+        return 1 if self.consistency is None else self.consistency.objective.copies
 
     @model_validator(mode="after")
     def _has_one_batch_size(self) -> Training:

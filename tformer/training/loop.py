@@ -95,7 +95,7 @@ class Hooks:
 
 
 class Trainer:
-    """Runs the steps from `state.step` to `training.max_steps`."""
+    """Runs the steps from `state.step` to `training.max_steps`, or to `stop_at_step`, which changes no schedule."""
 
     def __init__(
         self,
@@ -108,6 +108,7 @@ class Trainer:
         flops_per_token: float = 0.0,
         peak_flops: float = 0.0,
         deadline: float = math.inf,
+        stop_at_step: int | None = None,
     ) -> None:
         self.parts, self.hooks, self.observer = components, hooks, observer
         self.recipe, self.training, self.state = recipe, recipe.training, state
@@ -119,6 +120,7 @@ class Trainer:
         assert self.training.eval_every is not None and self.training.save_every is not None  # set by `settle_steps`
         self.eval_every, self.save_every = self.training.eval_every, self.training.save_every
         self.flops_per_token, self.peak_flops, self.deadline = flops_per_token, peak_flops, deadline
+        self.last_step = min(self.training.max_steps, stop_at_step or self.training.max_steps)
         self._skipped_in_a_row = 0
         self._score: float | None = None  # of the current weights, if they have been validated
         self._saved_step = state.step if state.step else None
@@ -147,7 +149,7 @@ class Trainer:
             if not self._validate():
                 return self._leave()
             self._save()
-        while state.step < training.max_steps and not state.finished:
+        while state.step < self.last_step and not state.finished:
             if self._must_stop():
                 return self._leave()
             self._step()
@@ -157,7 +159,7 @@ class Trainer:
                 # Full passes of the garbage collector over long-lived objects would pause training.
                 gc.collect()
                 gc.freeze()
-            last = state.step >= training.max_steps
+            last = state.step >= self.last_step
             if state.step % training.log_every == 0 or last:
                 self._log()
             if state.step % self.eval_every == 0 or last:
@@ -260,6 +262,7 @@ class Trainer:
                 rows=batch.share.rows,
                 num_rows=batch.share.num_rows,
                 device=self.parts.device,
+                copies=self.parts.objective.copies,
             )
             self.parts.objective.shared = shared
             for module in self._shared_draws:

@@ -166,6 +166,14 @@ class TrainOptions:
         RUN("--max-minutes", help="Save and stop after this time; the learning-rate schedule stays the same."),
         Key("training.max_minutes"),
     ] = None
+    stop_at_step: Annotated[
+        int | None,
+        RUN(
+            "--stop-at-step",
+            metavar="N",
+            help="Validate, save and stop at this step; the learning-rate schedule stays the same.",
+        ),
+    ] = None
     log_to: Annotated[
         tuple[str, ...],
         RUN(
@@ -278,6 +286,7 @@ class TrainOptions:
             out=run,
             resume=True,
             max_minutes=self.max_minutes,
+            stop_at_step=self.stop_at_step,
             log_to=self.log_to,
             as_json=self.as_json,
             device=self.device,
@@ -296,6 +305,8 @@ class TrainOptions:
             raise InputError(f"--workers must be at least 1, found {self.workers}")
         if self.workers is not None and self.workers > most_processes():
             raise InputError(f"--workers must be at most {most_processes()} on this machine, found {self.workers}")
+        if self.stop_at_step is not None and self.stop_at_step < 1:
+            raise InputError(f"--stop-at-step must be at least 1, found {self.stop_at_step}")
         if self.max_restarts < 0:
             raise InputError(f"--max-restarts must be at least 0, found {self.max_restarts}")
         values: dict[str, Any] = {}

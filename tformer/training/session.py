@@ -88,7 +88,7 @@ def run_training(
                 log_to = logger_names(options.log_to)
                 session = Session(prepared, console=console, work=work, began=began, log_to=log_to, worker=worker)
             with session.run:
-                return session.train()
+                return session.train(stop_at_step=options.stop_at_step)
 
 
 class Session:
@@ -124,7 +124,7 @@ class Session:
         self.batches = assemble.PlannedBatches(
             recipe,
             prepared.data,
-            self.objective,
+            assemble.with_consistency(recipe, self.objective),
             cursor=self.state.cursor or None,
             device=device,
             rank=self.parallel.rank,
@@ -174,7 +174,7 @@ class Session:
         return Components(
             model=self.models,
             forward=assemble.compiled(self.models.main, wanted=compile_it, dynamic=many_shapes),
-            objective=self._with_teacher(assemble.make_objective(recipe, prepared.data.context, self.models)),
+            objective=self._trained(assemble.make_objective(recipe, prepared.data.context, self.models)),
             batches=self.batches,
             optimizer=assemble.make_optimizer(recipe, self.models, device, self.shards),
             schedule=assemble.make_schedule(recipe),
@@ -208,12 +208,12 @@ class Session:
             with torch.no_grad():
                 model.get_parameter(f"heads.{head}.project.bias").fill_(data.label_mean)
 
-    def _with_teacher(self, objective: Objective) -> Objective:
-        """The objective that is trained: with the soft targets of a teacher where there is one."""
+    def _trained(self, objective: Objective) -> Objective:
+        """The objective that is trained: with the soft targets of a teacher, or with two passes."""
         prepared, recipe = self.prepared, self.prepared.recipe
         teacher = prepared.start.teacher
         if teacher is None or recipe.teacher is None or recipe.teacher.kind != "soft":
-            return objective
+            return assemble.with_consistency(recipe, objective)
         return make_distillation(
             recipe,
             objective,
@@ -236,10 +236,9 @@ class Session:
         if averages is not None:
             averages = {name: tensor for name, tensor in averages.items() if name not in checkpoint.tied}
             parts.ema.load_state(own_averages(averages, self.shards))
-        elif checkpoint.recipe.training.ema_decay is not None:
+        elif averaging := checkpoint.recipe.training.averaging:
             raise InputError(
-                f"{checkpoint.path} has no averaged weights, so training cannot resume from it: its recipe sets "
-                f"training.ema_decay {checkpoint.recipe.training.ema_decay}",
+                f"{checkpoint.path} has no averaged weights to resume from: its recipe sets training.{averaging}",
                 hint="start a new run from its weights with --init-from",
             )
 
@@ -289,11 +288,9 @@ class Session:
         )
         return Loggers(names, logged, self.work.note, enabled=self.worker.leads)
 
-    def train(self) -> dict[str, Any]:
-        """Run the loop to its end and return the summary. Raises Interrupted after saving a checkpoint."""
+    def train(self, *, stop_at_step: int | None = None) -> dict[str, Any]:
+        """Run the loop to its end, or to `stop_at_step`; return the summary. Raises Interrupted after a checkpoint."""
         prepared, training = self.prepared, self.prepared.recipe.training
-        minutes = prepared.max_minutes
-        deadline = math.inf if minutes is None else self.began + 60 * minutes
         display = TrainingDisplay(
             self.console,
             max_steps=training.max_steps,
@@ -321,7 +318,8 @@ class Session:
             state=self.state,
             flops_per_token=self._flops_per_token(),
             peak_flops=measure_peak(prepared) * self.worker.world_size if self.worker.leads else 0.0,
-            deadline=deadline,
+            deadline=self.began + 60 * (prepared.max_minutes or math.inf),
+            stop_at_step=stop_at_step,
         )
         first_step = self.state.step
         if prepared.start.weights is not None and first_step == 0:
@@ -343,13 +341,13 @@ class Session:
             self.saver.finish()
             self.batches.close()
             self.loggers.close(status)
-        return self._conclude(state, first_step)
+        return self._conclude(state, first_step, trainer.last_step)
 
     @property
     def _how_to_continue(self) -> str:
         return f"continue with: tformer train --resume --out {self.run.path}"
 
-    def _conclude(self, state: TrainerState, first_step: int) -> dict[str, Any]:
+    def _conclude(self, state: TrainerState, first_step: int, last_step: int) -> dict[str, Any]:
         training = self.prepared.recipe.training
         if self.parallel.agree(self.should_stop()):
             saved = f"saved at step {state.step}" if state.step else "before the first step; nothing was lost"
@@ -363,8 +361,9 @@ class Session:
         elif state.finished:
             self.console.print(f"stopped early: no better validation since step {state.best_step}", markup=False)
         elif state.step < training.max_steps:
+            why = "out of time" if state.step < last_step else "stopped as asked"
             saved = "saved" if state.step else "before the first step; no checkpoint was saved"
-            self.console.print(f"out of time at step {state.step} of {training.max_steps}: {saved}", markup=False)
+            self.console.print(f"{why} at step {state.step} of {training.max_steps}: {saved}", markup=False)
         if not self.worker.leads:
             return {}
         latest, best = self.run.latest(), self.run.best()
@@ -386,8 +385,9 @@ class Session:
     def _flops_per_token(self) -> float:
         recipe, data = self.prepared.recipe, self.prepared.data
         source, target = mean_lengths(data.samples, data.tokens_per_sample)
+        lengths = {"source_length": source, "target_length": target}
         parameters = parameters_per_token(self.model, recipe, length=source)
-        return training_flops_per_token(recipe.model, parameters=parameters, source_length=source, target_length=target)
+        return recipe.training.copies * training_flops_per_token(recipe.model, parameters=parameters, **lengths)
 
     # Callbacks of the loop. Of several processes the leader validates and writes, so that nothing differs from one.
 

@@ -23,12 +23,13 @@ from tformer.recipe.recipe import Recipe
 from tformer.tasks import task_of
 from tformer.workflows.sweep.children import Ended, Start, run_child
 from tformer.workflows.sweep.grid import Cell, all_sets, base_words
+from tformer.workflows.sweep.halving import Rung
 
 MAX_RESULT_BYTES = 16 << 20
 MAX_POINTS = 400
 """Most points of a stored curve; longer curves are thinned evenly."""
 
-DONE, TRAINED, DIVERGED, INVALID, REFUSED = "done", "trained", "diverged", "left out", "refused"
+DONE, TRAINED, DROPPED, DIVERGED, INVALID, REFUSED = "done", "trained", "dropped", "diverged", "left out", "refused"
 FINAL = (DONE, DIVERGED)
 """States that the same command would not change."""
 
@@ -39,7 +40,9 @@ NOT_METRICS = ("split", "step", "is_best")
 class Result:
     """The result of one training. Times in seconds, memory in bytes.
 
-    status: done, trained (evaluations are missing), left out (the recipe refuses it), or how it failed.
+    status: done, trained (evaluations are missing), dropped (it stopped at a rung of successive halving), left out (the
+    recipe refuses it), or how it failed.
+    rungs: of successive halving, (step, best value until there) of each that it reached.
     metric: the recipe's best_metric; best: its best value over the validations, at `best_step`; validation: all metrics
     of that validation. evaluate: for each label all figures, and under `value` the one that the table shows.
     """
@@ -64,6 +67,7 @@ class Result:
     peak_memory_bytes: int | None = None
     peak_device_bytes: int | None = None
     evaluate: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rungs: list[tuple[int, float]] = field(default_factory=list)
     curve: list[list[float]] = field(default_factory=list)
     training_curve: list[list[float]] = field(default_factory=list)
 
@@ -163,16 +167,19 @@ class Sweeper:
         self.out, self.should_stop, self.start = out, should_stop, start
         self.tokenizers: dict[str, list[str]] = {}
 
-    def finished(self, work: Work) -> Result | None:
-        """The stored result of a cell that needs no more work."""
+    def finished(self, work: Work, rung: Rung | None = None) -> Result | None:
+        """The stored result of a cell that needs no more work, or none for this rung."""
         result = load_result(self._file(work.cell))
-        if result is None or result.status not in FINAL:
+        if result is None:
+            return None
+        reached = rung is not None and not rung.last and rung.steps in dict(result.rungs)
+        if not reached and result.status not in FINAL:
             return None
         self._remember_tokenizer(work)
         return result
 
-    def run(self, work: Work) -> Result:
-        """Train and evaluate what is left of the cell.
+    def run(self, work: Work, rung: Rung | None = None) -> Result:
+        """Train and evaluate what is left of the cell; up to a rung that is not the last: train only.
 
         Raises Stopped once it has saved; StorageError and RunInUseError, which would end every cell.
         """
@@ -182,7 +189,7 @@ class Sweeper:
             result = stored
             self._remember_tokenizer(work)
         else:
-            result = self._train(work)
+            result = self._train(work, rung, [] if stored is None else stored.rungs)
             result.save(file)
         if result.status == TRAINED:
             for label, flags in cell.variant.task.evaluate.items():
@@ -193,15 +200,19 @@ class Sweeper:
             result.save(file)
         return result
 
-    def _train(self, work: Work) -> Result:
+    def _train(self, work: Work, rung: Rung | None, rungs: list[tuple[int, float]]) -> Result:
+        """Train the cell, to the step of a rung; `rungs`: that it reached before."""
         cell, run = work.cell, self._run(work.cell)
         words = ["train", *train_words(work)]
         key = work.tokenizer_key
         if key is not None:
             words += self.tokenizers.get(key, [])
+        if rung is not None and not rung.last:
+            words += ["--stop-at-step", str(rung.steps)]
         words += ["--out", str(run), "--json"]
         if (run / "recipe.yaml").is_file():
             words.append("--resume")
+        trained = TRAINED if rung is None or rung.last else DROPPED
         ended = self._child(words, cell)
         self._remember_tokenizer(work)
         result = Result(
@@ -210,10 +221,11 @@ class Sweeper:
             choices=dict(cell.variant.choices),
             seed=cell.seed,
             command=[["tformer", *words]],
-            status=TRAINED if ended.code == 0 else FAILURES.get(ended.code, "failed"),
+            status=trained if ended.code == 0 else FAILURES.get(ended.code, "failed"),
             message="" if ended.code == 0 else self._last_error(cell),
             metric=work.recipe.training.best_metric,
             peak_memory_bytes=ended.peak_bytes,
+            rungs=list(rungs),
         )
         if run.is_dir():
             read_run(result, run)
@@ -221,6 +233,8 @@ class Sweeper:
             summary = json.loads(ended.out)
             result.parameters, result.flops_per_token = summary["parameters"], summary["flops_per_token"]
             result.peak_device_bytes = summary["peak_device_bytes"]
+            if rung is not None and result.best is not None:
+                result.rungs.append((rung.steps, result.best))
         return result
 
     def _evaluate(self, work: Work, flags: tuple[str, ...]) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
+import math
+import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -74,15 +75,26 @@ def axes_of(task: Task) -> tuple[Axis, ...]:
     return tuple(axes)
 
 
-def variants_of(task: Task, *, recipe: Mapping[str, Any], prefix: str) -> list[Variant]:
-    """Every combination of the axes' values, the last axis fastest.
+def number_of_variants(task: Task, draws: int | None) -> int:
+    """The number of combinations of the axes' values, or of those that are drawn."""
+    total = math.prod(map(len, task.vary.values()))
+    return total if draws is None else min(draws, total)
+
+
+def variants_of(
+    task: Task, *, recipe: Mapping[str, Any], prefix: str, draws: int | None = None, seed: int = 0
+) -> list[Variant]:
+    """Every combination of the axes' values, the last axis fastest; or `draws` different ones, drawn at random.
 
     recipe: the task's, as plain data: `*` in a key stands for its stacks.
     prefix: of the slugs.
     """
     axes = axes_of(task)
     variants: list[Variant] = []
-    for rows in itertools.product(*(axis.values for axis in axes)):
+    total, count = number_of_variants(task, None), number_of_variants(task, draws)
+    chosen = range(total) if count == total else sorted(random.Random(seed).sample(range(total), count))
+    for number in chosen:
+        rows = _combination(axes, number)
         sets = [
             f"{place}={as_text(value)}"
             for axis, row in zip(axes, rows, strict=True)
@@ -94,6 +106,15 @@ def variants_of(task: Task, *, recipe: Mapping[str, Any], prefix: str) -> list[V
         slug = _slug([prefix, *words], taken={variant.slug for variant in variants})
         variants.append(Variant(task, slug, choices, tuple(sets)))
     return variants
+
+
+def _combination(axes: Sequence[Axis], number: int) -> list[tuple[Any, ...]]:
+    """A row of each axis: the combination with this number, the last axis fastest."""
+    rows = []
+    for axis in reversed(axes):
+        number, index = divmod(number, len(axis.values))
+        rows.append(axis.values[index])
+    return rows[::-1]
 
 
 def cells_of(variants: Sequence[Variant], *, seeds: Sequence[int]) -> list[Cell]:

@@ -5,6 +5,7 @@ A written plan is YAML, read as strictly as a recipe:
     name: positions
     seeds: 3
     max_steps: 2000
+    halving: 3                                     # a third of the variants goes on at each rung
     tasks:
       - name: characters
         arch: gpt                                  # or config: FILE
@@ -96,6 +97,8 @@ class Plan(Section):
     name: Name = "sweep"
     seeds: Positive = 1
     max_steps: Positive | None = None
+    draws: Positive | None = None  # train this many variants of each task, drawn at random; null: all
+    halving: Annotated[int, Field(ge=2)] | None = None  # successive halving with this eta; null: train all to their end
     tasks: tuple[Task, ...]
 
     @model_validator(mode="after")
@@ -208,6 +211,8 @@ def plan_of_flags(
     evaluate: Sequence[str],
     seeds: int,
     max_steps: int | None,
+    draws: int | None = None,
+    halving: int | None = None,
 ) -> Plan:
     """The plan of one task that the options describe. Raises InputError that names the option."""
     axes: dict[str, list[Any]] = {}
@@ -226,7 +231,7 @@ def plan_of_flags(
         "vary": axes,
         "evaluate": dict(_parse_evaluate(text) for text in evaluate),
     }
-    document = {"seeds": seeds, "max_steps": max_steps, "tasks": [task]}
+    document = {"seeds": seeds, "max_steps": max_steps, "draws": draws, "halving": halving, "tasks": [task]}
     return validated(Document(document, {}), "", expand=False)
 
 

@@ -6,9 +6,8 @@ OUT/sweep.json holds the plan of the folder: a later call continues that plan an
 from __future__ import annotations
 
 import json
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +16,13 @@ from typing import Any, Protocol
 from tformer.checkpoint.run import LOCK_NAME, RunLock
 from tformer.errors import InputError, Interrupted, TformerError
 from tformer.files import make_folders, parse_object, read_bounded, remove_tree, write_text
-from tformer.formatting import fitted
+from tformer.formatting import fitted, plural
+from tformer.metrics import lower_is_better
 from tformer.recipe import recipe_to_data
 from tformer.workflows.sweep.cells import CELLS, INVALID, REFUSED, RUNS, Result, Stopped, Sweeper, Work
 from tformer.workflows.sweep.children import warm_process
-from tformer.workflows.sweep.grid import Cell, cells_of, check_model, start_of, variants_of
+from tformer.workflows.sweep.grid import Cell, cells_of, check_model, number_of_variants, start_of, variants_of
+from tformer.workflows.sweep.halving import Ladder, Rung, best_variants, rungs_of
 from tformer.workflows.sweep.plan import Plan
 from tformer.workflows.sweep.table import Table, draw, make_table, write_tables
 
@@ -43,12 +44,19 @@ class Grid:
     """The resolved cells of a plan in order of their training, and results of cells that their recipe refuses.
 
     order: names of all cells in the order of the table's rows, then of the seeds.
+    ladders: of successive halving, one of each task.
     """
 
     works: tuple[Work, ...]
     invalid: tuple[Result, ...]
     order: tuple[str, ...]
     notes: tuple[str, ...]
+    ladders: tuple[Ladder, ...] = ()
+
+    @property
+    def trainings(self) -> int:
+        """Number of trainings, with halving each to one rung."""
+        return sum(ladder.trainings for ladder in self.ladders) if self.ladders else len(self.works)
 
 
 def resolve_plan(plan: Plan, *, skip_invalid: bool = False) -> Grid:
@@ -57,7 +65,7 @@ def resolve_plan(plan: Plan, *, skip_invalid: bool = False) -> Grid:
     Raises InputError for the first cell that its recipe refuses (skip_invalid: such cells are left out), for a task
     that is wrong without its axes, and when no cell is left or too many are asked for.
     """
-    total = plan.seeds * sum(math.prod(map(len, task.vary.values())) for task in plan.tasks)
+    total = plan.seeds * sum(number_of_variants(task, plan.draws) for task in plan.tasks)
     if total > MAX_TRAININGS:
         raise InputError(f"axes and seeds give {total:,} trainings, expected at most {MAX_TRAININGS:,}")
     works: list[Work] = []
@@ -71,8 +79,9 @@ def resolve_plan(plan: Plan, *, skip_invalid: bool = False) -> Grid:
         except TformerError as error:
             raise InputError(f"{_of_task(plan, task.name)}{error.message}", hint=error.hint) from None
         notes |= dict.fromkeys(base.notes)
-        variants = variants_of(task, recipe=recipe_to_data(base.recipe), prefix=prefix)
-        seeds = range(base.recipe.seed, base.recipe.seed + plan.seeds)
+        first = base.recipe.seed
+        variants = variants_of(task, recipe=recipe_to_data(base.recipe), prefix=prefix, draws=plan.draws, seed=first)
+        seeds = range(first, first + plan.seeds)
         cells = cells_of(variants, seeds=seeds)
         order += [cell.name for variant in variants for cell in cells if cell.variant is variant]
         for cell in cells:
@@ -91,7 +100,31 @@ def resolve_plan(plan: Plan, *, skip_invalid: bool = False) -> Grid:
             works.append(Work(cell, recipe, plan.max_steps))
     if not works:
         raise InputError(f"no variant is left: {invalid[0].cell}: {invalid[0].message}")
-    return Grid(tuple(works), tuple(invalid), tuple(order), tuple(notes))
+    ladders = [] if plan.halving is None else [_ladder(plan, plan.halving, task.name, works) for task in plan.tasks]
+    return Grid(tuple(works), tuple(invalid), tuple(order), tuple(notes), tuple(ladders))
+
+
+def _ladder(plan: Plan, eta: int, task: str, works: Sequence[Work]) -> Ladder:
+    """The rungs of a task. Raises InputError where its variants do not train for one known number of steps."""
+    own = [work for work in works if work.cell.variant.task.name == task]
+    limits = {(work.recipe.training.max_steps, work.recipe.training.max_epochs) for work in own}
+    steps = sorted({number for number, _ in limits})
+    variants, place = len({work.cell.variant.slug for work in own}), _of_task(plan, task)
+    if any(epochs is not None for _, epochs in limits):
+        raise InputError(
+            f"{place}halving: found a training by epochs, expected one by steps", hint="--max-steps N says how many"
+        )
+    if len(steps) > 1:
+        raise InputError(
+            f"{place}halving: found trainings of {steps[0]:,} and of {steps[-1]:,} steps, expected one number",
+            hint="--max-steps N, and no axis over training.max_steps",
+        )
+    if variants < eta:
+        raise InputError(
+            f"{place}halving: found {plural(variants, 'variant')}, expected at least {eta}",
+            hint="fewer are trained as fast without --halving",
+        )
+    return Ladder(task, eta, plan.seeds, rungs_of(variants, max_steps=steps[0], eta=eta))
 
 
 def run_sweep(
@@ -117,37 +150,68 @@ def run_sweep(
         _claim(out, plan)
         start = stack.enter_context(warm_process())
         sweeper = Sweeper(out, should_stop=should_stop, start=start)
-        results, total = list(grid.invalid), len(grid.works)
-        finished = {work.cell.name: sweeper.finished(work) for work in grid.works}
-        for number, work in enumerate(grid.works, start=1):
-            result, began = finished[work.cell.name], time.monotonic()
-            if result is not None:
-                observer.ended(result, number, total, seconds=None)
-            else:
-                observer.begins(work.cell, number, total, sweeper.log(work.cell))
-                try:
-                    result = sweeper.run(work)
-                except Stopped:
-                    raise interrupted(
-                        f"interrupted: {number - 1} of {total} trainings are finished",
-                        hint="run the same command again to go on",
-                    ) from None
-                observer.ended(result, number, total, seconds=time.monotonic() - began)
-            first = not any(other.task == result.task for other in results)
-            if result.status == REFUSED and first and not tolerant:
-                raise InputError(f"{result.cell}: {result.message}", hint="--skip-invalid goes on with the others")
-            results = sorted([*results, result], key=lambda other: grid.order.index(other.cell))
-            _write(plan, results, out, last=False)
-        return _write(plan, results, out, last=True), results
+        found = {result.cell: result for result in grid.invalid}
+        number, total = 0, grid.trainings
+
+        def train(works: Sequence[Work], rung: Rung | None = None) -> None:
+            nonlocal number
+            finished = {work.cell.name: sweeper.finished(work, rung) for work in works}
+            for work in works:
+                result, began = finished[work.cell.name], time.monotonic()
+                number += 1
+                if result is not None:
+                    observer.ended(result, number, total, seconds=None)
+                else:
+                    observer.begins(work.cell, number, total, sweeper.log(work.cell))
+                    try:
+                        result = sweeper.run(work, rung)
+                    except Stopped:
+                        raise interrupted(
+                            f"interrupted: {number - 1} of {total} trainings are finished",
+                            hint="run the same command again to go on",
+                        ) from None
+                    observer.ended(result, number, total, seconds=time.monotonic() - began)
+                first = not any(other.task == result.task for other in found.values())
+                if result.status == REFUSED and first and not tolerant:
+                    raise InputError(f"{result.cell}: {result.message}", hint="--skip-invalid goes on with the others")
+                found[work.cell.name] = result
+                _write(plan, grid, found, out, last=False)
+
+        if not grid.ladders:
+            train(grid.works)
+        for ladder in grid.ladders:
+            _climb(ladder, grid.works, found, train)
+        return _write(plan, grid, found, out, last=True)
 
 
-def _write(plan: Plan, results: Sequence[Result], out: Path, *, last: bool) -> Table:
-    """Write the tables; after the last cell also the plots, which take a second."""
-    table = make_table(plan, results)
+Train = Callable[[Sequence[Work], Rung], None]
+"""Trains these cells to a rung."""
+
+
+def _climb(ladder: Ladder, works: Sequence[Work], found: Mapping[str, Result], train: Train) -> None:
+    """Train the variants of a task rung by rung, the best of each going on to the next. found: results so far."""
+    own = [work for work in works if work.cell.variant.task.name == ladder.task]
+    for rung, above in zip(ladder.rungs, (*ladder.rungs[1:], None), strict=True):
+        train(own, rung)
+        if above is not None:
+            scores: dict[str, list[float | None]] = {}
+            for work in own:
+                result = found[work.cell.name]
+                value = dict(result.rungs).get(rung.steps)
+                score = None if value is None else lower_is_better(result.metric, value)
+                scores.setdefault(work.cell.variant.slug, []).append(score)
+            best = best_variants(scores, above.variants)
+            own = [work for work in own if work.cell.variant.slug in best]
+
+
+def _write(plan: Plan, grid: Grid, found: Mapping[str, Result], out: Path, *, last: bool) -> tuple[Table, list[Result]]:
+    """Write the tables; after the last cell also the plots, which take a second. Results are in the table's order."""
+    results = sorted(found.values(), key=lambda result: grid.order.index(result.cell))
+    table = make_table(plan, results, grid.ladders)
     write_tables(plan, table, results, out)
     if last:
         draw(plan, results, out)
-    return table
+    return table, results
 
 
 def _claim(out: Path, plan: Plan) -> None:

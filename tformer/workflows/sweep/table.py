@@ -16,8 +16,9 @@ from tformer.files import write_text
 from tformer.formatting import amount, finite_or_none, mebibytes
 from tformer.metrics import Stat, lower_is_better
 from tformer.viz.curves import Curve, draw_curves
-from tformer.workflows.sweep.cells import DONE, TRAINED, Result
+from tformer.workflows.sweep.cells import DONE, DROPPED, TRAINED, Result
 from tformer.workflows.sweep.grid import axes_of
+from tformer.workflows.sweep.halving import Ladder
 from tformer.workflows.sweep.plan import Plan
 
 TWO_DECIMALS = frozenset({"bleu", "chrf"})
@@ -55,12 +56,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows in the order of the plan; labels: of the axes."""
+    """Rows in the order of the plan; labels: of the axes; ladders: of successive halving."""
 
     name: str
     labels: tuple[str, ...]
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
+    ladders: tuple[Ladder, ...] = ()
 
     @property
     def has_tasks(self) -> bool:
@@ -79,7 +81,10 @@ class Table:
         return texts
 
     def remarks(self) -> list[str]:
-        """Sentences about what the marks mean, or why there are none; none for a table without rivals."""
+        """Sentences about successive halving, and about what the marks mean, if there are rivals."""
+        return [*(ladder.describe() for ladder in self.ladders), *self._about_marks()]
+
+    def _about_marks(self) -> list[str]:
         judged = [column for column in self.columns if column.judged]
         rivals = [found for row in self.rows for column in judged if len(found := self._rivals(row, column)) > 1]
         if not rivals:
@@ -117,8 +122,8 @@ COSTS = (
 )
 
 
-def make_table(plan: Plan, results: Sequence[Result]) -> Table:
-    """The table of the results so far, which are in the order of the rows."""
+def make_table(plan: Plan, results: Sequence[Result], ladders: Sequence[Ladder] = ()) -> Table:
+    """The table of the results so far, which are in the order of the rows; with a column for each rung."""
     groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[Result]] = {}
     for result in results:
         groups.setdefault((result.task, tuple(result.choices.items())), []).append(result)
@@ -127,19 +132,23 @@ def make_table(plan: Plan, results: Sequence[Result]) -> Table:
     metrics = dict.fromkeys(result.metric for result in results)
     evaluations = dict.fromkeys(label for task in plan.tasks for label in task.evaluate)
     columns = [column for column in COSTS if any(column.key in row.stats for row in rows)]
+    steps = sorted({rung.steps for ladder in ladders for rung in ladder.rungs})
+    columns += [Column(f"rung.{step}", f"{' or '.join(metrics)} at step {step:,}", show_metric) for step in steps]
     columns += [Column(f"valid.{metric}", metric, show_metric, judged=True) for metric in metrics]
     columns += [Column(f"evaluate.{label}", label, show_metric, judged=True) for label in evaluations]
-    return Table(plan.name, labels, tuple(columns), rows)
+    return Table(plan.name, labels, tuple(columns), rows, tuple(ladders))
 
 
 def _row(task: str, choices: dict[str, str], results: Sequence[Result]) -> Row:
     good = [result for result in results if result.status in (DONE, TRAINED)]
+    kept = [result for result in results if result in good or result.status == DROPPED]
     values: dict[str, list[float]] = {}
     metrics: dict[str, str] = {}
     refused: dict[str, str] = {}
-    for result in good:
+    for result in kept:
         for key, value in measures(result):
             values.setdefault(key, []).append(value)
+        metrics |= {f"rung.{step}": result.metric for step, _ in result.rungs}
         for label, entry in result.evaluate.items():
             if "failure" in entry:
                 refused[f"evaluate.{label}"] = entry["failure"]
@@ -158,6 +167,10 @@ def measures(result: Result) -> Iterator[tuple[str, float]]:
         value = getattr(result, column.key)
         if value is not None:
             yield column.key, float(value)
+    for step, value in result.rungs:
+        yield f"rung.{step}", float(value)
+    if result.status == DROPPED:  # its best value is that of fewer steps than other rows have
+        return
     if result.best is not None:
         yield f"valid.{result.metric}", float(result.best)
     for key, value in result.validation.items():
@@ -224,7 +237,9 @@ def document(plan: Plan, table: Table, results: Sequence[Result]) -> dict[str, A
     """The JSON document of `--json`: everything but the curves."""
     cells = [{key: value for key, value in asdict(result).items() if key not in CURVES} for result in results]
     rows = [asdict(row) | {"text": dict(zip(table.headings, table.cells(row), strict=True))} for row in table.rows]
-    return {"name": plan.name, "axes": list(table.labels), "columns": table.headings, "rows": rows, "cells": cells}
+    halving = {"halving": [ladder.to_json() for ladder in table.ladders]} if table.ladders else {}
+    axes = list(table.labels)
+    return {"name": plan.name, "axes": axes, "columns": table.headings, **halving, "rows": rows, "cells": cells}
 
 
 def _variant_rows(table: Table) -> list[dict[str, Any]]:
@@ -232,7 +247,7 @@ def _variant_rows(table: Table) -> list[dict[str, Any]]:
 
 
 def _variant_row(table: Table, row: Row) -> dict[str, Any]:
-    failed = sum(row.failures.values())
+    failed = sum(count for word, count in row.failures.items() if word != DROPPED)
     cells: dict[str, Any] = {"task": row.task, **{label: row.choices.get(label, "") for label in table.labels}}
     cells |= {"seeds": row.seeds, "failed": failed, "failures": ", ".join(row.failures)}
     for key, stat in row.stats.items():
