@@ -196,6 +196,11 @@ class Shards:
             state.copy_(whole[self.rows(len(whole))] if part.owner is None and state.ndim else whole)
 
 
+def is_spread(tensor: Tensor) -> bool:
+    """Whether a tensor is a DTensor (whose import takes half a second)."""
+    return hasattr(tensor, "to_local")
+
+
 @torch.no_grad()
 def local(tensor: Any) -> Tensor:
     """The rows of this process of a DTensor (whose import takes half a second), sharing its memory."""

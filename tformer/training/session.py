@@ -26,6 +26,7 @@ from tformer.files import require_room, write_text
 from tformer.loading import load_body, load_generator, load_weights
 from tformer.model import Transformer
 from tformer.objectives.base import Objective
+from tformer.optim.shards import is_spread, local
 from tformer.processes import ScratchFolder
 from tformer.recipe import recipe_to_data, recipe_to_yaml
 from tformer.tasks.base import Progress, ShouldStop, Work, WriteSample
@@ -189,12 +190,13 @@ class Session:
         start, data = self.prepared.start, self.prepared.data
         fresh_heads = True
         if start.resumed is not None:
-            load_weights(model, start.resumed)
+            load_weights(model, start.resumed, shards=self.shards)
             if self.models.generator is not None:
-                load_generator(self.models.generator, start.resumed)
+                load_generator(self.models.generator, start.resumed, shards=self.shards)
             fresh_heads = False
         elif start.weights is not None:
-            fresh = load_body(model, start.weights, keep_heads=start.kept_heads(self.prepared.recipe))
+            keep = start.kept_heads(self.prepared.recipe)
+            fresh = load_body(model, start.weights, keep_heads=keep, shards=self.shards)
             new = list(dict.fromkeys(name.split(".")[1] for name in fresh))
             kept = [head for head in model.heads if head not in new]
             fresh_heads = bool(new)
@@ -202,11 +204,11 @@ class Session:
                 if heads:
                     self.console.print(f"{what} head: {', '.join(heads)}", markup=False)
             if self.models.generator is not None and start.weights.has("generator"):
-                load_generator(self.models.generator, start.weights)
+                load_generator(self.models.generator, start.weights, shards=self.shards)
         if fresh_heads and data.label_mean is not None:
             head = data.recipe.objectives[0].objective.head.kind
-            with torch.no_grad():
-                model.get_parameter(f"heads.{head}.project.bias").fill_(data.label_mean)
+            bias = model.get_parameter(f"heads.{head}.project.bias")
+            (local(bias) if is_spread(bias) else bias.detach()).fill_(data.label_mean)
 
     def _trained(self, objective: Objective) -> Objective:
         """The objective that is trained: with the soft targets of a teacher, or with two passes."""
