@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
+from torch import Tensor
 
 from tests.end_to_end.labelled_examples import sentences
 from tests.training.pair_makers import RECIPE, english, german, metrics
 from tests.training.test_training_devices import TOLERANCE, _all_processes_end, assert_same_run, at_step, latest, train
+from tformer.checkpoint.read import read_checkpoint
 from tformer.training import assemble, session
 
 __all__ = ["_all_processes_end", "train"]  # fixtures
@@ -30,14 +31,20 @@ def _orthogonalise_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assemble, "has_bf16_instructions", lambda: False)
 
 
-def assert_same_state(run: str, other: str, *names: str) -> None:
+def assert_same_state(run: str, other: str, *roles: str) -> None:
     """The same tensors of the latest checkpoints under the same names, within the tolerance."""
-    for name in names:
-        own, others = (load_file(latest(each) / f"{name}.safetensors") for each in (run, other))
+    for role in roles:
+        own, others = (stored(run, role), stored(other, role))
         assert {key: (each.shape, each.dtype) for key, each in own.items()} == {
             key: (each.shape, each.dtype) for key, each in others.items()
         }
         assert max(float((own[key] - others[key]).abs().max()) for key in own) <= TOLERANCE
+
+
+def stored(run: str, role: str) -> dict[str, Tensor]:
+    """The tensors of a role in the latest checkpoint, from one file or several."""
+    checkpoint = read_checkpoint(latest(run))
+    return checkpoint.rows(role, dict.fromkeys(checkpoint.specs(role), slice(None)))
 
 
 def test_sharded_weights_make_the_run_and_the_files_of_one_process(train: Cli) -> None:
