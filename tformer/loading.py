@@ -256,9 +256,7 @@ class _Stored:
             (local(target) if is_spread(target) else target).copy_(rows[role][stored])
 
 
-def load_weights(
-    model: nn.Module, checkpoint: Checkpoint, *, ema: bool = False, shards: Shards | None = None
-) -> None:
+def load_weights(model: nn.Module, checkpoint: Checkpoint, *, ema: bool = False, shards: Shards | None = None) -> None:
     """Copy a checkpoint's weights into a model: all of them, or none and an InputError.
 
     Args:
