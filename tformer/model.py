@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from tformer.nn.attention.context import AttentionContext, TapSink, check_taps, scoped
 from tformer.nn.cache import CrossCache, ModelCache
-from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
+from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.fixed_cache import AnyCache, FixedCache
 from tformer.nn.heads import Output
+from tformer.nn.patches import PatchEmbedding
 from tformer.nn.stack import Stack
 
 
@@ -265,6 +266,8 @@ class Transformer(nn.Module):
                 pos_BT=pos_BT,
                 token_type_ids=token_type_ids,
                 mask_BT=embedding_mask,
+                real_BT=attention_mask,
+                document_ids_BT=document_ids,
                 dtype=self.compute_dtype,
                 taps=embedding_taps,
             )

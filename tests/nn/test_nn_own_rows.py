@@ -21,6 +21,8 @@ VARIANTS = {
     "projections that start at zero": ("gpt/small", {"model": {"init": {"kind": "scaled", "zero_out": True}}}),
     "learned layerdrop": ("gpt/small", {"model": {"decoder": {"layerdrop": {"rate": 0.4, "learned": True}}}}),
     "untied": ("gpt/small", {"model": {"tie": {"output": False}}}),
+    "convolutions": ("vit/tiny", {"model": {"patches": {"stem": "convolutions"}}}),
+    "shifted": ("vit/tiny", {"model": {"patches": {"stem": "shifted"}}}),
     "shaw": ("gpt/small", {"model": {"decoder": {"positions": {"kind": "shaw"}}}}),
 }
 RECIPES = {preset: (preset, {}) for preset in PRESETS} | VARIANTS

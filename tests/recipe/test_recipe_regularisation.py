@@ -58,6 +58,14 @@ def test_windows_of_one_length_and_images_exclude_subword_sampling() -> None:
         recipe_of("vit", "tiny", "data.subword_sampling=0.1")
 
 
+def test_r_drop_without_dropout_gives_a_note() -> None:
+    off = ["model.embedding.dropout=0", "model.encoder.dropout=0", "model.heads.0.dropout=0"]
+    note = "training.consistency r_drop does nothing: without dropout both passes are equal"
+    for kind, changes, expected in ((R_DROP, off, True), (R_DROP, off[:2], False), (SIMCUT, off, False)):
+        sets = [kind, *changes]
+        assert (note in load_recipe(arch="bert", preset="classify", sets=sets).notes) is expected, sets
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

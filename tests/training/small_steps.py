@@ -73,6 +73,7 @@ def context(recipe: Recipe) -> ObjectiveContext:
         target=decoder_tokens(SPECIAL) if both else None,
         target_seq_len=LENGTH + 8 if both else None,
         images=ImageContext((0.5,) * 3, (0.5,) * 3) if recipe.model.patches is not None else None,
+        label_counts=np.array([6, 5]) if recipe.model.patches is not None else None,
     )
 
 

@@ -14,9 +14,17 @@ from torch import Tensor
 
 from tests.end_to_end.labelled_examples import sentences
 from tests.training.pair_makers import RECIPE, english, german, metrics
-from tests.training.test_training_devices import TOLERANCE, _all_processes_end, assert_same_run, at_step, latest, train
+from tests.training.test_training_devices import (
+    TOLERANCE,
+    _all_processes_end,
+    assert_same_run,
+    at_step,
+    latest,
+    records,
+    train,
+)
 from tformer.checkpoint.read import read_checkpoint
-from tformer.training import assemble, session
+from tformer.training import session
 
 __all__ = ["_all_processes_end", "train"]  # fixtures
 
@@ -24,11 +32,6 @@ Cli = Callable[..., Any]
 FSDP, DDP = (("--set", f"training.parallel.kind={kind}") for kind in ("fsdp", "ddp"))
 ELECTRA = ("--arch", "electra", "--preset", "tiny", "--set", "model.d_model=16", "--set", "model.embedding.size=8",
            "--set", "generator.d_model=8", "--set", "generator.embedding.size=8")  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _orthogonalise_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assemble, "has_bf16_instructions", lambda: False)
 
 
 def assert_same_state(run: str, other: str, *roles: str) -> None:
@@ -172,3 +175,13 @@ def test_electra_is_validated_and_saved_with_its_generator_when_sharded(cli: Cli
         assert outcome.code == 0, outcome.err
     assert_same_run(str(tmp_path / "two"), str(tmp_path / "one"))
     assert_same_state(str(tmp_path / "two"), str(tmp_path / "one"), "generator", "optimizer")
+
+
+def test_a_training_in_bf16_is_that_of_one_process_within_its_rounding(train: Cli) -> None:
+    """Blocks are gathered in bf16, also for validation and samples."""
+    half = ("--precision", "bf16", "--max-steps", 4)
+    assert train(*half, "--out", "one").code == 0
+    outcome = train(*half, *FSDP, "--devices", 2, "--out", "two")
+    assert outcome.code == 0, outcome.err
+    one, two = ([each["loss"] for each in records(run)] for run in ("one", "two"))
+    assert two == pytest.approx(one, rel=2e-3) and len(one) > 1

@@ -29,6 +29,7 @@ from tformer.objectives.base import ImageContext, Objective, ObjectiveContext
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns
 from tformer.tokenizer.special import SpecialIds
+from tformer.workers.worker import ALONE, Worker
 
 HEADS = {options.kind for options in get_args(HeadOptions) if options.label_kind is not None}
 
@@ -129,8 +130,13 @@ class Classifier:
         images.seq_len = self._loaded.recipe.seq_len
         return images
 
-    def scores(self, samples: Samples, *, progress: Callable[..., None] | None = None) -> np.ndarray:
-        """fp32 [N, L] scores of tokenised texts or of images."""
+    def scores(
+        self, samples: Samples, *, progress: Callable[..., None] | None = None, worker: Worker = ALONE
+    ) -> np.ndarray:
+        """fp32 [N, L] scores of tokenised texts or of images. `worker`: this process, where several divide the batches.
+
+        All workers get all scores.
+        """
         return predict_scores(
             self._loaded.model,
             samples,
@@ -139,6 +145,7 @@ class Classifier:
             batch_size=self._batch_size,
             should_stop=self._should_stop,
             progress=progress,
+            worker=worker,
         )
 
     def probabilities(self, scores_NL: np.ndarray) -> np.ndarray:

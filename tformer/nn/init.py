@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -25,13 +26,14 @@ from torch.overrides import TorchFunctionMode
 
 from tformer.nn.attention import Mechanism
 from tformer.nn.attention.multi_head import MultiHeadAttention
-from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
+from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.heads import VocabularyHead
 from tformer.nn.layer_norm import Norm
 from tformer.nn.linear import Linear
 from tformer.nn.options import require, require_positive
 from tformer.nn.own_rows import RANDOM_FILLS
+from tformer.nn.patches import PatchEmbedding
 from tformer.nn.positions.base import Positions
 from tformer.nn.stack import Block, Stack
 from tformer.nn.structured_dropout import LayerDrop
@@ -141,8 +143,7 @@ def initialise(
                 if module.token_types is not None:
                     module.token_types.normal_(0.0, embedding_std)
             elif isinstance(module, PatchEmbedding):
-                draw_matrix(module.weight.view(module.weight.shape[0], -1), options)
-                module.bias.zero_()
+                module.reset_parameters(partial(draw_matrix, options=options))
                 if module.cls is not None:
                     module.cls.normal_(0.0, embedding_std)
             elif isinstance(module, Positions):

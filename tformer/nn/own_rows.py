@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ class OwnRows:
 
         Draws into parameters move the random generator as if these were on the CPU.
         """
-        hook = register_module_parameter_registration_hook(_moved_to_meta)
+        hook = register_module_parameter_registration_hook(cast("Any", _moved_to_meta))
         try:
             with _DrawAside():
                 yield
@@ -44,18 +44,20 @@ class OwnRows:
 
     @contextmanager
     def whole(self, module: nn.Module) -> Iterator[None]:
-        """Inside, the parameters of `module` without those of its children are whole, on the CPU, to be initialised.
+        """Inside, the parameters of `module` itself, lists of them included, are whole on the CPU, to be initialised.
 
         Afterwards the rows of those that were written to are kept, and all are on the meta device again.
         """
-        own = dict(module.named_parameters(recurse=False, remove_duplicate=False))
-        whole = {each: nn.Parameter(torch.empty(each.shape, dtype=each.dtype, device="cpu")) for each in own.values()}
-        for name, parameter in own.items():
-            setattr(module, name, whole[parameter])
+        owners = [module, *(child for child in module.children() if isinstance(child, nn.ParameterList))]
+        own = [(owner, name, each) for owner in owners
+               for name, each in owner.named_parameters(recurse=False, remove_duplicate=False)]  # fmt: skip
+        whole = {each: nn.Parameter(torch.empty(each.shape, dtype=each.dtype, device="cpu")) for _, _, each in own}
+        for owner, name, parameter in own:
+            setattr(owner, name, whole[parameter])
         unwritten = {parameter: tensor._version for parameter, tensor in whole.items()}
         yield
-        for name, parameter in own.items():
-            setattr(module, name, parameter)
+        for owner, name, parameter in own:
+            setattr(owner, name, parameter)
         for parameter, tensor in whole.items():
             if tensor._version > unwritten[parameter]:
                 self._kept[parameter] = tensor.detach()[self._rows(len(tensor))].clone()

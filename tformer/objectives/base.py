@@ -211,7 +211,9 @@ class Objective:
 
     @staticmethod
     def target_length(source: int, target: int, options: Any) -> int:
-        """Mean ids that the decoder reads for an example of so many ids; `target`: of a target of its own."""
+        """Mean number of ids that the decoder reads. source, target: mean numbers of ids of an example, and of its
+        target.
+        """
         return target
 
     def originals(self, sample: Any) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ Each objective defines its own soft loss: of a yes-or-no decision (multi-label) 
 Student layer i = 1 ... M is compared with teacher layer ceil(i N / M) of N: evenly spaced, last with last. Hidden
 states are a layer's output, attention weights those before dropout; padding is not counted.
 
-Every part is a term of its own, so accumulation and several processes stay exact. The teacher reads the student's own
+Every part is a separate term, so accumulation and several processes stay exact. The teacher reads the student's own
 batch, with the same tokens masked, after the student has drawn its dropout, and draws nothing itself.
 
 Shapes: B samples, T positions, D d_model, H heads, S keys, L labels.

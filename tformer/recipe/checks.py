@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import sqrt
 from operator import attrgetter
+from typing import Any
 
 from tformer.objectives import check_combination, unused_keys
 from tformer.objectives.base import WINDOWED, Objective
@@ -20,6 +21,10 @@ from tformer.recipe.yaml_text import KeyPath
 
 WIDE_LOGITS = 2.0
 """A larger standard deviation of a tied output's first logits is worth a note; tables of std d_model^-1/2 have 1."""
+
+
+OWN_DRAWS = ("dropout", "drophead")
+"""Endings of the keys of dropout that is drawn for every row."""
 
 
 def check_recipe(recipe: Recipe) -> list[str]:
@@ -245,9 +250,23 @@ def notes(recipe: Recipe) -> Iterator[str]:
         yield f"optimizer.adam_lr does nothing: it belongs to {owners}, and optimizer.kind is {optimizer.kind}"
     if recipe.data.document_mask and recipe.data.packing == "none":
         yield "data.document_mask does nothing: data.packing is none, so documents never see each other anyway"
+    consistency = recipe.training.consistency
+    if (
+        consistency is not None
+        and not consistency.objective.reads_tokens
+        and not _has_dropout(recipe.model.model_dump())
+    ):
+        yield f"training.consistency {consistency.kind} does nothing: without dropout both passes are equal"
     yield from _wide_output(recipe)
     yield from _unused_teacher_keys(recipe)
     yield from _unused_keys(recipe)
+
+
+def _has_dropout(section: Any) -> bool:
+    """Whether a part of the model as plain data has a dropout that each of two passes draws for itself."""
+    if isinstance(section, dict):
+        return any((name.endswith(OWN_DRAWS) and bool(value)) or _has_dropout(value) for name, value in section.items())
+    return isinstance(section, list | tuple) and any(map(_has_dropout, section))
 
 
 def _wide_output(recipe: Recipe) -> Iterator[str]:

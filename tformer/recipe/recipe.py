@@ -91,7 +91,7 @@ class Recipe(Section):
         """Maximum positions of an example (of pairs: of its source), special tokens included; an image's patches."""
         patches = self.model.patches
         if patches is not None:
-            return (patches.image_size // patches.size) ** 2 + patches.cls
+            return patches.side**2 + patches.cls
         return self.data.seq_len or self.model.max_seq_len
 
     @property

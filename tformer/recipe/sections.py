@@ -81,7 +81,8 @@ class Data(Section):
     # new segmentations of the training texts in every epoch; 0: off. bpe: share of merges left out (BPE-dropout, arXiv
     # 1910.13267); unigram: exponent of the probabilities by which pieces are drawn (arXiv 1804.10959)
     subword_sampling: Probability = 0.0
-    augment: tuple[Literal["shift", "flip", "crop"], ...] = ()  # random changes of training images
+    # random changes of training images, in this order; randaugment: arXiv 1909.13719, erase: arXiv 1708.04896
+    augment: tuple[Literal["shift", "flip", "crop", "randaugment", "erase"], ...] = ()
 
 
 class ParameterGroup(Section):
@@ -137,6 +138,8 @@ class Parallelism(Section):
     kind: Literal["auto", "ddp", "fsdp", "hsdp"] = "auto"
     shard_size: Positive | None = None  # hsdp: processes of a group; null: those of one machine
     reshard: bool = True  # fsdp, hsdp: free the weights of a layer after its forward pass
+    # number format in which gradients are added up over the processes; bf16: half the traffic, 8 bits of each sum
+    reduce: Literal["fp32", "bf16"] = "fp32"
     timeout_minutes: Annotated[float, Field(gt=0, le=1e6)] = 10.0  # limit of waiting for the other processes
 
 
@@ -145,7 +148,7 @@ class Training(Section):
 
     max_steps: Positive = 10000  # optimizer steps
     max_epochs: PositiveFloat | None = None  # passes over the data, instead of max_steps, which then follows from them
-    max_minutes: PositiveFloat | None = None  # save and stop after so many minutes
+    max_minutes: PositiveFloat | None = None  # save and stop after this number of minutes
     batch_size: BatchSize | None = 32  # examples or windows in one micro-batch
     # tokens in one micro-batch, instead of batch_size; of pairs those of the longer side
     batch_tokens: BatchSize | None = None
@@ -153,7 +156,7 @@ class Training(Section):
     # steps between validations; null: once an epoch, but at most 20 times; without max_epochs at least every 500 steps
     eval_every: Positive | None = 500
     save_every: Positive | None = 500  # steps between checkpoints; null: with every validation
-    save_every_minutes: PositiveFloat | None = None  # also save after so many minutes
+    save_every_minutes: PositiveFloat | None = None  # also save at this interval in minutes
     # write checkpoints from a copy of all tensors while training goes on; null: where several processes train
     save_in_background: bool | None = None
     keep_last: Positive = 2  # number of checkpoints kept besides the best
@@ -206,7 +209,7 @@ class Generation(Section):
     temperature: NonNegativeFloat = 1.0  # divides the logits before sampling; 0: greedy
     top_k: NonNegative = 0  # sample from this many most probable tokens; 0: off
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # nucleus sampling (arXiv 1904.09751); 1: off
-    min_p: Probability = 0.0  # least probability, as a share of the highest (arXiv 2407.01082); 0: off
+    min_p: Probability = 0.0  # minimum probability, as a share of the highest (arXiv 2407.01082); 0: off
     repetition_penalty: PositiveFloat = 1.0  # makes used tokens less likely (arXiv 1909.05858); 1: off
     no_repeat_ngram: NonNegative = 0  # never repeat a sequence of this many tokens (arXiv 1705.04304); 0: off
     min_new_tokens: NonNegative = 0  # minimum length of an output

@@ -173,12 +173,12 @@ class Labelled(Task):
             raise InputError(f"{name}: no examples to evaluate")
         began = time.perf_counter()
         with work.progress(f"evaluating {name}", unit="examples") as progress:
-            scores_NL = classifier.scores(samples, progress=progress)
+            scores_NL = classifier.scores(samples, progress=progress, worker=work.worker)
         work.require_finished("before every example was read")
         seconds = time.perf_counter() - began
         report = REPORTS[classifier.kind](samples.labels, scores_NL, classifier.labels)
         require_finite(report["loss"])
-        if options.mistakes is not None:
+        if options.mistakes is not None and work.worker.leads:
             written = write_mistakes(options.mistakes, classifier, samples, scores_NL)
             work.note(f"{options.mistakes}: {written:,} examples")
         return {"data": name, **report, "examples_per_second": len(samples) / seconds}

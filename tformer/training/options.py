@@ -266,8 +266,8 @@ class TrainOptions:
         MACHINE(
             "--parallel",
             metavar="auto|ddp|fsdp|hsdp",
-            help="Each device holds the whole model (ddp), or all of them (fsdp) or groups (hsdp) divide it; auto: ddp "
-            "(with --dry-run the first that fits).",
+            help="Each device holds the whole model (ddp), or all of them (fsdp) or groups (hsdp) divide it; auto: the "
+            "first that fits.",
         ),
         Key("training.parallel.kind"),
     ] = None
@@ -293,6 +293,11 @@ class TrainOptions:
             workers=self.workers,
             devices=self.devices,
         )
+
+    def of_several_processes(self) -> list[str]:
+        """The given options that say what only several processes do."""
+        given = {"--parallel": self.parallel, "--max-restarts": self.max_restarts or None}
+        return [f"{flag} {value}" for flag, value in given.items() if value not in (None, "auto")]
 
     def recipe_values(self) -> dict[str, Any]:
         """The values of the recipe that the options set, by dotted key.

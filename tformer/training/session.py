@@ -38,7 +38,7 @@ from tformer.training.request import RUNS, locked_run
 from tformer.training.saving import Checkpoints
 from tformer.training.state import LossScaler, TrainerState
 from tformer.training.teacher import make_distillation
-from tformer.training.together import find_shared_start, prepare_together, require_same_command, take_own_gpu
+from tformer.training.together import find_shared_start, prepare_together, require_same_command
 from tformer.workers.launch import number_of_workers
 from tformer.workers.worker import Worker, is_lost
 
@@ -60,13 +60,12 @@ def run_training(
 
     training_begins: called after preparation; from then on `should_stop` is polled between steps only.
     began: `time.monotonic()` when the command started; `--max-minutes` counts from there.
-    worker: this process as one of several, each of which calls this; the leader's summary counts.
+    worker: this process as one of several; all of them call this function, and the leader returns the summary.
     Raises InputError before anything is written; Interrupted after the checkpoint is saved.
     """
     devices = number_of_workers(options.devices, options.device or "auto", planned=True) if options.dry_run else 1
     worker = worker or Worker()
     require_same_command(options, worker)
-    take_own_gpu(options.device, worker)
     with locked_run(options) if worker.leads else nullcontext() as run, ScratchFolder("training") as scratch:
         start = find_shared_start(options, run, worker)
         for note in start.notes:
@@ -103,7 +102,8 @@ class Session:
         worker: Worker,
     ) -> None:
         self.worker = worker
-        self.parallel = parallel_of(prepared.recipe.training.parallel, machine_size=worker.local_size)
+        machine_size, dtype = worker.local_size, prepared.precision.dtype
+        self.parallel = parallel_of(prepared.parallel, machine_size=machine_size, compute_dtype=dtype)
         self.prepared, self.console, self.work, self.began = prepared, console, work, began
         self.should_stop = work.should_stop
         recipe, device = prepared.recipe, prepared.device
@@ -223,7 +223,7 @@ class Session:
         )
 
     def _open_run(self) -> RunDirectory:
-        """The run directory; the leader creates or reopens it. Errors in other input are raised before."""
+        """The run directory; the leader creates or reopens it, after all other input was checked."""
         run = self._write_run() if self.worker.leads else None
         path = self.worker.share(lambda: None if run is None else str(run.path))
         return run or RunDirectory(Path(path or ""))
@@ -372,7 +372,7 @@ class Session:
         parameters = parameters_per_token(self.model, recipe, length=source)
         return recipe.training.copies * training_flops_per_token(recipe.model, parameters=parameters, **lengths)
 
-    # Callbacks of the loop. Of several processes the leader validates and writes, so that nothing differs from one.
+    # Callbacks of the loop. The leader validates and writes, so that the results are those of one process.
 
     def _write(self, record: dict[str, Any]) -> None:
         if self.worker.leads:
