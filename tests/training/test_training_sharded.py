@@ -134,7 +134,7 @@ def test_a_checkpoint_goes_on_with_any_number_of_processes_and_any_kind(
     train: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Without biases of keys: they have no gradient but for rounding, which Adafactor magnifies to a whole step.
-    for kind in ("muon", "adafactor"):
+    for kind in ("muon", "normuon", "adafactor"):
         words = ("--set", "training.ema_decay=0.9", "--set", f"optimizer.kind={kind}", "--set", "optimizer.lr=0.003",
                  "--set", "model.decoder.attention.qkv_bias=false")  # fmt: skip
         assert train("--out", f"whole-{kind}", *words).code == 0

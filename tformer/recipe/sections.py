@@ -99,11 +99,11 @@ class Optimizer(Section):
 
     kind: OptimizerName = "adamw"
     lr: PositiveFloat = 3.0e-4  # maximum learning rate
-    adam_lr: PositiveFloat | None = None  # muon: the rate of all other parameters; null: lr
+    adam_lr: PositiveFloat | None = None  # muon, normuon: the rate of all other parameters; null: lr
     betas: tuple[Probability, Probability] = (0.9, 0.95)  # decay of the moving averages
     eps: PositiveFloat = 1.0e-8  # added to the root of the second moment
     weight_decay: NonNegativeFloat = 0.1  # matrices only: never biases, gains and tables of one dimension
-    momentum: Probability = 0.95  # muon: momentum of the gradient
+    momentum: Probability = 0.95  # muon, normuon: momentum of the gradient
     clip_grad_norm: PositiveFloat | None = 1.0  # maximum norm of the gradient (arXiv 1211.5063); null: off
     groups: tuple[ParameterGroup, ...] = ()  # exceptions by name of the parameter
     # factor of the learning rate per layer, counted from the top (arXiv 1801.06146)

@@ -131,6 +131,26 @@ class TrainOptions:
     target_tokenizer: Annotated[
         Path | None, DATA("--target-tokenizer", help="Pairs: the tokenizer.json of the target.")
     ] = None
+    embeddings: Annotated[
+        Path | None,
+        MODEL(
+            "--embeddings",
+            metavar="FILE",
+            help="Start the embedding table with the token vectors of this file: GloVe's or word2vec's text format, or "
+            "safetensors.",
+        ),
+        Key("embeddings.path"),
+    ] = None
+    target_embeddings: Annotated[
+        Path | None,
+        MODEL(
+            "--target-embeddings",
+            metavar="FILE",
+            help="Pairs: token vectors of the target side; where both sides share a table, of tokens that --embeddings "
+            "lacks.",
+        ),
+        Key("embeddings.target_path"),
+    ] = None
     objective: Annotated[
         str | None,
         OPTIMIZATION(

@@ -36,6 +36,7 @@ from tformer.training.assemble import (
     require_separate_rows,
     vocabulary_size,
 )
+from tformer.training.embeddings import Vectors, read_embeddings
 from tformer.training.request import RUNS, Start
 from tformer.training.teacher import check_vocabulary
 
@@ -53,6 +54,8 @@ class Prepared:
     Attributes:
         parallel: of several processes, with the kind that fits them. The recipe keeps `auto`, as a run may go on with
             another number of processes.
+        max_minutes: limit of this command, not part of the recipe.
+        vectors: of tokens, by the name of the table that starts with them.
     """
 
     recipe: Recipe
@@ -62,7 +65,8 @@ class Prepared:
     precision: Precision
     num_parameters: int
     parallel: Parallelism
-    max_minutes: float | None  # limit of this command, not part of the recipe
+    max_minutes: float | None
+    vectors: dict[str, Vectors]
 
     @property
     def tokens_per_micro_batch(self) -> int:
@@ -118,7 +122,8 @@ def prepare(start: Start, work: Work, *, processes: int = 1) -> Prepared:
     if device.type == "cpu" and first_step < recipe.training.max_steps:
         source, target = mean_lengths(data.samples, data.tokens_per_sample)
         work.note(expected_note(recipe, first_step=first_step, lengths=(round(source), round(target))))
-    return Prepared(recipe, start, data, device, precision, num_parameters, recipe.training.parallel, minutes)
+    vectors = read_embeddings(recipe, data, work) if start.resumed is None else {}
+    return Prepared(recipe, start, data, device, precision, num_parameters, recipe.training.parallel, minutes, vectors)
 
 
 def _generator_note(recipe: Recipe) -> str:

@@ -23,12 +23,12 @@ from tformer.files import require_room, write_text
 from tformer.loading import load_body, load_generator, load_weights
 from tformer.model import Transformer
 from tformer.objectives.base import Objective
-from tformer.optim.shards import is_spread, local
 from tformer.processes import ScratchFolder
 from tformer.recipe import recipe_to_data, recipe_to_yaml
 from tformer.tasks.base import Progress, ShouldStop, Work, WriteSample
 from tformer.training import assemble
 from tformer.training.display import Console, TrainingDisplay
+from tformer.training.embeddings import write_embeddings
 from tformer.training.loggers import LoggedRun, Loggers, Status, logger_names
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.options import TrainOptions
@@ -182,7 +182,7 @@ class Session:
         )
 
     def _start_weights(self, model: Transformer) -> None:
-        """Load weights to resume or fine-tune from; the bias of a new regression head is the mean of the scores."""
+        """Weights to resume or fine-tune from, or token vectors; a new regression head's bias is the scores' mean."""
         start, data = self.prepared.start, self.prepared.data
         fresh_heads = True
         if start.resumed is not None:
@@ -194,17 +194,16 @@ class Session:
             keep = start.kept_heads(self.prepared.recipe)
             fresh = load_body(model, start.weights, keep_heads=keep, shards=self.shards)
             new = list(dict.fromkeys(name.split(".")[1] for name in fresh))
-            kept = [head for head in model.heads if head not in new]
-            fresh_heads = bool(new)
+            kept, fresh_heads = [head for head in model.heads if head not in new], bool(new)
             for what, heads in (("new", new), ("kept", kept)):
                 if heads:
                     self.console.print(f"{what} head: {', '.join(heads)}", markup=False)
             if self.models.generator is not None and start.weights.has("generator"):
                 load_generator(self.models.generator, start.weights, shards=self.shards)
+        write_embeddings(self.prepared.vectors, model, shards=self.shards)
         if fresh_heads and data.label_mean is not None:
             head = data.recipe.objectives[0].objective.head.kind
-            bias = model.get_parameter(f"heads.{head}.project.bias")
-            (local(bias) if is_spread(bias) else bias.detach()).fill_(data.label_mean)
+            torch.nn.init.constant_(model.get_parameter(f"heads.{head}.project.bias"), data.label_mean)
 
     def _trained(self, objective: Objective) -> Objective:
         """The objective that is trained: with the soft targets of a teacher, or with two passes."""

@@ -81,7 +81,8 @@ def prepare_together(start: Start, work: Work, worker: Worker) -> Prepared:
     prepared = worker.in_turn(lambda: prepare(start, work, processes=worker.local_size))
     tokenizers = {"tokenizer": prepared.data.tokenizer, "target tokenizer": prepared.data.target_tokenizer}
     hashes = {name: "none" if each is None else each.sha256[:16] for name, each in tokenizers.items()}
-    worker.require_equal({**hashes, "training data": prepared.data.fingerprint}, hint=SAME_DATA)
+    vectors = {f"vectors of {table}": each.digest() for table, each in prepared.vectors.items()}
+    worker.require_equal({**hashes, **vectors, "training data": prepared.data.fingerprint}, hint=SAME_DATA)
     recipe = _leaders(prepared.recipe, worker)
     name = recipe.training.precision
     assert name != "auto"
