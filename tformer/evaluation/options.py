@@ -157,6 +157,10 @@ class EvaluationOptions(DataOptions):
             help="Labelled data and pairs: write what the model gets wrong, the most confident mistakes first.",
         ),
     ] = None
+    views: Annotated[
+        int,
+        MEASURE("--views", metavar="N", help="Images: average the probabilities of N views, moved and mirrored."),
+    ] = 1
     seq_len: Annotated[
         int | None,
         MEASURE(

@@ -167,7 +167,9 @@ class Labelled(Task):
 
     def evaluate(self, loaded: Loaded, data: ChosenData, options: EvaluationOptions, work: Work) -> dict[str, Any]:
         """The report of the model's kind of labels on every example, and the file of mistakes if wanted."""
-        classifier = Classifier(loaded, batch_size=options.batch_size, should_stop=work.should_stop)
+        classifier = Classifier(
+            loaded, batch_size=options.batch_size, views=options.views, should_stop=work.should_stop
+        )
         samples, name = self.read(loaded, data, work)
         if not len(samples):
             raise InputError(f"{name}: no examples to evaluate")
