@@ -18,6 +18,9 @@ from tformer.nn.products import set_kernels
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", os.environ.get("TFORMER_TEST_CUDA", ""))
 os.environ["TFORMER_GFLOPS"] = "10000"  # no default preset depends on this machine, in shared fixtures too
 
+# A short training waits for the disk as long as it computes. The order of syncs is tested with recorded calls.
+os.fsync = lambda descriptor: None
+
 # `--hypothesis-profile thorough` draws more examples; continuous integration runs the property tests with it again.
 settings.register_profile("quick", max_examples=30, deadline=None)
 settings.register_profile("thorough", max_examples=300, deadline=None)
@@ -35,7 +38,14 @@ optimizer: {lr: 0.01}
 schedule: {kind: cosine, warmup_steps: 2}
 training: {max_steps: 12, batch_size: 4, eval_every: 6, save_every: 4, log_every: 3,
            precision: fp32, device: cpu, threads: 1}
+generation: {max_new_tokens: 20}
 """
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let each process of pytest-xdist begin with consecutive tests, so that few fixtures are made in two of them."""
+    if config.getoption("dist", "no") == "load":
+        config.option.dist = "worksteal"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -17,10 +17,12 @@ from tformer.model import Transformer
 from tformer.nn.attention import Mechanism, cross_attention_options
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.classification_heads import HeadContext
-from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
+from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.init import NoDraws, initialise
+from tformer.nn.ngrams import NgramEmbedding
 from tformer.nn.norm import build_norm
+from tformer.nn.patches import STEMS, PatchEmbedding
 from tformer.nn.positions.base import Positions, PositionSizes
 from tformer.nn.stack import Block, Stack
 from tformer.nn.structured_dropout import DropHead, LayerDrop
@@ -51,7 +53,7 @@ def build_model(
     Args:
         model: the section.
         vocab_size: of the tokenizer; the section's own value has precedence. Not needed for images alone.
-        target_vocab_size: of the target side, when source and target have vocabularies of their own.
+        target_vocab_size: of the target side, when source and target have separate vocabularies.
         num_labels: for classifier heads that leave it open.
         device: where parameters are made; "meta" makes shapes without memory. Default: the CPU.
 
@@ -96,7 +98,7 @@ def resolve_sizes(model: Model, side: str) -> Sizes:
 
 
 def layer_sizes(model: Model, side: str) -> list[Sizes]:
-    """The sizes of each layer: the stack's, but for layers with a number of heads of their own."""
+    """The sizes of each layer: the stack's, but for layers with their own number of heads."""
     sizes = resolve_sizes(model, side)
     return [_sizes_of(layer, sizes) for layer in layer_sections(_section(model, side), path=f"model.{side}")]
 
@@ -120,7 +122,7 @@ def _build(model: Model, vocab: int | None, target_vocab: int | None, num_labels
     if model.patches is not None:
         if model.encoder is None:
             raise InputError("model.patches: images need an encoder", hint="add model.encoder")
-        embedding = _patch_embedding(model)
+        embedding = patch_embedding(model)
     else:
         embedding = _token_embedding(model, first, vocab)
     decoder_embedding = _decoder_embedding(model, embedding, vocab, target_vocab) if both else None
@@ -141,6 +143,11 @@ def _token_embedding(model: Model, side: str, vocab_size: int | None) -> TokenEm
     if vocab_size is None:
         raise InputError("model.vocab_size: not given, and there is no tokenizer to take it from")
     options = model.embedding
+    if options.convolution and model.encoder is None:
+        raise InputError(
+            f"model.embedding.convolution: found {options.convolution}, expected 0: a token would read later ones",
+            hint="a model with an encoder may have one",
+        )
     return TokenEmbedding(
         vocab_size,
         resolve_sizes(model, side).d_model,
@@ -148,9 +155,19 @@ def _token_embedding(model: Model, side: str, vocab_size: int | None) -> TokenEm
         scale=options.scale,
         fixnorm=options.fixnorm,
         token_types=options.token_types,
+        ngrams=_ngrams(model, side),
+        convolution=options.convolution if side == "encoder" else 0,
         norm=_section(model, side).norm if options.norm else None,
         dropout=options.dropout,
     )
+
+
+def _ngrams(model: Model, side: str) -> NgramEmbedding | None:
+    options = model.embedding
+    if options.ngram == 1:
+        return None
+    size = options.size or resolve_sizes(model, side).d_model
+    return NgramEmbedding(size, longest=options.ngram, rows=options.ngram_rows)
 
 
 def _decoder_embedding(
@@ -171,21 +188,22 @@ def _decoder_embedding(
     return embedding
 
 
-def _patch_embedding(model: Model) -> PatchEmbedding:
+def patch_embedding(model: Model) -> PatchEmbedding:
     patches = model.patches
     assert patches is not None
-    if patches.image_size % patches.size:
-        raise InputError(f"model.patches.size: {patches.size} does not divide image_size {patches.image_size}")
-    return PatchEmbedding(
-        resolve_sizes(model, "encoder").d_model,
-        image_size=patches.image_size,
-        size=patches.size,
-        channels=patches.channels,
-        cls=patches.cls,
-        stem=patches.stem,
-        norm=_section(model, "encoder").norm if model.embedding.norm else None,
-        dropout=model.embedding.dropout,
-    )
+    try:
+        return STEMS[patches.stem](
+            resolve_sizes(model, "encoder").d_model,
+            image_size=patches.image_size,
+            size=patches.size,
+            channels=patches.channels,
+            cls=patches.cls,
+            width=patches.stem_width,
+            norm=_section(model, "encoder").norm if model.embedding.norm else None,
+            dropout=model.embedding.dropout,
+        )
+    except ValueError as error:
+        raise InputError(f"model.patches.size: {error}") from error
 
 
 def _stack(model: Model, side: str, *, patches: PatchEmbedding | None) -> Stack:
@@ -248,8 +266,7 @@ def _positions_maker(model: Model, side: str, sizes: Sizes, patches: PatchEmbedd
     width = sizes.d_model if patches is not None or model.embedding.size is None else model.embedding.size
     grid, max_seq_len = None, model.max_seq_len
     if patches is not None:
-        rows = patches.image_size // patches.size
-        grid, max_seq_len = (rows, rows, patches.cls is not None), patches.seq_len
+        grid, max_seq_len = (patches.side, patches.side, patches.cls is not None), patches.seq_len
     sizes_of_stack = PositionSizes(
         width, sizes.num_heads, sizes.head_dim, sizes.value_dim, max_seq_len, bidirectional=side == "encoder", grid=grid
     )

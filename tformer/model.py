@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from tformer.nn.attention.context import AttentionContext, TapSink, check_taps, scoped
 from tformer.nn.cache import CrossCache, ModelCache
-from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
+from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.fixed_cache import AnyCache, FixedCache
 from tformer.nn.heads import Output
+from tformer.nn.patches import PatchEmbedding
 from tformer.nn.stack import Stack
 
 
@@ -77,7 +78,7 @@ class Transformer(nn.Module):
         if not embeddings:
             inputs = [self.embedding, self.decoder_embedding]
             tables = {id(p) for module in inputs if isinstance(module, TokenEmbedding)
-                      for p in (module.weight, module.token_types)}  # fmt: skip
+                      for p in (module.weight, module.token_types, module.ngrams and module.ngrams.weight)}  # fmt: skip
             stacks = [stack for stack in (self.encoder, self.decoder) if stack is not None]
             tables |= {id(p) for stack in stacks for p in stack.positions_of(0).parameters()}
         return sum(
@@ -85,6 +86,12 @@ class Transformer(nn.Module):
             for p in self.parameters()
             if id(p) not in tables and (trainable is None or p.requires_grad == trainable)
         )
+
+    def _decoder_table(self) -> TokenEmbedding:
+        """The input table of the decoder."""
+        embedding = self.embedding if self.decoder_embedding is None else self.decoder_embedding
+        assert isinstance(embedding, TokenEmbedding)
+        return embedding
 
     def tied_names(self) -> dict[str, str]:
         """Each further name of a shared parameter → its first name."""
@@ -138,7 +145,8 @@ class Transformer(nn.Module):
             for block in self.decoder.layers
         ]
         cross = [CrossCache() for _ in layers] if self.encoder is not None else None
-        return ModelCache(layers, cross, batch_size=batch_size, capacity=capacity, device=device)
+        keeps_ids = self._decoder_table().ngrams is not None
+        return ModelCache(layers, cross, batch_size=batch_size, capacity=capacity, device=device, keeps_ids=keeps_ids)
 
     # --- forward pass ------------------------------------------------------------------------------------------------
 
@@ -155,6 +163,8 @@ class Transformer(nn.Module):
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         decoder_position_ids: Tensor | None = None,
+        embedding_mask: Tensor | None = None,
+        decoder_embedding_mask: Tensor | None = None,
         encoder_hidden: Tensor | None = None,
         encoder_mask: Tensor | None = None,
         cache: AnyCache | None = None,
@@ -172,6 +182,8 @@ class Transformer(nn.Module):
                 attention kinds with global tokens, in place of their own. Other kinds ignore it.
             pixel_values: an image instead of tokens [B, C, height, width].
             decoder_input_ids, decoder_attention_mask, decoder_position_ids: the same for the decoder beside an encoder.
+            embedding_mask: False where a token of `input_ids` gets a vector of zeros in place of its own [B, T];
+                `decoder_embedding_mask`: of `decoder_input_ids`. Positions and segments are added all the same.
             encoder_hidden: the encoder's output if it was computed before [B, S, D]; `encoder_mask`: its padding
                 (default: `attention_mask`).
             cache: keys and values of the positions before these ones; it grows by T. With one that has the encoder's
@@ -188,6 +200,7 @@ class Transformer(nn.Module):
             "token_type_ids": token_type_ids,
             "document_ids": document_ids,
             "global_mask": global_attention_mask,
+            "embedding_mask": embedding_mask,
             "sink": sink,
         }
         if self.decoder is None:
@@ -208,6 +221,7 @@ class Transformer(nn.Module):
                 decoder_input_ids,
                 attention_mask=decoder_attention_mask,
                 position_ids=decoder_position_ids,
+                embedding_mask=decoder_embedding_mask,
                 memory=encoder_hidden,
                 memory_mask=attention_mask if encoder_mask is None else encoder_mask,
                 cache=cache,
@@ -234,6 +248,7 @@ class Transformer(nn.Module):
         token_type_ids: Tensor | None,
         document_ids: Tensor | None,
         global_mask: Tensor | None,
+        embedding_mask: Tensor | None,
         sink: TapSink | None,
     ) -> Tensor:
         stack = self.encoder
@@ -257,6 +272,9 @@ class Transformer(nn.Module):
                 positions=positions,
                 pos_BT=pos_BT,
                 token_type_ids=token_type_ids,
+                mask_BT=embedding_mask,
+                real_BT=attention_mask,
+                document_ids_BT=document_ids,
                 dtype=self.compute_dtype,
                 taps=embedding_taps,
             )
@@ -274,16 +292,18 @@ class Transformer(nn.Module):
         token_type_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
         global_mask: Tensor | None = None,
+        embedding_mask: Tensor | None = None,
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
         cache: AnyCache | None,
         sink: TapSink | None,
     ) -> Tensor:
-        stack = self.decoder
-        embedding = self.embedding if self.decoder_embedding is None else self.decoder_embedding
-        assert stack is not None and isinstance(embedding, TokenEmbedding)
+        stack, embedding = self.decoder, self._decoder_table()
+        assert stack is not None
         pos_BT = self._positions(stack, input_ids, attention_mask, position_ids, cache=cache)
-        k_pos, key_mask = pos_BT, attention_mask
+        k_pos, key_mask, before = pos_BT, attention_mask, None
+        if cache is not None and embedding.ngrams is not None:
+            before = cache.put_ids(input_ids, before=embedding.ngrams.longest - 1)
         if isinstance(cache, FixedCache):
             k_pos, key_mask = cache.advance(pos_BT)
         elif cache is not None:
@@ -297,6 +317,10 @@ class Transformer(nn.Module):
             positions=stack.positions_of(0),
             pos_BT=pos_BT,
             token_type_ids=token_type_ids,
+            mask_BT=embedding_mask,
+            real_BT=attention_mask,
+            document_ids_BT=document_ids,
+            before_BN=before,
             dtype=self.compute_dtype,
             taps=scoped(scoped(sink, "decoder"), "embedding"),
         )

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from tformer.bench.peers import PEERS, choose_peers
+from tformer.bench.workloads import attention
 from tformer.bench.workloads.attention import (
     ATTENTION_PEERS,
     KINDS,
+    ROUND_SECONDS,
     SHORT_LENGTH,
+    SLOW_SECONDS,
     AttentionBench,
     AttentionContender,
     band_mask,
@@ -49,11 +54,15 @@ def test_every_kind_goes_forward_and_back(kind: str, causal: bool) -> None:
     assert peaks["peak_bytes"] >= 0 and peaks["peak_rss_bytes"] > 2**20
 
 
-def test_quick_calls_are_repeated_within_a_round() -> None:
+@pytest.mark.parametrize(
+    ("seconds", "calls"), [(ROUND_SECONDS / 15.5, 16), (2 * ROUND_SECONDS, 1), (2 * SLOW_SECONDS, 1)]
+)
+def test_quick_calls_are_repeated_within_a_round(seconds: float, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = (reading * seconds for reading in itertools.count())  # of a clock: every call takes this time
+    monkeypatch.setattr(attention, "time", SimpleNamespace(perf_counter=readings.__next__))
     contender = contender_of("full")
     contender.warm_up()
-    tokens = contender.run()
-    assert tokens > 2 * 40 and tokens % (2 * 40) == 0
+    assert contender.run() == calls * 2 * 40
 
 
 @pytest.mark.parametrize("causal", [False, True])

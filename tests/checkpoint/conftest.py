@@ -62,10 +62,6 @@ class Killed(BaseException):
     """What SIGKILL is to the code under test: nothing it does afterwards reaches the disk."""
 
 
-def _no_sync(target: Any) -> None:
-    """Killing a process does not lose what the kernel holds, and waiting for real disks takes minutes here."""
-
-
 class Disk:
     """Counts the calls of every primitive, records them, and lets one of them fail or be the last."""
 
@@ -75,8 +71,7 @@ class Disk:
         self._mode = ""
         self._names: dict[int, str] = {}
         for name in PRIMITIVES:
-            real = getattr(files, name)
-            monkeypatch.setattr(files, name, self._wrap(name, _no_sync if name.startswith("fsync") else real))
+            monkeypatch.setattr(files, name, self._wrap(name, getattr(files, name)))
 
     def arm(self, call: int, mode: str) -> None:
         """At call number `call` (from 1): `kill`, `kill_after`, `enospc`, `eio`, `full` (from then on), `none`."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from tests.faults.killing import ends_within
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,17 +62,41 @@ class Overlay:
     root: Path
 
     def run(self, script: str, *, cwd: Path) -> Any:
-        """Run a Python script on the copy, with `command`, `succeed` and `report` at hand; the value it reported."""
-        done = subprocess.run(
-            [sys.executable, "-c", PRELUDE + script],
-            cwd=cwd,
-            env={**os.environ, "PYTHONPATH": str(self.root), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-        reports = [line for line in done.stderr.splitlines() if line.startswith("REPORT ")]
+        """Run a Python script on the copy, with `command`, `succeed` and `report` at hand; the value it reported.
+
+        It runs in a forked process, which imports the package again from the copy, but not PyTorch.
+        """
+        log = cwd / "log"
+        with ends_within(300):
+            child = os.fork()
+            if child == 0:
+                self._execute(PRELUDE + script, cwd, log)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        text = log.read_text(errors="replace")
+        assert code == 0, text[-8000:]
+        reports = [line for line in text.splitlines() if line.startswith("REPORT ")]
         return json.loads(reports[-1].removeprefix("REPORT ")) if reports else None
+
+    def _execute(self, script: str, cwd: Path, log: Path) -> NoReturn:
+        """The forked process."""
+        code = 1
+        try:
+            with log.open("wb") as file:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
+            os.chdir(cwd)
+            for name in [name for name in sys.modules if name.partition(".")[0] == "tformer"]:
+                del sys.modules[name]
+            sys.path.insert(0, str(self.root))
+            lines: dict[str, Any] = {"mode": "w", "buffering": 1, "closefd": False}
+            with open(1, **lines) as sys.stdout, open(2, **lines) as sys.stderr:
+                try:
+                    exec(script, {"__name__": "__main__"})
+                    code = 0
+                except BaseException:
+                    traceback.print_exc()
+        finally:
+            os._exit(code)
 
 
 def overlay(tmp_path: Path, *, files: Mapping[str, str], rows: Mapping[str, Sequence[tuple[str, str]]]) -> Overlay:

@@ -101,7 +101,6 @@ def test_tokens_do_not_depend_on_pieces_or_shards(
 ) -> None:
     patch = pytest.MonkeyPatch()
     patch.setattr(token_files, "SHARD_BYTES", 2 * max(8, size))
-    patch.setattr(os, "fsync", lambda descriptor: None)  # hundreds of tiny shards
     patch.setattr("tformer.data.shards.token_files.BATCH_CHARACTERS", size)
     patch.setattr("tformer.data.shards.token_files.MARK_BYTES", 3)
     try:

@@ -29,12 +29,11 @@ FORK = multiprocessing.get_context("fork")
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of 50 characters, shards of 64 tokens, a record every 200 bytes; a disk that is not waited for."""
+    """Batches of 50 characters, shards of 64 tokens, a record every 200 bytes."""
     monkeypatch.setattr(token_files, "BATCH_CHARACTERS", 50)
     monkeypatch.setattr(token_files, "SHARD_BYTES", 128)
     monkeypatch.setattr(token_files, "MARK_BYTES", 30)
     monkeypatch.setattr(entry_writer, "RECORD_BYTES", 200)
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from tformer.build import build_model
+from tformer.decoding.completion import Completion
 from tformer.model import Transformer
 from tformer.recipe.model import Model
+
+VOCAB = 23
+POSITIONS = {
+    "none": {"kind": "none"},
+    "sinusoidal": {"kind": "sinusoidal"},
+    "sinusoidal-halves": {"kind": "sinusoidal", "layout": "halves"},
+    "learned": {"kind": "learned"},
+    "learned-offset": {"kind": "learned", "offset": 2},
+    "rope": {"kind": "rope"},
+    "rope-interleaved": {"kind": "rope", "layout": "interleaved"},
+    "alibi": {"kind": "alibi"},
+    "t5_bias": {"kind": "t5_bias", "buckets": 8, "max_distance": 16},
+    "shaw": {"kind": "shaw", "clip": 4},
+}
+PROMPTS = [[1, 2, 3, 4, 5, 6], [7], [8, 9, 10], [11, 12, 13, 14]]
 
 
 def random_model(
@@ -24,3 +41,24 @@ def random_model(
         for parameter in model.parameters():
             parameter.add_(0.15 * torch.randn_like(parameter))
     return model.eval()
+
+
+def tiny_model(positions: str = "rope", *, max_seq_len: int = 48, **stack: Any) -> Transformer:
+    """A decoder of two layers with positions of `POSITIONS`; `stack` goes over its options."""
+    torch.manual_seed(4)
+    section = Model(
+        d_model=24,
+        max_seq_len=max_seq_len,
+        decoder={"num_layers": 2, "num_heads": 4, "positions": POSITIONS[positions], **stack},
+        init={"std": 0.3},
+    )
+    model = build_model(section, vocab_size=VOCAB).eval()
+    with torch.no_grad():  # tables and biases that start at zero would hide mistakes
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def tokens(results: Sequence[Sequence[Completion]]) -> list[list[tuple[int, ...]]]:
+    """The ids of every completion of every prompt."""
+    return [[completion.ids for completion in completions] for completions in results]

@@ -26,6 +26,7 @@ model: {d_model: 16, max_seq_len: 16, vocab_size: 40, encoder: {num_layers: 1, n
         heads: [{kind: classifier, num_labels: 2}]}
 objectives: [{kind: classification}]
 """
+pytestmark = pytest.mark.slow  # quick: tests/bench, tests/cli/test_cli_bench_speed.py
 in_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for the process in /proc")
 
 
@@ -33,9 +34,9 @@ in_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks
     ("work", "words"),
     [
         ("generate", ("--prompt-length", 3, "--new-tokens", 4, *FP32)),
-        pytest.param("train", ("--batch-size", 2, "--length", 8, *FP32), marks=pytest.mark.slow),
-        pytest.param("classify", ("--texts", 10, "--batch-size", 4, *FP32), marks=pytest.mark.slow),
-        pytest.param("translate", (*TRANSLATE, "--sentences", 2, "--batch-size", 2, *FP32), marks=pytest.mark.slow),
+        ("train", ("--batch-size", 2, "--length", 8, *FP32)),
+        ("classify", ("--texts", 10, "--batch-size", 4, *FP32)),
+        ("translate", (*TRANSLATE, "--sentences", 2, "--batch-size", 2, *FP32)),
     ],
 )
 def test_a_short_bench(
@@ -59,7 +60,6 @@ def test_a_short_bench(
     assert "tokens/s" in err and "tformer fp32" in (tmp_path / "report.md").read_text()
 
 
-@pytest.mark.slow
 def test_text_to_ids(cli_process: Start, tmp_path: Path, text_file: Path) -> None:
     words = ("--data", text_file, "--set", "tokenizer.train.vocab_size=300", "--megabytes", 0.01)
     out, err = cli_process("bench", "tokenize", *words, *SHARED, cwd=tmp_path).communicate(timeout=1800)
@@ -68,7 +68,6 @@ def test_text_to_ids(cli_process: Start, tmp_path: Path, text_file: Path) -> Non
     assert {"step_ms", "share_of_peak", "spread"} <= row.keys() and "tokens/s" in err
 
 
-@pytest.mark.slow
 def test_attention_against_length(cli_process: Start, tmp_path: Path) -> None:
     command = ("bench", "attention", "--kinds", "full", "--lengths", "32", "--num-heads", 2, "--head-dim", 8,
                "--repeats", 1, "--max-seconds", 600, "--device", "cpu", "--out", "report", "--json")  # fmt: skip
@@ -81,7 +80,6 @@ def test_attention_against_length(cli_process: Start, tmp_path: Path) -> None:
     assert "1 of 1  full at 32" in err and (tmp_path / "report" / "table.md").is_file()
 
 
-@pytest.mark.slow
 def test_time_to_quality_of_two_seeds(cli_process: Start, tmp_path: Path, text_file: Path) -> None:
     words = ("--data", text_file, "--valid", text_file, "--seed", "5,6", "--threads", 1, "--device", "cpu")
     process = cli_process("bench", "quality", "--preset", "char-12s", *TINY, *words, "--json", cwd=tmp_path)
@@ -108,8 +106,8 @@ def test_a_target_ends_the_training(cli_process: Start, tmp_path: Path, text_fil
     "words",
     [
         ("train", "--arch", "gpt", "--preset", "small", "--out", "report"),
-        pytest.param(("attention", "--kinds", "full", "--lengths", 65536, "--out", "report"), marks=pytest.mark.slow),
-        pytest.param(("quality", "--preset", "char"), marks=pytest.mark.slow),
+        ("attention", "--kinds", "full", "--lengths", 65536, "--out", "report"),
+        ("quality", "--preset", "char"),
     ],
     ids=lambda words: words[0],
 )

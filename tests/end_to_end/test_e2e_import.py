@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from tests.end_to_end.import_data import LABELS, write_data
 from tests.end_to_end.translate_runs import documents, refusal
 from tests.interop import tiny_folders as tiny
+from tformer.interop import weight_files
 
 Cli = Callable[..., Any]
 
@@ -66,19 +67,16 @@ def test_offline_and_without_the_hub(cli: Cli, tmp_path: Path, monkeypatch: pyte
     assert not (tmp_path / "out").exists()
 
 
-def test_an_interrupt_leaves_nothing(folders: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    code = (
-        "import sys, signal, os\nfrom tformer.interop import weight_files\nread = weight_files.read_tensors\n"
-        "def slow(*a, **k):\n    os.kill(os.getpid(), signal.SIGINT)\n    return read(*a, **k)\n"
-        "weight_files.read_tensors = slow\nfrom tformer.cli.app import main\nmain(sys.argv[1:])\n"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", code, "import", str(folders / "gpt2"), "--out", str(out)],
-        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert run.returncode == 130 and run.stdout == "", run.stderr
-    assert "interrupted" in run.stderr and not out.exists()
+def test_an_interrupt_leaves_nothing(cli: Cli, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = weight_files.read_tensors
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return read(*arguments, **options)
+
+    monkeypatch.setattr(weight_files, "read_tensors", interrupted)
+    outcome = cli("import", folders / "gpt2", "--out", tmp_path / "out")
+    assert outcome.code == 130 and outcome.out == "" and "interrupted" in outcome.err
     assert not list(tmp_path.iterdir())
 
 

@@ -73,10 +73,10 @@ def test_a_trained_run(cli: Cli, encoder_run: Callable[[str], Path], kind: str) 
     assert verified.code == 0, verified.out
 
 
-def test_the_newest_run_and_a_pipe(cli_process: Callable[..., Any], translator: Path) -> None:
-    process = cli_process("inspect", cwd=translator.parents[1])
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0 and "parameters" in out and "\x1b" not in out, err
+def test_the_newest_run_without_a_terminal(cli: Cli, translator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(translator.parents[1])
+    outcome = cli("inspect")
+    assert outcome.code == 0 and "parameters" in outcome.out and "\x1b" not in outcome.out, outcome.err
 
 
 @pytest.mark.slow

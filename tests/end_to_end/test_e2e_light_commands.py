@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.faults.killing import ends_within
 from tformer import files, input_files
 from tformer.checkpoint.run import RunDirectory
 from tformer.workflows.runs.summary import read_logged, summarise_run
@@ -22,22 +22,11 @@ SECONDS = 5.0
 HANGS_AFTER = 60  # seconds on the clock of one command, on a busy machine
 
 
-@pytest.fixture(autouse=True)
-def _no_endless_wait() -> Iterator[None]:
-    def end(number: int, frame: object) -> None:
-        raise AssertionError(f"no answer within {HANGS_AFTER} s")
-
-    previous = signal.signal(signal.SIGALRM, end)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, previous)
-
-
 def told(cli: Cli, *words: object) -> Any:
     """The outcome of a command that has an answer, or refuses its input in one line, in time."""
-    signal.alarm(HANGS_AFTER)
     began = time.process_time()
-    outcome = cli(*words)
+    with ends_within(HANGS_AFTER):
+        outcome = cli(*words)
     assert time.process_time() - began < SECONDS, words
     errors = [line for line in outcome.err.splitlines() if line.startswith("error:")]
     assert (outcome.code, len(errors)) in ((0, 0), (2, 1)), (words, outcome.err)

@@ -26,7 +26,7 @@ TRAIN = [
         "training.sample_every=0", "training.log_every=1", "training.threads=1",
     ) for word in ("--set", setting)),
 ]  # fmt: skip
-QUICK = [["--help"], ["config", "schema"]]
+QUICK = [["--help"], pytest.param(["config", "schema"], marks=pytest.mark.slow)]
 
 
 def start(words: list[str], cwd: Path, *, ignored: int | None = None, **streams: int) -> subprocess.Popen[str]:
@@ -112,7 +112,7 @@ def test_a_second_ctrl_c_ends_a_training_at_once_and_the_checkpoint_before_is_in
 
 @pytest.mark.parametrize(
     ("part", "number"),
-    [*((part, signal.SIGINT) for part in ("_validate", "_sample", "_save", "compilation")), ("_save", signal.SIGHUP)],
+    [*((part, signal.SIGINT) for part in ("_measure", "_sample", "_save", "compilation")), ("_save", signal.SIGHUP)],
     ids=["validation", "sample", "saving", "compilation", "the terminal hangs up"],
 )
 def test_a_signal_in_any_part_of_a_training_saves_once_and_the_run_resumes(

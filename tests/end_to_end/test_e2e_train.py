@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tformer.training import session
+
 Cli = Callable[..., Any]
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -181,22 +183,18 @@ def test_a_step_to_stop_at_below_1_is_refused(cli: Cli, tmp_path: Path, tiny_rec
     assert refused.code == 2 and "--stop-at-step must be at least 1, found 0" in refused.err
 
 
-def test_standard_input_is_data(cli_process: Start, tmp_path: Path, text_file: Path, tiny_recipe: Path) -> None:
-    import sys
-
-    done = subprocess.run(
-        [sys.executable, "-m", "tformer", "train", "--config", tiny_recipe, "--data", "-", "--out", tmp_path / "run"],
-        input=text_file.read_bytes(),
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.decode().strip() == str(tmp_path / "run")
+def test_standard_input_is_data(
+    cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with text_file.open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        done = cli("train", "--config", tiny_recipe, "--data", "-", "--out", tmp_path / "run")
+    assert done.code == 0, done.err
+    assert done.out.strip() == str(tmp_path / "run")
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow  # quick: test_e2e_streams.py
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_exits(
     number: signal.Signals, code: int, cli_process: Start, cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path
 ) -> None:
@@ -212,6 +210,23 @@ def test_a_signal_saves_and_exits(
     assert (run / "checkpoints" / latest / "manifest.json").is_file()
 
 
+def test_a_signal_before_training_starts_no_run(
+    cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = session.prepare_together
+
+    def interrupted(*arguments: Any) -> Any:
+        prepared = prepare(*arguments)
+        os.kill(os.getpid(), signal.SIGINT)
+        return prepared
+
+    monkeypatch.setattr(session, "prepare_together", interrupted)
+    outcome = cli("train", "--config", tiny_recipe, "--data", text_file, "--out", tmp_path / "run")
+    assert outcome.code == 130 and "interrupted before training began; no run was started" in outcome.err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
 def test_a_signal_while_data_is_prepared_starts_no_run(cli_process: Start, tmp_path: Path, tiny_recipe: Path) -> None:
     """Tokenising a large file is interrupted at once, and leaves no run behind."""
     words = [f"word{number}" for number in range(20000)]
@@ -258,6 +273,7 @@ def test_a_signal_is_heard_while_waiting_for_the_writer_of_a_pipe(
     assert "interrupted" in err and not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow  # quick: a run in use, test_e2e_bad_input.py
 def test_a_second_run_in_a_directory_is_refused_also_while_the_first_is_suspended_which_then_goes_on(
     cli_process: Start, cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path
 ) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import hashlib
 import json
 import os
 import shutil
 import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
+
+import pytest
 
 from tformer.checkpoint.run import is_run
 from tformer.workflows.inspect.verify import verify
@@ -22,6 +27,8 @@ from tformer.workflows.sweep.children import Start
 TICKS = os.sysconf("SC_CLK_TCK")
 END_SECONDS = 2.0
 """Within this time after a kill no process of the killed command may be left."""
+GRACE_SECONDS = 30.0
+"""After the interruption at its limit, a block gets this time until its process ends."""
 KEEP_LAST = 2
 
 TEMPORARY = (".tmp-", ".old-")
@@ -152,20 +159,53 @@ class Place:
 
 
 @contextlib.contextmanager
-def ends_within(seconds: int) -> Iterator[None]:
-    """TimeoutError in the block when it takes longer; none of the processes that it starts may outlive it."""
+def ends_within(seconds: float) -> Iterator[None]:
+    """Fail the test when the block takes longer; none of the processes that it starts may outlive it.
+
+    A thread watches the clock, because commands that run in this process use SIGALRM. At the limit it kills the child
+    processes and interrupts the block with SIGUSR1. A block in C code that no signal interrupts ends this process.
+    """
 
     def too_long(*_: Any) -> None:
-        raise TimeoutError("the processes did not end")
+        pytest.fail(f"no end within {seconds:g} s")
 
-    before, previous = set(tree_of(os.getpid())), signal.signal(signal.SIGALRM, too_long)
-    signal.alarm(seconds)
+    def started() -> set[int]:
+        return {process for process in set(tree_of(os.getpid())) - before if is_alive(process)}
+
+    def interrupt() -> None:
+        for process in started():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    before, main = set(tree_of(os.getpid())), threading.get_ident()
+    previous = signal.signal(signal.SIGUSR1, too_long)
+    watcher = threading.Timer(seconds, interrupt)
+    watcher.daemon = True
+    watcher.start()
+    faulthandler.dump_traceback_later(seconds + GRACE_SECONDS, exit=True, file=sys.__stderr__)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, previous)
-    assert [pid for pid in set(tree_of(os.getpid())) - before if is_alive(pid)] == []
+        watcher.cancel()
+        watcher.join()
+        faulthandler.cancel_dump_traceback_later()
+        signal.signal(signal.SIGUSR1, previous)
+    assert not started()
+
+
+def cpu_seconds_until_end(processes: Sequence[int]) -> float:
+    """Wait until all processes have ended; returns the most processor time that one of them still used.
+
+    What a killed process does is measured so, and not on the clock of a busy machine.
+    """
+    before = {process: cpu_seconds(process) for process in processes}
+    used = 0.0
+    with ends_within(300):
+        while running := [process for process in processes if is_alive(process)]:
+            used = max(used, *(cpu_seconds(process) - before[process] for process in running))
+            time.sleep(0.005)
+    return used
 
 
 def tree_of(process: int) -> Iterator[int]:

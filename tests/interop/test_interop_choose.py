@@ -118,6 +118,28 @@ def test_a_feature_outside_of_the_stacks_is_named_too(values: dict[str, Any], fi
     assert field in error.value.message
 
 
+@pytest.mark.parametrize(
+    ("base", "change", "field"),
+    [
+        ("vit/tiny", {"patches": {"stem": "convolutions"}}, "model.patches.stem: convolutions"),
+        ("vit/tiny", {"patches": {"stem": "shifted"}}, "model.patches.stem: shifted"),
+        (
+            "vit/tiny",
+            {"heads": [{"kind": "classifier", "pooling": "attention", "num_labels": 3}]},
+            "pooling: attention",
+        ),
+        ("bert/tiny", {"embedding": {"convolution": 3}}, "model.embedding.convolution: 3"),
+    ],
+)
+def test_parts_of_cct_are_refused_and_named(base: str, change: dict[str, Any], field: str) -> None:
+    values = preset(base).model.model_dump(mode="json")
+    for key, value in change.items():
+        values[key] = {**values[key], **value} if isinstance(value, dict) else value
+    with pytest.raises(InputError, match="Hugging Face") as error:
+        choose_class(resolved(values), family=base.partition("/")[0])
+    assert field in error.value.message
+
+
 def test_a_head_that_no_class_has_is_named() -> None:
     encoder = {"num_layers": 1, "num_heads": 2}
     with pytest.raises(InputError, match=r"model\.heads: .* replaced_token"):

@@ -233,4 +233,4 @@ def test_bloom(tmp_path: Path, heads: int, tied: bool, left: bool) -> None:
     )
     model, foreign = assert_parity(transformers.BloomForCausalLM(config), inputs, tmp_path, mask=mask)
     assert bool(model.tied_names()) == tied
-    assert foreign.model.max_seq_len == 2048  # ALiBi has no length of its own
+    assert foreign.model.max_seq_len == 2048  # ALiBi has no length

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tformer.nn.embedding import PatchEmbedding, TokenEmbedding, cut_patches
+from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.norm import NormOptions
 from tformer.nn.positions.base import Positions
 
@@ -83,27 +83,37 @@ def test_output_dtype_is_the_streams() -> None:
     assert module.weight.grad.dtype == torch.float32
 
 
-@pytest.mark.parametrize("stem", ["conv", "linear"])
-@pytest.mark.parametrize("cls", [True, False])
-def test_patches_equal_a_strided_convolution(stem: str, cls: bool) -> None:
-    module = randomised(PatchEmbedding(8, image_size=12, size=4, channels=3, cls=cls, stem=stem))
-    pixels = torch.randn(2, 3, 12, 12)
-    out = module(pixels, positions=NONE, pos_BT=torch.arange(module.seq_len).unsqueeze(0))
-    kernel = module.weight.view(8, 3, 4, 4)
-    patches = F.conv2d(pixels, kernel, module.bias, stride=4).flatten(2).mT
-    assert module.seq_len == 9 + cls == out.shape[1]
-    torch.testing.assert_close(out[:, int(cls) :], patches)
-    if cls:
-        assert torch.equal(out[:, 0], module.cls.expand(2, -1))
+def convolving(width: int, size: int = 6) -> torch.nn.Module:
+    return randomised(TokenEmbedding(9, size, convolution=width))
 
 
-@pytest.mark.parametrize(("size", "patch", "channels"), [(8, 2, 3), (12, 4, 1), (32, 16, 3), (4, 4, 3)])
-def test_cutting_patches_is_unfolding(size: int, patch: int, channels: int) -> None:
-    pixels = torch.randn(2, channels, size, size)
-    assert torch.equal(cut_patches(pixels, patch), F.unfold(pixels, patch, stride=patch).mT)
+def convolved(module: torch.nn.Module, ids: torch.Tensor, **options: torch.Tensor) -> torch.Tensor:
+    return module(ids, positions=NONE, pos_BT=torch.arange(ids.shape[1]).unsqueeze(0), **options)
 
 
-def test_wrong_image_size_names_both_shapes() -> None:
-    module = PatchEmbedding(8, image_size=12, size=4, channels=3, cls=True)
-    with pytest.raises(ValueError, match=r"\[batch, 3, 12, 12\], found \[2, 1, 12, 12\]"):
-        module(torch.randn(2, 1, 12, 12), positions=NONE, pos_BT=POS)
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 5])
+def test_a_convolution_over_tokens_equals_conv1d_and_relu(width: int) -> None:
+    module, ids = convolving(width), torch.randint(0, 9, (2, 7))
+    kernel = module.convolve.weight.view(6, width, 6).permute(0, 2, 1)
+    before = (width - 1) // 2
+    x = F.pad(F.embedding(ids, module.weight).mT, (before, width - 1 - before))
+    expected = F.relu(F.conv1d(x, kernel, module.convolve.bias)).mT
+    torch.testing.assert_close(convolved(module, ids), expected)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_convolution_over_tokens_does_not_read_padding(side: str) -> None:
+    module, ids = convolving(3), torch.randint(0, 9, (2, 5))
+    alone = convolved(module, ids)
+    padding, real = torch.randint(0, 9, (2, 2)), torch.ones(2, 5, dtype=torch.bool)
+    both = [padding, ids] if side == "left" else [ids, padding]
+    masks = [~real[:, :2], real] if side == "left" else [real, ~real[:, :2]]
+    found = convolved(module, torch.cat(both, 1), real_BT=torch.cat(masks, 1))
+    torch.testing.assert_close(found[:, 2:] if side == "left" else found[:, :5], alone)
+
+
+def test_a_convolution_over_tokens_does_not_read_other_documents() -> None:
+    module, first, second = convolving(5), torch.randint(0, 9, (1, 4)), torch.randint(0, 9, (1, 3))
+    numbers = torch.tensor([[0] * 4 + [1] * 3])
+    packed = convolved(module, torch.cat([first, second], 1), document_ids_BT=numbers)
+    torch.testing.assert_close(packed, torch.cat([convolved(module, first), convolved(module, second)], 1))

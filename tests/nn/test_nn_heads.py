@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from tformer.nn.classification_heads import (
     ClassifierHeadOptions,
     HeadContext,
     NextSentenceHeadOptions,
+    Pooling,
     RegressionHeadOptions,
     ReplacedTokenHeadOptions,
     pool,
@@ -85,10 +86,36 @@ def test_pooling_finds_real_tokens_left_and_right(how: str, expected: list[float
     assert pool(hidden, mask, how)[:, 0].tolist() == expected
 
 
-@pytest.mark.parametrize("how", POOLING_MEANINGS)
+@pytest.mark.parametrize("how", get_args(Pooling))
 def test_pooling_without_mask_equals_a_full_mask(how: str) -> None:
     hidden = torch.randn(2, 5, 3)
     torch.testing.assert_close(pool(hidden, None, how), pool(hidden, torch.ones(2, 5), how))
+
+
+def test_attention_pooling_is_a_mean_weighted_by_a_softmax_of_learned_scores() -> None:
+    head = randomised(ClassifierHeadOptions(pooling="attention", pooler=False, num_labels=3).build(context()))
+    hidden = torch.randn(2, 5, 8)
+    weights = F.linear(hidden, head.attend.weight, head.attend.bias).squeeze(-1).softmax(dim=-1)
+    expected = F.linear(torch.einsum("bt,btd->bd", weights, hidden), head.project.weight, head.project.bias)
+    torch.testing.assert_close(head(hidden), expected)
+
+
+def test_attention_pooling_leaves_out_padding_on_either_side() -> None:
+    head = randomised(ClassifierHeadOptions(pooling="attention", num_labels=3).build(context()))
+    hidden = torch.randn(2, 5, 8, requires_grad=True)
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 0, 0, 0]])
+    scores = head(hidden, mask)
+    torch.testing.assert_close(scores, torch.cat([head(hidden[:1, 2:]), head(hidden[1:, :2])]))
+    scores.sum().backward()
+    assert hidden.grad is not None and hidden.grad.isfinite().all()
+    assert hidden.grad[mask == 0].abs().sum() == 0
+    assert head.pool(hidden, torch.zeros(2, 5)).abs().sum() == 0
+
+
+def test_only_attention_pooling_has_parameters() -> None:
+    for how in POOLING_MEANINGS:
+        head = ClassifierHeadOptions(pooling=how, num_labels=3).build(context())
+        assert (head.attend is not None) == (how == "attention")
 
 
 @pytest.mark.parametrize("how", ["mean", "max"])
@@ -101,7 +128,7 @@ def test_the_maximum_is_that_of_real_positions_even_where_all_are_negative() -> 
     assert pool(hidden, torch.tensor([[1, 1, 0]]), "max").tolist() == [[-2.0, -1.0]]
 
 
-@pytest.mark.parametrize("how", POOLING_MEANINGS)
+@pytest.mark.parametrize("how", get_args(Pooling))
 def test_no_gradient_reaches_padding(how: str) -> None:
     hidden = torch.randn(2, 5, 3, requires_grad=True)
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 0, 0, 0]])

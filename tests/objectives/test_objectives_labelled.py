@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ from torch import Tensor
 
 from tformer.data.batching.batch import Batch
 from tformer.data.shards.corpus import Example
+from tformer.data.sources.images import ImageExample
 from tformer.errors import InputError
 from tformer.objectives import build_objective
-from tformer.objectives.base import Objective, ObjectiveContext, total_loss
+from tformer.objectives.base import ImageContext, Objective, ObjectiveContext, total_loss
 from tformer.objectives.labelled import ClassificationOptions, MultiLabelOptions, RegressionOptions, class_weights
 from tformer.tokenizer.special import SpecialIds
 
@@ -136,6 +138,72 @@ def test_class_weights_multiply_the_loss_of_each_example_and_average_to_one() ->
     each = F.cross_entropy(scores_of("classification"), labels, reduction="none")
     torch.testing.assert_close(total_loss(result.terms), (each * weights[labels]).mean())
     assert float(weights[labels].mean()) == pytest.approx(1.0)
+
+
+class Images:
+    """Scores of images that depend on their mean pixel alone."""
+
+    def __call__(self, pixel_values: Tensor) -> FakeOutput:
+        lengths = (pixel_values.mean((1, 2, 3)) * 8).long().clamp(0, 8)
+        return FakeOutput(lengths, CLASSES)
+
+
+def mixing(counts: tuple[int, ...] = (2, 1, 2), **options: Any) -> Objective:
+    context = ObjectiveContext(
+        SpecialIds(), seq_len=4, label_counts=np.array(counts), images=ImageContext((0.0,), (1.0,))
+    )
+    return build_objective([ClassificationOptions(**options)], context)
+
+
+def images(count: int = 5) -> list[ImageExample]:
+    pixels = np.random.default_rng(1).integers(0, 256, (count, 1, 6, 6)).astype(np.uint8)
+    return [ImageExample(image, label) for image, label in zip(pixels, LABELS["classification"], strict=False)]
+
+
+def test_mixed_images_have_the_mean_of_both_losses_by_their_shares() -> None:
+    options = {"label_smoothing": 0.1, "class_weights": (1.0, 4.0, 1.0)}
+    objective = mixing(mixup=0.8, cutmix=1.0, **options)
+    batch = objective.collate(images(), rng=np.random.default_rng(0))
+    assert batch.labels is not None and batch.labels.dtype == torch.float32
+    result = objective.loss(Images(), batch)
+    scores = Images()(batch.pixel_values).scores
+    weights = torch.tensor([1.0, 4.0, 1.0]) / (8 / 5)
+    each = torch.stack(
+        [
+            F.cross_entropy(scores, torch.full((5,), label), label_smoothing=0.1, reduction="none") * weights[label]
+            for label in range(CLASSES)
+        ],
+        dim=1,
+    )
+    torch.testing.assert_close(total_loss(result.terms), (batch.labels * each).sum(dim=1).mean())
+    torch.testing.assert_close(result.metrics["nll_sum"], -(batch.labels * scores.log_softmax(-1)).sum())
+    expected = sum(float(batch.labels[row, scores[row].argmax()]) for row in range(5))
+    assert float(result.metrics["correct"]) == pytest.approx(expected)
+    assert objective.label_count(batch) == {"classifier": 5} and float(result.metrics["count"]) == 5
+
+
+def test_whole_shares_have_the_loss_of_labels() -> None:
+    objective = mixing(mixup=0.8, label_smoothing=0.1)
+    batch = objective.collate(images(), rng=np.random.default_rng(0), training=False)
+    assert batch.labels is not None and batch.labels.tolist() == LABELS["classification"]
+    shares = replace(batch, labels=F.one_hot(batch.labels, CLASSES).float())
+    plain, mixed = objective.loss(Images(), batch), objective.loss(Images(), shares)
+    torch.testing.assert_close(total_loss(plain.terms), total_loss(mixed.terms))
+    for name, value in plain.metrics.items():
+        torch.testing.assert_close(value.float(), mixed.metrics[name].float())
+
+
+def test_mixtures_follow_the_generator_alone_and_need_it_in_training_only() -> None:
+    objective = mixing(cutmix=1.0)
+    batches = [objective.collate(images(), rng=np.random.default_rng(seed)) for seed in (3, 3, 4)]
+    pixels = [batch.pixel_values for batch in batches]
+    assert torch.equal(pixels[0], pixels[1]) and not torch.equal(pixels[0], pixels[2])
+    assert objective.collates_at_random and not mixing().collates_at_random
+
+
+def test_texts_are_not_mixed() -> None:
+    with pytest.raises(InputError, match="mixup and cutmix are for images"):
+        make("classification", mixup=0.2)
 
 
 def test_balanced_weights_are_those_of_scikit_learn() -> None:

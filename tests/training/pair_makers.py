@@ -20,7 +20,7 @@ objectives: [{kind: seq2seq, label_smoothing: 0.1}]
 optimizer: {lr: 0.01}
 training: {max_steps: 8, batch_size: 8, eval_every: 4, save_every: 4, log_every: 4,
            precision: fp32, device: cpu, threads: 1, best_metric: bleu}
-generation: {beam_size: 3}
+generation: {beam_size: 3, max_new_tokens: 12}
 """
 GERMAN = {"red": "rot", "blue": "blau", "house": "haus", "cat": "katze", "the": "die", "a": "eine"}
 

@@ -73,6 +73,7 @@ def context(recipe: Recipe) -> ObjectiveContext:
         target=decoder_tokens(SPECIAL) if both else None,
         target_seq_len=LENGTH + 8 if both else None,
         images=ImageContext((0.5,) * 3, (0.5,) * 3) if recipe.model.patches is not None else None,
+        label_counts=np.array([6, 5]) if recipe.model.patches is not None else None,
     )
 
 
@@ -116,7 +117,8 @@ class Stepper:
         self.recipe = recipe
         self.models = small_models(recipe, precision) if models is None else models
         self.device = next(self.models.parameters()).device
-        self.objective: Objective = assemble.make_objective(recipe, context(recipe), self.models)
+        inner = assemble.make_objective(recipe, context(recipe), self.models)
+        self.objective: Objective = assemble.with_consistency(recipe, inner)
         self.batches = _Given()
         self.trainer = Trainer(
             Components(

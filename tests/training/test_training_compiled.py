@@ -11,6 +11,7 @@ from tests.training.small_steps import Stepper, host_batch, small_recipe
 from tformer.data.batching.batch import Batch
 
 PRESETS = ("gpt/tiny", "gpt/small", "llama/tiny", "bert/tiny", "vit/tiny", "transformer/tiny")
+SLOW = ("gpt/small", "transformer/tiny")  # quick: gpt/tiny, and batches of many shapes
 STEPS = 10
 
 
@@ -36,7 +37,7 @@ def losses(stepper: Stepper) -> list[float]:
 @pytest.mark.parametrize(
     ("preset", "precision"),
     [
-        *((preset, "fp32") for preset in PRESETS),
+        *(pytest.param(preset, "fp32", marks=pytest.mark.slow if preset in SLOW else ()) for preset in PRESETS),
         *(pytest.param(preset, "bf16", marks=() if preset == "gpt/tiny" else pytest.mark.slow) for preset in PRESETS),
     ],
 )

@@ -33,6 +33,7 @@ model:
 optimizer: {lr: 0.01}
 training: {max_steps: 12, batch_size: 4, eval_every: 6, save_every: 6, log_every: 6,
            precision: fp32, device: cpu, threads: 1}
+generation: {max_new_tokens: 20}
 """
 T5 = RECIPE.replace("template: seq2seq", "template: t5").replace("vocab_size: 60", "vocab_size: 160")
 T5 = T5.replace("best_metric: bleu", "best_metric: loss")
@@ -104,9 +105,10 @@ def weights(run: Path, step: int = 8) -> dict[str, torch.Tensor]:
 )
 def test_every_family_learns_from_a_teacher(kind: str, family: Callable[[str], Family]) -> None:
     made = family(kind)
-    teacher = made.run("--max-steps", 40, "--set", "training.best_metric=loss")
+    once = ("--set", "training.best_metric=loss", "--set", "training.eval_every=100")  # one validation, at the end
+    teacher = made.run("--max-steps", 40, *once)
     student = made.run("--teacher", teacher, "--seed", 5, "--max-steps", 24, "--set", "teacher.alpha=0",
-                       "--set", "teacher.hidden=0.1", "--set", "teacher.attention=0.1")  # fmt: skip
+                       "--set", "teacher.hidden=0.1", "--set", "teacher.attention=0.1", *once)  # fmt: skip
     logs = metrics(student, "train")
     assert {"distillation_loss", "hidden_loss", "attention_loss"} <= logs[-1].keys()
     assert logs[-1]["distillation_loss"] < logs[0]["distillation_loss"]
@@ -129,7 +131,7 @@ def test_alpha_1_is_the_run_without_a_teacher_to_the_bit(kind: str, family: Call
 @pytest.mark.parametrize("distil", ["soft", "sequence"])
 def test_a_resumed_student_equals_the_uninterrupted_one(distil: str, family: Callable[[str], Family], cli: Cli) -> None:
     made = family("seq2seq")
-    teacher = made.run("--max-steps", 40)
+    teacher = made.run("--max-steps", 40, "--set", "training.eval_every=40")
     flags = ("--teacher", teacher, "--distil", distil, "--set", "schedule.kind=constant")
     whole, part = made.run(*flags, "--set", "training.keep_last=9"), made.run(*flags, "--max-steps", 4)
     outcome = cli("train", "--resume", "--out", part, "--max-steps", 8)

@@ -395,7 +395,7 @@ def test_groups_of_the_recipes_beam_give_way_to_the_beam_of_a_validation(
 
 
 WRONG = {
-    "generation.min_new_tokens=300": "generation.min_new_tokens 300 is larger than generation.max_new_tokens 200",
+    "generation.min_new_tokens=300": "generation.min_new_tokens 300 is larger than generation.max_new_tokens 12",
     "generation.beam_groups=2": "generation.beam_size 3 cannot be divided into 2 groups",
     "generation.diversity_penalty=0.5": "generation.diversity_penalty 0.5 has no effect",
     "generation.length_penalty=99.0": "generation.length_penalty must be between -10 and 10",

@@ -24,6 +24,11 @@ from tformer.training.session import run_training
 
 TIMES = {"seconds", "tokens_per_second", "peak_share"}
 
+SUBWORDS: dict[str, Any] = {
+    "data": {"subword_sampling": 0.3, "packing": "none"},
+    "tokenizer": {"train": {"model": "byte-bpe", "vocab_size": 300}},
+}
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "fp32 with dropout": {},
     "bf16": {"training": {"precision": "bf16"}},
@@ -31,6 +36,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "muon": {"optimizer": {"kind": "muon", "lr": 0.02, "adam_lr": 0.005}},
     "adafactor": {"optimizer": {"kind": "adafactor"}, "schedule": {"kind": "truncated_rsqrt", "warmup_steps": 3}},
     "ema": {"training": {"ema_decay": 0.9}},
+    "average of the last steps": {"training": {"average_last": 0.5}},
+    "r_drop": {"training": {"consistency": {"kind": "r_drop"}}},
+    "simcut": {"training": {"consistency": {"kind": "simcut", "cut": 0.3}, "grad_accum": 2}},
+    "sampled subwords": SUBWORDS,
+    "sampled subwords, r_drop, average of the last steps": {
+        **SUBWORDS,
+        "training": {"consistency": {"kind": "r_drop"}, "average_last": 0.5},
+    },
     "plateau": {"schedule": {"kind": "plateau", "patience": 0, "factor": 0.5, "warmup_steps": 0}},
     "modern": {
         "model": {
@@ -51,6 +64,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fp16": {"training": {"precision": "fp16"}},
     "checkpointed activations": {"training": {"activation_checkpointing": True}},
     "several sources": {"data": {"train": "TWO"}},
+    "several sources, plateau": {
+        "data": {"train": "TWO"},
+        "schedule": {"kind": "plateau", "patience": 0, "factor": 0.5, "warmup_steps": 0},
+    },
 }
 
 
@@ -109,7 +126,8 @@ def write_recipe(tmp_path: Path, text_file: Path, changes: dict[str, Any]) -> Pa
     return path
 
 
-QUICK = ("fp32 with dropout", "plateau", "modern", "several sources")
+QUICK = ("modern", "several sources, plateau")
+QUICK += ("sampled subwords, r_drop, average of the last steps",)
 """`modern` has Muon, averages, bf16 and accumulation together; the slow tests take each alone."""
 
 

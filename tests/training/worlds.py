@@ -107,7 +107,7 @@ def merged(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
         own = found.get(key)
         if isinstance(change, Mapping) and "kind" not in change and isinstance(own, dict):
             found[key] = merged(own, change)
-        elif own is not None or not isinstance(change, Mapping):
+        elif own is not None or not isinstance(change, Mapping) or "kind" in change:
             found[key] = change
     return found
 
@@ -160,7 +160,7 @@ class Training:
             context=given,
             fingerprint="",
         )
-        objective: Objective = assemble.make_objective(recipe, given, self.models)
+        objective: Objective = assemble.with_consistency(recipe, assemble.make_objective(recipe, given, self.models))
         if teacher is not None:
             objective = Distillation(
                 objective,

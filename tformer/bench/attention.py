@@ -3,11 +3,12 @@
 Lengths are measured in rising order, all kinds at each, so that kinds which are compared are measured close in time.
 A kind that runs out of memory or time at a length is not tried at greater ones.
 
-Times are compared with what the machine multiplies and reads at most. The rate of products is measured at the start of
-the same run, at the shape of the block around attention, [B T, D] x [D, 4 D], in the number format of the benchmark.
+Times are compared with the highest rates at which the machine multiplies and reads. The rate of products is measured at
+the start of the same run, at the shape of the block around attention, [B T, D] x [D, 4 D], in the number format of the
+benchmark.
 Operations are those of forward and backward by the convention of training (three times forward; what a fused backward
 computes again is not counted): 4 h per head for each key of a query, by the kind's own `keys_per_query`. Causal full
-attention needs half of the keys. Bytes are the least possible: queries, keys, values, outputs and their gradients, each
+attention needs half of the keys. Bytes are the minimum: queries, keys, values, outputs and their gradients, each
 read once where it is needed, and the mask of dense-masked attention.
 
 Shape legend: B batch, T positions, H heads, K heads of keys and values, h head_dim, D = H h.

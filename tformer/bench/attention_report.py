@@ -64,7 +64,7 @@ def crossover(costs: Mapping[int, float], reference: Mapping[int, float]) -> flo
 
 @dataclass(frozen=True)
 class Summary:
-    """One kind over all lengths. None: unknown, for want of measurements.
+    """One kind over all lengths. None: unknown, because too few lengths were measured.
 
     Attributes:
         time_slope, memory_slope: exponents of the length, fitted over `slope_lengths`.

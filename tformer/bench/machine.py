@@ -196,7 +196,7 @@ def data_sheet_named(name: str) -> DataSheet | None:
 
 
 BOUND_SHARE = 0.4
-"""Least share of a ceiling at which it bounds the work."""
+"""Minimum share of a ceiling at which it bounds the work."""
 
 Bound = Literal["arithmetic", "memory", "overhead"]
 

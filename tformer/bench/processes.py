@@ -217,7 +217,7 @@ def race(
 
     Args:
         contenders: the arguments of `measurement` for each.
-        repeats: least number of rounds of each; quick rounds go on until each contender has run for `ENOUGH_SECONDS`.
+        repeats: minimum number of rounds of each; quick rounds go on until each contender has run for `ENOUGH_SECONDS`.
         max_seconds: of each process; a contender that exceeds it fails. One round is always timed.
     """
 

@@ -1,6 +1,6 @@
 """`bench quality`: wall-clock seconds of `tformer train` to a validation loss, over seeds.
 
-Each seed is the command as a user types it, in a process and with a cache of its own: starting Python, training the
+Each seed is the command as a user types it, in a separate process with an empty cache: starting Python, training the
 tokenizer, tokenising and validating count. The loss is that of the whole validation data. With a target, training ends
 at the first validation that reaches it; the schedule stays that of the recipe. The run goes to a temporary folder.
 """

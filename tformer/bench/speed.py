@@ -1,7 +1,7 @@
 """Speed benchmarks (`bench train`, `generate`, `translate`, `classify`, `tokenize`): from the request to measured rows.
 
-At each batch size one process measures what the machine can do at most, and ends; then every contender gets a process
-of its own, and their rounds alternate.
+At each batch size one process measures what the machine can do at most, and ends; then every contender gets a
+process, and their rounds alternate.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Row:
     """One contender at one size: what was measured, or why nothing was.
 
     Attributes:
-        seconds, minimum: of a round, median and least; spread: its quartile distance as a share of the median.
+        seconds, minimum: of a round, median and minimum; spread: its quartile distance as a share of the median.
         tokens: of a round; cost: its `Cost` as a mapping.
         memory: `peak_rss_bytes` of its process, on a GPU `peak_gpu_bytes`, of attention `peak_bytes` beyond the inputs.
         ceilings: `Ceilings` of the machine as a mapping; None without products.

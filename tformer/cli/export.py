@@ -54,7 +54,7 @@ class ExportOptions:
             "--as",
             metavar="MODEL_TYPE",
             help="Architecture to export as (gpt2, marian, ...), where several compute the same function; tformer: "
-            "with code of its own; default: chosen by the recipe's arch.",
+            "with its own code; default: chosen by the recipe's arch.",
         ),
     ] = None
     as_json: Annotated[bool, RESULT("--json", help="One JSON document on standard output.")] = False

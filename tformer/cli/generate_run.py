@@ -256,7 +256,7 @@ class MaskFiller:
         self.loaded, self.options, self.flag, self.output = loaded, options, flag, output
 
     def run(self) -> None:
-        """Answer the prompt, or each line of the input on a line of its own. InputError for a text without a mask."""
+        """Answer the prompt, or each line of the input on its own line. InputError for a text without a mask."""
         show_notes([f"filling masks with {self.loaded.path}", *self.loaded.notes], dim=True)
         if self.options.prompt is not None:
             self._write(0, self.options.prompt, self._candidates(self.options.prompt), form=candidate_table)

@@ -1,6 +1,6 @@
 """Help that fits: no type beside arguments and flags without a value; a list in place of tables on a narrow terminal.
 
-In the list each option has a line of its own, and its meaning stands below it.
+In the list each option has its own line, and its meaning stands below it.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class StopFlag:
 
     Attributes:
         signal_number: the signal that has arrived, if any.
-        echo_seconds: signals so soon after the first are taken as the same.
+        echo_seconds: a signal within this time after the first counts as the same.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU)
@@ -116,7 +116,7 @@ class StopFlag:
         self.signal_number, self._arrived = number, time.monotonic()
         if number == signal.SIGXCPU:
             _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-            resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))  # else it is sent again every second
+            resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))  # otherwise the system sends it again every second
         if not self._patient:
             self._previous.setdefault(signal.SIGALRM, signal.signal(signal.SIGALRM, self._overdue))
             signal.setitimer(signal.ITIMER_REAL, self.GRACE_SECONDS)

@@ -365,7 +365,7 @@ def print_table(
 
     Args:
         markdown: the same table for a pipe or a file.
-        text_columns: so many first columns are left-justified, the others, numbers, right-justified.
+        text_columns: number of first columns that are left-justified; the others, numbers, are right-justified.
         bold: (row, column) of cells that stand out.
         section_starts: rows with a rule above them.
     """

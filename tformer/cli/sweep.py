@@ -174,7 +174,7 @@ class SweepOptions:
 def sweep(options: SweepOptions) -> None:
     """Train every variant of a recipe, seed after seed, and compare them in one table.
 
-    Each training is a process and a run of its own under OUT/runs. OUT then holds table.md, table.csv, table.json,
+    Each training is a separate process and run under OUT/runs. OUT then holds table.md, table.csv, table.json,
     cells.csv and the plot curves.svg. With --halving only the best variants are trained to their end. Running the same
     command again continues an interrupted sweep and repeats trainings that failed, except those that diverged.
     """

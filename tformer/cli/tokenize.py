@@ -67,7 +67,7 @@ class TokenizeOptions:
     ] = None
     side: Annotated[
         Literal["source", "target"] | None,
-        READING("--side", help="Side of an encoder-decoder: the target has start and end tokens of its own."),
+        READING("--side", help="Side of an encoder-decoder: the target has its own start and end tokens."),
     ] = None
     no_template: Annotated[bool, READING("--no-template", help="Leave out the special tokens around the text.")] = False
     special: Annotated[

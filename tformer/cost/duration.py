@@ -46,8 +46,8 @@ def training_work(recipe: Recipe, *, lengths: tuple[int, int] | None = None) -> 
     elements = sum(_elements(section, by_side) for section in (recipe.model, recipe.generator) if section is not None)
     training = recipe.training
     longest = max(source, target) if both else source
-    examples = training.batch_size or max(1.0, (training.batch_tokens or 1) / longest)
-    return examples * training.grad_accum * flops, examples * training.grad_accum * elements
+    examples = training.grad_accum * (training.batch_size or max(1.0, (training.batch_tokens or 1) / longest))
+    return examples * flops, examples * training.copies * elements
 
 
 def _elements(section: Model, lengths: Mapping[str, int]) -> float:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from tformer.build import layer_sizes, resolve_sizes
 from tformer.data.batching.mixture import MixedPairs
@@ -26,9 +26,9 @@ from tformer.data.shards.pair_tokens import PairTokens
 from tformer.model import Transformer
 from tformer.nn.attention import Mechanism, cross_attention_options
 from tformer.nn.classification_heads import PooledHead
-from tformer.nn.embedding import PatchEmbedding
 from tformer.nn.heads import MaskedLmHeadOptions, VocabularyHead
 from tformer.nn.linear import Linear
+from tformer.nn.patches import PatchEmbedding
 from tformer.recipe.model import Model, layer_sections
 from tformer.recipe.recipe import Recipe
 
@@ -64,29 +64,29 @@ def module_flops(model: Transformer, section: Model, *, source_length: int, targ
     return found
 
 
-def _products(model: nn.Module) -> Iterator[tuple[str, nn.Module, int]]:
-    """(name, module, number of weights) of each matrix product; those inside an attention kind are in its keys."""
+def _products(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """(name, weight) of each matrix product; those of an attention kind are in its keys, a stem's in its `flops`."""
     inside = {id(part) for module in model.modules() if isinstance(module, Mechanism) for part in module.modules()}
     for name, module in model.named_modules():
-        if isinstance(module, Linear | VocabularyHead | PatchEmbedding) and id(module) not in inside:
-            yield name, module, module.weight.numel()
+        if isinstance(module, Linear | VocabularyHead) and id(module) not in inside:
+            yield name, module.weight
 
 
 def _product_flops(model: Transformer, lengths: dict[str, int]) -> Iterator[tuple[str, float]]:
     first = lengths["encoder" if model.encoder is not None else "decoder"]
     last = lengths["decoder" if model.decoder is not None else "encoder"]
     pooled = tuple(f"{HEADS}{name}." for name, head in model.heads.items() if isinstance(head, PooledHead))
-    for name, module, weights in _products(model):
+    if isinstance(model.embedding, PatchEmbedding):
+        yield STEM, sum(model.embedding.flops())
+    for name, weight in _products(model):
         part = name.partition(".")[0]
-        if isinstance(module, PatchEmbedding):
-            positions = module.seq_len - (module.cls is not None)
-        elif part in lengths:
+        if part in lengths:
             positions = lengths["encoder"] if name.endswith("cross_attention.kv") else lengths[part]
         elif name.startswith(HEADS):
-            positions = 1 if name.startswith(pooled) else last
+            positions = 1 if name.startswith(pooled) and not name.endswith(".attend") else last
         else:
             positions = first if part == STEM else lengths["decoder"]
-        yield name, 2.0 * weights * positions
+        yield name, 2.0 * weight.numel() * positions
 
 
 def _attention_flops(
@@ -117,7 +117,7 @@ class _AttentionLayer:
         return self.options.keys_per_query(length)
 
     def cross_keys(self, length: float) -> float:
-        """Keys per query of cross-attention, which is full where the kind has none of its own."""
+        """Keys per query of cross-attention, which is full attention where the kind has no form for it."""
         return cross_attention_options(self.options).keys_per_query(length)
 
 
@@ -153,10 +153,10 @@ def _model_flops(
     forward = sum(parts.values())
     training = BACKWARD_AND_FORWARD * (forward - heads + labelled * heads)
     if isinstance(model.embedding, PatchEmbedding):
-        training -= parts[STEM]  # pixels need no gradient
+        training -= model.embedding.flops()[0]  # pixels need no gradient
     if recipe.training.activation_checkpointing:
         training += sum(flops for name, flops in parts.items() if ".blocks." in name)
-    return Flops(forward, training)
+    return Flops(forward, recipe.training.copies * training)
 
 
 def labelled_share(recipe: Recipe) -> float:
@@ -182,8 +182,9 @@ def mean_lengths(samples: Any, tokens_per_sample: float) -> tuple[float, float]:
 
 def matmul_parameters(model: nn.Module) -> int:
     """Parameters in matrix products: all matrices except lookup tables; a tied table counts as the output's product."""
-    weights = {id(module.weight): count for _, module, count in _products(model)}
-    return sum(weights.values())
+    weights = {id(weight): weight.numel() for _, weight in _products(model)}
+    stems = (module for module in model.modules() if isinstance(module, PatchEmbedding))
+    return sum(weights.values()) + sum(matrix.numel() for stem in stems for matrix, _ in stem.matrices())
 
 
 def parameters_per_token(model: Transformer, recipe: Recipe, *, length: float) -> float:

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from tformer.build import Sizes, layer_sizes, resolve_sizes
+from tformer.build import Sizes, layer_sizes, patch_embedding, resolve_sizes
 from tformer.cost.flops import labelled_share
 from tformer.model import Transformer
 from tformer.nn.attention.routes import CHUNK_ELEMENTS, KEPT_ELEMENTS, QUERY_BLOCK
@@ -114,7 +114,7 @@ def estimate_memory(
         last = shape
     width = resolve_sizes(model, "decoder" if model.decoder is not None else "encoder").d_model
     head, head_workspace = _head_bytes(model, width, last, labelled_share)
-    activations += head
+    activations += head + _input_bytes(model, rows, length, dtype.itemsize)
     weights, itemsize = num_parameters * FP32_BYTES, dtype.itemsize
     return MemoryEstimate(
         weights=weights * (2 if ema else 1),
@@ -146,10 +146,10 @@ def training_memory(
             model,
             num_parameters=num_parameters,
             optimizer=recipe.optimizer.kind,
-            tokens_per_micro_batch=tokens_per_micro_batch,
+            tokens_per_micro_batch=tokens_per_micro_batch * recipe.training.copies,
             dtype=dtype,
             activation_checkpointing=recipe.training.activation_checkpointing,
-            ema=recipe.training.ema_decay is not None,
+            ema=recipe.training.averaging is not None,
             teacher_parameters=teacher_parameters,
             seq_len=seq_len,
             target_seq_len=target_seq_len,
@@ -201,6 +201,15 @@ def _stack_bytes(model: Model, side: str, shape: _Shape, source: int | None, *, 
     if checkpointing:  # the stream at each layer's start, and one layer recomputed
         return len(each) * stream + embedding, max(each) + workspace
     return sum(each) + embedding, workspace
+
+
+def _input_bytes(model: Model, rows: int, length: int, itemsize: int) -> int:
+    """Bytes that convolutions before the first layer save: of images, or over tokens (windows, and their ReLU)."""
+    if model.patches is not None:
+        with torch.device("meta"):
+            return rows * patch_embedding(model).saved_bytes(itemsize)
+    width = model.embedding.convolution
+    return rows * length * (width + (width > 0)) * (model.embedding.size or model.d_model) * itemsize
 
 
 def _head_bytes(model: Model, width: int, shape: _Shape, share: float) -> tuple[int, int]:

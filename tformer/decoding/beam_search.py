@@ -5,7 +5,7 @@ others continue, so that ends of sequence never empty the beam. A finished hypot
 divided by a length penalty (`settings`). A sentence leaves the batch as soon as it is done; its search does not depend
 on the other sentences.
 
-With groups (diverse beam search, arXiv 1610.02424) each group is a beam of its own that avoids the tokens which earlier
+With groups (diverse beam search, arXiv 1610.02424) each group is a separate beam that avoids the tokens which earlier
 groups took at the same step.
 
 The state of a search (live hypotheses, scores, finished hypotheses) is kept on the host in numpy and fp64: a step costs

@@ -141,7 +141,7 @@ class Completion:
             self._on_token(self.row, self.sample, token, piece)
 
     def interrupt(self) -> None:
-        """End it here, after an interrupt by the user."""
+        """End the completion here, after an interrupt by the user."""
         self.finish_reason = "interrupted"
         if self._text is not None:
             self._text.finish()

@@ -54,9 +54,9 @@ Compilation = Literal["auto", "on", "off"]
 
 
 def inference_dtype(precision: str, *, trained_in: str, device: torch.device) -> torch.dtype:
-    """`fp32`, `bf16`, `fp16`, or `auto`: as in training (`trained_in`, the recipe's) where the device is made for it.
+    """The dtype of `fp32`, `bf16`, `fp16`, or `auto`: that of training (`trained_in`) where the device supports it.
 
-    A CPU is made for fp32, and for bf16 when it has the instructions; without them bf16 is slower, not faster.
+    A CPU supports fp32, and bf16 when it has the instructions; without them bf16 is slower, not faster.
     Raises InputError for another name.
     """
     if precision == "auto":
@@ -72,7 +72,7 @@ def inference_dtype(precision: str, *, trained_in: str, device: torch.device) ->
 def inference(model: Transformer) -> Iterator[None]:
     """Evaluation mode without gradients; restores the model's own mode at the end."""
     was_training = model.training
-    if was_training:  # a step of decoding need not visit all modules
+    if was_training:  # only then: visiting all modules takes longer than a decoding step
         model.eval()
     try:
         with torch.inference_mode():
@@ -85,7 +85,7 @@ def inference(model: Transformer) -> Iterator[None]:
 def decoding_dtype(
     precision: str, *, trained_in: str, model: Transformer, quantize: str, rows: int | None
 ) -> tuple[torch.dtype, str | None]:
-    """`inference_dtype` for decoding steps of `rows` rows, and a note on it for the user.
+    """(`inference_dtype` for decoding steps of `rows` rows, a note for the user or None).
 
     For `auto` on a CPU without bf16 instructions it is bf16 where steps are faster with weights in it
     (`prepare_inference`), measured once per process.
@@ -228,7 +228,7 @@ def prepare_decoding(
     rows: int | None,
     steps: Callable[[], int],
 ) -> str | None:
-    """`compile_decoding` where it is requested or faster, else `prepare_inference`; a note on it for the user.
+    """Call `compile_decoding` where it is requested or faster, else `prepare_inference`; returns a note for the user.
 
     Args:
         compile: `auto` compiles on a GPU, where starting many small operations takes the time, for `AUTO_STEPS` or more
@@ -339,7 +339,7 @@ class CompiledDecoder:
         return begun
 
     def bucket(self, slots: int) -> int:
-        """The number of slots of the smallest bucket that holds so many: a power of two."""
+        """The size of the smallest bucket with at least `slots` slots: a power of two."""
         return max(self._smallest, _power_of_two(slots))
 
     def first_bucket(self, length: int, capacity: int) -> int:
@@ -413,7 +413,7 @@ class BucketedCache:
         return self.sentences * self.beams
 
     def refill(self, cache: Any, *, capacity: int) -> None:
-        """Start again from a `ModelCache` that holds the same sentences, read again."""
+        """Take the keys and values of a `ModelCache` into which the same sentences were read."""
         self.sentences, self.length, self.capacity = cache.batch_size, cache.length, capacity
         source = cache.cross[0].read()[0].shape[2] if cache.cross else 0
         self.fixed = self._decoder.storage(

@@ -24,7 +24,7 @@ from tformer.errors import NotNumbersError
 NEVER = float("-inf")
 NO_TOKEN = -1
 LOGIT_ERROR = 2.0**-19
-"""Two fp32 roundings of a magnitude up to 32: of a logit, and of its distance to the largest one."""
+"""Rounding error of two fp32 operations on magnitudes up to 32: of a logit, and of its distance to the largest one."""
 
 # --- rules on repeated and on forced tokens ---------------------------------------------------------------------------
 

@@ -147,7 +147,7 @@ class GenerationSettings(DecodingSettings):
     """How tokens are sampled and when a completion ends.
 
     `context` is the policy for a sequence that outgrows the model's `max_seq_len` (also for position kinds without a
-    limit of their own, so that all models behave alike):
+    limit, so that all models behave alike):
     `slide`: only the last `max_seq_len // 2` tokens are kept as the context and read again, and generation goes on; a
     prompt that is too long is cut the same way.
     `error`: a prompt that is too long is an `InputError`, and a completion that fills the context ends with the
@@ -205,7 +205,7 @@ class BeamSettings(DecodingSettings):
     diversity_penalty: float = 0.0  # 0: off
 
     def penalty(self, length: int) -> float:
-        """The divisor of the sum of a hypothesis of so many new tokens."""
+        """What the sum of log-probabilities is divided by; `length`: number of new tokens."""
         return length_penalty(length + self.counted_start, alpha=self.length_penalty, kind=self.length_penalty_type)
 
     @classmethod

@@ -24,7 +24,13 @@ from tformer.errors import InputError
 from tformer.evaluation.classifier import image_context, image_samples
 from tformer.evaluation.predict import GivenSamples, Samples, predict
 from tformer.loading import Loaded
-from tformer.nn.classification_heads import ClassifierHeadOptions, Pooling, RegressionHeadOptions, pool
+from tformer.nn.classification_heads import (
+    ClassifierHeadOptions,
+    PooledHead,
+    Pooling,
+    RegressionHeadOptions,
+    pool,
+)
 from tformer.nn.heads import Output
 from tformer.objectives.labelled import collate_images
 from tformer.options import MACHINE, Precision, Quantize, check_quantize, panel
@@ -93,7 +99,7 @@ def _embed(loaded: Loaded, samples: Samples, collate: Callable[..., Batch], opti
     model = loaded.model
     side, stack = ("decoder", model.decoder) if model.encoder is None else ("encoder", model.encoder)
     assert stack is not None
-    how, taps = options.pooling or _own_pooling(loaded), []
+    pooled, taps = _pooling(loaded, options.pooling), []
     if options.layer is not None:
         count = len(stack.layers)
         if not -count <= options.layer < count:
@@ -105,13 +111,17 @@ def _embed(loaded: Loaded, samples: Samples, collate: Callable[..., Batch], opti
         for name in taps:
             hidden_BTD = output.taps[name]
         assert hidden_BTD is not None
-        return pool(hidden_BTD, batch.attention_mask, how)
+        return pooled(hidden_BTD, batch.attention_mask)
 
     return predict(model, samples, collate, read, taps=taps, batch_size=options.batch_size)
 
 
-def _own_pooling(loaded: Loaded) -> Pooling:
-    """The pooling of the model's classifier or regression head, else the mean."""
+def _pooling(loaded: Loaded, how: Pooling | None) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
+    """A function of hidden states and mask; None: that of the model's classifier or regression head, else the mean."""
     heads = loaded.recipe.model.heads
-    own = (head.pooling for head in heads if isinstance(head, ClassifierHeadOptions | RegressionHeadOptions))
-    return next(own, "mean")
+    own = (head.kind for head in heads if isinstance(head, ClassifierHeadOptions | RegressionHeadOptions))
+    if how is None and (name := next(own, None)) is not None:
+        module = loaded.model.heads[name]
+        assert isinstance(module, PooledHead)
+        return module.pool
+    return partial(pool, how=how or "mean")

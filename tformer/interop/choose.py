@@ -33,9 +33,12 @@ NOWHERE: tuple[tuple[str, Any], ...] = (
     (r"model\.(encoder|decoder)\.feedforward\.activation", "relu2"),
     (r"model\.heads\.\w+\.pooling", "mean"),
     (r"model\.heads\.\w+\.pooling", "max"),
+    (r"model\.heads\.\w+\.pooling", "attention"),
 )
 # The kinds that some class has; a model with another kind is refused by its name.
-KNOWN_KINDS: tuple[tuple[str, frozenset[str]], ...] = (
+KNOWN_KINDS: tuple[tuple[str, frozenset[Any]], ...] = (
+    (r"model\.embedding\.convolution", frozenset({0})),
+    (r"model\.patches\.stem", frozenset({"conv"})),
     (r"model\.encoder\.attention\.kind", frozenset({"full"})),
     (r"model\.decoder\.attention\.kind", frozenset({"full", "sliding_window"})),
     (r"model\.(encoder|decoder)\.norm\.kind", frozenset({"layernorm", "rmsnorm"})),
@@ -58,6 +61,8 @@ def canonical(model: Model) -> dict[str, Any]:
             others = {str(number): layer for number, layer in enumerate(layers) if layer != layers[0]}
             data[side] = {**layers[0], "layers": others}
     del data["embedding"]["dropout"]
+    if model.embedding.ngram == 1:
+        del data["embedding"]["ngram_rows"]
     if data["embedding"]["size"] == model.d_model:
         data["embedding"]["size"] = None
     for options, head in zip(model.heads, data["heads"], strict=True):
@@ -74,7 +79,9 @@ def canonical(model: Model) -> dict[str, Any]:
     if not any(data[side] and data[side]["positions"]["kind"] == "learned" for side in ("encoder", "decoder")):
         data["max_seq_len"] = None  # no table of positions has this length
     if model.patches is not None:
-        del data["patches"]["stem"]  # linear and conv are one kernel in two shapes
+        del data["patches"]["stem_width"]  # of convolutions, which no class has
+        if model.patches.stem == "linear":
+            data["patches"]["stem"] = "conv"  # one kernel in two shapes
         if model.decoder is None:
             data["embedding"] = {"norm": model.embedding.norm}
             del data["max_seq_len"], data["vocab_size"]

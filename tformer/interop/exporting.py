@@ -115,7 +115,7 @@ class ExportReport:
     files: tuple[str, ...]
     step: int
     notes: tuple[str, ...] = ()
-    carries_code: bool = False  # transformers runs it only when it is told to trust it
+    carries_code: bool = False  # transformers runs it only with trust_remote_code
 
     def how_to_load(self) -> str:
         """The Python call that opens the folder."""

@@ -233,7 +233,7 @@ def converted(tensor: Tensor, dtype: torch.dtype, *, name: str) -> Tensor:
 
 
 def plan_shards(tensors: Outgoing, shard_bytes: int) -> list[Shard]:
-    """The files to write, filled in the order of the tensors; a tensor above `shard_bytes` gets a file of its own."""
+    """The files to write, filled in the order of the tensors; a tensor above `shard_bytes` gets its own file."""
     groups: list[list[str]] = []
     room = 0
     for name in tensors.shapes:

@@ -49,7 +49,7 @@ INLINE float normal(float x) {
 /* `kind` is a constant wherever this is inlined. */
 INLINE float activated(float x, int kind) {
     switch (kind) {
-    case RELU: return x < 0 ? 0 : x; /* keeps what is no number */
+    case RELU: return x < 0 ? 0 : x; /* keeps NaN */
     case GELU: return x * normal(x);
     case GELU_TANH: return x * sigmoid(1.59576912f * (x + 0.044715f * x * x * x));
     case SILU: return x * sigmoid(x);
@@ -63,7 +63,7 @@ INLINE void activate(float *x, long count, int kind, int wide) {
     for (long i = 0; i < count; i++) x[i] = rounded_to(activated(x[i], kind), wide);
 }
 
-/* Sums of one row from `column` on become numbers of y; `second` are those of the second half beside a gate. */
+/* Turns the sums of one row, from `column` on, into numbers of y; `second`: the sums of the second half with a gate. */
 void finish(const struct linear *l, const struct call *c, long row, long column, long columns, float *sums,
             const float *second) {
     int wide = c->y_wide;

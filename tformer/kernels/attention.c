@@ -46,12 +46,12 @@ INLINE float dot(const char *x, const char *y, long size, int wide) {
     return total;
 }
 
-/* scores -> weights in place, `count` of them, a multiple of LANES; returns their sum. None seen: zeros, and 1. */
+/* scores -> weights in place, `count` of them, a multiple of LANES; returns their sum. All masked: zeros, and 1. */
 static float weigh(float *scores, long count) {
     float highest = -INFINITY, total = 0;
 #pragma omp simd reduction(max : highest)
     for (long s = 0; s < count; s++) highest = scores[s] > highest ? scores[s] : highest;
-    if (highest == -INFINITY) highest = 0; /* all masked: their weights are 0 below; or none a number: NaN below */
+    if (highest == -INFINITY) highest = 0; /* all masked: their weights are 0 below; or all NaN: NaN below */
 #pragma omp simd reduction(+ : total)
     for (long s = 0; s < count; s++) {
         float weight = scores[s] == -INFINITY ? 0.0f : exponential(scores[s] - highest);
@@ -75,7 +75,7 @@ INLINE void mix(const struct attention *a, long b, long head, long from, const f
     float numbers[MOST_SUMS];
     UNROLL for (int i = 0; i < size / FLOATS; i++) sum[i] = (floats){0};
     for (long s = 0; s < a->num_keys; s++) {
-        if (weights[s] == 0) continue; /* a slot that nobody sees may hold anything */
+        if (weights[s] == 0) continue; /* a slot that no query sees may hold anything */
         const char *value = at(slot(a, a->v, a->v_strides, b, head, s, wide), from, wide);
         UNROLL for (int i = 0; i < size / FLOATS; i++) sum[i] += weights[s] * floats_at(value, i * FLOATS, wide);
     }
@@ -86,7 +86,7 @@ INLINE void mix(const struct attention *a, long b, long head, long from, const f
     for (int i = 0; i < size; i++) put(out, i, numbers[i], wide);
 }
 
-/* The same for numbers that fill no vector. */
+/* The same for fewer numbers than a vector has. */
 INLINE void mix_rest(const struct attention *a, long b, long head, long from, const float *weights, float rate,
                      long size, char *out, int wide) {
     float sum[LANES] = {0};
@@ -98,7 +98,7 @@ INLINE void mix_rest(const struct attention *a, long b, long head, long from, co
     for (long i = 0; i < size; i++) put(out, i, sum[i] * rate, wide);
 }
 
-/* Ask for what query head h of row b will read: its keys and values lie apart from those of the head before. */
+/* Prefetch what query head h of row b will read: its keys and values lie apart from those of the previous head. */
 INLINE void ask_for(const struct attention *a, long b, long h, int wide) {
     long head = h / (a->heads / a->kv_heads), size = wide ? sizeof(float) : sizeof(bf16);
     for (long s = 0; s < least(a->num_keys, MOST_ASKED); s++) {

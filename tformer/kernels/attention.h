@@ -8,7 +8,7 @@
 struct attention {
     const void *q;          /* [rows, heads, num_queries, head_dim] */
     const void *k, *v;      /* [rows, kv_heads, num_keys, head_dim or value_dim] */
-    const uint8_t *mask;    /* [rows, heads, num_queries, num_keys], 1: may look; NULL: all */
+    const uint8_t *mask;    /* [rows, heads, num_queries, num_keys], 1: visible; NULL: all */
     const float *bias;      /* [rows, heads, num_queries, num_keys], added to the scaled scores; NULL: none */
     const void *new_k, *new_v; /* [rows, kv_heads, head_dim or value_dim], heads together: first written as the last key
                                   and value of each row; NULL: none */

@@ -32,7 +32,7 @@ static inline float float_of(uint32_t bits) {
 
 static inline float widen(bf16 x) { return float_of((uint32_t)x << 16); }
 
-/* To the nearest, ties to even; what is not a number stays none. */
+/* To the nearest, ties to even; NaN stays NaN. */
 static inline bf16 narrow(float x) {
     uint32_t bits = bits_of(x);
     uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;

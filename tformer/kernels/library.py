@@ -98,7 +98,7 @@ SIGNATURES = {
 
 @cache
 def load(*, may_build: bool = True) -> ctypes.CDLL | None:
-    """The library, built if necessary (one or two seconds, once per machine); None where there is none.
+    """The library, built if necessary (one or two seconds, once per machine); None where there is no library.
 
     may_build: False: use an existing library only; for work that is shorter than a build.
     """

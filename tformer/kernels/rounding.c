@@ -1,4 +1,4 @@
-/* Rows of numbers in 8 bits, each with a scale of its own, and back: the rule of `nn/products.py`, in one pass each where
+/* Rows of numbers in 8 bits, each with its own scale, and back: the rule of `nn/products.py`, in one pass each where
    PyTorch's operators take eight. */
 
 #include <math.h>
@@ -80,7 +80,7 @@ static float round_group(const float *x, float scale, uint8_t *out, float *best)
 }
 
 /* A scale of small squared error: the best of some around the one that makes the largest magnitude -8, then the best for
-   the numbers that it gives. NaN if a number is none. */
+   the numbers that it gives. NaN if a number is NaN. */
 static bf16 search_scale(float *x, uint8_t *out) {
     float most = 0, best_error = INFINITY, refit = 0, unused, zero = 0;
     for (long k = 0; k < GROUP; k++) {

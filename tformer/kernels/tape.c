@@ -1,4 +1,4 @@
-/* Kernel calls one after another, as `tape.py` recorded them. */
+/* The kernel calls that `tape.py` recorded, one after another. */
 
 #include "common.h"
 

@@ -2,8 +2,8 @@
 
 A step of one text is dozens of short calls, and the Python between them takes as long as the shortest of them. A tape
 holds copies of the calls' arguments and the tensors at their addresses. It is complete where every call reads the
-step's input, the result of an earlier call, parameters or the cache: the result of any other operation would be unknown
-to it. The repeated calls are the same, and so are their results.
+step's input, the result of an earlier call, parameters or the cache; the result of any other operation would not be on
+the tape. The repeated calls are the same, and so are their results.
 """
 
 from __future__ import annotations

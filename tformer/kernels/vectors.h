@@ -13,7 +13,7 @@ enum { BYTES = 32 };
 #else
 enum { BYTES = 16 };
 #endif
-enum { FLOATS = BYTES / sizeof(float), AHEAD = 16384 }; /* AHEAD: bytes of a weight that are asked for in advance */
+enum { FLOATS = BYTES / sizeof(float), AHEAD = 16384 }; /* AHEAD: bytes of a weight that are prefetched */
 
 typedef float floats __attribute__((vector_size(BYTES)));
 typedef uint32_t words __attribute__((vector_size(BYTES)));

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 TIE_STANDARD_ERRORS = 2.0
-"""Two means tie when they differ by less than so many standard errors of the difference: about 95 % of chance."""
+"""Two means tie when they differ by less than this number of standard errors of the difference (about 95 %)."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 linear, products         matrix products; prepared for inference
 norm, feedforward        parts of a block, beside attention
 positions/, attention/   a file per kind or family of kinds, and a table
-embedding, stack         from tokens or patches to hidden states
+embedding, patches       from tokens or images to vectors
+stack                    from vectors to hidden states
 heads, losses            from hidden states to predictions, and to cross-entropy in chunks
 init                     initialisation of all weights
 """

@@ -30,11 +30,13 @@ from tformer.nn.norm import NormOptions
 
 HeadActivation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh", "none"]
 Pooling = Literal["cls", "mean", "max", "eos"]
-POOLING_MEANINGS: dict[Pooling, str] = {
+HeadPooling = Literal["cls", "mean", "max", "eos", "attention"]
+POOLING_MEANINGS: dict[HeadPooling, str] = {
     "cls": "the first position",
     "mean": "the mean of all positions",
     "max": "the largest value of each number over all positions",
     "eos": "the last position",
+    "attention": "the sum of all positions, weighted by a softmax over a learned score of each (CCT, arXiv 2104.05704)",
 }
 """What each pooling takes of the hidden states."""
 LabelKind = Literal["classes", "labels", "score"]
@@ -85,6 +87,18 @@ def pool(hidden_BTD: Tensor, mask_BT: Tensor | None, how: Pooling) -> Tensor:
     return hidden_BTD[torch.arange(len(index_B), device=index_B.device), index_B]
 
 
+def attention_pool(hidden_BTD: Tensor, scores_BT: Tensor, mask_BT: Tensor | None) -> Tensor:
+    """[B, D]: the mean of the real positions, weighted by the softmax of their scores; zeros where none is real."""
+    scores_BT = scores_BT.float()
+    if mask_BT is not None:
+        mask_BT = mask_BT.bool()
+        scores_BT = scores_BT.masked_fill(~mask_BT, torch.finfo(torch.float32).min)
+    weights_BT = scores_BT.softmax(dim=-1)
+    if mask_BT is not None:
+        weights_BT = weights_BT * mask_BT
+    return (weights_BT.to(hidden_BTD.dtype).unsqueeze(1) @ hidden_BTD).squeeze(1)
+
+
 class PooledHead(nn.Module):
     """One prediction per sequence: pool → (dense → activation) → dropout → project; without labels no projection."""
 
@@ -93,7 +107,7 @@ class PooledHead(nn.Module):
         d_model: int,
         num_labels: int | None,
         *,
-        pooling: Pooling,
+        pooling: HeadPooling,
         pooler: bool,
         activation: str,
         dropout: float,
@@ -101,17 +115,25 @@ class PooledHead(nn.Module):
     ) -> None:
         super().__init__()
         self.pooling, self.dropout, self.label_kind = pooling, dropout, label_kind
+        self.attend = Linear(d_model, 1, bias=True) if pooling == "attention" else None
         self.pooler = Linear(d_model, d_model, bias=True) if pooler else None
         self.activation = HEAD_ACTIVATIONS[activation]
         self.project = None if num_labels is None else Linear(d_model, num_labels, bias=True)
 
     def forward(self, hidden: Tensor, mask_BT: Tensor | None = None, *, taps: TapSink | None = None) -> Tensor:
         """fp32 scores [B, L] (without a projection [B, D]) of hidden states [B, T, D]; `mask_BT`: False on padding."""
-        x_BD = tap(taps, "pooled", pool(hidden, mask_BT, self.pooling))
+        x_BD = tap(taps, "pooled", self.pool(hidden, mask_BT))
         if self.pooler is not None:
             x_BD = self.activation(tap(taps, "pooler", self.pooler(x_BD)))
         x_BD = dropout(x_BD, self.dropout, self.training)
         return (x_BD if self.project is None else self.project(x_BD)).float()
+
+    def pool(self, hidden_BTD: Tensor, mask_BT: Tensor | None) -> Tensor:
+        """One vector per sequence, [B, D], by this head's pooling."""
+        if self.pooling != "attention":
+            return pool(hidden_BTD, mask_BT, self.pooling)
+        assert self.attend is not None
+        return attention_pool(hidden_BTD, self.attend(hidden_BTD).squeeze(-1), mask_BT)
 
 
 class ReplacedTokenHead(nn.Module):
@@ -137,7 +159,8 @@ class ClassifierHeadOptions:
     pools: ClassVar[bool] = True
     kind: Literal["classifier"] = "classifier"
     num_labels: int | None = None  # null: taken from the data's labels
-    pooling: Pooling = "cls"  # which hidden state, or mean or maximum of them, the head reads
+    # which hidden state, or mean or maximum of them, the head reads; attention: a learned mean (arXiv 2104.05704)
+    pooling: HeadPooling = "cls"
     pooler: bool = True  # dense -> activation before the projection
     activation: HeadActivation = "tanh"  # of the pooler
     dropout: float | None = None  # null: the stack's dropout
@@ -162,7 +185,8 @@ class RegressionHeadOptions:
     pools: ClassVar[bool] = True
     label_kind: ClassVar[LabelKind] = "score"
     kind: Literal["regression"] = "regression"
-    pooling: Pooling = "cls"  # which hidden state, or mean or maximum of them, the head reads
+    # which hidden state, or mean or maximum of them, the head reads; attention: a learned mean (arXiv 2104.05704)
+    pooling: HeadPooling = "cls"
     pooler: bool = True  # dense -> activation before the projection
     activation: HeadActivation = "tanh"  # of the pooler
     dropout: float | None = None  # null: the stack's dropout

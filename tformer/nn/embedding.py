@@ -1,19 +1,19 @@
-"""Input embeddings of a stack: tokens, or the patches of an image (ViT, arXiv 2010.11929).
+"""Input embeddings of a stack: what all have in common, and tokens. `patches` has those of images.
 
-    token (· √d) + token type + position → norm → dropout → project
+    (token + n-grams) (· √d) + token type → convolution → + position → norm → dropout → project
 
 `project` exists when the table is narrower than the model (factorised embeddings: ALBERT 1909.11942, ELECTRA).
+The convolution (of CCT on text, 2104.05704) reads each token with its neighbours.
 FixNorm (1910.05895) gives every token vector the length √d at the input; the tied output uses length 1.
 Positions belong to the stack and are an argument, because encoder and decoder may share one token table and have
 different positions.
 """
 
-# Shapes: B batch, T positions, E embedding size, D d_model, C channels, P patch side.
+# Shapes: B batch, T positions, E embedding size, D d_model.
 
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,12 +22,13 @@ from torch import Tensor, nn
 from tformer.nn.attention.context import TapSink, tap
 from tformer.nn.dropout import dropout
 from tformer.nn.linear import Linear
+from tformer.nn.ngrams import NgramEmbedding
 from tformer.nn.norm import NormOptions, build_norm
 from tformer.nn.positions.base import Positions
 
 
-class _Embedding(nn.Module):
-    """The steps after the table: positions, norm, dropout, projection."""
+class Embedding(nn.Module):
+    """Base class of embeddings: the steps after the table, which are positions, norm, dropout, projection."""
 
     def __init__(self, size: int, d_model: int, *, norm: NormOptions | None, dropout: float) -> None:
         super().__init__()
@@ -61,7 +62,7 @@ class _Embedding(nn.Module):
         raise NotImplementedError
 
 
-class TokenEmbedding(_Embedding):
+class TokenEmbedding(Embedding):
     """Rows of a [vocabulary, E] table.
 
     Args:
@@ -71,6 +72,8 @@ class TokenEmbedding(_Embedding):
         scale: multiply the rows by √d_model.
         fixnorm: give the rows the length √d_model (instead of `scale`).
         token_types: number of segments (BERT: 2); 0: none.
+        ngrams: adds vectors of the n-grams that end at each token; None: no n-grams.
+        convolution: tokens that a convolution with ReLU reads together; 0: none.
         norm: of the sum (BERT, BART, Bloom); None: no norm.
         dropout: of the sum.
     """
@@ -84,6 +87,8 @@ class TokenEmbedding(_Embedding):
         scale: bool = False,
         fixnorm: bool = False,
         token_types: int = 0,
+        ngrams: NgramEmbedding | None = None,
+        convolution: int = 0,
         norm: NormOptions | None = None,
         dropout: float = 0.0,
     ) -> None:
@@ -91,6 +96,9 @@ class TokenEmbedding(_Embedding):
         super().__init__(size, d_model, norm=norm, dropout=dropout)
         self.weight = nn.Parameter(torch.empty(vocab_size, size))
         self.token_types = nn.Parameter(torch.empty(token_types, size)) if token_types else None
+        self.ngrams = ngrams
+        self.convolution = convolution
+        self.convolve = Linear(convolution * size, size, bias=True) if convolution else None
         self.fixnorm = fixnorm
         self.factor = math.sqrt(d_model) if scale or fixnorm else 1.0
 
@@ -101,14 +109,33 @@ class TokenEmbedding(_Embedding):
         positions: Positions,
         pos_BT: Tensor,
         token_type_ids: Tensor | None = None,
+        mask_BT: Tensor | None = None,
+        real_BT: Tensor | None = None,
+        document_ids_BT: Tensor | None = None,
+        before_BN: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
         taps: TapSink | None = None,
     ) -> Tensor:
-        """The input of a stack, [B, T, D] in `dtype`; `token_type_ids` default to segment 0."""
+        """The input of a stack, [B, T, D] in `dtype`; `token_type_ids` default to segment 0.
+
+        mask_BT: False where the row of a token is replaced by zeros (token cut-off, arXiv 2009.13818).
+        real_BT, document_ids_BT: the convolution reads zeros where the first is False and beyond the token's document.
+        real_BT, document_ids_BT, before_BN: also of n-grams, see `NgramEmbedding`; none has a token that is replaced.
+        """
         tap(taps, "ids", ids_BT)
-        x_BTE = tap(taps, "tokens", F.embedding(ids_BT, self.weight))
+        x_BTE = F.embedding(ids_BT, self.weight)
+        if mask_BT is not None:
+            x_BTE = x_BTE * mask_BT.unsqueeze(-1)
+        x_BTE = tap(taps, "tokens", x_BTE)
         if self.fixnorm:
             x_BTE = tap(taps, "unit", F.normalize(x_BTE, dim=-1))
+        if self.ngrams is not None:
+            if mask_BT is not None:
+                real_BT = mask_BT if real_BT is None else real_BT.bool() & mask_BT.bool()
+            added = self.ngrams(ids_BT, real_BT=real_BT, document_ids_BT=document_ids_BT, before_BN=before_BN)
+            if mask_BT is not None:
+                added = added * mask_BT.unsqueeze(-1)
+            x_BTE = x_BTE + tap(taps, "ngrams", added)
         if self.factor != 1.0:
             x_BTE = tap(taps, "scaled", x_BTE * self.factor)
         if self.token_types is not None:
@@ -116,74 +143,36 @@ class TokenEmbedding(_Embedding):
             x_BTE = x_BTE + tap(taps, "segments", segment)
         elif token_type_ids is not None:
             raise ValueError("token_type_ids were given, but the model has no token types (embedding.token_types: 0)")
-        return self.finish(x_BTE.to(dtype), positions, pos_BT, taps)
+        x_BTE = x_BTE.to(dtype)
+        if self.convolve is not None:
+            near_BTW = neighbours(x_BTE, self.convolution, real_BT=real_BT, document_ids_BT=document_ids_BT)
+            x_BTE = tap(taps, "convolved", F.relu(self.convolve(near_BTW)))
+        return self.finish(x_BTE, positions, pos_BT, taps)
 
     def own_taps(self) -> list[str]:
-        optional = {"unit": self.fixnorm, "scaled": self.factor != 1.0, "segments": self.token_types is not None}
+        optional = {
+            "unit": self.fixnorm,
+            "ngrams": self.ngrams is not None,
+            "scaled": self.factor != 1.0,
+            "segments": self.token_types is not None,
+            "convolved": self.convolve is not None,
+        }
         return ["ids", "tokens", *(name for name, exists in optional.items() if exists)]
 
 
-class PatchEmbedding(_Embedding):
-    """An image cut into squares, each projected to d_model; optionally a learned class token in front.
+def neighbours(x_BTE: Tensor, width: int, *, real_BT: Tensor | None, document_ids_BT: Tensor | None) -> Tensor:
+    """[B, T, width·E]: each vector between those before and after it, (width - 1) // 2 of them before.
 
-    `stem` conv keeps the kernel [D, C, P, P] as published ViTs store it; linear keeps [D, C·P·P]: the same product.
+    Zeros stand for places outside the text, where `real_BT` is False, and for tokens of another document.
     """
-
-    def __init__(
-        self,
-        d_model: int,
-        *,
-        image_size: int,
-        size: int,
-        channels: int,
-        cls: bool,
-        stem: Literal["linear", "conv"] = "conv",
-        norm: NormOptions | None = None,
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__(d_model, d_model, norm=norm, dropout=dropout)
-        if image_size % size:
-            raise ValueError(f"the patch size must divide the image size, found {size} and {image_size}")
-        self.image_size, self.channels, self.size = image_size, channels, size
-        shape = (d_model, channels, size, size) if stem == "conv" else (d_model, channels * size * size)
-        self.weight = nn.Parameter(torch.empty(shape))
-        self.bias = nn.Parameter(torch.empty(d_model))
-        self.cls = nn.Parameter(torch.empty(d_model)) if cls else None
-
-    @property
-    def seq_len(self) -> int:
-        """Number of positions an image becomes, the class token included."""
-        return (self.image_size // self.size) ** 2 + (self.cls is not None)
-
-    def forward(
-        self,
-        pixels_BCHW: Tensor,
-        *,
-        positions: Positions,
-        pos_BT: Tensor,
-        dtype: torch.dtype = torch.float32,
-        taps: TapSink | None = None,
-    ) -> Tensor:
-        """[B, C, height, width] → [B, T, D] in `dtype`, row by row."""
-        expected = (self.channels, self.image_size, self.image_size)
-        if tuple(pixels_BCHW.shape[1:]) != expected:
-            raise ValueError(f"pixel_values must have the shape [batch, {', '.join(map(str, expected))}], "
-                             f"found {list(pixels_BCHW.shape)}")  # fmt: skip
-        patches = tap(taps, "patches", cut_patches(tap(taps, "pixels", pixels_BCHW).to(dtype), self.size))
-        x_BTD = F.linear(patches, self.weight.flatten(1).to(dtype), self.bias.to(dtype))
-        tap(taps, "patch_vectors", x_BTD)
-        if self.cls is not None:
-            x_BTD = torch.cat([self.cls.to(dtype).expand(x_BTD.shape[0], 1, -1), x_BTD], dim=1)
-            tap(taps, "with_cls", x_BTD)
-        return self.finish(x_BTD, positions, pos_BT, taps)
-
-    def own_taps(self) -> list[str]:
-        return ["pixels", "patches", "patch_vectors", *(("with_cls",) if self.cls is not None else ())]
-
-
-def cut_patches(pixels_BCHW: Tensor, size: int) -> Tensor:
-    """[B, C, height, width] → [B, T, C·P·P], row by row: `F.unfold` without overlap, by moving memory alone."""
-    batch, channels, height, width = pixels_BCHW.shape
-    rows, columns = height // size, width // size
-    cut = pixels_BCHW.reshape(batch, channels, rows, size, columns, size).permute(0, 2, 4, 1, 3, 5)
-    return cut.reshape(batch, rows * columns, channels * size * size)
+    before, length = (width - 1) // 2, x_BTE.shape[1]
+    after = width - 1 - before
+    if real_BT is not None:
+        x_BTE = x_BTE * real_BT.unsqueeze(-1).to(x_BTE.dtype)
+    padded = F.pad(x_BTE, (0, 0, before, after))
+    shifted = [padded[:, start : start + length] for start in range(width)]
+    if document_ids_BT is not None:
+        numbers = F.pad(document_ids_BT, (before, after), value=-1)
+        same = [(numbers[:, start : start + length] == document_ids_BT).unsqueeze(-1) for start in range(width)]
+        shifted = [part * near.to(part.dtype) for part, near in zip(shifted, same, strict=True)]
+    return torch.cat(shifted, dim=-1)

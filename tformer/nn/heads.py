@@ -247,6 +247,18 @@ class Output:
         return self.heads[name]
 
 
+@dataclass
+class CachedOutput(Output):
+    """An output that forms each head's predictions once: several losses compare the same ones, dropout included."""
+
+    formed: dict[str, Tensor] = field(default_factory=dict)
+
+    def head(self, name: str) -> Tensor:
+        if name not in self.formed:
+            self.formed[name] = super().head(name)
+        return self.formed[name]
+
+
 def _leaves_out(head: VocabularyHead, labelled_N: Tensor) -> bool:
     """Whether positions without a label are left out before the head. Counting them would synchronise a GPU."""
     if labelled_N.device.type != "cpu":

@@ -5,7 +5,7 @@ and, for comparison, BatchNorm (1502.03167; its problems with text: PowerNorm, 2
     groupnorm  the formula of layernorm within each of `groups` equal groups of neighbouring features
     batchnorm  the formula of layernorm for each feature, mean and variance over all positions of the batch
 
-All but batchnorm treat each vector separately. Adding a kind: a subclass of `Norm` in a file of its own, and a row in
+All but batchnorm treat each vector separately. Adding a kind: a subclass of `Norm` in a new file, and a row in
 `NORMS`.
 """
 

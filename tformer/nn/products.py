@@ -3,7 +3,7 @@
     packed  the weight in oneDNN's own layout, in the compute dtype: the same numbers, up to twice as fast in products
             of few rows, as in decoding
     int8    y = s_x s_w (x8 W8^T): the weight rounded once to 8 bits with a scale for each row, each input row rounded
-            with a scale of its own (after LLM.int8(), arXiv 2208.07339, without its outliers)
+            with its own scale (after LLM.int8(), arXiv 2208.07339, without its outliers)
     int4    the same with a weight in 4 bits, with a scale for each 32 numbers of a row
 
 The C kernels of `tformer.kernels`, where these are set (`set_kernels`), have all forms: they read the weight as it is
@@ -158,7 +158,7 @@ TINY = 1e-20  # scale of a row of zeros: avoids a division by zero
 FEW_ROWS: dict[Quantize, int] = {"none": 8, "int8": 16}
 """Largest number of rows for which the C kernels are faster than oneDNN where that has instructions for the format."""
 FEW_FP32_ROWS, LARGE_FP32 = 4, 2**20
-"""The same for weights in fp32, and the least number of their numbers: smaller ones stay in the cache."""
+"""The same for fp32 weights with at least this number of elements: smaller weights stay in the processor's cache."""
 
 
 class Product(Protocol):

@@ -131,7 +131,7 @@ class Stack(nn.Module):
     Args:
         blocks: the layers, in order.
         positions: one object for all layers, or (Shaw) one for each.
-        final_norm: None where the last block ends in a norm of its own (post-norm) or in none.
+        final_norm: None where the last block already ends in a norm (post-norm), or where there is no norm.
         d_model: width of the stream.
         layerdrop: decides which blocks to skip while training; None: no block is ever skipped.
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from tformer.data.batching.batch import Batch
@@ -27,12 +28,15 @@ from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.nn.heads import HeadOptions, Output
 from tformer.nn.losses import IGNORED_LABEL
-from tformer.nn.soft_targets import Projection, linear_divergence, soft_cross_entropy
+from tformer.nn.soft_targets import Projection, linear_consistency, linear_divergence, soft_cross_entropy
 from tformer.nn.structured_dropout import SharedDraws
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
 DataKind = Literal["text", "masked_text", "sentences", "labelled", "pairs"]
 """Kinds of training data: text in windows, text that the objective corrupts, sentences, labelled examples, pairs."""
+
+WINDOWED: frozenset[DataKind] = frozenset({"text", "masked_text"})
+"""The kinds that are cut into windows, as `data.packing` says."""
 
 TOKEN_HINTS = {
     "mask": ("a mask token ([MASK] or <mask>)", "--template bert, roberta or seq2seq (tokenizer.train.template)"),
@@ -173,6 +177,7 @@ class Objective:
         shares_forward: whether `terms` forms its loss from one forward pass that other objectives share.
         predicts: what the labels are, as a phrase for users.
         room: maximum tokens of text per example, where the objective adds tokens itself; None: `seq_len`.
+        copies: rows that the model reads for each row of a batch, one after the other.
         shared: draws of `loss` where several processes share a micro-batch, see `Batch.share`; the training loop sets
             it before every forward.
     """
@@ -192,6 +197,7 @@ class Objective:
     predicts_tokens: ClassVar[bool] = False
     shares_forward: ClassVar[bool] = True
     predicts: ClassVar[str]
+    copies: ClassVar[int] = 1
     room: int | None = None
     shared: SharedDraws | None = None
 
@@ -205,7 +211,9 @@ class Objective:
 
     @staticmethod
     def target_length(source: int, target: int, options: Any) -> int:
-        """Mean ids that the decoder reads for an example of so many ids; `target`: of a target of its own."""
+        """Mean number of ids that the decoder reads. source, target: mean numbers of ids of an example, and of its
+        target.
+        """
         return target
 
     def originals(self, sample: Any) -> dict[str, np.ndarray]:
@@ -263,6 +271,19 @@ class Objective:
         """
         raise NotImplementedError
 
+    def consistency_loss(self, first: Output, second: Output, batch: Batch, weights: tuple[float, float]) -> Tensor:
+        """a KL(first || second) + b KL(second || first), (a, b) = weights, summed over the head's predictions.
+
+        Of scores it is (a + b) (first - second)². Both passes of the model have gradients.
+        """
+        pairs = zip(weights, ((second, first), (first, second)), strict=True)
+        parts = [
+            weight * self.soft_loss(student, teacher, batch, temperature=1.0, order_L=None)
+            for weight, (student, teacher) in pairs
+            if weight
+        ]
+        return torch.stack(parts).sum()
+
 
 class TokenObjective(Objective):
     """Base class of objectives that predict tokens: cross-entropy over the vocabulary at the labelled positions.
@@ -294,17 +315,27 @@ class TokenObjective(Objective):
         self, student: Output, teacher: Output, batch: Batch, *, temperature: float, order_L: Tensor | None
     ) -> Tensor:
         """Soft targets over the vocabulary at the labelled positions."""
+        (ours, theirs), counted_N = self._projections((student, teacher), batch)
+        return linear_divergence(ours, theirs, temperature=temperature, counted_N=counted_N)
+
+    def consistency_loss(self, first: Output, second: Output, batch: Batch, weights: tuple[float, float]) -> Tensor:
+        """The divergences over the vocabulary at the labelled positions."""
+        (one, other), counted_N = self._projections((first, second), batch)
+        return linear_consistency(one, other.features, weights=weights, counted_N=counted_N)
+
+    def _projections(self, outputs: Sequence[Output], batch: Batch) -> tuple[list[Projection], Tensor]:
+        """The head of each output at selected positions [n], and which of these have a label [n]."""
         assert batch.labels is not None
         labelled_N = batch.labels.flatten() != IGNORED_LABEL
         # Leaving positions out means counting them, which stalls a GPU; with few labels, as in masked LM, it is faster.
-        few = student.heads[self.head.kind].labels_are_few
+        few = outputs[0].heads[self.head.kind].labels_are_few
         selected_N = labelled_N if labelled_N.device.type == "cpu" or few else slice(None)
         sides = []
-        for output in (student, teacher):
+        for output in outputs:
             module: Any = output.heads[self.head.kind]
             features = module.features(output.hidden.flatten(0, 1)[selected_N])
             sides.append(Projection(features, module.matrix(), module.bias, module.softcap))
-        return linear_divergence(sides[0], sides[1], temperature=temperature, counted_N=labelled_N[selected_N])
+        return sides, labelled_N[selected_N]
 
 
 def total_loss(terms: Mapping[str, Term], counts: Mapping[str, int | Tensor] | None = None) -> Tensor:

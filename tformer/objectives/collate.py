@@ -86,7 +86,7 @@ def pad_examples(
 
 
 def pad_id(special_ids: SpecialIds) -> int:
-    """The id of padding: it is masked and has no label, so without a token of its own any id will do."""
+    """The id of padding: it is masked and has no label, so without a padding token any id will do."""
     return 0 if special_ids.pad is None else special_ids.pad
 
 

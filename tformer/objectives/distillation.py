@@ -12,7 +12,7 @@ Each objective defines its own soft loss: of a yes-or-no decision (multi-label) 
 Student layer i = 1 ... M is compared with teacher layer ceil(i N / M) of N: evenly spaced, last with last. Hidden
 states are a layer's output, attention weights those before dropout; padding is not counted.
 
-Every part is a term of its own, so accumulation and several processes stay exact. The teacher reads the student's own
+Every part is a separate term, so accumulation and several processes stay exact. The teacher reads the student's own
 batch, with the same tokens masked, after the student has drawn its dropout, and draws nothing itself.
 
 Shapes: B samples, T positions, D d_model, H heads, S keys, L labels.
@@ -21,7 +21,7 @@ Shapes: B samples, T positions, D d_model, H heads, S keys, L labels.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from tformer.data.batching.batch import Batch
-from tformer.nn.heads import Output
+from tformer.nn.heads import CachedOutput, Output
 from tformer.objectives.base import LossResult, Objective, Term
 
 DISTILLATION = "distillation"
@@ -61,18 +61,6 @@ class LayerPair(NamedTuple):
     @property
     def in_decoder(self) -> bool:
         return self.student.startswith("decoder.")
-
-
-@dataclass
-class CachedOutput(Output):
-    """An output that forms each head's predictions once: labels and teacher compare the same ones, dropout included."""
-
-    formed: dict[str, Tensor] = field(default_factory=dict)
-
-    def head(self, name: str) -> Tensor:
-        if name not in self.formed:
-            self.formed[name] = super().head(name)
-        return self.formed[name]
 
 
 def teacher_layer(layer: int, *, student_layers: int, teacher_layers: int) -> int:

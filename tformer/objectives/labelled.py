@@ -14,7 +14,7 @@ Training may change the examples:
 
 - word dropout (`collate.py`): a share of the text's tokens becomes [MASK], so that no single word decides.
 - swapped pairs: half of the pairs are read in the other order, [CLS] b [SEP] a [SEP] for [CLS] a [SEP] b [SEP].
-- augmentation of images (`augment` of the data package).
+- augmentation of images, and mixtures of two (`data/sources/augmentation.py`): t_c are then the shares of the classes.
 
 A decoder beside the encoder reads the same text again: `read_again`.
 
@@ -147,12 +147,49 @@ class Classification(LabelledObjective):
         super().__init__(options, context)
         weights = class_weights(options.class_weights, context.label_counts)
         self.weights_L = None if weights is None else torch.from_numpy(weights).float()
+        self.mixes = bool(options.mixup or options.cutmix)
+        if self.mixes and context.images is None:
+            raise InputError("objectives: mixup and cutmix are for images, this model reads texts")
+
+    @property
+    def collates_at_random(self) -> bool:
+        return self.mixes or super().collates_at_random
+
+    def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:
+        """That of every labelled objective; with mixup or CutMix the labels are shares of the classes, fp32 [B, L]."""
+        batch = super().collate(samples, rng=rng, training=training)
+        if not (training and self.mixes) or batch.labels is None:
+            return batch
+        from tformer.data.sources.augmentation import mix
+
+        options = self.options
+        assert batch.pixel_values is not None and self.context.label_counts is not None
+        pixels, labels = mix(
+            batch.pixel_values,
+            batch.labels,
+            num_classes=len(self.context.label_counts),
+            mixup=options.mixup,
+            cutmix=options.cutmix,
+            cutmix_share=options.cutmix_share,
+            rng=rng,
+        )
+        return replace(batch, pixel_values=pixels, labels=labels)
+
+    def label_count(self, batch: Batch) -> dict[str, int]:
+        """{term: examples of this host batch}."""
+        assert batch.labels is not None
+        return {self.head.kind: len(batch.labels)}
 
     def terms(self, output: Any, batch: Batch) -> LossResult:
-        """One term. Metrics: nll_sum (neither smoothed nor weighted), correct and count."""
+        """One term. Metrics: nll_sum (neither smoothed nor weighted), correct and count.
+
+        Of mixed images `correct` is the share of the predicted class in the mixture.
+        """
         labels_B = batch.labels
         assert labels_B is not None
         scores_BL = output.head(self.head.kind)
+        if labels_B.ndim == 2:
+            return self._mixed_terms(scores_BL, labels_B)
         loss_B = F.cross_entropy(scores_BL, labels_B, reduction="none", label_smoothing=self.options.label_smoothing)
         if self.weights_L is not None:
             self.weights_L = self.weights_L.to(labels_B.device)  # once: a copy at every step would wait for a GPU
@@ -163,6 +200,21 @@ class Classification(LabelledObjective):
         return LossResult(
             terms={self.head.kind: Term(loss_B.sum(), len(labels_B), self.options.weight)},
             metrics={"nll_sum": nll_sum, "correct": correct, "count": labels_B.new_full((), len(labels_B))},
+        )
+
+    def _mixed_terms(self, scores_BL: Tensor, labels_BL: Tensor) -> LossResult:
+        """Each class's loss, smoothed and weighted, times its share in the example."""
+        shares_BL = labels_BL if self.weights_L is None else labels_BL * self.weights_L.to(labels_BL.device)
+        smoothing = self.options.label_smoothing
+        targets_BL = (1 - smoothing) * shares_BL + smoothing * shares_BL.sum(-1, keepdim=True) / shares_BL.shape[1]
+        log_p_BL = F.log_softmax(scores_BL, dim=-1)
+        count = len(labels_BL)
+        with torch.no_grad():
+            nll_sum = -(labels_BL * log_p_BL).sum()
+            correct = labels_BL.gather(1, scores_BL.argmax(dim=-1, keepdim=True)).sum()
+        return LossResult(
+            terms={self.head.kind: Term(-(targets_BL * log_p_BL).sum(), count, self.options.weight)},
+            metrics={"nll_sum": nll_sum, "correct": correct, "count": labels_BL.new_full((), count)},
         )
 
     def soft_loss(
@@ -181,12 +233,18 @@ class ClassificationOptions:
     class_weights: ClassWeights | tuple[float, ...] = "none"  # balanced: N / (L * count), as in scikit-learn
     word_dropout: float = 0.0  # this share of the text's tokens becomes [MASK] (or [UNK]) while training
     swap_pairs: bool = False  # while training, half of the pairs are read in the other order
+    mixup: float = 0.0  # images: alpha of mixtures of two in training (arXiv 1710.09412); 0: off
+    cutmix: float = 0.0  # images: alpha of rectangles of another one (arXiv 1905.04899); 0: off
+    cutmix_share: float = 0.5  # with both, the share of the images that CutMix changes
     weight: float = 1.0  # factor of this loss
     objective: ClassVar[type[Objective]] = Classification
 
     def __post_init__(self) -> None:
         require_probability(label_smoothing=self.label_smoothing, word_dropout=self.word_dropout)
         require_positive(weight=self.weight)
+        for name in ("mixup", "cutmix"):
+            require(getattr(self, name) >= 0, f"{name} must be at least 0, found {getattr(self, name)}")
+        require(0 <= self.cutmix_share <= 1, f"cutmix_share must lie in [0, 1], found {self.cutmix_share}")
         if not isinstance(self.class_weights, str):
             require(
                 len(self.class_weights) > 0 and all(weight >= 0 for weight in self.class_weights),
@@ -324,7 +382,8 @@ def collate_images(
     examples: Sequence[ImageExample] | np.ndarray, images: ImageContext, *, rng: np.random.Generator, training: bool
 ) -> Batch:
     """Normalised pixels, augmented by `images.augment` while training; no labels."""
-    from tformer.data.sources.images import augment, to_pixels
+    from tformer.data.sources.augmentation import augment
+    from tformer.data.sources.images import to_pixels
 
     pixels_BCYX = np.stack([example.pixels for example in examples])
     if training and images.augment:

@@ -16,7 +16,7 @@ rho = min(1e-2, t^-1/2) is the rate 0.01 with the schedule `truncated_rsqrt` of 
 `transformers.optimization.Adafactor` follows the same rule. torch.optim.Adafactor bounds R C / mean(R) from below by
 its eps1^2 instead of adding eps1 to G^2, and always applies min(lr, t^-1/2) itself.
 
-The parts of a fused matrix such as [q; k; v] are updated as matrices of their own (`row_splits`).
+The parts of a fused matrix such as [q; k; v] are updated as separate matrices (`row_splits`).
 
 Shapes: r rows, c columns, n parts of a fused matrix.
 """

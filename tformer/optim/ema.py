@@ -1,8 +1,11 @@
-"""An exponential moving average of the weights, kept in fp32: average <- average + (1 - decay) (weight - average).
+"""Averages of the weights, kept in fp32: average <- average + share (weight - average) after each step.
 
-Evaluating and saving the average instead of the last weights smooths the noise of the last few thousand steps
-(Polyak averaging). So that the random initial weights count less, the decay rises with the step as
-min(decay, (1 + step) / (10 + step)), as in TensorFlow's ExponentialMovingAverage.
+Evaluating and saving the average instead of the last weights smooths the noise of the last steps (Polyak averaging).
+
+    exponential     share = 1 - decay. So that the random initial weights count less, the decay rises with the step as
+                    min(decay, (1 + step) / (10 + step)), as in TensorFlow's ExponentialMovingAverage.
+    last steps      share = 1 / n in the n-th of the last steps: all of them count equally (SWA, arXiv 1803.05407;
+                    LAWA, 2209.14981). Before them the average is the weights themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from tformer.errors import InputError
 
 
 class Ema:
-    """The average of `named_parameters`, initialised with their current values."""
+    """The exponential average of `named_parameters`, initialised with their current values."""
 
     def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], decay: float) -> None:
         self.decay = decay
@@ -29,9 +32,12 @@ class Ema:
     @torch.no_grad()
     def update(self, step: int | None = None) -> None:
         """Add the current weights, once after each optimizer step (`step` counts from 1; None: constant decay)."""
-        decay = self.decay if step is None else min(self.decay, (1 + step) / (10 + step))
         weights = [parameter.float() for parameter in self._parameters.values()]
-        torch._foreach_lerp_(list(self._averages.values()), weights, 1 - decay)
+        torch._foreach_lerp_(list(self._averages.values()), weights, self._share(step))
+
+    def _share(self, step: int | None) -> float:
+        """The share of the current weights in the average."""
+        return 1 - (self.decay if step is None else min(self.decay, (1 + step) / (10 + step)))
 
     def state(self) -> dict[str, Tensor]:
         """The averages by parameter name, fp32: the live tensors, not copies."""
@@ -68,3 +74,15 @@ class Ema:
             with torch.no_grad():
                 for parameter, weight in zip(self._parameters.values(), weights, strict=True):
                     parameter.copy_(weight)
+
+
+class LastSteps(Ema):
+    """The mean of the weights after each of the last steps, `first` being the first of them; before, the weights."""
+
+    def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], first: int) -> None:
+        super().__init__(named_parameters, decay=0.0)
+        self.first = first
+
+    def _share(self, step: int | None) -> float:
+        assert step is not None
+        return 1 / max(1, step - self.first + 1)

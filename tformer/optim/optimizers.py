@@ -3,6 +3,7 @@
 - adamw: arXiv 1711.05101, decoupled weight decay, torch's fused kernel where there is one.
 - adam: arXiv 1412.6980; a weight decay above 0 is torch.optim.Adam's coupled L2 term, which is added to the gradient.
 - muon: hidden matrices by Muon (`optim/muon.py`) at `lr`, everything else by AdamW at `adam_lr`.
+- normuon: muon with rows of similar size (arXiv 2510.05491); `betas[1]` is the decay of their second moments.
 - adafactor: arXiv 1804.04235, factored second moments, rates relative to each matrix's size (`optim/adafactor.py`).
 
 Weight decay applies to parameters of two or more dimensions, embeddings included: nanoGPT's rule. Biases, gains and
@@ -23,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from tformer.errors import InputError, did_you_mean
-from tformer.optim import adafactor
+from tformer.optim import adafactor, muon
 from tformer.optim.muon import Muon
-from tformer.optim.shards import Shards
+from tformer.optim.shards import Piece, Shards
 
 FUSED_DEVICES = ("cpu", "cuda")
 """Device types with a fused Adam in torch."""
@@ -74,6 +75,16 @@ def _muon(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optim
     return Muon(groups, momentum=settings.momentum, compute_dtype=settings.muon_dtype, row_splits=settings.row_splits)
 
 
+def _normuon(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optimizer:
+    return Muon(
+        groups,
+        momentum=settings.momentum,
+        row_decay=settings.betas[1],
+        compute_dtype=settings.muon_dtype,
+        row_splits=settings.row_splits,
+    )
+
+
 def _adafactor(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optimizer:
     return adafactor.Adafactor(groups, row_splits=settings.row_splits)
 
@@ -88,7 +99,11 @@ def _adam_state(parameter: nn.Parameter, settings: Settings) -> dict[str, Tensor
 
 
 def _muon_state(parameter: nn.Parameter, settings: Settings) -> dict[str, Tensor]:
-    return {"momentum": torch.zeros_like(parameter)}
+    return muon.fresh_state(parameter, with_rows=False)
+
+
+def _normuon_state(parameter: nn.Parameter, settings: Settings) -> dict[str, Tensor]:
+    return muon.fresh_state(parameter, with_rows=True)
 
 
 def _adafactor_state(parameter: nn.Parameter, settings: Settings) -> dict[str, Tensor]:
@@ -99,6 +114,7 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
     "adamw": OptimizerKind(_adamw, _adam_state, moments=2),
     "adam": OptimizerKind(_adam, _adam_state, moments=2),
     "muon": OptimizerKind(_muon, _muon_state, moments=1, hidden_only=True, reads_whole=True),
+    "normuon": OptimizerKind(_normuon, _normuon_state, moments=1, hidden_only=True, reads_whole=True),
     "adafactor": OptimizerKind(_adafactor, _adafactor_state, moments=0, reads_whole=True),
 }
 
@@ -119,6 +135,15 @@ class Group(Protocol):
     def weight_decay(self) -> float | None: ...
     @property
     def frozen(self) -> bool: ...
+
+
+class Stored(Protocol):
+    """A saved tensor, or what a file states of it."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
 
 
 class NamedOptimizer:
@@ -199,49 +224,37 @@ class NamedOptimizer:
         return self.lr * self._scale
 
     def state_by_name(self) -> dict[str, Tensor]:
-        """`<parameter name>.<slot>` -> tensor (contiguous, not copied), step counters included.
+        """`<parameter name>.<slot>` -> tensor (contiguous, not copied), step counters included."""
+        return {key: tensor.contiguous() for key, (_, tensor) in self._slots().items()}
 
-        Of shards: the whole tensors, in process 0 only; all processes must call this.
-        """
-        if self.shards is None:
-            return {key: tensor.contiguous() for key, (_, tensor) in self._slots().items()}
-        found = {}
-        for key, (parameter, tensor) in self._slots().items():
-            whole = self.shards.whole_state(parameter, tensor)
-            if self.shards.collects:
-                found[key] = whole
-        return found
-
-    def state_shapes(self) -> dict[str, Tensor]:
-        """The same on the meta device."""
-        return {
-            key: torch.empty(self._shape(parameter, tensor), dtype=tensor.dtype, device="meta")
-            for key, (parameter, tensor) in self._slots().items()
-        }
+    def pieces(self) -> dict[str, Piece]:
+        """What this process has of the same tensors; in the same order in all processes."""
+        shards = self.shards
+        if shards is None:
+            return {key: Piece(tensor, tensor.shape) for key, tensor in self.state_by_name().items()}
+        return {key: shards.state_piece(parameter, tensor) for key, (parameter, tensor) in self._slots().items()}
 
     @torch.no_grad()
     def load_state_by_name(self, state: Mapping[str, Tensor]) -> None:
         """Copy a saved state in, bit for bit. Raises InputError when names, shapes or dtypes differ."""
-        slots = self._slots()
-        if state.keys() != slots.keys():
-            missing, unexpected = sorted(slots.keys() - state.keys()), sorted(state.keys() - slots.keys())
-            raise InputError(
-                f"the saved optimizer state does not fit: {_count(missing)} missing, {_count(unexpected)} unexpected",
-                hint="resume with the same model and optimizer, or start a new run from the weights (--init-from)",
-            )
-        for key, (parameter, tensor) in slots.items():
-            shape = self._shape(parameter, tensor)
-            if (state[key].shape, state[key].dtype) != (shape, tensor.dtype):
-                found = f"{tuple(state[key].shape)} {state[key].dtype}"
-                raise InputError(f"the saved optimizer state {key} is {found}, expected {tuple(shape)} {tensor.dtype}")
-            if self.shards is None:
-                tensor.copy_(state[key])
-            else:
-                self.shards.set_state(parameter, tensor, state[key])
+        pieces = self.pieces()
+        _require_fit(state, pieces)
+        for key, (_, tensor) in self._slots().items():
+            tensor.copy_(state[key])
 
-    def _shape(self, parameter: Tensor, tensor: Tensor) -> torch.Size:
-        """The whole shape of a tensor of state."""
-        return tensor.shape if self.shards is None else self.shards.shape(parameter, tensor)
+    @torch.no_grad()
+    def load_rows(self, specs: Mapping[str, Stored], read: Callable[[dict[str, slice]], Mapping[str, Tensor]]) -> None:
+        """Copy in what this process has of a saved state of shards. Errors as of `load_state_by_name`.
+
+        specs: of the saved state.
+        read: the given rows of the saved tensors.
+        """
+        pieces = self.pieces()
+        _require_fit(specs, pieces)
+        assert self.shards is not None
+        wanted = {key: self.shards.own_part(each) for key, each in pieces.items() if not each.tensor.is_meta}
+        for key, rows in read(wanted).items():
+            pieces[key].tensor.copy_(rows)
 
     def _slots(self) -> dict[str, tuple[Tensor, Tensor]]:
         """The parameter and the tensor of every slot, by key; in the same order in all processes."""
@@ -367,6 +380,23 @@ def apply_groups(named: Mapping[str, nn.Parameter], groups: Sequence[Group]) -> 
         if group.frozen:
             named[name].requires_grad_(False)
     return chosen
+
+
+def _require_fit(state: Mapping[str, Stored], pieces: Mapping[str, Piece]) -> None:
+    """Raise InputError unless a saved state has these tensors."""
+    if state.keys() != pieces.keys():
+        missing, unexpected = sorted(pieces.keys() - state.keys()), sorted(state.keys() - pieces.keys())
+        raise InputError(
+            f"the saved optimizer state does not fit: {_count(missing)} missing, {_count(unexpected)} unexpected",
+            hint="resume with the same model and optimizer, or start a new run from the weights (--init-from)",
+        )
+    for key, piece in pieces.items():
+        found, expected = (
+            f"{tuple(shape)} {each.dtype}"
+            for shape, each in ((state[key].shape, state[key]), (piece.shape, piece.tensor))
+        )
+        if found != expected:
+            raise InputError(f"the saved optimizer state {key} is {found}, expected {expected}")
 
 
 def _count(keys: list[str]) -> str:

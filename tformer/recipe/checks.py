@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import sqrt
 from operator import attrgetter
+from typing import Any
 
 from tformer.objectives import check_combination, unused_keys
-from tformer.objectives.base import Objective
+from tformer.objectives.base import WINDOWED, Objective
 from tformer.optim.optimizers import OPTIMIZERS
 from tformer.optim.schedules import READS_VALIDATION_LOSS
 from tformer.recipe.model import Stack, layer_sections
@@ -20,6 +21,10 @@ from tformer.recipe.yaml_text import KeyPath
 
 WIDE_LOGITS = 2.0
 """A larger standard deviation of a tied output's first logits is worth a note; tables of std d_model^-1/2 have 1."""
+
+
+OWN_DRAWS = ("dropout", "drophead")
+"""Endings of the keys of dropout that is drawn for every row."""
 
 
 def check_recipe(recipe: Recipe) -> list[str]:
@@ -41,6 +46,8 @@ def contradictions(recipe: Recipe) -> Iterator[Problem]:
     yield from _mixed_documents(recipe)
     yield from _unfit_implementation(recipe)
     yield from _unfit_teaching(recipe)
+    yield from _unfit_embeddings(recipe)
+    yield from _unfit_regularisation(recipe)
 
 
 def _unused_sources(recipe: Recipe) -> Iterator[Problem]:
@@ -191,6 +198,43 @@ def _unfit_teaching(recipe: Recipe) -> Iterator[Problem]:
             yield Problem(("teacher", "path"), text)
 
 
+def _unfit_embeddings(recipe: Recipe) -> Iterator[Problem]:
+    """Files of token vectors for tables that the model does not have."""
+    section, model = recipe.embeddings, recipe.model
+    if section.path is not None and model.patches is not None:
+        yield Problem(("embeddings", "path"), f"found {section.path}, expected null: the model reads images")
+    if section.target_path is not None and not model.is_encoder_decoder:
+        text = f"found {section.target_path}, expected null: only an encoder-decoder has a target side"
+        yield Problem(("embeddings", "target_path"), text)
+
+
+def _unfit_regularisation(recipe: Recipe) -> Iterator[Problem]:
+    """Two passes that an objective cannot compare, and two kinds of averaged weights."""
+    training = recipe.training
+    if training.ema_decay is not None and training.average_last is not None:
+        text = f"found {training.average_last:g}, expected null with training.ema_decay {training.ema_decay:g}"
+        yield Problem(("training", "average_last"), text, "both average the weights: one of them")
+    if recipe.data.subword_sampling:
+        path, text = ("data", "subword_sampling"), f"found {recipe.data.subword_sampling:g}, expected 0 with "
+        if recipe.model.patches is not None:
+            yield Problem(path, text + "a model that reads images")
+        elif recipe.data_kind in WINDOWED and recipe.data.packing != "none":
+            hint = "--set data.packing=none reads one document per example"
+            yield Problem(path, f"{text}data.packing {recipe.data.packing}, whose windows have one length", hint)
+    consistency, path = training.consistency, ("training", "consistency")
+    if consistency is None:
+        return
+    for options in recipe.objectives:
+        if not options.objective.has_soft_loss():
+            text = f"found {consistency.kind}, expected null with {options.kind}, whose predictions are not compared"
+            yield Problem(path, text)
+    if recipe.has_teacher and recipe.teacher is not None and recipe.teacher.kind == "soft":
+        yield Problem(path, f"found {consistency.kind}, expected null with soft targets of a teacher")
+    if consistency.objective.reads_tokens and recipe.model.patches is not None:
+        text = f"found {consistency.kind}, expected r_drop or null: it cuts off tokens, and the model reads images"
+        yield Problem((*path, "kind"), text)
+
+
 def notes(recipe: Recipe) -> Iterator[str]:
     """Keys that are allowed but have no effect, and schedules that never reach their peak."""
     training, schedule, optimizer = recipe.training, recipe.schedule, recipe.optimizer
@@ -217,9 +261,23 @@ def notes(recipe: Recipe) -> Iterator[str]:
         yield f"optimizer.adam_lr does nothing: it belongs to {owners}, and optimizer.kind is {optimizer.kind}"
     if recipe.data.document_mask and recipe.data.packing == "none":
         yield "data.document_mask does nothing: data.packing is none, so documents never see each other anyway"
+    consistency = recipe.training.consistency
+    if (
+        consistency is not None
+        and not consistency.objective.reads_tokens
+        and not _has_dropout(recipe.model.model_dump())
+    ):
+        yield f"training.consistency {consistency.kind} does nothing: without dropout both passes are equal"
     yield from _wide_output(recipe)
     yield from _unused_teacher_keys(recipe)
     yield from _unused_keys(recipe)
+
+
+def _has_dropout(section: Any) -> bool:
+    """Whether a part of the model as plain data has a dropout that each of two passes draws for itself."""
+    if isinstance(section, dict):
+        return any((name.endswith(OWN_DRAWS) and bool(value)) or _has_dropout(value) for name, value in section.items())
+    return isinstance(section, list | tuple) and any(map(_has_dropout, section))
 
 
 def _wide_output(recipe: Recipe) -> Iterator[str]:

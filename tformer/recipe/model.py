@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, get_args
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
@@ -16,6 +16,7 @@ from tformer.nn.feedforward import FeedForwardOptions
 from tformer.nn.heads import HeadOptions, LmHeadOptions
 from tformer.nn.init import InitOptions
 from tformer.nn.norm import NormOptions
+from tformer.nn.patches import Stem
 from tformer.nn.positions import PositionOptions
 from tformer.nn.positions.base import LearnedOptions
 from tformer.nn.structured_dropout import DropHeadSchedule, LayerDropOptions
@@ -31,7 +32,12 @@ class Embedding(Section):
     dropout: Probability = 0.0  # dropout of the sum of the embeddings
     scale: bool = False  # multiply by sqrt(d_model), as in arXiv 1706.03762
     token_types: NonNegative = 0  # number of segments: 2 for pairs in BERT; 0: none
+    # tokens that a convolution with ReLU reads together before positions are added (arXiv 2104.05704); 0: none
+    convolution: Annotated[int, Field(ge=0, le=64)] = 0
     fixnorm: bool = False  # unit length times a learned scale (arXiv 1910.05895)
+    # the longest n-gram: a token with those before it, whose vector is added to the token's (arXiv 2501.16975); 1: none
+    ngram: Annotated[int, Field(ge=1, le=16)] = 1
+    ngram_rows: Size = 65536  # rows of the table of n-grams, which share them by a hash
 
 
 class Tie(Section):
@@ -90,7 +96,15 @@ class Patches(Section):
     size: Size = 16  # pixels per side of a patch
     channels: Size = 3  # values per pixel; 1: grey, 3: colours
     cls: bool = True  # a learned first token, which the head may read
-    stem: Literal["linear", "conv"] = "conv"  # shape of the stored weight: the product is the same
+    # linear, conv: one product of each patch, stored in two shapes; shifted: also of moved copies (arXiv
+    # 2112.13492); convolutions: log2(size) layers of 3 x 3, each of which halves the image (arXiv 2104.05704)
+    stem: Stem = "conv"
+    stem_width: Size = 64  # channels between the convolutions
+
+    @property
+    def side(self) -> int:
+        """Patches along a side of the image."""
+        return -(-self.image_size // self.size)
 
 
 class Model(Section):

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tformer.objectives.consistency import ConsistencyOptions
 from tformer.optim.optimizers import OptimizerName
 from tformer.optim.schedules import ScheduleName
 
@@ -77,7 +78,11 @@ class Data(Section):
     valid_split: Literal["stratified", "last"] = "stratified"
     image_mean: tuple[float, ...] = ()  # mean per channel, of values in [0, 1]; empty: the training images'
     image_std: tuple[float, ...] = ()  # standard deviation per channel; empty: the training images'
-    augment: tuple[Literal["shift", "flip", "crop"], ...] = ()  # random changes of training images
+    # new segmentations of the training texts in every epoch; 0: off. bpe: share of merges left out (BPE-dropout, arXiv
+    # 1910.13267); unigram: exponent of the probabilities by which pieces are drawn (arXiv 1804.10959)
+    subword_sampling: Probability = 0.0
+    # random changes of training images, in this order; randaugment: arXiv 1909.13719, erase: arXiv 1708.04896
+    augment: tuple[Literal["shift", "flip", "crop", "randaugment", "erase"], ...] = ()
 
 
 class ParameterGroup(Section):
@@ -94,11 +99,11 @@ class Optimizer(Section):
 
     kind: OptimizerName = "adamw"
     lr: PositiveFloat = 3.0e-4  # maximum learning rate
-    adam_lr: PositiveFloat | None = None  # muon: the rate of all other parameters; null: lr
+    adam_lr: PositiveFloat | None = None  # muon, normuon: the rate of all other parameters; null: lr
     betas: tuple[Probability, Probability] = (0.9, 0.95)  # decay of the moving averages
     eps: PositiveFloat = 1.0e-8  # added to the root of the second moment
     weight_decay: NonNegativeFloat = 0.1  # matrices only: never biases, gains and tables of one dimension
-    momentum: Probability = 0.95  # muon: momentum of the gradient
+    momentum: Probability = 0.95  # muon, normuon: momentum of the gradient
     clip_grad_norm: PositiveFloat | None = 1.0  # maximum norm of the gradient (arXiv 1211.5063); null: off
     groups: tuple[ParameterGroup, ...] = ()  # exceptions by name of the parameter
     # factor of the learning rate per layer, counted from the top (arXiv 1801.06146)
@@ -133,6 +138,8 @@ class Parallelism(Section):
     kind: Literal["auto", "ddp", "fsdp", "hsdp"] = "auto"
     shard_size: Positive | None = None  # hsdp: processes of a group; null: those of one machine
     reshard: bool = True  # fsdp, hsdp: free the weights of a layer after its forward pass
+    # number format in which gradients are added up over the processes; bf16: half the traffic, 8 bits of each sum
+    reduce: Literal["fp32", "bf16"] = "fp32"
     timeout_minutes: Annotated[float, Field(gt=0, le=1e6)] = 10.0  # limit of waiting for the other processes
 
 
@@ -141,7 +148,7 @@ class Training(Section):
 
     max_steps: Positive = 10000  # optimizer steps
     max_epochs: PositiveFloat | None = None  # passes over the data, instead of max_steps, which then follows from them
-    max_minutes: PositiveFloat | None = None  # save and stop after so many minutes
+    max_minutes: PositiveFloat | None = None  # save and stop after this number of minutes
     batch_size: BatchSize | None = 32  # examples or windows in one micro-batch
     # tokens in one micro-batch, instead of batch_size; of pairs those of the longer side
     batch_tokens: BatchSize | None = None
@@ -149,7 +156,7 @@ class Training(Section):
     # steps between validations; null: once an epoch, but at most 20 times; without max_epochs at least every 500 steps
     eval_every: Positive | None = 500
     save_every: Positive | None = 500  # steps between checkpoints; null: with every validation
-    save_every_minutes: PositiveFloat | None = None  # also save after so many minutes
+    save_every_minutes: PositiveFloat | None = None  # also save at this interval in minutes
     # write checkpoints from a copy of all tensors while training goes on; null: where several processes train
     save_in_background: bool | None = None
     keep_last: Positive = 2  # number of checkpoints kept besides the best
@@ -163,6 +170,11 @@ class Training(Section):
     valid_beam_size: NonNegative = 1  # pairs: beam size of validation; 1: greedy, 0: no decoding
     valid_sentences: Positive | None = None  # pairs: number of those that a validation decodes; null: all
     ema_decay: Probability | None = None  # decay of averaged weights, which are validated and saved; null: off
+    # share of the steps, the last ones, whose weights are averaged, validated and saved (SWA, arXiv 1803.05407; LAWA,
+    # arXiv 2209.14981); null: off
+    average_last: Annotated[float, Field(gt=0, le=1)] | None = None
+    # two passes over each batch that should give the same predictions; null: off
+    consistency: Annotated[ConsistencyOptions, Field(discriminator="kind")] | None = None
     activation_checkpointing: bool = False  # recompute activations to save memory (arXiv 1604.06174)
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # number format of the computation (arXiv 1710.03740)
     compile: Literal["auto", "on", "off"] = "auto"  # use torch.compile; auto: on a GPU, for 200 steps or more
@@ -170,6 +182,17 @@ class Training(Section):
     device: str = "auto"  # where the model runs: auto, cpu, cuda or cuda:N
     # CPU threads, which several processes on a machine share; null: PyTorch's choice
     threads: Annotated[int, Field(gt=0, le=4096)] | None = None
+
+    @property
+    def averaging(self) -> str | None:
+        """The key of the weights' average with its value; None where the weights themselves are validated and saved."""
+        found = {name: getattr(self, name) for name in ("ema_decay", "average_last")}
+        return next((f"{name} {value}" for name, value in found.items() if value is not None), None)
+
+    @property
+    def copies(self) -> int:
+        """Rows that the model reads for each row of a batch."""
+        return 1 if self.consistency is None else self.consistency.objective.copies
 
     @model_validator(mode="after")
     def _has_one_batch_size(self) -> Training:
@@ -186,7 +209,7 @@ class Generation(Section):
     temperature: NonNegativeFloat = 1.0  # divides the logits before sampling; 0: greedy
     top_k: NonNegative = 0  # sample from this many most probable tokens; 0: off
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # nucleus sampling (arXiv 1904.09751); 1: off
-    min_p: Probability = 0.0  # least probability, as a share of the highest (arXiv 2407.01082); 0: off
+    min_p: Probability = 0.0  # minimum probability, as a share of the highest (arXiv 2407.01082); 0: off
     repetition_penalty: PositiveFloat = 1.0  # makes used tokens less likely (arXiv 1909.05858); 1: off
     no_repeat_ngram: NonNegative = 0  # never repeat a sequence of this many tokens (arXiv 1705.04304); 0: off
     min_new_tokens: NonNegative = 0  # minimum length of an output

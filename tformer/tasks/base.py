@@ -11,7 +11,7 @@ import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,6 +32,7 @@ from tformer.recipe.data_defaults import Survey
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns, Data, SourceSpec
 from tformer.tokenizer import Tokenizer
+from tformer.workers.worker import Worker
 
 COLUMNS = ("text", "text2", "label", "source", "target")
 """Roles of columns that an evaluation can name; the option of each is --ROLE-column."""
@@ -68,6 +69,7 @@ class Work:
         note: shows one message to the user.
         cache_dir: of token files and translations; None: the default cache directory.
         workers: processes that tokenise a text; None: as many as there are processors.
+        worker: this process, where several divide the batches of an evaluation.
     """
 
     progress: Progress = no_progress
@@ -75,6 +77,7 @@ class Work:
     note: Callable[[str], None] = lambda text: None
     cache_dir: Path | None = None
     workers: int | None = None
+    worker: Worker = field(default_factory=Worker)
 
     def note_all(self, *holders: Any) -> None:
         """Show the `notes` of sources and token sets, each text once."""
@@ -251,8 +254,8 @@ class ChosenData:
 def choose_data(loaded: Loaded, options: DataOptions) -> ChosenData:
     """The data that was named, else the run's validation data, else the held-out part of its training data.
 
-    Raises InputError for a model without data of its own, a run that was trained on standard input, and a prefix that
-    would change which pairs are held out.
+    Raises InputError for an imported model, which has no data, a run that was trained on standard input, and a prefix
+    that would change which pairs are held out.
     """
     data, named = loaded.recipe.data, options.data is not None or options.source is not None
     given = Columns(**{name: parse_column(getattr(options, f"{name}_column")) for name in COLUMNS})

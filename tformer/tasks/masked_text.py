@@ -33,7 +33,7 @@ from tformer.tasks.tokenizers import decoder_context, text_context
 from tformer.tokenizer import Tokenizer
 
 MAX_PSEUDO_TOKENS = 10_000
-"""Default of --max-tokens: each token is a sequence of its own."""
+"""Default of --max-tokens: each token is a separate sequence."""
 
 
 def corruption_context(recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveContext:
@@ -117,6 +117,7 @@ class MaskedText(CorpusTask):
                 seed=loaded.recipe.seed,
                 should_stop=work.should_stop,
                 progress=progress,
+                worker=work.worker,
             )
         work.require_finished("before the whole text was read")
         require_finite(metrics["loss"])
@@ -137,6 +138,7 @@ class MaskedText(CorpusTask):
                 max_tokens=max_tokens,
                 should_stop=work.should_stop,
                 progress=progress,
+                worker=work.worker,
             )
         work.require_finished("before the whole text was read")
         return {

@@ -1,6 +1,6 @@
 """Sequence-level distillation: a student trains on its teacher's translations (arXiv 1606.07947, section 3.2).
 
-The teacher translates every training source with the beam search of its own recipe; the student then trains on the
+The teacher translates every training source with the beam search of its recipe; the student then trains on the
 (source, translation) pairs. Translations are cached as a file of JSON lines that grows batch by batch: an interruption
 loses the current batch, and the same command continues after the last complete line.
 """

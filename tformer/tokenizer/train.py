@@ -39,7 +39,7 @@ from tformer.tokenizer.tokenizer import Tokenizer
 from tformer.tokenizer.unigram import most_frequent, train_pieces
 
 CHUNK_CHARACTERS = 16_384
-UNSEEN_EVERY = 50  # one chunk in so many is withheld from training, to report on unseen text
+UNSEEN_EVERY = 50  # one in this number of chunks is withheld from training, to report on unseen text
 REPORT_BYTES = 1_000_000
 
 

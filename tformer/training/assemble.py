@@ -14,6 +14,7 @@ from tformer.build import build_model
 from tformer.data.batching.batch import Batch, Share
 from tformer.data.batching.padding import padded_lengths
 from tformer.data.batching.plan import BatchPlan, Cursor, Prefetcher
+from tformer.data.batching.subwords import SampledSubwords
 from tformer.device import has_bf16_instructions
 from tformer.errors import InputError
 from tformer.evaluation.predict import Samples
@@ -23,13 +24,14 @@ from tformer.nn.layer_norm import Norm
 from tformer.nn.stack import Block
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
-from tformer.optim.ema import Ema
+from tformer.optim.ema import Ema, LastSteps
 from tformer.optim.optimizers import NamedOptimizer, build_optimizer
 from tformer.optim.schedules import Schedule, build_schedule
 from tformer.optim.shards import Shards, local
 from tformer.recipe.recipe import Recipe
 from tformer.tasks.base import TrainingData
 from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.segmentation import segmenter_of
 
 Result = TypeVar("Result")
 
@@ -54,7 +56,9 @@ class PlannedBatches:
     ) -> None:
         self._recipe, self._objective, self._pinned = recipe, objective, device.type == "cuda"
         samples: Any = data.samples
-        self._read = samples.windows if data.packed else samples.examples
+        self._read: Callable[[int, Any], Any] = samples.windows if data.packed else samples.examples
+        if recipe.data.subword_sampling:
+            self._read = sampled_subwords(recipe, data)
         self._rank, self._world_size = rank, world_size
         self._plan = plan_of(recipe, samples)
         self._next = self._plan.resumed(Cursor.from_json(cursor)) if cursor else Cursor()
@@ -125,6 +129,19 @@ def plan_of(recipe: Recipe, samples: Samples) -> BatchPlan:
         batch_size=None if training.batch_size is None else training.batch_size * training.grad_accum,
         batch_tokens=None if training.batch_tokens is None else training.batch_tokens * training.grad_accum,
         sort_window=recipe.data.sort_window,
+    )
+
+
+def sampled_subwords(recipe: Recipe, data: TrainingData) -> SampledSubwords:
+    """The samples with segmentations drawn in each epoch. Raises InputError for a tokenizer that has only one."""
+    assert data.tokenizer is not None
+    rate, samples = recipe.data.subword_sampling, data.samples
+    source = segmenter_of(data.tokenizer, rate)
+    target = source if data.target_tokenizer is None else segmenter_of(data.target_tokenizer, rate)
+    decoder = data.context.target
+    room = recipe.target_seq_len - (decoder is not None and decoder.forced_bos is not None)
+    return SampledSubwords(
+        samples.examples, seed=recipe.seed, source=source, target=target, longest=(samples.seq_len, room)
     )
 
 
@@ -230,8 +247,23 @@ def make_objective(recipe: Recipe, context: ObjectiveContext, models: Models | N
     return build_objective(recipe.objectives, replace(context, generator=generator))
 
 
+def with_consistency(recipe: Recipe, objective: Objective) -> Objective:
+    """The objective that is trained: that of two passes where the recipe has one."""
+    options = recipe.training.consistency
+    return objective if options is None else options.objective(objective, options)
+
+
 def make_schedule(recipe: Recipe) -> Schedule:
     return build_schedule(recipe.schedule, total_steps=recipe.training.max_steps, d_model=recipe.model.d_model)
+
+
+def muon_dtype(compute_dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Number format of Muon's iteration: bf16 where the device has such products, but fp32 for a training in fp32.
+
+    In bf16 it magnifies the rounding of gradients, so several processes would not train as one.
+    """
+    has_products = device.type == "cuda" or has_bf16_instructions()
+    return torch.bfloat16 if has_products and compute_dtype != torch.float32 else torch.float32
 
 
 def make_optimizer(
@@ -261,7 +293,7 @@ def make_optimizer(
         num_layers=max(layers),
         hidden_matrices=lambda name, parameter: name in rows and parameter.ndim == 2,
         splits=rows.get,
-        muon_dtype=torch.bfloat16 if device.type == "cuda" or has_bf16_instructions() else torch.float32,
+        muon_dtype=muon_dtype(models.main.compute_dtype, device),
         device=device,
         shards=shards,
     )
@@ -269,11 +301,15 @@ def make_optimizer(
 
 def make_ema(recipe: Recipe, models: Models, shards: Shards | None = None) -> Ema | None:
     """The averages of the main model's weights, of shards those of this process's rows; None where recipe has none."""
-    if recipe.training.ema_decay is None:
-        return None
+    training = recipe.training
     parameters = models.main.named_parameters()
     own = parameters if shards is None else ((name, nn.Parameter(local(each))) for name, each in parameters)
-    return Ema(own, decay=recipe.training.ema_decay)
+    if training.ema_decay is not None:
+        return Ema(own, decay=training.ema_decay)
+    if training.average_last is not None:
+        averaged = max(1, round(training.average_last * training.max_steps))
+        return LastSteps(own, first=training.max_steps - averaged + 1)
+    return None
 
 
 def layer_of(name: str) -> int | None:

@@ -14,11 +14,8 @@ from typing import Any
 
 import torch
 
-from tformer.checkpoint.background import Saver
 from tformer.checkpoint.logs import cut_samples, metrics_line
-from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.run import RunDirectory
-from tformer.checkpoint.save import checkpoint_bytes, save_checkpoint
 from tformer.cost.flops import mean_lengths, parameters_per_token, training_flops_per_token
 from tformer.data.shards.array_files import BackgroundCheck
 from tformer.errors import InputError, Interrupted
@@ -31,18 +28,19 @@ from tformer.recipe import recipe_to_data, recipe_to_yaml
 from tformer.tasks.base import Progress, ShouldStop, Work, WriteSample
 from tformer.training import assemble
 from tformer.training.display import Console, TrainingDisplay
+from tformer.training.embeddings import write_embeddings
 from tformer.training.loggers import LoggedRun, Loggers, Status, logger_names
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.options import TrainOptions
 from tformer.training.parallel import parallel_of
 from tformer.training.prepare import Prepared, check_target, describe, measure_peak
 from tformer.training.request import RUNS, locked_run
+from tformer.training.saving import Checkpoints
 from tformer.training.state import LossScaler, TrainerState
 from tformer.training.teacher import make_distillation
-from tformer.training.together import find_shared_start, prepare_together, require_same_command, take_own_gpu
-from tformer.training.whole import own_averages, whole_averages, whole_state
+from tformer.training.together import find_shared_start, prepare_together, require_same_command
 from tformer.workers.launch import number_of_workers
-from tformer.workers.worker import Worker
+from tformer.workers.worker import Worker, is_lost
 
 RATE_DIGITS = 6
 """Digits of learned LayerDrop rates in log lines; enough that they still average to the configured rate."""
@@ -62,13 +60,12 @@ def run_training(
 
     training_begins: called after preparation; from then on `should_stop` is polled between steps only.
     began: `time.monotonic()` when the command started; `--max-minutes` counts from there.
-    worker: this process as one of several, each of which calls this; the leader's summary counts.
+    worker: this process as one of several; all of them call this function, and the leader returns the summary.
     Raises InputError before anything is written; Interrupted after the checkpoint is saved.
     """
     devices = number_of_workers(options.devices, options.device or "auto", planned=True) if options.dry_run else 1
     worker = worker or Worker()
     require_same_command(options, worker)
-    take_own_gpu(options.device, worker)
     with locked_run(options) if worker.leads else nullcontext() as run, ScratchFolder("training") as scratch:
         start = find_shared_start(options, run, worker)
         for note in start.notes:
@@ -105,7 +102,8 @@ class Session:
         worker: Worker,
     ) -> None:
         self.worker = worker
-        self.parallel = parallel_of(prepared.recipe.training.parallel, machine_size=worker.local_size)
+        machine_size, dtype = worker.local_size, prepared.precision.dtype
+        self.parallel = parallel_of(prepared.parallel, machine_size=machine_size, compute_dtype=dtype)
         self.prepared, self.console, self.work, self.began = prepared, console, work, began
         self.should_stop = work.should_stop
         recipe, device = prepared.recipe, prepared.device
@@ -123,19 +121,18 @@ class Session:
         self.batches = assemble.PlannedBatches(
             recipe,
             prepared.data,
-            self.objective,
+            assemble.with_consistency(recipe, self.objective),
             cursor=self.state.cursor or None,
             device=device,
             rank=self.parallel.rank,
             world_size=self.parallel.world_size,
         )
         self.parts = self._assemble()
+        self.checkpoints = Checkpoints(prepared, self.parts, shards=self.shards, worker=worker)
         if prepared.start.resumed is not None:
-            self._restore(prepared.start.resumed)
+            self.checkpoints.restore(prepared.start.resumed, self.state)
         self.last_values: dict[str, Any] = {}
         self.last_sample = ""
-        background = recipe.training.save_in_background
-        self.saver = Saver(in_background=worker.world_size > 1 if background is None else background)
         self.run = self._open_run()
         self.loggers = self._open_loggers(log_to)
 
@@ -173,7 +170,7 @@ class Session:
         return Components(
             model=self.models,
             forward=assemble.compiled(self.models.main, wanted=compile_it, dynamic=many_shapes),
-            objective=self._with_teacher(assemble.make_objective(recipe, prepared.data.context, self.models)),
+            objective=self._trained(assemble.make_objective(recipe, prepared.data.context, self.models)),
             batches=self.batches,
             optimizer=assemble.make_optimizer(recipe, self.models, device, self.shards),
             schedule=assemble.make_schedule(recipe),
@@ -184,7 +181,7 @@ class Session:
         )
 
     def _start_weights(self, model: Transformer) -> None:
-        """Load weights to resume or fine-tune from; the bias of a new regression head is the mean of the scores."""
+        """Weights to resume or fine-tune from, or token vectors; a new regression head's bias is the scores' mean."""
         start, data = self.prepared.start, self.prepared.data
         fresh_heads = True
         if start.resumed is not None:
@@ -195,24 +192,23 @@ class Session:
         elif start.weights is not None:
             fresh = load_body(model, start.weights, keep_heads=start.kept_heads(self.prepared.recipe))
             new = list(dict.fromkeys(name.split(".")[1] for name in fresh))
-            kept = [head for head in model.heads if head not in new]
-            fresh_heads = bool(new)
+            kept, fresh_heads = [head for head in model.heads if head not in new], bool(new)
             for what, heads in (("new", new), ("kept", kept)):
                 if heads:
                     self.console.print(f"{what} head: {', '.join(heads)}", markup=False)
             if self.models.generator is not None and start.weights.has("generator"):
                 load_generator(self.models.generator, start.weights)
+        write_embeddings(self.prepared.vectors, model)
         if fresh_heads and data.label_mean is not None:
             head = data.recipe.objectives[0].objective.head.kind
-            with torch.no_grad():
-                model.get_parameter(f"heads.{head}.project.bias").fill_(data.label_mean)
+            torch.nn.init.constant_(model.get_parameter(f"heads.{head}.project.bias"), data.label_mean)
 
-    def _with_teacher(self, objective: Objective) -> Objective:
-        """The objective that is trained: with the soft targets of a teacher where there is one."""
+    def _trained(self, objective: Objective) -> Objective:
+        """The objective that is trained: with the soft targets of a teacher, or with two passes."""
         prepared, recipe = self.prepared, self.prepared.recipe
         teacher = prepared.start.teacher
         if teacher is None or recipe.teacher is None or recipe.teacher.kind != "soft":
-            return objective
+            return assemble.with_consistency(recipe, objective)
         return make_distillation(
             recipe,
             objective,
@@ -223,27 +219,8 @@ class Session:
             wrap=lambda model: assemble.compiled(model, wanted=recipe.training.compile == "on"),
         )
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
-        """Load optimizer, schedule, loss scale and averages of the resumed run."""
-        parts = self.parts
-        parts.optimizer.load_state_by_name(checkpoint.optimizer())
-        parts.schedule.load_state(self.state.schedule)
-        parts.scaler.load_state(self.state.scaler)
-        averages = checkpoint.ema()
-        if parts.ema is None:
-            return
-        if averages is not None:
-            averages = {name: tensor for name, tensor in averages.items() if name not in checkpoint.tied}
-            parts.ema.load_state(own_averages(averages, self.shards))
-        elif checkpoint.recipe.training.ema_decay is not None:
-            raise InputError(
-                f"{checkpoint.path} has no averaged weights, so training cannot resume from it: its recipe sets "
-                f"training.ema_decay {checkpoint.recipe.training.ema_decay}",
-                hint="start a new run from its weights with --init-from",
-            )
-
     def _open_run(self) -> RunDirectory:
-        """The run directory; the leader creates or reopens it. Errors in other input are raised before."""
+        """The run directory; the leader creates or reopens it, after all other input was checked."""
         run = self._write_run() if self.worker.leads else None
         path = self.worker.share(lambda: None if run is None else str(run.path))
         return run or RunDirectory(Path(path or ""))
@@ -251,8 +228,7 @@ class Session:
     def _write_run(self) -> RunDirectory:
         """Create or reopen the run directory, and write what is known before the first step."""
         start, recipe = self.prepared.start, self.prepared.recipe
-        weights, optimizer = dict(self.model.named_parameters()), self.parts.optimizer.state_shapes()
-        needed = 2 * checkpoint_bytes(weights, optimizer)  # a new checkpoint is written before an old one is deleted
+        needed = 2 * self.checkpoints.bytes_needed()  # a new checkpoint is written before an old one is deleted
         require_room(start.out if start.out is not None else RUNS, needed)
         run = start.run or RunDirectory.create(
             start.out, arch=recipe.arch, preset=recipe.preset, resume=start.may_exist, runs_dir=RUNS
@@ -308,7 +284,7 @@ class Session:
             Hooks(
                 validate=partial(self._in_leader, self._measure),
                 sample=self._sample,
-                save=self._save,
+                save=partial(self.checkpoints.save, self.run),
                 should_stop=self.should_stop,
                 check_data=partial(self._check, check),
                 log_metrics=self._log_metrics,
@@ -323,13 +299,13 @@ class Session:
         )
         first_step = self.state.step
         if prepared.start.weights is not None and first_step == 0:
-            self._save(self.state, None)  # a run that is killed early resumes from these weights
+            self.checkpoints.save(self.run, self.state, None)  # a run that is killed early resumes from these weights
         self.worker.publish("run", str(self.run.path))
         status: Status = "failed"
         try:
             with display, check:
                 state = trainer.run()
-                self.saver.finish()
+                self.checkpoints.finish()
                 self.worker.share(lambda: None)  # the others leave when the leader has saved
             status = "finished" if state.finished or state.step >= training.max_steps else "stopped"
         except InputError as error:  # data that can no longer be read
@@ -337,8 +313,12 @@ class Session:
                 saved = f"saved at step {self.state.step}, {self._how_to_continue}"
                 error.hint = "; ".join(filter(None, (saved, error.hint)))
             raise
+        except Exception as error:
+            if is_lost(error):
+                self.checkpoints.give_up()
+            raise
         finally:
-            self.saver.finish()
+            self.checkpoints.finish()
             self.batches.close()
             self.loggers.close(status)
         return self._conclude(state, first_step, trainer.last_step)
@@ -378,17 +358,18 @@ class Session:
             "best_checkpoint": None if best is None else str(best),
             "valid": self.last_values,
             "sample": self.last_sample,
-            "saving_seconds": round(self.saver.seconds, 3),
+            "saving_seconds": round(self.checkpoints.seconds, 3),
             "seconds": round(time.monotonic() - self.began, 2),
         }
 
     def _flops_per_token(self) -> float:
         recipe, data = self.prepared.recipe, self.prepared.data
         source, target = mean_lengths(data.samples, data.tokens_per_sample)
+        lengths = {"source_length": source, "target_length": target}
         parameters = parameters_per_token(self.model, recipe, length=source)
-        return training_flops_per_token(recipe.model, parameters=parameters, source_length=source, target_length=target)
+        return recipe.training.copies * training_flops_per_token(recipe.model, parameters=parameters, **lengths)
 
-    # Callbacks of the loop. Of several processes the leader validates and writes, so that nothing differs from one.
+    # Callbacks of the loop. The leader validates and writes, so that the results are those of one process.
 
     def _write(self, record: dict[str, Any]) -> None:
         if self.worker.leads:
@@ -439,41 +420,10 @@ class Session:
         rounded = {side: [round(rate, RATE_DIGITS) for rate in each] for side, each in (rates or {}).items()}
         return {"layerdrop_rates": rounded} if rounded else {}
 
-    def _save(self, state: TrainerState, score: float | None) -> None:
-        self.worker.share(self.saver.make_room)  # the others wait for the save before without a time limit
-        weights = whole_state(self.model, self.shards)
-        second = self.models.generator
-        generator = None if second is None else whole_state(second, self.shards)
-        optimizer = self.parts.optimizer.state_by_name()
-        averages = whole_averages(self.parts.ema, self.model, self.shards)
-        if not self.worker.leads:
-            return
-        tokenizer, target = self.prepared.data.tokenizer, self.prepared.data.target_tokenizer
-        hold = self.saver.hold
-        save = partial(
-            save_checkpoint,
-            self.run,
-            state.step,
-            weights=hold(weights),
-            tied=self.model.tied_names(),
-            recipe_yaml=self.recipe_yaml,
-            tokenizer_json=self.tokenizer_json,
-            trainer=state.to_json(),
-            optimizer=hold(optimizer),
-            ema=None if averages is None else hold(averages),
-            score=score,
-            generator=None if generator is None else hold(generator),
-            tokenizer_sha256=None if tokenizer is None else tokenizer.sha256,
-            target_tokenizer_json=self.target_tokenizer_json,
-            target_tokenizer_sha256=None if target is None else target.sha256,
-            keep_last=self.prepared.recipe.training.keep_last,
-        )
-        self.saver.save(save)
-
     def _check(self, data: BackgroundCheck) -> None:
         """Raise the error of a thread that reads the data or writes a checkpoint."""
         data.raise_if_damaged()
-        self.saver.raise_if_failed()
+        self.checkpoints.raise_if_failed()
 
 
 def forget_validation(run: RunDirectory, step: int) -> None:

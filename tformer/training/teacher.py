@@ -95,7 +95,7 @@ def _check_layers(recipe: Recipe, teacher: Loaded) -> None:
         device="meta",
     )
     patches, own_patches = recipe.model.patches, teacher.recipe.model.patches
-    if patches and own_patches and (patches.size, patches.cls) != (own_patches.size, own_patches.cls):
+    if patches and own_patches and (patches.side, patches.cls) != (own_patches.side, own_patches.cls):
         key = "hidden" if section.hidden else "attention"
         raise InputError(
             f"teacher.{key}: the student cuts images into {recipe.seq_len} positions, the teacher into "

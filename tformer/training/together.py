@@ -1,8 +1,8 @@
 """The preparation of a training by several processes: the same command, recipe and data in each of them.
 
-One process of each machine comes first and fills the caches, from which the others read. What is chosen by measuring
-(number format, threads, a preset that fits the machine) is the leader's choice. What the processes must have in common
-is compared with the leader's: versions, options, recipe file, checkpoint, tokenizer and data.
+One process of each machine prepares first and fills the caches, from which the others read. The leader makes the
+choices that depend on measurements: number format, threads, a preset that fits the machine. Versions, options, recipe
+file, checkpoint, tokenizer and data of every process must equal the leader's.
 """
 
 from __future__ import annotations
@@ -19,36 +19,19 @@ from tformer.checkpoint.run import RunDirectory
 from tformer.data.sources.files import STANDARD_INPUT
 from tformer.device import Precision
 from tformer.errors import InputError
-from tformer.formatting import plural
 from tformer.options import flag_of
 from tformer.recipe import recipe_from_yaml, recipe_to_yaml
 from tformer.recipe.recipe import Recipe
 from tformer.tasks.base import Work
 from tformer.training.options import TrainOptions
-from tformer.training.prepare import Prepared, prepare
+from tformer.training.prepare import Prepared, choose_parallel, prepare
 from tformer.training.request import Start, find_start
 from tformer.workers.worker import Worker
 
 SAME_COMMAND = "start the same command with the same tformer on every machine"
 SAME_DATA = "every machine needs the same files"
 OWN = {"devices", "max_restarts", "workers"}
-"""Options that processes of one training need not share."""
-
-
-def take_own_gpu(device: str | None, worker: Worker) -> None:
-    """Make the GPU of this process's number on its machine the current one, where training is on GPUs.
-
-    Raises InputError for more processes than GPUs.
-    """
-    if worker.world_size == 1 or device == "cpu" or not torch.cuda.is_available():
-        return
-    count = torch.cuda.device_count()
-    if worker.local_rank >= count:
-        raise InputError(
-            f"{worker.local_size} processes on this machine, but {plural(count, 'CUDA device')}",
-            hint="start as many processes as there are devices, or train with --device cpu",
-        )
-    torch.cuda.set_device(worker.local_rank)
+"""Options that may differ between the processes of one training."""
 
 
 def require_same_command(options: TrainOptions, worker: Worker) -> None:
@@ -80,7 +63,7 @@ def _digest(path: Path) -> str:
 def find_shared_start(options: TrainOptions, run: RunDirectory | None, worker: Worker) -> Start:
     """`find_start` in every process, with the leader's recipe.
 
-    The leader comes first, as it may mend the run that is resumed; a preset that fits the machine is its choice.
+    The leader begins, because it may repair the run that is resumed. It also chooses a preset that fits the machine.
     """
     if worker.world_size == 1:
         return find_start(options, run)
@@ -98,11 +81,19 @@ def prepare_together(start: Start, work: Work, worker: Worker) -> Prepared:
     prepared = worker.in_turn(lambda: prepare(start, work, processes=worker.local_size))
     tokenizers = {"tokenizer": prepared.data.tokenizer, "target tokenizer": prepared.data.target_tokenizer}
     hashes = {name: "none" if each is None else each.sha256[:16] for name, each in tokenizers.items()}
-    worker.require_equal({**hashes, "training data": prepared.data.fingerprint}, hint=SAME_DATA)
+    vectors = {f"vectors of {table}": each.digest() for table, each in prepared.vectors.items()}
+    worker.require_equal({**hashes, **vectors, "training data": prepared.data.fingerprint}, hint=SAME_DATA)
     recipe = _leaders(prepared.recipe, worker)
     name = recipe.training.precision
     assert name != "auto"
-    return replace(prepared, recipe=recipe, precision=Precision(name, prepared.precision.reason))
+    prepared = replace(prepared, recipe=recipe, precision=Precision(name, prepared.precision.reason))
+    if recipe.training.parallel.kind != "auto":
+        return prepared
+    kind, reason = worker.share(
+        lambda: choose_parallel(prepared, processes=worker.world_size, machine_processes=worker.local_size)
+    )
+    work.note(f"parallel: {kind}, as {reason}")
+    return replace(prepared, parallel=recipe.training.parallel.model_copy(update={"kind": kind}))
 
 
 def _leaders(recipe: Recipe, worker: Worker) -> Recipe:

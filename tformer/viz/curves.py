@@ -30,7 +30,7 @@ WIDTH, HEIGHT = 10.0, 6.0  # inches: 1000 x 600 pixels
 DOTS_PER_INCH = 100
 MAX_INSIDE = 4  # entries of a legend placed among the curves
 LABEL_WIDTH = 30  # characters of a line in the legend
-MARKED_POINTS = 40  # curves of at most so many points have a marker at each
+MARKED_POINTS = 40  # curves with at most this number of points have a marker at each
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Curve:
         label: its name in the legend; curves of equal label and group share one entry.
         points: (x, y) in the order of drawing; values that are not finite, or not positive on a logarithmic axis, are
             omitted.
-        group: curves of one group share colour and marker, and differ in dashes; None: a group of its own.
+        group: curves of one group share colour and marker, and differ in dashes; None: a separate group.
         spread: half the width of a band around each point's y, for example a standard deviation.
     """
 

@@ -41,18 +41,18 @@ END_SECONDS = 10.0
 """After the first failure the other workers get this time to end by themselves, before they are killed."""
 
 HURRY_SECONDS = 2.0
-"""After a second signal: as `END_SECONDS`."""
+"""After a second signal the workers get this time to end by themselves."""
 
 RESTARTED = (1, 5)
-"""Exit codes after which `--max-restarts` starts the workers again: a failure while running, memory that ran out. What
-is wrong with the recipe, the data, the disk or the loss would come again."""
+"""Exit codes after which `--max-restarts` starts the workers again: a failure while running, memory that ran out. A
+wrong recipe, wrong data, a full disk or a loss that is not finite would fail again."""
 
 
 @dataclass(frozen=True)
 class Job:
     """What each worker does: `run` returns its exit code; `words` are the command line of `tformer` that does the same.
 
-    Of a worker that is forked only `run` is used, of one that is started as a command only `words`.
+    A forked worker uses only `run`, a worker that is started as a command only `words`.
     """
 
     run: Callable[[Worker], int]
@@ -84,7 +84,7 @@ def number_of_workers(devices: str | None, device: str, *, planned: bool = False
     if not gpus and number > most_processes():
         raise InputError(
             f"--devices {devices}: at most {most_processes()} processes on the CPU of this machine",
-            hint="each needs memory of its own, and they share the processors; several machines: torchrun",
+            hint="each needs memory, and they share the processors; several machines: torchrun",
         )
     if gpus and number > gpus:
         raise InputError(
@@ -125,7 +125,7 @@ def launch(
 
 
 class _Group:
-    """The workers of one attempt, and the store that they meet at.
+    """The workers of one attempt, and the store through which they exchange values.
 
     Attributes:
         run: run directory that the workers have begun.
@@ -136,7 +136,7 @@ class _Group:
         self._running: dict[int, int] = {}  # rank -> process
         self._codes: dict[int, int] = {}  # rank -> exit code; -N when signal N killed it
         self._killed: set[int] = set()  # ranks that this process killed
-        with socket.create_server((HOST, 0)) as listener:  # a free port, taken before anyone is told
+        with socket.create_server((HOST, 0)) as listener:  # a free port, taken before the workers get its number
             port = listener.getsockname()[1]
             threads = max(1, torch.get_num_threads() // count)
             try:
@@ -160,7 +160,7 @@ class _Group:
         try:
             while self._running:
                 for code in self._ended():
-                    if code > 128:  # interrupted: all save and leave together, unless the others prepare something
+                    if code > 128:  # interrupted: the others end with it, or get the signal if they still prepare
                         forward_at = min(forward_at, time.monotonic() + END_SECONDS)
                     elif code:
                         kill_at = min(kill_at, time.monotonic() + END_SECONDS)
@@ -186,7 +186,7 @@ class _Group:
             self._end()
             if self._store.check(["run"]):
                 self.run = Path(self._store.get("run").decode())
-            self._store = None  # a later fork has no thread of it
+            self._store = None  # ends its threads before a later fork
 
     def _ended(self) -> list[int]:
         """The exit codes of the workers that have ended since the last call."""
@@ -201,10 +201,10 @@ class _Group:
 
     def _send(self, number: int) -> None:
         for process in self._running.values():
-            os.kill(process, number)  # it exists, as a zombie at least: only `_ended` waits for it
+            os.kill(process, number)  # the process exists, possibly as a zombie: only `_ended` waits for it
 
     def _suspend(self, number: int, frame: FrameType | None) -> None:
-        """Ctrl-Z reaches this process alone: the workers stop and go on with it."""
+        """Stop the workers with this process and continue them with it: Ctrl-Z reaches this process alone."""
         self._send(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
         self._send(signal.SIGCONT)
@@ -275,7 +275,7 @@ def _fork(job: Job, variables: dict[str, str], listener: socket.socket) -> int:
     """Start a worker as a copy of this process; returns the process."""
     launcher = os.getpid()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()  # else the copy would write it again
+        stream.flush()  # otherwise the copy would write the same text again
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python warns where a thread shows progress
         process = os.fork()

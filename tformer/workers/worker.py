@@ -10,20 +10,22 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import distributed
 
 from tformer.errors import InputError, Interrupted, OtherProcessError, TformerError
-from tformer.formatting import whole_number
+from tformer.formatting import plural, whole_number
 
 Result = TypeVar("Result")
+Item = TypeVar("Item")
 
 c10d: Any = distributed
 """torch.distributed; type checkers do not know all of its names."""
@@ -35,19 +37,21 @@ POLL_SECONDS = (0.001, 0.05)
 """First and longest pause between two looks for a value."""
 
 AHEAD = 8
-"""Answers of a worker that may wait for the leader to take them."""
+"""Maximum number of answers of a worker that others have not taken yet."""
 
 FAILURE_SECONDS = 2.0
-"""A worker that lost another one waits so long for the report of that one's failure, and the leader for all reports."""
+"""Time for which a worker that lost another one waits for the report of its failure, and the leader for all reports."""
 
 ECHO_SECONDS = 1.0
-"""A signal so soon after the first is the same wish: where a batch system or a terminal signals every process of a
-group, each worker gets it directly and from the launcher (or from torchrun), which forwards its own."""
+"""A signal within this time after the first is a repetition: where a batch system or a terminal signals every process
+of a group, each worker gets the signal directly, and again from the launcher or torchrun, which forward it."""
 
 LOST = "another process of this group has ended or does not answer"
 
 SUPERVISED = "TFORMER_SUPERVISED"
 """Environment variable of workers that `tformer.workers.launch` started, which reports their failures."""
+
+LAST_PORT = 65535
 
 RANKS = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
@@ -112,7 +116,7 @@ class Worker:
         machine: number of this machine.
         store: None for a process that works alone.
         supervised: the launcher shows failures; otherwise one of the workers does.
-        has_joined: the group has formed; until then only the leader's own work needs no rank in its errors.
+        has_joined: whether the process group exists. Before, an error of the leader is shown without its rank.
     """
 
     rank: int = 0
@@ -125,6 +129,7 @@ class Worker:
     has_joined: bool = field(default=False, init=False)
     _shared: int = field(default=0, init=False)
     _turns: int = field(default=0, init=False)
+    _divided: int = field(default=0, init=False)
 
     @property
     def leads(self) -> bool:
@@ -132,16 +137,19 @@ class Worker:
         return self.rank == 0
 
     def share(self, make: Callable[[], Result]) -> Result:
-        """What `make`, called in the leader only, returns there: a JSON value. All workers call this in one order."""
+        """The JSON value that `make` returns in the leader; the others do not call it.
+
+        All workers must call `share` in the same order.
+        """
         if self.store is None:
             return make()
         self._shared += 1
         key = f"shared/{self._shared}"
         if not self.leads:
-            value: Result = json.loads(self._wait_for(key))
+            value: Result = self.take(key)
             return value
         value = make()
-        self._put(key, json.dumps(value))
+        self.give(key, value)
         return value
 
     def after_leader(self, make: Callable[[], Result]) -> Result:
@@ -172,21 +180,90 @@ class Worker:
     def send(self, index: int, answer: Any) -> None:
         """Give the leader the answer of item `index`, a JSON value; wait while it has many others to take."""
         self._wait_until(lambda: not self.store.check([f"answer/{index - AHEAD * self.world_size}"]))
-        self._put(f"answer/{index}", json.dumps(answer))
+        self.give(f"answer/{index}", answer)
 
     def receive(self, index: int, should_stop: Callable[[], bool]) -> Any:
         """The answer of item `index` by another worker; None once `should_stop` is true."""
-        key = f"answer/{index}"
-        self._wait_until(lambda: self.store.check([key]) or should_stop())
+        return self.take(f"answer/{index}", should_stop, delete=True)
+
+    def give(self, name: str, value: Any) -> None:
+        """Give all workers a JSON value under a name that no other value has. A thread may call it."""
+        self._put(name, json.dumps(value))
+
+    def take(self, name: str, should_stop: Callable[[], bool] = lambda: False, *, delete: bool = False) -> Any:
+        """The value that a worker gives under a name; None once `should_stop` is true. A thread may call it.
+
+        delete: remove the value from the store, where no other worker takes it.
+        """
+        self._wait_until(lambda: self.store.check([name]) or should_stop())
         if should_stop():
             return None
-        answer = json.loads(self._wait_for(key))
-        with _connected():
-            self.store.delete_key(key)
-        return answer
+        value = json.loads(self._wait_for(name))
+        if delete:
+            with _connected():
+                self.store.delete_key(name)
+        return value
+
+    def divide(
+        self,
+        items: Iterable[Item],
+        answer: Callable[[Item], Result],
+        *,
+        should_stop: Callable[[], bool] | None = None,
+        to_json: Callable[[Result], Any] = lambda result: result,
+        from_json: Callable[[Any], Result] = lambda value: value,
+    ) -> Iterator[tuple[Item, Result]]:
+        """(item, its answer) of all items in their order, in every worker; each worker answers some of them.
+
+        All workers must have the same items, and take all that this yields.
+
+        Args:
+            answer: called with each item, or with those of this worker, in their order.
+            should_stop: polled before every item; once it is True, no further answers are yielded.
+            to_json, from_json: an answer as a JSON value, and back.
+        """
+        stops = should_stop or (lambda: False)
+        if self.store is None:
+            for item in items:
+                if stops():
+                    return
+                yield item, answer(item)
+            return
+        self._divided += 1
+        waiting: deque[tuple[int, Item, Result | None]] = deque()  # the answer of another worker is None until taken
+
+        def key(index: int) -> str:
+            return f"divided/{self._divided}/{index}"
+
+        def take() -> Iterator[tuple[Item, Result]]:
+            index, item, result = waiting.popleft()
+            if index % self.world_size != self.rank:
+                self._wait_until(lambda: self.store.check([key(index)]) or stops())
+                if stops():
+                    return
+                result = from_json(json.loads(self._wait_for(key(index))))
+            # A worker that has got this far has taken all answers but those of the last rounds.
+            past = index - (AHEAD + 1) * self.world_size
+            if past >= 0 and past % self.world_size == self.rank:
+                with _connected():
+                    self.store.delete_key(key(past))
+            yield item, cast("Result", result)
+
+        for index, item in enumerate(items):
+            if stops():
+                return
+            result = None
+            if index % self.world_size == self.rank:
+                result = answer(item)
+                self._put(key(index), json.dumps(to_json(result)))
+            waiting.append((index, item, result))
+            if len(waiting) > AHEAD * self.world_size:
+                yield from take()
+        while waiting and not stops():
+            yield from take()
 
     def total(self, number: int) -> int:
-        """The sum of a number over all workers, in the leader, which waits for them; else what is known of it."""
+        """The sum of a number over all workers. Only the leader waits for all; the others get the sum so far."""
         if self.store is None:
             return number
         self._turns += 1
@@ -207,8 +284,23 @@ class Worker:
                     hint=hint,
                 )
 
+    def take_own_gpu(self, device: str) -> None:
+        """Make the GPU of this worker's number on its machine the current one, where the work is done on GPUs.
+
+        device: the value of --device. Raises InputError for more workers than GPUs.
+        """
+        if self.world_size == 1 or device == "cpu" or not torch.cuda.is_available():
+            return
+        count = torch.cuda.device_count()
+        if self.local_rank >= count:
+            raise InputError(
+                f"{self.local_size} processes on this machine, but {plural(count, 'CUDA device')}",
+                hint="start as many processes as there are devices, or choose --device cpu",
+            )
+        torch.cuda.set_device(self.local_rank)
+
     def publish(self, name: str, text: str) -> None:
-        """Tell the launcher a text, for example the run directory."""
+        """Store a text for the launcher, for example the run directory."""
         if self.store is not None and self.leads:
             self._put(name, text)
 
@@ -274,6 +366,10 @@ class Worker:
                 pause = min(2 * pause, longest)
 
 
+ALONE = Worker()
+"""A process that works alone."""
+
+
 @contextmanager
 def _connected() -> Iterator[None]:
     """LostError in place of the error of a store whose process has ended."""
@@ -294,10 +390,10 @@ def is_lost(error: BaseException) -> bool:
 
 
 def worker_from_environment() -> Worker | None:
-    """The worker that this process is, by the variables of `torchrun` or of an `srun` step; None: it is none.
+    """The worker that this process is, by the variables of `torchrun` or of an `srun` step; None: it is not one.
 
     An `srun` step counts where MASTER_ADDR and MASTER_PORT are set: a shell on a cluster has the other variables too.
-    Raises InputError for ranks without a meeting point, or with values that are no numbers.
+    Raises InputError for ranks without an address of the group, and for values that are not numbers.
     """
     has_meeting_point = "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ
     for starter, names in RANKS.items():
@@ -309,6 +405,8 @@ def worker_from_environment() -> Worker | None:
             return None
         if rank >= world_size:
             raise InputError(f"{names[0]}={rank}: expected a rank below {names[1]}={world_size}")
+        if has_meeting_point and not 0 < _number("MASTER_PORT", starter) <= LAST_PORT:
+            raise InputError(f"MASTER_PORT={os.environ['MASTER_PORT']}: expected a port, from 1 to {LAST_PORT}")
         if not has_meeting_point:
             raise InputError(
                 f"{names[0]} and {names[1]} are set, but not MASTER_ADDR and MASTER_PORT",
@@ -350,7 +448,7 @@ def _meet(rank: int, world_size: int) -> Any:
 
 
 def _in_a_thread(work: Callable[[], Result]) -> Result:
-    """What `work` returns: a call into C++, which no signal interrupts, waits in a thread while this one listens."""
+    """What `work` returns, called in a thread: a call into C++ would keep this thread from handling signals."""
     done: Future[Result] = Future()
 
     def act() -> None:

@@ -63,7 +63,7 @@ class Cost:
 
 
 class Contender(ABC):
-    """One library at one workload in one number format, in a process of its own (see `processes.race`).
+    """One library at one workload in one number format, in a separate process (see `processes.race`).
 
     Attributes:
         name: `tformer`, or the library's.

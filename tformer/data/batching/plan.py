@@ -56,7 +56,7 @@ class BatchPlan:
     """The batches of every epoch over `num_samples` samples, or over `lengths` (one length per sample, in tokens).
 
     Batches are cut by `batch_size` (samples per global batch) or by `batch_tokens` (longest sample times samples, so
-    padding counts; a longer sample is a batch of its own). For equal lengths, give `num_samples` and the length as a
+    padding counts; a longer sample is a separate batch). For equal lengths, give `num_samples` and the length as a
     number. The last batch of a window may be smaller: no sample is dropped or repeated within an epoch.
     """
 

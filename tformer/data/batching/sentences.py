@@ -7,8 +7,8 @@ small letter. The rules know no abbreviations but initials ("J. Smith"); for pai
 does no harm. A source of several documents (rows, a folder) has these; in a single plain text file a blank line ends a
 document, as in BERT's own data. Tokens stay in memory, four bytes each, so their number is limited to `MAX_TOKENS`.
 
-Every document is cut into spans of neighbouring sentences, as many as fit into seq_len, at least two. In each epoch a
-span is divided anew: its first sentences are a; b is the rest or, for exactly half of the samples, as many sentences as
+Every document is cut into spans of neighbouring sentences, as many as fit into seq_len, at least two. Each epoch
+divides a span again: its first sentences are a; b is the rest or, for exactly half of the samples, as many sentences as
 fit from a random place of another document. Nearly all spans fill seq_len; some are shorter, because fine-tuning sees
 short texts (section A.2). A pair that is too long loses tokens of its longer text, a at its front, b at its end. A
 document of one sentence has no pair; it is only drawn as a random second text.
@@ -111,7 +111,7 @@ class SentenceCorpus:
             raise InputError(
                 f"{self.name}: {self.num_documents} documents cannot be split into two for training and two for "
                 "validation",
-                hint="a blank line ends a document; or give a validation file of its own (--valid)",
+                hint="a blank line ends a document; or give a separate validation file (--valid)",
             )
         starts = self.offsets[self.documents[:-1]]
         cut = int(np.abs(starts - len(self.ids) * (1 - fraction)).argmin())

@@ -208,7 +208,7 @@ class BackgroundCheck:
             self._thread.join()
 
     def _run(self) -> None:
-        if sys.platform == "linux":  # where a thread has a priority of its own
+        if sys.platform == "linux":  # where a thread has its own priority
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
         try:

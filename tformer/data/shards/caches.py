@@ -23,7 +23,7 @@ KINDS = {
 }
 """What the cache holds, as (folder, pattern of names): directories of token files of a text, tokenizers trained on a
 run's data, translations of a teacher, fingerprints of many files, blocks of remote files, compiled C kernels, the
-measured speed of a CPU. All of it is made anew when it is needed."""
+measured speed of a CPU. All of it is made again when it is needed."""
 
 TOKEN_FILES = re.compile(r"(documents|marks|tokens-\d{5,})\.bin")
 """Names of the files in a directory of tokens."""

@@ -178,7 +178,7 @@ class TokenCorpus:
         if not 0 < cut < total:
             raise InputError(
                 f"{self.name}: {total} tokens are too few to keep {fraction:g} of them for validation",
-                hint="give more text, or a validation file of its own (--valid)",
+                hint="give more text, or a separate validation file (--valid)",
             )
         return self.subset(0, cut), self.subset(cut, total)
 

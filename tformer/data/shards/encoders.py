@@ -2,7 +2,7 @@
 
 The workers are forked, so that they start at once and share the tokenizer, and encode with one thread each. Batch i
 goes to worker i modulo their number, which has at most `AHEAD` batches at a time: memory does not grow with the text,
-and the result does not depend on the number of workers. They end with this process in whatever way it ends.
+and the result does not depend on the number of workers. They end with this process, however it ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tformer.processes import available_cores, end_with_parent
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.pieces import BATCH_CHARACTERS, batches_of
 
-FEW_BATCHES = 8  # of a megabyte: workers would not pay
+FEW_BATCHES = 8  # of a megabyte: this process encodes fewer of them faster than workers
 AHEAD = 2  # batches of a worker: one that it encodes, and the next
 ENCODED_AT_ONCE = 1 << 17  # characters, which take 100 to 300 bytes each
 THREADS = "TOKENIZERS_PARALLELISM"  # read by the tokenizers library at each batch
@@ -195,7 +195,7 @@ def _work(connection: Connection, tokenizer: Tokenizer, parent: int) -> None:
     """The worker: encode what arrives until the connection ends."""
     end_with_parent(parent)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # a signal to the group is handled by the parent, which ends this process
+        signal.signal(number, signal.SIG_IGN)  # the parent handles a signal to the group, and ends this process
     received: SimpleQueue[list[str] | None] = SimpleQueue()
     # A thread receives, so that the parent never waits for a worker that waits for the parent.
     threading.Thread(target=_receive, args=(connection, received), daemon=True).start()

@@ -140,7 +140,7 @@ def _text_of(chunks: list[Piece]) -> bytes:
 
 
 class EntryWriter:
-    """The open files of a cache entry, and the figures so far. Errors: DamagedShardError for files unlike `written`."""
+    """The open files of a cache entry, and what was written. DamagedShardError for files that differ from that."""
 
     def __init__(self, folder: Path, name: str, tokenizer: Tokenizer, written: Written, text: Any) -> None:
         self.folder, self.name, self.tokenizer, self.written = folder, name, tokenizer, written
@@ -246,7 +246,7 @@ class EntryWriter:
         last_tokens, last_bytes = self.written.mark
         if self.written.num_bytes - last_bytes < min_bytes:
             return
-        if tokens > last_tokens:  # text without tokens belongs to the same place
+        if tokens > last_tokens:  # text without tokens makes no new mark
             self._marks.append(np.array(self.written.mark, dtype=np.int64))
         self.written.mark = (tokens, self.written.num_bytes)
 

@@ -152,7 +152,7 @@ class PairTokens:
             raise InputError(
                 f"{self.name}: {len(self):,} pairs with {len(groups)} different source are too few to keep "
                 f"{fraction:g} of them for validation",
-                hint="give more pairs, or validation data of its own (--valid)",
+                hint="give more pairs, or separate validation data (--valid)",
             )
         wanted = int(np.searchsorted(np.cumsum(counts), round(fraction * len(self)), side="right"))
         last = groups[min(max(wanted, 1), len(groups) - 1) - 1]

@@ -1,14 +1,6 @@
-"""Labelled image sets as uint8 arrays of one size and number of channels, and their augmentation.
+"""Labelled image sets as uint8 arrays of one size and number of channels.
 
 A set is kept in memory if that takes at most 2 GB; otherwise every batch is decoded when it is needed.
-
-Augmentation changes the images of a batch a little in every epoch:
-
-    shift   moved by up to an eighth of the side, with zeros at the border
-    flip    half of the images mirrored left to right
-    crop    a part of 40 to 100 % of the area, stretched to the whole (Inception's crop, arXiv 1409.4842, but gentler)
-
-All is drawn from the generator, so that the key of a batch determines its augmentation.
 """
 
 # Shapes: N images of a set, B of a batch, C channels, Y x X pixels.
@@ -26,7 +18,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tformer.data.sources.files import STANDARD_INPUT, Progress, ShouldStop, expanded, raise_if_stopped
@@ -40,9 +31,6 @@ THREADS = 4
 CHUNK = 64  # images that a thread decodes before it reports
 MAX_DIGITS = 255  # the longest name of a folder; in a zip one may have more digits than Python reads as a number
 STATISTICS_SAMPLE = 4096  # images, evenly spread, from a set that is not in memory
-SHIFT_SHARE = 8  # images move by at most the side divided by this
-CROP_AREA = (0.4, 1.0)
-CROP_ASPECT = (3 / 4, 4 / 3)  # width over height
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,76 +271,3 @@ def _decode_many(
         finally:
             pool.shutdown(cancel_futures=True)
     return pixels, resized, recoloured
-
-
-# -- augmentation ------------------------------------------------------------------------------------------------------
-
-
-def augment(pixels_BCYX: np.ndarray, kinds: Sequence[str], rng: np.random.Generator) -> np.ndarray:
-    """New images of the same shape and dtype, each varied independently; the kinds are applied in the order given."""
-    for kind in kinds:
-        pixels_BCYX = AUGMENTATIONS[kind](pixels_BCYX, rng)
-    return pixels_BCYX
-
-
-def random_shift(pixels_BCYX: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    count, _, height, width = pixels_BCYX.shape
-    down, right = (
-        rng.integers(-furthest, furthest + 1, size=count)
-        for furthest in (max(1, height // SHIFT_SHARE), max(1, width // SHIFT_SHARE))
-    )
-    return shift(pixels_BCYX, down, right)
-
-
-def random_flip(pixels_BCYX: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    return flip(pixels_BCYX, rng.random(len(pixels_BCYX)) < 0.5)
-
-
-def random_crop(pixels_BCYX: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    count = len(pixels_BCYX)
-    area = rng.uniform(*CROP_AREA, size=count)
-    narrowest, widest = np.log(CROP_ASPECT)
-    aspect = np.exp(rng.uniform(narrowest, widest, size=count))
-    height = np.minimum(1.0, np.sqrt(area / aspect))
-    width = np.minimum(1.0, np.sqrt(area * aspect))
-    return crop(pixels_BCYX, rng.random(count) * (1 - height), rng.random(count) * (1 - width), height, width)
-
-
-AUGMENTATIONS: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
-    "shift": random_shift,
-    "flip": random_flip,
-    "crop": random_crop,
-}
-
-
-def shift(pixels_BCYX: np.ndarray, down_B: np.ndarray, right_B: np.ndarray) -> np.ndarray:
-    """Each image moved by whole pixels, with zeros at the border; negative: up, left."""
-    _, _, height, width = pixels_BCYX.shape
-    moved = np.zeros_like(pixels_BCYX)
-    # Copying one rectangle per image is ten times faster than indexing every pixel.
-    for image, target, down, right in zip(pixels_BCYX, moved, down_B.tolist(), right_B.tolist(), strict=True):
-        target[:, max(0, down) : height + min(0, down), max(0, right) : width + min(0, right)] = image[
-            :, max(0, -down) : height + min(0, -down), max(0, -right) : width + min(0, -right)
-        ]
-    return moved
-
-
-def flip(pixels_BCYX: np.ndarray, chosen_B: np.ndarray) -> np.ndarray:
-    """The images, with the chosen ones mirrored left to right."""
-    flipped = pixels_BCYX.copy()
-    flipped[chosen_B] = pixels_BCYX[chosen_B][..., ::-1]
-    return flipped
-
-
-def crop(
-    pixels_BCYX: np.ndarray, top_B: np.ndarray, left_B: np.ndarray, height_B: np.ndarray, width_B: np.ndarray
-) -> np.ndarray:
-    """A rectangle of each image, stretched to the whole (bilinear); edges and sizes are shares of the side."""
-    # (x, y, 1) in [-1, 1] of the output -> (x, y) of the input
-    to_input = np.zeros((len(pixels_BCYX), 2, 3), dtype=np.float32)
-    to_input[:, 0, 0], to_input[:, 0, 2] = width_B, 2 * left_B + width_B - 1
-    to_input[:, 1, 1], to_input[:, 1, 2] = height_B, 2 * top_B + height_B - 1
-    grid = F.affine_grid(torch.from_numpy(to_input), list(pixels_BCYX.shape), align_corners=False)
-    images = torch.from_numpy(pixels_BCYX.astype(np.float32))
-    stretched = F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
-    return stretched.round_().to(torch.uint8).numpy()

@@ -335,6 +335,6 @@ def hold_out(
     if not len(kept) or not len(held_out):
         raise InputError(
             f"{name}: {total} examples are too few to keep {fraction:g} of them for validation",
-            hint="give more examples, or a validation file of its own (--valid)",
+            hint="give more examples, or a separate validation file (--valid)",
         )
     return kept, held_out

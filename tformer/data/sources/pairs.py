@@ -188,7 +188,7 @@ def _open_side(path: str, errors: Errors) -> Content:
         raise InputError(f"{path}: expected a file with one side of the pairs, found a folder")
     contents = locate(path, is_known=lambda place: False, known="plain text").contents(errors)
     if len(contents) != 1:
-        raise InputError(f"{path}: expected one file, found {len(contents)}", hint="give each as a source of its own")
+        raise InputError(f"{path}: expected one file, found {len(contents)}", hint="give each as a separate source")
     return contents[0]
 
 

@@ -39,9 +39,9 @@ BLOCK_BYTES = 8 << 20
 CACHE_BYTES = 4 << 30
 CACHE_BYTES_VARIABLE = "TFORMER_REMOTE_CACHE_BYTES"
 FOLDER = "remote"  # of the cache
-EDGE_BYTES = 1 << 20  # of each end of a file of which the store tells neither a version nor a time
+EDGE_BYTES = 1 << 20  # hashed at each end of a file for which the store has neither a version nor a time
 WAITS = (0.5, 1.0, 2.0, 4.0)  # seconds before each further try
-REFUSED = (400, 401, 403, 405, 416)  # statuses of HTTP that another try does not change
+REFUSED = (400, 401, 403, 405, 416)  # statuses of HTTP that are final: another try would give the same
 
 Result = TypeVar("Result")
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://.")
@@ -54,7 +54,7 @@ def is_url(path: str) -> bool:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a remote store, with what identified its content when it was opened first."""
+    """A file of a remote store, with the version of its content when it was first opened."""
 
     url: str
     size: int
@@ -95,7 +95,7 @@ class RemoteFile:
         return data
 
     def require_unchanged(self) -> None:
-        """Raise InputError if the store has other content by now."""
+        """Raise InputError if the content in the store has changed."""
         if describe(self.url) != self:
             raise InputError(f"{self.url}: changed while it was read", hint="run the command again")
 
@@ -161,12 +161,12 @@ def _described(url: str, info: dict[str, Any]) -> RemoteFile:
 
 
 def _in_seconds(value: Any) -> Any:
-    """A time as a number: a listing and a single file may have it in two forms."""
+    """A time as a number: stores give it in different forms for a listing and for a single file."""
     return value.timestamp() if isinstance(value, datetime) else value
 
 
 def find(url: str, is_known: Callable[[RemoteFile], bool]) -> list[RemoteFile]:
-    """One file, or the files of a pattern, or those of a folder that `is_known`, sorted.
+    """One file, or the files of a pattern, or the files of a folder for which `is_known` is true, sorted by URL.
 
     Raises InputError where there is neither a file nor a folder.
     """
@@ -251,7 +251,7 @@ def _tried(url: str, action: Callable[[], Result]) -> Result:
 
 
 class _BlockFile:
-    """A block in the cache: the crc32 of its bytes, and the bytes. A cache that cannot be written costs only time."""
+    """A block in the cache: the crc32 of its bytes, and the bytes. Without a writable cache reading is slower."""
 
     def __init__(self, key: str, number: int) -> None:
         from tformer.device import default_cache_dir  # which imports torch

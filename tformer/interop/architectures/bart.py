@@ -3,7 +3,7 @@
     BART     post-norm, learned positions, norm of the embeddings
     mBART    pre-norm, learned positions, norm of the embeddings
     Pegasus  pre-norm, sinusoids
-    Marian   post-norm, sinusoids, vocabularies of its own for source and target where the config says so
+    Marian   post-norm, sinusoids, separate vocabularies for source and target where the config says so
 
 Older config files name these traits (`normalize_before` ...). The classes fix them, so another value is refused; the
 eps of every norm is fixed as well. The first two rows of learned positions are unused.

@@ -141,7 +141,7 @@ def prediction_links(model: Model, *, bias: str, output: str) -> list[Link]:
 
     Args:
         bias: the name of the bias beside the projection.
-        output: of the projection, which has a bias of its own.
+        output: of the projection, which has its own bias.
     """
     if model.tie.output:
         return [link("heads.masked_lm.bias", bias, also=[f"{output}.bias"])]

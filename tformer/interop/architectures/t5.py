@@ -2,7 +2,7 @@
 
 v1.0 scales the decoder's output by d^-1/2 before the tied projection; v1.1 has a gated network and a projection of its
 own, unscaled. Newer config files say `scale_decoder_outputs`; in older ones `tie_word_embeddings` means both. mT5 is
-v1.1, never scaled; its files tie the projection, whatever their config says, unless they hold one of its own.
+v1.1, never scaled; its projection is tied, whatever the config says, unless a file holds a separate one.
 """
 
 from __future__ import annotations

@@ -87,8 +87,8 @@ def make_mask(
     """The dense mask and `is_causal` of every layer.
 
     num_keys: None when the queries are the keys. key_mask [B, S]: bool or 0/1, true where a key holds a token; needed
-    when a causal pass has fewer queries than keys. document_ids [B, T]: integers; a query sees only keys of its own
-    document.
+    when a causal pass has fewer queries than keys. document_ids [B, T]: integers; a query sees only the keys of
+    its document.
     Returns (mask bool [B, 1, T or 1, S] or None, is_causal); when both are given the mask is already causal and the
     flag only says that later keys need not be read.
     """

@@ -10,7 +10,7 @@ Features. Every term is positive, so no weight of the approximated attention is 
 orthogonal within each block of h, which lowers the variance, and as long as independent Gaussian vectors, which keeps
 the mean. A key's feature can be any number from 0 to exp(|w|^2 / 2): it is held as a number in [0, 1] and the logarithm
 of the factor that all features of this key share, its level. The table is not learned. It is saved with the weights,
-and redrawn every `redraw_steps` training steps, from a generator of its own: no other draw of the training moves,
+and redrawn every `redraw_steps` training steps, from a separate generator: no other draw of the training moves,
 and evaluation uses the table as it is.
 
 Sums. Without causality the sums over all keys are taken once, then every query reads them: O(S m v + T m v). Causal

@@ -5,8 +5,8 @@ before it. The reach r is the distance of the farthest one: query i sees keys |i
 encoder and r = window in a decoder.
 
 With a dilation d the window's keys are d slots apart. Slots of one residue modulo d then see only each other, and are
-folded into the batch as sequences of their own. Global tokens see all and are seen by all; with `global_projections`
-their rows have queries, keys and values from matrices of their own, while other queries see them through the ordinary
+folded into the batch as separate sequences. Global tokens see all and are seen by all; with `global_projections`
+their rows have queries, keys and values from separate matrices, while other queries see them through the ordinary
 ones. The global tokens of a causal sequence come first, so their rows do not differ from the others'.
 
 Work and memory are O(window) per query. Short inputs use dense attention, which is faster there.
@@ -185,7 +185,7 @@ class SlidingWindowAttention(Mechanism):
         return put_rows(out, rows, tokens), weights
 
     def taps(self) -> dict[str, OwnTap]:
-        meaning = "rows of the global tokens, which see all, by matrices of their own"
+        meaning = "rows of the global tokens, which see all, by separate matrices"
         return (
             {"global_scores": OwnTap(("B", "H", "G", "S"), meaning, ("input",))}
             if self.options.global_projections
@@ -193,7 +193,7 @@ class SlidingWindowAttention(Mechanism):
         )
 
     def shape_letters(self, num_keys: int) -> dict[str, int]:
-        """G: global tokens with matrices of their own."""
+        """G: global tokens with separate matrices."""
         return {"G": min(self.options.global_tokens, num_keys)} if self.options.global_projections else {}
 
     def visible_mask(self, context: AttentionContext) -> Tensor:
@@ -281,7 +281,7 @@ class SlidingWindowAttention(Mechanism):
         return Pattern(self.block, before, after, band, start)
 
     def _global_rows(self, inputs: AttentionInputs, x_BTD: Tensor, tokens: GlobalTokens) -> Weighted:
-        """The rows of the global tokens, which see all keys, by matrices of their own if there are any."""
+        """The rows of the global tokens, which see all keys, by separate matrices if there are any."""
         context, inputs = inputs.context, inputs._replace(tap_prefix="global_")
         rows = inputs._replace(q_BHTh=gather_slots(inputs.q_BHTh, tokens.index))
         if self.options.global_projections:
@@ -315,7 +315,7 @@ class SlidingWindowOptions(ProjectionOptions):
     block: int | None = None  # queries computed together; null: chosen. Must divide the keys of a side
     dilation: int = 1  # distance between visible keys
     global_tokens: int = 0  # number of first tokens that see all and are seen by all
-    global_projections: bool = False  # queries, keys and values of global tokens have matrices of their own
+    global_projections: bool = False  # queries, keys and values of global tokens have separate matrices
     # blocks: also where dense is faster; flex: FlexAttention on CUDA, elsewhere blocks
     implementation: Literal["auto", "blocks", "flex"] = "auto"
 

@@ -1,7 +1,7 @@
 """Position encodings: the hooks through which a kind acts on a model, and the two simplest kinds, none and learned.
 
 A kind overrides the hooks that it needs. All hooks work on position tensors, so left padding, caches and packed
-documents need no code of their own. Adding a kind: one file like this one, and one row in `positions/__init__.py`.
+documents need no separate code. Adding a kind: one file like this one, and one row in `positions/__init__.py`.
 
 Shape legend: B batch, T queries, S keys, D d_model, H query heads, K kv heads, h head_dim. Position tensors are long
 [B, T], or [1, T] when every row has the same positions.
@@ -40,7 +40,7 @@ class Positions(nn.Module):
     Attributes:
         kind: the name in recipes.
         about: one sentence for pages and help.
-        per_layer: each layer has tables of its own; else one module serves the whole stack.
+        per_layer: each layer has its own tables; else one module serves the whole stack.
         per_head: one bias for each head, so that all layers must have the same number of heads.
         changes_scores: it adds to the scores of attention or to its output.
         acts_in_attention: it changes scores, or turns queries and keys.

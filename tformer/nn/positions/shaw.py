@@ -59,7 +59,7 @@ class ShawOptions:
 
     module: ClassVar = ShawPositions
     kind: Literal["shaw"] = "shaw"
-    clip: int = 16  # largest distance with a vector of its own
+    clip: int = 16  # largest distance with its own vector
     values: bool = True  # also add the vectors to the values
 
     def __post_init__(self) -> None:

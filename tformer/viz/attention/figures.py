@@ -34,7 +34,7 @@ from tformer.viz.figure import colour_map, figure_bytes, style
 Scale = Literal["global", "row", "sqrt", "log"]
 
 SMALL = 160  # cells along a side of a small matrix; larger ones show the largest weight of each block
-LABELLED = 64  # axes of at most so many tokens name each
+LABELLED = 64  # axes with at most this number of tokens name each
 NAME_LENGTH = 18
 SMALLEST_LOG = 1e-4
 

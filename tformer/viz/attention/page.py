@@ -62,7 +62,7 @@ def unpack(packed: Packed, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def fewer_steps(steps: int, *, too_many_bytes: float, cells: int) -> int:
-    """The number of steps that packs `cells` weights smaller by so many bytes, in base64 (6 bits a byte)."""
+    """The number of steps with which `cells` weights take `too_many_bytes` less, in base64 (6 bits a byte)."""
     halvings = too_many_bytes * 6 / cells / BITS_OF_A_HALVING
     return int(steps * 2.0**-halvings)
 
@@ -121,7 +121,7 @@ def render(
 
 
 def _with_steps(scene: Scene, start: dict[str, Any], summaries: Summaries, steps: int) -> str:
-    """The page with weights rounded to so many steps."""
+    """The page with weights rounded to `steps` steps."""
     blobs: dict[str, bytes] = {}
     kinds = [_kind(scene, attention, summaries[kind], blobs, steps) for kind, attention in scene.attentions.items()]
     sides = {name: _side(side) for name, side in scene.reading.sides.items()}

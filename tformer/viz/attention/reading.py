@@ -28,7 +28,7 @@ from tformer.decoding.prompts import suppressed_tokens
 from tformer.decoding.settings import GenerationSettings, fitting_beam_settings
 from tformer.errors import InputError
 from tformer.loading import Loaded, reads_prompts
-from tformer.nn.embedding import PatchEmbedding
+from tformer.nn.patches import PatchEmbedding
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.decoding import word_starts
 
@@ -59,7 +59,7 @@ class Side:
         return len(self.tokens)
 
     def words(self) -> list[tuple[int, int, str]]:
-        """(first token, token after the last, text) of each word; each special token is a word of its own."""
+        """(first token, token after the last, text) of each word; each special token is a separate word."""
         edges = [0]
         for place in range(1, len(self)):
             alone = self.special[place] or self.special[place - 1]
@@ -105,7 +105,7 @@ def _joined(tokens: Sequence[str]) -> str:
 class Inputs:
     """The texts or the image given on the command line.
 
-    max_tokens: each text is cut to so many tokens, special ones included. max_new_tokens: of the generated text;
+    max_tokens: length to which each text is cut, special tokens included. max_new_tokens: of the generated text;
     None: none after a prompt, and the recipe's limit for a translation.
     """
 
@@ -214,7 +214,7 @@ def _read_image(loaded: Loaded, path: Path) -> Reading:
     image_CYX = read_image(path, size=patches.image_size, channels=patches.channels)
     pixels = to_pixels(image_CYX[None], data.image_mean, data.image_std)
     shown = np.ascontiguousarray(np.broadcast_to(image_CYX, (3, *image_CYX.shape[1:])).transpose(1, 2, 0))
-    grid = patches.image_size // patches.size
+    grid = patches.side
     side = image_side(rows=grid, columns=grid, has_cls=embedding.cls is not None)
     return Reading({"pixel_values": pixels}, {"encoder": side}, shown, (grid, grid), texts={"image": path.name})
 

@@ -253,7 +253,7 @@ def slopes(view: View, settings: Settings) -> list[Plot]:
 
 
 def chosen_heads(settings: Settings) -> tuple[int, ...]:
-    """Heads with a matrix of their own, from 1: the first, the middle one, the last."""
+    """Heads that are drawn as a matrix, from 1: the first, the middle one, the last."""
     return settings.dims or tuple(dict.fromkeys((1, (settings.heads + 1) // 2, settings.heads)))
 
 
@@ -313,7 +313,7 @@ def buckets(view: View, settings: Settings) -> list[Plot]:
 
 
 def shaw_index(settings: Settings, rows: int) -> Numbers:
-    """[rows, rows]: the table's row for each pair, found with a table of its own row numbers."""
+    """[rows, rows]: the table's row for each pair, found with a table that holds its row numbers."""
     module = ShawPositions(ShawOptions(clip=settings.clip, values=False), head_dim=1, value_dim=1)
     pos = torch.arange(rows).unsqueeze(0)
     with torch.no_grad():

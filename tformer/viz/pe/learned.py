@@ -24,9 +24,9 @@ class Table:
         name: the checkpoint, its run and the stack.
         trained: False: the numbers are random initialisation.
         weight: learned: [positions, d_model].
-        bias: t5_bias: [buckets, heads]; bidirectional: later keys have buckets of their own.
+        bias: t5_bias: [buckets, heads]; bidirectional: later keys have separate buckets.
         keys, values: shaw, of one layer: [2k + 1, width]; values None where the kind has none.
-        module: of a kind without views of its own.
+        module: of a kind without views.
     """
 
     encoding: str

@@ -1,4 +1,4 @@
-"""From a run and the name of a view to plots; generic views of kinds that have none of their own."""
+"""From a run and the name of a view to plots; generic views of kinds that have no views."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _with_numbers(table: Table, module: Any, layer: int) -> Table | None:
     return None if table.encoding in VIEWS else replace(table, module=module)
 
 
-# --- a kind without views of its own ---------------------------------------------------------------------------------
+# --- a kind without views --------------------------------------------------------------------------------------------
 
 
 def views_of(kind: str) -> Mapping[str, View]:

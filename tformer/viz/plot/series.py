@@ -153,7 +153,7 @@ WORDS = {
     "peak_share": "share of the machine's peak",
 }
 LOWER_IS_BETTER = ("loss", "perplexity", "bits", "error")  # in a metric's name; of all other metrics higher is better
-MARKED_POINTS = 60  # series with at most so many values mark each: a single point would be invisible
+MARKED_POINTS = 60  # series with at most this number of values mark each: a single point would be invisible
 UNITS = (("hours", 3600.0, 7200.0), ("minutes", 60.0, 180.0), ("seconds", 1.0, 0.0))
 
 

@@ -13,10 +13,11 @@ from tformer.cost.flops import Flops, example_flops, module_flops
 from tformer.cost.memory import CacheSize, MemoryEstimate, cache_size, training_memory
 from tformer.nn.attention.mechanism import Mechanism
 from tformer.nn.attention.multi_head import MultiHeadAttention
-from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
+from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.heads import VocabularyHead
 from tformer.nn.linear import Linear
+from tformer.nn.patches import PatchEmbedding
 from tformer.nn.positions.base import Positions
 from tformer.workflows.inspect.subject import Subject
 
@@ -129,7 +130,7 @@ def _detail(module: nn.Module) -> str:
     if isinstance(module, TokenEmbedding | VocabularyHead):
         return " × ".join(map(str, module.weight.shape))
     if isinstance(module, PatchEmbedding):
-        return f"{module.channels} × {module.size} × {module.size} → {module.weight.shape[0]}"
+        return f"{module.channels} × {module.size} × {module.size} → {module.d_model}"
     if isinstance(module, MultiHeadAttention):
         shared = "" if module.num_kv_heads == module.num_heads else f", {module.num_kv_heads} kv"
         size = str(module.head_dim)

@@ -14,9 +14,10 @@ from torch import nn
 from tformer.nn.attention.mechanism import OwnTap
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.classification_heads import POOLING_MEANINGS, LabelKind, PooledHead
-from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
+from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.heads import VocabularyHead
+from tformer.nn.patches import CutPatches, PatchEmbedding
 from tformer.nn.positions.base import Positions
 from tformer.nn.positions.fixed import TabledPositions
 
@@ -74,22 +75,35 @@ class Tensors(NamedTuple):
 def embedding_tensors(embedding: TokenEmbedding | PatchEmbedding, positions: Positions, at: str) -> Tensors:
     """The tensors of an embedding; dropout comes before the projection, or else at the end."""
     is_table = isinstance(embedding, TokenEmbedding)
-    width = embedding.weight.shape[1] if is_table else embedding.weight.shape[0]
+    width = embedding.weight.shape[1] if isinstance(embedding, TokenEmbedding) else embedding.d_model
     e = "D" if embedding.project is None else "E"
+    squares = "+".join(["CPP"] * embedding.copies) if isinstance(embedding, CutPatches) else ""
+    stem = ("weight", "bias", "patch_norm", "kernels")
     rows = "waves" if isinstance(positions, TabledPositions) else "row of the table"
     factor = f"times √D = {embedding.factor:.4g}" if is_table else ""
     described = {
         "ids": Described("ids", ("B", at), "token numbers", ()),
         "tokens": Described("tokens", ("B", at, e), "the table's row of each token", None, ("weight",)),
         "unit": Described("unit vectors", ("B", at, e), "each row at length 1 (FixNorm)"),
+        "ngrams": Described(
+            "n-grams",
+            ("B", at, e),
+            "the vectors of the n-grams that end at each token, added",
+            (),
+            ("ngrams",),
+            beside=True,
+        ),
         "scaled": Described("scaled", ("B", at, e), factor),
         "segments": Described(
             "segments", ("B", at, e), "the vector of each token's segment, added", (), ("token_types",), beside=True
         ),
+        "convolved": Described(
+            "convolved", ("B", at, e), "each token with its neighbours: one product and ReLU", None, ("convolve",)
+        ),
         "pixels": Described("pixels", ("B", "C", "Y", "X"), "the image", ()),
-        "patches": Described("patches", ("B", "N", "CPP"), "the image cut into squares, numbers in a row"),
+        "patches": Described("patches", ("B", "N", squares), "the image cut into squares, numbers in a row"),
         "patch_vectors": Described(
-            "patch vectors", ("B", "N", "D"), "each patch projected to the model's width", None, ("weight", "bias")
+            "patch vectors", ("B", "N", "D"), "each patch projected to the model's width", None, stem
         ),
         "with_cls": Described("with class token", ("B", at, "D"), "a learned vector put in front", None, ("cls",)),
         "position_ids": Described("position", ("1", at), "the number of each position", (), beside=True),
@@ -132,7 +146,7 @@ def attention_tensors(
     scores = f"{mechanism.score_formula}{_scale(attention)}: how well each query fits each {key}{later}"
     letters = {"K": k, "v": v, "S": keys}
     taps = mechanism.taps()
-    # Parameters of the kind that no tensor of its own names.
+    # Parameters of the kind that none of its tensors names.
     rest = [name for name, _ in mechanism.named_children()] + [
         name for name, _ in mechanism.named_parameters(recurse=False)
     ]

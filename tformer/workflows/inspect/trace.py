@@ -24,8 +24,9 @@ from tformer.model import Transformer
 from tformer.nn.attention.context import TapSink
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.classification_heads import PooledHead
-from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
+from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.heads import VocabularyHead
+from tformer.nn.patches import PatchEmbedding
 from tformer.nn.stack import Stack
 from tformer.workflows.inspect.tensors import (
     Described,
@@ -153,9 +154,8 @@ def _sizes(model: Transformer, inputs: Mapping[str, Tensor]) -> dict[str, int]:
     assert stack is not None
     sizes["D"] = stack.d_model
     if isinstance(embedding, PatchEmbedding):
-        side = embedding.image_size // embedding.size
         sizes |= {"C": embedding.channels, "Y": embedding.image_size, "X": embedding.image_size, "P": embedding.size}
-        sizes["N"] = side * side
+        sizes["N"] = embedding.side**2
     if isinstance(model.embedding, TokenEmbedding):
         sizes["V"] = model.embedding.weight.shape[0]
     if model.decoder_embedding is not None:
@@ -287,7 +287,7 @@ class _Path:
         for name, tensor in values.items():
             described = tensors.described[name]
             shape, symbols = tuple(tensor.shape), described.symbols
-            if symbols[:1] == ("1",) and shape[0] != 1:  # with padding, every example has positions of its own
+            if symbols[:1] == ("1",) and shape[0] != 1:  # with padding, every example has its own positions
                 symbols = ("B", *symbols[1:])
             check_shape(shape, symbols, sizes, what=f"{title} {part} {described.name}")
             if rate := tensors.dropout.get(f"before {name}", 0.0):

@@ -73,7 +73,7 @@ Start = Callable[[Sequence[str], IO[bytes], IO[bytes]], Child]
 def run_child(words: Sequence[str], *, log: Path, should_stop: Callable[[], bool], start: Start) -> Ended:
     """Run `tformer WORDS` to its end; its stderr is appended to `log`.
 
-    The child has a process group of its own, so that an interrupt reaches it once: from here, when `should_stop`
+    The child has its own process group, so that an interrupt reaches it once: from here, when `should_stop`
     returns True. It then gets all the time it needs to save. It never outlives this call.
     """
     began, stopped, observed = time.monotonic(), False, 0

@@ -39,7 +39,7 @@ from tformer.recipe.sections import Positive, Section
 from tformer.recipe.yaml_text import Document, KeyPath, describe, parse_value, parse_yaml, read_yaml
 from tformer.shipped import SWEEPS, preset_folder
 
-OWN_KEYS = {"seed": "--seeds N", "arch": "tasks of their own in a --plan", "preset": "tasks of their own in a --plan"}
+OWN_KEYS = {"seed": "--seeds N", "arch": "separate tasks in a --plan", "preset": "separate tasks in a --plan"}
 """Keys that no axis may vary, and the option to use instead."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")

@@ -1,4 +1,4 @@
-"""Block-sparse attention with explicit scores, for dropout and for positions with a bias or terms of their own.
+"""Block-sparse attention with explicit scores, for dropout and for positions that add a bias or terms to the scores.
 
 Blocks of queries and the keys they read are folded into the batch, so that `core.attend` and the positions work on
 short sequences. A chunk of blocks is recomputed in the backward pass (`torch.utils.checkpoint`), so only the scores of
