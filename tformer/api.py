@@ -257,9 +257,9 @@ class Run(Loaded):
         with flags_as_keywords(), _kernels_restored():
             chosen = from_keywords(ClassifyOptions, options, caller="classify", without=NOT_OF_CLASSIFY)
             loading.require_kind(self.path, self.recipe, CLASSIFIER_HEADS)
-            classifier = Classifier(self._classifier(chosen.precision, chosen.quantize), batch_size=chosen.batch_size)
-            for given in _as_options(each, images=classifier.reads_images):
-                alone = replace(chosen, **given)
+            prepared = self._classifier(chosen.precision, chosen.quantize)
+            classifier = Classifier(prepared, batch_size=chosen.batch_size, views=chosen.views)
+            for alone in (replace(chosen, **given) for given in _as_options(each, images=classifier.reads_images)):
                 alone.check()
                 alone.check_model(classifier)
             if not each:

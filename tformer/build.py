@@ -20,6 +20,7 @@ from tformer.nn.classification_heads import HeadContext
 from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.init import NoDraws, initialise
+from tformer.nn.ngrams import NgramEmbedding
 from tformer.nn.norm import build_norm
 from tformer.nn.patches import STEMS, PatchEmbedding
 from tformer.nn.positions.base import Positions, PositionSizes
@@ -154,10 +155,19 @@ def _token_embedding(model: Model, side: str, vocab_size: int | None) -> TokenEm
         scale=options.scale,
         fixnorm=options.fixnorm,
         token_types=options.token_types,
+        ngrams=_ngrams(model, side),
         convolution=options.convolution if side == "encoder" else 0,
         norm=_section(model, side).norm if options.norm else None,
         dropout=options.dropout,
     )
+
+
+def _ngrams(model: Model, side: str) -> NgramEmbedding | None:
+    options = model.embedding
+    if options.ngram == 1:
+        return None
+    size = options.size or resolve_sizes(model, side).d_model
+    return NgramEmbedding(size, longest=options.ngram, rows=options.ngram_rows)
 
 
 def _decoder_embedding(

@@ -78,7 +78,7 @@ class Transformer(nn.Module):
         if not embeddings:
             inputs = [self.embedding, self.decoder_embedding]
             tables = {id(p) for module in inputs if isinstance(module, TokenEmbedding)
-                      for p in (module.weight, module.token_types)}  # fmt: skip
+                      for p in (module.weight, module.token_types, module.ngrams and module.ngrams.weight)}  # fmt: skip
             stacks = [stack for stack in (self.encoder, self.decoder) if stack is not None]
             tables |= {id(p) for stack in stacks for p in stack.positions_of(0).parameters()}
         return sum(
@@ -86,6 +86,12 @@ class Transformer(nn.Module):
             for p in self.parameters()
             if id(p) not in tables and (trainable is None or p.requires_grad == trainable)
         )
+
+    def _decoder_table(self) -> TokenEmbedding:
+        """The input table of the decoder."""
+        embedding = self.embedding if self.decoder_embedding is None else self.decoder_embedding
+        assert isinstance(embedding, TokenEmbedding)
+        return embedding
 
     def tied_names(self) -> dict[str, str]:
         """Each further name of a shared parameter → its first name."""
@@ -139,7 +145,8 @@ class Transformer(nn.Module):
             for block in self.decoder.layers
         ]
         cross = [CrossCache() for _ in layers] if self.encoder is not None else None
-        return ModelCache(layers, cross, batch_size=batch_size, capacity=capacity, device=device)
+        keeps_ids = self._decoder_table().ngrams is not None
+        return ModelCache(layers, cross, batch_size=batch_size, capacity=capacity, device=device, keeps_ids=keeps_ids)
 
     # --- forward pass ------------------------------------------------------------------------------------------------
 
@@ -291,11 +298,12 @@ class Transformer(nn.Module):
         cache: AnyCache | None,
         sink: TapSink | None,
     ) -> Tensor:
-        stack = self.decoder
-        embedding = self.embedding if self.decoder_embedding is None else self.decoder_embedding
-        assert stack is not None and isinstance(embedding, TokenEmbedding)
+        stack, embedding = self.decoder, self._decoder_table()
+        assert stack is not None
         pos_BT = self._positions(stack, input_ids, attention_mask, position_ids, cache=cache)
-        k_pos, key_mask = pos_BT, attention_mask
+        k_pos, key_mask, before = pos_BT, attention_mask, None
+        if cache is not None and embedding.ngrams is not None:
+            before = cache.put_ids(input_ids, before=embedding.ngrams.longest - 1)
         if isinstance(cache, FixedCache):
             k_pos, key_mask = cache.advance(pos_BT)
         elif cache is not None:
@@ -310,6 +318,9 @@ class Transformer(nn.Module):
             pos_BT=pos_BT,
             token_type_ids=token_type_ids,
             mask_BT=embedding_mask,
+            real_BT=attention_mask,
+            document_ids_BT=document_ids,
+            before_BN=before,
             dtype=self.compute_dtype,
             taps=scoped(scoped(sink, "decoder"), "embedding"),
         )

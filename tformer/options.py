@@ -189,7 +189,7 @@ Devices = Annotated[
     MACHINE(
         "--devices",
         metavar="N|auto",
-        help="Processes that divide the lines of --input, one for each GPU or core; auto: all GPUs, else one process.",
+        help="Processes that divide the work, one for each GPU or core; auto: all GPUs, else one process.",
     ),
 ]
 Precision = Annotated[

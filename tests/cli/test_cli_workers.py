@@ -386,6 +386,34 @@ def test_ranks_without_a_meeting_point_are_refused(monkeypatch: pytest.MonkeyPat
         run(lambda worker: None)
 
 
+def test_each_worker_takes_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every command: `generate`, `classify` and `evaluate` would all compute on the first."""
+    taken: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    Worker(rank=3, world_size=4, local_rank=1, local_size=2).take_own_gpu("auto")
+    Worker().take_own_gpu("auto")  # one process takes what PyTorch takes
+    Worker(rank=1, world_size=2, local_rank=1, local_size=2).take_own_gpu("cpu")
+    assert taken == [1]
+    with pytest.raises(InputError, match="3 processes on this machine, but 2 CUDA devices"):
+        Worker(rank=2, world_size=3, local_rank=2, local_size=3).take_own_gpu("cuda")
+
+
+def test_the_work_of_a_worker_begins_on_its_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Worker, "take_own_gpu", lambda worker, device: (tmp_path / f"{worker.rank}").write_text(device))
+    run(lambda worker: (tmp_path / f"{worker.rank}").rename(tmp_path / f"gpu {worker.rank}") and None)
+    assert [(tmp_path / f"gpu {rank}").read_text() for rank in range(2)] == ["cpu", "cpu"]
+
+
+@pytest.mark.parametrize("port", ["65536", "0", "29500a"])
+def test_a_port_that_is_none_is_refused_as_a_mistake(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=f"MASTER_PORT={port}: expected a "):
+        workers.worker_from_environment()
+
+
 def test_ctrl_c_ends_the_wait_for_the_other_processes(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     meeting_point = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
     for name, value in meeting_point.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -25,7 +25,12 @@ from tformer.optim.optimizers import build_optimizer
 from tformer.recipe.model import Model
 
 TOKENS = 8  # so few that activations are a small part
-COLLECTIVES = {"_allgather_base_": "all_gather", "_reduce_scatter_base_": "reduce_scatter", "allreduce_": "all_reduce"}
+COLLECTIVES = {
+    "_allgather_base_": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "allreduce_": "all_reduce",
+    "alltoall_base_": "all_to_all",
+}
 
 
 @dataclass
@@ -83,16 +88,21 @@ def fake_group(ranks: int, shards: int) -> Iterator[DeviceMesh]:
 
 
 def measure(section: Model, layout: Layout, *, frozen: str | None = None) -> Measured:
-    """One step of a decoder-only model in fp32, each block a unit and the rest the root."""
+    """One step of a decoder-only model, each block a unit and the rest the root."""
+    number = {2: torch.bfloat16, 4: torch.float32}
+    formats = MixedPrecisionPolicy(torch.float32, number[layout.gradient_bytes], cast_forward_inputs=False)
+    of_blocks = replace(formats, param_dtype=number[layout.weight_bytes])
     with fake_group(layout.ranks, layout.shards) as mesh, FakeTensorMode(allow_non_fake_inputs=True):
         model = build_model(section, device="meta")
         assert model.decoder is not None
         model.decoder.checkpointing = True
+        model.compute_dtype = number[layout.weight_bytes]
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(frozen is None or not name.startswith(frozen))
         root = Calling(model)
-        for module in (*model.decoder.layers, root):
-            fully_shard(module, mesh=mesh, reshard_after_forward=module is not root and layout.reshard)
+        for block in model.decoder.layers:
+            fully_shard(block, mesh=mesh, reshard_after_forward=layout.reshard, mp_policy=of_blocks)
+        fully_shard(root, mesh=mesh, reshard_after_forward=False, mp_policy=formats)
         root.to_empty(device="cpu")
         model.retie()
         positions = model.decoder.positions

@@ -20,7 +20,8 @@ from tformer.optim.optimizers import OPTIMIZERS
 from tformer.recipe import sections
 from tformer.recipe.load import load_recipe
 from tformer.recipe.model import Model
-from tformer.training.parallel import Parallel
+from tformer.recipe.sections import Parallelism
+from tformer.training.parallel import Parallel, parallel_of
 
 GIB = 2**30
 CLOSE = 0.10
@@ -43,7 +44,8 @@ def shards_of(model: Model, layout: Layout, frozen: str | None = None) -> Shards
 
 
 def named(layout: Layout) -> str:
-    return f"{layout.kind}-{layout.ranks}" + ("" if layout.reshard else "-kept")
+    formats = f"-{layout.weight_bytes}-{layout.gradient_bytes}" if layout.weight_bytes < 4 else ""
+    return f"{layout.kind}-{layout.ranks}" + ("" if layout.reshard else "-kept") + formats
 
 
 def check(model: Model, layout: Layout, *, frozen: str | None = None) -> None:
@@ -59,7 +61,14 @@ def check(model: Model, layout: Layout, *, frozen: str | None = None) -> None:
     assert {name: each.tensor_bytes for name, each in traffic.items()} == pytest.approx(found.tensors, rel=0.01)
 
 
-FEW = [layout_of("fsdp", 256), layout_of("hsdp", 64), layout_of("fsdp", 8, reshard=False)]
+HALF = {"weight_bytes": 2}
+FEW = [
+    layout_of("fsdp", 256),
+    layout_of("hsdp", 64),
+    layout_of("fsdp", 8, reshard=False),
+    layout_of("fsdp", 64, **HALF),
+    layout_of("hsdp", 64, **HALF, gradient_bytes=2),
+]
 LAYOUTS = [
     layout_of(kind, ranks) for ranks in (8, 64, 256) for kind in ("fsdp", "hsdp") if (kind, ranks) != ("hsdp", 8)
 ]
@@ -118,6 +127,28 @@ def test_ddp_exchanges_four_bytes_of_each_trained_parameter_once_a_step(tmp_path
     for found in in_processes(2, count, tmp_path / "world"):
         for measured, expected in found.values():
             assert float(measured) == pytest.approx(float(expected), rel=0.01)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its processes")
+def test_fsdp_gathers_and_scatters_in_the_number_formats_that_are_counted(tmp_path: Path) -> None:
+    recipe, names = recipe_of("gpt/small", {}), ("all_gather", "reduce_scatter")
+
+    def count(parallel: Parallel) -> dict[str, torch.Tensor]:
+        found = {}
+        for reduce, size in (("fp32", 4), ("bf16", 2)):
+            options = Parallelism(kind="fsdp", reduce=reduce)
+            training = Training(recipe, parallel_of(options, compute_dtype=torch.bfloat16), precision="bf16")
+            layout = layout_of("fsdp", 2, weight_bytes=2, gradient_bytes=size)
+            traffic = step_traffic(Shards.of(training.models.all, layout), ADAMW, micro_batches=2).collectives
+            with Exchanges() as exchanges:
+                training.trainer._step()
+            sums = [[exchanges.tensors[name], traffic[name].tensor_bytes] for name in names]
+            found[reduce] = torch.tensor(sums)
+        return found
+
+    for found in in_processes(2, count, tmp_path / "world"):
+        for measured, expected in torch.cat([*found.values()]).tolist():
+            assert measured == pytest.approx(expected, rel=0.01)
 
 
 def test_tensors_that_are_updated_whole_have_owners_and_travel_there_and_back() -> None:

@@ -57,6 +57,24 @@ def test_torchrun_makes_one_run_and_one_summary(words: list[object], tmp_path: P
     assert "2 processes" in json.loads((tmp_path / "run/environment.json").read_text())["device"]
 
 
+def test_layerdrop_on_several_processes_shows_no_warning_of_pytorch(words: list[object], tmp_path: Path) -> None:
+    """DDP would call the search for unused parameters needless, once for each process."""
+    command = [sys.executable, "-m", "tformer", *words, "--devices", 2, "--set", "model.decoder.layerdrop=0.2"]
+    code, _, err = finished(start([*command, "--max-steps", 2], tmp_path, {}))
+    assert code == 0 and "step 2" in err
+    assert "Warning" not in err and "unused" not in err
+
+
+def test_a_sweep_trains_each_variant_with_several_processes(words: list[object], tmp_path: Path) -> None:
+    _, config, recipe, *data, _, _ = words
+    command = [sys.executable, "-m", "tformer", "sweep", config, recipe, "--vary", "training.batch_size=2,4"]
+    more = ["--out", "sweep", "--", *data, "--max-steps", 2, "--devices", 2]
+    code, _, err = finished(start([*command, *more], tmp_path, {}))
+    assert code == 0, err
+    devices = [json.loads(path.read_text())["device"] for path in (tmp_path / "sweep/runs").glob("*/environment.json")]
+    assert len(devices) == 2 and all("2 processes" in device for device in devices)
+
+
 def test_an_error_under_torchrun_is_one_message(words: list[object], tmp_path: Path) -> None:
     lines = f'exec {sys.executable} -m tformer "$@" --lr 0.0$((RANK + 1))'
     program = tmp_path / "other.sh"

@@ -48,6 +48,53 @@ def loop_muon(weight: Tensor, gradients: list[Tensor], lr: float, decay: float, 
     return weight
 
 
+def loop_normuon(weight: Tensor, gradients: list[Tensor], lr: float, momentum: float, beta: float) -> Tensor:
+    """The paper's second moments of rows with their bias removed, and the norm of Muon's update."""
+    weight, average = weight.double(), torch.zeros_like(weight, dtype=torch.float64)
+    second = torch.zeros(weight.shape[0], 1, dtype=torch.float64)
+    for step, gradient in enumerate(gradients, start=1):
+        average = momentum * average + (1 - momentum) * gradient.double()
+        update = loop_orthogonal((1 - momentum) * gradient.double() + momentum * average)
+        second = beta * second + (1 - beta) * update.square().mean(dim=1, keepdim=True)
+        even = update / (second / (1 - beta**step)).sqrt()
+        scale = math.sqrt(max(1.0, weight.shape[0] / weight.shape[1])) * update.norm() / even.norm()
+        weight = weight - lr * scale * even
+    return weight
+
+
+def test_normuon_equals_a_loop_over_matrices_in_float64() -> None:
+    shapes = [*SHAPES, (20, 8)]
+    parameters = make_parameters(shapes)
+    fused = parameters[-1]
+    starts = [parameter.detach().clone() for parameter in (*parameters[:-1], *fused.split([8, 8, 4]))]
+    optimizer = Muon(parameters, lr=0.1, momentum=0.9, row_decay=0.8, compute_dtype=torch.float32,
+                     row_splits={fused: [8, 8, 4]})  # fmt: skip
+    history: list[list[Tensor]] = [[] for _ in starts]
+    for step in range(3):
+        set_gradients(parameters, seed=step + 10)
+        assert fused.grad is not None
+        gradients = [parameter.grad for parameter in parameters[:-1]] + list(fused.grad.split([8, 8, 4]))
+        for past, gradient in zip(history, gradients, strict=True):
+            assert gradient is not None
+            past.append(gradient.clone())
+        optimizer.step()
+    for found, start, past in zip((*parameters[:-1], *fused.split([8, 8, 4])), starts, history, strict=True):
+        expected = loop_normuon(start, past, lr=0.1, momentum=0.9, beta=0.8)
+        torch.testing.assert_close(found.detach().double(), expected, atol=1e-4, rtol=0)
+
+
+def test_normuon_moves_nothing_for_a_zero_gradient_and_makes_rows_of_similar_size() -> None:
+    still, uneven = make_parameters([(4, 6), (6, 12)])
+    before = uneven.detach().clone(), still.detach().clone()
+    still.grad = torch.zeros_like(still)
+    sizes = torch.tensor([[1e-3]] * 3 + [[1.0]] * 3)
+    uneven.grad = torch.randn(6, 12, generator=torch.Generator().manual_seed(1)) * sizes
+    Muon([still, uneven], lr=0.1, row_decay=0.95, compute_dtype=torch.float32).step()
+    assert torch.equal(still, before[1])
+    lengths = (uneven.detach() - before[0]).norm(dim=1)
+    torch.testing.assert_close(lengths, lengths.mean().expand(6))
+
+
 def test_muon_equals_a_loop_over_matrices_in_float64() -> None:
     parameters = make_parameters(SHAPES)
     starts = [parameter.detach().clone() for parameter in parameters]

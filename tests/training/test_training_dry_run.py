@@ -61,6 +61,7 @@ def test_the_text_of_a_dry_run_says_what_one_device_holds_and_sends(
     assert "16 devices: hsdp, 2 replicas in 8 shards" in shown and "estimate for the first" in shown
     assert "it sends in a step: all_gather" in shown and "all_reduce" in shown and "receives as much" in shown
     assert "12 of 16 devices have none" in shown
+    assert "groups of 8 devices, as a usual machine has" in shown and "training.parallel.shard_size=N" in shown
 
 
 def test_groups_that_do_not_divide_the_devices_are_refused(cli: Cli, text_file: Path, tiny_recipe: Path) -> None:

@@ -275,6 +275,30 @@ def test_images_train_without_a_tokenizer(train: Callable[..., Path], tmp_path: 
     assert not (run / "tokenizer.json").exists()
 
 
+MIXED = (
+    *("--set", "data.augment=[shift, flip, randaugment, erase]", "--set", "schedule.kind=constant"),
+    *("--set", "objectives.0.mixup=0.8", "--set", "objectives.0.cutmix=1.0"),
+    *("--set", "model.patches.stem=convolutions", "--set", "model.heads.0.pooling=attention"),
+)
+
+
+def test_augmented_and_mixed_images_resume_exactly_and_are_evaluated_in_views(
+    train: Callable[..., Path], cli: Cli, tmp_path: Path
+) -> None:
+    path, data = tmp_path / "vit.yaml", write_images(tmp_path / "images", 30)
+    path.write_text(VIT)
+    flags = ("--config", path, "--data", data, *MIXED)
+    whole, part = train(*flags, base=False), train(*flags, "--max-steps", "20", base=False)
+    assert cli("train", "--resume", "--out", part, "--max-steps", "40").code == 0
+    first, second = (run / "checkpoints" / "step-00000040" for run in (whole, part))
+    for file in sorted(first.glob("*.safetensors")):
+        assert file.read_bytes() == (second / file.name).read_bytes(), file.name
+    outcome = cli("evaluate", whole, "--data", data, "--views", "3", "--json")
+    assert outcome.code == 0 and json.loads(outcome.out)["accuracy"] == 1.0
+    refused = cli("classify", whole, "--image", data / "dark" / "0.png", "--views", "11")
+    assert refused.code == 2 and "1 to 10 views" in refused.err
+
+
 def test_class_weights_and_label_smoothing_are_options(train: Callable[..., Path], labelled: Path) -> None:
     flags = ("--set", "objectives.0={kind: classification, class_weights: balanced, label_smoothing: 0.1}")
     assert metrics(train("--data", labelled, *flags), "valid")[-1]["accuracy"] == 1.0

@@ -13,8 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.test_presets_build import read
 from tests.training.small_steps import PRESETS
 from tests.training.worlds import Training, in_processes, largest_difference, recipe_of, samples_of
+from tformer.device import DTYPES
 from tformer.errors import InputError, OtherProcessError
 from tformer.evaluation.predict import evaluate_objective
 from tformer.recipe.sections import Parallelism
@@ -85,6 +87,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+OWN = {f"{preset}, its epsilon": (preset, {"optimizer": {"eps": read(preset).optimizer.eps}}) for preset in PRESETS}
+"""With the epsilon of the presets, which may magnify the rounding of gradients to other weights, but not losses."""
+
+
 def compared(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Losses, terms, weights and averages; gradient norms relative to themselves."""
     sums = found["sums"].clone()
@@ -102,7 +108,7 @@ KINDS = {
 
 def training_of(case: str, parallel: Parallel) -> Training:
     """The training of a case; a student learns from a model of the same shape with other weights."""
-    recipe = recipe_of(*CASES[case])
+    recipe = recipe_of(*(CASES | OWN)[case])
     if not case.startswith("distillation"):
         return Training(recipe, parallel)
     other = recipe.model_copy(update={"seed": recipe.seed + 1})
@@ -126,8 +132,14 @@ def of_case(found: Mapping[str, Tensor], case: str) -> dict[str, Tensor]:
     return {name.split("|")[1]: value for name, value in found.items() if name.startswith(f"{case}|")}
 
 
-def equalities(names: list[str], kind: str, world_size: int, folder: Path) -> dict[str, float]:
-    """The largest difference between one process and several, by case."""
+def equalities(
+    names: list[str],
+    kind: str,
+    world_size: int,
+    folder: Path,
+    of: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = compared,
+) -> dict[str, float]:
+    """The largest difference between one process and several, by case. `of`: what is compared of the results."""
     one = trained(names)(SingleProcess())
     many = in_processes(world_size, trained(names, KINDS[kind]), folder / str(world_size))
     differences = {}
@@ -137,13 +149,8 @@ def equalities(names: list[str], kind: str, world_size: int, folder: Path) -> di
             assert all(torch.equal(found[0][name], other[name]) for name in other), f"{case}: ranks differ"
         assert expected["moved"] > 20 * TOLERANCE, f"{case}: nothing was trained"
         assert torch.equal(expected["tokens"], found[0]["tokens"]), f"{case}: tokens"
-        differences[case] = largest_difference(compared(expected), compared(found[0]))
+        differences[case] = largest_difference(of(expected), of(found[0]))
     return differences
-
-
-@pytest.fixture(autouse=True)
-def _orthogonalise_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assemble, "has_bf16_instructions", lambda: False)
 
 
 QUICK = [
@@ -172,6 +179,14 @@ def test_every_family_and_option_trains_as_in_one_process(kind: str, world_size:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_losses_are_those_of_one_process_with_the_epsilon_of_the_presets(kind: str, tmp_path: Path) -> None:
+    losses = equalities(list(OWN), kind, 2, tmp_path, of=lambda found: {"loss": found["sums"][:, 0]})
+    print(f"{kind}, 2 processes, losses: {losses}")
+    assert max(losses.values()) < TOLERANCE, losses
+
+
+@pytest.mark.slow
 def test_weights_may_stay_after_a_forward_pass(tmp_path: Path) -> None:
     differences = equalities(QUICK, "fsdp, weights kept", 2, tmp_path)
     assert max(differences.values()) < TOLERANCE, differences
@@ -180,7 +195,8 @@ def test_weights_may_stay_after_a_forward_pass(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_and_its_loss_scale_are_those_of_one_process(precision: str, tmp_path: Path) -> None:
     def work(parallel: Parallel, kind: str = "fsdp") -> dict[str, Tensor]:
-        parallel = parallel if parallel.world_size == 1 else parallel_of(KINDS[kind])
+        if parallel.world_size > 1:
+            parallel = parallel_of(KINDS[kind], compute_dtype=DTYPES[precision])
         training = Training(recipe_of("gpt/small"), parallel, precision=precision)
         return training.run(STEPS) | {"scale": torch.tensor(training.trainer.parts.scaler.scale)}
 
@@ -191,6 +207,55 @@ def test_half_precision_and_its_loss_scale_are_those_of_one_process(precision: s
         assert torch.equal(found[0]["scale"], expected["scale"])
         # 8 or 11 bits: a product of other rows may round each number the other way.
         assert torch.allclose(found[0]["sums"], expected["sums"], rtol=2e-2)
+
+
+HALF = ["gpt/small", "llama/tiny", "bert/tiny", "t5/tiny"]
+
+
+def losses_in(precision: str, name: str, parallel: Parallel) -> Tensor:
+    """Losses of steps in this number format."""
+    return Training(recipe_of(name), parallel, precision=precision).run(2 * STEPS)["sums"][:, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_several_processes_differ_in_bf16_less_than_bf16_from_fp32(kind: str, tmp_path: Path) -> None:
+    """FSDP2 gathers blocks in bf16: norms and biases in them are rounded too."""
+
+    def work(parallel: Parallel) -> dict[str, Tensor]:
+        several = parallel_of(KINDS[kind], compute_dtype=torch.bfloat16)
+        return {name: losses_in("bf16", name, several) for name in HALF}
+
+    found = in_processes(2, work, tmp_path / kind)[0]
+    for name in HALF:
+        full, half = (losses_in(precision, name, SingleProcess()) for precision in ("fp32", "bf16"))
+        rounding, difference = float((half - full).abs().max()), float((found[name] - half).abs().max())
+        print(f"{kind}, {name}: {difference:.1e} from one process in bf16, which is {rounding:.1e} from fp32")
+        assert difference < 2 * rounding
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_gradients_may_be_added_up_in_bf16(kind: str, tmp_path: Path) -> None:
+    def work(parallel: Parallel) -> dict[str, Tensor]:
+        exact, rounded = (
+            Training(recipe_of("gpt/small"), parallel_of(Parallelism(kind=kind, reduce=reduce))).run(STEPS)
+            for reduce in ("fp32", "bf16")
+        )
+        return {"exact": exact["sums"], **{name: value for name, value in rounded.items() if name != "moved"}}
+
+    one, other = in_processes(2, work, tmp_path / "world")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert not torch.equal(one["sums"], one["exact"])
+    assert torch.allclose(one["sums"], one["exact"], rtol=2**-8)
+
+
+def test_muon_iterates_in_the_number_format_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    for has_products, expected in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr(assemble, "has_bf16_instructions", lambda has=has_products: has)
+        assert assemble.muon_dtype(torch.bfloat16, cpu) == expected
+        assert assemble.muon_dtype(torch.float32, cpu) == torch.float32
+    assert assemble.muon_dtype(torch.float32, torch.device("cuda")) == torch.float32
 
 
 def validation_loss(training: Training) -> dict[str, float]:

@@ -14,8 +14,16 @@ from safetensors.torch import load_file
 
 from tests.end_to_end.labelled_examples import sentences
 from tests.training.pair_makers import RECIPE, english, german, metrics
-from tests.training.test_training_devices import TOLERANCE, _all_processes_end, assert_same_run, at_step, latest, train
-from tformer.training import assemble, session
+from tests.training.test_training_devices import (
+    TOLERANCE,
+    _all_processes_end,
+    assert_same_run,
+    at_step,
+    latest,
+    records,
+    train,
+)
+from tformer.training import session
 
 __all__ = ["_all_processes_end", "train"]  # fixtures
 
@@ -23,11 +31,6 @@ Cli = Callable[..., Any]
 FSDP, DDP = (("--set", f"training.parallel.kind={kind}") for kind in ("fsdp", "ddp"))
 ELECTRA = ("--arch", "electra", "--preset", "tiny", "--set", "model.d_model=16", "--set", "model.embedding.size=8",
            "--set", "generator.d_model=8", "--set", "generator.embedding.size=8")  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _orthogonalise_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assemble, "has_bf16_instructions", lambda: False)
 
 
 def assert_same_state(run: str, other: str, *names: str) -> None:
@@ -103,7 +106,7 @@ def test_a_checkpoint_goes_on_with_any_number_of_processes_and_any_kind(
     train: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Without biases of keys: they have no gradient but for rounding, which Adafactor magnifies to a whole step.
-    for kind in ("muon", "adafactor"):
+    for kind in ("muon", "normuon", "adafactor"):
         words = ("--set", "training.ema_decay=0.9", "--set", f"optimizer.kind={kind}", "--set", "optimizer.lr=0.003",
                  "--set", "model.decoder.attention.qkv_bias=false")  # fmt: skip
         assert train("--out", f"whole-{kind}", *words).code == 0
@@ -144,3 +147,13 @@ def test_electra_is_validated_and_saved_with_its_generator_when_sharded(cli: Cli
         assert outcome.code == 0, outcome.err
     assert_same_run(str(tmp_path / "two"), str(tmp_path / "one"))
     assert_same_state(str(tmp_path / "two"), str(tmp_path / "one"), "generator", "optimizer")
+
+
+def test_a_training_in_bf16_is_that_of_one_process_within_its_rounding(train: Cli) -> None:
+    """Blocks are gathered in bf16, also for validation and samples."""
+    half = ("--precision", "bf16", "--max-steps", 4)
+    assert train(*half, "--out", "one").code == 0
+    outcome = train(*half, *FSDP, "--devices", 2, "--out", "two")
+    assert outcome.code == 0, outcome.err
+    one, two = ([each["loss"] for each in records(run)] for run in ("one", "two"))
+    assert two == pytest.approx(one, rel=2e-3) and len(one) > 1

@@ -33,6 +33,7 @@ from tformer.device import (
     device_name,
     has_bf16_instructions,
     instruction_set,
+    machine_memory,
 )
 from tformer.formatting import amount
 from tformer.kernels import library
@@ -140,7 +141,7 @@ def _memory() -> dict[str, int]:
     """Bytes in all, and those that are free or can be freed."""
     text = MEMORY_INFO.read_text() if MEMORY_INFO.exists() else ""
     lines = {name: int(count) * 1024 for name, count in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
-    total = lines.get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = lines.get("MemTotal") or machine_memory()
     return {"total_bytes": total, **({"available_bytes": lines["MemAvailable"]} if "MemAvailable" in lines else {})}
 
 

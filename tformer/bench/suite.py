@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -47,7 +46,7 @@ from tformer.bench.report import (
 from tformer.bench.speed import Row, SpeedBench, resolve, run_speed
 from tformer.checkpoint.logs import describe_environment
 from tformer.decoding.inference import require_quantize
-from tformer.device import resolve_device
+from tformer.device import machine_memory, resolve_device
 from tformer.errors import InputError, TformerError
 from tformer.formatting import binary_bytes, ratio
 
@@ -301,7 +300,7 @@ def _with_what_is_available(case: Case) -> tuple[Case, list[str]]:
 def machine_line(device: torch.device) -> str:
     """PyTorch, processor and threads or GPU, and memory, in one line."""
     line = environment_line(device, dtype="formats as named")
-    return f"{line}, {binary_bytes(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'))} of memory"
+    return f"{line}, {binary_bytes(machine_memory())} of memory"
 
 
 def report_of(

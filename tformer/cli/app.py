@@ -206,6 +206,8 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments is None:
         # At the end of the process, garbage collection among the objects of torch would take a quarter of a second.
         atexit.register(gc.freeze)
+        # Warnings of PyTorch's C++ code are for its callers: DDP's of unused parameters is false with LayerDrop.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     _replace_closed_streams()

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import TYPE_CHECKING
+
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import console, emit, emit_json, progress_reporter
+from tformer.cli.workers import Part, refuse_standard_input, run_in_workers
 from tformer.evaluation.options import EvaluationOptions
+from tformer.options import flag_words
+
+if TYPE_CHECKING:
+    from tformer.workers.worker import Worker
 
 EPILOG = examples(
     "`tformer evaluate --data valid.txt`",
@@ -13,6 +21,7 @@ EPILOG = examples(
     "`tformer evaluate runs/bert-tiny-1 --data test.tsv --mistakes mistakes.tsv --json`",
     "`tformer evaluate runs/transformer-tiny-1 --source test.en --target test.de --beam-size 5 --lowercase`",
     "`tformer evaluate runs/gpt-tiny-1 --score --source prompts.txt --target continuations.txt`",
+    "`tformer evaluate runs/gpt-tiny-1 --data book.txt --devices 2`",
 )
 
 
@@ -27,14 +36,23 @@ def evaluate(options: EvaluationOptions) -> None:
     chrF (with signatures) and exact matches of the generated outputs.
     """
     options.check()
+    refuse_standard_input(options.devices, options.data, options.source, options.target)
     with StopFlag() as flag:
-        from tformer.tasks.base import Work
-        from tformer.tasks.evaluate import evaluate_model
 
-        work = Work(progress_reporter, flag.should_stop, lambda text: console.print(text, markup=False))
-        task, report = evaluate_model(options, work)
-    if options.as_json:
-        emit_json(report)
-        return
-    for line in task.lines(report):
-        emit(line)
+        def measure(worker: Worker) -> None:
+            from tformer.tasks.base import Work
+            from tformer.tasks.evaluate import evaluate_model
+
+            note = partial(console.print, markup=False)
+            task, report = evaluate_model(options, Work(progress_reporter, flag.should_stop, note, worker=worker))
+            worker.total(0)  # the leader waits for the others, as it may keep the store
+            if not worker.leads:
+                return
+            if options.as_json:
+                emit_json(report)
+                return
+            for line in task.lines(report):
+                emit(line)
+
+        part = Part(measure, ["evaluate", *flag_words(options)])
+        run_in_workers(lambda _: part, devices=options.devices, device=options.device, stop=flag)

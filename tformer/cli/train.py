@@ -60,6 +60,9 @@ def _train(options: TrainOptions, stop: StopFlag, worker: Worker | None) -> None
     from tformer.workers.worker import Worker
 
     worker = worker or Worker()
+    idle = options.of_several_processes()
+    if worker.world_size == 1 and not options.dry_run and idle:
+        console.print(f"one process: {', '.join(idle)} without effect (several: --devices N)", markup=False)
     summary = run_training(
         options,
         console=console,

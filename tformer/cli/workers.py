@@ -28,6 +28,15 @@ def require_input_file(devices: str | None, path: str | None) -> None:
         )
 
 
+def refuse_standard_input(devices: str | None, *paths: str | None) -> None:
+    """Raise InputError for `--devices` with standard input among the paths of the data."""
+    if devices is not None and STANDARD_INPUT in paths:
+        raise InputError(
+            f"--devices {devices}: standard input can be read by one process only",
+            hint="save the data to a file, which all can read",
+        )
+
+
 @dataclass(frozen=True)
 class Part:
     """What each process of a command does, and the command line that does the same."""
@@ -50,7 +59,7 @@ def run_in_workers(
 
     worker = worker_from_environment()
     if worker is not None:
-        _run_as_one_of_several(worker, part(None), devices, stop)
+        _run_as_one_of_several(worker, part(None), devices, device, stop)
         return
     count = number_of_workers(devices, device)
     if count == 1:
@@ -61,7 +70,7 @@ def run_in_workers(
         chosen = part(begun)
 
         def run(worker: Worker) -> int:
-            failure = _run(worker, chosen, stop)
+            failure = _run(worker, chosen, device, stop)
             if failure is not None:
                 worker.report(failure)
             return 0 if failure is None else failure.code
@@ -86,14 +95,14 @@ def _can_fork(device: str) -> bool:
     return sys.platform == "linux" and (device == "cpu" or torch.cuda.device_count() == 0)
 
 
-def _run_as_one_of_several(worker: Worker, part: Part, devices: str | None, stop: StopFlag) -> None:
+def _run_as_one_of_several(worker: Worker, part: Part, devices: str | None, device: str, stop: StopFlag) -> None:
     """Do the part of a process that was started as a command, and leave with its exit code."""
     if devices not in (None, "auto", str(worker.world_size)):
         raise InputError(
             f"--devices {devices}: torchrun or srun has started {worker.world_size} processes",
             hint="leave --devices out",
         )
-    failure = _run(worker, part, stop)
+    failure = _run(worker, part, device, stop)
     if failure is None:
         return
     if worker.report(failure):
@@ -101,12 +110,13 @@ def _run_as_one_of_several(worker: Worker, part: Part, devices: str | None, stop
     sys.exit(failure.code)
 
 
-def _run(worker: Worker, part: Part, stop: StopFlag) -> Failure | None:
+def _run(worker: Worker, part: Part, device: str, stop: StopFlag) -> Failure | None:
     """Do a part and return its failure, if any."""
     from tformer.workers.worker import ECHO_SECONDS
 
     console.quiet, stop.echo_seconds = not worker.leads, ECHO_SECONDS
     try:
+        worker.take_own_gpu(device)
         part.run(worker)
     except (Exception, KeyboardInterrupt) as error:
         console.quiet = False

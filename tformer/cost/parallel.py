@@ -5,14 +5,14 @@ size of a group of ranks that share one replica. A rank holds ceil(rows / S) row
 and optimizer state alike (ZeRO, arXiv 1910.02054; FSDP, 2304.11277).
 
 FSDP2 gathers the weights of a unit when they are needed and frees them afterwards. A unit is a block; one more, the
-root, has all other parameters and stays gathered from the forward to the end of the backward pass. Weights and
-gradients travel in fp32. With P parameters in units (those of the root P_0) and m micro-batches in a step, the tensors
-of each collective have together
+root, has all other parameters and stays gathered from the forward to the end of the backward pass. Blocks travel in the
+number format of the computation (g bytes), the root in fp32, gradients in that of `reduce` (s bytes). With P parameters
+in units (those of the root P_0) and m micro-batches in a step, the tensors of each collective have together
 
-    all-gather        m 4 (2 P - P_0)   before a block's forward and again before its backward; S > 1. Where blocks
-                                        stay gathered in between (`reshard` false), m 4 P
-    reduce-scatter    m 4 P             after a unit's backward; S > 1
-    all-reduce        4 P / S           once a step; R > 1
+    all-gather   m (4 P_0 + 2 g (P - P_0))   before a block's forward and again before its backward; S > 1. Where blocks
+                                             stay gathered in between (`reshard` false), m (4 P_0 + g (P - P_0))
+    reduce-scatter    m s P             after a unit's backward; S > 1
+    all-reduce        s P / S           once a step; R > 1
     all-to-all        8 P'              gradients to the owners of P' parameters that are updated whole (Muon,
                                         Adafactor), and the new weights back; S > 1
 
@@ -31,6 +31,7 @@ from typing import Any
 from torch import nn
 
 from tformer.cost.memory import MemoryEstimate
+from tformer.device import DTYPES
 from tformer.errors import InputError, did_you_mean
 from tformer.formatting import binary_bytes, plural
 from tformer.model import Transformer
@@ -40,6 +41,9 @@ from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Training
 
 MACHINE_RANKS = 8  # GPUs of a usual machine: the ranks that share a replica with HSDP
+GROUPS_ASSUMED = (
+    f"groups of {MACHINE_RANKS} devices, as a usual machine has; of another size: --set training.parallel.shard_size=N"
+)
 USABLE_SHARE = 0.9  # of a device's memory; the rest is for its context, libraries and fragments
 
 # --- layouts ---------------------------------------------------------------------------------------------------------
@@ -70,21 +74,28 @@ KINDS: dict[str, ParallelKind] = {
 class Layout:
     """How ranks hold a model: in `replicas`, each divided into `shards`.
 
-    reshard: a block's gathered weights are freed after its forward, and gathered again for its backward.
+    Attributes:
+        reshard: a block's gathered weights are freed after its forward, and gathered again for its backward.
+        weight_bytes: of a number of a gathered block; the root's have four.
+        gradient_bytes: of a number of the gradients that are exchanged.
     """
 
     kind: str
     replicas: int
     shards: int
     reshard: bool = True
+    weight_bytes: int = FP32_BYTES
+    gradient_bytes: int = FP32_BYTES
 
     @property
     def ranks(self) -> int:
         return self.replicas * self.shards
 
 
-def layout_of(kind: str, ranks: int, *, shard_size: int = MACHINE_RANKS, reshard: bool = True) -> Layout:
+def layout_of(kind: str, ranks: int, *, shard_size: int = MACHINE_RANKS, **options: Any) -> Layout:
     """The layout of a kind on this number of ranks. shard_size: ranks that share a replica (hsdp).
+
+    options: further attributes of `Layout`.
 
     Raises InputError for another kind, and for a shard size that does not divide the ranks.
     """
@@ -94,9 +105,10 @@ def layout_of(kind: str, ranks: int, *, shard_size: int = MACHINE_RANKS, reshard
     if ranks % shards:
         raise InputError(
             f"--parallel {kind}: groups of {shards} devices do not divide {plural(ranks, 'device')}",
-            hint="--parallel fsdp divides the model over any number of devices",
+            hint="--parallel fsdp divides the model over any number of devices; groups of another size: "
+            "--set training.parallel.shard_size=N",
         )
-    return Layout(kind, ranks // shards, shards, reshard)
+    return Layout(kind, ranks // shards, shards, **options)
 
 
 def choose_kind(needed: Mapping[str, int], available: int | None) -> tuple[str, str]:
@@ -213,14 +225,21 @@ def rank_memory(whole: MemoryEstimate, shards: Shards, optimizer: OptimizerKind,
         optimizer=gradients * optimizer.moments,
         gathered=gathered,
         exchanged=exchanged,
+        copies=_copied_bytes(shards),
     )
+
+
+def _copied_bytes(shards: Shards) -> int:
+    """Bytes of the copies of weights in the number format of the computation: the root's, as blocks arrive in it."""
+    layout = shards.layout
+    return shards.root.shard * layout.shards * layout.weight_bytes if layout.weight_bytes < FP32_BYTES else 0
 
 
 def _gathered_bytes(shards: Shards) -> tuple[int, int]:
     """(bytes of weights that are gathered in the backward of a block, more bytes of an exchange at the peak).
 
     The peak is the largest sum at these moments, with the bytes W and w of the root and of the largest block (their
-    gradients have as many):
+    gradients have as many; of w each part in its own number format):
 
         first block gathered       2 W + w      the root's buffer is freed after the block's copy
         backward of a block        W + 4 w      the next block's buffer; own gradients; those of the block before; and
@@ -229,13 +248,15 @@ def _gathered_bytes(shards: Shards) -> tuple[int, int]:
         last gradients of the root 2 W + w      and twice those of a table that several modules use
         root's gradients reduced   2 W
     """
-    size, largest = shards.layout.shards, max(shards.blocks, key=lambda unit: unit.shard)
-    whole, root, block = (count * size * FP32_BYTES for count in (shards.held, shards.root.shard, largest.shard))
-    root_sums, block_sums = (unit.trained * size * FP32_BYTES for unit in (shards.root, largest))
-    gathered = root + 2 * block if shards.layout.reshard else whole
+    layout, largest = shards.layout, max(shards.blocks, key=lambda unit: unit.shard)
+    size, sent = layout.shards, layout.gradient_bytes
+    root, block = shards.root.shard * size * FP32_BYTES, largest.shard * size * layout.weight_bytes
+    root_sums, block_sums = (unit.trained * size * sent for unit in (shards.root, largest))
+    all_blocks = sum(unit.shard for unit in shards.blocks) * size * layout.weight_bytes
+    gathered = root + (2 * block if layout.reshard else all_blocks)
     peak = max(
         2 * root + block,
-        gathered + block + (block_sums if shards.layout.reshard else 0) + shards.root.heads * FP32_BYTES,
+        gathered + block + (block_sums if layout.reshard else 0) + shards.root.heads * FP32_BYTES,
         2 * root + 2 * shards.root.reused * FP32_BYTES + block_sums,
         root + root_sums,
     )
@@ -281,15 +302,16 @@ def step_traffic(shards: Shards, optimizer: OptimizerKind, *, micro_batches: int
     layout, units = shards.layout, shards.units
     found: dict[str, Collective] = {}
     if layout.shards > 1:
-        again = shards.blocks if layout.reshard else ()
-        weights = layout.shards * FP32_BYTES * (shards.held + sum(unit.shard for unit in again))
-        gathers, scatters = len(units) + len(again), sum(unit.trained > 0 for unit in units)
-        gradients = layout.shards * FP32_BYTES * shards.trained
+        gathered = shards.blocks * (2 if layout.reshard else 1)
+        of_root, of_blocks = FP32_BYTES * shards.root.shard, layout.weight_bytes * sum(unit.shard for unit in gathered)
+        weights = layout.shards * (of_root + of_blocks)
+        gathers, scatters = 1 + len(gathered), sum(unit.trained > 0 for unit in units)
+        gradients = layout.shards * layout.gradient_bytes * shards.trained
         found["all_gather"] = _ring(gathers, weights, layout.shards, times=micro_batches)
         found["reduce_scatter"] = _ring(scatters, gradients, layout.shards, times=micro_batches)
     if layout.replicas > 1:
         calls = sum(unit.trained > 0 for unit in units) if layout.shards > 1 else None
-        found["all_reduce"] = _ring(calls, shards.trained * FP32_BYTES, layout.replicas, passes=2)
+        found["all_reduce"] = _ring(calls, shards.trained * layout.gradient_bytes, layout.replicas, passes=2)
     if layout.shards > 1 and (owned := shards.owned(optimizer)):
         found["all_to_all"] = _ring(2, 2 * owned * FP32_BYTES, layout.shards)
     return Traffic(found)
@@ -311,7 +333,7 @@ class RankPlan:
     Attributes:
         reason: why `auto` chose this kind; empty for a kind that was named.
         rows: of a micro-batch, in the rank that has the most.
-        note: what to change where ranks have no rows; None: nothing.
+        note: what is assumed, and what to change where ranks have no rows; None: nothing.
     """
 
     layout: Layout
@@ -343,6 +365,7 @@ def plan_ranks(
     *,
     whole: MemoryEstimate,
     rows: int,
+    machine_ranks: int | None = None,
     available: int | None,
 ) -> RankPlan:
     """The estimate for `ranks` ranks of the recipe's `training.parallel`.
@@ -351,26 +374,34 @@ def plan_ranks(
         models: all that are trained, on any device; parameters without `requires_grad` are frozen.
         whole: memory of one process with the rows of a rank.
         rows: of a micro-batch of all ranks.
+        machine_ranks: ranks of one machine, which share a replica with hsdp; None: not known, `MACHINE_RANKS`.
         available: memory of a device in bytes; None: unknown.
 
     Raises InputError for groups that do not divide the ranks.
     """
     training = recipe.training
     section, optimizer = training.parallel, OPTIMIZERS[recipe.optimizer.kind]
-    group = section.shard_size or MACHINE_RANKS
+    group = section.shard_size or machine_ranks or MACHINE_RANKS
+    formats = {
+        "reshard": section.reshard,
+        "weight_bytes": models[0].compute_dtype.itemsize,
+        "gradient_bytes": DTYPES[section.reduce].itemsize,
+    }
 
     def planned(kind: str) -> tuple[Shards, MemoryEstimate]:
-        shards = Shards.of(models, layout_of(kind, ranks, shard_size=group, reshard=section.reshard))
+        shards = Shards.of(models, layout_of(kind, ranks, shard_size=group, **formats))
         return shards, rank_memory(whole, shards, optimizer, ema=training.averaging is not None)
 
     kind: str = section.kind
     reason = ""
     if kind == "auto":
-        possible = [name for name, each in KINDS.items() if ranks % each.shards(ranks, group) == 0]
+        possible = [name for name in KINDS if name != "hsdp" or (group < ranks and ranks % group == 0)]
         kind, reason = choose_kind({name: planned(name)[1].total for name in possible}, available)
     shards, memory = planned(kind)
     traffic = step_traffic(shards, optimizer, micro_batches=training.grad_accum)
-    note = idle_note(training, rows, ranks)
+    assumed = kind == "hsdp" and section.shard_size is None and machine_ranks is None
+    notes = [GROUPS_ASSUMED if assumed else None, idle_note(training, rows, ranks)]
+    note = "; ".join(filter(None, notes)) or None
     return RankPlan(shards.layout, reason, -(-rows // ranks), memory, traffic, note)
 
 

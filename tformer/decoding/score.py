@@ -20,6 +20,7 @@ from tformer.decoding.inference import inference
 from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.nn.heads import Output
+from tformer.workers.worker import ALONE, Worker
 
 # Shapes: B rows, T source tokens, U decoder tokens, V vocabulary; of one row: t source tokens, u target tokens.
 
@@ -70,6 +71,7 @@ def score_targets(
     alignments: bool = False,
     should_stop: Callable[[], bool] | None = None,
     progress: Callable[..., None] | None = None,
+    worker: Worker = ALONE,
 ) -> list[TargetScore]:
     """Log-probabilities of each target after its source under an encoder-decoder, in order.
 
@@ -82,6 +84,7 @@ def score_targets(
         alignments: also return the cross-attention of the last layer of the decoder.
         should_stop: polled before every batch; once true, the probabilities of the rest are NaN.
         progress: called with (pairs done, number of pairs).
+        worker: this process, where several divide the batches; all get all scores. Without alignments.
 
     Raises InputError for a source or target that is longer than the model's context.
     """
@@ -96,6 +99,7 @@ def score_targets(
         tap=tap,
         should_stop=should_stop,
         progress=progress,
+        worker=worker,
     )
 
 
@@ -108,6 +112,7 @@ def score_continuations(
     batch_tokens: int = 4096,
     should_stop: Callable[[], bool] | None = None,
     progress: Callable[..., None] | None = None,
+    worker: Worker = ALONE,
 ) -> list[TargetScore]:
     """Log-probabilities of each target after its prompt (at least one token) under a decoder-only model, in order.
 
@@ -115,7 +120,13 @@ def score_continuations(
     """
     rows = [_Row(None, prompt, target) for prompt, target in zip(prompts, targets, strict=True)]
     return _score(
-        model, rows, vocab_size=vocab_size, batch_tokens=batch_tokens, should_stop=should_stop, progress=progress
+        model,
+        rows,
+        vocab_size=vocab_size,
+        batch_tokens=batch_tokens,
+        should_stop=should_stop,
+        progress=progress,
+        worker=worker,
     )
 
 
@@ -134,6 +145,7 @@ def _score(
     tap: str | None = None,
     should_stop: Callable[[], bool] | None,
     progress: Callable[..., None] | None,
+    worker: Worker,
 ) -> list[TargetScore]:
     _check_lengths(rows, model.max_seq_len)
     scores = [
@@ -145,10 +157,14 @@ def _score(
     ]
     with inference(model):
         done = 0
-        for batch in _batches(rows, batch_tokens):
-            if should_stop is not None and should_stop():
-                break
-            for index, score in zip(batch, _score_batch(model, [rows[i] for i in batch], vocab_size, tap), strict=True):
+        for batch, found in worker.divide(
+            _batches(rows, batch_tokens),
+            lambda batch: list(_score_batch(model, [rows[index] for index in batch], vocab_size, tap)),
+            should_stop=should_stop,
+            to_json=lambda found: [score.logprobs for score in found],
+            from_json=lambda found: [TargetScore(tuple(logprobs)) for logprobs in found],
+        ):
+            for index, score in zip(batch, found, strict=True):
                 scores[index] = score
             done += len(batch)
             if progress is not None:

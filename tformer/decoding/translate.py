@@ -9,7 +9,7 @@ penalty: s = log P / lp + cp (arXiv 1609.08144, equation 14).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import DecoderTokens
+from tformer.workers.worker import ALONE, Worker
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,16 @@ class Translation:
     alignment: Links | None = None
     num_forced: int = 0
     logprobs: tuple[float, ...] = ()
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Translation:
+        """The translation whose fields have become a JSON document."""
+        links = values["alignment"]
+        return cls(
+            **values
+            | {"ids": tuple(values["ids"]), "logprobs": tuple(values["logprobs"])}
+            | {"alignment": None if links is None else tuple((target, source) for target, source in links)}
+        )
 
 
 EMPTY = Translation("", (), 0.0, 0.0, "eos")
@@ -148,6 +159,7 @@ class Translator:
         on_text: OnText | None = None,
         too_long: TooLong | None = None,
         places: Places = LINES,
+        worker: Worker = ALONE,
     ) -> list[list[Translation]]:
         """The translations of each text, best first, in the order of the texts.
 
@@ -162,6 +174,7 @@ class Translator:
             on_text: called with (row, translations) for each text, when its batch is done.
             too_long: None: the translator's own.
             places: names of the rows in messages.
+            worker: this process, where several divide the batches; all get all translations.
 
         Raises what `SentenceReader.read` does, before anything is decoded.
         """
@@ -178,14 +191,21 @@ class Translator:
         for index, sentence in enumerate(sentences):
             if sentence.is_empty:
                 finish(index, [empty])
-        for batch in self._batches(sentences, batch_size):
-            if stops():
-                break
+
+        def decode(batch: list[int]) -> list[list[Translation]]:
             found = self._decode([sentences[index] for index in batch], stops, row=first_row + batch[0])
-            pairs = zip(batch, found, strict=True)
-            decoded = [(index, answers) for index, answers in pairs if not sentences[index].is_empty]
-            aligned = self._aligned([(sentences[index], answers) for index, answers in decoded])
-            for (index, _), answers in zip(decoded, aligned, strict=True):
+            pairs = zip((sentences[index] for index in batch), found, strict=True)
+            return self._aligned([(sentence, answers) for sentence, answers in pairs if not sentence.is_empty])
+
+        for batch, found in worker.divide(
+            self._batches(sentences, batch_size),
+            decode,
+            should_stop=stops,
+            to_json=lambda found: [[asdict(answer) for answer in answers] for answers in found],
+            from_json=lambda found: [[Translation.from_json(answer) for answer in answers] for answers in found],
+        ):
+            decoded = (index for index in batch if not sentences[index].is_empty)
+            for index, answers in zip(decoded, found, strict=True):
                 finish(index, answers)
         return results
 

@@ -78,6 +78,10 @@ class ClassifyOptions:
             "--threshold", metavar="P", help="Multi-label models: show the labels above this probability (default 0.5)."
         ),
     ] = None
+    views: Annotated[
+        int,
+        ANSWER("--views", metavar="N", help="Images: average the probabilities of N views, moved and mirrored."),
+    ] = 1
     output: Annotated[Path | None, ANSWER("--output", help="Output file; default: standard output.")] = None
     as_json: Annotated[bool, ANSWER("--json", help="Write one JSON object per input, each on its own line.")] = False
     checkpoint: Checkpoint = "best"

@@ -9,13 +9,15 @@ Shapes: N inputs, L labels.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 
 from tformer.data.shards.labelled_tokens import tokenise_labelled
+from tformer.data.sources.augmentation import most_views, view
 from tformer.data.sources.image_files import read_image
 from tformer.data.sources.images import ImageExample, ImageSet, open_images
 from tformer.data.sources.tables import LabelledRow
@@ -29,6 +31,7 @@ from tformer.objectives.base import ImageContext, Objective, ObjectiveContext
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns
 from tformer.tokenizer.special import SpecialIds
+from tformer.workers.worker import ALONE, Worker
 
 HEADS = {options.kind for options in get_args(HeadOptions) if options.label_kind is not None}
 
@@ -76,13 +79,47 @@ def image_samples(recipe: Recipe, paths: Sequence[Path], *, named_in: Sequence[s
     return GivenSamples(images, recipe.seq_len)
 
 
+@dataclass(frozen=True)
+class View:
+    """One view of each image, see `augmentation.view`."""
+
+    images: Samples
+    number: int
+    mirrored: bool
+
+    @property
+    def seq_len(self) -> int:
+        return self.images.seq_len
+
+    @property
+    def lengths(self) -> None:
+        return None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def examples(self, epoch: int, indices: Any, /) -> list[ImageExample]:
+        found = self.images.examples(epoch, indices)
+        pixels = view(np.stack([image.pixels for image in found]), self.number, mirrored=self.mirrored)
+        return [replace(image, pixels=seen) for image, seen in zip(found, pixels, strict=True)]
+
+
 class Classifier:
     """A loaded model with a head for labels or a score."""
 
     def __init__(
-        self, loaded: Loaded, *, batch_size: int | None = None, should_stop: Callable[[], bool] | None = None
+        self,
+        loaded: Loaded,
+        *,
+        batch_size: int | None = None,
+        views: int = 1,
+        should_stop: Callable[[], bool] | None = None,
     ) -> None:
-        """`batch_size` inputs at a time, None: as many as fit by length; `should_stop` is polled before each batch."""
+        """`batch_size` inputs at a time, None: as many as fit by length; `should_stop` is polled before each batch.
+
+        views: of images, average the probabilities of so many views. Mirror images are among them if the model was
+        trained on them (`flip` in `data.augment`). Raises InputError for more than there are, and for texts.
+        """
         self._loaded, self._batch_size = loaded, batch_size
         self._should_stop = should_stop or (lambda: False)
         self._collate = plain_objective(loaded).collate
@@ -94,6 +131,8 @@ class Classifier:
         self.reads_pairs = None if loaded.imported else self.columns.text2 is not None
         self.labels: tuple[str, ...] = loaded.recipe.data.labels
         self.seq_len = loaded.recipe.seq_len
+        self.mirrored = "flip" in loaded.recipe.data.augment
+        self.views = self._checked(views)
         self.truncated = 0  # number of texts so far that were longer than seq_len
 
     def classify(self, texts: Sequence[tuple[str, str | None]]) -> np.ndarray:
@@ -129,8 +168,45 @@ class Classifier:
         images.seq_len = self._loaded.recipe.seq_len
         return images
 
-    def scores(self, samples: Samples, *, progress: Callable[..., None] | None = None) -> np.ndarray:
-        """fp32 [N, L] scores of tokenised texts or of images."""
+    def _checked(self, views: int) -> int:
+        most = most_views(self.mirrored)
+        if views > 1 and not self.reads_images:
+            raise InputError(f"--views: {self.path} classifies texts, expected a model of images")
+        if not 1 <= views <= most:
+            reason = "" if self.mirrored else ": it was trained without mirror images (flip in data.augment)"
+            raise InputError(f"--views: found {views}, {self.path} has 1 to {most} views{reason}")
+        return views
+
+    def scores(
+        self, samples: Samples, *, progress: Callable[..., None] | None = None, worker: Worker = ALONE
+    ) -> np.ndarray:
+        """fp32 [N, L] scores of tokenised texts or of images; those of the mean probabilities of several views.
+
+        worker: this process, where several divide the batches. All workers get all scores.
+        """
+        if self.views == 1:
+            return self._scores(samples, progress, worker)
+        total_NL: Any = 0.0
+        for number in range(self.views):
+            report = None if progress is None else partial(self._report, progress, number)
+            total_NL = total_NL + self.probabilities(self._scores(View(samples, number, self.mirrored), report, worker))
+        return self._scores_of(total_NL / self.views)
+
+    def _report(self, progress: Callable[..., None], number: int, done: int, total: int) -> None:
+        progress(number * total + done, self.views * total)
+
+    def _scores_of(self, probabilities_NL: np.ndarray) -> np.ndarray:
+        """fp32 scores that `probabilities` turns into these."""
+        if self.kind == "score":
+            return probabilities_NL.astype(np.float32)
+        with np.errstate(divide="ignore"):
+            scores_NL = np.log(probabilities_NL)
+            if self.kind == "labels":
+                scores_NL = scores_NL - np.log1p(-probabilities_NL)
+        limits = np.finfo(np.float32)
+        return np.clip(scores_NL, limits.min, limits.max).astype(np.float32)
+
+    def _scores(self, samples: Samples, progress: Callable[..., None] | None, worker: Worker) -> np.ndarray:
         return predict_scores(
             self._loaded.model,
             samples,
@@ -139,6 +215,7 @@ class Classifier:
             batch_size=self._batch_size,
             should_stop=self._should_stop,
             progress=progress,
+            worker=worker,
         )
 
     def probabilities(self, scores_NL: np.ndarray) -> np.ndarray:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -43,6 +44,7 @@ from tformer.model import Transformer
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.recipe.sections import Data
 from tformer.tokenizer.special import SpecialIds
+from tformer.workers.worker import ALONE, Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +100,14 @@ def evaluate_lm(
     head: str = "lm",
     progress: Callable[..., None] | None = None,
     should_stop: Callable[[], bool] | None = None,
+    worker: Worker = ALONE,
 ) -> dict[str, float]:
     """Loss (nats per token), perplexity, bits_per_byte, accuracy, tokens (predicted), bytes and tokens_per_second.
 
     The model runs as it is (its `compute_dtype`, on its device); the loss is summed in fp64. The result does not
     depend on `batch_size` beyond rounding. `document_mask`: tokens see their own document only, for models trained so.
     `should_stop` is polled before every batch; once it is True, the metrics are those of the text read so far.
+    `worker`: this process, where several divide the batches; all get the metrics, added in the order of the batches.
 
     Raises InputError for a text of fewer than two tokens, ValueError for a stride outside 1 … seq_len.
     """
@@ -114,30 +118,37 @@ def evaluate_lm(
         raise InputError(f"the text has {len(corpus)} tokens, evaluation needs at least 2")
     device = next(model.parameters()).device
     total = len(corpus) - 1
-    nll = torch.zeros((), dtype=torch.float64, device=device)
-    correct = torch.zeros((), dtype=torch.float64, device=device)
+    sums_2 = torch.zeros(2, dtype=torch.float64, device=device)  # nats, and tokens that are predicted
     tokens = 0
+
+    def sums_of(batch: list[Window]) -> torch.Tensor:
+        loaded = load_batch(corpus, batch, document_mask=document_mask).to(device)
+        assert loaded.labels is not None
+        _, nll_sum, _, correct_sum = model(**loaded.model_inputs()).loss_terms(head, loaded.labels)
+        return torch.stack([nll_sum.double(), correct_sum.double()])
+
     was_training = model.training
     model.eval()
     began = time.perf_counter()
     try:
         with torch.inference_mode():
-            for batch in batches(windows(len(corpus), seq_len, stride), batch_size):
-                if should_stop is not None and should_stop():
-                    break
-                loaded = load_batch(corpus, batch, document_mask=document_mask).to(device)
-                assert loaded.labels is not None
-                _, nll_sum, _, correct_sum = model(**loaded.model_inputs()).loss_terms(head, loaded.labels)
-                nll += nll_sum
-                correct += correct_sum
+            for batch, of_batch_2 in worker.divide(
+                batches(windows(len(corpus), seq_len, stride), batch_size),
+                sums_of,
+                should_stop=should_stop,
+                to_json=torch.Tensor.tolist,
+                from_json=partial(torch.tensor, dtype=torch.float64, device=device),
+            ):
+                sums_2 += of_batch_2
                 tokens += sum(window.stop - window.counted_from + 1 for window in batch)
                 if progress is not None:
                     progress(tokens, total)
     finally:
         model.train(was_training)
+    nll, correct = sums_2.tolist()
     return summarise(
-        nll.item(),
-        correct.item(),
+        nll,
+        correct,
         tokens=tokens,
         num_bytes=corpus.num_bytes if tokens == total else max(1, round(corpus.num_bytes * tokens / total)),
         seconds=time.perf_counter() - began,
@@ -206,16 +217,18 @@ def pseudo_perplexity(
     batch_tokens: int | None = None,
     should_stop: Callable[[], bool] | None = None,
     progress: Callable[..., None] | None = None,
+    worker: Worker = ALONE,
 ) -> dict[str, float]:
     """{"pseudo_perplexity", "loss" (nats per token), "tokens"} of sequences of ids, their special tokens included.
 
     `max_tokens`: maximum number of tokens, evenly spread; `batch_tokens`: of a batch, with padding; None: what
     suits the device. `should_stop` is polled before every batch; once it is True, the metrics are those of the
-    tokens so far (NaN for none), the longest sequences first.
+    tokens so far (NaN for none), the longest sequences first. `worker`: this process, where several divide the batches.
 
     Raises InputError for a tokenizer without a mask token, and for nothing to predict.
     """
-    if special_ids.mask is None:
+    mask_id = special_ids.mask
+    if mask_id is None:
         raise InputError("pseudo-perplexity needs a tokenizer with a mask token, this one has none")
     row_of, place_of = _targets(sequences, special_ids, max_tokens)
     total, tokens = len(row_of), 0
@@ -224,16 +237,31 @@ def pseudo_perplexity(
     device = next(model.parameters()).device
     budget = batch_tokens or default_batch_tokens(device)
     nll = torch.zeros((), dtype=torch.float64, device=device)
+
+    def batches() -> Iterator[slice]:
+        start = 0
+        while start < total:
+            stop = min(total, start + max(1, budget // len(sequences[row_of[start]])))
+            yield slice(start, stop)
+            start = stop
+
+    def nll_of(chosen: slice) -> torch.Tensor:
+        rows = [sequences[row] for row in row_of[chosen]]
+        return _masked_nll(model, rows, place_of[chosen], mask_id, head, device).double()
+
     was_training = model.training
     model.eval()
     try:
         with torch.inference_mode():
-            while tokens < total and not (should_stop is not None and should_stop()):
-                count = max(1, budget // len(sequences[row_of[tokens]]))
-                chosen = slice(tokens, tokens + count)
-                rows = [sequences[row] for row in row_of[chosen]]
-                nll += _masked_nll(model, rows, place_of[chosen], special_ids.mask, head, device)
-                tokens += len(rows)
+            for chosen, of_batch in worker.divide(
+                batches(),
+                nll_of,
+                should_stop=should_stop,
+                to_json=torch.Tensor.tolist,
+                from_json=partial(torch.tensor, dtype=torch.float64, device=device),
+            ):
+                nll += of_batch
+                tokens = chosen.stop
                 if progress is not None:
                     progress(tokens, total)
     finally:

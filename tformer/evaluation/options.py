@@ -13,6 +13,7 @@ from tformer.options import (
     DATA,
     Checkpoint,
     Device,
+    Devices,
     Errors,
     LabelColumn,
     Precision,
@@ -156,6 +157,10 @@ class EvaluationOptions(DataOptions):
             help="Labelled data and pairs: write what the model gets wrong, the most confident mistakes first.",
         ),
     ] = None
+    views: Annotated[
+        int,
+        MEASURE("--views", metavar="N", help="Images: average the probabilities of N views, moved and mirrored."),
+    ] = 1
     seq_len: Annotated[
         int | None,
         MEASURE(
@@ -186,6 +191,7 @@ class EvaluationOptions(DataOptions):
     as_json: Annotated[bool, MEASURE("--json", help="One JSON document on standard output.")] = False
     checkpoint: Checkpoint = "best"
     device: Device = "auto"
+    devices: Devices = None
     precision: Precision = "auto"
     quantize: Quantize = "none"
 
@@ -222,7 +228,7 @@ class EvaluationOptions(DataOptions):
         refuse_to_replace(path, named, option="--mistakes")
 
 
-COMMON = frozenset({"run", "data", "batch_size", "as_json", "checkpoint", "device", "precision", "quantize"})
+COMMON = frozenset({"run", "data", "batch_size", "as_json", "checkpoint", "device", "devices", "precision", "quantize"})
 """Options that apply to every kind of data."""
 
 DECODING = frozenset(

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +26,7 @@ from tformer.errors import InputError
 from tformer.metrics import perplexity
 from tformer.nn.heads import Output
 from tformer.objectives.base import Objective
+from tformer.workers.worker import ALONE, Worker
 
 # Tokens of a batch, padding included. A CPU is a fifth slower with 16384, which its caches do not hold.
 BATCH_TOKENS = {"cpu": 4096}
@@ -77,6 +79,7 @@ def predict(
     batch_tokens: int | None = None,
     should_stop: Callable[[], bool] | None = None,
     progress: Callable[..., None] | None = None,
+    worker: Worker = ALONE,
 ) -> np.ndarray:
     """fp32 [N, L]: what `read` takes from the model's output for a batch, a vector for each sample.
 
@@ -89,24 +92,35 @@ def predict(
         batch_tokens: None: what suits the model's device.
         should_stop: polled before every batch; once it is True, the remaining vectors are NaN.
         progress: called with (finished samples, all samples).
+        worker: this process, where several divide the batches; all get all vectors.
     """
     total = len(samples)
     rng = np.random.default_rng(0)  # for random padding, which changes no score
     done: list[np.ndarray] = []
     found: list[torch.Tensor] = []
     device = next(model.parameters()).device
-    batches = length_sorted_batches(
-        samples, batch_size=batch_size, batch_tokens=batch_tokens or default_batch_tokens(device)
-    )
+
+    def batches() -> Iterator[tuple[np.ndarray, Batch]]:
+        budget = batch_tokens or default_batch_tokens(device)
+        for indices in length_sorted_batches(samples, batch_size=batch_size, batch_tokens=budget):
+            yield indices, collate(samples.examples(0, indices), rng=rng, training=False)
+
+    def vectors(item: tuple[np.ndarray, Batch]) -> torch.Tensor:
+        batch = item[1].to(device)
+        return read(model(**batch.model_inputs(), taps=taps), batch).float()
+
     was_training = model.training
     model.eval()
     try:
         with torch.inference_mode():
-            for indices in batches:
-                if should_stop is not None and should_stop():
-                    break
-                batch = collate(samples.examples(0, indices), rng=rng, training=False).to(device)
-                found.append(read(model(**batch.model_inputs(), taps=taps), batch).float())
+            for (indices, _), vectors_NL in worker.divide(
+                batches(),
+                vectors,
+                should_stop=should_stop,
+                to_json=torch.Tensor.tolist,
+                from_json=partial(torch.tensor, device=device),
+            ):
+                found.append(vectors_NL)
                 done.append(indices)
                 if progress is not None:
                     progress(sum(map(len, done)), total)
@@ -161,17 +175,24 @@ class Tally:
     examples: int = 0
     predicts_tokens: bool = False
 
-    def add(self, objective: Objective, model: nn.Module, batch: Batch, *, examples: int) -> None:
-        """Add the terms and metrics of a batch with this number of examples."""
-        result = objective.loss(model, batch)
-        for name, term in result.terms.items():
-            self.sums[f"term {name}.sum"] += float(term.sum)
-            self.sums[f"term {name}.count"] += float(term.count)
-            self.weights[name] = term.weight
-        for name, value in result.metrics.items():
-            self.sums[name] += float(value)
-        self.examples += examples
-        self.predicts_tokens = any(member.predicts_tokens for member in objective.members)
+    def add(self, other: Tally) -> None:
+        """Add the sums of another tally."""
+        for name, value in other.sums.items():
+            self.sums[name] += value
+        self.weights |= other.weights
+        self.examples += other.examples
+        self.predicts_tokens |= other.predicts_tokens
+
+
+def tally_of(objective: Objective, model: nn.Module, batch: Batch, *, examples: int) -> Tally:
+    """The terms and metrics of a batch with this number of examples."""
+    result = objective.loss(model, batch)
+    sums, weights = dict[str, float](), dict[str, float]()
+    for name, term in result.terms.items():
+        sums |= {f"term {name}.sum": float(term.sum), f"term {name}.count": float(term.count)}
+        weights[name] = term.weight
+    sums |= {name: float(value) for name, value in result.metrics.items()}
+    return Tally(sums, weights, examples, any(member.predicts_tokens for member in objective.members))
 
 
 def evaluate_objective(
@@ -184,6 +205,7 @@ def evaluate_objective(
     seed: int = 0,
     should_stop: Callable[[], bool] | None = None,
     progress: Callable[..., None] | None = None,
+    worker: Worker = ALONE,
 ) -> dict[str, float]:
     """`metrics_of` every sample once (epoch 0). Arguments and errors are those of `tally_objective`."""
     tally = tally_objective(
@@ -195,6 +217,7 @@ def evaluate_objective(
         seed=seed,
         should_stop=should_stop,
         progress=progress,
+        worker=worker,
     )
     return metrics_of([tally])
 
@@ -208,12 +231,10 @@ def metrics_of(tallies: Sequence[Tally]) -> dict[str, float]:
     - perplexity where tokens are predicted, never smoothed;
     - examples: number of examples.
     """
-    sums: dict[str, float] = defaultdict(float)
-    weights: dict[str, float] = {}
+    total = Tally()
     for tally in tallies:
-        weights |= tally.weights
-        for name, value in tally.sums.items():
-            sums[name] += value
+        total.add(tally)
+    sums, weights = total.sums, total.weights
     losses = {name: _ratio(sums[f"term {name}.sum"], sums[f"term {name}.count"]) for name in weights}
     metrics = {"loss": sum(weights[name] * loss for name, loss in losses.items()) if losses else float("nan")}
     if len(losses) > 1:
@@ -222,9 +243,9 @@ def metrics_of(tallies: Sequence[Tally]) -> dict[str, float]:
         if name.endswith("correct"):
             prefix = name.removesuffix("correct")
             metrics[f"{prefix.replace('.', '_')}accuracy"] = _ratio(sums[name], sums[f"{prefix}count"])
-    if any(tally.predicts_tokens for tally in tallies):
+    if total.predicts_tokens:
         metrics["perplexity"] = perplexity(_ratio(sums["nll_sum"], sums["count"]))
-    return metrics | {"examples": sum(tally.examples for tally in tallies)}
+    return metrics | {"examples": total.examples}
 
 
 def tally_objective(
@@ -237,11 +258,13 @@ def tally_objective(
     seed: int = 0,
     should_stop: Callable[[], bool] | None = None,
     progress: Callable[..., None] | None = None,
+    worker: Worker = ALONE,
 ) -> Tally:
     """Sums of an objective over every sample, sorted by length: `batch_size` at a time, or `batch_tokens` tokens.
 
     Another model that the objective runs (ELECTRA's generator) must be in evaluation mode. `should_stop` is polled
-    before every batch; once it is True, the sums are those of the samples read so far.
+    before every batch; once it is True, the sums are those of the samples read so far. `worker`: this process, where
+    several divide the batches; all get all sums, added in the order of the batches.
 
     Raises InputError for no samples.
     """
@@ -249,19 +272,27 @@ def tally_objective(
         raise InputError("there is nothing to evaluate: 0 examples")
     tally = Tally()
     device = next(model.parameters()).device
+
+    def tally_batch(item: tuple[int, np.ndarray]) -> Tally:
+        number, indices = item
+        draw = np.random.default_rng([seed, number])
+        torch.manual_seed(derive_key("evaluation", seed, number))
+        batch = objective.collate(samples.examples(0, indices), rng=draw, training=False)
+        return tally_of(objective, model, batch.to(device), examples=len(indices))
+
     was_training = model.training
     model.eval()
     try:
         with torch.inference_mode(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-            for number, indices in enumerate(
-                length_sorted_batches(samples, batch_size=batch_size, batch_tokens=batch_tokens)
+            batches = length_sorted_batches(samples, batch_size=batch_size, batch_tokens=batch_tokens)
+            for _, of_batch in worker.divide(
+                enumerate(batches),
+                tally_batch,
+                should_stop=should_stop,
+                to_json=asdict,
+                from_json=lambda value: Tally(**value),
             ):
-                if should_stop is not None and should_stop():
-                    break
-                draw = np.random.default_rng([seed, number])
-                torch.manual_seed(derive_key("evaluation", seed, number))
-                batch = objective.collate(samples.examples(0, indices), rng=draw, training=False)
-                tally.add(objective, model, batch.to(device), examples=len(indices))
+                tally.add(of_batch)
                 if progress is not None:
                     progress(tally.examples, len(samples))
     finally:

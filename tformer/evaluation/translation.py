@@ -22,6 +22,7 @@ from tformer.evaluation.predict import Tally, metrics_of, tally_objective
 from tformer.metrics.text import bleu, chrf, same_text, sequence_accuracy
 from tformer.model import Transformer
 from tformer.objectives.base import Objective
+from tformer.workers.worker import ALONE, Worker
 
 COMPARED_CHARACTERS = 1 << 18  # of a reference: BLEU and chrF take up to 300 bytes for each
 ShouldStop = Callable[[], bool]
@@ -51,10 +52,12 @@ def evaluate_pairs(
     seed: int = 0,
     should_stop: ShouldStop | None = None,
     progress: Progress | None = None,
+    worker: Worker = ALONE,
 ) -> dict[str, float]:
     """Metrics of `evaluate_objective`; of several named tasks also the loss of each, as `loss.<task>`.
 
     batch_size: pairs at a time; None: as many as make `batch_tokens` tokens of the longer side.
+    worker: this process, where several divide the batches; all get all metrics.
     """
     parts = {"": pairs}
     if pairs.named_tasks:
@@ -70,6 +73,7 @@ def evaluate_pairs(
             seed=seed,
             should_stop=should_stop,
             progress=_after(sum(tally.examples for tally in tallies.values()), len(pairs), progress),
+            worker=worker,
         )
     losses = {f"loss.{task}": metrics_of([tallies[task]])["loss"] for task in pairs.named_tasks}
     return metrics_of(list(tallies.values())) | losses
@@ -98,6 +102,7 @@ def translate_pairs(
     batch_size: int = 32,
     should_stop: ShouldStop | None = None,
     progress: Progress | None = None,
+    worker: Worker = ALONE,
 ) -> Outputs:
     """The best translation of each source; sources longer than the model reads are cut.
 
@@ -114,7 +119,9 @@ def translate_pairs(
         if progress is not None:
             progress(done, len(pairs))
 
-    found = translator.translate(sources, batch_size=batch_size, should_stop=should_stop, on_text=count, too_long="cut")
+    found = translator.translate(
+        sources, batch_size=batch_size, should_stop=should_stop, on_text=count, too_long="cut", worker=worker
+    )
     return Outputs(sources, references, [translations[0] for translations in found])
 
 
@@ -170,6 +177,7 @@ def score_pairs(
     batch_tokens: int = 4096,
     should_stop: ShouldStop | None = None,
     progress: Progress | None = None,
+    worker: Worker = ALONE,
 ) -> list[TargetScore]:
     """The log-probability of each target, end of sequence included, as in beam search."""
     examples = pairs.examples(0, np.arange(len(pairs)))
@@ -182,6 +190,7 @@ def score_pairs(
         batch_tokens=batch_tokens,
         should_stop=should_stop,
         progress=progress,
+        worker=worker,
     )
 
 

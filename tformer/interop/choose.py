@@ -61,6 +61,8 @@ def canonical(model: Model) -> dict[str, Any]:
             others = {str(number): layer for number, layer in enumerate(layers) if layer != layers[0]}
             data[side] = {**layers[0], "layers": others}
     del data["embedding"]["dropout"]
+    if model.embedding.ngram == 1:
+        del data["embedding"]["ngram_rows"]
     if data["embedding"]["size"] == model.d_model:
         data["embedding"]["size"] = None
     for options, head in zip(model.heads, data["heads"], strict=True):

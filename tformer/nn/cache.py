@@ -210,6 +210,7 @@ class ModelCache:
     """Caches of all layers of a decoder, and the content of each slot.
 
     key_positions: long [B, C]; key_valid: bool [B, C], False for padding; length: slots in use.
+    key_ids: long [B, C], the token of each slot, for a model that reads n-grams; else None.
     encoder_mask: bool [B / b, S_source] or None, kept here because it is reordered with the rows.
     beams: rows per sentence, 1 before `fan_out`. padded: whether any slot may be padding.
     """
@@ -222,12 +223,14 @@ class ModelCache:
         batch_size: int,
         capacity: int,
         device: torch.device | str,
+        keeps_ids: bool = False,
     ) -> None:
         self.layers = layers
         self.cross = cross or []
         self.capacity = capacity
         self.key_positions = torch.zeros(batch_size, capacity, dtype=torch.long, device=device)
         self.key_valid = torch.zeros(batch_size, capacity, dtype=torch.bool, device=device)
+        self.key_ids: Tensor | None = torch.zeros_like(self.key_positions) if keeps_ids else None
         self.encoder_mask: Tensor | None = None
         self.length = 0
         self.beams = 1
@@ -265,6 +268,18 @@ class ModelCache:
         self.padded = self.padded or valid_BT is not None
         self._same_positions = self._same_positions and positions_BT.shape[0] == 1
         return self.key_positions[: 1 if self._same_positions else None, :end], self.key_valid[:, :end]
+
+    def put_ids(self, ids_BT: Tensor, *, before: int) -> Tensor:
+        """Keep the tokens of the next T slots; returns those of the `before` slots in front, -1 for none.
+
+        Called before `advance`. ValueError when the slots do not fit.
+        """
+        assert self.key_ids is not None
+        check_fit(self.length + ids_BT.shape[1], self.capacity)
+        self.key_ids[:, self.length : self.length + ids_BT.shape[1]] = ids_BT
+        near = slice(max(0, self.length - before), self.length)
+        ids_BN = self.key_ids[:, near].masked_fill(~self.key_valid[:, near], -1)
+        return F.pad(ids_BN, (before - ids_BN.shape[1], 0), value=-1)
 
     def step(self, x_B1D: Tensor, run: Callable[[], Tensor]) -> Tensor:
         """run(), all layers of a decoding step of x; steps that the C kernels do alone are repeated without Python."""
@@ -305,6 +320,7 @@ class ModelCache:
         more = max(0, capacity - self.capacity)
         self.key_positions = F.pad(self.key_positions, (0, more))[:, :capacity]
         self.key_valid = F.pad(self.key_valid, (0, more))[:, :capacity]
+        self.key_ids = None if self.key_ids is None else F.pad(self.key_ids, (0, more))[:, :capacity]
         self.capacity = capacity
         self._select_rows(self._repeated(beams))
         self.beams = beams
@@ -315,6 +331,7 @@ class ModelCache:
 
         Kernels find a row's slots in the rows that wrote them: only the table of these rows moves.
         """
+        self.key_ids = None if self.key_ids is None else self.key_ids.index_select(0, index)
         layers = [layer for layer in self.layers if isinstance(layer, LayerCache) and layer.read_by_kernel]
         tables = {id(layer.origins_BC) for layer in layers}
         if len(layers) < len(self.layers) or len(tables) != 1:
@@ -350,6 +367,7 @@ class ModelCache:
             layer.select_rows(index, capacity=self.capacity, spares=self._spares)
         self.key_positions = self.key_positions.index_select(0, index)
         self.key_valid = self.key_valid.index_select(0, index)
+        self.key_ids = None if self.key_ids is None else self.key_ids.index_select(0, index)
 
     def _select_sentences(self, index: Tensor) -> None:
         for cross in self.cross:

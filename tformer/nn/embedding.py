@@ -1,6 +1,6 @@
 """Input embeddings of a stack: what all have in common, and tokens. `patches` has those of images.
 
-    token (· √d) + token type → convolution → + position → norm → dropout → project
+    (token + n-grams) (· √d) + token type → convolution → + position → norm → dropout → project
 
 `project` exists when the table is narrower than the model (factorised embeddings: ALBERT 1909.11942, ELECTRA).
 The convolution (of CCT on text, 2104.05704) reads each token with its neighbours.
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from tformer.nn.attention.context import TapSink, tap
 from tformer.nn.dropout import dropout
 from tformer.nn.linear import Linear
+from tformer.nn.ngrams import NgramEmbedding
 from tformer.nn.norm import NormOptions, build_norm
 from tformer.nn.positions.base import Positions
 
@@ -71,6 +72,7 @@ class TokenEmbedding(Embedding):
         scale: multiply the rows by √d_model.
         fixnorm: give the rows the length √d_model (instead of `scale`).
         token_types: number of segments (BERT: 2); 0: none.
+        ngrams: adds vectors of the n-grams that end at each token; None: no n-grams.
         convolution: tokens that a convolution with ReLU reads together; 0: none.
         norm: of the sum (BERT, BART, Bloom); None: no norm.
         dropout: of the sum.
@@ -85,6 +87,7 @@ class TokenEmbedding(Embedding):
         scale: bool = False,
         fixnorm: bool = False,
         token_types: int = 0,
+        ngrams: NgramEmbedding | None = None,
         convolution: int = 0,
         norm: NormOptions | None = None,
         dropout: float = 0.0,
@@ -93,6 +96,7 @@ class TokenEmbedding(Embedding):
         super().__init__(size, d_model, norm=norm, dropout=dropout)
         self.weight = nn.Parameter(torch.empty(vocab_size, size))
         self.token_types = nn.Parameter(torch.empty(token_types, size)) if token_types else None
+        self.ngrams = ngrams
         self.convolution = convolution
         self.convolve = Linear(convolution * size, size, bias=True) if convolution else None
         self.fixnorm = fixnorm
@@ -108,6 +112,7 @@ class TokenEmbedding(Embedding):
         mask_BT: Tensor | None = None,
         real_BT: Tensor | None = None,
         document_ids_BT: Tensor | None = None,
+        before_BN: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
         taps: TapSink | None = None,
     ) -> Tensor:
@@ -115,6 +120,7 @@ class TokenEmbedding(Embedding):
 
         mask_BT: False where the row of a token is replaced by zeros (token cut-off, arXiv 2009.13818).
         real_BT, document_ids_BT: the convolution reads zeros where the first is False and beyond the token's document.
+        real_BT, document_ids_BT, before_BN: also of n-grams, see `NgramEmbedding`; none has a token that is replaced.
         """
         tap(taps, "ids", ids_BT)
         x_BTE = F.embedding(ids_BT, self.weight)
@@ -123,6 +129,13 @@ class TokenEmbedding(Embedding):
         x_BTE = tap(taps, "tokens", x_BTE)
         if self.fixnorm:
             x_BTE = tap(taps, "unit", F.normalize(x_BTE, dim=-1))
+        if self.ngrams is not None:
+            if mask_BT is not None:
+                real_BT = mask_BT if real_BT is None else real_BT.bool() & mask_BT.bool()
+            added = self.ngrams(ids_BT, real_BT=real_BT, document_ids_BT=document_ids_BT, before_BN=before_BN)
+            if mask_BT is not None:
+                added = added * mask_BT.unsqueeze(-1)
+            x_BTE = x_BTE + tap(taps, "ngrams", added)
         if self.factor != 1.0:
             x_BTE = tap(taps, "scaled", x_BTE * self.factor)
         if self.token_types is not None:
@@ -137,8 +150,13 @@ class TokenEmbedding(Embedding):
         return self.finish(x_BTE, positions, pos_BT, taps)
 
     def own_taps(self) -> list[str]:
-        optional = {"unit": self.fixnorm, "scaled": self.factor != 1.0, "segments": self.token_types is not None}
-        optional["convolved"] = self.convolve is not None
+        optional = {
+            "unit": self.fixnorm,
+            "ngrams": self.ngrams is not None,
+            "scaled": self.factor != 1.0,
+            "segments": self.token_types is not None,
+            "convolved": self.convolve is not None,
+        }
         return ["ids", "tokens", *(name for name, exists in optional.items() if exists)]
 
 

@@ -41,6 +41,7 @@ class FixedCache:
         ids, positions: long [R, 1], the newest token of each row and its position: set before a step.
         slot: long [1], where the step writes; `step_done` increments it on the device.
         key_positions, key_valid: long and bool [R, C], content of the slots.
+        key_ids: long [R, C], their tokens, where `like` keeps them; else None.
         cross: cross-attention's keys and values, [S, K, T, h] and [S, K, T, v]; none without an encoder.
         encoder_mask: bool [S, T], the real tokens of the sources; None without an encoder.
     """
@@ -57,6 +58,7 @@ class FixedCache:
         self.ids, self.positions = (torch.zeros(rows, 1, dtype=torch.long, device=device) for _ in range(2))
         self.key_positions: Tensor = torch.zeros(rows, slots, dtype=torch.long, device=device)
         self.key_valid = torch.zeros(rows, slots, dtype=torch.bool, device=device)
+        self.key_ids: Tensor | None = None if like.key_ids is None else torch.zeros_like(self.key_positions)
         self.layers: list[FixedLayer] = [
             FixedLayer(_keys_and_values(layer), rows=rows, slots=slots, slot=self.slot) for layer in like.layers
         ]
@@ -84,6 +86,16 @@ class FixedCache:
         self.key_valid.index_fill_(1, self.slot, True)
         return self.key_positions, self.key_valid
 
+    def put_ids(self, ids_R1: Tensor, *, before: int) -> Tensor:
+        """Keep the newest token; returns those of the `before` slots in front, -1 for none. Before `advance`."""
+        assert self.key_ids is not None
+        self.key_ids.index_copy_(1, self.slot, ids_R1)
+        near = self.slot - before + torch.arange(before, device=self.slot.device)
+        exists = near >= 0
+        near = near.clamp(min=0)
+        known = self.key_valid.index_select(1, near) & exists
+        return self.key_ids.index_select(1, near).masked_fill(~known, -1)
+
     def step_done(self) -> None:
         self.slot.add_(1)
 
@@ -92,6 +104,7 @@ class FixedCache:
     def tensors(self) -> list[Tensor]:
         """All tensors of the cache; their addresses never change."""
         found = [self.slot, self.ids, self.positions, self.key_positions, self.key_valid]
+        found += [] if self.key_ids is None else [self.key_ids]
         found += [part for layer in self.layers for part in (layer.keys, layer.values)]
         found += [part for cross in self.cross for part in cross.read()]
         return found if self.encoder_mask is None else [*found, self.encoder_mask]
@@ -104,6 +117,8 @@ class FixedCache:
             _put(layer.keys[rows], self._repeated(old.keys[:, :, :length]))
             _put(layer.values[rows], self._repeated(old.values[:, :, :length]))
         self.key_positions[rows, :length] = self._repeated(cache.key_positions[:, :length])
+        if self.key_ids is not None and cache.key_ids is not None:
+            self.key_ids[rows, :length] = self._repeated(cache.key_ids[:, :length])
         self._clear_masks(length)
         self.key_valid[rows, :length] = self._repeated(cache.key_valid[:, :length])
         if self.encoder_mask is not None:
@@ -116,6 +131,8 @@ class FixedCache:
             _put(layer.keys[rows], old.keys[rows, :, :length])
             _put(layer.values[rows], old.values[rows, :, :length])
         self.key_positions[rows, :length] = full.key_positions[rows, :length]
+        if self.key_ids is not None and full.key_ids is not None:
+            self.key_ids[rows, :length] = full.key_ids[rows, :length]
         self._clear_masks(length)
         self.key_valid[rows, :length] = full.key_valid[rows, :length]
         for cross, known in zip(self.cross, full.cross, strict=True):
@@ -129,6 +146,8 @@ class FixedCache:
         for layer in self.layers:
             _move(layer.keys[:, :, :length], index)
             _move(layer.values[:, :, :length], index)
+        if self.key_ids is not None:
+            _move(self.key_ids[:, :length], index)
 
     def keep_sentences(self, index: Tensor, *, length: int) -> None:
         """Sentence i becomes what sentence index[i] was, with all its rows; other rows are ignored afterwards."""

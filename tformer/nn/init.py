@@ -7,8 +7,8 @@
 Biases start at 0, gains at 1 (ScaleNorm √d). A projection into the residual stream is divided by √(number of such
 projections in its stack), GPT-2's √(2 · layers), or starts at zero so that each block starts as the identity. Tables
 that are summed at the input are N(0, embedding_std), those of relative positions N(0, std); the table of FixNorm is
-U(±0.01) (arXiv 1910.05895: only directions matter). The draws come from torch's global generator, in the order of
-`model.modules()`.
+U(±0.01) (arXiv 1910.05895: only directions matter), that of n-grams 0. The draws come from torch's global generator,
+in the order of `model.modules()`.
 """
 
 from __future__ import annotations
@@ -137,6 +137,8 @@ def initialise(model: nn.Module, options: InitOptions) -> None:
                 module.weight.normal_(0.0, embedding_std)
             if module.token_types is not None:
                 module.token_types.normal_(0.0, embedding_std)
+            if module.ngrams is not None:
+                module.ngrams.weight.zero_()
         elif isinstance(module, PatchEmbedding):
             module.reset_parameters(partial(draw_matrix, options=options))
             if module.cls is not None:
@@ -212,6 +214,8 @@ def _tables(model: nn.Module) -> dict[str, nn.Parameter]:
         tables["tokens"] = embedding.weight
         if embedding.token_types is not None:
             tables["token types"] = embedding.token_types
+        if embedding.ngrams is not None:
+            tables["n-grams"] = embedding.ngrams.weight
     for module in model.modules():
         if isinstance(module, Positions) and module.has_embed:
             for name, table in module.named_parameters(recurse=False):

@@ -8,6 +8,12 @@ W [r, c] with gradient G:
     O  = NewtonSchulz5(U)                           close to the semi-orthogonal matrix nearest to U
     W <- (1 - lr wd) W - lr sqrt(max(1, r / c)) O
 
+NorMuon (arXiv 2510.05491) then gives all rows of O, the neurons, updates of similar size, by a second moment of each.
+As in modded-nanogpt the norm of the whole update stays; the paper sets its root mean square to 0.2:
+
+    v  <- v + (1 - beta) (mean over columns of O^2 - v)
+    O' = O / sqrt(v),    O <- O' |O| / |O'|
+
 Matrices of the same shape, up to transposition, go through Newton-Schulz as one stack, so that a whole model costs a
 handful of batched products instead of thousands of small ones. The parts of a fused matrix such as [q; k; v] are
 orthogonalised separately (`row_splits`): they are different maps that share storage.
@@ -47,8 +53,31 @@ def newton_schulz(matrices_nrc: Tensor, *, compute_dtype: torch.dtype = torch.bf
     return x_nrc
 
 
+def even_rows(updates_nrc: Tensor, second_nr: Tensor, decay: float) -> Tensor:
+    """NorMuon's step: the updates with rows of similar size; `second_nr` is brought up to date.
+
+    The factor 1 / (1 - decay^t) that removes the bias of `second_nr` cancels, because the norm of a matrix stays.
+    """
+    second_nr.lerp_(updates_nrc.square().mean(dim=2), 1 - decay)
+    even_nrc = updates_nrc * second_nr.clamp_min(EPS**2).rsqrt().unsqueeze(2)
+    before_n11, after_n11 = (torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True) for x in (updates_nrc, even_nrc))
+    return even_nrc.mul_(before_n11 / after_n11.clamp_min(EPS))
+
+
+Block = tuple[Tensor, Tensor, Any]
+"""Rows of a parameter that are a matrix of their own, their update, and NorMuon's second moments of them or None."""
+
+
+def fresh_state(parameter: Tensor, *, with_rows: bool) -> dict[str, Tensor]:
+    """The state before the first step: `momentum` [r, c], and for NorMuon `rows` [r]."""
+    rows = {"rows": parameter.new_zeros(parameter.shape[0])} if with_rows else {}
+    return {"momentum": torch.zeros_like(parameter), **rows}
+
+
 class Muon(torch.optim.Optimizer):
     """Muon for matrices. `row_splits`: row counts of the blocks of a fused parameter, which add up to its rows.
+
+    row_decay: beta of NorMuon's second moments of rows; None: Muon without them.
 
     Raises ValueError for a parameter that is not a matrix and for splits that do not add up.
     """
@@ -60,11 +89,12 @@ class Muon(torch.optim.Optimizer):
         lr: float = 0.02,
         weight_decay: float = 0.0,
         momentum: float = 0.95,
+        row_decay: float | None = None,
         compute_dtype: torch.dtype = torch.bfloat16,
         row_splits: Mapping[Tensor, Sequence[int]] | None = None,
     ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
-        self.compute_dtype = compute_dtype
+        self.compute_dtype, self.row_decay = compute_dtype, row_decay
         self.row_splits: dict[Tensor, Sequence[int]] = dict(row_splits or {})
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -88,35 +118,44 @@ class Muon(torch.optim.Optimizer):
     def _update(
         self, parameters: list[Tensor], gradients: list[Tensor], lr: float, decay: float, momentum: float
     ) -> None:
-        averages = [self._momentum_of(parameter) for parameter in parameters]
+        averages = [self._state_of(parameter)["momentum"] for parameter in parameters]
         torch._foreach_lerp_(averages, gradients, 1 - momentum)
         updates = torch._foreach_lerp(gradients, averages, momentum)
         if decay:
             torch._foreach_mul_(parameters, 1 - lr * decay)
         for wide, tall in self._stacks(parameters, updates):
-            flat = [update for _, update in wide] + [update.mT for _, update in tall]
+            flat = [update for _, update, _ in wide] + [update.mT for _, update, _ in tall]
             done = newton_schulz(torch.stack(flat), compute_dtype=self.compute_dtype).to(flat[0].dtype).unbind()
             if wide:
-                torch._foreach_add_([target for target, _ in wide], list(done[: len(wide)]), alpha=-lr)
+                torch._foreach_add_([target for target, _, _ in wide], self._even(wide, done[: len(wide)]), alpha=-lr)
             if tall:
                 rows, columns = tall[0][0].shape
-                results = [result.mT for result in done[len(wide) :]]
-                torch._foreach_add_([target for target, _ in tall], results, alpha=-lr * math.sqrt(rows / columns))
+                results = self._even(tall, [result.mT for result in done[len(wide) :]])
+                torch._foreach_add_([target for target, _, _ in tall], results, alpha=-lr * math.sqrt(rows / columns))
 
-    def _momentum_of(self, parameter: Tensor) -> Tensor:
-        state = self.state[parameter]
-        if "momentum" not in state:
-            state["momentum"] = torch.zeros_like(parameter)
-        return state["momentum"]
+    def _even(self, blocks: Sequence[Block], updates: Sequence[Tensor]) -> list[Tensor]:
+        """The updates of blocks of one shape, of NorMuon with rows of similar size."""
+        if self.row_decay is None:
+            return list(updates)
+        seconds = [second for _, _, second in blocks]
+        second_nr = torch.stack(seconds)
+        even_nrc = even_rows(torch.stack(list(updates)), second_nr, self.row_decay)
+        torch._foreach_copy_(seconds, list(second_nr.unbind()))
+        return list(even_nrc.unbind())
 
-    def _stacks(
-        self, parameters: list[Tensor], updates: Sequence[Tensor]
-    ) -> Iterator[tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]]]]:
-        """Blocks (target, update) of one shape up to transposition: those with r <= c, and those with r > c."""
-        by_shape: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
+    def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
+        if not self.state[parameter]:
+            self.state[parameter] = fresh_state(parameter, with_rows=self.row_decay is not None)
+        return self.state[parameter]
+
+    def _stacks(self, parameters: list[Tensor], updates: Sequence[Tensor]) -> Iterator[tuple[list[Block], list[Block]]]:
+        """Blocks of one shape up to transposition: those with r <= c, and those with r > c."""
+        by_shape: dict[tuple[int, int], list[Block]] = {}
         for parameter, update in zip(parameters, updates, strict=True):
             rows = list(self.row_splits.get(parameter, (parameter.shape[0],)))
-            for block in zip(parameter.split(rows), update.split(rows), strict=True):
+            second = self.state[parameter].get("rows")
+            seconds = [None] * len(rows) if second is None else second.split(rows)
+            for block in zip(parameter.split(rows), update.split(rows), seconds, strict=True):
                 shape = block[0].shape
                 by_shape.setdefault((min(shape), max(shape)), []).append(block)
         for (short, long), blocks in by_shape.items():

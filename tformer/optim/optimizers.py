@@ -3,6 +3,7 @@
 - adamw: arXiv 1711.05101, decoupled weight decay, torch's fused kernel where there is one.
 - adam: arXiv 1412.6980; a weight decay above 0 is torch.optim.Adam's coupled L2 term, which is added to the gradient.
 - muon: hidden matrices by Muon (`optim/muon.py`) at `lr`, everything else by AdamW at `adam_lr`.
+- normuon: muon with rows of similar size (arXiv 2510.05491); `betas[1]` is the decay of their second moments.
 - adafactor: arXiv 1804.04235, factored second moments, rates relative to each matrix's size (`optim/adafactor.py`).
 
 Weight decay applies to parameters of two or more dimensions, embeddings included: nanoGPT's rule. Biases, gains and
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from tformer.errors import InputError, did_you_mean
-from tformer.optim import adafactor
+from tformer.optim import adafactor, muon
 from tformer.optim.muon import Muon
 from tformer.optim.shards import Shards
 
@@ -74,6 +75,16 @@ def _muon(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optim
     return Muon(groups, momentum=settings.momentum, compute_dtype=settings.muon_dtype, row_splits=settings.row_splits)
 
 
+def _normuon(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optimizer:
+    return Muon(
+        groups,
+        momentum=settings.momentum,
+        row_decay=settings.betas[1],
+        compute_dtype=settings.muon_dtype,
+        row_splits=settings.row_splits,
+    )
+
+
 def _adafactor(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optimizer:
     return adafactor.Adafactor(groups, row_splits=settings.row_splits)
 
@@ -88,7 +99,11 @@ def _adam_state(parameter: nn.Parameter, settings: Settings) -> dict[str, Tensor
 
 
 def _muon_state(parameter: nn.Parameter, settings: Settings) -> dict[str, Tensor]:
-    return {"momentum": torch.zeros_like(parameter)}
+    return muon.fresh_state(parameter, with_rows=False)
+
+
+def _normuon_state(parameter: nn.Parameter, settings: Settings) -> dict[str, Tensor]:
+    return muon.fresh_state(parameter, with_rows=True)
 
 
 def _adafactor_state(parameter: nn.Parameter, settings: Settings) -> dict[str, Tensor]:
@@ -99,6 +114,7 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
     "adamw": OptimizerKind(_adamw, _adam_state, moments=2),
     "adam": OptimizerKind(_adam, _adam_state, moments=2),
     "muon": OptimizerKind(_muon, _muon_state, moments=1, hidden_only=True, reads_whole=True),
+    "normuon": OptimizerKind(_normuon, _normuon_state, moments=1, hidden_only=True, reads_whole=True),
     "adafactor": OptimizerKind(_adafactor, _adafactor_state, moments=0, reads_whole=True),
 }
 

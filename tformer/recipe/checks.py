@@ -46,6 +46,7 @@ def contradictions(recipe: Recipe) -> Iterator[Problem]:
     yield from _mixed_documents(recipe)
     yield from _unfit_implementation(recipe)
     yield from _unfit_teaching(recipe)
+    yield from _unfit_embeddings(recipe)
     yield from _unfit_regularisation(recipe)
 
 
@@ -195,6 +196,16 @@ def _unfit_teaching(recipe: Recipe) -> Iterator[Problem]:
         if teacher.kind == "soft" and not options.objective.has_soft_loss():
             text = f"found {teacher.path}, expected null with {options.kind}, which has no soft targets"
             yield Problem(("teacher", "path"), text)
+
+
+def _unfit_embeddings(recipe: Recipe) -> Iterator[Problem]:
+    """Files of token vectors for tables that the model does not have."""
+    section, model = recipe.embeddings, recipe.model
+    if section.path is not None and model.patches is not None:
+        yield Problem(("embeddings", "path"), f"found {section.path}, expected null: the model reads images")
+    if section.target_path is not None and not model.is_encoder_decoder:
+        text = f"found {section.target_path}, expected null: only an encoder-decoder has a target side"
+        yield Problem(("embeddings", "target_path"), text)
 
 
 def _unfit_regularisation(recipe: Recipe) -> Iterator[Problem]:

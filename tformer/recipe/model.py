@@ -35,6 +35,9 @@ class Embedding(Section):
     # tokens that a convolution with ReLU reads together before positions are added (arXiv 2104.05704); 0: none
     convolution: Annotated[int, Field(ge=0, le=64)] = 0
     fixnorm: bool = False  # unit length times a learned scale (arXiv 1910.05895)
+    # the longest n-gram: a token with those before it, whose vector is added to the token's (arXiv 2501.16975); 1: none
+    ngram: Annotated[int, Field(ge=1, le=16)] = 1
+    ngram_rows: Size = 65536  # rows of the table of n-grams, which share them by a hash
 
 
 class Tie(Section):

@@ -41,6 +41,8 @@ FLAG_NAMES = {
     "model.heads": "--objective",
     "teacher.path": "--teacher",
     "teacher.kind": "--distil",
+    "embeddings.path": "--embeddings",
+    "embeddings.target_path": "--target-embeddings",
 }
 
 

@@ -56,6 +56,14 @@ class Tokenizer(Section):
     special_ids: SpecialTokens = SpecialTokens()
 
 
+class Embeddings(Section):
+    """Files of token vectors, with which the embedding tables of a new run start; a resumed run does not read them."""
+
+    path: str | None = None  # of the input's table: GloVe's or word2vec's text format, or safetensors; null: none
+    # of the decoder's own table; where both sides share one, of the tokens that `path` lacks
+    target_path: str | None = None
+
+
 class Teacher(Section):
     """The model that a student learns from, by its soft targets or (pairs) by its translations of the sources."""
 
@@ -78,6 +86,7 @@ class Recipe(Section):
     model: Model
     generator: Model | None = None  # ELECTRA's second model
     teacher: Teacher | None = None  # null: no distillation
+    embeddings: Embeddings = Embeddings()
     # what the model learns; several are added up
     objectives: tuple[Annotated[ObjectiveOptions, Field(discriminator="kind")], ...] = (CausalLmOptions(),)
     optimizer: Optimizer = Optimizer()

@@ -99,11 +99,11 @@ class Optimizer(Section):
 
     kind: OptimizerName = "adamw"
     lr: PositiveFloat = 3.0e-4  # maximum learning rate
-    adam_lr: PositiveFloat | None = None  # muon: the rate of all other parameters; null: lr
+    adam_lr: PositiveFloat | None = None  # muon, normuon: the rate of all other parameters; null: lr
     betas: tuple[Probability, Probability] = (0.9, 0.95)  # decay of the moving averages
     eps: PositiveFloat = 1.0e-8  # added to the root of the second moment
     weight_decay: NonNegativeFloat = 0.1  # matrices only: never biases, gains and tables of one dimension
-    momentum: Probability = 0.95  # muon: momentum of the gradient
+    momentum: Probability = 0.95  # muon, normuon: momentum of the gradient
     clip_grad_norm: PositiveFloat | None = 1.0  # maximum norm of the gradient (arXiv 1211.5063); null: off
     groups: tuple[ParameterGroup, ...] = ()  # exceptions by name of the parameter
     # factor of the learning rate per layer, counted from the top (arXiv 1801.06146)
@@ -138,6 +138,8 @@ class Parallelism(Section):
     kind: Literal["auto", "ddp", "fsdp", "hsdp"] = "auto"
     shard_size: Positive | None = None  # hsdp: processes of a group; null: those of one machine
     reshard: bool = True  # fsdp, hsdp: free the weights of a layer after its forward pass
+    # number format in which gradients are added up over the processes; bf16: half the traffic, 8 bits of each sum
+    reduce: Literal["fp32", "bf16"] = "fp32"
     timeout_minutes: Annotated[float, Field(gt=0, le=1e6)] = 10.0  # limit of waiting for the other processes
 
 

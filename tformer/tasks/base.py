@@ -11,7 +11,7 @@ import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,6 +31,7 @@ from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns, Data, SourceSpec
 from tformer.tokenizer import Tokenizer
+from tformer.workers.worker import Worker
 
 COLUMNS = ("text", "text2", "label", "source", "target")
 """Roles of columns that an evaluation can name; the option of each is --ROLE-column."""
@@ -67,6 +68,7 @@ class Work:
         note: shows one message to the user.
         cache_dir: of token files and translations; None: the default cache directory.
         workers: processes that tokenise a text; None: as many as there are processors.
+        worker: this process, where several divide the batches of an evaluation.
     """
 
     progress: Progress = no_progress
@@ -74,6 +76,7 @@ class Work:
     note: Callable[[str], None] = lambda text: None
     cache_dir: Path | None = None
     workers: int | None = None
+    worker: Worker = field(default_factory=Worker)
 
     def note_all(self, *holders: Any) -> None:
         """Show the `notes` of sources and token sets, each text once."""

@@ -65,6 +65,7 @@ class Continuations(Text):
                 batch_tokens=BATCH_TOKENS,
                 should_stop=work.should_stop,
                 progress=progress,
+                worker=work.worker,
             )
         work.require_finished("before every continuation was read")
         return {"data": name, **score_report(scores)}

@@ -47,7 +47,8 @@ def evaluate_loaded(loaded: Loaded, options: EvaluationOptions, work: Work) -> t
             )
         loaded = at_length(loaded, options.seq_len)
     if options.quantize != "none":
-        prepare_inference(loaded.model, loaded.model.compute_dtype, quantize=options.quantize)
+        model = loaded.model
+        work.worker.in_turn(lambda: prepare_inference(model, model.compute_dtype, quantize=options.quantize))
     data = choose_data(loaded, options)
     _note_prefix(loaded, data, options, work)
     read = [path for spec in data.specs for path in (spec.path, spec.target_path) if path is not None]

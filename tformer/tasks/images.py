@@ -24,7 +24,7 @@ class Images(Labelled):
     """Labelled images. Evaluation is that of labelled texts."""
 
     description = "a model of images"
-    options = frozenset({"mistakes"})
+    options = frozenset({"mistakes", "views"})
     tokenizer_texts = "none"
     row_keys = ()
 

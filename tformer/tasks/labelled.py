@@ -167,18 +167,20 @@ class Labelled(Task):
 
     def evaluate(self, loaded: Loaded, data: ChosenData, options: EvaluationOptions, work: Work) -> dict[str, Any]:
         """The report of the model's kind of labels on every example, and the file of mistakes if wanted."""
-        classifier = Classifier(loaded, batch_size=options.batch_size, should_stop=work.should_stop)
+        classifier = Classifier(
+            loaded, batch_size=options.batch_size, views=options.views, should_stop=work.should_stop
+        )
         samples, name = self.read(loaded, data, work)
         if not len(samples):
             raise InputError(f"{name}: no examples to evaluate")
         began = time.perf_counter()
         with work.progress(f"evaluating {name}", unit="examples") as progress:
-            scores_NL = classifier.scores(samples, progress=progress)
+            scores_NL = classifier.scores(samples, progress=progress, worker=work.worker)
         work.require_finished("before every example was read")
         seconds = time.perf_counter() - began
         report = REPORTS[classifier.kind](samples.labels, scores_NL, classifier.labels)
         require_finite(report["loss"])
-        if options.mistakes is not None:
+        if options.mistakes is not None and work.worker.leads:
             written = write_mistakes(options.mistakes, classifier, samples, scores_NL)
             work.note(f"{options.mistakes}: {written:,} examples")
         return {"data": name, **report, "examples_per_second": len(samples) / seconds}

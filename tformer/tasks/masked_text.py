@@ -117,6 +117,7 @@ class MaskedText(CorpusTask):
                 seed=loaded.recipe.seed,
                 should_stop=work.should_stop,
                 progress=progress,
+                worker=work.worker,
             )
         work.require_finished("before the whole text was read")
         require_finite(metrics["loss"])
@@ -137,6 +138,7 @@ class MaskedText(CorpusTask):
                 max_tokens=max_tokens,
                 should_stop=work.should_stop,
                 progress=progress,
+                worker=work.worker,
             )
         work.require_finished("before the whole text was read")
         return {

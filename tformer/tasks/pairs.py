@@ -179,6 +179,7 @@ class Pairs(Task):
                     batch_tokens=BATCH_TOKENS,
                     should_stop=work.should_stop,
                     progress=progress,
+                    worker=work.worker,
                 )
             work.require_finished("before every pair was read")
             return {"data": name, **score_report(scores)}
@@ -192,6 +193,7 @@ class Pairs(Task):
                 seed=loaded.recipe.seed,
                 should_stop=work.should_stop,
                 progress=progress,
+                worker=work.worker,
             )
         work.require_finished("before every pair was read")
         require_finite(metrics["loss"])
@@ -390,7 +392,8 @@ def _decoded(
 ) -> dict[str, Any]:
     """Metrics of the model's own outputs."""
     if options.quantize == "none":  # else it was prepared when it was quantised
-        prepare_inference(loaded.model, loaded.model.compute_dtype)
+        # The first process compiles kernels for all.
+        work.worker.in_turn(lambda: prepare_inference(loaded.model, loaded.model.compute_dtype))
     began = time.perf_counter()
     with work.progress("decoding", unit="pairs") as progress:
         outputs = translate_pairs(
@@ -399,6 +402,7 @@ def _decoded(
             batch_size=options.batch_size or BATCH_SENTENCES,
             should_stop=work.should_stop,
             progress=progress,
+            worker=work.worker,
         )
     work.require_finished("before every pair was read")
     seconds = time.perf_counter() - began
@@ -414,7 +418,7 @@ def _decoded(
     if long := sum(len(reference) > COMPARED_CHARACTERS for reference in outputs.references):
         work.note(f"of {long:,} references only the first {COMPARED_CHARACTERS:,} characters are compared")
     metrics = output_metrics(outputs, pairs, tokenize=tokenize, lowercase=options.lowercase)
-    if options.mistakes is not None:
+    if options.mistakes is not None and work.worker.leads:
         written = write_wrong_outputs(options.mistakes, outputs, lowercase=options.lowercase)
         work.note(f"{options.mistakes}: {written:,} pairs")
     return {**metrics, "sentences_per_second": len(pairs) / seconds}

@@ -277,6 +277,7 @@ class Text(CorpusTask):
                     document_mask=isolates_documents(recipe.data),
                     progress=progress,
                     should_stop=work.should_stop,
+                    worker=work.worker,
                 )
             work.require_finished("before the whole text was read")
             parts.append(part)

@@ -257,6 +257,15 @@ def make_schedule(recipe: Recipe) -> Schedule:
     return build_schedule(recipe.schedule, total_steps=recipe.training.max_steps, d_model=recipe.model.d_model)
 
 
+def muon_dtype(compute_dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Number format of Muon's iteration: bf16 where the device has such products, but fp32 for a training in fp32.
+
+    In bf16 it magnifies the rounding of gradients, so several processes would not train as one.
+    """
+    has_products = device.type == "cuda" or has_bf16_instructions()
+    return torch.bfloat16 if has_products and compute_dtype != torch.float32 else torch.float32
+
+
 def make_optimizer(
     recipe: Recipe, models: Models, device: torch.device, shards: Shards | None = None
 ) -> NamedOptimizer:
@@ -284,7 +293,7 @@ def make_optimizer(
         num_layers=max(layers),
         hidden_matrices=lambda name, parameter: name in rows and parameter.ndim == 2,
         splits=rows.get,
-        muon_dtype=torch.bfloat16 if device.type == "cuda" or has_bf16_instructions() else torch.float32,
+        muon_dtype=muon_dtype(models.main.compute_dtype, device),
         device=device,
         shards=shards,
     )

@@ -131,6 +131,26 @@ class TrainOptions:
     target_tokenizer: Annotated[
         Path | None, DATA("--target-tokenizer", help="Pairs: the tokenizer.json of the target.")
     ] = None
+    embeddings: Annotated[
+        Path | None,
+        MODEL(
+            "--embeddings",
+            metavar="FILE",
+            help="Start the embedding table with the token vectors of this file: GloVe's or word2vec's text format, or "
+            "safetensors.",
+        ),
+        Key("embeddings.path"),
+    ] = None
+    target_embeddings: Annotated[
+        Path | None,
+        MODEL(
+            "--target-embeddings",
+            metavar="FILE",
+            help="Pairs: token vectors of the target side; where both sides share a table, of tokens that --embeddings "
+            "lacks.",
+        ),
+        Key("embeddings.target_path"),
+    ] = None
     objective: Annotated[
         str | None,
         OPTIMIZATION(
@@ -266,8 +286,8 @@ class TrainOptions:
         MACHINE(
             "--parallel",
             metavar="auto|ddp|fsdp|hsdp",
-            help="Each device holds the whole model (ddp), or all of them (fsdp) or groups (hsdp) divide it; auto: ddp "
-            "(with --dry-run the first that fits).",
+            help="Each device holds the whole model (ddp), or all of them (fsdp) or groups (hsdp) divide it; auto: the "
+            "first that fits.",
         ),
         Key("training.parallel.kind"),
     ] = None
@@ -293,6 +313,11 @@ class TrainOptions:
             workers=self.workers,
             devices=self.devices,
         )
+
+    def of_several_processes(self) -> list[str]:
+        """The given options that say what only several processes do."""
+        given = {"--parallel": self.parallel, "--max-restarts": self.max_restarts or None}
+        return [f"{flag} {value}" for flag, value in given.items() if value not in (None, "auto")]
 
     def recipe_values(self) -> dict[str, Any]:
         """The values of the recipe that the options set, by dotted key.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from typing import Any, ClassVar, Protocol, TypeVar, cast
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tformer.device import DTYPES
 from tformer.errors import InputError
 from tformer.optim.shards import Shards
 from tformer.recipe.sections import Parallelism
@@ -118,7 +120,15 @@ class ProcessGroup:
 
 
 class DataParallel(ProcessGroup):
-    """Processes that have all weights each (DDP)."""
+    """Processes that have all weights each (DDP).
+
+    Args:
+        reduce_dtype: number format in which gradients are added up.
+    """
+
+    def __init__(self, *, reduce_dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self._reduce_dtype = reduce_dtype
 
     def shard(self, models: Models) -> Shards | None:
         return None
@@ -131,7 +141,7 @@ class DataParallel(ProcessGroup):
             models, find_unused_parameters=some_unused, gradient_as_bucket_view=True, **options
         )
         # A function without annotations: DDP compares them with its types, and here they are strings.
-        wrapped.register_comm_hook(None, lambda _, bucket: sum_of(bucket.buffer()))
+        wrapped.register_comm_hook(None, lambda _, bucket: sum_of(bucket.buffer(), self._reduce_dtype))
         return wrapped
 
     def accumulating(self, run: Run, *, last: bool) -> AbstractContextManager[Any]:
@@ -151,12 +161,23 @@ class FullySharded(ProcessGroup):
     Args:
         group_size: processes that share one copy of the weights (HSDP); None: all. The default of HSDP is a machine.
         reshard: free the weights of a block after its forward pass.
+        compute_dtype: number format of gathered blocks, whose products cast to it anyway. All else is gathered in fp32:
+            an embedding adds up the gradients of many tokens in the format of its table.
+        reduce_dtype: number format in which gradients are added up.
     """
 
     spreads_weights = True
 
-    def __init__(self, *, group_size: int | None = None, reshard: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        group_size: int | None = None,
+        reshard: bool = True,
+        compute_dtype: torch.dtype = torch.float32,
+        reduce_dtype: torch.dtype = torch.float32,
+    ) -> None:
         super().__init__()
+        self._compute_dtype, self._reduce_dtype = compute_dtype, reduce_dtype
         self.group_size, self.reshard = group_size or self.world_size, reshard
         if self.world_size % self.group_size:
             raise InputError(
@@ -166,16 +187,18 @@ class FullySharded(ProcessGroup):
 
     def shard(self, models: Models) -> Shards | None:
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import FSDPModule, fully_shard
+        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
         device = next(models.parameters()).device.type
         mesh = init_device_mesh(device, (self.world_size,))
         if self.group_size < self.world_size:
             shape = (self.world_size // self.group_size, self.group_size)
             mesh = init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
+        formats = MixedPrecisionPolicy(torch.float32, self._reduce_dtype, cast_forward_inputs=False)
+        of_blocks = replace(formats, param_dtype=self._compute_dtype)
         for block in models.blocks:
-            fully_shard(block, mesh=mesh, reshard_after_forward=self.reshard)
-        fully_shard(models, mesh=mesh, reshard_after_forward=False)
+            fully_shard(block, mesh=mesh, reshard_after_forward=self.reshard, mp_policy=of_blocks)
+        fully_shard(models, mesh=mesh, reshard_after_forward=False, mp_policy=formats)
         for module in models.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
@@ -250,22 +273,30 @@ class FullySharded(ProcessGroup):
         return int(announced)
 
 
-def parallel_of(options: Parallelism, *, machine_size: int = 1) -> Parallel:
+def parallel_of(options: Parallelism, *, machine_size: int = 1, compute_dtype: torch.dtype = torch.float32) -> Parallel:
     """The default process group of torch.distributed as `options` want it; one process where there is no group.
 
-    machine_size: processes of one machine.
+    machine_size: processes of one machine. compute_dtype: of the trained models.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return SingleProcess()
+    reduce_dtype = DTYPES[options.reduce]
     if options.kind in ("auto", "ddp"):
-        return DataParallel()
+        return DataParallel(reduce_dtype=reduce_dtype)
     group_size = None if options.kind == "fsdp" else options.shard_size or machine_size
-    return FullySharded(group_size=group_size, reshard=options.reshard)
+    return FullySharded(
+        group_size=group_size, reshard=options.reshard, compute_dtype=compute_dtype, reduce_dtype=reduce_dtype
+    )
 
 
-def sum_of(gradients: Tensor) -> torch.futures.Future[Tensor]:
-    """The sum over all processes, formed while the backward pass goes on; DDP alone would divide it."""
-    work = dist.all_reduce(gradients, async_op=True)
+def sum_of(gradients: Tensor, dtype: torch.dtype) -> torch.futures.Future[Tensor]:
+    """The sum over all processes in `dtype`, formed while the backward pass goes on; DDP alone would divide it."""
+    sent = gradients.to(dtype)
+    work = dist.all_reduce(sent, async_op=True)
     assert work is not None
-    future: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
+
+    def received(done: torch.futures.Future[list[Tensor]]) -> Tensor:
+        return gradients if sent is gradients else gradients.copy_(sent)
+
+    future: torch.futures.Future[Tensor] = work.get_future().then(received)
     return future

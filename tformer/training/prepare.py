@@ -14,14 +14,16 @@ from tformer.cost.duration import expected_note
 from tformer.cost.flops import mean_lengths, product_shape
 from tformer.cost.memory import MemoryEstimate, training_memory
 from tformer.cost.parallel import RankPlan, plan_ranks
-from tformer.device import Precision, matmul_flops_per_second, resolve_device, resolve_precision
+from tformer.device import Precision, device_memory, matmul_flops_per_second, resolve_device, resolve_precision
 from tformer.errors import InputError
 from tformer.evaluation.predict import Samples
 from tformer.files import require_writable
 from tformer.formatting import plural
 from tformer.optim.optimizers import apply_groups
+from tformer.processes import available_cores
 from tformer.recipe import recipe_to_yaml
 from tformer.recipe.recipe import Recipe
+from tformer.recipe.sections import Parallelism
 from tformer.tasks import task_of
 from tformer.tasks.base import TrainingData, Work
 from tformer.tasks.example import example_document
@@ -34,6 +36,7 @@ from tformer.training.assemble import (
     require_separate_rows,
     vocabulary_size,
 )
+from tformer.training.embeddings import Vectors, read_embeddings
 from tformer.training.request import RUNS, Start
 from tformer.training.teacher import check_vocabulary
 
@@ -46,7 +49,14 @@ MAX_VALIDATIONS = 20
 
 @dataclass
 class Prepared:
-    """A training that is ready to start: data, device and precision. Every `auto` of `recipe` is resolved."""
+    """A training that is ready to start: data, device and precision. Every `auto` of `recipe` is resolved.
+
+    Attributes:
+        parallel: of several processes, with the kind that fits them. The recipe keeps `auto`, as a run may go on with
+            another number of processes.
+        max_minutes: limit of this command, not part of the recipe.
+        vectors: of tokens, by the name of the table that starts with them.
+    """
 
     recipe: Recipe
     start: Start
@@ -54,7 +64,9 @@ class Prepared:
     device: torch.device
     precision: Precision
     num_parameters: int
-    max_minutes: float | None  # limit of this command, not part of the recipe
+    parallel: Parallelism
+    max_minutes: float | None
+    vectors: dict[str, Vectors]
 
     @property
     def tokens_per_micro_batch(self) -> int:
@@ -110,7 +122,8 @@ def prepare(start: Start, work: Work, *, processes: int = 1) -> Prepared:
     if device.type == "cpu" and first_step < recipe.training.max_steps:
         source, target = mean_lengths(data.samples, data.tokens_per_sample)
         work.note(expected_note(recipe, first_step=first_step, lengths=(round(source), round(target))))
-    return Prepared(recipe, start, data, device, precision, num_parameters, minutes)
+    vectors = read_embeddings(recipe, data, work) if start.resumed is None else {}
+    return Prepared(recipe, start, data, device, precision, num_parameters, recipe.training.parallel, minutes, vectors)
 
 
 def _generator_note(recipe: Recipe) -> str:
@@ -200,7 +213,12 @@ def describe(prepared: Prepared, *, devices: int = 1) -> dict[str, Any]:
         "batch": {**shapes, "tokens": batch.num_tokens},
         "example": example_document(objective, samples, batch, tokenizers, labels=recipe.data.labels),
     }
-    return report if devices == 1 else {**report, "parallel": plan_devices(prepared, models, devices).to_json()}
+    if devices == 1:
+        return report
+    # More processes than this machine has processors are planned for other machines.
+    is_here = prepared.device.type == "cuda" or devices <= available_cores()
+    available = device_memory(prepared.device, processes=devices) if is_here else None
+    return {**report, "parallel": plan_devices(prepared, models, devices, available=available).to_json()}
 
 
 def _memory_of(prepared: Prepared, models: Models, tokens_per_micro_batch: int) -> MemoryEstimate:
@@ -219,9 +237,14 @@ def _memory_of(prepared: Prepared, models: Models, tokens_per_micro_batch: int) 
     )
 
 
-def plan_devices(prepared: Prepared, models: Models, devices: int) -> RankPlan:
-    """Memory and traffic of one of several devices."""
-    recipe, device = prepared.recipe, prepared.device
+def plan_devices(
+    prepared: Prepared, models: Models, devices: int, *, machine_ranks: int | None = None, available: int | None
+) -> RankPlan:
+    """Memory and traffic of one of several devices.
+
+    machine_ranks: devices of one machine; None: not known. available: memory of a device in bytes; None: not known.
+    """
+    recipe = prepared.recipe
     require_separate_rows(models, devices)
     apply_groups(dict(models.trained_parameters()), recipe.optimizer.groups)
     tokens = prepared.tokens_per_micro_batch
@@ -232,5 +255,14 @@ def plan_devices(prepared: Prepared, models: Models, devices: int) -> RankPlan:
         devices,
         whole=_memory_of(prepared, models, -(-rows // devices) * (tokens // rows)),
         rows=rows,
-        available=torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None,
+        machine_ranks=machine_ranks,
+        available=available,
     )
+
+
+def choose_parallel(prepared: Prepared, *, processes: int, machine_processes: int) -> tuple[str, str]:
+    """(kind, reason) of `training.parallel` for a training by several processes, some of them on this machine."""
+    models = make_models(prepared.recipe, torch.device("meta"), dtype=prepared.precision.dtype)
+    available = device_memory(prepared.device, processes=machine_processes)
+    plan = plan_devices(prepared, models, processes, machine_ranks=machine_processes, available=available)
+    return plan.layout.kind, plan.reason

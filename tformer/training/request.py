@@ -17,7 +17,7 @@ from tformer.interop.opening import open_checkpoint
 from tformer.objectives import OBJECTIVES, unused_keys
 from tformer.recipe import Resolved, load_recipe, recipe_to_yaml
 from tformer.recipe.followers import UNLIMITED_STEPS
-from tformer.recipe.recipe import Recipe, Tokenizer
+from tformer.recipe.recipe import Embeddings, Recipe, Tokenizer
 from tformer.recipe.sections import Columns
 from tformer.tasks.base import TrainingStart
 from tformer.training.options import TrainOptions
@@ -151,6 +151,11 @@ def _resume(options: TrainOptions, run: RunDirectory | None) -> Start:
     checkpoint = None if latest is None else read_checkpoint(latest)
     if checkpoint is None:
         notes.append("it has no checkpoint yet: training starts at step 0")
+    elif checkpoint.recipe.embeddings != recipe.embeddings:
+        raise InputError(
+            f"--embeddings: the tables of the run in {out} have been trained since step 0, so no file can be read now",
+            hint="leave the option out, or start another run with another --out",
+        )
     return Start(
         recipe=recipe,
         notes=(*notes, *resolved.notes),
@@ -213,6 +218,11 @@ def _init_from(options: TrainOptions) -> Start:
             sets=list(options.sets),
         )
         recipe, taken = resolved.recipe, "weights, model and tokenizer"
+    if (vectors := recipe.embeddings.path or recipe.embeddings.target_path) is not None:
+        raise InputError(
+            f"--init-from and --embeddings exclude each other: the tables of {checkpoint.path} would be replaced, "
+            f"found {vectors}"
+        )
     note = f"{taken} from {checkpoint.path} (step {checkpoint.step})"
     return Start(recipe=recipe, notes=(note, *extra, *resolved.notes), out=options.out, weights=checkpoint)
 
@@ -245,6 +255,7 @@ def _with_new_data(stored: Recipe, options: TrainOptions) -> Recipe:
             "tokenizer": _own_tokenizers(stored, {"path": None, "source_path": None, "target_path": None}),
             "generator": stored.generator if needs_generator else None,
             "teacher": None,
+            "embeddings": Embeddings(),
         }
     )
 

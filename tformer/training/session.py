@@ -31,6 +31,7 @@ from tformer.recipe import recipe_to_data, recipe_to_yaml
 from tformer.tasks.base import Progress, ShouldStop, Work, WriteSample
 from tformer.training import assemble
 from tformer.training.display import Console, TrainingDisplay
+from tformer.training.embeddings import write_embeddings
 from tformer.training.loggers import LoggedRun, Loggers, Status, logger_names
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.options import TrainOptions
@@ -39,7 +40,7 @@ from tformer.training.prepare import Prepared, check_target, describe, measure_p
 from tformer.training.request import RUNS, locked_run
 from tformer.training.state import LossScaler, TrainerState
 from tformer.training.teacher import make_distillation
-from tformer.training.together import find_shared_start, prepare_together, require_same_command, take_own_gpu
+from tformer.training.together import find_shared_start, prepare_together, require_same_command
 from tformer.training.whole import own_averages, whole_averages, whole_state
 from tformer.workers.launch import number_of_workers
 from tformer.workers.worker import Worker
@@ -68,7 +69,6 @@ def run_training(
     devices = number_of_workers(options.devices, options.device or "auto", planned=True) if options.dry_run else 1
     worker = worker or Worker()
     require_same_command(options, worker)
-    take_own_gpu(options.device, worker)
     with locked_run(options) if worker.leads else nullcontext() as run, ScratchFolder("training") as scratch:
         start = find_shared_start(options, run, worker)
         for note in start.notes:
@@ -105,7 +105,8 @@ class Session:
         worker: Worker,
     ) -> None:
         self.worker = worker
-        self.parallel = parallel_of(prepared.recipe.training.parallel, machine_size=worker.local_size)
+        machine_size, dtype = worker.local_size, prepared.precision.dtype
+        self.parallel = parallel_of(prepared.parallel, machine_size=machine_size, compute_dtype=dtype)
         self.prepared, self.console, self.work, self.began = prepared, console, work, began
         self.should_stop = work.should_stop
         recipe, device = prepared.recipe, prepared.device
@@ -184,7 +185,7 @@ class Session:
         )
 
     def _start_weights(self, model: Transformer) -> None:
-        """Load weights to resume or fine-tune from; the bias of a new regression head is the mean of the scores."""
+        """Weights to resume or fine-tune from, or token vectors; a new regression head's bias is the scores' mean."""
         start, data = self.prepared.start, self.prepared.data
         fresh_heads = True
         if start.resumed is not None:
@@ -195,17 +196,16 @@ class Session:
         elif start.weights is not None:
             fresh = load_body(model, start.weights, keep_heads=start.kept_heads(self.prepared.recipe))
             new = list(dict.fromkeys(name.split(".")[1] for name in fresh))
-            kept = [head for head in model.heads if head not in new]
-            fresh_heads = bool(new)
+            kept, fresh_heads = [head for head in model.heads if head not in new], bool(new)
             for what, heads in (("new", new), ("kept", kept)):
                 if heads:
                     self.console.print(f"{what} head: {', '.join(heads)}", markup=False)
             if self.models.generator is not None and start.weights.has("generator"):
                 load_generator(self.models.generator, start.weights)
+        write_embeddings(self.prepared.vectors, model)
         if fresh_heads and data.label_mean is not None:
             head = data.recipe.objectives[0].objective.head.kind
-            with torch.no_grad():
-                model.get_parameter(f"heads.{head}.project.bias").fill_(data.label_mean)
+            torch.nn.init.constant_(model.get_parameter(f"heads.{head}.project.bias"), data.label_mean)
 
     def _trained(self, objective: Objective) -> Objective:
         """The objective that is trained: with the soft targets of a teacher, or with two passes."""

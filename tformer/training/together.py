@@ -19,13 +19,12 @@ from tformer.checkpoint.run import RunDirectory
 from tformer.data.sources.files import STANDARD_INPUT
 from tformer.device import Precision
 from tformer.errors import InputError
-from tformer.formatting import plural
 from tformer.options import flag_of
 from tformer.recipe import recipe_from_yaml, recipe_to_yaml
 from tformer.recipe.recipe import Recipe
 from tformer.tasks.base import Work
 from tformer.training.options import TrainOptions
-from tformer.training.prepare import Prepared, prepare
+from tformer.training.prepare import Prepared, choose_parallel, prepare
 from tformer.training.request import Start, find_start
 from tformer.workers.worker import Worker
 
@@ -33,22 +32,6 @@ SAME_COMMAND = "start the same command with the same tformer on every machine"
 SAME_DATA = "every machine needs the same files"
 OWN = {"devices", "max_restarts", "workers"}
 """Options that may differ between the processes of one training."""
-
-
-def take_own_gpu(device: str | None, worker: Worker) -> None:
-    """Make the GPU with this process's number on its machine the current one, where training is on GPUs.
-
-    Raises InputError for more processes than GPUs.
-    """
-    if worker.world_size == 1 or device == "cpu" or not torch.cuda.is_available():
-        return
-    count = torch.cuda.device_count()
-    if worker.local_rank >= count:
-        raise InputError(
-            f"{worker.local_size} processes on this machine, but {plural(count, 'CUDA device')}",
-            hint="start as many processes as there are devices, or train with --device cpu",
-        )
-    torch.cuda.set_device(worker.local_rank)
 
 
 def require_same_command(options: TrainOptions, worker: Worker) -> None:
@@ -98,11 +81,19 @@ def prepare_together(start: Start, work: Work, worker: Worker) -> Prepared:
     prepared = worker.in_turn(lambda: prepare(start, work, processes=worker.local_size))
     tokenizers = {"tokenizer": prepared.data.tokenizer, "target tokenizer": prepared.data.target_tokenizer}
     hashes = {name: "none" if each is None else each.sha256[:16] for name, each in tokenizers.items()}
-    worker.require_equal({**hashes, "training data": prepared.data.fingerprint}, hint=SAME_DATA)
+    vectors = {f"vectors of {table}": each.digest() for table, each in prepared.vectors.items()}
+    worker.require_equal({**hashes, **vectors, "training data": prepared.data.fingerprint}, hint=SAME_DATA)
     recipe = _leaders(prepared.recipe, worker)
     name = recipe.training.precision
     assert name != "auto"
-    return replace(prepared, recipe=recipe, precision=Precision(name, prepared.precision.reason))
+    prepared = replace(prepared, recipe=recipe, precision=Precision(name, prepared.precision.reason))
+    if recipe.training.parallel.kind != "auto":
+        return prepared
+    kind, reason = worker.share(
+        lambda: choose_parallel(prepared, processes=worker.world_size, machine_processes=worker.local_size)
+    )
+    work.note(f"parallel: {kind}, as {reason}")
+    return replace(prepared, parallel=recipe.training.parallel.model_copy(update={"kind": kind}))
 
 
 def _leaders(recipe: Recipe, worker: Worker) -> Recipe:

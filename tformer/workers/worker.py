@@ -10,20 +10,22 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import distributed
 
 from tformer.errors import InputError, Interrupted, OtherProcessError, TformerError
-from tformer.formatting import whole_number
+from tformer.formatting import plural, whole_number
 
 Result = TypeVar("Result")
+Item = TypeVar("Item")
 
 c10d: Any = distributed
 """torch.distributed; type checkers do not know all of its names."""
@@ -35,7 +37,7 @@ POLL_SECONDS = (0.001, 0.05)
 """First and longest pause between two looks for a value."""
 
 AHEAD = 8
-"""Maximum number of answers of a worker that the leader has not taken yet."""
+"""Maximum number of answers of a worker that others have not taken yet."""
 
 FAILURE_SECONDS = 2.0
 """Time for which a worker that lost another one waits for the report of its failure, and the leader for all reports."""
@@ -48,6 +50,8 @@ LOST = "another process of this group has ended or does not answer"
 
 SUPERVISED = "TFORMER_SUPERVISED"
 """Environment variable of workers that `tformer.workers.launch` started, which reports their failures."""
+
+LAST_PORT = 65535
 
 RANKS = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
@@ -125,6 +129,7 @@ class Worker:
     has_joined: bool = field(default=False, init=False)
     _shared: int = field(default=0, init=False)
     _turns: int = field(default=0, init=False)
+    _divided: int = field(default=0, init=False)
 
     @property
     def leads(self) -> bool:
@@ -188,6 +193,64 @@ class Worker:
             self.store.delete_key(key)
         return answer
 
+    def divide(
+        self,
+        items: Iterable[Item],
+        answer: Callable[[Item], Result],
+        *,
+        should_stop: Callable[[], bool] | None = None,
+        to_json: Callable[[Result], Any] = lambda result: result,
+        from_json: Callable[[Any], Result] = lambda value: value,
+    ) -> Iterator[tuple[Item, Result]]:
+        """(item, its answer) of all items in their order, in every worker; each worker answers some of them.
+
+        All workers must have the same items, and take all that this yields.
+
+        Args:
+            answer: called with each item, or with those of this worker, in their order.
+            should_stop: polled before every item; once it is True, no further answers are yielded.
+            to_json, from_json: an answer as a JSON value, and back.
+        """
+        stops = should_stop or (lambda: False)
+        if self.store is None:
+            for item in items:
+                if stops():
+                    return
+                yield item, answer(item)
+            return
+        self._divided += 1
+        waiting: deque[tuple[int, Item, Result | None]] = deque()  # the answer of another worker is None until taken
+
+        def key(index: int) -> str:
+            return f"divided/{self._divided}/{index}"
+
+        def take() -> Iterator[tuple[Item, Result]]:
+            index, item, result = waiting.popleft()
+            if index % self.world_size != self.rank:
+                self._wait_until(lambda: self.store.check([key(index)]) or stops())
+                if stops():
+                    return
+                result = from_json(json.loads(self._wait_for(key(index))))
+            # A worker that has got this far has taken all answers but those of the last rounds.
+            past = index - (AHEAD + 1) * self.world_size
+            if past >= 0 and past % self.world_size == self.rank:
+                with _connected():
+                    self.store.delete_key(key(past))
+            yield item, cast("Result", result)
+
+        for index, item in enumerate(items):
+            if stops():
+                return
+            result = None
+            if index % self.world_size == self.rank:
+                result = answer(item)
+                self._put(key(index), json.dumps(to_json(result)))
+            waiting.append((index, item, result))
+            if len(waiting) > AHEAD * self.world_size:
+                yield from take()
+        while waiting and not stops():
+            yield from take()
+
     def total(self, number: int) -> int:
         """The sum of a number over all workers. Only the leader waits for all; the others get the sum so far."""
         if self.store is None:
@@ -209,6 +272,21 @@ class Worker:
                     f"{name}: found {facts.get(name)} in the process of rank {self.rank}, {text} in that of rank 0",
                     hint=hint,
                 )
+
+    def take_own_gpu(self, device: str) -> None:
+        """Make the GPU of this worker's number on its machine the current one, where the work is done on GPUs.
+
+        device: the value of --device. Raises InputError for more workers than GPUs.
+        """
+        if self.world_size == 1 or device == "cpu" or not torch.cuda.is_available():
+            return
+        count = torch.cuda.device_count()
+        if self.local_rank >= count:
+            raise InputError(
+                f"{self.local_size} processes on this machine, but {plural(count, 'CUDA device')}",
+                hint="start as many processes as there are devices, or choose --device cpu",
+            )
+        torch.cuda.set_device(self.local_rank)
 
     def publish(self, name: str, text: str) -> None:
         """Store a text for the launcher, for example the run directory."""
@@ -277,6 +355,10 @@ class Worker:
                 pause = min(2 * pause, longest)
 
 
+ALONE = Worker()
+"""A process that works alone."""
+
+
 @contextmanager
 def _connected() -> Iterator[None]:
     """LostError in place of the error of a store whose process has ended."""
@@ -312,6 +394,8 @@ def worker_from_environment() -> Worker | None:
             return None
         if rank >= world_size:
             raise InputError(f"{names[0]}={rank}: expected a rank below {names[1]}={world_size}")
+        if has_meeting_point and not 0 < _number("MASTER_PORT", starter) <= LAST_PORT:
+            raise InputError(f"MASTER_PORT={os.environ['MASTER_PORT']}: expected a port, from 1 to {LAST_PORT}")
         if not has_meeting_point:
             raise InputError(
                 f"{names[0]} and {names[1]} are set, but not MASTER_ADDR and MASTER_PORT",

@@ -145,6 +145,32 @@ def _random_sides(
     return np.minimum(1.0, np.sqrt(area / aspect)), np.minimum(1.0, np.sqrt(area * aspect))
 
 
+# --- views of an image for averaged predictions
+
+VIEW_PLACES = ((0, 0), (-1, -1), (1, 1), (-1, 1), (1, -1))  # down and right, in VIEW_SHARE of the side
+VIEW_SHARE = 16
+
+
+def view(pixels_BCYX: np.ndarray, number: int, *, mirrored: bool) -> np.ndarray:
+    """The images as they are (0), then moved a little along the diagonals; `mirrored`: each place also mirrored.
+
+    There are `most_views(mirrored)` of them.
+    """
+    place, is_mirror = divmod(number, 2) if mirrored else (number, 0)
+    if is_mirror:
+        pixels_BCYX = pixels_BCYX[..., ::-1].copy()
+    moves = [
+        np.full(len(pixels_BCYX), steps * max(1, side // VIEW_SHARE))
+        for steps, side in zip(VIEW_PLACES[place], pixels_BCYX.shape[2:], strict=True)
+    ]
+    return shift(pixels_BCYX, *moves) if place else pixels_BCYX
+
+
+def most_views(mirrored: bool) -> int:
+    """The number of different views."""
+    return len(VIEW_PLACES) * (1 + mirrored)
+
+
 # --- the operations of RandAugment: uint8 [n, C, Y, X] and signed strengths [n] in [-1, 1] -> uint8 [n, C, Y, X]
 
 LUMA = (0.299, 0.587, 0.114)

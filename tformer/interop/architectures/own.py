@@ -74,6 +74,8 @@ def lacks(model: Model) -> Iterator[str]:
         yield f"model.heads: {named} on {' and '.join(model.stacks)}"
     if model.patches is not None:
         yield "model.patches: images"
+    if model.embedding.ngram > 1:
+        yield f"model.embedding.ngram: {model.embedding.ngram}"
     if model.embedding.convolution:
         yield f"model.embedding.convolution: {model.embedding.convolution}"
     for number, head in enumerate(model.heads):

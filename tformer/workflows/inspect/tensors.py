@@ -85,6 +85,14 @@ def embedding_tensors(embedding: TokenEmbedding | PatchEmbedding, positions: Pos
         "ids": Described("ids", ("B", at), "token numbers", ()),
         "tokens": Described("tokens", ("B", at, e), "the table's row of each token", None, ("weight",)),
         "unit": Described("unit vectors", ("B", at, e), "each row at length 1 (FixNorm)"),
+        "ngrams": Described(
+            "n-grams",
+            ("B", at, e),
+            "the vectors of the n-grams that end at each token, added",
+            (),
+            ("ngrams",),
+            beside=True,
+        ),
         "scaled": Described("scaled", ("B", at, e), factor),
         "segments": Described(
             "segments", ("B", at, e), "the vector of each token's segment, added", (), ("token_types",), beside=True
