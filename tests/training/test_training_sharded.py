@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
+from torch import Tensor
 
 from tests.end_to_end.labelled_examples import sentences
 from tests.training.pair_makers import RECIPE, english, german, metrics
@@ -23,6 +23,7 @@ from tests.training.test_training_devices import (
     records,
     train,
 )
+from tformer.checkpoint.read import read_checkpoint
 from tformer.training import session
 
 __all__ = ["_all_processes_end", "train"]  # fixtures
@@ -33,14 +34,20 @@ ELECTRA = ("--arch", "electra", "--preset", "tiny", "--set", "model.d_model=16",
            "--set", "generator.d_model=8", "--set", "generator.embedding.size=8")  # fmt: skip
 
 
-def assert_same_state(run: str, other: str, *names: str) -> None:
+def assert_same_state(run: str, other: str, *roles: str) -> None:
     """The same tensors of the latest checkpoints under the same names, within the tolerance."""
-    for name in names:
-        own, others = (load_file(latest(each) / f"{name}.safetensors") for each in (run, other))
+    for role in roles:
+        own, others = (stored(run, role), stored(other, role))
         assert {key: (each.shape, each.dtype) for key, each in own.items()} == {
             key: (each.shape, each.dtype) for key, each in others.items()
         }
         assert max(float((own[key] - others[key]).abs().max()) for key in own) <= TOLERANCE
+
+
+def stored(run: str, role: str) -> dict[str, Tensor]:
+    """The tensors of a role in the latest checkpoint, from one file or several."""
+    checkpoint = read_checkpoint(latest(run))
+    return checkpoint.rows(role, dict.fromkeys(checkpoint.specs(role), slice(None)))
 
 
 def test_sharded_weights_make_the_run_and_the_files_of_one_process(train: Cli) -> None:
@@ -99,6 +106,27 @@ def interrupted(train: Cli, monkeypatch: pytest.MonkeyPatch, step: int, *words: 
     with monkeypatch.context() as patch:
         at_step(patch, step, 0, lambda: os.kill(os.getpid(), signal.SIGTERM))
         assert train("--out", "run", *words).code == 143
+
+
+def test_sharded_models_start_from_the_weights_of_another_run(cli: Cli, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.tsv"
+    rows.write_text("text\tlabel\n" + "".join(f"{text}\t{number % 5 + 0.5}\n"
+                                              for number, (_, text) in enumerate(sentences(80, 6))))  # fmt: skip
+    tiny = ("--arch", "bert", "--preset", "classify", "--data", rows, "--batch-size", 8, "--precision", "fp32",
+            "--set", "model.d_model=16", "--set", "optimizer.eps=1e-5", "--set", "data.seq_len=16")  # fmt: skip
+    still = [word for key in ("encoder.dropout", "encoder.attention_dropout", "embedding.dropout")
+             for word in ("--set", f"model.{key}=0")]  # fmt: skip
+    first = cli(
+        "train", *tiny, *still, "--max-steps", 2, "--out", tmp_path / "first", "--set", "training.ema_decay=0.9"
+    )
+    assert first.code == 0, first.err
+    words = ("--init-from", tmp_path / "first", "--objective", "regression", "--max-steps", 3,
+             "--set", "model.heads=[{kind: regression, dropout: 0}]")  # fmt: skip
+    for name, more in (("one", ()), ("two", ("--devices", 2, *FSDP))):
+        outcome = cli("train", *tiny, *still, *words, "--out", tmp_path / name, *more)
+        assert outcome.code == 0, outcome.err
+        assert "new head: regression" in outcome.err
+    assert_same_run(str(tmp_path / "two"), str(tmp_path / "one"))
 
 
 @pytest.mark.slow
