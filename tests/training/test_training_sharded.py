@@ -103,6 +103,27 @@ def interrupted(train: Cli, monkeypatch: pytest.MonkeyPatch, step: int, *words: 
         assert train("--out", "run", *words).code == 143
 
 
+def test_sharded_models_start_from_the_weights_of_another_run(cli: Cli, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.tsv"
+    rows.write_text("text\tlabel\n" + "".join(f"{text}\t{number % 5 + 0.5}\n"
+                                              for number, (_, text) in enumerate(sentences(80, 6))))  # fmt: skip
+    tiny = ("--arch", "bert", "--preset", "classify", "--data", rows, "--batch-size", 8, "--precision", "fp32",
+            "--set", "model.d_model=16", "--set", "optimizer.eps=1e-5", "--set", "data.seq_len=16")  # fmt: skip
+    still = [word for key in ("encoder.dropout", "encoder.attention_dropout", "embedding.dropout")
+             for word in ("--set", f"model.{key}=0")]  # fmt: skip
+    first = cli(
+        "train", *tiny, *still, "--max-steps", 2, "--out", tmp_path / "first", "--set", "training.ema_decay=0.9"
+    )
+    assert first.code == 0, first.err
+    words = ("--init-from", tmp_path / "first", "--objective", "regression", "--max-steps", 3,
+             "--set", "model.heads=[{kind: regression, dropout: 0}]")  # fmt: skip
+    for name, more in (("one", ()), ("two", ("--devices", 2, *FSDP))):
+        outcome = cli("train", *tiny, *still, *words, "--out", tmp_path / name, *more)
+        assert outcome.code == 0, outcome.err
+        assert "new head: regression" in outcome.err
+    assert_same_run(str(tmp_path / "two"), str(tmp_path / "one"))
+
+
 @pytest.mark.slow
 def test_a_checkpoint_goes_on_with_any_number_of_processes_and_any_kind(
     train: Cli, monkeypatch: pytest.MonkeyPatch

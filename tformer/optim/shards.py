@@ -22,6 +22,12 @@ from torch import Tensor, nn
 Key = TypeVar("Key", bound=Hashable)
 
 
+def rows_of(count: int, rank: int, size: int) -> slice:
+    """The rows of process `rank` of `size`, of a parameter with `count` of them."""
+    chunk = -(-count // size)
+    return slice(min(rank * chunk, count), min((rank + 1) * chunk, count))
+
+
 @dataclass
 class _Part:
     """A sharded parameter, and what the optimizer updates in this process.
@@ -78,8 +84,7 @@ class Shards:
 
     def rows(self, count: int, rank: int | None = None) -> slice:
         """The rows of a process (None: this one) of a parameter with `count` of them."""
-        rank, chunk = self.rank if rank is None else rank, -(-count // self.size)
-        return slice(min(rank * chunk, count), min((rank + 1) * chunk, count))
+        return rows_of(count, self.rank if rank is None else rank, self.size)
 
     @torch.no_grad()
     def own(self, parameter: nn.Parameter, *, whole: bool) -> nn.Parameter:
@@ -233,6 +238,11 @@ def _rounds(pieces: Mapping[Key, Piece]) -> Iterator[list[Key]]:
             yield keys
             keys, size = [], 0
     yield keys
+
+
+def is_spread(tensor: Tensor) -> bool:
+    """Whether a tensor is a DTensor (whose import takes half a second)."""
+    return hasattr(tensor, "to_local")
 
 
 @torch.no_grad()

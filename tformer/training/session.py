@@ -112,10 +112,11 @@ class Session:
         self.tokenizer_json = None if tokenizer is None else tokenizer.to_json()
         self.target_tokenizer_json = None if target is None else target.to_json()
         self.state = self._first_state()
-        self.models = assemble.make_models(recipe, device, dtype=prepared.precision.dtype)
+        rows = self.parallel.own_rows()
+        self.models = assemble.make_models(recipe, device, dtype=prepared.precision.dtype, rows=rows)
         assemble.require_separate_rows(self.models, self.parallel.world_size)
+        self.shards = self.parallel.shard(self.models, rows, device)
         self._start_weights(self.models.main)
-        self.shards = self.parallel.shard(self.models)
         self.model: Transformer = self.models.main
         self.objective = assemble.make_objective(recipe, prepared.data.context, self.models)
         self.batches = assemble.PlannedBatches(
@@ -185,20 +186,21 @@ class Session:
         start, data = self.prepared.start, self.prepared.data
         fresh_heads = True
         if start.resumed is not None:
-            load_weights(model, start.resumed)
+            load_weights(model, start.resumed, shards=self.shards)
             if self.models.generator is not None:
-                load_generator(self.models.generator, start.resumed)
+                load_generator(self.models.generator, start.resumed, shards=self.shards)
             fresh_heads = False
         elif start.weights is not None:
-            fresh = load_body(model, start.weights, keep_heads=start.kept_heads(self.prepared.recipe))
+            keep = start.kept_heads(self.prepared.recipe)
+            fresh = load_body(model, start.weights, keep_heads=keep, shards=self.shards)
             new = list(dict.fromkeys(name.split(".")[1] for name in fresh))
             kept, fresh_heads = [head for head in model.heads if head not in new], bool(new)
             for what, heads in (("new", new), ("kept", kept)):
                 if heads:
                     self.console.print(f"{what} head: {', '.join(heads)}", markup=False)
             if self.models.generator is not None and start.weights.has("generator"):
-                load_generator(self.models.generator, start.weights)
-        write_embeddings(self.prepared.vectors, model)
+                load_generator(self.models.generator, start.weights, shards=self.shards)
+        write_embeddings(self.prepared.vectors, model, shards=self.shards)
         if fresh_heads and data.label_mean is not None:
             head = data.recipe.objectives[0].objective.head.kind
             torch.nn.init.constant_(model.get_parameter(f"heads.{head}.project.bias"), data.label_mean)
