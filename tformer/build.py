@@ -22,6 +22,7 @@ from tformer.nn.feedforward import FeedForward
 from tformer.nn.init import NoDraws, initialise
 from tformer.nn.ngrams import NgramEmbedding
 from tformer.nn.norm import build_norm
+from tformer.nn.own_rows import OwnRows
 from tformer.nn.patches import STEMS, PatchEmbedding
 from tformer.nn.positions.base import Positions, PositionSizes
 from tformer.nn.stack import Block, Stack
@@ -47,6 +48,7 @@ def build_model(
     target_vocab_size: int | None = None,
     num_labels: int | None = None,
     device: torch.device | str | None = None,
+    rows: OwnRows | None = None,
 ) -> Transformer:
     """The modules that a recipe's `model` section describes, freshly initialised.
 
@@ -56,6 +58,7 @@ def build_model(
         target_vocab_size: of the target side, when source and target have separate vocabularies.
         num_labels: for classifier heads that leave it open.
         device: where parameters are made; "meta" makes shapes without memory. Default: the CPU.
+        rows: takes the rows of this process, and parameters are on the meta device; None: this process has all rows.
 
     Raises:
         InputError: values that contradict each other.
@@ -66,14 +69,15 @@ def build_model(
     draws = NoDraws() if torch.device(device or "cpu").type == "meta" else nullcontext()
     try:
         with where, draws:
-            built = _build(model, vocab_size, target_vocab_size, num_labels)
-            initialise(built, model.init)
+            with nullcontext() if rows is None else rows.constructing():
+                built = _build(model, vocab_size, target_vocab_size, num_labels)
+            initialise(built, model.init, around=nullcontext if rows is None else rows.whole)
     except ValueError as error:
         raise InputError(f"model: {error}") from error
     return built
 
 
-def count_parameters(model: Model, vocab_size: int | None = None, **sizes: int | None) -> int:
+def count_parameters(model: Model, vocab_size: int | None = None, **sizes: Any) -> int:
     """Number of distinct parameters of `build_model(model, ...)`, without allocating any."""
     return build_model(model, vocab_size=vocab_size, device="meta", **sizes).num_parameters()
 

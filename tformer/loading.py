@@ -8,14 +8,14 @@ A checkpoint folder alone is enough: nothing outside it is read.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import index
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tformer.build import build_model
 from tformer.checkpoint.read import Checkpoint, differences, read_checkpoint
@@ -28,6 +28,7 @@ from tformer.model import Transformer
 from tformer.nn.init import NoDraws
 from tformer.nn.structured_dropout import LEARNED
 from tformer.objectives import OBJECTIVES
+from tformer.optim.shards import Shards, is_spread, local
 from tformer.recipe.recipe import Recipe, check_special_ids, with_roles
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import DecoderTokens, decoder_tokens
@@ -209,45 +210,93 @@ def load_tokenizers(checkpoint: Checkpoint) -> tuple[Tokenizer | None, Tokenizer
     return with_roles(recipe.tokenizer.special_ids, tokenizer, target)
 
 
-def load_weights(model: nn.Module, checkpoint: Checkpoint, *, ema: bool = False) -> None:
+class _Stored:
+    """The tensors of a checkpoint: whole; with `shards` on the meta device, until `copy` reads this process's rows."""
+
+    def __init__(self, checkpoint: Checkpoint, shards: Shards | None) -> None:
+        self._checkpoint, self._shards = checkpoint, shards
+        self._places: dict[Tensor, tuple[str, str]] = {}  # (role, name) of each on the meta device
+
+    def tensors(self, role: str) -> dict[str, Tensor]:
+        """The tensors of a role by name, those of tied names among them; empty if there are none."""
+        checkpoint = self._checkpoint
+        if not checkpoint.has(role):
+            return {}
+        if self._shards is None:
+            whole = {"weights": checkpoint.weights, "ema": checkpoint.ema, "generator": checkpoint.generator}[role]()
+            return whole or {}
+        found = {name: torch.empty(spec.shape, dtype=spec.dtype, device="meta")
+                 for name, spec in checkpoint.specs(role).items()}  # fmt: skip
+        self._places |= {tensor: (role, name) for name, tensor in found.items()}
+        tied = {} if role == "generator" else checkpoint.tied
+        return {alias: found[owner] for alias, owner in tied.items() if owner in found} | found
+
+    def shapes(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """A model's tensors to compare with `tensors`: whole shapes."""
+        if self._shards is None:
+            return state
+        return {name: torch.empty(each.shape, dtype=each.dtype, device="meta") for name, each in state.items()}
+
+    @torch.no_grad()
+    def copy(self, tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+        """Copy tensors into those of a model's state that have their names."""
+        if self._shards is None:
+            for name, target in state.items():
+                target.copy_(tensors[name])
+            return
+        shards, whole = self._shards, slice(None)
+        wanted: dict[str, dict[str, slice]] = {}
+        for name, target in state.items():
+            role, stored = self._places[tensors[name]]
+            wanted.setdefault(role, {})[stored] = shards.rows(len(target)) if is_spread(target) else whole
+        ranks = {"rank": shards.rank, "processes": shards.size}
+        rows = {role: self._checkpoint.rows(role, names, **ranks) for role, names in wanted.items()}
+        for name, target in state.items():
+            role, stored = self._places[tensors[name]]
+            (local(target) if is_spread(target) else target).copy_(rows[role][stored])
+
+
+def load_weights(model: nn.Module, checkpoint: Checkpoint, *, ema: bool = False, shards: Shards | None = None) -> None:
     """Copy a checkpoint's weights into a model: all of them, or none and an InputError.
 
     Args:
         model: on any device, in any floating type.
         checkpoint: see `read_checkpoint`.
         ema: take the averaged weights, and the plain ones only for what has no average.
+        shards: of a model that is spread over processes: each reads its rows.
 
     Raises:
         InputError: names or shapes differ; lists what is missing, unexpected, and of another shape.
     """
-    state = model.state_dict()
-    weights = (checkpoint.ema() or {}) if ema else {}
+    state, stored = model.state_dict(), _Stored(checkpoint, shards)
+    weights = stored.tensors("ema") if ema else {}
     if not state.keys() <= weights.keys():
-        weights = checkpoint.weights() | weights
-    problems = differences(state, weights, aliases=checkpoint.tied)
+        weights = stored.tensors("weights") | weights
+    problems = differences(stored.shapes(state), weights, aliases=checkpoint.tied)
     if problems:
         raise InputError(
             f"{checkpoint.path}: recipe and weights disagree: {'; '.join(problems)}",
             hint="recipe.yaml and model.safetensors must come from the same checkpoint, unedited",
         )
-    with torch.no_grad():
-        for name, target in state.items():
-            target.copy_(weights[name])
+    stored.copy(weights, state)
 
 
-def load_body(model: nn.Module, checkpoint: Checkpoint, *, keep_heads: Collection[str] = ()) -> list[str]:
+def load_body(
+    model: nn.Module, checkpoint: Checkpoint, *, keep_heads: Collection[str] = (), shards: Shards | None = None
+) -> list[str]:
     """Copy a checkpoint's weights except the heads; of these, the ones in `keep_heads` with equal shapes.
 
     Learned LayerDrop rates belong to training: they are copied where both models have them, and else left alone.
     Averaged weights take precedence. Returns the names of the tensors of heads that stay as freshly initialised.
+    shards: see `load_weights`.
 
     Raises:
         InputError: the bodies differ: lists what is missing and what has another shape.
     """
-    state = model.state_dict()
-    weights = (checkpoint.ema() or {}) if checkpoint.has("ema") else {}
+    state, stored = model.state_dict(), _Stored(checkpoint, shards)
+    weights = stored.tensors("ema")
     if not state.keys() <= weights.keys():
-        weights = checkpoint.weights() | weights
+        weights = stored.tensors("weights") | weights
     heads: dict[str, list[str]] = {}
     for name in state:
         if name.startswith(HEADS):
@@ -261,28 +310,27 @@ def load_body(model: nn.Module, checkpoint: Checkpoint, *, keep_heads: Collectio
     rates = {name for name in state.keys() ^ weights.keys() if name.endswith(LEARNED)}
     body = {name: target for name, target in state.items() if name not in fresh | rates}
     taken = {name: weights[name] for name in weights if name in body or not (name.startswith(HEADS) or name in rates)}
-    problems = differences(body, taken, aliases=checkpoint.tied)
+    problems = differences(stored.shapes(body), taken, aliases=checkpoint.tied)
     if problems:
         raise InputError(f"{checkpoint.path}: its body does not fit this model: {'; '.join(problems)}")
-    with torch.no_grad():
-        for name, target in body.items():
-            target.copy_(taken[name])
+    stored.copy(taken, body)
     return sorted(fresh)
 
 
-def load_generator(generator: nn.Module, checkpoint: Checkpoint) -> None:
-    """Copy ELECTRA's generator from a checkpoint. Raises InputError when names or shapes differ."""
-    state, weights = generator.state_dict(), checkpoint.generator() or {}
-    owners = {tensor.data_ptr(): name for name, tensor in state.items() if name in weights}
-    for name, tensor in state.items():  # tied tensors are stored once
-        if name not in weights and tensor.data_ptr() in owners:
-            weights[name] = weights[owners[tensor.data_ptr()]]
-    problems = differences(state, weights, aliases={})
+def load_generator(generator: Transformer, checkpoint: Checkpoint, *, shards: Shards | None = None) -> None:
+    """Copy ELECTRA's generator from a checkpoint. Raises InputError when names or shapes differ.
+
+    shards: see `load_weights`.
+    """
+    state, stored = generator.state_dict(), _Stored(checkpoint, shards)
+    weights = stored.tensors("generator")
+    for alias, owner in generator.tied_names().items():  # tied tensors are stored once
+        if alias not in weights and owner in weights:
+            weights[alias] = weights[owner]
+    problems = differences(stored.shapes(state), weights, aliases={})
     if problems:
         raise InputError(f"{checkpoint.path}: the generator does not fit: {'; '.join(problems)}")
-    with torch.no_grad():
-        for name, tensor in state.items():
-            tensor.copy_(weights[name])
+    stored.copy(weights, state)
 
 
 def _suits(folder: Path, kinds: Collection[str] | None) -> bool:

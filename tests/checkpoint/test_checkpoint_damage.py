@@ -16,6 +16,7 @@ import torch
 from tests.checkpoint.conftest import TOKENIZER, rewrite_manifest, save, weights_at
 from tests.checkpoint.steps import steps
 from tformer.checkpoint import tensor_files
+from tformer.checkpoint.manifest import FORMAT
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.resolve import resolve_checkpoint
 from tformer.checkpoint.run import RunDirectory
@@ -118,7 +119,7 @@ def test_a_folder_without_a_manifest_is_no_checkpoint(run: RunDirectory, tmp_pat
 
 def test_a_newer_format_says_upgrade(run: RunDirectory) -> None:
     path = save(run, 1)
-    rewrite_manifest(path, lambda content: content.update(format=3, files="something else"))
+    rewrite_manifest(path, lambda content: content.update(format=FORMAT + 1, files="something else"))
     with pytest.raises(InputError, match="newer tformer") as caught:
         read_checkpoint(path)
     assert "upgrade" in (caught.value.hint or "")

@@ -17,7 +17,7 @@ import torch
 from tformer.checkpoint import background
 from tformer.checkpoint.background import Saver, copied
 from tformer.errors import cannot_write
-from tformer.training import session
+from tformer.training import saving
 from tformer.training.loop import Trainer
 
 Cli = Callable[..., Any]
@@ -46,7 +46,7 @@ def test_a_run_that_is_interrupted_while_it_saves_resumes_with_the_same_result(
     train: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert train("--out", "a", *BACKGROUND).code == 0
-    save, step = session.save_checkpoint, Trainer._step
+    save, step = saving.save_checkpoint, Trainer._step
 
     def slow_save(*arguments: Any, **named: Any) -> Any:
         time.sleep(0.1)
@@ -58,7 +58,7 @@ def test_a_run_that_is_interrupted_while_it_saves_resumes_with_the_same_result(
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(session, "save_checkpoint", slow_save)
+        patch.setattr(saving, "save_checkpoint", slow_save)
         patch.setattr(Trainer, "_step", step_and_signal)
         stopped = train("--out", "b", *BACKGROUND)
     assert stopped.code == 143 and "saved at step 5" in stopped.err
@@ -69,7 +69,7 @@ def test_a_run_that_is_interrupted_while_it_saves_resumes_with_the_same_result(
 
 
 def test_steps_go_on_while_a_checkpoint_is_written(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    stepped, save, step = Event(), session.save_checkpoint, Trainer._step
+    stepped, save, step = Event(), saving.save_checkpoint, Trainer._step
     steps: list[int] = []
 
     def slow_save(run: Any, number: int, **arguments: Any) -> Any:
@@ -82,7 +82,7 @@ def test_steps_go_on_while_a_checkpoint_is_written(train: Cli, monkeypatch: pyte
         if self.state.step == 6:  # the checkpoint of step 4 is not written yet
             stepped.set()
 
-    monkeypatch.setattr(session, "save_checkpoint", slow_save)
+    monkeypatch.setattr(saving, "save_checkpoint", slow_save)
     monkeypatch.setattr(Trainer, "_step", counted_step)
     outcome = train("--out", "a", *BACKGROUND, "--set", "training.eval_every=12", "--json")
     assert outcome.code == 0 and steps[-1] == 12, outcome.err
@@ -96,7 +96,7 @@ def test_an_error_of_the_thread_ends_the_training_with_its_exit_code(
     def full(*_: Any, **__: Any) -> None:
         raise cannot_write("a", OSError(28, "No space left on device"))
 
-    monkeypatch.setattr(session, "save_checkpoint", full)
+    monkeypatch.setattr(saving, "save_checkpoint", full)
     outcome = train("--out", "a", *BACKGROUND)
     assert outcome.code == 3 and outcome.err.count("error: ") == 1
 

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from torch import Tensor
 
 from tests.faults.killing import check_runs, ends_within
 from tests.training.test_training_not_finite import nan_at
+from tformer.checkpoint.read import read_checkpoint
 from tformer.errors import InputError, cannot_write
-from tformer.training import session
+from tformer.training import saving, session
 from tformer.training.assemble import PlannedBatches
 from tformer.training.loop import Trainer
 from tformer.workers import launch
@@ -54,18 +55,29 @@ def latest(run: str) -> Path:
     return Path(run, "checkpoints", Path(run, "checkpoints", "latest").read_text().strip())
 
 
-def assert_same_run(run: str, other: str) -> None:
-    """The same records, but for times, and the same weights within the tolerance."""
+def assert_same_records(run: str, other: str) -> None:
+    """The same records, but for times, within the tolerance."""
     assert len(records(run)) == len(records(other)) > 0
     for one, two in zip(records(run), records(other), strict=True):
         assert [one[key] for key in ("split", "step")] == [two[key] for key in ("split", "step")]
         assert one.get("tokens") == two.get("tokens") and abs(one["loss"] - two["loss"]) <= TOLERANCE
+
+
+def assert_same_run(run: str, other: str) -> None:
+    """The same records, but for times, and the same weights within the tolerance."""
+    assert_same_records(run, other)
     assert latest(run).name == latest(other).name
-    weights, others = (load_file(latest(name) / "model.safetensors") for name in (run, other))
+    weights, others = stored(run, "weights"), stored(other, "weights")
     assert weights.keys() == others.keys()
     assert max(float((weights[name] - others[name]).abs().max()) for name in weights) <= TOLERANCE
     assert sorted(path.name for path in Path(run).iterdir()) == sorted(path.name for path in Path(other).iterdir())
     check_runs(Path(run))
+
+
+def stored(run: str, role: str) -> dict[str, Tensor]:
+    """The tensors of a role in the latest checkpoint, from one file or several."""
+    checkpoint = read_checkpoint(latest(run))
+    return checkpoint.rows(role, dict.fromkeys(checkpoint.specs(role), slice(None)))
 
 
 def at_step(patch: pytest.MonkeyPatch, step: int, rank: int, act: Callable[[], Any]) -> None:
@@ -150,14 +162,14 @@ def test_a_signal_to_one_process_saves_all_together(
 
 
 def test_a_full_disk_ends_all_processes_with_3(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    save = session.save_checkpoint
+    save = saving.save_checkpoint
 
     def full(run: Any, step: int, **parts: Any) -> Path:
         if step == 8:
             raise cannot_write(run.path, OSError(28, ""))
         return save(run, step, **parts)
 
-    monkeypatch.setattr(session, "save_checkpoint", full)
+    monkeypatch.setattr(saving, "save_checkpoint", full)
     outcome = train("--out", "run", "--devices", 2)
     assert outcome.code == 3 and outcome.err.count("error: ") == 1
     assert "error: rank 0: cannot write run: No space left on device" in outcome.err
@@ -167,13 +179,13 @@ def test_a_full_disk_ends_all_processes_with_3(train: Cli, monkeypatch: pytest.M
 def test_a_save_may_take_longer_than_the_time_limit_of_the_processes(
     train: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save = session.save_checkpoint
+    save = saving.save_checkpoint
 
     def slowly(run: Any, step: int, **parts: Any) -> Path:
         time.sleep(1.0 if step == 4 else 0.0)
         return save(run, step, **parts)
 
-    monkeypatch.setattr(session, "save_checkpoint", slowly)
+    monkeypatch.setattr(saving, "save_checkpoint", slowly)
     outcome = train("--out", "run", "--devices", 2, "--set", "training.parallel.timeout_minutes=0.01")
     assert outcome.code == 0, outcome.err
 

@@ -19,6 +19,7 @@ from tests.training.worlds import Training, in_processes, largest_difference, re
 from tformer.device import DTYPES
 from tformer.errors import InputError, OtherProcessError
 from tformer.evaluation.predict import evaluate_objective
+from tformer.optim.shards import local
 from tformer.recipe.sections import Parallelism
 from tformer.training import assemble
 from tformer.training.parallel import DataParallel, Parallel, SingleProcess, parallel_of
@@ -207,6 +208,35 @@ def test_half_precision_and_its_loss_scale_are_those_of_one_process(precision: s
         assert torch.equal(found[0]["scale"], expected["scale"])
         # 8 or 11 bits: a product of other rows may round each number the other way.
         assert torch.allclose(found[0]["sums"], expected["sums"], rtol=2e-2)
+
+
+def test_a_process_holds_its_rows_of_models_that_are_divided_and_the_numbers_are_those_of_one(tmp_path: Path) -> None:
+    def work(parallel: Parallel) -> dict[str, Tensor]:
+        parallel = parallel_of(KINDS["fsdp"])
+        found = {}
+        for preset in ("gpt/small", "electra/tiny"):
+            recipe, rows = recipe_of(preset), parallel.own_rows()
+            models = assemble.make_models(recipe, torch.device("cpu"), dtype=torch.float32, rows=rows)
+            assert all(parameter.is_meta for parameter in models.parameters())
+            shards = parallel.shard(models, rows, torch.device("cpu"))
+            assert shards is not None
+            memory = {local(each).untyped_storage().data_ptr(): local(each) for each in models.parameters()}
+            held = sum(each.untyped_storage().nbytes() for each in memory.values())
+            found[f"{preset}|held"] = torch.tensor(held)
+            for name, parameter in models.named_parameters():
+                found[f"{preset}|{name}"] = shards.complete(local(parameter), parameter.shape)
+        return found
+
+    for found in in_processes(4, work, tmp_path / "world"):
+        for preset in ("gpt/small", "electra/tiny"):
+            whole = assemble.make_models(recipe_of(preset), torch.device("cpu"), dtype=torch.float32)
+            expected = {name: each.detach() for name, each in whole.named_parameters()}
+            own = of_case(found, preset)
+            # One row of each tensor more than a fourth at most.
+            share = sum(-(-len(each) // 4) * each[0].numel() for each in expected.values()) * 4
+            assert int(own.pop("held")) <= share < 0.27 * sum(each.nbytes for each in expected.values())
+            assert own.keys() == expected.keys()
+            assert all(torch.equal(own[name], expected[name]) for name in own)
 
 
 HALF = ["gpt/small", "llama/tiny", "bert/tiny", "t5/tiny"]

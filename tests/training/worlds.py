@@ -149,7 +149,8 @@ class Training:
     ) -> None:
         device = torch.device("cpu")
         self.recipe = recipe
-        self.models = assemble.make_models(recipe, device, dtype=DTYPES[precision])
+        rows = parallel.own_rows()
+        self.models = assemble.make_models(recipe, device, dtype=DTYPES[precision], rows=rows)
         assemble.require_separate_rows(self.models, parallel.world_size)
         given: ObjectiveContext = replace(context(recipe), padding=recipe.data.padding)
         data = TrainingData(
@@ -173,7 +174,7 @@ class Training:
                 attention_pairs=layer_pairs(self.models.main, teacher, "attention"),
                 image_positions=recipe.seq_len if recipe.model.patches is not None else None,
             )
-        self.shards = parallel.shard(self.models)
+        self.shards = parallel.shard(self.models, rows, device)
         self.ema = assemble.make_ema(recipe, self.models, self.shards)
         self.optimizer = assemble.make_optimizer(recipe, self.models, device, self.shards)
         self.trainer = Trainer(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from threading import Thread
+from collections.abc import Callable, Hashable, Mapping
+from threading import Event, Thread
+from typing import TypeVar
 
 from torch import Tensor
 
+Key = TypeVar("Key", bound=Hashable)
 
-def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+
+def copied(tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
     """Copies in host memory. Names that share one tensor share one copy."""
     copies: dict[tuple[object, ...], Tensor] = {}
     found = {}
@@ -25,41 +27,27 @@ class Saver:
     """Saves one checkpoint at a time: at once, or in a thread from copies of the tensors.
 
     An error of the thread is raised by the next call of `save`, `raise_if_failed` or `finish`, once.
-
-    Attributes:
-        seconds: for which the caller has waited.
     """
 
     def __init__(self, *, in_background: bool) -> None:
-        self.seconds = 0.0
         self._in_background = in_background
         self._thread: Thread | None = None
         self._error: BaseException | None = None
+        self._gave_up = Event()
 
-    def hold(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def hold(self, tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         """The tensors as they are now, for a `save` that follows: copies if it is in the background."""
-        began = time.perf_counter()
-        held = copied(tensors) if self._in_background else dict(tensors)
-        self.seconds += time.perf_counter() - began
-        return held
+        return copied(tensors) if self._in_background else dict(tensors)
 
     def save(self, write: Callable[[], object]) -> None:
         """Call `write`, now or in a thread, after the one before it has ended."""
-        self.make_room()
-        began = time.perf_counter()
+        self.finish()
         if self._in_background:
             # The thread ends with the process: a folder that it was writing is removed by the next save.
             self._thread = Thread(target=self._run, args=(write,), name="checkpoint", daemon=True)
             self._thread.start()
         else:
             write()
-        self.seconds += time.perf_counter() - began
-
-    def make_room(self) -> None:
-        """Wait until the checkpoint before is on disk."""
-        began = time.perf_counter()
-        self.finish()
-        self.seconds += time.perf_counter() - began
 
     def raise_if_failed(self) -> None:
         """Raise the error of a save that has ended."""
@@ -73,6 +61,13 @@ class Saver:
             self._thread.join()
             self._thread = None
         self.raise_if_failed()
+
+    def give_up(self) -> None:
+        """Make `gave_up` true: what `write` waits for will not come."""
+        self._gave_up.set()
+
+    def gave_up(self) -> bool:
+        return self._gave_up.is_set()
 
     def _run(self, write: Callable[[], object]) -> None:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,15 +57,31 @@ def _sha256(path: Path) -> str | None:
         return None
 
 
-FORMAT = 2  # 1: without `sha256`
+FORMAT = 3  # 1: without `sha256`; 2: only weights may be several files
 MAX_MANIFEST_BYTES = 16 << 20
 
-FILE_NAMES = {  # role -> file; `weights` may instead be several files beside an index
+TENSOR_FILES = {
     "weights": "model.safetensors",
-    "weights_index": "model.safetensors.index.json",
     "optimizer": "optimizer.safetensors",
     "ema": "ema.safetensors",
     "generator": "generator.safetensors",
+}
+"""{role: file} of tensors, which may instead be several files beside an index."""
+_PART = re.compile(r"-\d{5}-of-\d{5}\.safetensors")
+
+
+def index_role(role: str) -> str:
+    """The role of the index of a role's files."""
+    return f"{role}_index"
+
+
+def part_name(role: str, number: int, count: int) -> str:
+    """The name of file `number` (from 1) of `count` files with a role's tensors, as transformers names them."""
+    return f"{TENSOR_FILES[role].removesuffix('.safetensors')}-{number:05d}-of-{count:05d}.safetensors"
+
+
+FILE_NAMES = TENSOR_FILES | {  # role -> file
+    **{index_role(role): f"{name}.index.json" for role, name in TENSOR_FILES.items()},
     "recipe": "recipe.yaml",
     "tokenizer": "tokenizer.json",  # beside a target_tokenizer: tokenizer.source.json
     "target_tokenizer": "tokenizer.target.json",
@@ -101,8 +118,9 @@ class Manifest:
 
     def to_json(self) -> str:
         separate = {} if (sha := self.target_tokenizer_sha256) is None else {"target_tokenizer_sha256": sha}
+        several = any(self.by_role(index_role(role)) for role in TENSOR_FILES)
         content = {
-            "format": FORMAT,
+            "format": FORMAT if several else 2,  # older versions read a checkpoint of single files
             "tformer": self.version,
             "step": self.step,
             "score": self.score,
@@ -183,9 +201,11 @@ def _from_content(content: dict[str, Any]) -> Manifest:
 
 
 def _role(role: object, name: str, *, separate: bool) -> str:
-    """The role of a file; ValueError for an unknown one, and for that of another file. Weights may be several files."""
+    """The role of a file; ValueError for an unknown one, and for that of another file. Tensors may be several files."""
     expected = file_names(separate=separate).get(str(role))
     several = role == "weights" and name.endswith(".safetensors") and name not in FILE_NAMES.values()
+    stem = TENSOR_FILES.get(str(role), "").removesuffix(".safetensors")
+    several = several or bool(stem and name.startswith(stem) and _PART.fullmatch(name.removeprefix(stem)))
     if expected is None or (name != expected and not several):
         raise ValueError(f"the file {name} has the role {role!r}, which belongs to {expected or 'no file'}")
     return str(role)

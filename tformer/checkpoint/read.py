@@ -20,15 +20,24 @@ from tformer.checkpoint.manifest import (
     FileRecord,
     Manifest,
     exchanged_tokenizers,
+    index_role,
     missing_file,
     plain_name,
     read_manifest,
 )
 from tformer.checkpoint.run import CHECKPOINTS, writer
-from tformer.checkpoint.tensor_files import MAX_HEADER_BYTES, TensorSpec, read_specs, read_tensors
+from tformer.checkpoint.tensor_files import (
+    MAX_HEADER_BYTES,
+    TensorSpec,
+    damaged_file,
+    read_rows,
+    read_specs,
+    read_tensors,
+)
 from tformer.errors import InputError
 from tformer.files import PICKLE_HINT, PICKLE_SUFFIXES, parse_object, read_bounded
 from tformer.formatting import listed, short_hash
+from tformer.input_files import open_regular
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
 
@@ -139,17 +148,17 @@ class Checkpoint:
         return self._tensors("generator") if self.has("generator") else None
 
     def optimizer(self) -> dict[str, Tensor]:
-        """The optimizer's state by name.
+        """The optimizer's state by name. Errors as of `require_optimizer`."""
+        self.require_optimizer()
+        return self._tensors("optimizer")
 
-        Raises:
-            InputError: it was not saved, so training cannot be resumed exactly.
-        """
+    def require_optimizer(self) -> None:
+        """Raise InputError when no state of an optimizer was saved, so that training cannot be resumed exactly."""
         if not self.has("optimizer"):
             raise InputError(
                 f"{self.path} has no optimizer state, so training cannot resume from it",
                 hint="start a new run from its weights with --init-from",
             )
-        return self._tensors("optimizer")
 
     def weight_specs(self) -> dict[str, TensorSpec]:
         """Names, number formats and shapes of the stored weights, from headers alone."""
@@ -160,6 +169,31 @@ class Checkpoint:
         records = self.manifest.by_role(role)
         return {spec.name: spec for record in records for spec in read_specs(self.path / record.name)}
 
+    def rows(self, role: str, wanted: Mapping[str, slice], *, rank: int = 0, processes: int = 1) -> dict[str, Tensor]:
+        """Rows of stored tensors of a role, by name; of a file only these are read.
+
+        The SHA-256 of each file is compared by one of several processes that all read the same checkpoint.
+
+        Raises:
+            InputError: a file is damaged, or a tensor is missing.
+        """
+        records, found = self.manifest.by_role(role), dict[str, Tensor]()
+        try:
+            index = self._index(role)
+            for number, record in enumerate(records):
+                path = self.path / record.name
+                if self.verify and number % processes == rank:
+                    _check_hash(path, record)
+                if index is not None:
+                    _check_index(self.path, index, record.name, {spec.name for spec in read_specs(path)})
+                found |= read_rows(path, wanted)
+            if wanted.keys() != found.keys():
+                raise InputError(f"{self.path} has no tensor {min(wanted.keys() - found.keys())} among its {role}")
+        except InputError as error:
+            error.hint = error.hint or _recovery_hint(self.path)
+            raise
+        return found
+
     def _tensors(self, role: str) -> dict[str, Tensor]:
         try:
             return self._read_tensors(role)
@@ -168,7 +202,7 @@ class Checkpoint:
             raise
 
     def _read_tensors(self, role: str) -> dict[str, Tensor]:
-        index = self._index() if role == "weights" else None
+        index = self._index(role)
         tensors: dict[str, Tensor] = {}
         for record in self.manifest.by_role(role):
             path = self.path / record.name
@@ -187,8 +221,9 @@ class Checkpoint:
         self._flag_non_finite(role, tensors)
         return tensors
 
-    def _index(self) -> dict[str, str] | None:
-        records = self.manifest.by_role("weights_index")
+    def _index(self, role: str) -> dict[str, str] | None:
+        """{tensor name: file name} of a role with several files beside an index."""
+        records = self.manifest.by_role(index_role(role))
         if not records:
             return None
         path = self.path / records[0].name
@@ -196,7 +231,7 @@ class Checkpoint:
         weight_map = parse_object(data, name=str(path)).get("weight_map")
         if not isinstance(weight_map, dict):
             raise InputError(f"{path} is damaged: it has no weight_map")
-        known = {record.name for record in self.manifest.by_role("weights")}
+        known = {record.name for record in self.manifest.by_role(role)}
         for name in set(map(str, weight_map.values())):
             try:
                 plain_name(name)
@@ -271,6 +306,13 @@ def _check_size(path: Path, record: FileRecord) -> None:
     if size != record.size:
         word = "truncated" if size < record.size else "damaged"
         raise InputError(f"{path} is {word}: it has {size:,} bytes, the manifest says {record.size:,}")
+
+
+def _check_hash(path: Path, record: FileRecord) -> None:
+    with open_regular(path) as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != record.sha256:
+        raise damaged_file(path, found=found, expected=record.sha256)
 
 
 def _read_texts(folder: Path, manifest: Manifest, *, verify: bool) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from torch import Tensor
 from tformer import __version__, files
 from tformer.checkpoint import catalog
 from tformer.checkpoint.manifest import FileRecord, Manifest, file_names
+from tformer.checkpoint.parts import Companions, divide, write_files
 from tformer.checkpoint.run import RunDirectory
-from tformer.checkpoint.tensor_files import file_bytes, find_tied, tensor_chunks, without_aliases
+from tformer.checkpoint.tensor_files import file_bytes, find_tied, without_aliases
 from tformer.errors import StorageError
 from tformer.tokenizer.tokenizer import canonical_sha256
 
@@ -40,6 +41,7 @@ def save_checkpoint(
     target_tokenizer_json: str | None = None,
     target_tokenizer_sha256: str | None = None,
     keep_last: int = 2,
+    together: Companions | None = None,
 ) -> Path:
     """Add `checkpoints/step-<step>` to a run, update the pointers `latest` and `best`, and prune old checkpoints.
 
@@ -54,6 +56,7 @@ def save_checkpoint(
         target_tokenizer_json: the target's, None where one tokenizer serves both sides, or there is one side only.
         target_tokenizer_sha256: its `Tokenizer.sha256`.
         keep_last: number of last checkpoints to keep beside the best; at most `keep_last + 2` are on disk at any time.
+        together: with other processes, which write the tensors that this one does not have; it leads.
 
     Raises:
         StorageError: names the bytes needed and the path; the checkpoints that were there are untouched.
@@ -80,6 +83,7 @@ def save_checkpoint(
             tokenizer_sha256=tokenizer_sha256,
             target_tokenizer_json=target_tokenizer_json,
             target_tokenizer_sha256=target_tokenizer_sha256,
+            together=together,
         )
         catalog.tidy(folder, keep_last=keep_last)
     except OSError as error:
@@ -103,6 +107,7 @@ def write_checkpoint(
     tokenizer_sha256: str | None = None,
     target_tokenizer_json: str | None = None,
     target_tokenizer_sha256: str | None = None,
+    together: Companions | None = None,
 ) -> None:
     """Write a checkpoint folder to `target` by one rename, in a run or elsewhere. Arguments: see `save_checkpoint`."""
     wrapped = [name for name in weights if name.startswith(("module.", "_orig_mod.")) or "._orig_mod." in name]
@@ -117,7 +122,9 @@ def write_checkpoint(
         "ema": None if ema is None else without_aliases(ema, {a: o for a, o in tied.items() if a in ema}),
         "generator": None if generator is None else without_aliases(generator, find_tied(generator)),
     }
-    texts = {"recipe": recipe_yaml}
+    own = {(role, name): tensor for role, each in tensors.items() for name, tensor in (each or {}).items()}
+    division = divide(own) if together is None else together.division
+    texts = {**division.indexes(), "recipe": recipe_yaml}
     if tokenizer_json is not None:
         texts["tokenizer"] = tokenizer_json
         tokenizer_sha256 = tokenizer_sha256 or canonical_sha256(tokenizer_json)
@@ -126,23 +133,17 @@ def write_checkpoint(
         target_tokenizer_sha256 = target_tokenizer_sha256 or canonical_sha256(target_tokenizer_json)
     names = file_names(separate=target_tokenizer_json is not None)
     texts["trainer"] = json.dumps(dict(trainer), indent=1) + "\n"
-    present = {role: values for role, values in tensors.items() if values is not None}
-    sizes = {role: file_bytes(values) for role, values in present.items()}
-    sizes |= {role: len(text.encode("utf-8")) for role, text in texts.items()}
-    total = sum(sizes.values())
+    total = division.total_bytes() + sum(len(text.encode("utf-8")) for text in texts.values())
 
     def fill(folder: Path) -> None:
-        contents: dict[str, Iterable[bytes | memoryview]] = {
-            **{role: tensor_chunks(values) for role, values in present.items()},
-            **{role: [text.encode("utf-8")] for role, text in texts.items()},
-        }
-        records = tuple(
-            FileRecord(names[role], role, *files.write_durably(folder / names[role], chunks))
-            for role, chunks in contents.items()
-        )
+        written = write_files(folder, division, own)
+        records = list(written) if together is None else together.gather(folder, written)
+        for role, text in texts.items():
+            size, sha256 = files.write_durably(folder / names[role], [text.encode("utf-8")])
+            records.append(FileRecord(names[role], role, size, sha256))
         manifest = Manifest(
             step=step,
-            files=records,
+            files=tuple(records),
             tied=tied,
             tokenizer_sha256=tokenizer_sha256,
             target_tokenizer_sha256=target_tokenizer_sha256 if "target_tokenizer" in texts else None,

@@ -205,10 +205,35 @@ def read_tensors(path: Path, *, sha256: str | None) -> dict[str, Tensor]:
                     digest.update(part)
             tensors[spec.name] = tensor
     if sha256 is not None and digest.hexdigest() != sha256:
-        raise InputError(
-            f"{path} is damaged: its sha256 is {short_hash(digest.hexdigest())}, the manifest says {short_hash(sha256)}"
-        )
+        raise damaged_file(path, found=digest.hexdigest(), expected=sha256)
     return tensors
+
+
+def damaged_file(path: Path, *, found: str, expected: str) -> InputError:
+    """The error for a file with another SHA-256 than the manifest's."""
+    return InputError(f"{path} is damaged: its sha256 is {short_hash(found)}, the manifest says {short_hash(expected)}")
+
+
+def read_rows(path: Path, wanted: Mapping[str, slice]) -> dict[str, Tensor]:
+    """Rows of tensors of a file, by name; a scalar has one. Only the header and these bytes are read.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    found = {}
+    with open_regular(path) as stream:
+        header, specs = read_header(stream, name=str(path))
+        for spec in specs:
+            if spec.name in wanted:
+                count, *width = spec.shape or (1,)
+                start, stop, _ = wanted[spec.name].indices(count)
+                rows = torch.empty(max(0, stop - start), *width, dtype=spec.dtype)
+                if rows.numel():
+                    stream.seek(len(header) + spec.start + start * math.prod(width) * spec.dtype.itemsize)
+                    if _fill(stream, _bytes_of(rows)) != rows.nbytes:
+                        raise InputError(f"{path} is truncated: it ends inside tensor {spec.name}")
+                found[spec.name] = rows if spec.shape else rows[0]
+    return found
 
 
 def _fill(stream: BufferedReader, part: memoryview) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,7 +31,9 @@ from tformer.nn.feedforward import FeedForward
 from tformer.nn.heads import VocabularyHead
 from tformer.nn.layer_norm import Norm
 from tformer.nn.linear import Linear
+from tformer.nn.ngrams import NgramEmbedding
 from tformer.nn.options import require, require_positive
+from tformer.nn.own_rows import RANDOM_FILLS
 from tformer.nn.patches import PatchEmbedding
 from tformer.nn.positions.base import Positions
 from tformer.nn.stack import Block, Stack
@@ -115,44 +118,47 @@ class InitOptions:
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, options: InitOptions) -> None:
-    """Draw every parameter of `model`."""
+def initialise(
+    model: nn.Module, options: InitOptions, *, around: Callable[[nn.Module], AbstractContextManager[Any]] = nullcontext
+) -> None:
+    """Draw every parameter of `model`; `around` is entered for each module before its own parameters are drawn."""
     embedding_std = options.std if options.embedding_std is None else options.embedding_std
     output_std = options.std if options.output_std is None else options.output_std
     residual = dict(_residual_projections(model))
     parts = {matrix: rows for _, matrix, rows in block_matrices(model)}
     for module in model.modules():
-        if isinstance(module, Linear):
-            draw_matrix(module.weight, options, parts=parts.get(module))
-            if module in residual:
-                module.weight.mul_(0.0 if options.zero_out else residual[module] if options.residual_scale else 1.0)
-            if module.bias is not None:
-                module.bias.zero_()
-        elif isinstance(module, Norm | LayerDrop):
-            module.reset_parameters()
-        elif isinstance(module, TokenEmbedding):
-            if module.fixnorm:
-                module.weight.uniform_(-FIXNORM_BOUND, FIXNORM_BOUND)
-            else:
-                module.weight.normal_(0.0, embedding_std)
-            if module.token_types is not None:
-                module.token_types.normal_(0.0, embedding_std)
-            if module.ngrams is not None:
-                module.ngrams.weight.zero_()
-        elif isinstance(module, PatchEmbedding):
-            module.reset_parameters(partial(draw_matrix, options=options))
-            if module.cls is not None:
-                module.cls.normal_(0.0, embedding_std)
-        elif isinstance(module, Positions):
-            for table in module.parameters(recurse=False):
-                table.normal_(0.0, embedding_std if module.has_embed else options.std)
-        elif isinstance(module, Mechanism):
-            module.reset_parameters(options.std)
-        elif isinstance(module, VocabularyHead):
-            if not module.is_tied:
-                module.weight.normal_(0.0, output_std)
-            if module.bias is not None:
-                module.bias.zero_()
+        with around(module):
+            if isinstance(module, Linear):
+                draw_matrix(module.weight, options, parts=parts.get(module))
+                if module in residual:
+                    module.weight.mul_(0.0 if options.zero_out else residual[module] if options.residual_scale else 1.0)
+                if module.bias is not None:
+                    module.bias.zero_()
+            elif isinstance(module, Norm | LayerDrop):
+                module.reset_parameters()
+            elif isinstance(module, TokenEmbedding):
+                if module.fixnorm:
+                    module.weight.uniform_(-FIXNORM_BOUND, FIXNORM_BOUND)
+                else:
+                    module.weight.normal_(0.0, embedding_std)
+                if module.token_types is not None:
+                    module.token_types.normal_(0.0, embedding_std)
+            elif isinstance(module, NgramEmbedding):
+                module.weight.zero_()
+            elif isinstance(module, PatchEmbedding):
+                module.reset_parameters(partial(draw_matrix, options=options))
+                if module.cls is not None:
+                    module.cls.normal_(0.0, embedding_std)
+            elif isinstance(module, Positions):
+                for table in module.parameters(recurse=False):
+                    table.normal_(0.0, embedding_std if module.has_embed else options.std)
+            elif isinstance(module, Mechanism):
+                module.reset_parameters(options.std)
+            elif isinstance(module, VocabularyHead):
+                if not module.is_tied:
+                    module.weight.normal_(0.0, output_std)
+                if module.bias is not None:
+                    module.bias.zero_()
 
 
 def _residual_projections(model: nn.Module) -> Iterator[tuple[Linear, float]]:
@@ -175,13 +181,11 @@ class NoDraws(TorchFunctionMode):
     A function mode, because a dispatch mode would load PyTorch's compiler.
     """
 
-    DRAWS = (nn.init.normal_, Tensor.normal_, Tensor.uniform_)
-
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in self.DRAWS:
+        if func in RANDOM_FILLS:
             return args[0] if args else kwargs["tensor"]
         return func(*args, **kwargs)
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from tformer.errors import InputError, did_you_mean
 from tformer.optim import adafactor, muon
 from tformer.optim.muon import Muon
-from tformer.optim.shards import Shards
+from tformer.optim.shards import Piece, Shards
 
 FUSED_DEVICES = ("cpu", "cuda")
 """Device types with a fused Adam in torch."""
@@ -137,6 +137,15 @@ class Group(Protocol):
     def frozen(self) -> bool: ...
 
 
+class Stored(Protocol):
+    """A saved tensor, or what a file states of it."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+
 class NamedOptimizer:
     """One or more torch optimizers used as one, with state by parameter name and rates relative to a base rate.
 
@@ -215,49 +224,37 @@ class NamedOptimizer:
         return self.lr * self._scale
 
     def state_by_name(self) -> dict[str, Tensor]:
-        """`<parameter name>.<slot>` -> tensor (contiguous, not copied), step counters included.
+        """`<parameter name>.<slot>` -> tensor (contiguous, not copied), step counters included."""
+        return {key: tensor.contiguous() for key, (_, tensor) in self._slots().items()}
 
-        Of shards: the whole tensors, in process 0 only; all processes must call this.
-        """
-        if self.shards is None:
-            return {key: tensor.contiguous() for key, (_, tensor) in self._slots().items()}
-        found = {}
-        for key, (parameter, tensor) in self._slots().items():
-            whole = self.shards.whole_state(parameter, tensor)
-            if self.shards.collects:
-                found[key] = whole
-        return found
-
-    def state_shapes(self) -> dict[str, Tensor]:
-        """The same on the meta device."""
-        return {
-            key: torch.empty(self._shape(parameter, tensor), dtype=tensor.dtype, device="meta")
-            for key, (parameter, tensor) in self._slots().items()
-        }
+    def pieces(self) -> dict[str, Piece]:
+        """What this process has of the same tensors; in the same order in all processes."""
+        shards = self.shards
+        if shards is None:
+            return {key: Piece(tensor, tensor.shape) for key, tensor in self.state_by_name().items()}
+        return {key: shards.state_piece(parameter, tensor) for key, (parameter, tensor) in self._slots().items()}
 
     @torch.no_grad()
     def load_state_by_name(self, state: Mapping[str, Tensor]) -> None:
         """Copy a saved state in, bit for bit. Raises InputError when names, shapes or dtypes differ."""
-        slots = self._slots()
-        if state.keys() != slots.keys():
-            missing, unexpected = sorted(slots.keys() - state.keys()), sorted(state.keys() - slots.keys())
-            raise InputError(
-                f"the saved optimizer state does not fit: {_count(missing)} missing, {_count(unexpected)} unexpected",
-                hint="resume with the same model and optimizer, or start a new run from the weights (--init-from)",
-            )
-        for key, (parameter, tensor) in slots.items():
-            shape = self._shape(parameter, tensor)
-            if (state[key].shape, state[key].dtype) != (shape, tensor.dtype):
-                found = f"{tuple(state[key].shape)} {state[key].dtype}"
-                raise InputError(f"the saved optimizer state {key} is {found}, expected {tuple(shape)} {tensor.dtype}")
-            if self.shards is None:
-                tensor.copy_(state[key])
-            else:
-                self.shards.set_state(parameter, tensor, state[key])
+        pieces = self.pieces()
+        _require_fit(state, pieces)
+        for key, (_, tensor) in self._slots().items():
+            tensor.copy_(state[key])
 
-    def _shape(self, parameter: Tensor, tensor: Tensor) -> torch.Size:
-        """The whole shape of a tensor of state."""
-        return tensor.shape if self.shards is None else self.shards.shape(parameter, tensor)
+    @torch.no_grad()
+    def load_rows(self, specs: Mapping[str, Stored], read: Callable[[dict[str, slice]], Mapping[str, Tensor]]) -> None:
+        """Copy in what this process has of a saved state of shards. Errors as of `load_state_by_name`.
+
+        specs: of the saved state.
+        read: the given rows of the saved tensors.
+        """
+        pieces = self.pieces()
+        _require_fit(specs, pieces)
+        assert self.shards is not None
+        wanted = {key: self.shards.own_part(each) for key, each in pieces.items() if not each.tensor.is_meta}
+        for key, rows in read(wanted).items():
+            pieces[key].tensor.copy_(rows)
 
     def _slots(self) -> dict[str, tuple[Tensor, Tensor]]:
         """The parameter and the tensor of every slot, by key; in the same order in all processes."""
@@ -383,6 +380,23 @@ def apply_groups(named: Mapping[str, nn.Parameter], groups: Sequence[Group]) -> 
         if group.frozen:
             named[name].requires_grad_(False)
     return chosen
+
+
+def _require_fit(state: Mapping[str, Stored], pieces: Mapping[str, Piece]) -> None:
+    """Raise InputError unless a saved state has these tensors."""
+    if state.keys() != pieces.keys():
+        missing, unexpected = sorted(pieces.keys() - state.keys()), sorted(state.keys() - pieces.keys())
+        raise InputError(
+            f"the saved optimizer state does not fit: {_count(missing)} missing, {_count(unexpected)} unexpected",
+            hint="resume with the same model and optimizer, or start a new run from the weights (--init-from)",
+        )
+    for key, piece in pieces.items():
+        found, expected = (
+            f"{tuple(shape)} {each.dtype}"
+            for shape, each in ((state[key].shape, state[key]), (piece.shape, piece.tensor))
+        )
+        if found != expected:
+            raise InputError(f"the saved optimizer state {key} is {found}, expected {expected}")
 
 
 def _count(keys: list[str]) -> str:

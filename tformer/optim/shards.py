@@ -11,13 +11,21 @@ Shapes: r rows of a parameter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def rows_of(count: int, rank: int, size: int) -> slice:
+    """The rows of process `rank` of `size`, of a parameter with `count` of them."""
+    chunk = -(-count // size)
+    return slice(min(rank * chunk, count), min((rank + 1) * chunk, count))
 
 
 @dataclass
@@ -35,27 +43,48 @@ class _Part:
     owner: int | None
 
 
+@dataclass(frozen=True)
+class Piece:
+    """What this process has of a tensor.
+
+    Attributes:
+        tensor: the whole tensor, or this process's rows of it; on the meta device where only the owner has it.
+        shape: of the whole tensor.
+        is_cut: the processes of the group have some rows each.
+        owner: rank of the process that has it, where others do not; with copies (HSDP) in the first one.
+    """
+
+    tensor: Tensor
+    shape: torch.Size
+    is_cut: bool = False
+    owner: int | None = None
+
+    def outline(self) -> Tensor:
+        """The whole tensor on the meta device."""
+        return torch.empty(self.shape, dtype=self.tensor.dtype, device="meta")
+
+
+ROUND_BYTES = 256 << 20
+"""Whole tensors that are collected at once: what a device needs beside its part for a checkpoint."""
+
+
 class Shards:
     """The tensors of this process. Most methods communicate: every process must call them.
 
     Args:
         group: the processes that have all rows together.
-
-    Attributes:
-        collects: whether whole tensors are for this process.
     """
 
     def __init__(self, group: Any) -> None:
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.collects = dist.get_rank() == 0
+        self._world_ranks = dist.get_process_group_ranks(group)
         self._parts: dict[Tensor, _Part] = {}  # by `own`
         self._load = [0] * self.size  # numbers that each process owns
 
     def rows(self, count: int, rank: int | None = None) -> slice:
         """The rows of a process (None: this one) of a parameter with `count` of them."""
-        rank, chunk = self.rank if rank is None else rank, -(-count // self.size)
-        return slice(min(rank * chunk, count), min((rank + 1) * chunk, count))
+        return rows_of(count, self.rank if rank is None else rank, self.size)
 
     @torch.no_grad()
     def own(self, parameter: nn.Parameter, *, whole: bool) -> nn.Parameter:
@@ -139,19 +168,7 @@ class Shards:
         """No numbers, with the device and dtype of the parameters."""
         return local(next(iter(self._parts.values())).parameter).new_empty(0)
 
-    # Whole tensors, for checkpoints.
-
-    def whole(self, rows: Mapping[str, Tensor], parameters: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Tensor]:
-        """Whole tensors from the rows of every process, by name, in process 0 only.
-
-        Each has the shape of the parameter of its name.
-        """
-        found = {}
-        for name, parameter in parameters:
-            complete = self.complete(rows[name], parameter.shape)
-            if self.collects:
-                found[name] = complete
-        return found
+    # For checkpoints.
 
     @torch.no_grad()
     def complete(self, rows: Tensor, shape: torch.Size) -> Tensor:
@@ -163,32 +180,69 @@ class Shards:
         dist.all_gather(list(whole.split(chunk)), padded, group=self.group)
         return whole[: shape[0]]
 
-    def own_rows(self, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """This process's rows of whole tensors."""
-        return {name: tensor[self.rows(len(tensor))] for name, tensor in whole.items()}
+    def piece(self, parameter: nn.Parameter, rows: Tensor | None = None) -> Piece:
+        """What this process has of a parameter, or of a tensor of its shape that is cut in the same way."""
+        return Piece(local(parameter) if rows is None else rows, parameter.shape, is_cut=True)
 
-    def shape(self, own: Tensor, state: Tensor) -> torch.Size:
-        """The whole shape of a tensor of optimizer state."""
+    def state_piece(self, own: Tensor, state: Tensor) -> Piece:
+        """What this process has of a tensor of optimizer state; `own` is what the optimizer updates here."""
         part = self._parts[own]
-        return part.parameter.shape if part.owner is None and state.ndim else state.shape
+        if part.owner is None and state.ndim:
+            return self.piece(part.parameter, state)
+        return Piece(state, state.shape, owner=part.owner)  # ranks of the first copy are those in its group
 
-    @torch.no_grad()
-    def whole_state(self, own: Tensor, state: Tensor) -> Tensor:
-        """A tensor of optimizer state, whole in every process."""
-        part = self._parts[own]
-        if part.owner is None:
-            return self.complete(state, part.parameter.shape) if state.ndim else state
-        device = part.parameter.device if state.is_meta else state.device
-        whole = torch.empty_like(state, device=device) if state.is_meta else state
-        dist.broadcast(whole, group=self.group, group_src=part.owner)
-        return whole
+    def own_part(self, piece: Piece) -> slice:
+        """The rows of a whole tensor that this process has."""
+        return self.rows(piece.shape[0]) if piece.is_cut else slice(None)
 
     @torch.no_grad()
-    def set_state(self, own: Tensor, state: Tensor, whole: Tensor) -> None:
-        """Copy a whole tensor of optimizer state into this process's part of it."""
-        part = self._parts[own]
-        if not state.is_meta:
-            state.copy_(whole[self.rows(len(whole))] if part.owner is None and state.ndim else whole)
+    def collect(self, pieces: Mapping[Key, Piece], writers: Mapping[Key, int]) -> dict[Key, Tensor]:
+        """The whole tensors, in host memory, of those pieces with rows that this process writes.
+
+        The rows go from each process to the writer alone, without copies between. Copies of the weights (HSDP) serve
+        only the writers among them.
+
+        writers: rank of the process that writes each tensor.
+        """
+        found: dict[Key, Tensor] = {}
+        here = {key: piece for key, piece in pieces.items() if piece.is_cut and writers[key] in self._world_ranks}
+        for keys in _rounds(here):
+            whole: dict[Key, Tensor] = {}
+            operations = []
+            for tag, key in enumerate(keys):
+                rows, writer = here[key].tensor.contiguous(), writers[key]
+                if writer != self._world_ranks[self.rank]:
+                    operations += [dist.P2POp(dist.isend, rows, writer, self.group, tag)] if rows.numel() else []
+                    continue
+                whole[key] = rows.new_empty(here[key].shape)
+                for rank, sender in enumerate(self._world_ranks):
+                    block = whole[key][self.rows(len(whole[key]), rank)]
+                    if sender == writer:
+                        block.copy_(rows)
+                    elif block.numel():
+                        operations.append(dist.P2POp(dist.irecv, block, sender, self.group, tag))
+            for work in dist.batch_isend_irecv(operations) if operations else ():
+                work.wait()
+            found |= {key: tensor.cpu() for key, tensor in whole.items()}
+        return found
+
+
+def _rounds(pieces: Mapping[Key, Piece]) -> Iterator[list[Key]]:
+    """The keys in groups of tensors of about `ROUND_BYTES` together."""
+    keys: list[Key] = []
+    size = 0
+    for key, piece in pieces.items():
+        keys.append(key)
+        size += piece.shape.numel() * piece.tensor.itemsize
+        if size >= ROUND_BYTES:
+            yield keys
+            keys, size = [], 0
+    yield keys
+
+
+def is_spread(tensor: Tensor) -> bool:
+    """Whether a tensor is a DTensor (whose import takes half a second)."""
+    return hasattr(tensor, "to_local")
 
 
 @torch.no_grad()

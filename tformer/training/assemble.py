@@ -21,6 +21,7 @@ from tformer.evaluation.predict import Samples
 from tformer.model import Transformer
 from tformer.nn.init import block_matrices, tie_embeddings
 from tformer.nn.layer_norm import Norm
+from tformer.nn.own_rows import OwnRows
 from tformer.nn.stack import Block
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
@@ -201,23 +202,25 @@ class Models(nn.Module):
                     yield f"{GENERATOR}{name}", parameter
 
 
-def make_models(recipe: Recipe, device: torch.device, *, dtype: torch.dtype) -> Models:
+def make_models(recipe: Recipe, device: torch.device, *, dtype: torch.dtype, rows: OwnRows | None = None) -> Models:
     """Models with random weights from the recipe's seed, drawn on the CPU so that they are equal on every device.
 
-    On the meta device they have shapes only, and nothing is drawn.
+    On the meta device they have shapes only, and nothing is drawn. With `rows`, of `Parallel.own_rows`, they have
+    shapes until `Parallel.shard`.
     """
     torch.manual_seed(recipe.seed)
     labels = len(recipe.data.labels) or None
     maker = "meta" if device.type == "meta" else "cpu"
-    main = build_model(recipe.model, num_labels=labels, device=maker)
-    generator = None if recipe.generator is None else build_model(recipe.generator, device=maker)
+    main = build_model(recipe.model, num_labels=labels, device=maker, rows=rows)
+    generator = None if recipe.generator is None else build_model(recipe.generator, device=maker, rows=rows)
     models = Models(main, generator)
     for model in models.all:
         model.compute_dtype = dtype
         for stack in (model.encoder, model.decoder):
             if stack is not None:
                 stack.checkpointing = recipe.training.activation_checkpointing
-        model.to(device)
+        if rows is None:
+            model.to(device)
     if generator is not None and "embedding.weight" not in tie_embeddings(generator, main):
         raise InputError(
             "generator: it must share the token table of the model, but its rows have another size",

@@ -20,13 +20,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tformer.checkpoint.tensor_files import TensorSpec, read_header
 from tformer.data.sources.files import decode_text, raise_if_stopped, read_bytes, split_lines
 from tformer.errors import InputError
 from tformer.input_files import open_regular
 from tformer.model import Transformer
+from tformer.optim.shards import Shards, local
 from tformer.recipe.recipe import Recipe
 from tformer.tasks.base import TrainingData, Work
 from tformer.tokenizer import Tokenizer
@@ -90,10 +91,10 @@ class Vectors:
         return hashlib.sha256(self.rows.numpy().tobytes() + self.found.tobytes()).hexdigest()[:16]
 
     @torch.no_grad()
-    def write_to(self, table: nn.Parameter) -> None:
-        """Replace the rows of a table [V or more, E] whose tokens have a vector."""
-        numbers = torch.from_numpy(np.flatnonzero(self.found))
-        table[numbers.to(table.device)] = self.rows[numbers].to(table)
+    def write_to(self, table: Tensor, *, first: int = 0) -> None:
+        """Replace the rows of a table [V or more, E], or of its part from row `first`, whose tokens have a vector."""
+        numbers = torch.from_numpy(np.flatnonzero(self.found[first : first + len(table)]))
+        table[numbers.to(table.device)] = self.rows[first + numbers].to(table)
 
 
 def read_embeddings(recipe: Recipe, data: TrainingData, work: Work) -> dict[str, Vectors]:
@@ -123,10 +124,14 @@ def read_embeddings(recipe: Recipe, data: TrainingData, work: Work) -> dict[str,
     return tables
 
 
-def write_embeddings(tables: Mapping[str, Vectors], model: Transformer) -> None:
-    """Put vectors into the tables of a model."""
+def write_embeddings(tables: Mapping[str, Vectors], model: Transformer, *, shards: Shards | None = None) -> None:
+    """Put vectors into the tables of a model; `shards`: of one that is divided over processes."""
     for name, vectors in tables.items():
-        vectors.write_to(model.get_parameter(name))
+        table = model.get_parameter(name)
+        if shards is None:
+            vectors.write_to(table)
+        else:
+            vectors.write_to(local(table), first=shards.rows(len(table)).start)
 
 
 def read_vectors(path: Path, tokenizer: Tokenizer, *, columns: int, work: Work) -> Vectors:

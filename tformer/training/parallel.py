@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from inspect import signature
-from typing import Any, ClassVar, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tformer.device import DTYPES
 from tformer.errors import InputError
-from tformer.optim.shards import Shards
+from tformer.nn.own_rows import OwnRows
+from tformer.optim.shards import Shards, local, rows_of
 from tformer.recipe.sections import Parallelism
 from tformer.training.assemble import Models
 
@@ -37,15 +38,12 @@ class Parallel(Protocol):
     Attributes:
         rank: number of this process, from 0.
         world_size: number of processes.
-        spreads_weights: whether a process has only some rows of each weight.
     """
 
     @property
     def rank(self) -> int: ...
     @property
     def world_size(self) -> int: ...
-    @property
-    def spreads_weights(self) -> bool: ...
 
     def sum(self, value: Tensor) -> Tensor:
         """The sum of `value` over all processes."""
@@ -53,8 +51,11 @@ class Parallel(Protocol):
     def agree(self, flag: bool) -> bool:
         """True if `flag` is True in any process: all processes stop, fail and save together."""
 
-    def shard(self, models: Models) -> Shards | None:
-        """Spread the weights over the processes where this kind does; before the optimizer is made."""
+    def own_rows(self) -> OwnRows | None:
+        """What takes the rows of this process while models are made; None: each process has all rows."""
+
+    def shard(self, models: Models, rows: OwnRows | None, device: torch.device) -> Shards | None:
+        """Spread models that were made with `rows` over the processes; before the optimizer is made."""
 
     def wrap(self, models: nn.Module, *, some_unused: bool = False) -> Run:
         """Prepare models whose `forward(function)` returns `function()`. Backward passes then add up gradients.
@@ -77,7 +78,6 @@ class SingleProcess:
 
     rank = 0
     world_size = 1
-    spreads_weights = False
 
     def sum(self, value: Tensor) -> Tensor:
         return value
@@ -85,7 +85,10 @@ class SingleProcess:
     def agree(self, flag: bool) -> bool:
         return flag
 
-    def shard(self, models: Models) -> Shards | None:
+    def own_rows(self) -> OwnRows | None:
+        return None
+
+    def shard(self, models: Models, rows: OwnRows | None, device: torch.device) -> Shards | None:
         return None
 
     def wrap(self, models: nn.Module, *, some_unused: bool = False) -> Run:
@@ -104,8 +107,6 @@ class ProcessGroup:
     The group must exist. Flags and counts travel as CPU tensors, which wait for no GPU: with GPUs the group needs a
     backend for both, `cpu:gloo,cuda:nccl`.
     """
-
-    spreads_weights: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -130,7 +131,10 @@ class DataParallel(ProcessGroup):
         super().__init__()
         self._reduce_dtype = reduce_dtype
 
-    def shard(self, models: Models) -> Shards | None:
+    def own_rows(self) -> OwnRows | None:
+        return None
+
+    def shard(self, models: Models, rows: OwnRows | None, device: torch.device) -> Shards | None:
         return None
 
     def wrap(self, models: nn.Module, *, some_unused: bool = False) -> Run:
@@ -166,8 +170,6 @@ class FullySharded(ProcessGroup):
         reduce_dtype: number format in which gradients are added up.
     """
 
-    spreads_weights = True
-
     def __init__(
         self,
         *,
@@ -185,15 +187,19 @@ class FullySharded(ProcessGroup):
                 f"processes ({self.world_size})"
             )
 
-    def shard(self, models: Models) -> Shards | None:
+    def own_rows(self) -> OwnRows | None:
+        return OwnRows(partial(rows_of, rank=self.rank % self.group_size, size=self.group_size))
+
+    def shard(self, models: Models, rows: OwnRows | None, device: torch.device) -> Shards | None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-        device = next(models.parameters()).device.type
-        mesh = init_device_mesh(device, (self.world_size,))
+        assert rows is not None
+        kept = rows.take(models.named_parameters())
+        mesh = init_device_mesh(device.type, (self.world_size,))
         if self.group_size < self.world_size:
             shape = (self.world_size // self.group_size, self.group_size)
-            mesh = init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
+            mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
         formats = MixedPrecisionPolicy(torch.float32, self._reduce_dtype, cast_forward_inputs=False)
         of_blocks = replace(formats, param_dtype=self._compute_dtype)
         for block in models.blocks:
@@ -203,6 +209,10 @@ class FullySharded(ProcessGroup):
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)  # gloo has no other sum
+        models._apply(partial(_with_memory, device=device))
+        with torch.no_grad():
+            for name, parameter in models.named_parameters():
+                local(parameter).copy_(kept.pop(name))
         self._shards = Shards(mesh.get_group("shard" if self.group_size < self.world_size else None))
         return self._shards
 
@@ -287,6 +297,10 @@ def parallel_of(options: Parallelism, *, machine_size: int = 1, compute_dtype: t
     return FullySharded(
         group_size=group_size, reshard=options.reshard, compute_dtype=compute_dtype, reduce_dtype=reduce_dtype
     )
+
+
+def _with_memory(tensor: Tensor, *, device: torch.device) -> Tensor:
+    return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor
 
 
 def sum_of(gradients: Tensor, dtype: torch.dtype) -> torch.futures.Future[Tensor]:

@@ -14,11 +14,8 @@ from typing import Any
 
 import torch
 
-from tformer.checkpoint.background import Saver
 from tformer.checkpoint.logs import cut_samples, metrics_line
-from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.run import RunDirectory
-from tformer.checkpoint.save import checkpoint_bytes, save_checkpoint
 from tformer.cost.flops import mean_lengths, parameters_per_token, training_flops_per_token
 from tformer.data.shards.array_files import BackgroundCheck
 from tformer.errors import InputError, Interrupted
@@ -38,12 +35,12 @@ from tformer.training.options import TrainOptions
 from tformer.training.parallel import parallel_of
 from tformer.training.prepare import Prepared, check_target, describe, measure_peak
 from tformer.training.request import RUNS, locked_run
+from tformer.training.saving import Checkpoints
 from tformer.training.state import LossScaler, TrainerState
 from tformer.training.teacher import make_distillation
 from tformer.training.together import find_shared_start, prepare_together, require_same_command
-from tformer.training.whole import own_averages, whole_averages, whole_state
 from tformer.workers.launch import number_of_workers
-from tformer.workers.worker import Worker
+from tformer.workers.worker import Worker, is_lost
 
 RATE_DIGITS = 6
 """Digits of learned LayerDrop rates in log lines; enough that they still average to the configured rate."""
@@ -115,10 +112,11 @@ class Session:
         self.tokenizer_json = None if tokenizer is None else tokenizer.to_json()
         self.target_tokenizer_json = None if target is None else target.to_json()
         self.state = self._first_state()
-        self.models = assemble.make_models(recipe, device, dtype=prepared.precision.dtype)
+        rows = self.parallel.own_rows()
+        self.models = assemble.make_models(recipe, device, dtype=prepared.precision.dtype, rows=rows)
         assemble.require_separate_rows(self.models, self.parallel.world_size)
+        self.shards = self.parallel.shard(self.models, rows, device)
         self._start_weights(self.models.main)
-        self.shards = self.parallel.shard(self.models)
         self.model: Transformer = self.models.main
         self.objective = assemble.make_objective(recipe, prepared.data.context, self.models)
         self.batches = assemble.PlannedBatches(
@@ -131,12 +129,11 @@ class Session:
             world_size=self.parallel.world_size,
         )
         self.parts = self._assemble()
+        self.checkpoints = Checkpoints(prepared, self.parts, shards=self.shards, worker=worker)
         if prepared.start.resumed is not None:
-            self._restore(prepared.start.resumed)
+            self.checkpoints.restore(prepared.start.resumed, self.state)
         self.last_values: dict[str, Any] = {}
         self.last_sample = ""
-        background = recipe.training.save_in_background
-        self.saver = Saver(in_background=worker.world_size > 1 if background is None else background)
         self.run = self._open_run()
         self.loggers = self._open_loggers(log_to)
 
@@ -189,20 +186,21 @@ class Session:
         start, data = self.prepared.start, self.prepared.data
         fresh_heads = True
         if start.resumed is not None:
-            load_weights(model, start.resumed)
+            load_weights(model, start.resumed, shards=self.shards)
             if self.models.generator is not None:
-                load_generator(self.models.generator, start.resumed)
+                load_generator(self.models.generator, start.resumed, shards=self.shards)
             fresh_heads = False
         elif start.weights is not None:
-            fresh = load_body(model, start.weights, keep_heads=start.kept_heads(self.prepared.recipe))
+            keep = start.kept_heads(self.prepared.recipe)
+            fresh = load_body(model, start.weights, keep_heads=keep, shards=self.shards)
             new = list(dict.fromkeys(name.split(".")[1] for name in fresh))
             kept, fresh_heads = [head for head in model.heads if head not in new], bool(new)
             for what, heads in (("new", new), ("kept", kept)):
                 if heads:
                     self.console.print(f"{what} head: {', '.join(heads)}", markup=False)
             if self.models.generator is not None and start.weights.has("generator"):
-                load_generator(self.models.generator, start.weights)
-        write_embeddings(self.prepared.vectors, model)
+                load_generator(self.models.generator, start.weights, shards=self.shards)
+        write_embeddings(self.prepared.vectors, model, shards=self.shards)
         if fresh_heads and data.label_mean is not None:
             head = data.recipe.objectives[0].objective.head.kind
             torch.nn.init.constant_(model.get_parameter(f"heads.{head}.project.bias"), data.label_mean)
@@ -223,35 +221,21 @@ class Session:
             wrap=lambda model: assemble.compiled(model, wanted=recipe.training.compile == "on"),
         )
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
-        """Load optimizer, schedule, loss scale and averages of the resumed run."""
-        parts = self.parts
-        parts.optimizer.load_state_by_name(checkpoint.optimizer())
-        parts.schedule.load_state(self.state.schedule)
-        parts.scaler.load_state(self.state.scaler)
-        averages = checkpoint.ema()
-        if parts.ema is None:
-            return
-        if averages is not None:
-            averages = {name: tensor for name, tensor in averages.items() if name not in checkpoint.tied}
-            parts.ema.load_state(own_averages(averages, self.shards))
-        elif averaging := checkpoint.recipe.training.averaging:
-            raise InputError(
-                f"{checkpoint.path} has no averaged weights to resume from: its recipe sets training.{averaging}",
-                hint="start a new run from its weights with --init-from",
-            )
-
     def _open_run(self) -> RunDirectory:
         """The run directory; the leader creates or reopens it, after all other input was checked."""
         run = self._write_run() if self.worker.leads else None
-        path = self.worker.share(lambda: None if run is None else str(run.path))
-        return run or RunDirectory(Path(path or ""))
+        path = Path(self.worker.share(lambda: None if run is None else str(run.path)) or "")
+        if not path.is_dir():
+            raise InputError(
+                f"{path}, which the process of rank 0 has made, is not visible to that of rank {self.worker.rank}",
+                hint="all processes write to it: choose a folder on a file system that all machines share (--out)",
+            )
+        return run or RunDirectory(path)
 
     def _write_run(self) -> RunDirectory:
         """Create or reopen the run directory, and write what is known before the first step."""
         start, recipe = self.prepared.start, self.prepared.recipe
-        weights, optimizer = dict(self.model.named_parameters()), self.parts.optimizer.state_shapes()
-        needed = 2 * checkpoint_bytes(weights, optimizer)  # a new checkpoint is written before an old one is deleted
+        needed = 2 * self.checkpoints.bytes_needed()  # a new checkpoint is written before an old one is deleted
         require_room(start.out if start.out is not None else RUNS, needed)
         run = start.run or RunDirectory.create(
             start.out, arch=recipe.arch, preset=recipe.preset, resume=start.may_exist, runs_dir=RUNS
@@ -307,7 +291,7 @@ class Session:
             Hooks(
                 validate=partial(self._in_leader, self._measure),
                 sample=self._sample,
-                save=self._save,
+                save=partial(self.checkpoints.save, self.run),
                 should_stop=self.should_stop,
                 check_data=partial(self._check, check),
                 log_metrics=self._log_metrics,
@@ -322,13 +306,13 @@ class Session:
         )
         first_step = self.state.step
         if prepared.start.weights is not None and first_step == 0:
-            self._save(self.state, None)  # a run that is killed early resumes from these weights
+            self.checkpoints.save(self.run, self.state, None)  # a run that is killed early resumes from these weights
         self.worker.publish("run", str(self.run.path))
         status: Status = "failed"
         try:
             with display, check:
                 state = trainer.run()
-                self.saver.finish()
+                self.checkpoints.finish()
                 self.worker.share(lambda: None)  # the others leave when the leader has saved
             status = "finished" if state.finished or state.step >= training.max_steps else "stopped"
         except InputError as error:  # data that can no longer be read
@@ -336,8 +320,12 @@ class Session:
                 saved = f"saved at step {self.state.step}, {self._how_to_continue}"
                 error.hint = "; ".join(filter(None, (saved, error.hint)))
             raise
+        except Exception as error:
+            if is_lost(error):
+                self.checkpoints.give_up()
+            raise
         finally:
-            self.saver.finish()
+            self.checkpoints.finish()
             self.batches.close()
             self.loggers.close(status)
         return self._conclude(state, first_step, trainer.last_step)
@@ -377,7 +365,7 @@ class Session:
             "best_checkpoint": None if best is None else str(best),
             "valid": self.last_values,
             "sample": self.last_sample,
-            "saving_seconds": round(self.saver.seconds, 3),
+            "saving_seconds": round(self.checkpoints.seconds, 3),
             "seconds": round(time.monotonic() - self.began, 2),
         }
 
@@ -439,41 +427,10 @@ class Session:
         rounded = {side: [round(rate, RATE_DIGITS) for rate in each] for side, each in (rates or {}).items()}
         return {"layerdrop_rates": rounded} if rounded else {}
 
-    def _save(self, state: TrainerState, score: float | None) -> None:
-        self.worker.share(self.saver.make_room)  # the others wait for the previous save, without a time limit
-        weights = whole_state(self.model, self.shards)
-        second = self.models.generator
-        generator = None if second is None else whole_state(second, self.shards)
-        optimizer = self.parts.optimizer.state_by_name()
-        averages = whole_averages(self.parts.ema, self.model, self.shards)
-        if not self.worker.leads:
-            return
-        tokenizer, target = self.prepared.data.tokenizer, self.prepared.data.target_tokenizer
-        hold = self.saver.hold
-        save = partial(
-            save_checkpoint,
-            self.run,
-            state.step,
-            weights=hold(weights),
-            tied=self.model.tied_names(),
-            recipe_yaml=self.recipe_yaml,
-            tokenizer_json=self.tokenizer_json,
-            trainer=state.to_json(),
-            optimizer=hold(optimizer),
-            ema=None if averages is None else hold(averages),
-            score=score,
-            generator=None if generator is None else hold(generator),
-            tokenizer_sha256=None if tokenizer is None else tokenizer.sha256,
-            target_tokenizer_json=self.target_tokenizer_json,
-            target_tokenizer_sha256=None if target is None else target.sha256,
-            keep_last=self.prepared.recipe.training.keep_last,
-        )
-        self.saver.save(save)
-
     def _check(self, data: BackgroundCheck) -> None:
         """Raise the error of a thread that reads the data or writes a checkpoint."""
         data.raise_if_damaged()
-        self.saver.raise_if_failed()
+        self.checkpoints.raise_if_failed()
 
 
 def forget_validation(run: RunDirectory, step: int) -> None:

@@ -146,10 +146,10 @@ class Worker:
         self._shared += 1
         key = f"shared/{self._shared}"
         if not self.leads:
-            value: Result = json.loads(self._wait_for(key))
+            value: Result = self.take(key)
             return value
         value = make()
-        self._put(key, json.dumps(value))
+        self.give(key, value)
         return value
 
     def after_leader(self, make: Callable[[], Result]) -> Result:
@@ -180,18 +180,29 @@ class Worker:
     def send(self, index: int, answer: Any) -> None:
         """Give the leader the answer of item `index`, a JSON value; wait while it has many others to take."""
         self._wait_until(lambda: not self.store.check([f"answer/{index - AHEAD * self.world_size}"]))
-        self._put(f"answer/{index}", json.dumps(answer))
+        self.give(f"answer/{index}", answer)
 
     def receive(self, index: int, should_stop: Callable[[], bool]) -> Any:
         """The answer of item `index` by another worker; None once `should_stop` is true."""
-        key = f"answer/{index}"
-        self._wait_until(lambda: self.store.check([key]) or should_stop())
+        return self.take(f"answer/{index}", should_stop, delete=True)
+
+    def give(self, name: str, value: Any) -> None:
+        """Give all workers a JSON value under a name that no other value has. A thread may call it."""
+        self._put(name, json.dumps(value))
+
+    def take(self, name: str, should_stop: Callable[[], bool] = lambda: False, *, delete: bool = False) -> Any:
+        """The value that a worker gives under a name; None once `should_stop` is true. A thread may call it.
+
+        delete: remove the value from the store, where no other worker takes it.
+        """
+        self._wait_until(lambda: self.store.check([name]) or should_stop())
         if should_stop():
             return None
-        answer = json.loads(self._wait_for(key))
-        with _connected():
-            self.store.delete_key(key)
-        return answer
+        value = json.loads(self._wait_for(name))
+        if delete:
+            with _connected():
+                self.store.delete_key(name)
+        return value
 
     def divide(
         self,

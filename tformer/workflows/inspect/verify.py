@@ -230,7 +230,14 @@ def _differ(one: Tensor, other: Tensor) -> bool:
 def _built(model: Model, recipe: Recipe, checkpoint: Checkpoint) -> Transformer:
     """The model of a recipe on the meta device: names, shapes and ties."""
     labels = len(recipe.data.labels) or None
-    return build_model(model, num_labels=labels, device="meta", **embedding_rows(checkpoint))
+    rows = embedding_rows(checkpoint)
+    return build_model(
+        model,
+        vocab_size=rows["vocab_size"],
+        target_vocab_size=rows["target_vocab_size"],
+        num_labels=labels,
+        device="meta",
+    )
 
 
 def _parameters(recipe: Recipe, checkpoint: Checkpoint) -> set[str]:

@@ -225,8 +225,7 @@ def check_model(recipe: Recipe) -> None:
     vocabulary, labels = recipe.tokenizer.train.vocab_size, len(recipe.data.labels) or 2
     for model in (recipe.model, recipe.generator):
         if model is not None:
-            sizes = {"vocab_size": vocabulary, "target_vocab_size": vocabulary}
-            build_model(model, **sizes, num_labels=labels, device="meta")
+            build_model(model, vocab_size=vocabulary, target_vocab_size=vocabulary, num_labels=labels, device="meta")
 
 
 def train_options(words: Sequence[str]) -> TrainOptions:

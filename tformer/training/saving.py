@@ -1,0 +1,178 @@
+"""Checkpoints of a training: saved by all its processes in parallel and in the background, and resumed from.
+
+Every tensor has one process that writes it, whole (`checkpoint/parts.py`). Where the weights are spread, its rows go
+from all processes to that one; otherwise all have it. `torch.distributed.checkpoint` is not used: its writer is not
+atomic, its files hold pieces of tensors, aliases raise, and scalars are lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from torch import Tensor, nn
+
+from tformer.checkpoint.background import Saver
+from tformer.checkpoint.parts import Companions, Name, divide
+from tformer.checkpoint.read import Checkpoint
+from tformer.checkpoint.run import RunDirectory
+from tformer.checkpoint.save import checkpoint_bytes, save_checkpoint
+from tformer.errors import InputError
+from tformer.model import Transformer
+from tformer.optim.shards import Piece, Shards
+from tformer.recipe import recipe_to_yaml
+from tformer.training.loop import Components
+from tformer.training.prepare import Prepared
+from tformer.training.state import TrainerState
+from tformer.workers.worker import Worker
+
+
+class Checkpoints:
+    """Saves and restores the parts of a training. All processes make the same calls of `save` and `restore`.
+
+    Args:
+        shards: of weights that are spread over the processes; None: each process has all.
+
+    Attributes:
+        seconds: for which training has stood still.
+    """
+
+    def __init__(self, prepared: Prepared, parts: Components, *, shards: Shards | None, worker: Worker) -> None:
+        self.seconds = 0.0
+        self._prepared, self._parts, self._shards, self._worker = prepared, parts, shards, worker
+        background = prepared.recipe.training.save_in_background
+        self._saver = Saver(in_background=worker.world_size > 1 if background is None else background)
+        self._count = 0
+
+    def bytes_needed(self) -> int:
+        """Size in bytes of the weights and the optimizer's state on disk."""
+        optimizer = {name: piece.outline() for name, piece in self._parts.optimizer.pieces().items()}
+        return checkpoint_bytes(dict(self._parts.model.main.named_parameters()), optimizer)
+
+    def save(self, run: RunDirectory, state: TrainerState, score: float | None) -> None:
+        """Save a checkpoint, or begin to, after the one before is on disk.
+
+        Raises:
+            StorageError: of this save, or of the one before.
+        """
+        began = time.perf_counter()
+        self._saver.finish()
+        self._worker.share(lambda: None)  # the others wait for the leader without a time limit
+        self._count += 1
+        pieces = self._pieces()
+        division = divide(
+            {key: piece.outline() for key, piece in pieces.items()},
+            processes=self._worker.world_size,
+            owners={key: piece.owner for key, piece in pieces.items() if piece.owner is not None},
+        )
+        moved = {} if self._shards is None else self._shards.collect(pieces, division.writers)
+        here = {key: pieces[key].tensor for key in division.own(self._worker.rank) if key not in moved}
+        own = {**moved, **self._saver.hold(here)}
+        together = Companions(self._worker, self._count, division, self._saver.gave_up)
+        if self._worker.leads:
+            self._saver.save(self._leaders_save(run, state, score, own, together))
+        elif own:
+            self._saver.save(partial(together.write_part, run.checkpoints_path, own))
+        self.seconds += time.perf_counter() - began
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is on disk."""
+        self._saver.finish()
+
+    def raise_if_failed(self) -> None:
+        """Raise the error of a save in the background."""
+        self._saver.raise_if_failed()
+
+    def give_up(self) -> None:
+        """No longer wait for the files of other processes, of which one has ended."""
+        self._saver.give_up()
+
+    def restore(self, checkpoint: Checkpoint, state: TrainerState) -> None:
+        """Load optimizer, schedule, loss scale and averages. Of tensors in shards a process reads its own rows only.
+
+        Raises:
+            InputError: they do not fit, or are damaged.
+        """
+        parts = self._parts
+        checkpoint.require_optimizer()
+        if self._shards is None:
+            parts.optimizer.load_state_by_name(checkpoint.optimizer())
+        else:
+            parts.optimizer.load_rows(checkpoint.specs("optimizer"), partial(self._rows, checkpoint, "optimizer"))
+        parts.schedule.load_state(state.schedule)
+        parts.scaler.load_state(state.scaler)
+        if parts.ema is None:
+            return
+        if checkpoint.has("ema"):
+            parts.ema.load_state(self._averages(checkpoint))
+        elif averaging := checkpoint.recipe.training.averaging:
+            raise InputError(
+                f"{checkpoint.path} has no averaged weights to resume from: its recipe sets training.{averaging}",
+                hint="start a new run from its weights with --init-from",
+            )
+
+    def _averages(self, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
+        """What this process has of the averaged weights."""
+        if self._shards is None:
+            averages = checkpoint.ema() or {}
+            return {name: tensor for name, tensor in averages.items() if name not in checkpoint.tied}
+        rows = {name: self._shards.rows(spec.shape[0]) for name, spec in checkpoint.specs("ema").items()}
+        return self._rows(checkpoint, "ema", rows)
+
+    def _rows(self, checkpoint: Checkpoint, role: str, wanted: Mapping[str, slice]) -> dict[str, Tensor]:
+        return checkpoint.rows(role, wanted, rank=self._worker.rank, processes=self._worker.world_size)
+
+    def _pieces(self) -> dict[Name, Piece]:
+        """What this process has of every tensor of a checkpoint, in the same order in all processes."""
+        models, ema = self._parts.model, self._parts.ema
+        found = self._weights("weights", models.main)
+        found |= {("optimizer", name): piece for name, piece in self._parts.optimizer.pieces().items()}
+        if ema is not None:
+            parameters = dict(models.main.named_parameters())
+            found |= {("ema", name): self._piece(parameters[name], rows) for name, rows in ema.state().items()}
+        return found if models.generator is None else found | self._weights("generator", models.generator)
+
+    def _weights(self, role: str, model: Transformer) -> dict[Name, Piece]:
+        """Parameters and buffers, tied ones once; buffers are equal in all processes."""
+        state, aliases = model.state_dict(), model.tied_names()
+        found = {(role, name): Piece(tensor, tensor.shape) for name, tensor in state.items() if name not in aliases}
+        return found | {(role, name): self._piece(parameter) for name, parameter in model.named_parameters()}
+
+    def _piece(self, parameter: nn.Parameter, tensor: Tensor | None = None) -> Piece:
+        """What this process has of a parameter, or of a tensor of its shape."""
+        if self._shards is not None:
+            return self._shards.piece(parameter, tensor)
+        whole = parameter if tensor is None else tensor
+        return Piece(whole.detach(), whole.shape)
+
+    def _leaders_save(
+        self,
+        run: RunDirectory,
+        state: TrainerState,
+        score: float | None,
+        own: Mapping[Name, Tensor],
+        together: Companions,
+    ) -> Callable[[], object]:
+        """A function that writes the checkpoint of this process, which leads, and of the others."""
+        prepared = self._prepared
+        tokenizer, target = prepared.data.tokenizer, prepared.data.target_tokenizer
+        roles: dict[str, dict[str, Tensor]] = {"weights": {}}
+        for (role, name), tensor in own.items():
+            roles.setdefault(role, {})[name] = tensor
+        return partial(
+            save_checkpoint,
+            run,
+            state.step,
+            **roles,
+            tied=self._parts.model.main.tied_names(),
+            recipe_yaml=recipe_to_yaml(prepared.recipe),
+            tokenizer_json=None if tokenizer is None else tokenizer.to_json(),
+            trainer=state.to_json(),
+            score=score,
+            tokenizer_sha256=None if tokenizer is None else tokenizer.sha256,
+            target_tokenizer_json=None if target is None else target.to_json(),
+            target_tokenizer_sha256=None if target is None else target.sha256,
+            keep_last=prepared.recipe.training.keep_last,
+            together=together if self._worker.world_size > 1 else None,
+        )
