@@ -10,7 +10,9 @@ from tformer.optim.optimizers import OPTIMIZERS
 from tformer.recipe.load import load_recipe
 
 PRESETS = ("gpt/xl", "llama/8b")
-KINDS = [(ranks, kind) for ranks in (8, 64, 256) for kind in ("ddp", "hsdp", "fsdp") if (ranks, kind) != (8, "hsdp")]
+LAYOUTS = [
+    layout_of(kind, ranks) for ranks in (8, 64, 256) for kind in ("ddp", "hsdp", "fsdp") if (ranks, kind) != (8, "hsdp")
+] + [layout_of("fsdp", 64, weight_bytes=2)]
 ADAMW = OPTIMIZERS["adamw"]
 
 
@@ -34,10 +36,10 @@ def row(preset: str, layout: Layout) -> list[str]:
         measured = (found.weights + found.gradients + found.optimizer, found.peak, sent)
         figures = [(formula, number) for (formula, _), number in zip(figures, measured, strict=True)]
     cells = [f"{formula / 1e9:.2f} / " + (f"{number / 1e9:.2f}" if number else "-") for formula, number in figures]
-    return [preset, str(layout.ranks), layout.kind, *cells]
+    return [preset, str(layout.ranks), layout.kind + (" in bf16" if layout.weight_bytes == 2 else ""), *cells]
 
 
 if __name__ == "__main__":
     for preset in PRESETS:
-        for ranks, kind in KINDS:
-            print("|", " | ".join(row(preset, layout_of(kind, ranks))), "|", flush=True)
+        for layout in LAYOUTS:
+            print("|", " | ".join(row(preset, layout)), "|", flush=True)

@@ -71,7 +71,7 @@ FEW = [
 ]
 LAYOUTS = [
     layout_of(kind, ranks) for ranks in (8, 64, 256) for kind in ("fsdp", "hsdp") if (kind, ranks) != ("hsdp", 8)
-]
+] + [layout_of("fsdp", 64, **HALF)]
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -125,6 +125,12 @@ def test_special_and_unknown_tokens_stay(make: Make, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_no_tokens_stay_no_tokens(make: Make, kind: str) -> None:
+    found, places = segmenter_of(make(kind), 0.3).sample(np.array([], dtype=np.int64), random.Random(0).random)
+    assert len(found) == len(places) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_equal_seeds_give_equal_segmentations_and_others_give_others(make: Make, kind: str) -> None:
     tokenizer = make(kind)
     text = "".join(LINES)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import tformer
 from tformer.data.batching.batch import Batch
 from tformer.data.shards.pair_tokens import PairExample
 from tformer.errors import InputError
@@ -86,3 +89,18 @@ def test_epochs_differ_in_segmentations_but_not_in_texts() -> None:
 def test_a_tokenizer_with_one_segmentation_is_refused_before_anything_is_written() -> None:
     with pytest.raises(InputError, match=r"data\.subword_sampling: found 0.3 with a word tokenizer"):
         batches_of(0.3, model="word")
+
+
+def test_evaluation_of_a_classifier_is_that_of_its_last_validation(tmp_path: Path) -> None:
+    """Trained with sampled subwords, two passes and averaged weights, none of which an evaluation has."""
+    rows = [(text, text.split()[1]) for text in TEXTS] * 4
+    small = {"model.d_model": 16, "model.encoder.num_heads": 2, "model.encoder.num_layers": 1}
+    regularised = {"data.subword_sampling": 0.5, "training.average_last": 0.5, "training.consistency.kind": "simcut"}
+    tokens = {"tokenizer.train.model": "bpe", "tokenizer.train.vocab_size": 90}
+    keys = {**small, **regularised, **tokens}
+    run = tformer.train(rows, arch="bert", max_steps=4, out=tmp_path / "run", set=keys, quiet=True)
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    last = [record for record in records if record["split"] == "valid"][-1]
+    report = run.evaluate()
+    assert report["loss"] == pytest.approx(last["loss"], rel=1e-5) and report["accuracy"] == last["accuracy"]
+    assert "consistency_loss" in [record for record in records if record["split"] == "train"][-1]

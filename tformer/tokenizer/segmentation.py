@@ -16,7 +16,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -55,9 +55,10 @@ class Segmenter:
         begins[:1] = True
         starts = np.flatnonzero(begins).tolist()
         tokens = ids.tolist()
-        words = [self.word(tuple(tokens[a:b]), draw) for a, b in zip(starts, [*starts[1:], len(tokens)], strict=True)]
+        words = [self.word(tuple(tokens[start:end]), draw) for start, end in pairwise([*starts, len(tokens)])]
         flat = np.array([token for word in words for token in word], dtype=ids.dtype)
-        return flat, np.repeat(np.array(starts, dtype=np.int64), [len(word) for word in words])
+        sizes = np.array([len(word) for word in words], dtype=np.int64)
+        return flat, np.repeat(np.array(starts, dtype=np.int64), sizes)
 
     def word(self, ids: Word, draw: Draw) -> Sequence[int]:
         """The drawn pieces of a word."""
