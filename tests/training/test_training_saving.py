@@ -25,9 +25,10 @@ from tests.training.test_training_devices import (
     _all_processes_end,
     assert_same_records,
     latest,
+    stored,
     train,
 )
-from tests.training.test_training_sharded import DDP, FSDP, stored
+from tests.training.test_training_sharded import DDP, FSDP
 from tformer import files
 from tformer.checkpoint import parts, read
 from tformer.checkpoint.manifest import TENSOR_FILES, FileRecord
@@ -278,6 +279,16 @@ def test_a_part_that_is_damaged_or_missing_is_refused_on_resume(runs: Path, cli:
     part.unlink()
     outcome = cli("train", "--resume", "--out", "two", "--max-steps", 8, "--devices", 2)
     assert outcome.code == 2 and f"{part.name} is missing" in outcome.err, outcome.err
+
+
+def test_a_run_directory_that_a_process_does_not_see_is_refused(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_dir = Path.is_dir
+    monkeypatch.setattr(
+        Path, "is_dir", lambda path: is_dir(path) and (path.name, os.environ.get("RANK")) != ("run", "1")
+    )
+    outcome = train("--out", "run", *FSDP, "--devices", 2)
+    assert outcome.code == 2 and outcome.err.count("error: ") == 1, outcome.err
+    assert "error: rank 1: run, which the process of rank 0 has made, is not visible to that of rank 1" in outcome.err
 
 
 def test_small_checkpoints_are_single_files(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
