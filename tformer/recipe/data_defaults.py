@@ -149,7 +149,7 @@ def _texts(survey: TextSurvey) -> DataChoice:
 def _text_pairs(survey: TextSurvey) -> DataChoice:
     """Classifiers of two texts: attention between them is slow to learn, so few pairs need many epochs.
 
-    Long pairs are learnt by heart sooner: 3,576 of 38 words (MRPC) overfit after 4 epochs, 4,500 of 19 (SICK) gain to 7.
+    Long pairs are memorised sooner: 3,576 of 38 words (MRPC) overfit after 4 epochs, 4,500 of 19 (SICK) gain to 7.
     """
     epochs = _between(3, 600_000 / max(1.0, survey.examples * survey.mean_words), 7)
     seq_len = _between(128, 64 * math.ceil(1.6 * survey.long_words / 64), 512)
