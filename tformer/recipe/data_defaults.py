@@ -160,7 +160,7 @@ def _text_pairs(survey: TextSurvey) -> DataChoice:
 
 FORMAL_WORDS = 500
 FORMAL_USES = 20
-"""Number of different words, and of pairs for each, up to which a language is commands, digits or symbols."""
+"""Most different words of a language of commands, digits or symbols, and the fewest pairs for each of them."""
 
 SHORT_CHARACTERS = 40
 SHORT_WORDS = 4
