@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -130,12 +131,19 @@ class Companions:
         """The records of all files with tensors: of this process, which leads, and of the others.
 
         own: of this process; they are made when the others have been told to begin.
-        Raises LostError when another process fails.
+        Raises LostError when another process fails. After an error the folder is removed.
         """
         self.worker.give(self._key("folder"), folder.name)
-        found = {record.name: record for record in own}
-        for rank in sorted(set(self.division.writers.values()) - {self.worker.rank}):
-            found |= {entry["name"]: FileRecord(**entry) for entry in self._take(self._key(rank), delete=True)}
+        try:
+            found = {record.name: record for record in own}
+            for rank in sorted(set(self.division.writers.values()) - {self.worker.rank}):
+                found |= {entry["name"]: FileRecord(**entry) for entry in self._take(self._key(rank), delete=True)}
+        except BaseException:
+            abandoned = folder.with_name(f"{folder.name}-abandoned")
+            with suppress(OSError):
+                files.rename(folder, abandoned)  # first, so that the others create no further file in it
+                files.remove_tree(abandoned)
+            raise
         return [found[name] for name in self.division.files.values()]
 
     def write_part(self, parent: Path, own: Mapping[Name, Tensor]) -> None:

@@ -41,6 +41,7 @@ class Checkpoints:
     def __init__(self, prepared: Prepared, parts: Components, *, shards: Shards | None, worker: Worker) -> None:
         self.seconds = 0.0
         self._prepared, self._parts, self._shards, self._worker = prepared, parts, shards, worker
+        self._recipe_yaml = recipe_to_yaml(prepared.recipe)
         background = prepared.recipe.training.save_in_background
         self._saver = Saver(in_background=worker.world_size > 1 if background is None else background)
         self._count = 0
@@ -166,7 +167,7 @@ class Checkpoints:
             state.step,
             **roles,
             tied=self._parts.model.main.tied_names(),
-            recipe_yaml=recipe_to_yaml(prepared.recipe),
+            recipe_yaml=self._recipe_yaml,
             tokenizer_json=None if tokenizer is None else tokenizer.to_json(),
             trainer=state.to_json(),
             score=score,
