@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +15,13 @@ from torch import Tensor
 from tests.checkpoint.conftest import rewrite_manifest, save
 from tests.checkpoint.test_checkpoint_damage import enlist
 from tformer.checkpoint import parts
-from tformer.checkpoint.manifest import FORMAT, read_manifest
-from tformer.checkpoint.parts import Name, divide
+from tformer.checkpoint.manifest import FORMAT, FileRecord, read_manifest
+from tformer.checkpoint.parts import Companions, Name, divide, write_files
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.tensor_files import read_rows, tensor_chunks
 from tformer.errors import InputError
+from tformer.workers.worker import LostError
 
 
 def tensors(*sizes: int, role: str = "weights") -> dict[Name, Tensor]:
@@ -125,3 +128,66 @@ def test_a_file_of_a_part_has_the_name_of_its_role(run: RunDirectory) -> None:
 
 def test_a_checkpoint_of_single_files_has_the_format_that_older_versions_read(run: RunDirectory) -> None:
     assert json.loads((save(run, 1) / "manifest.json").read_text())["format"] == 2 == FORMAT - 1
+
+
+class Board:
+    """The values that workers give each other, in one process."""
+
+    def __init__(self, rank: int, values: dict[str, Any]) -> None:
+        self.rank, self.values = rank, values
+
+    def give(self, name: str, value: Any) -> None:
+        self.values[name] = value
+
+    def take(self, name: str, should_stop: Callable[[], bool], *, delete: bool = False) -> Any:
+        return None if should_stop() else self.values.pop(name) if delete else self.values[name]
+
+
+def companions(rank: int, values: dict[str, Any], *, gave_up: bool = False) -> tuple[Companions, dict[Name, Tensor]]:
+    """One of two processes that write two tensors, and what it writes."""
+    everything = {("weights", f"t{number}"): torch.full((3,), float(number)) for number in range(2)}
+    division = divide(everything, processes=2)
+    worker: Any = Board(rank, values)
+    return Companions(worker, 1, division, lambda: gave_up), {key: everything[key] for key in division.own(rank)}
+
+
+def test_the_leader_takes_the_records_of_the_others(tmp_path: Path) -> None:
+    values: dict[str, Any] = {}
+    leader, own = companions(0, values)
+    other, others = companions(1, values)
+
+    def write() -> Iterator[FileRecord]:
+        other.write_part(tmp_path, others)
+        yield from write_files(tmp_path / "folder", leader.division, own)
+
+    (tmp_path / "folder").mkdir()
+    records = leader.gather(tmp_path / "folder", write())
+    assert [record.name for record in records] == [f"model-0000{part}-of-00002.safetensors" for part in (1, 2)]
+    assert all((tmp_path / "folder" / record.name).stat().st_size == record.size for record in records)
+
+
+def test_nothing_is_left_when_the_leader_fails_while_another_process_still_writes(tmp_path: Path) -> None:
+    values: dict[str, Any] = {}
+    leader, _ = companions(0, values)
+    other, others = companions(1, values)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+
+    def full() -> Iterator[FileRecord]:
+        (folder / "half").write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+        yield
+
+    with pytest.raises(OSError, match="No space left"):
+        leader.gather(folder, full())
+    with pytest.raises(LostError, match="has given up"):
+        other.write_part(tmp_path, others)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_leader_gives_up_when_it_knows_that_another_process_has_ended(tmp_path: Path) -> None:
+    leader, own = companions(0, {}, gave_up=True)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(LostError):
+        leader.gather(tmp_path / "folder", write_files(tmp_path / "folder", leader.division, own))
+    assert list(tmp_path.iterdir()) == []
