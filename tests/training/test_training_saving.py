@@ -219,7 +219,8 @@ def test_a_disk_that_is_full_for_one_process_ends_all_with_3_and_leaves_no_half_
     check_runs(Path("run"))
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=SLOW), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_before(
     train: Cli, monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
@@ -267,7 +268,7 @@ def test_training_goes_on_while_another_process_still_writes(train: Cli, monkeyp
     assert outcome.code == 0 and Path("run/checkpoints/step-00000008/manifest.json").is_file(), outcome.err
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", [pytest.param("weights", marks=SLOW), "optimizer", pytest.param("ema", marks=SLOW)])
 def test_a_part_that_is_damaged_or_missing_is_refused_on_resume(runs: Path, cli: Cli, role: str) -> None:
     part = latest("two") / f"{TENSOR_FILES[role].removesuffix('.safetensors')}-00002-of-00002.safetensors"
     content = part.read_bytes()

@@ -22,7 +22,7 @@ MAX_SURVEYED = 500_000
 
 
 CHARACTERS_OF_A_WORD = 8
-"""A text in a script without spaces counts as a word for so many characters."""
+"""Characters that count as a word in a script without spaces."""
 
 
 def words_of(text: str) -> int:
@@ -160,11 +160,11 @@ def _text_pairs(survey: TextSurvey) -> DataChoice:
 
 FORMAL_WORDS = 500
 FORMAL_USES = 20
-"""A language of at most so many different words, each used in so many pairs: commands, digits, symbols."""
+"""Most different words of a language of commands, digits or symbols, and the fewest pairs for each of them."""
 
 SHORT_CHARACTERS = 40
 SHORT_WORDS = 4
-"""Pairs with a longer side of at most so many characters and words are words or dates, not sentences."""
+"""Pairs whose longer side has at most this number of characters and words are words or dates, not sentences."""
 
 
 def _pairs(survey: PairSurvey) -> DataChoice:
