@@ -11,12 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 from tformer.nn.products import set_kernels
+from tformer.processes import available_cores
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", os.environ.get("TFORMER_TEST_CUDA", ""))
 os.environ["TFORMER_GFLOPS"] = "10000"  # no default preset depends on this machine, in shared fixtures too
+
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:  # more threads than processors would wait for each other
+    threads = max(1, available_cores() // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+    torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", str(threads))))
 
 # A short training waits for the disk as long as it computes. The order of syncs is tested with recorded calls.
 os.fsync = lambda descriptor: None

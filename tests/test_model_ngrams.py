@@ -156,7 +156,15 @@ def test_a_beams_score_is_that_of_reading_its_text_at_once(encoder: bool) -> Non
             assert one.score == pytest.approx(float(chosen.sum()), abs=1e-3)
 
 
-@pytest.mark.parametrize("encoder", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_compiled_beams_are_uncompiled_ones() -> None:
+    model = sharp(encoder=False)
+    expected = search([model])
+    attach(model)
+    assert search([model]) == expected and num_graphs() > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoder", [False, True])
 def test_compiled_steps_give_what_uncompiled_ones_give(encoder: bool) -> None:
     model = sharp(encoder)
     sources: Any = [[5, 6, 7, 2], [8, 9, 10, 11, 2], [14, 2], [15, 16, 2]] if encoder else None

@@ -193,7 +193,7 @@ def test_a_killed_worker_is_named_and_the_others_end() -> None:
 
 def test_a_worker_that_hangs_is_named_and_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "END_SECONDS", 0.5)
-    with failing("rank 1: this process does not answer; the others have waited for it in vain", 1):
+    with failing("rank 1: this process does not answer the others", 1):
         run(after_joining(lambda _: os.kill(os.getpid(), signal.SIGSTOP)))
 
 

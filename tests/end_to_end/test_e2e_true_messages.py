@@ -136,7 +136,7 @@ def test_an_interrupted_sweep_says_only_what_is_true(cli: Cli, monkeypatch: pyte
     """It said that the last training had saved, also where that had not made a step."""
     from tformer.workflows.sweep.run import Stopped, Sweeper
 
-    def stopped(sweeper: Sweeper, work: object) -> None:
+    def stopped(sweeper: Sweeper, *_: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         raise Stopped
 

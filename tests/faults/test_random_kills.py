@@ -106,17 +106,23 @@ def cases_of(home: Path) -> dict[str, Case]:
 
 
 def cases_of_several_processes(home: Path) -> dict[str, Case]:
-    """A training by two processes, of which one is killed, or the command that started them."""
+    """A training by two processes, of which one is killed, or the command that started them.
+
+    With fsdp and Muon both processes write files of a checkpoint.
+    """
     training = cases_of(home)["train causal_lm"]
-    words = (*training.words, "--devices", "2")
+    kinds = {"ddp": (), "fsdp": ("--parallel", "fsdp", "--set", "optimizer.kind=muon")}
     return {
-        "train --devices 2, a process": replace(training, words=words, kills_worker=True),
-        "train --devices 2, the command": replace(training, words=words),
+        f"train --devices 2, {kind}, {victim}": replace(
+            training, words=(*training.words, "--devices", "2", *words), kills_worker=victim == "a process"
+        )
+        for kind, words in kinds.items()
+        for victim in ("a process", "the command")
     }
 
 
 NAMES = tuple(cases_of(Path()))
-SHARES_OF_SEVERAL = dict(zip(cases_of_several_processes(Path()), (0.3, 0.1), strict=True))
+SHARES_OF_SEVERAL = dict(zip(cases_of_several_processes(Path()), (0.15, 0.05, 0.15, 0.05), strict=True))
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -322,6 +323,14 @@ def test_both_ways_agree_on_ties_and_on_what_is_no_number(columns: int, k: int, 
     x = torch.tensor(SPECIAL)[torch.randint(len(SPECIAL), (4, columns), generator=drawn)]
     k = min(k, columns)
     assert same(found.top(x, k), _top_by_chunks(x, k))
+
+
+def test_the_x87_unit_works_afterwards(kernels: Kernels) -> None:
+    """MMX registers are those of the x87 unit, with which OpenBLAS computes norms."""
+    columns = np.random.default_rng(0).normal(size=(6, 2))
+    for k in (1, 8, 40):
+        kernels.top(torch.randn(9, 1000), k)
+        assert np.isfinite(np.linalg.lstsq(columns, np.arange(6.0), rcond=None)[0]).all()
 
 
 def test_a_slice_of_a_wider_table(kernels: Kernels) -> None:

@@ -23,7 +23,7 @@ VARIANTS = {
     "untied": ("gpt/small", {"model": {"tie": {"output": False}}}),
     "convolutions": ("vit/tiny", {"model": {"patches": {"stem": "convolutions"}}}),
     "shifted": ("vit/tiny", {"model": {"patches": {"stem": "shifted"}}}),
-    "n-grams": ("gpt/small", {"model": {"embedding": {"ngrams": {"longest": 2, "rows": 50}}}}),
+    "n-grams": ("gpt/small", {"model": {"embedding": {"ngram": 2, "ngram_rows": 50}}}),
     "shaw": ("gpt/small", {"model": {"decoder": {"positions": {"kind": "shaw"}}}}),
 }
 RECIPES = {preset: (preset, {}) for preset in PRESETS} | VARIANTS

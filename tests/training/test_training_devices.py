@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from torch import Tensor
 
 from tests.faults.killing import check_runs, ends_within
 from tests.training.test_training_not_finite import nan_at
+from tformer.checkpoint.read import read_checkpoint
 from tformer.errors import InputError, cannot_write
 from tformer.training import saving, session
 from tformer.training.assemble import PlannedBatches
@@ -66,11 +67,17 @@ def assert_same_run(run: str, other: str) -> None:
     """The same records, but for times, and the same weights within the tolerance."""
     assert_same_records(run, other)
     assert latest(run).name == latest(other).name
-    weights, others = (load_file(latest(name) / "model.safetensors") for name in (run, other))
+    weights, others = stored(run, "weights"), stored(other, "weights")
     assert weights.keys() == others.keys()
     assert max(float((weights[name] - others[name]).abs().max()) for name in weights) <= TOLERANCE
     assert sorted(path.name for path in Path(run).iterdir()) == sorted(path.name for path in Path(other).iterdir())
     check_runs(Path(run))
+
+
+def stored(run: str, role: str) -> dict[str, Tensor]:
+    """The tensors of a role in the latest checkpoint, from one file or several."""
+    checkpoint = read_checkpoint(latest(run))
+    return checkpoint.rows(role, dict.fromkeys(checkpoint.specs(role), slice(None)))
 
 
 def at_step(patch: pytest.MonkeyPatch, step: int, rank: int, act: Callable[[], Any]) -> None:

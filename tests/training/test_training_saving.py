@@ -25,9 +25,10 @@ from tests.training.test_training_devices import (
     _all_processes_end,
     assert_same_records,
     latest,
+    stored,
     train,
 )
-from tests.training.test_training_sharded import DDP, FSDP, stored
+from tests.training.test_training_sharded import DDP, FSDP
 from tformer import files
 from tformer.checkpoint import parts, read
 from tformer.checkpoint.manifest import TENSOR_FILES, FileRecord
@@ -218,7 +219,8 @@ def test_a_disk_that_is_full_for_one_process_ends_all_with_3_and_leaves_no_half_
     check_runs(Path("run"))
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=SLOW), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_before(
     train: Cli, monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
@@ -266,7 +268,7 @@ def test_training_goes_on_while_another_process_still_writes(train: Cli, monkeyp
     assert outcome.code == 0 and Path("run/checkpoints/step-00000008/manifest.json").is_file(), outcome.err
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", [pytest.param("weights", marks=SLOW), "optimizer", pytest.param("ema", marks=SLOW)])
 def test_a_part_that_is_damaged_or_missing_is_refused_on_resume(runs: Path, cli: Cli, role: str) -> None:
     part = latest("two") / f"{TENSOR_FILES[role].removesuffix('.safetensors')}-00002-of-00002.safetensors"
     content = part.read_bytes()
@@ -278,6 +280,16 @@ def test_a_part_that_is_damaged_or_missing_is_refused_on_resume(runs: Path, cli:
     part.unlink()
     outcome = cli("train", "--resume", "--out", "two", "--max-steps", 8, "--devices", 2)
     assert outcome.code == 2 and f"{part.name} is missing" in outcome.err, outcome.err
+
+
+def test_a_run_directory_that_a_process_does_not_see_is_refused(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_dir = Path.is_dir
+    monkeypatch.setattr(
+        Path, "is_dir", lambda path: is_dir(path) and (path.name, os.environ.get("RANK")) != ("run", "1")
+    )
+    outcome = train("--out", "run", *FSDP, "--devices", 2)
+    assert outcome.code == 2 and outcome.err.count("error: ") == 1, outcome.err
+    assert "error: rank 1: run, which the process of rank 0 has made, is not visible to that of rank 1" in outcome.err
 
 
 def test_small_checkpoints_are_single_files(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,9 @@
 """Checkpoints that several processes write: which of them writes which tensors, and their exchange while they do.
 
-Each process writes files of its own with whole tensors, beside an index for each role: the layout of Hugging Face
+Each process writes separate files of whole tensors, beside an index for each role: the layout of Hugging Face
 (`model-00001-of-00004.safetensors`, `model.safetensors.index.json`). The leader makes the folder, waits for the records
 of the others' files, writes index and manifest, and renames the folder. So the checkpoint appears by one rename, when
-every file is synced. They talk through the store of the group, since threads that write must not use collectives.
+every file is synced. Records go through the store of the group, because threads that write must not use collectives.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +25,7 @@ from tformer.checkpoint.tensor_files import file_bytes, tensor_chunks
 from tformer.workers.worker import LOST, LostError, Worker
 
 PART_BYTES = 16 << 20
-"""A further process writes for each so many bytes: small checkpoints are one file of each role."""
+"""One more process writes for each multiple of this size: small checkpoints are one file of each role."""
 
 Name = tuple[str, str]
 """(role, name of a tensor)"""
@@ -130,12 +131,19 @@ class Companions:
         """The records of all files with tensors: of this process, which leads, and of the others.
 
         own: of this process; they are made when the others have been told to begin.
-        Raises LostError when another process fails.
+        Raises LostError when another process fails. After an error the folder is removed.
         """
         self.worker.give(self._key("folder"), folder.name)
-        found = {record.name: record for record in own}
-        for rank in sorted(set(self.division.writers.values()) - {self.worker.rank}):
-            found |= {entry["name"]: FileRecord(**entry) for entry in self._take(self._key(rank), delete=True)}
+        try:
+            found = {record.name: record for record in own}
+            for rank in sorted(set(self.division.writers.values()) - {self.worker.rank}):
+                found |= {entry["name"]: FileRecord(**entry) for entry in self._take(self._key(rank), delete=True)}
+        except BaseException:
+            abandoned = folder.with_name(f"{folder.name}-abandoned")
+            with suppress(OSError):
+                files.rename(folder, abandoned)  # first, so that the others create no further file in it
+                files.remove_tree(abandoned)
+            raise
         return [found[name] for name in self.division.files.values()]
 
     def write_part(self, parent: Path, own: Mapping[Name, Tensor]) -> None:

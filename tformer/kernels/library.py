@@ -31,8 +31,10 @@ from tformer.processes import bound_command
 SWITCH, OFF, ON = "TFORMER_KERNELS", ("off", "0", "no", "false"), ("on", "1", "yes", "true", "avx2", "plain")
 COMPILERS = ("cc", "gcc", "clang")
 LAUNCHERS = ("ccache", "sccache", "distcc")  # may precede a compiler in $CC
-# Without the last two flags loops stay scalar; floating-point exceptions are not used here.
-FLAGS = ("-std=gnu11", "-O3", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+# Without -fno-math-errno and -fno-trapping-math loops stay scalar; floating-point exceptions are not used here.
+FLAGS: tuple[str, ...] = ("-std=gnu11", "-O3", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+if platform.machine() in ("x86_64", "AMD64"):
+    FLAGS += ("-mno-mmx",)  # without AVX2, GCC copies through MMX registers: later results of the x87 unit are NaN
 # By the switch: the instructions of a processor with AVX2 and FMA, or only those that every processor has.
 INSTRUCTIONS = {"avx2": ("-march=x86-64-v3",), "plain": ()}
 NATIVE = ("-march=native",)

@@ -19,10 +19,11 @@ from tformer.nn.classification_heads import ClassifierHeadOptions
 from tformer.nn.heads import HEADS, HeadOptions
 from tformer.objectives import OBJECTIVES
 from tformer.recipe.checks import contradictions, notes
+from tformer.recipe.data_defaults import CHOSEN, DataChoice
 from tformer.recipe.followers import Snapshot, follow
 from tformer.recipe.migrations import migrate
 from tformer.recipe.overrides import BATCH_SIZES, DEFAULT, Draft, flag_origin
-from tformer.recipe.presets import Base, Fitting, agree_with_stored, choose_base
+from tformer.recipe.presets import Base, Choice, Fitting, agree_with_stored, choose_base
 from tformer.recipe.problems import problems_of, raise_problems, unusable_values
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.schema import value_at
@@ -42,13 +43,16 @@ class Resolved:
     """A recipe with every value decided, the origin of each value by its dotted path, and notes for the user.
 
     Attributes:
-        choices: those of the notes that name values which no layer gives: the default preset, and what `followers` set.
+        choices: those of the notes that name values which no layer gives: the default preset, what the data chose, and
+            what `followers` set.
+        preset_by_default: whether neither flags nor file name the preset, but they name data.
     """
 
     recipe: Recipe
     origins: dict[str, str]
     notes: list[str]
     choices: list[str]
+    preset_by_default: bool = False
 
 
 def load_recipe(
@@ -60,6 +64,7 @@ def load_recipe(
     sets: Sequence[str] = (),
     device: str = "cpu",
     fitting: Fitting | None = None,
+    by_data: DataChoice | None = None,
     base_yaml: str | None = None,
     base_name: str = "recipe.yaml",
 ) -> Resolved:
@@ -71,6 +76,7 @@ def load_recipe(
         sets: the texts `key=value` of `--set`.
         device: `cpu`, `cuda`, ...; chooses the preset of an arch alone.
         fitting: chooses among the presets of an arch alone by the speed of a CPU; None: the largest.
+        by_data: what the data chooses where no preset is named, above the preset and below the file.
         base_yaml: the stored recipe of a checkpoint, in place of arch and preset; messages call it `base_name`.
     """
     flags = {} if flags is None else flags
@@ -79,6 +85,7 @@ def load_recipe(
     file = None if config is None else _read_config(Path(config))
     draft = Draft()
     base: Base | None = None
+    by_default, has_data = False, _names_data(flags, sets, file)
     if base_yaml is None:
         base = choose_base(
             arch=arch,
@@ -86,10 +93,16 @@ def load_recipe(
             file=file,
             file_name=str(config),
             device=device,
-            has_data=_names_data(flags, sets, file),
+            has_data=has_data,
             fitting=fitting,
         )
+        by_default = has_data and base.preset is not None and base.preset.origin == DEFAULT
+        if by_data is not None and by_default:
+            base = base._replace(preset=Choice(by_data.preset, DEFAULT))
         _merge_preset(draft, base)
+        if by_data is not None and by_default:
+            for dotted, (value, _) in by_data.values.items():
+                draft.assign(dotted, value, CHOSEN)
     else:
         stored = _migrated(parse_yaml(base_yaml, name=base_name), base_name)
         agree_with_stored(stored.value, arch=arch, preset=preset, file=file, file_name=str(config))
@@ -116,7 +129,10 @@ def load_recipe(
     raise_problems(list(contradictions(recipe)), lambda path: draft.origin_of(path).where)
     origins = {".".join(leaf): draft.origins.get(leaf, DEFAULT).label for leaf in leaves(recipe_to_data(recipe))}
     choices = [*(base.notes if base is not None else ()), *followed]
-    return Resolved(recipe, origins, [*choices, *notes(recipe)], choices)
+    if base is not None and by_default and by_data is not None:
+        kept = {dotted for dotted in by_data.values if draft.origin_of(tuple(dotted.split("."))) == CHOSEN}
+        choices = [by_data.note(base.arch.name, kept), *followed]
+    return Resolved(recipe, origins, [*choices, *notes(recipe)], choices, by_default)
 
 
 def recipe_from_yaml(text: str, *, name: str) -> Recipe:

@@ -14,6 +14,11 @@ objectives that read it.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from tformer.data.sources.files import STANDARD_INPUT
+from tformer.errors import InputError
+from tformer.recipe.data_defaults import Survey
 from tformer.recipe.recipe import Recipe
 from tformer.tasks.base import Task
 from tformer.tasks.continuations import Continuations
@@ -34,7 +39,24 @@ TASKS: dict[str, Task] = {
     "continuations": Continuations(),
 }
 
+_SURVEYS: dict[str, Survey | None] = {}
+"""Surveys of this process by the recipe's data."""
+
 
 def task_of(recipe: Recipe) -> Task:
     """The task of a recipe's data: images for models of patches, else what its objectives read."""
     return TASKS["images" if recipe.model.patches is not None else recipe.data_kind]
+
+
+def survey_of(recipe: Recipe) -> Survey | None:
+    """Number and length of the training examples, read once in a process; None for data that no defaults follow.
+
+    Standard input can be read only once. Data that cannot be read is reported by the training itself.
+    """
+    if any(spec.path == STANDARD_INPUT for spec in recipe.data.train):
+        return None
+    key = recipe.model_dump_json(include={"data", "objectives"})
+    if key not in _SURVEYS:
+        with suppress(InputError):
+            _SURVEYS[key] = task_of(recipe).survey(recipe)
+    return _SURVEYS.get(key)

@@ -28,6 +28,7 @@ from tformer.evaluation.predict import Samples, evaluate_objective
 from tformer.loading import Loaded
 from tformer.metrics import lower_is_better
 from tformer.objectives.base import Objective, ObjectiveContext
+from tformer.recipe.data_defaults import Survey
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns, Data, SourceSpec
 from tformer.tokenizer import Tokenizer
@@ -269,7 +270,7 @@ def choose_data(loaded: Loaded, options: DataOptions) -> ChosenData:
         return ChosenData((spec,), columns, given, errors, held_out=False)
     if loaded.imported:
         raise InputError(
-            f"{loaded.path} was imported: it has no data of its own",
+            f"{loaded.path} was imported: it has no training data",
             hint="name what to evaluate on with --data, or --source and --target",
         )
     specs = data.valid or data.train
@@ -331,6 +332,13 @@ class Task(ABC):
     @abstractmethod
     def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
         """Read the data of a training, and hold out a part of it where the recipe names no validation data."""
+
+    def survey(self, recipe: Recipe) -> Survey | None:
+        """Number and length of the training examples, for defaults that follow them; None: there are none.
+
+        Raises InputError for data that cannot be read.
+        """
+        return None
 
     @abstractmethod
     def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from tformer.data.sources.image_files import read_image
-from tformer.data.sources.images import ImageExample, ImageSet, channel_statistics, open_images
+from tformer.data.sources.images import ImageExample, ImageSet, channel_statistics, open_images, survey_images
 from tformer.errors import InputError
 from tformer.loading import Loaded
 from tformer.objectives import build_objective
 from tformer.objectives.base import ImageContext, ObjectiveContext
+from tformer.recipe.data_defaults import ImageSurvey, Survey
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import SourceSpec
 from tformer.tasks.base import ChosenData, GivenExample, Tokenizers, TrainingData, TrainingStart, Work
@@ -68,6 +69,10 @@ class Images(Labelled):
             fingerprint=hashlib.sha256(f"{train.fingerprint} {valid.fingerprint}".encode()).hexdigest(),
             tokens_per_sample=train.seq_len,
         )
+
+    def survey(self, recipe: Recipe) -> Survey | None:
+        images, side, channels = survey_images(recipe.data.train[0].path)
+        return ImageSurvey(images, side, channels)
 
     def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
         """An image file at the model's size, without a label."""

@@ -9,6 +9,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,6 +28,7 @@ from tformer.formatting import listed
 from tformer.loading import Loaded, decoder_tokens_of
 from tformer.objectives import build_objective
 from tformer.objectives.base import ObjectiveContext
+from tformer.recipe.data_defaults import MAX_SURVEYED, Survey, TextSurvey, words_of
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns, Data, SourceSpec
 from tformer.tasks.base import (
@@ -47,6 +49,7 @@ from tformer.tasks.tokenizers import Texts, obtain_tokenizer, text_context
 from tformer.tokenizer import Tokenizer
 
 MAX_LISTED_LABELS = 20
+LONG_SHARE = 0.95
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,15 @@ class Labelled(Task):
             fingerprint=hashlib.sha256(f"{rows.fingerprint} {valid.fingerprint}".encode()).hexdigest(),
             label_mean=float(np.mean(rows.labels)) if index is None else None,
             tokens_per_sample=recipe.seq_len,
+        )
+
+    def survey(self, recipe: Recipe) -> Survey | None:
+        data = recipe.data
+        sources = _open(recipe, data.train, data.columns, data.errors)
+        rows = islice((row for source in sources for row in source.rows()), MAX_SURVEYED)
+        words = [words_of(row.text) + words_of(row.text2 or "") for row in rows]
+        return TextSurvey(
+            len(words), float(np.mean(words)), int(np.quantile(words, LONG_SHARE)), with_pairs=sources[0].has_text2
         )
 
     def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:

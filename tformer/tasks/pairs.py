@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from tformer.metrics.text import tokenised_note
 from tformer.model import Transformer
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
+from tformer.recipe.data_defaults import FORMAL_WORDS, MAX_SURVEYED, PairSurvey, Survey, words_of
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns, SourceSpec
 from tformer.tasks.base import (
@@ -121,6 +123,18 @@ class Pairs(Task):
             sample=lambda *arguments: validation.sample(held_out, *arguments),
             tokens_per_sample=max(recipe.seq_len, recipe.target_seq_len),
         )
+
+    def survey(self, recipe: Recipe) -> Survey | None:
+        data = recipe.data
+        sources = open_pairs(data.train, columns=data.columns, errors=data.errors)
+        rows = islice((row for source in sources for row in source.rows()), MAX_SURVEYED)
+        sides, known = [], set[str]()
+        for row in rows:
+            sides.append([(words_of(text), len(text)) for text in (row.source, row.target)])
+            if len(known) <= FORMAL_WORDS:
+                known.update(row.source.split(), row.target.split())
+        words, characters = np.mean(sides, axis=0).max(axis=0)
+        return PairSurvey(len(sides), float(words), float(characters), min(len(known), FORMAL_WORDS + 1))
 
     def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
         """A source, with the prefix of the run's task, and its target; without a target the source is its own."""

@@ -16,9 +16,11 @@ from tformer.errors import InputError
 from tformer.interop.opening import open_checkpoint
 from tformer.objectives import OBJECTIVES, unused_keys
 from tformer.recipe import Resolved, load_recipe, recipe_to_yaml
+from tformer.recipe.data_defaults import DataChoice, choose_by_data
 from tformer.recipe.followers import UNLIMITED_STEPS
 from tformer.recipe.recipe import Embeddings, Recipe, Tokenizer
 from tformer.recipe.sections import Columns
+from tformer.tasks import survey_of
 from tformer.tasks.base import TrainingStart
 from tformer.training.options import TrainOptions
 from tformer.training.teacher import (
@@ -123,7 +125,7 @@ def _find_start(options: TrainOptions, run: RunDirectory | None) -> Start:
         return _resume(options, run)
     if options.init_from is not None:
         return _init_from(options)
-    resolved = _load(options)
+    resolved = _load_for_data(options)
     return Start(recipe=resolved.recipe, notes=tuple(resolved.notes), out=options.out)
 
 
@@ -135,7 +137,7 @@ def _resume(options: TrainOptions, run: RunDirectory | None) -> Start:
         run.write_recipe(read_checkpoint(latest).recipe_text)
         notes.append(f"{run.path} had no recipe.yaml: restored from its checkpoint {latest.name}")
     if out is None or recipe_file is None or not recipe_file.is_file():
-        resolved = _load(options)
+        resolved = _load_for_data(options)
         note = f"nothing to resume in {out}: the run starts" if out else "no run to resume: a new one starts"
         return Start(recipe=resolved.recipe, notes=(note, *resolved.notes), out=out, may_exist=out is not None)
     resolved = load_recipe(config=recipe_file, flags=options.recipe_values(), sets=list(options.sets))
@@ -306,7 +308,16 @@ def _with_body(recipe: Recipe, stored: Recipe) -> Recipe:
     )
 
 
-def _load(options: TrainOptions) -> Resolved:
+def _load_for_data(options: TrainOptions) -> Resolved:
+    """The recipe of a new run; where it names data and no preset, with the defaults that follow the data."""
+    resolved = _load(options)
+    if not resolved.preset_by_default:
+        return resolved
+    choice = choose_by_data(resolved.recipe.arch, survey_of(resolved.recipe))
+    return resolved if choice is None else _load(options, choice)
+
+
+def _load(options: TrainOptions, by_data: DataChoice | None = None) -> Resolved:
     arch = options.arch
     if arch is None and options.config is None and "/" not in (options.preset or ""):
         arch = "gpt"
@@ -319,4 +330,5 @@ def _load(options: TrainOptions) -> Resolved:
         sets=list(options.sets),
         device=resolve_device(str(device)).type,
         fitting=fitting(options.recipe_values()),
+        by_data=by_data,
     )

@@ -41,6 +41,7 @@ class Checkpoints:
     def __init__(self, prepared: Prepared, parts: Components, *, shards: Shards | None, worker: Worker) -> None:
         self.seconds = 0.0
         self._prepared, self._parts, self._shards, self._worker = prepared, parts, shards, worker
+        self._recipe_yaml = recipe_to_yaml(prepared.recipe)
         background = prepared.recipe.training.save_in_background
         self._saver = Saver(in_background=worker.world_size > 1 if background is None else background)
         self._count = 0
@@ -51,10 +52,10 @@ class Checkpoints:
         return checkpoint_bytes(dict(self._parts.model.main.named_parameters()), optimizer)
 
     def save(self, run: RunDirectory, state: TrainerState, score: float | None) -> None:
-        """Save a checkpoint, or begin to, after the one before is on disk.
+        """Save a checkpoint, or begin to, after the previous one is on disk.
 
         Raises:
-            StorageError: of this save, or of the one before.
+            StorageError: of this save, or of the previous one.
         """
         began = time.perf_counter()
         self._saver.finish()
@@ -89,7 +90,7 @@ class Checkpoints:
         self._saver.give_up()
 
     def restore(self, checkpoint: Checkpoint, state: TrainerState) -> None:
-        """Load optimizer, schedule, loss scale and averages. Of tensors in shards a process reads its own rows only.
+        """Load optimizer, schedule, loss scale and averages. Where weights are spread, a process reads only its rows.
 
         Raises:
             InputError: they do not fit, or are damaged.
@@ -166,7 +167,7 @@ class Checkpoints:
             state.step,
             **roles,
             tied=self._parts.model.main.tied_names(),
-            recipe_yaml=recipe_to_yaml(prepared.recipe),
+            recipe_yaml=self._recipe_yaml,
             tokenizer_json=None if tokenizer is None else tokenizer.to_json(),
             trainer=state.to_json(),
             score=score,

@@ -224,8 +224,13 @@ class Session:
     def _open_run(self) -> RunDirectory:
         """The run directory; the leader creates or reopens it, after all other input was checked."""
         run = self._write_run() if self.worker.leads else None
-        path = self.worker.share(lambda: None if run is None else str(run.path))
-        return run or RunDirectory(Path(path or ""))
+        path = Path(self.worker.share(lambda: None if run is None else str(run.path)) or "")
+        if not path.is_dir():
+            raise InputError(
+                f"{path}, which the process of rank 0 has made, is not visible to that of rank {self.worker.rank}",
+                hint="all processes write to it: choose a folder on a file system that all machines share (--out)",
+            )
+        return run or RunDirectory(path)
 
     def _write_run(self) -> RunDirectory:
         """Create or reopen the run directory, and write what is known before the first step."""

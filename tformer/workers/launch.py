@@ -239,7 +239,7 @@ class _Group:
             if rank not in self._killed:
                 return Failure(rank, *_end_of(code))
         for rank in sorted(self._killed & silent.keys()):
-            return Failure(rank, "this process does not answer; the others have waited for it in vain", None, 1)
+            return Failure(rank, "this process does not answer the others", None, 1)
         return reports[0]
 
 

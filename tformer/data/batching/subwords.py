@@ -1,4 +1,4 @@
-"""Samples whose texts are segmented anew in each epoch, for training alone (arXiv 1804.10959, 1910.13267).
+"""Samples whose texts are segmented again in each epoch, for training alone (arXiv 1804.10959, 1910.13267).
 
 The draws of a sample are those of (seed, epoch, number of the sample): a resumed run, and each of several processes,
 reads the same ids. Batches are planned by the lengths of the plain segmentation, so they have some more tokens than

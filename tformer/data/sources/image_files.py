@@ -100,6 +100,11 @@ class ImageFiles:
         """One image; call it inside `pillow_warnings`."""
         return decode_image(self.read(number), name=self.places[number], size=size, channels=channels)
 
+    def native_size(self, number: int) -> tuple[int, int]:
+        """(pixels of the shorter side, channels) of one image; call it inside `pillow_warnings`."""
+        image = open_image(self.read(number), name=self.places[number])
+        return min(image.size), 1 if image.mode in GREY_MODES else 3
+
     def pixels(self, *, size: int, channels: int) -> np.ndarray | None:
         """uint8 [N, C, Y, X] of images that need no decoding: none."""
         return None
@@ -308,30 +313,43 @@ def pillow_warnings() -> Iterator[None]:
         yield
 
 
+def open_image(data: bytes, *, name: str) -> Image.Image:
+    """An image whose pixels are not decoded yet. Raises InputError: no image, too many pixels."""
+    try:
+        return Image.open(BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:
+        raise InputError(
+            f"{name}: {'not an image' if data else 'is empty'} (expected one of {', '.join(FORMATS)})"
+        ) from None
+    except Exception as error:
+        raise _damaged(error, name) from None
+
+
 def decode_image(data: bytes, *, name: str, size: int, channels: int) -> Decoded:
     """A file's bytes -> uint8 [C, size, size]; call it inside `pillow_warnings`.
 
     Raises InputError: no image, a damaged one, one with too many pixels.
     """
+    image = open_image(data, name=name)
     try:
-        image: Image.Image = Image.open(BytesIO(data), formats=FORMATS)
         full_size = image.size
         image.draft(None, (2 * size, 2 * size))  # JPEG skips detail that resizing would remove
         turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
         image.load()
-    except UnidentifiedImageError:
-        raise InputError(
-            f"{name}: {'not an image' if data else 'is empty'} (expected one of {', '.join(FORMATS)})"
-        ) from None
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise InputError(f"{name}: more than {Image.MAX_IMAGE_PIXELS:,} pixels", hint="make it smaller") from None
-    except Exception as error:  # the errors of Pillow for damaged data have no common base
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise InputError(f"{name}: damaged image: {reason}") from error
+    except Exception as error:
+        raise _damaged(error, name) from error
     if image.mode == "F":
         raise InputError(f"{name}: pixels are fractions, expected whole numbers", hint="save it as PNG")
     fitted = fit_image(image if turn is None else image.transpose(turn), size=size, channels=channels)
     return fitted._replace(resized=full_size != (size, size))
+
+
+def _damaged(error: Exception, name: str) -> InputError:
+    """The error for an image that Pillow does not read; its errors for damaged data have no common base."""
+    if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
+        return InputError(f"{name}: more than {Image.MAX_IMAGE_PIXELS:,} pixels", hint="make it smaller")
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    return InputError(f"{name}: damaged image: {reason}")
 
 
 def fit_image(image: Image.Image, *, size: int, channels: int) -> Decoded:
@@ -368,6 +386,9 @@ class IdxImages:
 
     def decode(self, number: int, *, size: int, channels: int) -> Decoded:
         return fit_image(Image.fromarray(self.images_NYX[number]), size=size, channels=channels)
+
+    def native_size(self, number: int) -> tuple[int, int]:
+        return min(self.images_NYX.shape[1:]), 1
 
     def pixels(self, *, size: int, channels: int) -> np.ndarray | None:
         return self.images_NYX[:, None] if channels == 1 and self.images_NYX.shape[1:] == (size, size) else None

@@ -95,6 +95,29 @@ class ImageSet:
         return self.subset(kept), self.subset(held_out)
 
 
+SURVEYED_IMAGES = 8
+"""Images, evenly spread, whose size and colours stand for those of a set."""
+
+
+def survey_images(path: str) -> tuple[int, int, int]:
+    """(number of images, pixels of the shorter side, channels) of a set; the last two are the median of a few images.
+
+    Raises InputError as `open_images`.
+    """
+    place = expanded(path)
+    if is_url(path) or not place.exists():
+        raise InputError(f"{path}: no such file or directory")
+    found = (
+        open_idx(place, needs_label=True) if place.is_file() and is_idx(place) else find_images(place, needs_label=True)
+    )
+    total = len(found.places)
+    chosen = np.arange(min(total, SURVEYED_IMAGES)) * total // min(total, SURVEYED_IMAGES)
+    with pillow_warnings():
+        sizes = [found.native_size(int(number)) for number in chosen]
+    side, channels = np.median(sizes, axis=0)
+    return total, int(side), 1 if channels < 2 else 3
+
+
 def open_images(
     path: str | Path,
     *,

@@ -64,7 +64,7 @@ def check_taps(wanted: Iterable[str], known: Iterable[str]) -> None:
 
 
 Weighted = tuple[Tensor, Tensor | None]
-"""Output [B, H, T, v] and, if the taps want them, the weights [B, H, T, S] before dropout, fp32."""
+"""Output [B, H, T, v] and, if taps request them, the weights [B, H, T, S] before dropout, fp32."""
 
 # Far below any score, but finite: a row without visible keys is uniform until it is zeroed, never NaN.
 MASKED_SCORE = -1.0e30

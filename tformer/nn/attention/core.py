@@ -30,7 +30,7 @@ FEW_QUERIES = 8
 
 
 def attend(inputs: AttentionInputs) -> Weighted:
-    """Attention output [B, H, T, v] and, if the taps want them, the weights [B, H, T, S] before dropout, fp32.
+    """Attention output [B, H, T, v] and, if taps request them, the weights [B, H, T, S] before dropout, fp32.
 
     ValueError: `is_causal` with T != S, or H is no multiple of K.
     """

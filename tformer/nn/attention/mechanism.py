@@ -165,7 +165,7 @@ class Mechanism(nn.Module):
         state: LayerState | None = None,
         taps: TapSink | None = None,
     ) -> Weighted:
-        """Outputs [B, H, T, v] and, if `taps` wants them, the weights [B, H, T, S] in fp32 before dropout.
+        """Outputs [B, H, T, v] and, if `taps` requests them, the weights [B, H, T, S] in fp32 before dropout.
 
         Args:
             context: which keys each query sees, the same for every layer.

@@ -142,7 +142,7 @@ def _visible_keys(context: AttentionContext, rows: slice, end: int, device: torc
 # --- blocked ---------------------------------------------------------------------------------------------------------
 
 BLOCK_ELEMENTS = 2**20  # scores of a block, 2 MiB: about a core's own cache
-QUERY_BLOCK = 128  # queries of a block: more read more keys in vain when causal, fewer make small products
+QUERY_BLOCK = 128  # queries of a block: more: masked keys are read when causal; fewer: products are small
 KEPT_ELEMENTS = 2**24  # weights kept for the backward pass, 32 MiB
 
 

@@ -1,0 +1,265 @@
+"""Defaults that follow the data: what `tformer train --arch NAME --data X` trains where no preset is named.
+
+A survey says how many examples there are and how long they are; the table `CHOICES` has a function for each family and
+kind of data, which chooses the shipped preset to start from and the values that the data changes, each beside its
+reason. The values of a file, of flags and of `--set` win, and a preset that the user names is taken as shipped. The
+run's recipe holds the result, so a resumed run chooses nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tformer.formatting import plural
+from tformer.recipe.overrides import Origin
+
+CHOSEN = Origin("chosen by the data", "")
+MAX_SURVEYED = 500_000
+"""Examples that a survey reads; all rules are the same for more."""
+
+
+CHARACTERS_OF_A_WORD = 8
+"""Characters that count as a word in a script without spaces."""
+
+
+def words_of(text: str) -> int:
+    """About how many words a text has, in any script."""
+    return max(len(text.split()), len(text) // CHARACTERS_OF_A_WORD)
+
+
+@dataclass(frozen=True)
+class TextSurvey:
+    """Labelled texts: how many, and their lengths in words, of a pair those of both texts together.
+
+    long_words: 95 % of the texts have no more words.
+    """
+
+    examples: int
+    mean_words: float
+    long_words: int
+    with_pairs: bool = False
+
+    @property
+    def kind(self) -> str:
+        return "pairs of texts" if self.with_pairs else "texts"
+
+    def __str__(self) -> str:
+        noun = "pairs of texts" if self.with_pairs else "texts"
+        return f"{self.examples:,} {noun} of {plural(round(self.mean_words), 'word')}"
+
+
+@dataclass(frozen=True)
+class PairSurvey:
+    """Sources and targets: how many, mean words and characters of the longer side.
+
+    distinct_words: of both sides, counted up to one more than `FORMAL_WORDS`.
+    """
+
+    examples: int
+    mean_words: float
+    mean_characters: float
+    distinct_words: int
+    kind = "pairs"
+
+    def __str__(self) -> str:
+        return f"{self.examples:,} pairs of {plural(round(self.mean_words), 'word')}"
+
+
+@dataclass(frozen=True)
+class ImageSurvey:
+    """Labelled images: how many, pixels of the shorter side, channels (1: grey, 3: colours)."""
+
+    examples: int
+    side: int
+    channels: int
+    kind = "images"
+
+    def __str__(self) -> str:
+        colour = "grey" if self.channels == 1 else "colour"
+        return f"{self.examples:,} {colour} images of {self.side} pixels"
+
+
+Survey = TextSurvey | PairSurvey | ImageSurvey
+
+
+@dataclass(frozen=True)
+class DataChoice:
+    """The preset that the data chooses, and the values that it changes, by dotted path, each with its words."""
+
+    survey: Survey
+    preset: str
+    values: dict[str, tuple[Any, str]]
+
+    def note(self, arch: str, kept: set[str]) -> str:
+        """One line: the survey, the preset and those of the values that are `kept`."""
+        words = ", ".join(dict.fromkeys(word for path, (_, word) in self.values.items() if path in kept and word))
+        with_words = f" with {words}" if words else ""
+        return f"chosen from {self.survey}: {arch}/{self.preset}{with_words} (as shipped: --preset {self.preset})"
+
+
+def choose_by_data(arch: str, survey: Survey | None) -> DataChoice | None:
+    """The choice for a family and its data; None where the family has none for such data."""
+    choose = None if survey is None else CHOICES.get((arch, survey.kind))
+    return None if survey is None or choose is None else choose(survey)
+
+
+def _between(least: float, value: float, most: float) -> int:
+    return round(min(most, max(least, value)))
+
+
+SMALL_CORPUS_WORDS = 1_000_000
+"""Words of all texts up to which a model of width 256 trains in minutes on one core."""
+
+
+def _texts(survey: TextSurvey) -> DataChoice:
+    """Classifiers of single texts."""
+    is_small = survey.examples * survey.mean_words <= SMALL_CORPUS_WORDS
+    width = 256 if is_small else 128
+    epochs = _between(2, 30_000 / survey.examples, 6)
+    wanted = 64 * math.ceil(1.15 * survey.long_words / 64)
+    seq_len = _between(128, wanted, 384)
+    neighbours = {"attention": {"kind": "sliding_window", "window": 2}}
+    return DataChoice(
+        survey,
+        "classify",
+        {
+            # Words beside each other tell more than words alone, and few texts do not teach full attention to look
+            # there: TREC +1, the largest gain of one change.
+            "model.encoder.layers.0": (neighbours, "a first layer that reads neighbouring words"),
+            # Of few texts a wider model learns more of each word; of many the narrow one reads more in equal time.
+            "model.d_model": (width, f"width {width}"),
+            "model.encoder.num_heads": (4, ""),
+            "model.encoder.feedforward.d_ff": (4 * width, ""),
+            # Averaged weights keep what single steps on noisy labels lose, so more epochs do not overfit.
+            "training.ema_decay": (0.98, "averaged weights"),
+            "training.max_epochs": (epochs, plural(epochs, "epoch")),
+            "objectives.0.label_smoothing": (0.1, "label smoothing 0.1"),
+            "data.seq_len": (seq_len, f"at most {seq_len} tokens"),
+            # Reviews and letters come to the point at their beginning and at their end.
+            "data.truncation": ("head_tail" if wanted > seq_len else "head", ""),
+        },
+    )
+
+
+def _text_pairs(survey: TextSurvey) -> DataChoice:
+    """Classifiers of two texts: attention between them is slow to learn, so few pairs need many epochs."""
+    epochs = _between(3, 32_000 / survey.examples, 12)
+    seq_len = _between(128, 64 * math.ceil(1.6 * survey.long_words / 64), 512)
+    return DataChoice(
+        survey,
+        "pairs",
+        {
+            "training.max_epochs": (epochs, plural(epochs, "epoch")),
+            "data.seq_len": (seq_len, f"at most {seq_len} tokens"),
+        },
+    )
+
+
+FORMAL_WORDS = 500
+FORMAL_USES = 20
+"""Most different words of a language of commands, digits or symbols, and the fewest pairs for each of them."""
+
+SHORT_CHARACTERS = 40
+SHORT_WORDS = 4
+"""Pairs whose longer side has at most this number of characters and words are words or dates, not sentences."""
+
+
+def _pairs(survey: PairSurvey) -> DataChoice:
+    """Encoder-decoders for sources and targets."""
+    if survey.distinct_words <= min(FORMAL_WORDS, survey.examples / FORMAL_USES):
+        return _formal_pairs(survey)
+    if survey.mean_characters <= SHORT_CHARACTERS and survey.mean_words <= SHORT_WORDS:
+        return _short_pairs(survey)
+    # A piece should occur often enough to be learned: about 3 pairs for each, as the presets of 29,000 pairs (10,000
+    # pieces) and of 160,000 (32,000) have it.
+    vocabulary = _between(2000, survey.examples / 3, 16_000)
+    # Published: width 128 and dropout 0.3 for 29,000 pairs (2105.14462), 256 for 160,000 (1907.12484), 512 from
+    # millions on. The rate falls with the root of the width, as in 1706.03762; more text needs less dropout.
+    width = 128 if survey.examples < 60_000 else 256
+    dropout = 0.3 if survey.examples < 200_000 else 0.1
+    lr = 5.0e-3 * (128 / width) ** 0.5
+    return DataChoice(
+        survey,
+        "tiny",
+        {
+            "tokenizer.train.vocab_size": (vocabulary, f"{vocabulary:,} pieces"),
+            "model.d_model": (width, f"width {width}"),
+            "model.encoder.feedforward.d_ff": (2 * width, ""),
+            "model.decoder.feedforward.d_ff": (2 * width, ""),
+            "model.init.embedding_std": (round(width**-0.5, 8), ""),
+            "model.embedding.dropout": (dropout, ""),
+            "model.encoder.dropout": (dropout, f"dropout {dropout}"),
+            "model.decoder.dropout": (dropout, ""),
+            "optimizer.lr": (round(lr, 5), ""),
+        },
+    )
+
+
+def _formal_pairs(survey: PairSurvey) -> DataChoice:
+    """Commands and the like: every word is a token, and nothing is noise, so nothing is dropped."""
+    steps = _between(600, 12 * survey.examples / 64, 6000)
+    return DataChoice(
+        survey,
+        "dates",
+        {
+            "tokenizer.train.model": ("word", f"{survey.distinct_words:,} words as tokens"),
+            "training.max_steps": (steps, f"{steps:,} steps"),
+            "training.eval_every": (-(-steps // 4), ""),
+            "training.save_every": (-(-steps // 4), ""),
+        },
+    )
+
+
+def _short_pairs(survey: PairSurvey) -> DataChoice:
+    """Inflections, spellings: what changes is inside words, so characters are the tokens; ten epochs of them."""
+    steps = _between(600, 10 * survey.examples / 64, 6000)
+    return DataChoice(
+        survey,
+        "dates",
+        {
+            # English inflection with these three: 94.6 % of whole forms.
+            "model.encoder.dropout": (0.2, "characters, dropout 0.2"),
+            "model.decoder.dropout": (0.2, ""),
+            "model.embedding.dropout": (0.1, ""),
+            "objectives.0.label_smoothing": (0.1, "label smoothing 0.1"),
+            "training.max_steps": (steps, f"{steps:,} steps"),
+            "training.eval_every": (-(-steps // 4), ""),
+            "training.save_every": (-(-steps // 4), ""),
+        },
+    )
+
+
+IMAGES_SEEN = {"mnist": 420_000, "cifar": 270_000}
+"""Images of all epochs together, as the presets have it: 7 epochs of 60,000 and 20 of 13,500."""
+
+
+def _images(survey: ImageSurvey) -> DataChoice:
+    """Vision Transformers: digits and other grey images, or photographs."""
+    preset = "mnist" if survey.channels == 1 else "cifar"
+    side = _between(28, survey.side, 224)
+    # About 8 x 8 patches, more only of large images: the time of a step grows with their number. A power of two, as
+    # every convolution of a stem halves the image.
+    size = 4 if side <= 40 else 8 if side <= 80 else 16
+    side = size * round(side / size)
+    epochs = _between(3, IMAGES_SEEN[preset] / survey.examples, 40)
+    return DataChoice(
+        survey,
+        preset,
+        {
+            "model.patches.image_size": (side, f"{side} pixels a side"),
+            "model.patches.size": (size, f"patches of {size}"),
+            "training.max_epochs": (epochs, plural(epochs, "epoch")),
+        },
+    )
+
+
+CHOICES: dict[tuple[str, str], Callable[[Any], DataChoice]] = {
+    ("bert", "texts"): _texts,
+    ("bert", "pairs of texts"): _text_pairs,
+    ("transformer", "pairs"): _pairs,
+    ("vit", "images"): _images,
+}
+"""The choice for each family and kind of data."""
