@@ -193,6 +193,7 @@ def _decoder_embedding(
 
 
 def patch_embedding(model: Model) -> PatchEmbedding:
+    """The embedding that a model of images describes. Raises InputError for sizes that its stem refuses."""
     patches = model.patches
     assert patches is not None
     try:

@@ -27,7 +27,8 @@ def row(preset: str, layout: Layout) -> list[str]:
     memory = rank_memory(whole, shards, ADAMW, ema=False)
     state = memory.weights + memory.gradients + memory.optimizer
     traffic = step_traffic(shards, ADAMW, micro_batches=1)
-    figures = [(state, 0), (memory.total - memory.optimizer, 0), (traffic.sent, 0)]
+    peak = memory.total - memory.optimizer - memory.copies
+    figures = [(state, 0), (peak, 0), (traffic.sent, 0)]
     if layout.shards > 1:
         found = measure(section, layout)
         sent = sum(

@@ -16,6 +16,7 @@ from tests.conftest import Outcome
 from tests.end_to_end.translate_runs import DECODER, SEQ2SEQ
 from tests.faults.killing import ends_within
 from tformer.evaluation import lm
+from tformer.kernels import library
 from tformer.workers.worker import Worker
 
 Cli = Callable[..., Outcome]
@@ -84,14 +85,20 @@ def test_several_processes_read_the_windows_of_a_text_as_one(
     same(run, "--data", tmp_path / "a.txt", "--batch-size", 1, "--stride", 5, devices=3)
 
 
+@pytest.fixture
+def no_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What one command chooses stays for others of this process."""
+    monkeypatch.setenv("TFORMER_KERNELS", "off")
+    library.load.cache_clear()
+    yield
+    library.load.cache_clear()
+
+
+@pytest.mark.usefixtures("no_kernels")
 def test_several_processes_translate_and_compare_as_one(
-    same: Callable[..., str],
-    random_run: Callable[..., Path],
-    pairs: tuple[object, ...],
-    monkeypatch: pytest.MonkeyPatch,
+    same: Callable[..., str], random_run: Callable[..., Path], pairs: tuple[object, ...]
 ) -> None:
     """Loss, BLEU, chrF and exact matches, with their signatures."""
-    monkeypatch.setenv("TFORMER_KERNELS", "off")  # what one command chooses stays for others of this process
     translator = random_run(SEQ2SEQ + "objectives: [{kind: seq2seq}]\n")
     found = same(translator, *pairs, "--batch-size", 2, "--json")
     assert '"bleu": ' in found and '"loss": ' in found

@@ -100,7 +100,7 @@ def test_gpt2_generates_as_the_reference_and_evaluates(cli: Cli, folders: Path, 
 def test_an_imported_model_has_no_data_of_its_own(cli: Cli, folders: Path) -> None:
     for name in ("gpt2", "bert", "classifier", "t5"):
         outcome = cli("evaluate", folders / name)
-        assert "no data of its own" in refusal(outcome) and "--data" in outcome.err
+        assert "no training data" in refusal(outcome) and "--data" in outcome.err
 
 
 def test_a_classifier_uses_its_own_names(cli: Cli, folders: Path, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_a_translator_loses_layers_of_both_stacks_or_of_one(
 
 def test_a_hugging_face_folder_is_pruned_and_goes_back(folders: Path, cli: Cli, tmp_path: Path) -> None:
     outcome = cli("prune", folders / "gpt2", "--rate", 0.5, "--out", tmp_path / "small")
-    assert outcome.code == 2 and "it has no data of its own" in outcome.err and "--no-evaluate" in outcome.err
+    assert outcome.code == 2 and "it has no training data" in outcome.err and "--no-evaluate" in outcome.err
     told = pruned(cli, folders / "gpt2", "--rate", 0.5, "--no-evaluate", "--out", tmp_path / "small")
     assert told["metric"] is None and "loss" not in told["before"]
     outcome = cli("export", tmp_path / "small", "--out", tmp_path / "hf")
@@ -123,7 +123,7 @@ def test_a_hugging_face_folder_is_pruned_and_goes_back(folders: Path, cli: Cli, 
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert config["n_layer"] == told["layers"]["decoder"]["after"]
     outcome = cli("evaluate", tmp_path / "small")
-    assert outcome.code == 2 and "it has no data of its own" in outcome.err
+    assert outcome.code == 2 and "it has no training data" in outcome.err
 
 
 def test_nothing_named_means_the_newest_run(deep: Path, cli: Cli, tmp_path: Path, monkeypatch: Any) -> None:

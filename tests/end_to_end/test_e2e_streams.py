@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from tformer.training.loop import Trainer
+from tformer.training.saving import Checkpoints
 from tformer.training.session import Session
 
 TRAIN = [
@@ -111,13 +112,19 @@ def test_a_second_ctrl_c_ends_a_training_at_once_and_the_checkpoint_before_is_in
 
 
 @pytest.mark.parametrize(
-    ("part", "number"),
-    [*((part, signal.SIGINT) for part in ("_measure", "_sample", "_save", "compilation")), ("_save", signal.SIGHUP)],
+    ("owner", "part", "number"),
+    [
+        (Session, "_measure", signal.SIGINT),
+        (Session, "_sample", signal.SIGINT),
+        (Checkpoints, "save", signal.SIGINT),
+        (torch, "compile", signal.SIGINT),
+        (Checkpoints, "save", signal.SIGHUP),
+    ],
     ids=["validation", "sample", "saving", "compilation", "the terminal hangs up"],
 )
 def test_a_signal_in_any_part_of_a_training_saves_once_and_the_run_resumes(
     cli: Callable[..., Any], tmp_path: Path, text_file: Path, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch,
-    part: str, number: signal.Signals,
+    owner: Any, part: str, number: signal.Signals,
 ) -> None:  # fmt: skip
     def signalled(work: Callable[..., Any]) -> Callable[..., Any]:
         def send(*arguments: Any, **options: Any) -> Any:
@@ -128,11 +135,11 @@ def test_a_signal_in_any_part_of_a_training_saves_once_and_the_run_resumes(
 
     words = ("train", "--config", tiny_recipe, "--data", text_file, "--out", tmp_path / "run")
     with monkeypatch.context() as patch:
-        if part == "compilation":  # the first step compiles the model while it computes the loss
+        if owner is torch:  # the first step compiles the model while it computes the loss
             patch.setattr(torch, "compile", lambda model, **_: signalled(model))
         else:
-            patch.setattr(Session, part, signalled(getattr(Session, part)))
-        outcome = cli(*words, "--compile", "on" if part == "compilation" else "off")
+            patch.setattr(owner, part, signalled(getattr(owner, part)))
+        outcome = cli(*words, "--compile", "on" if owner is torch else "off")
     assert outcome.code == 128 + number and "Traceback" not in outcome.err
     assert outcome.err.count("interrupted: saved at step") == 1
     assert cli("inspect", tmp_path / "run", "--verify").code == 0

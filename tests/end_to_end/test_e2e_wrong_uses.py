@@ -33,7 +33,7 @@ WRONG = [
     ("inspect LM --shapes --text fed --batch-size 999999999999999", "--batch-size must be at most"),
     ("inspect --arch bert --shapes --text a", "--text needs a run: omit --arch"),
     ("inspect LM --layout dot", "--layout of tformer inspect is now --draw"),
-    ("train --arch bert --data rows.tsv --pooling sum", "expected 'cls', 'mean', 'max' or 'eos'"),
+    ("train --arch bert --data rows.tsv --pooling sum", "expected 'cls', 'mean', 'max', 'eos' or 'attention'"),
     ("train --arch gpt --data rows.tsv --pooling cls", "--pooling: found heads of kind lm"),
     ("train --arch gpt --objective classification --pooling cls --data rows.tsv", "expected eos, mean or max"),
     ("train --log-to paper --data rows.tsv", "--log-to: found 'paper', expected tensorboard, wandb, mlflow"),

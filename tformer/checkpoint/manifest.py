@@ -102,7 +102,7 @@ class FileRecord:
 class Manifest:
     """`tied` maps each alias to the stored tensor it shares; `score` is the validation score, lower is better.
 
-    `target_tokenizer_sha256` is None unless source and target have vocabularies of their own.
+    `target_tokenizer_sha256` is None unless source and target have separate vocabularies.
     """
 
     step: int

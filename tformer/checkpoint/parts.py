@@ -1,9 +1,9 @@
 """Checkpoints that several processes write: which of them writes which tensors, and their exchange while they do.
 
-Each process writes files of its own with whole tensors, beside an index for each role: the layout of Hugging Face
+Each process writes separate files of whole tensors, beside an index for each role: the layout of Hugging Face
 (`model-00001-of-00004.safetensors`, `model.safetensors.index.json`). The leader makes the folder, waits for the records
 of the others' files, writes index and manifest, and renames the folder. So the checkpoint appears by one rename, when
-every file is synced. They talk through the store of the group, since threads that write must not use collectives.
+every file is synced. Records go through the store of the group, because threads that write must not use collectives.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tformer.checkpoint.tensor_files import file_bytes, tensor_chunks
 from tformer.workers.worker import LOST, LostError, Worker
 
 PART_BYTES = 16 << 20
-"""A further process writes for each so many bytes: small checkpoints are one file of each role."""
+"""One more process writes for each multiple of this size: small checkpoints are one file of each role."""
 
 Name = tuple[str, str]
 """(role, name of a tensor)"""

@@ -49,7 +49,7 @@ def save_checkpoint(
         run: held by this process (`RunDirectory.create`, or `open(lock=True)`).
         weights: by parameter name, any device, contiguous or not; names without wrappers' prefixes.
         tied: {alias: owner}; None finds the names that share memory. Aliases are not stored.
-        tokenizer_json: None for a model of images; the source's where the target has a vocabulary of its own.
+        tokenizer_json: None for a model of images; the source's where source and target have separate vocabularies.
         trainer: JSON values; everything exact resume needs beside tensors.
         score: the validation score of these weights, lower is better (negate a metric of which more is better).
         tokenizer_sha256: `Tokenizer.sha256`, to be compared when loading.

@@ -117,8 +117,8 @@ class Classifier:
     ) -> None:
         """`batch_size` inputs at a time, None: as many as fit by length; `should_stop` is polled before each batch.
 
-        views: of images, average the probabilities of so many views. Mirror images are among them if the model was
-        trained on them (`flip` in `data.augment`). Raises InputError for more than there are, and for texts.
+        views: of images, average the probabilities of this number of views. Mirror images are among them if the
+        model was trained on them (`flip` in `data.augment`). Raises InputError for more than there are, and for texts.
         """
         self._loaded, self._batch_size = loaded, batch_size
         self._should_stop = should_stop or (lambda: False)

@@ -119,8 +119,9 @@ class TokenEmbedding(Embedding):
         """The input of a stack, [B, T, D] in `dtype`; `token_type_ids` default to segment 0.
 
         mask_BT: False where the row of a token is replaced by zeros (token cut-off, arXiv 2009.13818).
-        real_BT, document_ids_BT: the convolution reads zeros where the first is False and beyond the token's document.
-        real_BT, document_ids_BT, before_BN: also of n-grams, see `NgramEmbedding`; none has a token that is replaced.
+        real_BT, document_ids_BT: the convolution reads zeros where the first is False and beyond the token's document;
+            n-grams leave out the same places, see `NgramEmbedding`, and all tokens that `mask_BT` replaces.
+        before_BN: the ids before the first position, for n-grams of decoding with a cache.
         """
         tap(taps, "ids", ids_BT)
         x_BTE = F.embedding(ids_BT, self.weight)

@@ -156,7 +156,7 @@ class KernelPatches(CutPatches):
 
 
 class ShiftedPatches(CutPatches):
-    """Squares of the image and of four copies moved by half a patch along the diagonals; LayerNorm before it."""
+    """Squares of the image and of four copies moved by half a patch diagonally; LayerNorm before the product."""
 
     copies = 5
 

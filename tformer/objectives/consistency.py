@@ -32,6 +32,7 @@ CONSISTENCY = "consistency"
 """The term of the divergence; for a second objective of the same model with that objective's term in front."""
 
 EMBEDDING_MASKS = {"input_ids": "embedding_mask", "decoder_input_ids": "decoder_embedding_mask"}
+"""The input of the model that cuts off tokens of each input of ids."""
 
 
 class Consistency(Objective):

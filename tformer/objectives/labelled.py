@@ -34,6 +34,7 @@ from torch import Tensor
 
 from tformer.data.batching.batch import Batch
 from tformer.data.shards.corpus import Example
+from tformer.data.sources.augmentation import augment, mix
 from tformer.errors import InputError
 from tformer.nn.classification_heads import ClassifierHeadOptions, RegressionHeadOptions
 from tformer.nn.heads import Output
@@ -160,8 +161,6 @@ class Classification(LabelledObjective):
         batch = super().collate(samples, rng=rng, training=training)
         if not (training and self.mixes) or batch.labels is None:
             return batch
-        from tformer.data.sources.augmentation import mix
-
         options = self.options
         assert batch.pixel_values is not None and self.context.label_counts is not None
         pixels, labels = mix(
@@ -382,7 +381,6 @@ def collate_images(
     examples: Sequence[ImageExample] | np.ndarray, images: ImageContext, *, rng: np.random.Generator, training: bool
 ) -> Batch:
     """Normalised pixels, augmented by `images.augment` while training; no labels."""
-    from tformer.data.sources.augmentation import augment
     from tformer.data.sources.images import to_pixels
 
     pixels_BCYX = np.stack([example.pixels for example in examples])

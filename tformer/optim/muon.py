@@ -65,7 +65,7 @@ def even_rows(updates_nrc: Tensor, second_nr: Tensor, decay: float) -> Tensor:
 
 
 Block = tuple[Tensor, Tensor, Any]
-"""Rows of a parameter that are a matrix of their own, their update, and NorMuon's second moments of them or None."""
+"""Rows of a parameter that are a separate matrix, their update, and NorMuon's second moments of them or None."""
 
 
 def fresh_state(parameter: Tensor, *, with_rows: bool) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tformer.data.sources.augmentation import AugmentationName
 from tformer.objectives.consistency import ConsistencyOptions
 from tformer.optim.optimizers import OptimizerName
 from tformer.optim.schedules import ScheduleName
@@ -82,7 +83,7 @@ class Data(Section):
     # 1910.13267); unigram: exponent of the probabilities by which pieces are drawn (arXiv 1804.10959)
     subword_sampling: Probability = 0.0
     # random changes of training images, in this order; randaugment: arXiv 1909.13719, erase: arXiv 1708.04896
-    augment: tuple[Literal["shift", "flip", "crop", "randaugment", "erase"], ...] = ()
+    augment: tuple[AugmentationName, ...] = ()
 
 
 class ParameterGroup(Section):

@@ -270,7 +270,7 @@ def choose_data(loaded: Loaded, options: DataOptions) -> ChosenData:
         return ChosenData((spec,), columns, given, errors, held_out=False)
     if loaded.imported:
         raise InputError(
-            f"{loaded.path} was imported: it has no data of its own",
+            f"{loaded.path} was imported: it has no training data",
             hint="name what to evaluate on with --data, or --source and --target",
         )
     specs = data.valid or data.train

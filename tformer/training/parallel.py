@@ -1,4 +1,4 @@
-"""Processes that train one model together: what the training loop asks of them, for one process, DDP and FSDP2.
+"""Processes that train one model together: their interface for the training loop; one process, DDP and FSDP2.
 
 The global batch, its micro-batches and the loss do not depend on the number of processes: each process takes rows
 `rank::world_size` of every micro-batch (`Share`), and loss terms are divided by counts of the whole global batch, so
@@ -33,7 +33,7 @@ Run = Callable[[Callable[[], Any]], Any]
 
 
 class Parallel(Protocol):
-    """A group of processes. All of them make the same calls in the same order, except of the attributes.
+    """A group of processes, all of which must call the same methods in the same order.
 
     Attributes:
         rank: number of this process, from 0.
@@ -230,7 +230,7 @@ class FullySharded(ProcessGroup):
         """Process 0 announces every block that it runs, and the processes that hold the other rows gather it with it.
 
         So a process never holds more than one block beside its rows and the root, and the number of forward passes,
-        random draws and interruptions are the business of process 0 alone.
+        random draws and interruptions depend on process 0 alone.
         """
         if self.rank >= self.group_size:  # its rows are copies
             return None
@@ -284,7 +284,7 @@ class FullySharded(ProcessGroup):
 
 
 def parallel_of(options: Parallelism, *, machine_size: int = 1, compute_dtype: torch.dtype = torch.float32) -> Parallel:
-    """The default process group of torch.distributed as `options` want it; one process where there is no group.
+    """The default process group of torch.distributed, of the kind in `options`; one process where there is no group.
 
     machine_size: processes of one machine. compute_dtype: of the trained models.
     """

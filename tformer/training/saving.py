@@ -52,10 +52,10 @@ class Checkpoints:
         return checkpoint_bytes(dict(self._parts.model.main.named_parameters()), optimizer)
 
     def save(self, run: RunDirectory, state: TrainerState, score: float | None) -> None:
-        """Save a checkpoint, or begin to, after the one before is on disk.
+        """Save a checkpoint, or begin to, after the previous one is on disk.
 
         Raises:
-            StorageError: of this save, or of the one before.
+            StorageError: of this save, or of the previous one.
         """
         began = time.perf_counter()
         self._saver.finish()
@@ -90,7 +90,7 @@ class Checkpoints:
         self._saver.give_up()
 
     def restore(self, checkpoint: Checkpoint, state: TrainerState) -> None:
-        """Load optimizer, schedule, loss scale and averages. Of tensors in shards a process reads its own rows only.
+        """Load optimizer, schedule, loss scale and averages. Where weights are spread, a process reads only its rows.
 
         Raises:
             InputError: they do not fit, or are damaged.

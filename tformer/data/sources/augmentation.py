@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -89,6 +90,11 @@ AUGMENTATIONS: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]
     "randaugment": random_operations,
     "erase": random_erasing,
 }
+
+if TYPE_CHECKING:
+    AugmentationName = str
+else:
+    AugmentationName = Literal[tuple(AUGMENTATIONS)]
 
 
 def shift(pixels_BCYX: np.ndarray, down_B: np.ndarray, right_B: np.ndarray) -> np.ndarray:
