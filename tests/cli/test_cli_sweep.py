@@ -41,9 +41,24 @@ def test_a_dry_run_as_json_has_each_command(tiny_recipe: Path, cli: Callable[...
     assert document["left_out"][0]["message"].startswith("model.decoder.num_heads: 3 heads")
 
 
+def test_a_dry_run_of_halving_states_rungs_and_budget(tiny_recipe: Path, cli: Callable[..., Any]) -> None:
+    words = ("sweep", "--config", tiny_recipe, "--vary", "optimizer.lr=1e-3,2e-3,3e-3,4e-3", "--draws", 3, "--halving")
+    shown = cli(*words, "--dry-run")
+    line = "successive halving, eta 3: 3 variants to step 4, 1 to 12; 20 steps, 56% of the 36 of the whole grid"
+    assert shown.code == 0 and line in shown.err and "4 trainings" in shown.err
+    [ladder] = json.loads(cli(*words, "--eta", 2, "--dry-run", "--json").out)["halving"]
+    assert (ladder["eta"], ladder["steps"], ladder["grid_steps"]) == (2, 3 * 6 + 6, 36)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (["--out", "o", "--eta", "2"], "--eta is of successive halving"),
+        (["--out", "o", "--halving", "--eta", "1"], "--eta must be at least 2, found 1"),
+        (["--out", "o", "--draws", "0"], "--draws must be at least 1, found 0"),
+        (["--out", "o", "--halving"], "halving: found 1 variant, expected at least 3"),
+        (["--out", "o", "--halving", *VARY, "--max-minutes", "1"], "halving: found a limit of minutes"),
+        (["--out", "o", "--", "--stop-at-step", "4"], "--stop-at-step: a sweep sets this flag"),
         ([], "--out is missing"),
         (["--out", "o", "--seeds", "0"], "--seeds must be at least 1, found 0"),
         (["--out", "o", "--vary", "optimizer.lr"], "--vary: found 'optimizer.lr'"),

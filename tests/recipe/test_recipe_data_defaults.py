@@ -79,8 +79,9 @@ def test_more_examples_train_for_no_more_epochs(arch: str) -> None:
 def test_one_line_names_the_data_the_preset_and_the_values() -> None:
     [line] = [note for note in load("bert", TREC).notes if note.startswith("chosen from")]
     assert line == (
-        "chosen from 5,452 texts of 10 words: bert/classify with a first layer that reads neighbouring words, width "
-        "256, averaged weights, 6 epochs, label smoothing 0.1, at most 128 tokens (as shipped: --preset classify)"
+        "chosen from 5,452 texts of 10 words: bert/classify with a convolution over two words, a first layer that "
+        "reads neighbours, width 256, averaged weights, 6 epochs, label smoothing 0.1, at most 128 tokens (as shipped: "
+        "--preset classify)"
     )
 
 

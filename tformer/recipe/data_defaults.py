@@ -127,8 +127,10 @@ def _texts(survey: TextSurvey) -> DataChoice:
         "classify",
         {
             # Words beside each other tell more than words alone, and few texts do not teach full attention to look
-            # there: TREC +1, the largest gain of one change.
-            "model.encoder.layers.0": (neighbours, "a first layer that reads neighbouring words"),
+            # there: on TREC a first layer that reads neighbours gains half a point; a convolution over two words lowers
+            # the loss from 0.47 to 0.45.
+            "model.embedding.convolution": (2, "a convolution over two words"),
+            "model.encoder.layers.0": (neighbours, "a first layer that reads neighbours"),
             # Of few texts a wider model learns more of each word; of many the narrow one reads more in equal time.
             "model.d_model": (width, f"width {width}"),
             "model.encoder.num_heads": (4, ""),
@@ -145,8 +147,11 @@ def _texts(survey: TextSurvey) -> DataChoice:
 
 
 def _text_pairs(survey: TextSurvey) -> DataChoice:
-    """Classifiers of two texts: attention between them is slow to learn, so few pairs need many epochs."""
-    epochs = _between(3, 32_000 / survey.examples, 12)
+    """Classifiers of two texts: attention between them is slow to learn, so few pairs need many epochs.
+
+    Long pairs are memorised sooner: 3,576 of 38 words (MRPC) overfit after 4 epochs, 4,500 of 19 (SICK) gain to 7.
+    """
+    epochs = _between(3, 600_000 / max(1.0, survey.examples * survey.mean_words), 7)
     seq_len = _between(128, 64 * math.ceil(1.6 * survey.long_words / 64), 512)
     return DataChoice(
         survey,

@@ -184,10 +184,17 @@ def _slug(words: Sequence[str], *, taken: set[str]) -> str:
     return unique
 
 
-OWN_FLAGS = ("--arch", "--preset", "--config", "--out", "--resume", "--json", "--dry-run", "--seed", "--help", "-h")
+OWN_FLAGS = (
+    *("--arch", "--preset", "--config", "--out", "--resume", "--json", "--dry-run", "--seed", "--stop-at-step"),
+    *("--help", "-h"),
+)
 """Flags of `tformer train` that a sweep sets itself."""
 
-OWN_HINTS = {"--seed": "--seeds N, or --set seed=S for the first", "--out": "--out of the sweep"}
+OWN_HINTS = {
+    "--seed": "--seeds N, or --set seed=S for the first",
+    "--out": "--out of the sweep",
+    "--stop-at-step": "--halving",
+}
 
 
 def base_words(task: Task) -> list[str]:

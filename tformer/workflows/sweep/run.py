@@ -114,6 +114,10 @@ def _ladder(plan: Plan, eta: int, task: str, works: Sequence[Work]) -> Ladder:
         raise InputError(
             f"{place}halving: found a training by epochs, expected one by steps", hint="--max-steps N says how many"
         )
+    if any(work.recipe.training.max_minutes is not None for work in own):
+        raise InputError(
+            f"{place}halving: found a limit of minutes, expected one of steps", hint="leave --max-minutes out"
+        )
     if len(steps) > 1:
         raise InputError(
             f"{place}halving: found trainings of {steps[0]:,} and of {steps[-1]:,} steps, expected one number",
