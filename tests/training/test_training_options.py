@@ -6,14 +6,16 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
 
 from tformer.device import has_bf16_instructions, resolve_precision
+from tformer.nn.classification_heads import HeadPooling
 from tformer.optim.optimizers import OPTIMIZERS
 from tformer.optim.schedules import SCHEDULES
+from tformer.training.options import TrainOptions
 from tformer.training.parallel import SingleProcess
 from tformer.training.state import LossScaler
 
@@ -53,6 +55,11 @@ def test_every_schedule_trains(kind: str, train: Callable[..., Any]) -> None:
 def test_every_optimizer_learns(kind: str, train: Callable[..., Any]) -> None:
     found = losses(train("--set", f"optimizer.kind={kind}", "--max-steps", "30"), "train")
     assert found[-1] < found[0]
+
+
+def test_the_option_of_pooling_names_every_kind() -> None:
+    declared = get_type_hints(TrainOptions, include_extras=True)["pooling"].__metadata__[0]
+    assert set(declared.metavar.split("|")) == set(get_args(HeadPooling))
 
 
 PACKINGS, PADDINGS = ("concat", "documents", "none"), ("right", "left", "random")

@@ -25,6 +25,7 @@ from torch import Tensor
 from tformer.checkpoint.tensor_files import TensorSpec, read_header
 from tformer.data.sources.files import decode_text, raise_if_stopped, read_bytes, split_lines
 from tformer.errors import InputError
+from tformer.formatting import whole_number
 from tformer.input_files import open_regular
 from tformer.model import Transformer
 from tformer.optim.shards import Shards, local
@@ -197,12 +198,9 @@ def _read_text(path: Path, vectors: Vectors, tokenizer: Tokenizer, work: Work) -
 
 
 def _header(line: str) -> _Header | None:
-    fields = line.split(" ")
-    return _Header(*map(int, fields)) if len(fields) == 2 and all(map(_is_count, fields)) else None
-
-
-def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdigit()
+    counts = [whole_number(field) for field in line.split(" ", 2)]
+    words, columns = counts if len(counts) == 2 else (None, None)
+    return None if words is None or columns is None else _Header(words, columns)
 
 
 def _trailing_numbers(line: str) -> int:
