@@ -191,16 +191,6 @@ def test_standard_input_running_text_and_unreadable_data_are_not_surveyed(tmp_pa
         assert survey_of(load_recipe(arch=arch, flags={"data.train": [{"path": path}]}).recipe) is None
 
 
-@pytest.mark.parametrize("arch", ["bert", "transformer"])
-def test_files_without_an_example_are_not_surveyed(arch: str, tmp_path: Path) -> None:
-    table, source, target = (tmp_path / name for name in ("rows.tsv", "a.en", "a.de"))
-    table.write_text("text\tlabel\n")
-    for side in (source, target):
-        side.write_text("")
-    spec = {"path": str(table)} if arch == "bert" else {"path": str(source), "target_path": str(target)}
-    assert survey_of(load_recipe(arch=arch, flags={"data.train": [spec]}).recipe) is None
-
-
 def test_another_average_of_the_weights_replaces_the_chosen_one() -> None:
     resolved = load("bert", TREC, sets=["training.average_last=0.2"])
     assert resolved.recipe.training.averaging == "average_last 0.2"

@@ -210,7 +210,7 @@ def test_no_shipped_preset_is_warned_about() -> None:
 
 def test_a_layer_that_averages_the_weights_drops_the_average_of_the_layers_below(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text("preset: gpt/tiny\ntraining: {ema_decay: 0.9}\n")
+    file.write_text("arch: gpt\npreset: tiny\ntraining: {ema_decay: 0.9}\n")
     resolved = load_recipe(config=file, sets=["training.average_last=0.2"])
     assert resolved.recipe.training.averaging == "average_last 0.2"
     [note] = [note for note in resolved.notes if "averages the weights" in note]

@@ -33,6 +33,13 @@ def test_images_take_r_drop_alone() -> None:
         recipe_of("vit", "tiny", SIMCUT)
 
 
+@pytest.mark.parametrize(("key", "nothing"), [("ngram", 1), ("convolution", 0)])
+def test_a_model_of_images_has_no_ngrams_and_no_convolution_of_tokens(key: str, nothing: int) -> None:
+    message = rf"model.embedding.{key}: found 2, expected {nothing}: the model reads images"
+    with pytest.raises(InputError, match=message):
+        recipe_of("vit", "tiny", f"model.embedding.{key}=2")
+
+
 def test_replaced_token_detection_and_teachers_exclude_it() -> None:
     with pytest.raises(InputError, match=r"training.consistency: found r_drop, expected null with replaced_token"):
         recipe_of("electra", "tiny", R_DROP)

@@ -110,6 +110,8 @@ def test_safetensors_without_a_tokenizer_has_the_rows_of_the_models_own(tmp_path
         (("5 3", "the 1 2 3", "cat 4 5 6"), r"v.txt:3: the file ends after 2 words, expected 5 as line 1 states"),
         (("the 1 2", "cat 1 2"), r"v.txt: its vectors have 2 numbers, expected 3, the width of the embedding table"),
         (("2 4", "the 1 2 3 4"), r"v.txt: its vectors have 4 numbers, expected 3"),
+        (('{"text": "the cat"}',), r"v.txt:1: found no numbers, expected a word and 3 numbers"),
+        (("5 0", "the"), r"v.txt:1: found no numbers, expected a word and 3 numbers"),
         (("9" * 5000 + " 3", "the 1 2 3"), r"v.txt: its vectors have 1 numbers, expected 3"),
         (("mouse 1 2 3",), r"v.txt: found no vector for any of the \d+ tokens"),
         ((), r"v.txt: found no vector, expected a word and 3 numbers in each line"),

@@ -199,8 +199,12 @@ def _unfit_teaching(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _unfit_embeddings(recipe: Recipe) -> Iterator[Problem]:
-    """Files of token vectors for tables that the model does not have."""
+    """Files of token vectors for tables that the model does not have; n-grams and convolutions without tokens."""
     section, model = recipe.embeddings, recipe.model
+    for name, nothing in (("ngram", 1), ("convolution", 0)):
+        value = getattr(model.embedding, name)
+        if model.patches is not None and value != nothing:
+            yield Problem(("model", "embedding", name), f"found {value}, expected {nothing}: the model reads images")
     if section.path is not None and model.patches is not None:
         yield Problem(("embeddings", "path"), f"found {section.path}, expected null: the model reads images")
     if section.target_path is not None and not model.is_encoder_decoder:

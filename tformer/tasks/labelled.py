@@ -136,8 +136,6 @@ class Labelled(Task):
         sources = _open(recipe, data.train, data.columns, data.errors)
         rows = islice((row for source in sources for row in source.rows()), MAX_SURVEYED)
         words = [words_of(row.text) + words_of(row.text2 or "") for row in rows]
-        if not words:
-            return None
         return TextSurvey(
             len(words), float(np.mean(words)), int(np.quantile(words, LONG_SHARE)), with_pairs=sources[0].has_text2
         )

@@ -133,8 +133,6 @@ class Pairs(Task):
             sides.append([(words_of(text), len(text)) for text in (row.source, row.target)])
             if len(known) <= FORMAL_WORDS:
                 known.update(row.source.split(), row.target.split())
-        if not sides:
-            return None
         words, characters = np.mean(sides, axis=0).max(axis=0)
         return PairSurvey(len(sides), float(words), float(characters), min(len(known), FORMAL_WORDS + 1))
 

@@ -179,7 +179,10 @@ def _read_text(path: Path, vectors: Vectors, tokenizer: Tokenizer, work: Work) -
         line = line.rstrip(" \n")
         if number == 1:
             header = _header(line)
-            _require_width(path, header.columns if header else _trailing_numbers(line), columns)
+            found = header.columns if header else _trailing_numbers(line)
+            if not found:
+                raise _damaged(path, number, line, f"found no numbers, expected a word and {columns} numbers")
+            _require_width(path, found, columns)
             if header is not None:
                 continue
         fields = line.rsplit(" ", columns)
