@@ -276,6 +276,7 @@ def test_a_part_that_is_damaged_or_missing_is_refused_on_resume(runs: Path, cli:
     for devices in (2, 1):
         outcome = cli("train", "--resume", "--out", "two", "--max-steps", 8, "--devices", devices)
         assert outcome.code == 2 and f"{part.name} is damaged: its sha256 is" in outcome.err, outcome.err
+        assert f"remove {part.parent}, then: tformer train --resume --out two" in outcome.err, outcome.err
     assert cli("inspect", "two", "--verify").code == 2
     part.unlink()
     outcome = cli("train", "--resume", "--out", "two", "--max-steps", 8, "--devices", 2)

@@ -97,7 +97,7 @@ _MAX_TEXT_BYTES = {"recipe": 1 << 20, **dict.fromkeys(ROLES, MAX_TOKENIZER_BYTES
 class Checkpoint:
     """A checkpoint on disk. Texts are read and checked at once; tensors when one of the methods is called.
 
-    `notes` are warnings for the user (NaN in the weights).
+    `notes` are warnings for the user (NaN in the weights). `resumed`: see `read_checkpoint`.
     """
 
     path: Path
@@ -108,6 +108,7 @@ class Checkpoint:
     verify: bool = True
     target_tokenizer_json: str | None = None  # None: one tokenizer for both sides
     notes: list[str] = field(default_factory=list)
+    resumed: bool = False
 
     @property
     def step(self) -> int:
@@ -190,7 +191,7 @@ class Checkpoint:
             if wanted.keys() != found.keys():
                 raise InputError(f"{self.path} has no tensor {min(wanted.keys() - found.keys())} among its {role}")
         except InputError as error:
-            error.hint = error.hint or _recovery_hint(self.path)
+            error.hint = error.hint or _recovery_hint(self.path, resumed=self.resumed)
             raise
         return found
 
@@ -198,7 +199,7 @@ class Checkpoint:
         try:
             return self._read_tensors(role)
         except InputError as error:
-            error.hint = error.hint or _recovery_hint(self.path)
+            error.hint = error.hint or _recovery_hint(self.path, resumed=self.resumed)
             raise
 
     def _read_tensors(self, role: str) -> dict[str, Tensor]:
@@ -257,12 +258,13 @@ class Checkpoint:
             self.notes.append(f"{self.path}: {count} hold NaN or infinity ({listing})")
 
 
-def read_checkpoint(path: str | Path, *, verify: bool = True) -> Checkpoint:
+def read_checkpoint(path: str | Path, *, verify: bool = True, resumed: bool = False) -> Checkpoint:
     """Open a checkpoint folder.
 
     Args:
         path: the folder itself; see `resolve_checkpoint` for other paths.
         verify: compare every file with its SHA-256 (sizes and structure are checked in any case).
+        resumed: this training, in this process or another one of it, holds the lock of the run.
 
     Raises:
         InputError: missing, cut off, damaged, or written by a newer tformer; names the file.
@@ -275,19 +277,28 @@ def read_checkpoint(path: str | Path, *, verify: bool = True) -> Checkpoint:
         texts = _read_texts(folder, manifest, verify=verify)
         trainer = parse_object(texts["trainer"].encode("utf-8"), name=str(folder / "trainer.json"))
     except InputError as error:
-        error.hint = error.hint or _recovery_hint(folder)
+        error.hint = error.hint or _recovery_hint(folder, resumed=resumed)
         raise
     source, target = (texts.get(role) for role in ROLES)
-    return Checkpoint(folder, manifest, texts["recipe"], source, trainer, verify=verify, target_tokenizer_json=target)
+    return Checkpoint(
+        folder,
+        manifest,
+        texts["recipe"],
+        source,
+        trainer,
+        verify=verify,
+        target_tokenizer_json=target,
+        resumed=resumed,
+    )
 
 
-def _recovery_hint(folder: Path) -> str | None:
+def _recovery_hint(folder: Path, *, resumed: bool) -> str | None:
     """The hint for a damaged checkpoint: other checkpoints, and how a run resumes from the one before."""
     entries = catalog.scan(folder.parent)
     others = [entry.path.name for entry in entries if entry.path.name != folder.name]
     if folder.parent.name != CHECKPOINTS:
         return f"other checkpoints beside it: {', '.join(others)}" if others else None
-    if writer(folder.parents[1]) not in (None, str(os.getpid())):
+    if not resumed and writer(folder.parents[1]) not in (None, str(os.getpid())):
         return "a training writes to this run, and may have removed this checkpoint: run the command again"
     listing = f"other checkpoints of this run: {', '.join(others)}" if others else "the run has no other checkpoint"
     if not entries or entries[-1].path.name != folder.name:

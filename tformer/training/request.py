@@ -134,7 +134,7 @@ def _resume(options: TrainOptions, run: RunDirectory | None) -> Start:
     recipe_file = None if out is None else out / "recipe.yaml"
     notes = []
     if run is not None and not (run.path / "recipe.yaml").exists() and (latest := run.latest()):
-        run.write_recipe(read_checkpoint(latest).recipe_text)
+        run.write_recipe(read_checkpoint(latest, resumed=True).recipe_text)
         notes.append(f"{run.path} had no recipe.yaml: restored from its checkpoint {latest.name}")
     if out is None or recipe_file is None or not recipe_file.is_file():
         resolved = _load_for_data(options)
@@ -150,7 +150,7 @@ def _resume(options: TrainOptions, run: RunDirectory | None) -> Start:
     if options.config is not None:
         notes.append(f"{options.config} is not read again")
     latest = RunDirectory.open(out).latest() if is_run(out) else None
-    checkpoint = None if latest is None else read_checkpoint(latest)
+    checkpoint = None if latest is None else read_checkpoint(latest, resumed=not options.dry_run)
     if checkpoint is None:
         notes.append("it has no checkpoint yet: training starts at step 0")
     elif checkpoint.recipe.embeddings != recipe.embeddings:
