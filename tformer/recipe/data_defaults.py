@@ -47,8 +47,7 @@ class TextSurvey:
         return "pairs of texts" if self.with_pairs else "texts"
 
     def __str__(self) -> str:
-        noun = "pairs of texts" if self.with_pairs else "texts"
-        return f"{self.examples:,} {noun} of {plural(round(self.mean_words), 'word')}"
+        return f"{self.examples:,} {self.kind} of {plural(round(self.mean_words), 'word')}"
 
 
 @dataclass(frozen=True)

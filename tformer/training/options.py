@@ -163,9 +163,9 @@ class TrainOptions:
         str | None,
         OPTIMIZATION(
             "--pooling",
-            metavar="cls|mean|max|eos",
-            help="Classifiers: one vector per text from the first position (cls), the last (eos), or the mean or "
-            "maximum of all (mean, max); padding never counts.",
+            metavar="cls|mean|max|eos|attention",
+            help="Classifiers: one vector per example from the first position (cls), the last (eos), the mean or "
+            "maximum of all (mean, max) or a learned mean (attention); padding never counts.",
         ),
         Key("model.heads.*.pooling"),
     ] = None
