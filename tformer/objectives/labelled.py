@@ -151,8 +151,8 @@ class Classification(LabelledObjective):
         self.mixes = bool(options.mixup or options.cutmix)
         if self.mixes and context.images is None:
             raise InputError(
-                f"objectives: found mixup {options.mixup:g} and cutmix {options.cutmix:g}, expected 0 for both: they mix "
-                "images, and this model reads texts"
+                f"objectives: found mixup {options.mixup:g} and cutmix {options.cutmix:g}, expected 0 for both: they "
+                "mix images, and this model reads texts"
             )
 
     @property
