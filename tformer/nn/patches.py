@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from typing import ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +24,6 @@ from tformer.nn.attention.context import TapSink, tap
 from tformer.nn.embedding import Embedding
 from tformer.nn.norm import NormOptions, build_norm
 from tformer.nn.positions.base import Positions
-
-Stem = Literal["linear", "conv", "shifted", "convolutions"]
 
 
 class PatchEmbedding(Embedding):
@@ -225,7 +223,11 @@ STEMS: dict[str, type[PatchEmbedding]] = {
     "shifted": ShiftedPatches,
     "convolutions": ConvolvedPatches,
 }
-assert STEMS.keys() == set(get_args(Stem))
+
+if TYPE_CHECKING:
+    Stem = str
+else:
+    Stem = Literal[tuple(STEMS)]
 
 
 def cut_patches(pixels_BCYX: Tensor, size: int) -> Tensor:
