@@ -13,7 +13,7 @@ from torch import nn
 
 from tformer.nn.attention.mechanism import OwnTap
 from tformer.nn.attention.multi_head import MultiHeadAttention
-from tformer.nn.classification_heads import POOLING_MEANINGS, LabelKind, PooledHead
+from tformer.nn.classification_heads import POOLINGS, LabelKind, PooledHead
 from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.heads import VocabularyHead
@@ -269,7 +269,7 @@ def head_tensors(head: nn.Module) -> Tensors:
     elif isinstance(head, PooledHead):
         dropout = {"pooler" if head.pooler is not None else "pooled": head.dropout}
         described = {
-            "pooled": Described("pooled", ("B", "D"), f"pooling {head.pooling}: {POOLING_MEANINGS[head.pooling]}"),
+            "pooled": Described("pooled", ("B", "D"), f"pooling {head.pooling}: {POOLINGS[head.pooling].meaning}"),
             "pooler": Described("pooler", ("B", "D"), "one more layer, then its activation", None, ("pooler",)),
         }
         if head.project is None:
