@@ -1,4 +1,4 @@
-"""A new stem of image models, and a new change of training images, take one class or function and one row each."""
+"""A new stem, a new pooling and a new change of training images take one row each, beside a class or function."""
 
 from __future__ import annotations
 
@@ -33,6 +33,15 @@ class MeanPatches(PatchEmbedding):
 
 '''
 
+POOLINGS = "POOLINGS: dict[str, PoolingKind] = {\n"
+MIDDLE = """\
+def pool_middle(hidden_BTD: Tensor, mask_BT: Tensor | None) -> Tensor:
+    return (hidden_BTD.amax(dim=1) + hidden_BTD.amin(dim=1)) / 2
+
+
+"""
+MIDDLE_ROW = '    "middle": PoolingKind("the middle of the largest and the smallest value", pool_middle),\n'
+
 CHANGES = "AUGMENTATIONS: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {\n"
 CHANGE = """\
 def random_inversion(pixels_BCYX: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -47,7 +56,7 @@ model:
   d_model: 16
   patches: {image_size: 8, size: 4, channels: 1, stem: means}
   encoder: {num_layers: 1, num_heads: 2, feedforward: {d_ff: 32}}
-  heads: [{kind: classifier, pooler: false}]
+  heads: [{kind: classifier, pooler: false, pooling: middle}]
 objectives: [{kind: classification}]
 data: {augment: [invert]}
 optimizer: {lr: 0.01}
@@ -63,18 +72,19 @@ inspected = json.loads(succeed("inspect", "run", "--json"))
 shapes = succeed("inspect", "run", "--shapes")
 label = succeed("classify", "run", "--image", "{images}/dark/0.png")
 unknown = [command(*train, "other", "--set", text)[0]
-           for text in ("model.patches.stem=none-such", "data.augment=[none-such]")]
+           for text in ("model.patches.stem=none-such", "data.augment=[none-such]", "model.heads.0.pooling=none-such")]
 report({"accuracy": evaluated["accuracy"], "flops": inspected["flops"]["forward_per_token"], "shapes": shapes,
         "label": label, "unknown": unknown})
 """
 
 
-def test_a_new_stem_and_a_new_change_of_images_take_one_row_each(tmp_path: Path) -> None:
+def test_a_new_stem_pooling_and_change_of_images_take_one_row_each(tmp_path: Path) -> None:
     changed = overlay(
         tmp_path,
         files={},
         rows={
             "tformer/nn/patches.py": [(TABLE, f'{STEM}{TABLE}    "means": MeanPatches,\n')],
+            "tformer/nn/classification_heads.py": [(POOLINGS, MIDDLE + POOLINGS + MIDDLE_ROW)],
             "tformer/data/sources/augmentation.py": [(CHANGES, f'{CHANGE}{CHANGES}    "invert": random_inversion,\n')],
         },
     )
@@ -83,4 +93,4 @@ def test_a_new_stem_and_a_new_change_of_images_take_one_row_each(tmp_path: Path)
     found = changed.run(SCRIPT.replace("{recipe}", str(recipe)).replace("{images}", str(images)), cwd=tmp_path)
     assert found["accuracy"] > 0.9 and found["flops"] > 0 and "dark" in found["label"]
     assert "the mean of each square" in found["shapes"] and "means" in found["shapes"]
-    assert found["unknown"] == [2, 2]
+    assert "the middle of the largest" in found["shapes"] and found["unknown"] == [2, 2, 2]
