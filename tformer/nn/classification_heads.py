@@ -130,7 +130,8 @@ POOLINGS: dict[str, PoolingKind] = {
 }
 
 if TYPE_CHECKING:
-    HeadPooling = Pooling = str
+    HeadPooling = str
+    Pooling = str
 else:
     HeadPooling = Literal[tuple(POOLINGS)]
     Pooling = Literal[tuple(name for name, kind in POOLINGS.items() if not kind.is_learned)]
