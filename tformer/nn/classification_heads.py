@@ -138,7 +138,13 @@ else:
 
 
 class PooledHead(nn.Module):
-    """One prediction per sequence: pool → (dense → activation) → dropout → project; without labels no projection."""
+    """One prediction per sequence: pool → (dense → activation) → dropout → project; without labels no projection.
+
+    Attributes:
+        reads_every_position: names of the modules that read all positions; the others read the pooled vector.
+    """
+
+    reads_every_position: ClassVar[tuple[str, ...]] = ("attend",)
 
     def __init__(
         self,
