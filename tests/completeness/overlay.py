@@ -6,13 +6,17 @@ a copy of the package and run the commands on it, so that a list of names hidden
 
 from __future__ import annotations
 
+import atexit
+import importlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -62,41 +66,74 @@ class Overlay:
     root: Path
 
     def run(self, script: str, *, cwd: Path) -> Any:
-        """Run a Python script on the copy, with `command`, `succeed` and `report` at hand; the value it reported.
-
-        It runs in a forked process, which imports the package again from the copy, but not PyTorch.
-        """
+        """Run a Python script on the copy, with `command`, `succeed` and `report` at hand; the value it reported."""
         log = cwd / "log"
+        _server()  # it outlives the block
         with ends_within(300):
-            child = os.fork()
-            if child == 0:
-                self._execute(PRELUDE + script, cwd, log)
-            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            code = _ask({"root": str(self.root), "cwd": str(cwd), "log": str(log), "script": PRELUDE + script})
         text = log.read_text(errors="replace")
         assert code == 0, text[-8000:]
         reports = [line for line in text.splitlines() if line.startswith("REPORT ")]
         return json.loads(reports[-1].removeprefix("REPORT ")) if reports else None
 
-    def _execute(self, script: str, cwd: Path, log: Path) -> NoReturn:
-        """The forked process."""
-        code = 1
-        try:
-            with log.open("wb") as file:
-                os.dup2(file.fileno(), 1)
-                os.dup2(file.fileno(), 2)
-            os.chdir(cwd)
-            for name in [name for name in sys.modules if name.partition(".")[0] == "tformer"]:
-                del sys.modules[name]
-            sys.path.insert(0, str(self.root))
-            lines: dict[str, Any] = {"mode": "w", "buffering": 1, "closefd": False}
-            with open(1, **lines) as sys.stdout, open(2, **lines) as sys.stderr:
-                try:
-                    exec(script, {"__name__": "__main__"})
-                    code = 0
-                except BaseException:
-                    traceback.print_exc()
-        finally:
-            os._exit(code)
+
+def _ask(request: dict[str, str]) -> int:
+    """The exit code of a script that a process with PyTorch, and without threads, runs in a forked child.
+
+    The test process may have threads, whose locks a child of it would wait for without end.
+    """
+    server = _server()
+    assert server.stdin is not None and server.stdout is not None
+    server.stdin.write(json.dumps(request) + "\n")
+    server.stdin.flush()
+    answer = server.stdout.readline()
+    if not answer:
+        _server.cache_clear()
+        raise AssertionError("the process that forks has ended")
+    return int(answer)
+
+
+@cache
+def _server() -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "tests.completeness.overlay"]
+    server = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    atexit.register(server.kill)
+    return server
+
+
+def serve() -> None:
+    """Answer each request, a line of JSON, with the exit code of its script."""
+    for name in ("torch", "numpy", "tokenizers", "safetensors.torch", "pydantic", "typer", "rich.console"):
+        importlib.import_module(name)
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            _execute(**json.loads(line))
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    os._exit(0)
+
+
+def _execute(root: str, cwd: str, log: str, script: str) -> NoReturn:
+    """The forked process."""
+    code = 1
+    try:
+        with open(log, "wb") as file, open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        os.chdir(cwd)
+        sys.path.insert(0, root)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "tformer"]:
+            del sys.modules[name]
+        lines: dict[str, Any] = {"mode": "w", "buffering": 1, "closefd": False}
+        with open(1, **lines) as sys.stdout, open(2, **lines) as sys.stderr:
+            try:
+                exec(script, {"__name__": "__main__"})
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+    finally:
+        os._exit(code)
 
 
 def overlay(tmp_path: Path, *, files: Mapping[str, str], rows: Mapping[str, Sequence[tuple[str, str]]]) -> Overlay:
@@ -118,3 +155,7 @@ def overlay(tmp_path: Path, *, files: Mapping[str, str], rows: Mapping[str, Sequ
             text = text.replace(old, new)
         (root / name).write_text(text, encoding="utf-8")
     return Overlay(root)
+
+
+if __name__ == "__main__":
+    serve()

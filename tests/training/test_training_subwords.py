@@ -91,7 +91,7 @@ def test_a_tokenizer_with_one_segmentation_is_refused_before_anything_is_written
         batches_of(0.3, model="word")
 
 
-def test_evaluation_of_a_classifier_is_that_of_its_last_validation(tmp_path: Path) -> None:
+def test_evaluation_of_a_classifier_is_that_of_its_best_validation(tmp_path: Path) -> None:
     """Trained with sampled subwords, two passes and averaged weights, none of which an evaluation has."""
     rows = [(text, text.split()[1]) for text in TEXTS] * 4
     small = {"model.d_model": 16, "model.encoder.num_heads": 2, "model.encoder.num_layers": 1}
@@ -104,7 +104,7 @@ def test_evaluation_of_a_classifier_is_that_of_its_last_validation(tmp_path: Pat
     keys = {**small, **regularised, **tokens}
     run = tformer.train(rows, arch="bert", max_steps=4, out=tmp_path / "run", set=keys, quiet=True)
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    last = [record for record in records if record["split"] == "valid"][-1]
+    best = [record for record in records if record["split"] == "valid" and record["is_best"]][-1]
     report = run.evaluate()
-    assert report["loss"] == pytest.approx(last["loss"], rel=1e-5) and report["accuracy"] == last["accuracy"]
+    assert report["loss"] == pytest.approx(best["loss"], rel=1e-5) and report["accuracy"] == best["accuracy"]
     assert "consistency_loss" in [record for record in records if record["split"] == "train"][-1]
