@@ -121,7 +121,7 @@ class PatchEmbedding(Embedding):
 class CutPatches(PatchEmbedding):
     """Squares without overlap, each projected to d_model by one product with `weight` [D, C·P·P]."""
 
-    parts = ("weight", "bias")
+    parts: ClassVar[tuple[str, ...]] = ("weight", "bias")
     copies: ClassVar[int] = 1  # images that a patch is cut from
     has_kernel: ClassVar[bool] = False  # the weight is stored as [D, C, P, P]
 
