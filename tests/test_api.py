@@ -18,7 +18,7 @@ import torch
 
 import tformer
 from tformer.errors import InputError
-from tformer.nn.classification_heads import pool
+from tformer.nn.classification_heads import POOLINGS
 from tformer.nn.products import get_kernels
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "dogs", "run"]
@@ -233,7 +233,7 @@ def test_embed_pools_the_hidden_states(name: str, pooling: str, request: pytest.
     hidden = output.encoder_hidden if run.model.is_encoder_decoder else output.hidden
     vectors = run.embed(["the cat", "a mat and two dogs"], pooling=pooling)
     assert vectors.shape == (2, 16) and vectors.dtype == np.float32
-    np.testing.assert_allclose(vectors[0], pool(hidden, None, pooling)[0], atol=1e-5)
+    np.testing.assert_allclose(vectors[0], POOLINGS[pooling].pool(hidden, None)[0], atol=1e-5)
     np.testing.assert_allclose(run.embed("the cat", pooling=pooling), vectors[0], atol=1e-5)
 
 

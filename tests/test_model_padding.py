@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tformer.build import build_model
 from tformer.model import Transformer
-from tformer.nn.classification_heads import POOLING_MEANINGS
+from tformer.nn.classification_heads import POOLINGS
 from tformer.recipe.model import Model
 
 VOCABULARY, LABELS = 23, 3
@@ -27,7 +27,7 @@ POSITIONS: dict[str, dict[str, Any]] = {
     "shaw": {"kind": "shaw", "clip": 4},
 }
 every_position = pytest.mark.parametrize("positions", list(POSITIONS.values()), ids=list(POSITIONS))
-every_pooling = pytest.mark.parametrize("pooling", POOLING_MEANINGS)
+every_pooling = pytest.mark.parametrize("pooling", POOLINGS)
 every_place = pytest.mark.parametrize("place", ["post", "pre"])
 
 

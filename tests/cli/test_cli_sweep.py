@@ -53,7 +53,7 @@ def test_a_dry_run_of_halving_states_rungs_and_budget(tiny_recipe: Path, cli: Ca
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--out", "o", "--eta", "2"], "--eta is of successive halving"),
+        (["--out", "o", "--eta", "2"], "--eta 2 has no effect without --halving"),
         (["--out", "o", "--halving", "--eta", "1"], "--eta must be at least 2, found 1"),
         (["--out", "o", "--draws", "0"], "--draws must be at least 1, found 0"),
         (["--out", "o", "--halving"], "halving: found 1 variant, expected at least 3"),

@@ -12,14 +12,13 @@ from torch import Tensor, nn
 
 from tformer.nn import losses
 from tformer.nn.classification_heads import (
-    POOLING_MEANINGS,
+    POOLINGS,
     ClassifierHeadOptions,
     HeadContext,
     NextSentenceHeadOptions,
     Pooling,
     RegressionHeadOptions,
     ReplacedTokenHeadOptions,
-    pool,
 )
 from tformer.nn.heads import HEADS, LmHeadOptions, MaskedLmHeadOptions, Output
 from tformer.nn.losses import linear_cross_entropy
@@ -83,13 +82,13 @@ def test_lm_head_projects_to_a_factorised_table() -> None:
 def test_pooling_finds_real_tokens_left_and_right(how: str, expected: list[float]) -> None:
     hidden = torch.arange(5.0).view(1, 5, 1).expand(2, 5, 3)
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 0, 0, 0]])
-    assert pool(hidden, mask, how)[:, 0].tolist() == expected
+    assert POOLINGS[how].pool(hidden, mask)[:, 0].tolist() == expected
 
 
 @pytest.mark.parametrize("how", get_args(Pooling))
 def test_pooling_without_mask_equals_a_full_mask(how: str) -> None:
     hidden = torch.randn(2, 5, 3)
-    torch.testing.assert_close(pool(hidden, None, how), pool(hidden, torch.ones(2, 5), how))
+    torch.testing.assert_close(POOLINGS[how].pool(hidden, None), POOLINGS[how].pool(hidden, torch.ones(2, 5)))
 
 
 def test_attention_pooling_is_a_mean_weighted_by_a_softmax_of_learned_scores() -> None:
@@ -113,26 +112,26 @@ def test_attention_pooling_leaves_out_padding_on_either_side() -> None:
 
 
 def test_only_attention_pooling_has_parameters() -> None:
-    for how in POOLING_MEANINGS:
+    for how in POOLINGS:
         head = ClassifierHeadOptions(pooling=how, num_labels=3).build(context())
         assert (head.attend is not None) == (how == "attention")
 
 
 @pytest.mark.parametrize("how", ["mean", "max"])
 def test_mean_and_maximum_of_nothing_are_zero(how: str) -> None:
-    assert pool(torch.randn(1, 4, 3), torch.zeros(1, 4), how).abs().sum() == 0
+    assert POOLINGS[how].pool(torch.randn(1, 4, 3), torch.zeros(1, 4)).abs().sum() == 0
 
 
 def test_the_maximum_is_that_of_real_positions_even_where_all_are_negative() -> None:
     hidden = torch.tensor([[[-3.0, -1.0], [-2.0, -5.0], [9.0, 9.0]]])
-    assert pool(hidden, torch.tensor([[1, 1, 0]]), "max").tolist() == [[-2.0, -1.0]]
+    assert POOLINGS["max"].pool(hidden, torch.tensor([[1, 1, 0]])).tolist() == [[-2.0, -1.0]]
 
 
 @pytest.mark.parametrize("how", get_args(Pooling))
 def test_no_gradient_reaches_padding(how: str) -> None:
     hidden = torch.randn(2, 5, 3, requires_grad=True)
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 0, 0, 0]])
-    pool(hidden, mask, how).sum().backward()
+    POOLINGS[how].pool(hidden, mask).sum().backward()
     assert hidden.grad is not None and hidden.grad.isfinite().all()
     assert hidden.grad[mask == 0].abs().sum() == 0 and hidden.grad[mask == 1].abs().sum() > 0
 

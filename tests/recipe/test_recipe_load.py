@@ -157,6 +157,8 @@ def test_batch_size_and_batch_tokens_in_one_layer_are_refused(write: Write) -> N
         load_recipe(config=write("preset: tiny\ntraining: {batch_size: 4, batch_tokens: 900}\n"))
     with pytest.raises(InputError, match="--batch-size and --batch-tokens exclude each other"):
         load_recipe(arch="gpt", flags={"training.batch_size": 4, "training.batch_tokens": 900})
+    with pytest.raises(InputError, match="found 4 and 900, expected one of the two"):
+        load_recipe(arch="gpt", sets=["training.batch_size=4", "training.batch_tokens=900"])
     with pytest.raises(InputError, match="found neither"):
         load_recipe(arch="gpt", sets=["training.batch_size=null"])
 

@@ -44,6 +44,14 @@ def test_plain_lines_in_a_pipe() -> None:
     assert written == [RECORD, VALID, {"sample": "a \x1b[31m sample [bold]"}]
 
 
+def test_several_processes_show_the_rate_of_all_and_of_each() -> None:
+    output = io.StringIO()
+    sinks: dict[str, Any] = {"write": lambda record: None, "write_sample": lambda step, text: None}
+    with TrainingDisplay(Console(file=output, width=200), max_steps=10, processes=4, **sinks) as display:
+        display.logged(RECORD | {"tokens_per_second": 12_000.0})
+    assert "12.0k tok/s (3.0k each)  42 % of peak" in output.getvalue()
+
+
 def test_a_live_line_on_a_terminal() -> None:
     text, _ = show(terminal=True)
     assert "step 5/10" in text and "loss 2.5000" in text and "ETA" in text

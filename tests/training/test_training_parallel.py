@@ -56,6 +56,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "simcut of pairs": ("transformer/tiny", {"training": {"consistency": {"kind": "simcut", "cut": 0.3}}}),
     "simcut of classes": ("bert/classify", {"training": {"consistency": {"kind": "simcut", "cut": 0.3}}}),
     "muon": ("gpt/small", {"optimizer": {"kind": "muon"}}),
+    "normuon": ("gpt/small", {"optimizer": {"kind": "normuon"}}),
+    "n-grams": ("gpt/small", {"model": {"embedding": {"ngram": 3, "ngram_rows": 50}}}),
     "adafactor": ("t5/tiny", {"optimizer": {"kind": "adafactor"}}),
     "adam": ("gpt/small", {"optimizer": {"kind": "adam"}}),
     "layerdrop": ("bert/tiny", {"model": {"encoder": LAYERDROP}}),

@@ -10,7 +10,7 @@ import pytest
 
 import tformer
 from tformer.errors import InputError
-from tformer.nn.classification_heads import POOLING_MEANINGS
+from tformer.nn.classification_heads import POOLINGS
 from tformer.recipe import load_recipe
 
 Cli = Callable[..., Any]
@@ -40,7 +40,7 @@ def poolings(*args: Any, **options: Any) -> list[str]:
     return [head.pooling for head in heads if hasattr(head, "pooling")]
 
 
-@pytest.mark.parametrize("how", POOLING_MEANINGS)
+@pytest.mark.parametrize("how", POOLINGS)
 def test_the_flag_sets_the_pooling_of_the_head_for_labels(how: str) -> None:
     flags = {"model.heads.*.pooling": how}
     assert poolings(preset="bert/classify", flags=flags) == [how]

@@ -98,7 +98,6 @@ def test_evaluation_of_a_classifier_is_that_of_its_best_validation(tmp_path: Pat
     regularised = {
         "data.subword_sampling": 0.5,
         "training.average_last": 0.5,
-        "training.ema_decay": None,  # the preset's way of averaging
         "training.consistency.kind": "simcut",
     }
     tokens = {"tokenizer.train.model": "bpe", "tokenizer.train.vocab_size": 90}

@@ -9,7 +9,7 @@ import torch
 
 from tformer.build import build_model
 from tformer.model import Transformer
-from tformer.nn.classification_heads import POOLING_MEANINGS
+from tformer.nn.classification_heads import POOLINGS
 from tformer.recipe.model import Model
 from tformer.workflows.inspect.tensors import check_shape, value_of
 from tformer.workflows.inspect.trace import Step, Trace, empty_inputs, trace_shapes
@@ -304,11 +304,11 @@ def test_dropout_is_shown_where_training_applies_it() -> None:
     assert not [step for step in without.values() if step.name == "dropout"]
 
 
-@pytest.mark.parametrize("pooling", POOLING_MEANINGS)
+@pytest.mark.parametrize("pooling", POOLINGS)
 def test_each_head_says_how_it_pools(pooling: str) -> None:
     head = {"kind": "classifier", "num_labels": 3, "pooling": pooling}
     found = all_steps(traced(build_model(section(encoder=stack(), heads=[head]), device="meta")))
-    assert found["head.classifier.pooled"].meaning == f"pooling {pooling}: {POOLING_MEANINGS[pooling]}"
+    assert found["head.classifier.pooled"].meaning == f"pooling {pooling}: {POOLINGS[pooling].meaning}"
     assert found["head.classifier.pooled"].inputs == ("encoder.final_norm",)
 
 

@@ -145,7 +145,7 @@ class SweepOptions:
             if number is not None and number < least:
                 raise InputError(f"{flag} must be at least {least}, found {number}")
         if self.eta is not None and not self.halving:
-            raise InputError("--eta is of successive halving", hint="add --halving")
+            raise InputError(f"--eta {self.eta} has no effect without --halving", hint="add --halving")
         halving = (self.eta or DEFAULT_ETA) if self.halving else None
         task = self.task
         train_words = [*flag_words(task.train), *self.train_flags]

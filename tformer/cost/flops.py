@@ -75,7 +75,9 @@ def _products(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _product_flops(model: Transformer, lengths: dict[str, int]) -> Iterator[tuple[str, float]]:
     first = lengths["encoder" if model.encoder is not None else "decoder"]
     last = lengths["decoder" if model.decoder is not None else "encoder"]
-    pooled = tuple(f"{HEADS}{name}." for name, head in model.heads.items() if isinstance(head, PooledHead))
+    pooling = {name: head for name, head in model.heads.items() if isinstance(head, PooledHead)}
+    pooled = tuple(f"{HEADS}{name}." for name in pooling)
+    every = {f"{HEADS}{name}.{part}" for name, head in pooling.items() for part in head.reads_every_position}
     if isinstance(model.embedding, PatchEmbedding):
         yield STEM, sum(model.embedding.flops())
     for name, weight in _products(model):
@@ -83,7 +85,7 @@ def _product_flops(model: Transformer, lengths: dict[str, int]) -> Iterator[tupl
         if part in lengths:
             positions = lengths["encoder"] if name.endswith("cross_attention.kv") else lengths[part]
         elif name.startswith(HEADS):
-            positions = 1 if name.startswith(pooled) and not name.endswith(".attend") else last
+            positions = 1 if name.startswith(pooled) and name not in every else last
         else:
             positions = first if part == STEM else lengths["decoder"]
         yield name, 2.0 * weight.numel() * positions

@@ -56,15 +56,17 @@ class ParallelKind:
     Attributes:
         about: what a rank holds.
         shards: (ranks, ranks of a shard group) -> number of shards of a replica.
+        has_groups: it needs several groups of equal size.
     """
 
     about: str
     shards: Callable[[int, int], int]
+    has_groups: bool = False
 
 
 KINDS: dict[str, ParallelKind] = {
     "ddp": ParallelKind("every rank holds the whole model", lambda ranks, group: 1),
-    "hsdp": ParallelKind("each group of ranks divides the model", lambda ranks, group: group),
+    "hsdp": ParallelKind("each group of ranks divides the model", lambda ranks, group: group, has_groups=True),
     "fsdp": ParallelKind("all ranks divide the model", lambda ranks, group: ranks),
 }
 """In order: the first holds the most in each rank and sends the smallest number of bytes between machines."""
@@ -395,7 +397,8 @@ def plan_ranks(
     kind: str = section.kind
     reason = ""
     if kind == "auto":
-        possible = [name for name in KINDS if name != "hsdp" or (group < ranks and ranks % group == 0)]
+        fits = group < ranks and ranks % group == 0
+        possible = [name for name, each in KINDS.items() if fits or not each.has_groups]
         kind, reason = choose_kind({name: planned(name)[1].total for name in possible}, available)
     shards, memory = planned(kind)
     traffic = step_traffic(shards, optimizer, micro_batches=training.grad_accum)

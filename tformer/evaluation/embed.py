@@ -25,11 +25,11 @@ from tformer.evaluation.classifier import image_context, image_samples
 from tformer.evaluation.predict import GivenSamples, Samples, predict
 from tformer.loading import Loaded
 from tformer.nn.classification_heads import (
+    POOLINGS,
     ClassifierHeadOptions,
     PooledHead,
     Pooling,
     RegressionHeadOptions,
-    pool,
 )
 from tformer.nn.heads import Output
 from tformer.objectives.labelled import collate_images
@@ -44,7 +44,9 @@ class EmbedOptions:
 
     pooling: Annotated[
         Pooling | None,
-        VECTOR("--pooling", help="One vector of many: see `pool`. Default: that of the model's head, else the mean."),
+        VECTOR(
+            "--pooling", help="One vector of many: cls, mean, max or eos. Default: that of the model's head, else mean."
+        ),
     ] = None
     layer: Annotated[
         int | None,
@@ -124,4 +126,4 @@ def _pooling(loaded: Loaded, how: Pooling | None) -> Callable[[torch.Tensor, tor
         module = loaded.model.heads[name]
         assert isinstance(module, PooledHead)
         return module.pool
-    return partial(pool, how=how or "mean")
+    return POOLINGS[how or "mean"].pool

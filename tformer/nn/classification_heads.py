@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,16 +29,6 @@ from tformer.nn.linear import Linear
 from tformer.nn.norm import NormOptions
 
 HeadActivation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh", "none"]
-Pooling = Literal["cls", "mean", "max", "eos"]
-HeadPooling = Literal["cls", "mean", "max", "eos", "attention"]
-POOLING_MEANINGS: dict[HeadPooling, str] = {
-    "cls": "the first position",
-    "mean": "the mean of all positions",
-    "max": "the largest value of each number over all positions",
-    "eos": "the last position",
-    "attention": "the sum of all positions, weighted by a softmax over a learned score of each (CCT, arXiv 2104.05704)",
-}
-"""What each pooling takes of the hidden states."""
 LabelKind = Literal["classes", "labels", "score"]
 
 HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -61,33 +51,44 @@ class HeadContext:
     fixnorm: bool = False
 
 
-def pool(hidden_BTD: Tensor, mask_BT: Tensor | None, how: Pooling) -> Tensor:
-    """One vector per sequence, [B, D]: the first real position, the last one, or the mean or maximum of the real ones.
-
-    `mask_BT` is False (0) on padding; None: all positions are real. A sequence without real positions has the mean and
-    maximum 0.
-    """
+def pool_first(hidden_BTD: Tensor, mask_BT: Tensor | None) -> Tensor:
+    """[B, D]: the first real position; with left padding it may be anywhere."""
     if mask_BT is None:
-        if how == "mean":
-            return hidden_BTD.mean(dim=1)
-        return hidden_BTD.amax(dim=1) if how == "max" else hidden_BTD[:, 0 if how == "cls" else -1]
-    mask_BT = mask_BT.bool()
-    if how == "mean":
-        weights_BT1 = mask_BT.unsqueeze(-1).float()
-        total_BD = (hidden_BTD.float() * weights_BT1).sum(dim=1)
-        return (total_BD / weights_BT1.sum(dim=1).clamp(min=1.0)).to(hidden_BTD.dtype)
-    if how == "max":
-        largest_BD = hidden_BTD.masked_fill(~mask_BT.unsqueeze(-1), -torch.inf).amax(dim=1)
-        return largest_BD.masked_fill(~mask_BT.any(dim=1, keepdim=True), 0.0)
+        return hidden_BTD[:, 0]
+    return _positions(hidden_BTD, mask_BT.bool().long().argmax(dim=1))
+
+
+def pool_last(hidden_BTD: Tensor, mask_BT: Tensor | None) -> Tensor:
+    """[B, D]: the last real position."""
+    if mask_BT is None:
+        return hidden_BTD[:, -1]
     slots_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
-    if how == "cls":  # with left padding the first token may stand anywhere
-        index_B = mask_BT.long().argmax(dim=1)
-    else:
-        index_B = torch.where(mask_BT, slots_T, 0).amax(dim=1)
+    return _positions(hidden_BTD, torch.where(mask_BT.bool(), slots_T, 0).amax(dim=1))
+
+
+def _positions(hidden_BTD: Tensor, index_B: Tensor) -> Tensor:
     return hidden_BTD[torch.arange(len(index_B), device=index_B.device), index_B]
 
 
-def attention_pool(hidden_BTD: Tensor, scores_BT: Tensor, mask_BT: Tensor | None) -> Tensor:
+def pool_mean(hidden_BTD: Tensor, mask_BT: Tensor | None) -> Tensor:
+    """[B, D]: the mean of the real positions; zeros where none is real."""
+    if mask_BT is None:
+        return hidden_BTD.mean(dim=1)
+    weights_BT1 = mask_BT.bool().unsqueeze(-1).float()
+    total_BD = (hidden_BTD.float() * weights_BT1).sum(dim=1)
+    return (total_BD / weights_BT1.sum(dim=1).clamp(min=1.0)).to(hidden_BTD.dtype)
+
+
+def pool_largest(hidden_BTD: Tensor, mask_BT: Tensor | None) -> Tensor:
+    """[B, D]: the maximum of the real positions; zeros where none is real."""
+    if mask_BT is None:
+        return hidden_BTD.amax(dim=1)
+    mask_BT = mask_BT.bool()
+    largest_BD = hidden_BTD.masked_fill(~mask_BT.unsqueeze(-1), -torch.inf).amax(dim=1)
+    return largest_BD.masked_fill(~mask_BT.any(dim=1, keepdim=True), 0.0)
+
+
+def pool_weighted(hidden_BTD: Tensor, mask_BT: Tensor | None, scores_BT: Tensor) -> Tensor:
     """[B, D]: the mean of the real positions, weighted by the softmax of their scores; zeros where none is real."""
     scores_BT = scores_BT.float()
     if mask_BT is not None:
@@ -99,8 +100,51 @@ def attention_pool(hidden_BTD: Tensor, scores_BT: Tensor, mask_BT: Tensor | None
     return (weights_BT.to(hidden_BTD.dtype).unsqueeze(1) @ hidden_BTD).squeeze(1)
 
 
+@dataclass(frozen=True)
+class PoolingKind:
+    """How a head reads one vector of a sequence.
+
+    Attributes:
+        meaning: what it takes of the hidden states.
+        pool: (hidden states [B, T, D], mask [B, T]: False (0) on padding, None: all are real) → [B, D].
+        is_learned: the head scores each position; `pool` has the scores [B, T] as third argument.
+        reads_first: it reads the first position alone, where a decoder has read nothing else.
+    """
+
+    meaning: str
+    pool: Callable[..., Tensor]
+    is_learned: bool = False
+    reads_first: bool = False
+
+
+POOLINGS: dict[str, PoolingKind] = {
+    "cls": PoolingKind("the first position", pool_first, reads_first=True),
+    "mean": PoolingKind("the mean of all positions", pool_mean),
+    "max": PoolingKind("the largest value of each number over all positions", pool_largest),
+    "eos": PoolingKind("the last position", pool_last),
+    "attention": PoolingKind(
+        "the sum of all positions, weighted by a softmax over a learned score of each (CCT, arXiv 2104.05704)",
+        pool_weighted,
+        is_learned=True,
+    ),
+}
+
+if TYPE_CHECKING:
+    HeadPooling = str
+    Pooling = str
+else:
+    HeadPooling = Literal[tuple(POOLINGS)]
+    Pooling = Literal[tuple(name for name, kind in POOLINGS.items() if not kind.is_learned)]
+
+
 class PooledHead(nn.Module):
-    """One prediction per sequence: pool → (dense → activation) → dropout → project; without labels no projection."""
+    """One prediction per sequence: pool → (dense → activation) → dropout → project; without labels no projection.
+
+    Attributes:
+        reads_every_position: names of the modules that read all positions; the others read the pooled vector.
+    """
+
+    reads_every_position: ClassVar[tuple[str, ...]] = ("attend",)
 
     def __init__(
         self,
@@ -115,7 +159,8 @@ class PooledHead(nn.Module):
     ) -> None:
         super().__init__()
         self.pooling, self.dropout, self.label_kind = pooling, dropout, label_kind
-        self.attend = Linear(d_model, 1, bias=True) if pooling == "attention" else None
+        self._pool = POOLINGS[pooling].pool
+        self.attend = Linear(d_model, 1, bias=True) if POOLINGS[pooling].is_learned else None
         self.pooler = Linear(d_model, d_model, bias=True) if pooler else None
         self.activation = HEAD_ACTIVATIONS[activation]
         self.project = None if num_labels is None else Linear(d_model, num_labels, bias=True)
@@ -130,10 +175,8 @@ class PooledHead(nn.Module):
 
     def pool(self, hidden_BTD: Tensor, mask_BT: Tensor | None) -> Tensor:
         """One vector per sequence, [B, D], by this head's pooling."""
-        if self.pooling != "attention":
-            return pool(hidden_BTD, mask_BT, self.pooling)
-        assert self.attend is not None
-        return attention_pool(hidden_BTD, self.attend(hidden_BTD).squeeze(-1), mask_BT)
+        scores = () if self.attend is None else (self.attend(hidden_BTD).squeeze(-1),)
+        return self._pool(hidden_BTD, mask_BT, *scores)
 
 
 class ReplacedTokenHead(nn.Module):

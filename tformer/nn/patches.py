@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from typing import ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +24,6 @@ from tformer.nn.attention.context import TapSink, tap
 from tformer.nn.embedding import Embedding
 from tformer.nn.norm import NormOptions, build_norm
 from tformer.nn.positions.base import Positions
-
-Stem = Literal["linear", "conv", "shifted", "convolutions"]
 
 
 class PatchEmbedding(Embedding):
@@ -37,7 +35,12 @@ class PatchEmbedding(Embedding):
         channels: values per pixel.
         cls: put a learned class token in front.
         width: channels between the convolutions of a stem.
+
+    Attributes:
+        parts: names of the stem's parameters and modules.
     """
+
+    parts: ClassVar[tuple[str, ...]]
 
     def __init__(
         self,
@@ -102,9 +105,9 @@ class PatchEmbedding(Embedding):
     def own_taps(self) -> list[str]:
         return ["pixels", *self.stem_taps(), "patch_vectors", *(("with_cls",) if self.cls is not None else ())]
 
-    def stem_taps(self) -> list[str]:
-        """Names of the tensors between the pixels and the patch vectors."""
-        return []
+    def stem_taps(self) -> dict[str, tuple[tuple[str, ...], str]]:
+        """{tap: (letters of its shape, meaning)} of the tensors between the pixels and the patch vectors."""
+        return {}
 
     def flops(self) -> list[float]:
         """Forward operations of each product for one image."""
@@ -118,8 +121,8 @@ class PatchEmbedding(Embedding):
 class CutPatches(PatchEmbedding):
     """Squares without overlap, each projected to d_model by one product with `weight` [D, C·P·P]."""
 
+    parts: ClassVar[tuple[str, ...]] = ("weight", "bias")
     copies: ClassVar[int] = 1  # images that a patch is cut from
-
     has_kernel: ClassVar[bool] = False  # the weight is stored as [D, C, P, P]
 
     def build_stem(self) -> None:
@@ -138,8 +141,9 @@ class CutPatches(PatchEmbedding):
         """The input of the product, [B, patches, C·P·P]."""
         return cut_patches(pixels_BCYX, self.size)
 
-    def stem_taps(self) -> list[str]:
-        return ["patches"]
+    def stem_taps(self) -> dict[str, tuple[tuple[str, ...], str]]:
+        numbers = "+".join(["CPP"] * self.copies)
+        return {"patches": (("B", "N", numbers), "the image cut into squares, numbers in a row")}
 
     def matrices(self) -> Iterator[tuple[Tensor, int]]:
         yield self.weight.view(self.d_model, -1), self.side**2
@@ -158,6 +162,7 @@ class KernelPatches(CutPatches):
 class ShiftedPatches(CutPatches):
     """Squares of the image and of four copies moved by half a patch diagonally; LayerNorm before the product."""
 
+    parts = (*CutPatches.parts, "patch_norm")
     copies = 5
 
     def build_stem(self) -> None:
@@ -174,6 +179,8 @@ class ConvolvedPatches(PatchEmbedding):
     The kernels have no bias and He's variance 2 / fan_in (arXiv 1502.01852). Channels are the last dimension in memory,
     with which convolutions of a CPU take half the time.
     """
+
+    parts = ("kernels",)
 
     def build_stem(self) -> None:
         layers = self.size.bit_length() - 1
@@ -216,7 +223,11 @@ STEMS: dict[str, type[PatchEmbedding]] = {
     "shifted": ShiftedPatches,
     "convolutions": ConvolvedPatches,
 }
-assert STEMS.keys() == set(get_args(Stem))
+
+if TYPE_CHECKING:
+    Stem = str
+else:
+    Stem = Literal[tuple(STEMS)]
 
 
 def cut_patches(pixels_BCYX: Tensor, size: int) -> Tensor:

@@ -3,9 +3,10 @@
     r_drop    loss = ½ (CE(p) + CE(q)) + alpha ½ (KL(p || q) + KL(q || p)),   p, q: two draws of dropout
     simcut    loss = CE(p) + alpha KL(p || q),   q: the vector of each token is 0 with probability `cut`
 
-CE is the loss of the inner objective; p and q are its predictions, and gradients flow through both. The divergence is a
-mean over the predictions: tokens, examples or decisions. Of scores it is (p - q)², as in R-Drop's STS-B. SimCut cuts
-tokens of the source and of the decoder's input; the pass with cut tokens has no cross-entropy.
+CE is the loss of the inner objective; p and q are its predictions, and gradients flow through both. R-Drop's paper adds
+both CE where this takes their mean, so the alpha of its equation is twice this one. The divergence is a mean over the
+predictions: tokens, examples or decisions. Of scores it is (p - q)², as in R-Drop's STS-B. SimCut cuts tokens of the
+source and of the decoder's input; the pass with cut tokens has no cross-entropy.
 
 Both passes are one pass over a batch in which every row stands twice, so it costs two. Each copy has its own dropout;
 LayerDrop skips the same layers for both. Validation uses the inner objective alone.
@@ -103,7 +104,7 @@ class RDropOptions:
     """Two draws of dropout should give the same predictions (R-Drop, arXiv 2106.14448)."""
 
     kind: Literal["r_drop"] = "r_drop"
-    alpha: float = 1.0  # weight of the divergence; the paper has 5 for translation, 0.1 to 1 for GLUE
+    alpha: float = 1.0  # weight of the divergence, half of the alpha of the paper: 5 for translation, 0.1 to 1 for GLUE
     objective: ClassVar[type[Consistency]] = RDrop
 
     def __post_init__(self) -> None:

@@ -150,7 +150,10 @@ class Classification(LabelledObjective):
         self.weights_L = None if weights is None else torch.from_numpy(weights).float()
         self.mixes = bool(options.mixup or options.cutmix)
         if self.mixes and context.images is None:
-            raise InputError("objectives: mixup and cutmix are for images, this model reads texts")
+            raise InputError(
+                f"objectives: found mixup {options.mixup:g} and cutmix {options.cutmix:g}, expected 0 for both: they "
+                "mix images, and this model reads texts"
+            )
 
     @property
     def collates_at_random(self) -> bool:

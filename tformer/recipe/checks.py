@@ -10,6 +10,7 @@ from math import sqrt
 from operator import attrgetter
 from typing import Any
 
+from tformer.nn.classification_heads import POOLINGS
 from tformer.objectives import check_combination, unused_keys
 from tformer.objectives.base import WINDOWED, Objective
 from tformer.optim.optimizers import OPTIMIZERS
@@ -128,8 +129,11 @@ def _unfit_head(recipe: Recipe, path: KeyPath, kind: str, objective: type[Object
         yield Problem(path, f"{kind} needs a head of kind {wanted.kind}, found {found}", hint)
     for number, head in enumerate(heads):
         place = ("model", "heads", str(number))
-        if recipe.model.decoder is not None and wanted.label_kind and getattr(head, "pooling", None) == "cls":
-            text = "found cls, the first position, where model.decoder has read nothing: expected eos, mean or max"
+        how = getattr(head, "pooling", None)
+        if recipe.model.decoder is not None and wanted.label_kind and how is not None and POOLINGS[how].reads_first:
+            text = (
+                f"found {how}, {POOLINGS[how].meaning}, where model.decoder has read nothing: expected eos, mean or max"
+            )
             yield Problem((*place, "pooling"), text, "eos is the last position, as in BART's classifier")
         if head.kind == wanted.kind and head.label_kind != wanted.label_kind:
             found, expected = (str(each.label_kind == "labels").lower() for each in (head, wanted))

@@ -1,9 +1,9 @@
 """Defaults that follow the data: what `tformer train --arch NAME --data X` trains where no preset is named.
 
-A survey says how many examples there are and how long they are; the table `CHOICES` has a function for each family and
-kind of data, which chooses the shipped preset to start from and the values that the data changes, each beside its
-reason. The values of a file, of flags and of `--set` win, and a preset that the user names is taken as shipped. The
-run's recipe holds the result, so a resumed run chooses nothing.
+A survey counts the examples and measures their length. The table `CHOICES` has a function for each family and kind of
+data, which chooses the shipped preset to start from and the values that the data changes, each beside its reason. The
+values of a file, of flags and of `--set` win, and a preset that the user names is taken as shipped. The run's recipe
+holds the result, so a resumed run chooses nothing.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ class TextSurvey:
         return "pairs of texts" if self.with_pairs else "texts"
 
     def __str__(self) -> str:
-        noun = "pairs of texts" if self.with_pairs else "texts"
-        return f"{self.examples:,} {noun} of {plural(round(self.mean_words), 'word')}"
+        return f"{self.examples:,} {self.kind} of {plural(round(self.mean_words), 'word')}"
 
 
 @dataclass(frozen=True)
@@ -131,16 +130,17 @@ def _texts(survey: TextSurvey) -> DataChoice:
             # the loss from 0.47 to 0.45.
             "model.embedding.convolution": (2, "a convolution over two words"),
             "model.encoder.layers.0": (neighbours, "a first layer that reads neighbours"),
-            # Of few texts a wider model learns more of each word; of many the narrow one reads more in equal time.
+            # A wider model learns more about each word of few texts; a narrow one reads more of many texts in the same
+            # time.
             "model.d_model": (width, f"width {width}"),
             "model.encoder.num_heads": (4, ""),
             "model.encoder.feedforward.d_ff": (4 * width, ""),
-            # Averaged weights keep what single steps on noisy labels lose, so more epochs do not overfit.
+            # An average of the weights smooths single steps on noisy labels, so that more epochs overfit less.
             "training.ema_decay": (0.98, "averaged weights"),
             "training.max_epochs": (epochs, plural(epochs, "epoch")),
             "objectives.0.label_smoothing": (0.1, "label smoothing 0.1"),
             "data.seq_len": (seq_len, f"at most {seq_len} tokens"),
-            # Reviews and letters come to the point at their beginning and at their end.
+            # The beginning and the end of a review or letter tell most of its class.
             "data.truncation": ("head_tail" if wanted > seq_len else "head", ""),
         },
     )
@@ -204,7 +204,7 @@ def _pairs(survey: PairSurvey) -> DataChoice:
 
 
 def _formal_pairs(survey: PairSurvey) -> DataChoice:
-    """Commands and the like: every word is a token, and nothing is noise, so nothing is dropped."""
+    """Commands and the like: every word is a token, and the data has no noise, so there is no dropout."""
     steps = _between(600, 12 * survey.examples / 64, 6000)
     return DataChoice(
         survey,
@@ -219,7 +219,7 @@ def _formal_pairs(survey: PairSurvey) -> DataChoice:
 
 
 def _short_pairs(survey: PairSurvey) -> DataChoice:
-    """Inflections, spellings: what changes is inside words, so characters are the tokens; ten epochs of them."""
+    """Inflections, spellings: what changes is inside words, so characters are the tokens. Ten epochs."""
     steps = _between(600, 10 * survey.examples / 64, 6000)
     return DataChoice(
         survey,

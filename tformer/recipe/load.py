@@ -22,11 +22,12 @@ from tformer.recipe.checks import contradictions, notes
 from tformer.recipe.data_defaults import CHOSEN, DataChoice
 from tformer.recipe.followers import Snapshot, follow
 from tformer.recipe.migrations import migrate
-from tformer.recipe.overrides import BATCH_SIZES, DEFAULT, Draft, flag_origin
+from tformer.recipe.overrides import DEFAULT, Draft, flag_origin
 from tformer.recipe.presets import Base, Choice, Fitting, agree_with_stored, choose_base
 from tformer.recipe.problems import problems_of, raise_problems, unusable_values
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.schema import value_at
+from tformer.recipe.sections import BATCH_SIZES
 from tformer.recipe.yaml_text import Document, KeyPath, parse_yaml, read_yaml, to_yaml
 from tformer.shipped import list_presets, preset_path
 

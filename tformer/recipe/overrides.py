@@ -2,7 +2,8 @@
 
 Mappings merge key by key; lists and other values replace those of the layer below. A mapping with another `kind`
 replaces the whole mapping, because the kinds have different options; `--set ….kind=` alone keeps the options that the
-new kind also has. Of batch_size and batch_tokens, the higher layer's applies and the other becomes null.
+new kind also has. Of two keys of `training` that exclude each other (batch_size and batch_tokens, ema_decay and
+average_last) the higher layer's applies, and the other becomes null.
 """
 
 from __future__ import annotations
@@ -14,13 +15,10 @@ from typing import Any, NamedTuple
 from tformer.errors import InputError
 from tformer.formatting import as_one_line, fitted, whole_number
 from tformer.recipe.schema import MISSING, default_kind, field_at, fields_of, keys_of_kind, sections_in, shorthand_at
-from tformer.recipe.sections import Training
+from tformer.recipe.sections import AVERAGES, BATCH_SIZES, Training
 from tformer.recipe.yaml_text import MAX_DEPTH, Document, KeyPath, describe, parse_value
 
 MAX_SHOWN = 200  # characters of a --set that is none
-BATCH_SIZES = ("batch_size", "batch_tokens")
-"""Keys of `training` that exclude each other."""
-
 NOT_SETTABLE = {"arch": "choose it with --arch", "preset": "choose it with --preset", "schema": "it is tformer's own"}
 
 # Flags that do not have the name of the last part of their key.
@@ -75,7 +73,7 @@ class Draft:
         self.origins[()] = origin(())
         for key, value in layer.items():
             self._put(self.data, (key,), value, origin)
-        self._settle_batch_size(layer, origin)
+        self._settle_exclusive(layer, origin)
 
     def merge_document(self, document: Document, *, label: str, name: str, label_lines: bool = True) -> None:
         """Merge a YAML file over the draft; with `label_lines`, the labels of origins contain the line."""
@@ -99,7 +97,7 @@ class Draft:
                 self.origins.pop((*path[:-1], key), None)
         self._put(holder, path, value, lambda _: origin)
         if len(path) <= 2:
-            self._settle_batch_size({path[0]: value if len(path) == 1 else {path[1]: value}}, lambda _: origin)
+            self._settle_exclusive({path[0]: value if len(path) == 1 else {path[1]: value}}, lambda _: origin)
 
     def assign_text(self, text: str) -> None:
         """One `--set key=value` of the command line."""
@@ -199,17 +197,19 @@ class Draft:
             for known in [known for known in self.origins if known[: len(path)] == path]:
                 del self.origins[known]
 
-    def _settle_batch_size(self, layer: Mapping[str, Any], origin: Callable[[KeyPath], Origin]) -> None:
-        """Set one of batch_size and batch_tokens to null where the layer gives only the other."""
+    def _settle_exclusive(self, layer: Mapping[str, Any], origin: Callable[[KeyPath], Origin]) -> None:
+        """Set a key of `training` to null where the layer gives only the key that excludes it."""
         values = layer.get("training")
         if not isinstance(values, Mapping):
             return
-        for given, other in (BATCH_SIZES, BATCH_SIZES[::-1]):
-            if values.get(given) is not None and other not in values:
-                default = fields_of(Training)[other].default
-                if self.data["training"].get(other, default) is not None:
-                    self.data["training"][other] = None
-                    self.origins["training", other] = origin(("training", given))
+        for given, other in (BATCH_SIZES, BATCH_SIZES[::-1], AVERAGES, AVERAGES[::-1]):
+            if values.get(given) is None or other in values:
+                continue
+            default, above = fields_of(Training)[other].default, origin(("training", given))
+            of_one_layer = self.origins.get(("training", other)) == above == SET
+            if self.data["training"].get(other, default) is not None and not of_one_layer:
+                self.data["training"][other] = None
+                self.origins["training", other] = above
 
 
 def _check_position(holder: Any, path: KeyPath, origin: Origin) -> None:

@@ -144,6 +144,11 @@ class Parallelism(Section):
     timeout_minutes: Annotated[float, Field(gt=0, le=1e6)] = 10.0  # limit of waiting for the other processes
 
 
+BATCH_SIZES = ("batch_size", "batch_tokens")
+AVERAGES = ("ema_decay", "average_last")
+"""Keys of `training` of which one excludes the other."""
+
+
 class Training(Section):
     """Length, batches, validation, checkpoints and precision of the training."""
 
@@ -187,7 +192,7 @@ class Training(Section):
     @property
     def averaging(self) -> str | None:
         """The key of the weights' average with its value; None where the weights themselves are validated and saved."""
-        found = {name: getattr(self, name) for name in ("ema_decay", "average_last")}
+        found = {name: getattr(self, name) for name in AVERAGES}
         return next((f"{name} {value}" for name, value in found.items() if value is not None), None)
 
     @property

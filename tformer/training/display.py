@@ -43,6 +43,7 @@ SHOWN_METRICS = {
 class TrainingDisplay:
     """Observer of the training loop: shows every record and passes it to `write` (metrics.jsonl) or `write_sample`.
 
+    processes: that train together; a rate is shown for all and for each.
     progress: shows the parts of a training that take long, as `tformer.tasks.base.Work.progress` does.
     shown_metrics: formats of further metrics in the line of a validation.
     """
@@ -56,11 +57,12 @@ class TrainingDisplay:
         write_sample: Callable[[int, str], None],
         first_step: int = 0,
         unit: str = "tok",
+        processes: int = 1,
         progress: WorkProgress = no_progress,
         shown_metrics: Mapping[str, str] | None = None,
     ) -> None:
         self.console = console
-        self.max_steps, self.unit = max_steps, unit
+        self.max_steps, self.unit, self._processes = max_steps, unit, processes
         self._write, self._write_sample = write, write_sample
         self._began = time.monotonic()
         self._first_step = first_step
@@ -146,6 +148,8 @@ class TrainingDisplay:
         rate = record["tokens_per_second"]
         terms = [f"{key.removesuffix('_loss')} {value:.4f}" for key, value in record.items() if key.endswith("_loss")]
         parts = [f"loss {loss}", *terms, f"lr {record['lr']:.2e}", f"{short_rate(rate)} {self.unit}/s"]
+        if self._processes > 1:
+            parts[-1] += f" ({short_rate(rate / self._processes)} each)"
         if record.get("peak_share"):
             parts.append(f"{100 * record['peak_share']:.0f} % of peak")
         done = record["step"] - self._first_step

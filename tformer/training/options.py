@@ -164,8 +164,8 @@ class TrainOptions:
         OPTIMIZATION(
             "--pooling",
             metavar="cls|mean|max|eos|attention",
-            help="Classifiers: one vector per text from the first position (cls), the last (eos), or the mean, maximum "
-            "or a learned weighted mean of all (mean, max, attention); padding never counts.",
+            help="Classifiers: one vector per example from the first position (cls), the last (eos), the mean or "
+            "maximum of all (mean, max) or a learned mean (attention); padding never counts.",
         ),
         Key("model.heads.*.pooling"),
     ] = None

@@ -281,6 +281,7 @@ class Session:
             write_sample=self._write_sample,
             first_step=self.state.step,
             unit="tok" if prepared.data.tokenizer is not None else "img",
+            processes=self.worker.world_size,
             progress=self.work.progress,
             shown_metrics={name: form for part in self.objective.members for name, form in part.shown_metrics.items()},
         )

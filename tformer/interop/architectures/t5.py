@@ -1,8 +1,8 @@
 """T5 v1.0 and v1.1, and mT5: relative buckets shared by all layers, RMS norms, no biases, unscaled attention.
 
-v1.0 scales the decoder's output by d^-1/2 before the tied projection; v1.1 has a gated network and a projection of its
-own, unscaled. Newer config files say `scale_decoder_outputs`; in older ones `tie_word_embeddings` means both. mT5 is
-v1.1, never scaled; its projection is tied, whatever the config says, unless a file holds a separate one.
+v1.0 scales the decoder's output by d^-1/2 before the tied projection; v1.1 has a gated network and a separate,
+unscaled projection. Newer config files say `scale_decoder_outputs`; in older ones `tie_word_embeddings` means both.
+mT5 is v1.1, never scaled; its projection is tied, whatever the config says, unless a file holds a separate one.
 """
 
 from __future__ import annotations

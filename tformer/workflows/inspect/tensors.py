@@ -13,11 +13,11 @@ from torch import nn
 
 from tformer.nn.attention.mechanism import OwnTap
 from tformer.nn.attention.multi_head import MultiHeadAttention
-from tformer.nn.classification_heads import POOLING_MEANINGS, LabelKind, PooledHead
+from tformer.nn.classification_heads import POOLINGS, LabelKind, PooledHead
 from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.heads import VocabularyHead
-from tformer.nn.patches import CutPatches, PatchEmbedding
+from tformer.nn.patches import PatchEmbedding
 from tformer.nn.positions.base import Positions
 from tformer.nn.positions.fixed import TabledPositions
 
@@ -77,8 +77,7 @@ def embedding_tensors(embedding: TokenEmbedding | PatchEmbedding, positions: Pos
     is_table = isinstance(embedding, TokenEmbedding)
     width = embedding.weight.shape[1] if isinstance(embedding, TokenEmbedding) else embedding.d_model
     e = "D" if embedding.project is None else "E"
-    squares = "+".join(["CPP"] * embedding.copies) if isinstance(embedding, CutPatches) else ""
-    stem = ("weight", "bias", "patch_norm", "kernels")
+    stem, stem_taps = (embedding.parts, embedding.stem_taps()) if isinstance(embedding, PatchEmbedding) else ((), {})
     rows = "waves" if isinstance(positions, TabledPositions) else "row of the table"
     factor = f"times √D = {embedding.factor:.4g}" if is_table else ""
     described = {
@@ -101,7 +100,7 @@ def embedding_tensors(embedding: TokenEmbedding | PatchEmbedding, positions: Pos
             "convolved", ("B", at, e), "each token with its neighbours: one product and ReLU", None, ("convolve",)
         ),
         "pixels": Described("pixels", ("B", "C", "Y", "X"), "the image", ()),
-        "patches": Described("patches", ("B", "N", squares), "the image cut into squares, numbers in a row"),
+        **{name: Described(name, symbols, meaning) for name, (symbols, meaning) in stem_taps.items()},
         "patch_vectors": Described(
             "patch vectors", ("B", "N", "D"), "each patch projected to the model's width", None, stem
         ),
@@ -270,7 +269,7 @@ def head_tensors(head: nn.Module) -> Tensors:
     elif isinstance(head, PooledHead):
         dropout = {"pooler" if head.pooler is not None else "pooled": head.dropout}
         described = {
-            "pooled": Described("pooled", ("B", "D"), f"pooling {head.pooling}: {POOLING_MEANINGS[head.pooling]}"),
+            "pooled": Described("pooled", ("B", "D"), f"pooling {head.pooling}: {POOLINGS[head.pooling].meaning}"),
             "pooler": Described("pooler", ("B", "D"), "one more layer, then its activation", None, ("pooler",)),
         }
         if head.project is None:
