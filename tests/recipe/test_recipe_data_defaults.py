@@ -199,14 +199,6 @@ def test_standard_input_running_text_and_unreadable_data_are_not_surveyed(tmp_pa
         assert survey_of(load_recipe(arch=arch, flags={"data.train": [{"path": path}]}).recipe) is None
 
 
-def test_another_average_of_the_weights_replaces_the_chosen_one() -> None:
-    resolved = load("bert", TREC, sets=["training.average_last=0.2"])
-    assert resolved.recipe.training.averaging == "average_last 0.2"
-    assert any("training.ema_decay 0.98 (chosen by the data) is dropped" in note for note in resolved.notes)
-    [line] = [note for note in resolved.notes if note.startswith("chosen from")]
-    assert "averaged" not in line
-
-
 def test_a_training_without_data_has_the_preset_as_before() -> None:
     assert find_recipe(TrainOptions(arch="bert")) == load_recipe(arch="bert").recipe
 

@@ -203,17 +203,3 @@ def test_no_shipped_preset_is_warned_about() -> None:
     for arch, names in list_presets().items():
         for name in names:
             assert not any("embedding_std" in note for note in load_recipe(arch=arch, preset=name).notes), (arch, name)
-
-
-# --- averages of the weights -----------------------------------------------------------------------------------------
-
-
-def test_a_layer_that_averages_the_weights_drops_the_average_of_the_layers_below(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text("arch: gpt\npreset: tiny\ntraining: {ema_decay: 0.9}\n")
-    resolved = load_recipe(config=file, sets=["training.average_last=0.2"])
-    assert resolved.recipe.training.averaging == "average_last 0.2"
-    [note] = [note for note in resolved.notes if "averages the weights" in note]
-    assert "training.average_last 0.2 (--set)" in note and "training.ema_decay 0.9" in note
-    off = load_recipe(config=file, sets=["training.average_last=null"])
-    assert off.recipe.training.averaging == "ema_decay 0.9"

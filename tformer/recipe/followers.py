@@ -4,7 +4,6 @@
              layers below; of two that it gives, the first one reached ends the training
     sizes    feedforward.d_ff, num_heads and num_kv_heads of a stack follow its d_model in proportion: the numbers of a
              recipe state the ratio of d_ff to d_model and the size of a head
-    averages training.ema_decay and average_last: a layer that gives one drops the other of the layers below
     init     model.init.embedding_std that a layer below stated for a separate output does not suit a tied one, which
              starts with init.std
 
@@ -32,9 +31,6 @@ NO_LIMIT: dict[str, Any] = {"max_steps": UNLIMITED_STEPS, "max_epochs": None, "m
 LENGTHS = ("max_steps", "max_epochs")
 """The limits that define the length of the learning-rate schedule; max_minutes only ends it early."""
 
-AVERAGES = ("ema_decay", "average_last")
-"""Keys of `training` that average the weights, of which a run has one."""
-
 
 class Snapshot(NamedTuple):
     """The values of a draft and their origins before a layer was merged."""
@@ -52,7 +48,7 @@ def follow(draft: Draft, below: Snapshot) -> list[str]:
 
     below: the draft before that layer.
     """
-    return [*_limits(draft, below), *_averages(draft, below), *_sizes(draft, below), *_tied_init(draft, below)]
+    return [*_limits(draft, below), *_sizes(draft, below), *_tied_init(draft, below)]
 
 
 def _gives(draft: Draft, below: Snapshot, path: KeyPath) -> bool:
@@ -73,16 +69,6 @@ def _limits(draft: Draft, below: Snapshot) -> Iterator[str]:
         if path in draft.origins:
             yield f"{_named(draft, winner)} is the limit: {_named(draft, path)} is dropped"
         draft.assign(".".join(path), unlimited, draft.origin_of(winner))
-
-
-def _averages(draft: Draft, below: Snapshot) -> Iterator[str]:
-    for name, other in (AVERAGES, AVERAGES[::-1]):
-        given, path = ("training", name), ("training", other)
-        if not _gives(draft, below, given) or _gives(draft, below, path):
-            continue
-        if value_at(given, draft.data) is not None and value_at(path, draft.data) is not None:
-            yield f"{_named(draft, given)} averages the weights: {_named(draft, path)} is dropped"
-            draft.assign(".".join(path), None, draft.origin_of(given))
 
 
 def _named(draft: Draft, path: KeyPath) -> str:
