@@ -15,6 +15,13 @@ from tformer.errors import InputError
 from tformer.recipe import load_recipe
 
 
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A contender sets these variables in its process; in this one they end with the test."""
+    for name in ("RAYON_NUM_THREADS", "TOKENIZERS_PARALLELISM"):
+        monkeypatch.setenv(name, "1")
+
+
 @pytest.fixture
 def task(tmp_path: Path) -> Task:
     (tmp_path / "text.txt").write_text("".join(f"line {number} of a text\n" for number in range(20_000)))
