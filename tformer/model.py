@@ -182,7 +182,7 @@ class Transformer(nn.Module):
                 attention kinds with global tokens, in place of their own. Other kinds ignore it.
             pixel_values: an image instead of tokens [B, C, height, width].
             decoder_input_ids, decoder_attention_mask, decoder_position_ids: the same for the decoder beside an encoder.
-            embedding_mask: False where a token of `input_ids` gets a vector of zeros in place of its own [B, T];
+            embedding_mask: False where the vector of a token of `input_ids` is replaced by zeros [B, T];
                 `decoder_embedding_mask`: of `decoder_input_ids`. Positions and segments are added all the same.
             encoder_hidden: the encoder's output if it was computed before [B, S, D]; `encoder_mask`: its padding
                 (default: `attention_mask`).

@@ -285,6 +285,40 @@ class Objective:
         return torch.stack(parts).sum()
 
 
+class ComparingObjective(Objective):
+    """Base class of objectives that compare the predictions of `inner` with those of another pass or model.
+
+    Args:
+        inner: forms its terms from a forward pass that it can share.
+        name: of the term of the comparison; further inner objectives put their head's kind in front.
+
+    Attributes:
+        compared: {term of a comparison: the inner objective whose predictions it compares}.
+    """
+
+    def __init__(self, inner: Objective, name: str) -> None:
+        self.inner = inner
+        first, *others = inner.members
+        self.compared = {name: first, **{f"{other.head.kind}_{name}": other for other in others}}
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return self.inner.heads
+
+    @property
+    def collates_at_random(self) -> bool:
+        return self.inner.collates_at_random
+
+    def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:
+        """The inner objective's batch."""
+        return self.inner.collate(samples, rng=rng, training=training)
+
+    def label_count(self, batch: Batch) -> dict[str, int]:
+        """The inner objective's terms; a comparison counts as often as the predictions that it compares."""
+        counts = self.inner.label_count(batch)
+        return counts | {name: counts[objective.head.kind] for name, objective in self.compared.items()}
+
+
 class TokenObjective(Objective):
     """Base class of objectives that predict tokens: cross-entropy over the vocabulary at the labelled positions.
 

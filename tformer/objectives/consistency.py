@@ -27,7 +27,7 @@ from torch import Tensor
 from tformer.data.batching.batch import Batch
 from tformer.nn.heads import CachedOutput, Output
 from tformer.nn.options import require, require_positive
-from tformer.objectives.base import LossResult, Objective, Term
+from tformer.objectives.base import ComparingObjective, LossResult, Objective, Term
 
 CONSISTENCY = "consistency"
 """The term of the divergence; for a second objective of the same model with that objective's term in front."""
@@ -36,7 +36,7 @@ EMBEDDING_MASKS = {"input_ids": "embedding_mask", "decoder_input_ids": "decoder_
 """The input of the model that cuts off tokens of each input of ids."""
 
 
-class Consistency(Objective):
+class Consistency(ComparingObjective):
     """Base class of the kinds: the objective of a training with two passes.
 
     Attributes:
@@ -51,26 +51,8 @@ class Consistency(Objective):
     reads_tokens: ClassVar[bool] = False
 
     def __init__(self, inner: Objective, options: Any) -> None:
-        self.inner, self.options = inner, options
-        first, *others = inner.members
-        self.compared = {CONSISTENCY: first, **{f"{other.head.kind}_{CONSISTENCY}": other for other in others}}
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        return self.inner.heads
-
-    @property
-    def collates_at_random(self) -> bool:
-        return self.inner.collates_at_random
-
-    def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:
-        """The inner objective's batch."""
-        return self.inner.collate(samples, rng=rng, training=training)
-
-    def label_count(self, batch: Batch) -> dict[str, int]:
-        """The inner objective's terms; each divergence counts as often as its objective's predictions."""
-        counts = self.inner.label_count(batch)
-        return counts | {name: counts[objective.head.kind] for name, objective in self.compared.items()}
+        super().__init__(inner, CONSISTENCY)
+        self.options = options
 
     def loss(self, model: Callable[..., Any], batch: Batch) -> LossResult:
         """The inner terms and one divergence for each inner objective. Metrics: the inner's, of the first pass."""

@@ -24,13 +24,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from tformer.data.batching.batch import Batch
 from tformer.nn.heads import CachedOutput, Output
-from tformer.objectives.base import LossResult, Objective, Term
+from tformer.objectives.base import ComparingObjective, LossResult, Objective, Term
 
 DISTILLATION = "distillation"
 """The term of the soft targets; for a second objective of the same model with that objective's term in front."""
@@ -68,7 +67,7 @@ def teacher_layer(layer: int, *, student_layers: int, teacher_layers: int) -> in
     return -(-(layer + 1) * teacher_layers // student_layers) - 1
 
 
-class Distillation(Objective):
+class Distillation(ComparingObjective):
     """The objective that trains a student: `inner` and a teacher. Validation uses `inner` alone.
 
     Args:
@@ -92,10 +91,8 @@ class Distillation(Objective):
         attention_pairs: Sequence[LayerPair] = (),
         image_positions: int | None = None,
     ) -> None:
-        self.inner, self.teacher = inner, teacher
-        self.temperature, self.alpha = temperature, alpha
-        first, *others = inner.members
-        self.soft = {DISTILLATION: first, **{f"{other.head.kind}_{DISTILLATION}": other for other in others}}
+        super().__init__(inner, DISTILLATION)
+        self.teacher, self.temperature, self.alpha = teacher, temperature, alpha
         self.layers = {
             name: (weight, tuple(pairs), compare)
             for name, weight, pairs, compare in (
@@ -109,23 +106,9 @@ class Distillation(Objective):
         self.teacher_taps = frozenset(pair.teacher for pair in pairs)
         self.image_positions = image_positions
 
-    @property
-    def heads(self) -> tuple[str, ...]:
-        return self.inner.heads
-
-    @property
-    def collates_at_random(self) -> bool:
-        return self.inner.collates_at_random
-
-    def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:
-        """The inner objective's batch."""
-        return self.inner.collate(samples, rng=rng, training=training)
-
     def label_count(self, batch: Batch) -> dict[str, int]:
-        """Hard terms: the inner objective's; each soft term: its hard term's; layers: positions times layers."""
-        counts = self.inner.label_count(batch)
-        soft = {name: counts[objective.head.kind] for name, objective in self.soft.items()}
-        return counts | soft | {name: int(count) for name, count in self._layer_counts(batch).items()}
+        """As of the base class; layers count positions times layers."""
+        return super().label_count(batch) | {name: int(count) for name, count in self._layer_counts(batch).items()}
 
     def loss(self, model: Callable[..., Any], batch: Batch) -> LossResult:
         """The inner terms times alpha, the soft ones times 1 - alpha, and those of the layers. Metrics: the inner's."""
@@ -136,7 +119,7 @@ class Distillation(Objective):
         hard = self.inner.terms(output, batch)
         counts = self._layer_counts(batch)
         terms = {name: Term(term.sum, term.count, self.alpha * term.weight) for name, term in hard.terms.items()}
-        for name, objective in self.soft.items():
+        for name, objective in self.compared.items():
             value = objective.soft_loss(
                 output, taught, batch, temperature=self.temperature, order_L=self.teacher.order_L
             )
