@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -165,13 +165,14 @@ def ends_within(seconds: float) -> Iterator[None]:
 
     A thread watches the clock, because commands that run in this process use SIGALRM. At the limit it kills the child
     processes and interrupts the block with SIGUSR1. A block in C code that no signal interrupts ends this process.
+    Children of processes that ran before the block do not count: a browser, for instance, starts some at any time.
     """
 
     def too_long(*_: Any) -> None:
         pytest.fail(f"no end within {seconds:g} s")
 
     def started() -> set[int]:
-        return {process for process in set(tree_of(os.getpid())) - before if is_alive(process)}
+        return {process for process in list(tree_of(os.getpid(), without=before))[1:] if is_alive(process)}
 
     def interrupt() -> None:
         for process in started():
@@ -209,15 +210,19 @@ def cpu_seconds_until_end(processes: Sequence[int]) -> float:
     return used
 
 
-def tree_of(process: int) -> Iterator[int]:
-    """The ids of a process and all that it and its children have started and that still run."""
+def tree_of(process: int, without: Collection[int] = ()) -> Iterator[int]:
+    """The ids of a process and all that it and its children have started and that still run.
+
+    without: processes that are left out with all that they have started.
+    """
     yield process
     try:
         children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     except OSError:  # it has ended
         children = []
-    for child in children:
-        yield from tree_of(int(child))
+    for child in map(int, children):
+        if child not in without:
+            yield from tree_of(child, without)
 
 
 def _stat(process: int) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -46,6 +47,16 @@ def test_a_child_that_outlives_the_block_fails_the_test() -> None:
         child = sleeping()
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
+
+
+def test_children_of_processes_that_ran_before_the_block_are_not_its_own() -> None:
+    command = ["sh", "-c", "read line; sleep 60 & echo $!; read line; kill $!"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as before:
+        assert before.stdin and before.stdout
+        with ends_within(60):
+            before.stdin.write("start\n")
+            assert int(before.stdout.readline()) in killing.tree_of(os.getpid())
+        before.stdin.write("end\n")
 
 
 def test_a_block_in_c_code_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
