@@ -15,6 +15,8 @@ from rich.console import Console
 
 from tests.conftest import TINY_RECIPE
 from tests.training.small_steps import FIRST_WORD, LAST_WORD, Stepper, small_recipe
+from tformer.checkpoint.read import read_checkpoint
+from tformer.cli.app import main
 from tformer.data.shards.pair_tokens import PairExample
 from tformer.errors import Interrupted
 from tformer.tasks.base import no_progress
@@ -189,6 +191,22 @@ def test_the_best_checkpoint_has_the_highest_accuracy_and_the_lowest_loss() -> N
         by_metric = training.model_copy(update={"best_metric": metric})
         scores = [score(each, by_metric) for each in values]  # lower is better
         assert scores.index(min(scores)) == best
+
+
+def test_an_average_of_another_kind_begins_with_the_weights_of_the_resumed_step(
+    tmp_path: Path, text_file: Path
+) -> None:
+    run = tmp_path / "run"
+    train(write_recipe(tmp_path, text_file, {"training": {"ema_decay": 0.9}}), run)
+    before = read_checkpoint(run / "checkpoints" / "step-00000012").weights()
+    others = ("--max-steps", "13", "--set", "training.ema_decay=null", "--set", "training.average_last=1")
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", "--resume", "--out", str(run), *others])
+    checkpoint = read_checkpoint(run / "checkpoints" / "step-00000013")
+    after, averages = checkpoint.weights(), checkpoint.ema()
+    assert averages
+    for name, average in averages.items():
+        assert torch.allclose(average, before[name] + (after[name] - before[name]) / 13, atol=1e-7), name
 
 
 def test_a_resumed_run_refuses_other_data(tmp_path: Path, text_file: Path) -> None:

@@ -191,9 +191,8 @@ class Training(Section):
 
     @property
     def averaging(self) -> str | None:
-        """The key of the weights' average with its value; None where the weights themselves are validated and saved."""
-        found = {name: getattr(self, name) for name in AVERAGES}
-        return next((f"{name} {value}" for name, value in found.items() if value is not None), None)
+        """The key of the weights' average, of AVERAGES; None where the weights themselves are validated and saved."""
+        return next((name for name in AVERAGES if getattr(self, name) is not None), None)
 
     @property
     def copies(self) -> int:

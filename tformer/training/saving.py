@@ -103,15 +103,15 @@ class Checkpoints:
             parts.optimizer.load_rows(checkpoint.specs("optimizer"), partial(self._rows, checkpoint, "optimizer"))
         parts.schedule.load_state(state.schedule)
         parts.scaler.load_state(state.scaler)
-        if parts.ema is None:
-            return
-        if checkpoint.has("ema"):
-            parts.ema.load_state(self._averages(checkpoint))
-        elif averaging := checkpoint.recipe.training.averaging:
+        stored = checkpoint.recipe.training.averaging
+        if parts.ema is None or stored != self._prepared.recipe.training.averaging:
+            return  # an average that the run did not keep so far begins with the weights as they are
+        if not checkpoint.has("ema"):
             raise InputError(
-                f"{checkpoint.path} has no averaged weights to resume from: its recipe sets training.{averaging}",
+                f"{checkpoint.path} has no averaged weights to resume from: its recipe sets training.{stored}",
                 hint="start a new run from its weights with --init-from",
             )
+        parts.ema.load_state(self._averages(checkpoint))
 
     def _averages(self, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
         """What this process has of the averaged weights."""
