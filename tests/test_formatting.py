@@ -47,6 +47,11 @@ def test_texts_are_cut_at_their_end_or_in_their_middle() -> None:
     assert formatting.without_middle("abcdefgh", 5) == "ab…gh"
 
 
+def test_a_count_has_all_its_digits_and_its_noun_the_right_number() -> None:
+    shown = {1: "1 text", 0: "0 texts", 1_234_567: "1,234,567 texts", 1.5: "1.5 texts"}
+    assert {count: formatting.plural(count, "text") for count in shown} == shown
+
+
 def test_a_cell_has_no_tabs_and_no_line_breaks() -> None:
     assert formatting.as_cell("a\tb\nc\rd") == r"a\tb\nc\rd" and formatting.as_one_line("a\tb\nc") == "a\tb\\nc"
 

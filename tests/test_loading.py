@@ -140,7 +140,7 @@ def test_averaged_weights_are_preferred_and_said(run: RunDirectory, tokenizer: T
     save(run, model, tokenizer, ema=ema)
     loaded = load(run.path)
     assert_equal(dict(loaded.model.named_parameters()), ema)
-    assert loaded.notes == ["averaged (EMA) weights are used"]
+    assert loaded.notes == ["averaged weights are used"]
 
 
 def test_averages_of_some_weights_are_completed_by_the_plain_ones(run: RunDirectory, tokenizer: Tokenizer) -> None:

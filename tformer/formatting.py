@@ -120,7 +120,8 @@ def minutes_and_seconds(seconds: float) -> str:
 
 def plural(count: float, noun: str) -> str:
     """`1 epoch`, `2 epochs`: a count and a noun whose plural ends in s."""
-    return f"{count:,g} {noun}{'' if count == 1 else 's'}"
+    number = f"{count:,}" if isinstance(count, int) else f"{count:,g}"
+    return f"{number} {noun}{'' if count == 1 else 's'}"
 
 
 def listed(names: Sequence[str], most: int) -> str:

@@ -183,7 +183,7 @@ def load(
         convert(model, dtype)
     notes = list(checkpoint.notes)
     if checkpoint.has("ema"):
-        notes.append("averaged (EMA) weights are used")
+        notes.append("averaged weights are used")
     return Loaded(
         model.eval(),
         tokenizer,

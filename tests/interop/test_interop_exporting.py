@@ -174,7 +174,7 @@ def test_averaged_weights_go_first(tmp_path: Path) -> None:
     averaged = random_weights(GPT, tokenizers, seed=1)
     opened = checkpoint(tmp_path / "run", ema={name: averaged[name] for name in list(averaged)[:-1]})
     report = export_checkpoint(opened, tmp_path / "out")
-    assert "averaged (EMA) weights are exported" in report.notes
+    assert "averaged weights are exported" in report.notes
     stored = read_model(tmp_path / "out").weights()
     expected = load(tmp_path / "run").model.state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in stored.items())

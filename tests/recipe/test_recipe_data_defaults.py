@@ -30,6 +30,17 @@ from tformer.workflows.sweep.grid import check_model
 TREC = TextSurvey(5452, 10.2, 18)
 
 
+def test_a_survey_of_one_example_is_in_the_singular() -> None:
+    surveys = (
+        TextSurvey(1, 1, 1),
+        TextSurvey(2, 9, 9, with_pairs=True),
+        PairSurvey(1, 5, 20, 3),
+        ImageSurvey(1, 28, 1),
+    )
+    words = ("1 text of 1 word", "2 pairs of texts of 9 words", "1 pair of 5 words", "1 grey image of 28 pixels")
+    assert tuple(map(str, surveys)) == words
+
+
 def choice(arch: str, survey: Survey) -> DataChoice:
     found = choose_by_data(arch, survey)
     assert found is not None

@@ -300,7 +300,7 @@ def _fill(
 def _left_out(checkpoint: Checkpoint) -> list[str]:
     notes = []
     if checkpoint.has("ema"):
-        notes.append("averaged (EMA) weights are exported")
+        notes.append("averaged weights are exported")
     if checkpoint.has("generator"):
         notes.append("the generator that the model was trained beside is left out")
     return notes

@@ -47,7 +47,8 @@ class TextSurvey:
         return "pairs of texts" if self.with_pairs else "texts"
 
     def __str__(self) -> str:
-        return f"{self.examples:,} {self.kind} of {plural(round(self.mean_words), 'word')}"
+        texts = f"{plural(self.examples, 'pair')} of texts" if self.with_pairs else plural(self.examples, "text")
+        return f"{texts} of {plural(round(self.mean_words), 'word')}"
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class PairSurvey:
     kind = "pairs"
 
     def __str__(self) -> str:
-        return f"{self.examples:,} pairs of {plural(round(self.mean_words), 'word')}"
+        return f"{plural(self.examples, 'pair')} of {plural(round(self.mean_words), 'word')}"
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class ImageSurvey:
 
     def __str__(self) -> str:
         colour = "grey" if self.channels == 1 else "colour"
-        return f"{self.examples:,} {colour} images of {self.side} pixels"
+        return f"{plural(self.examples, f'{colour} image')} of {self.side} pixels"
 
 
 Survey = TextSurvey | PairSurvey | ImageSurvey
