@@ -42,6 +42,13 @@ def run(*words: object, stdin: bytes | None = None):
     return result
 
 
+def test_added_tokens_are_given_one_by_one(corpus):
+    run(corpus, "--model", "char", "--added-token", "quick", "--added-token", "the")
+    tokenizer = Tokenizer.load("tokenizer.json")
+    assert [tokenizer.token(token) for token in tokenizer.encode("the quicker quick")][-2:] == [" ", "quick"]
+    assert tokenizer.encode("the")[0] == tokenizer.token_id("the")
+
+
 def test_the_path_is_data_and_the_report_is_talk(corpus):
     result = run(corpus, "--vocab-size", 280)
     assert result.stdout == "tokenizer.json\n"

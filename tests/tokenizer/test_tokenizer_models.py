@@ -73,6 +73,67 @@ def test_sentinels_stand_at_the_end_as_in_t5(make):
     assert make("bpe", template="t5", sentinels=0).special.sentinels == ()
 
 
+TAGS = ("PAST", "V.PTCP", "12", "<en> to", "é")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_an_added_token_is_one_token_where_it_stands_alone(make, model):
+    tags = TAGS[: 4 if model == "byte-bpe" else 5]
+    tokenizer = make(model, template="t5", added_tokens=tags)
+    tag_ids = [tokenizer.token_id(tag) for tag in tags]
+    for text in ("the PAST;V.PTCP,12 <en> to the", " ".join(tags), "PAST"):
+        found = [token for token in tokenizer.encode(text) if token in tag_ids]
+        expected = sorted((text.find(tag), number) for tag, number in zip(tags, tag_ids, strict=True) if tag in text)
+        assert found == [number for _, number in expected]
+    new = [number for tag, number in zip(tags, tag_ids, strict=True) if len(tag) > 2]  # the others may be entries
+    assert new == sorted(new) and new[-1] < min(tokenizer.special.sentinels)
+    if model != "char":
+        assert tokenizer.vocab_size <= 500
+    past = tokenizer.token_id("PAST")
+    assert past not in tokenizer.encode("PASTE, xPAST, PAST1") and not tokenizer.is_special(past)
+    assert Tokenizer.from_json(tokenizer.to_json()).encode("a PAST") == tokenizer.encode("a PAST")
+
+
+@given(parts=st.lists(st.sampled_from([*TAGS[:4], "the", " ", ";", "quick", "x"]), max_size=20))
+def test_added_tokens_lose_nothing(parts):
+    options = TokenizerOptions(model="byte-bpe", vocab_size=330, added_tokens=TAGS[:4])
+    tokenizer = _ADDED.setdefault("", train_tokenizer(lambda: iter(["the quick fox\n" * 50]), options))
+    text = "".join(parts)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    ids, spans = tokenizer.encode_spans(text)
+    assert ids == tokenizer.encode(text) and "".join(text[start:end] for start, end in spans) == text
+
+
+_ADDED: dict[str, Tokenizer] = {}
+
+
+def test_a_character_tokenizer_with_added_tokens_encodes_as_without_them(make):
+    plain, tagged = make("char"), make("char", added_tokens=("PAST",))
+    text = "It's 12 degrees at 345 Main St.; 東 they'll say"
+    assert tagged.encode(text) == plain.encode(text)
+    assert tagged.encode(text + " PAST") == [*plain.encode(text + " "), tagged.token_id("PAST")]
+
+
+@pytest.mark.parametrize(
+    ("model", "added", "words"),
+    [
+        ("char", " V", "found ' V', expected text without spaces at its ends"),
+        ("char", "", "found '', expected text without spaces"),
+        ("byte-bpe", "é", "found 'é', expected ASCII characters with model byte-bpe"),
+        ("word", "[MASK]", r"found \[MASK\], which is a special token of template bert"),
+    ],
+)
+def test_added_tokens_that_no_text_can_hold_are_refused(make, model, added, words):
+    with pytest.raises((ValueError, InputError), match=f"added_tokens: {words}"):
+        make(model, template="bert", added_tokens=(added,))
+
+
+def test_added_tokens_take_room_of_the_vocabulary(make):
+    with pytest.raises(InputError, match="vocab_size must be at least 520") as error:
+        make("byte-bpe", template="none", vocab_size=300, added_tokens=tuple(f"<{n}>" for n in range(264)))
+    assert "special tokens, added tokens and sentinels take 264" in str(error.value.hint)
+
+
 def test_byte_bpe_passes_every_probe(make):
     assert probe_losslessness(make("byte-bpe")) == []
     assert len(PROBES["word of 150 characters"]) == 150

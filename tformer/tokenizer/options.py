@@ -55,6 +55,14 @@ class TokenizerOptions:
     sentinels: Annotated[
         int | None, MODEL("--sentinels", help="Number of `<extra_id_N>` tokens (default: t5 100, others 0).")
     ] = None
+    added_tokens: Annotated[
+        tuple[str, ...],
+        MODEL(
+            "--added-token",
+            metavar="TEXT",
+            help="A tag or word that is one token wherever it stands alone; repeatable, as in `--added-token PAST`.",
+        ),
+    ] = ()
     sample_mb: Annotated[
         int | None,
         TRAINING(
@@ -76,5 +84,11 @@ class TokenizerOptions:
                 raise ValueError(f"{name} must be at most {most}, found {value}")
         if self.sentinels is not None and self.sentinels < 0:
             raise ValueError(f"sentinels must be at least 0, found {self.sentinels}")
+        object.__setattr__(self, "added_tokens", tuple(dict.fromkeys(self.added_tokens)))
+        for token in self.added_tokens:
+            if not token or token != token.strip():
+                raise ValueError(f"added_tokens: found {token!r}, expected text without spaces at its ends")
+            if self.model == "byte-bpe" and not token.isascii():
+                raise ValueError(f"added_tokens: found {token!r}, expected ASCII characters with model byte-bpe")
         if self.byte_fallback and self.model not in BYTE_FALLBACK_MODELS:
             raise ValueError(f"byte_fallback needs model {' or '.join(BYTE_FALLBACK_MODELS)}, found {self.model}")

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer as RustTokenizer
 
 from tformer.errors import InputError
 from tformer.tokenizer.options import TokenizerOptions
-from tformer.tokenizer.special import TEMPLATES, sentinel_tokens, special_tokens
+from tformer.tokenizer.special import TEMPLATES, last_tokens, sentinel_tokens, special_tokens
 
 BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
 SPACE = "▁"
@@ -47,7 +47,7 @@ def untrained(options: TokenizerOptions, alphabet: Sequence[str] | None = None) 
     # A trainer takes entries in a given order only as special tokens; `finished` makes them text again.
     first = (*special_tokens(options), *_byte_tokens(options), *(alphabet or ()))
     counting: dict[str, Any] = {
-        "vocab_size": options.vocab_size - len(sentinel_tokens(options)),
+        "vocab_size": options.vocab_size - len(last_tokens(options)),
         "special_tokens": _as_special(first),
         "min_frequency": options.min_frequency,
         "show_progress": False,
@@ -102,7 +102,10 @@ def from_characters(characters: Iterable[str], options: TokenizerOptions) -> Rus
 
 
 def finished(tokenizer: RustTokenizer, options: TokenizerOptions) -> str:
-    """The JSON of a trained tokenizer with sentinels, template and decoder in place."""
+    """The JSON of a trained tokenizer with added tokens, sentinels, template and decoder in place."""
+    tokenizer.add_tokens(
+        [AddedToken(token, single_word=_is_word(token), normalized=False) for token in options.added_tokens]
+    )
     tokenizer.add_special_tokens(_as_special(sentinel_tokens(options)))
     processor = TEMPLATES[options.template].processor
     ids = tokenizer.get_vocab(with_added_tokens=True)
@@ -119,8 +122,8 @@ def finished(tokenizer: RustTokenizer, options: TokenizerOptions) -> str:
         document["model"]["max_input_chars_per_word"] = options.max_word_length
     if options.byte_fallback:
         document["model"]["byte_fallback"] = True
-    special = {*special_tokens(options), *sentinel_tokens(options)}
-    document["added_tokens"] = [token for token in document["added_tokens"] if token["content"] in special]
+    added = {*special_tokens(options), *last_tokens(options)}
+    document["added_tokens"] = [token for token in document["added_tokens"] if token["content"] in added]
     return json.dumps(document, ensure_ascii=False, indent=1)
 
 
@@ -195,9 +198,14 @@ def _as_special(tokens: Iterable[str]) -> list[AddedToken]:
     return [AddedToken(token, special=True, normalized=False) for token in tokens]
 
 
+def _is_word(token: str) -> bool:
+    """Whether a longer word could contain it, which is then not this token."""
+    return token[0].isalnum() and token[-1].isalnum()
+
+
 def text_room(options: TokenizerOptions) -> int:
     """The number of entries for text, after special tokens, sentinels and bytes. Raises InputError without one."""
-    specials = len(special_tokens(options)) + len(sentinel_tokens(options))
+    specials = len(special_tokens(options)) + len(last_tokens(options))
     every_byte = 256 if options.model == "byte-bpe" or options.byte_fallback else 0
     room = options.vocab_size - specials - every_byte
     smallest = specials + every_byte + (options.model != "byte-bpe")
@@ -205,7 +213,8 @@ def text_room(options: TokenizerOptions) -> int:
         raise InputError(
             f"vocab_size must be at least {smallest} for model {options.model} with template {options.template}, "
             f"found {options.vocab_size}",
-            hint=f"special tokens and sentinels take {specials}" + (f", the bytes {every_byte}" if every_byte else ""),
+            hint=f"special tokens, added tokens and sentinels take {specials}"
+            + (f", the bytes {every_byte}" if every_byte else ""),
         )
     return room
 

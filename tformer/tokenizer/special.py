@@ -153,6 +153,11 @@ def sentinel_tokens(options: TokenizerOptions) -> list[str]:
     return [f"<extra_id_{number}>" for number in reversed(range(count))]
 
 
+def last_tokens(options: TokenizerOptions) -> list[str]:
+    """What follows the model's own entries in the vocabulary: added tokens, then sentinels, as in T5."""
+    return [*options.added_tokens, *sentinel_tokens(options)]
+
+
 def opening_ids(post_processor: Mapping[str, Any] | None) -> tuple[int, ...]:
     """The ids that a template puts before a text but not after it: the `<s>` of Llama, the `</s>` of OPT.
 

@@ -283,7 +283,8 @@ class Tokenizer:
         return token_id in self._special_tokens
 
     def _is_our_char(self) -> bool:
-        return self.kind == "char" and self.special.unk is not None
+        has_added = any(not token.special for token in self._rust.get_added_tokens_decoder().values())
+        return self.kind == "char" and self.special.unk is not None and not has_added
 
 
 class _CharacterTable:

@@ -34,7 +34,7 @@ from tformer.tokenizer.pipeline import (
     untrained,
     untrained_alphabet,
 )
-from tformer.tokenizer.special import sentinel_tokens
+from tformer.tokenizer.special import last_tokens, sentinel_tokens, special_tokens
 from tformer.tokenizer.tokenizer import Tokenizer
 from tformer.tokenizer.unigram import most_frequent, train_pieces
 
@@ -203,6 +203,8 @@ def train_with_facts(
         if stopped():
             raise Interrupted("tokenizer training interrupted, nothing written", signal_number=signal.SIGINT)
 
+    if taken := {*special_tokens(options), *sentinel_tokens(options)}.intersection(options.added_tokens):
+        raise InputError(f"added_tokens: found {min(taken)}, which is a special token of template {options.template}")
     if options.model != "char":
         text_room(options)  # refuses a vocabulary that is too small before any text is read
     limit = _sample_limit(options)
@@ -239,7 +241,7 @@ def train_with_facts(
             rust = _train_model(feed, untrained(options, alphabet), options, check_stop)
         case "bpe":
             rust = _train_model(feed, untrained(options), options, check_stop)
-            if rust.get_vocab_size() == options.vocab_size - len(sentinel_tokens(options)) and not _has_merges(rust):
+            if rust.get_vocab_size() == options.vocab_size - len(last_tokens(options)) and not _has_merges(rust):
                 # Characters fill the vocabulary, and the library chose among the rarest at random.
                 counts = _count_characters(read(1), options)
                 alphabet = sorted(most_frequent(counts, text_room(options)))
