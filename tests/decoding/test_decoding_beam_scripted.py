@@ -38,7 +38,7 @@ def found(hypotheses: list[Hypothesis]) -> dict[tuple[int, ...], float]:
 
 def test_beam_stopping_ends_at_beam_size_finished_hypotheses() -> None:
     """Of a beam of 3: [EOS] ranks third at once, then two more finish, and [A B] is given up."""
-    hypotheses = search(STORY, beam_size=3)
+    hypotheses = search(STORY, beam_size=3, stopping="beam")
     assert found(hypotheses) == {(A, EOS): 0.3, (B, EOS): 0.27, (EOS,): 0.1}
     assert list(found(hypotheses)) == [(A, EOS), (B, EOS), (EOS,)]
     assert {hypothesis.finish_reason for hypothesis in hypotheses} == {"eos"}
@@ -81,7 +81,7 @@ def test_each_length_penalty_prefers_what_it_should(kind: str, alpha: float, bes
 
 def test_exhaustive_stopping_finds_what_beam_stopping_gives_up() -> None:
     options = {"limit": 3, "beam_size": 3, "length_penalty_type": "avg"}
-    assert search(STORY, **options)[0].ids == (A, EOS)
+    assert search(STORY, stopping="beam", **options)[0].ids == (A, EOS)
     assert search(STORY, stopping="exhaustive", **options)[0].ids == (A, B, EOS)
 
 
@@ -89,6 +89,7 @@ def test_heuristic_stopping_goes_on_while_a_live_hypothesis_is_better_as_it_stan
     """Of a beam of 3: [A B] (ln 0.24 / 2) is better than [EOS] (ln 0.1), the worst of three finished ones."""
     options = {"limit": 3, "beam_size": 3, "length_penalty_type": "avg"}
     assert search(STORY, stopping="heuristic", **options)[0].ids == (A, B, EOS)
+    assert search(STORY, **options)[0].ids == (A, B, EOS)  # the default
 
 
 def test_heuristic_stopping_gives_up_what_only_its_length_would_make_better() -> None:
@@ -317,7 +318,7 @@ def test_a_beam_larger_than_the_vocabulary_is_refused() -> None:
 
 
 def test_a_beam_as_large_as_the_vocabulary_works() -> None:
-    assert len(search(STORY, limit=3, beam_size=3)) == 3
+    assert len(search(STORY, limit=3, beam_size=3, stopping="beam")) == 3
     assert found(search(lambda prefix: [0.0], limit=2, beam_size=1, eos_id=None)) == {(0, 0): 1.0}
 
 

@@ -68,7 +68,7 @@ TOP_P = by_step((0.0, 0.0, 1.0, 0.0), (0.25, 0.0, 0.4, 0.35))
 
 def search(rules: list[Rule], **options: Any) -> list[list[tuple[tuple[int, ...], list[float], float]]]:
     """(ids, log-probabilities, score) of the first two hypotheses of each sentence."""
-    settings = BeamSettings(**{"beam_size": 2, "max_new_tokens": 200, "eos_id": EOS} | options)
+    settings = BeamSettings(**{"beam_size": 2, "max_new_tokens": 200, "eos_id": EOS, "stopping": "beam"} | options)
     found = beam_search(ScriptedStepper(rules), settings)
     return [[(one.ids, list(one.logprobs), one.score) for one in hypotheses[:2]] for hypotheses in found]
 

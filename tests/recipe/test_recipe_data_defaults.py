@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -188,6 +189,20 @@ def test_aligned_files_are_counted_by_their_longer_side(tmp_path: Path) -> None:
     spec = {"path": str(source), "target_path": str(target)}
     recipe = load_recipe(arch="transformer", flags={"data.train": [spec]}).recipe
     assert survey_of(recipe) == PairSurvey(30, 3.0, 14.0, 5)
+
+
+def test_the_tags_in_the_last_of_several_columns_are_found(tmp_path: Path) -> None:
+    def survey(name: str, features: Callable[[int], str]) -> Survey | None:
+        path = tmp_path / name
+        rows = (f"geben\tgab\t{features(number)}\n" for number in range(300))
+        path.write_text("lemma\tform\tfeatures\n" + "".join(rows))
+        spec, columns = {"path": str(path)}, {"source": "lemma,features", "target": "form"}
+        return survey_of(load_recipe(arch="transformer", flags={"data.train": [spec], "data.columns": columns}).recipe)
+
+    found = survey("few.tsv", lambda number: f"V;{('PST', 'PRS')[number % 2]};SG")
+    assert isinstance(found, PairSurvey) and found.tags == ("PRS", "PST", "SG", "V")
+    found = survey("many.tsv", lambda number: f"in sentence {number}")
+    assert isinstance(found, PairSurvey) and found.tags == ()  # too many to be tags
 
 
 def test_images_are_measured_as_they_are_stored(tmp_path: Path) -> None:

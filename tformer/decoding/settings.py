@@ -200,7 +200,7 @@ class BeamSettings(DecodingSettings):
     length_penalty: float = 1.0  # alpha
     length_penalty_type: LengthPenaltyType = "avg"
     counted_start: int = 0  # tokens before the new ones that the length penalty counts: a forced first of every target
-    stopping: Stopping = "beam"
+    stopping: Stopping = "heuristic"
     beam_groups: int = 1  # 1: off
     diversity_penalty: float = 0.0  # 0: off
 

@@ -9,6 +9,7 @@ holds the result, so a resumed run chooses nothing.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -56,12 +57,14 @@ class PairSurvey:
     """Sources and targets: how many, mean words and characters of the longer side.
 
     distinct_words: of both sides, counted up to one more than `FORMAL_WORDS`.
+    tags: that the last of several source columns consists of, as in V;PAST;3;SG.
     """
 
     examples: int
     mean_words: float
     mean_characters: float
     distinct_words: int
+    tags: tuple[str, ...] = ()
     kind = "pairs"
 
     def __str__(self) -> str:
@@ -217,6 +220,15 @@ def _formal_pairs(survey: PairSurvey) -> DataChoice:
             "training.save_every": (-(-steps // 4), ""),
         },
     )
+
+
+MOST_TAGS = 200
+"""Most different tags in a column of tags."""
+
+
+def tags_of(text: str) -> list[str]:
+    """The tags at the end of a source, after the last space: V;PAST;3;SG or Case=Nom|Number=Sing."""
+    return [tag for word in text.split()[-1:] for tag in re.split("[;|,]", word) if tag]
 
 
 def _short_pairs(survey: PairSurvey) -> DataChoice:

@@ -228,7 +228,7 @@ class Generation(Section):
     coverage_penalty: NonNegativeFloat = 0.0  # weight of the source's coverage (arXiv 1609.08144); 0: off
     # when a beam search ends. beam: beam_size hypotheses have finished; heuristic: also no unfinished one scores higher
     # than the worst finished one; exhaustive: none can score higher any more
-    stopping: Literal["beam", "heuristic", "exhaustive"] = "beam"
+    stopping: Literal["beam", "heuristic", "exhaustive"] = "heuristic"
     beam_groups: Size = 1  # groups of diverse beam search (arXiv 1610.02424); 1: off
     diversity_penalty: NonNegativeFloat = 0.0  # subtracted from the score of tokens that an earlier group chose
     suppress_tokens: tuple[NonNegative, ...] | None = None  # ids never generated; null: pad and those at the start

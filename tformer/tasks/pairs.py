@@ -38,7 +38,7 @@ from tformer.metrics.text import tokenised_note
 from tformer.model import Transformer
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
-from tformer.recipe.data_defaults import FORMAL_WORDS, MAX_SURVEYED, PairSurvey, Survey, words_of
+from tformer.recipe.data_defaults import FORMAL_WORDS, MAX_SURVEYED, MOST_TAGS, PairSurvey, Survey, tags_of, words_of
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns, SourceSpec
 from tformer.tasks.base import (
@@ -128,13 +128,20 @@ class Pairs(Task):
         data = recipe.data
         sources = open_pairs(data.train, columns=data.columns, errors=data.errors)
         rows = islice((row for source in sources for row in source.rows()), MAX_SURVEYED)
-        sides, known = [], set[str]()
+        may_have_tags = any("," in str(side) for source in sources for side, _ in source.columns)
+        sides, known, tags = [], set[str](), set[str]()
         for row in rows:
             sides.append([(words_of(text), len(text)) for text in (row.source, row.target)])
             if len(known) <= FORMAL_WORDS:
                 known.update(row.source.split(), row.target.split())
+            if may_have_tags:
+                tags.update(tags_of(row.source))
+                may_have_tags = len(tags) <= MOST_TAGS
         words, characters = np.mean(sides, axis=0).max(axis=0)
-        return PairSurvey(len(sides), float(words), float(characters), min(len(known), FORMAL_WORDS + 1))
+        distinct = min(len(known), FORMAL_WORDS + 1)
+        return PairSurvey(
+            len(sides), float(words), float(characters), distinct, tuple(sorted(tags)) if may_have_tags else ()
+        )
 
     def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
         """A source, with the prefix of the run's task, and its target; without a target the source is its own."""
