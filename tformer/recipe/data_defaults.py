@@ -263,8 +263,8 @@ def _short_pairs(survey: PairSurvey) -> DataChoice:
     )
 
 
-IMAGES_SEEN = {"mnist": 480_000, "cifar": 135_000}
-"""Images of all epochs together, as the presets have it: 8 epochs of 60,000 and 10 of 13,500."""
+IMAGES_SEEN = {"mnist": 480_000, "cifar": 405_000}
+"""Images of all epochs together, as the presets have it: 8 epochs of 60,000 and 30 of 13,500."""
 
 
 def _images(survey: ImageSurvey) -> DataChoice:
