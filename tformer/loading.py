@@ -158,7 +158,7 @@ def load(
         runs_dir: where runs are looked for.
         kinds: heads that the caller can use (`{"lm"}`, …); None: any.
 
-    Averaged (EMA) weights are taken where the checkpoint has them.
+    Averaged weights are taken where the checkpoint has them.
 
     Raises:
         InputError: nothing to load, damaged files, or parts that do not belong together.

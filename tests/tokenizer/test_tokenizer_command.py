@@ -47,6 +47,9 @@ def test_added_tokens_are_given_one_by_one(corpus):
     tokenizer = Tokenizer.load("tokenizer.json")
     assert [tokenizer.token(token) for token in tokenizer.encode("the quicker quick")][-2:] == [" ", "quick"]
     assert tokenizer.encode("the")[0] == tokenizer.token_id("the")
+    run(corpus, "--model", "char", "--added-token", "quick", "--added-token", "the")  # the same file
+    with pytest.raises(TformerError, match="already exists"):
+        run(corpus, "--model", "char", "--added-token", "other")
 
 
 def test_the_path_is_data_and_the_report_is_talk(corpus):

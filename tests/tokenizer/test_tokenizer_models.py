@@ -73,7 +73,7 @@ def test_sentinels_stand_at_the_end_as_in_t5(make):
     assert make("bpe", template="t5", sentinels=0).special.sentinels == ()
 
 
-TAGS = ("PAST", "V.PTCP", "12", "<en> to", "é")
+TAGS = ("PAST", "V.PTCP", "12", "<en>", "é")
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -81,7 +81,7 @@ def test_an_added_token_is_one_token_where_it_stands_alone(make, model):
     tags = TAGS[: 4 if model == "byte-bpe" else 5]
     tokenizer = make(model, template="t5", added_tokens=tags)
     tag_ids = [tokenizer.token_id(tag) for tag in tags]
-    for text in ("the PAST;V.PTCP,12 <en> to the", " ".join(tags), "PAST"):
+    for text in ("the PAST;V.PTCP,12 <en>the", " ".join(tags), "PAST"):
         found = [token for token in tokenizer.encode(text) if token in tag_ids]
         expected = sorted((text.find(tag), number) for tag, number in zip(tags, tag_ids, strict=True) if tag in text)
         assert found == [number for _, number in expected]
@@ -117,7 +117,8 @@ def test_a_character_tokenizer_with_added_tokens_encodes_as_without_them(make):
 @pytest.mark.parametrize(
     ("model", "added", "words"),
     [
-        ("char", " V", "found ' V', expected text without spaces at its ends"),
+        ("char", " V", "found ' V', expected text without spaces"),
+        ("word", "a b", "found 'a b', expected text without spaces"),
         ("char", "", "found '', expected text without spaces"),
         ("byte-bpe", "é", "found 'é', expected ASCII characters with model byte-bpe"),
         ("word", "[MASK]", r"found \[MASK\], which is a special token of template bert"),
@@ -126,6 +127,29 @@ def test_a_character_tokenizer_with_added_tokens_encodes_as_without_them(make):
 def test_added_tokens_that_no_text_can_hold_are_refused(make, model, added, words):
     with pytest.raises((ValueError, InputError), match=f"added_tokens: {words}"):
         make(model, template="bert", added_tokens=(added,))
+
+
+def test_a_token_of_a_byte_is_no_added_token(make):
+    with pytest.raises(InputError, match="added_tokens: found <0x41>, which is a special token"):
+        make("bpe", byte_fallback=True, added_tokens=("<0x41>",))
+
+
+@pytest.mark.parametrize("option", [{"lowercase": True}, {"unicode": "nfkc"}, {"strip_accents": True}])
+@pytest.mark.parametrize("model", MODELS)
+def test_normalisation_leaves_added_tokens_as_they_are(model, option):
+    texts = ["the PAST ﬁ é dog É ABC\n" * 30]
+    tags = ("PAST",) if model == "byte-bpe" else ("PAST", "ﬁ", "é")
+    tokenizer = train_tokenizer(
+        lambda: iter(texts), TokenizerOptions(model=model, vocab_size=400, added_tokens=tags, **option)
+    )
+    ids = tokenizer.encode("the " + " ".join(tags))
+    assert [tokenizer.token_id(tag) for tag in tags] == [i for i in ids if tokenizer.token(i) in tags]
+
+
+def test_marks_of_a_script_belong_to_its_words(make):
+    tokenizer = make("char", added_tokens=("का",))
+    assert tokenizer.token_id("का") not in tokenizer.encode("काम")
+    assert tokenizer.token_id("का") in tokenizer.encode("the का dog")
 
 
 def test_added_tokens_take_room_of_the_vocabulary(make):

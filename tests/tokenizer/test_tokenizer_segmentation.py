@@ -40,6 +40,20 @@ def test_every_segmentation_is_of_the_same_text(make: Make, kind: str, template:
     assert longer > 10
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_added_tokens_stay_whole_also_where_training_learned_them(make: Make, kind: str) -> None:
+    tokenizer = make(kind, added_tokens=("quick", "NEW"))
+    text = "The quick NEW brown fox jumps over the quick dog"
+    kept = [tokenizer.token_id("quick"), tokenizer.token_id("NEW"), tokenizer.token_id("quick")]
+    longer = 0
+    for seed in range(20):
+        found = drawn(tokenizer, text, 0.5, seed=seed)
+        assert [token for token in found if token in kept] == kept
+        assert tokenizer.decode(found) == tokenizer.decode(tokenizer.encode(text))
+        longer += len(found) > len(tokenizer.encode(text))
+    assert longer > 10
+
+
 @pytest.mark.parametrize("kind", ["bpe", "byte-bpe"])
 def test_bpe_without_dropped_merges_is_the_plain_segmentation(make: Make, kind: str) -> None:
     """Each word's symbols, merged again without dropout, give its tokens: no merge is missing or in another order."""

@@ -75,7 +75,7 @@ def export(options: ExportOptions) -> None:
 
     The class that computes exactly the recipe's model is found automatically. For a model that no class computes, the
     folder gets the code that does, for `trust_remote_code=True`; what that code lacks is refused by its recipe field.
-    Averaged (EMA) weights are exported if the run keeps them.
+    Averaged weights are exported if the run keeps them.
     """
     options.check()
     shard_bytes = parse_bytes(options.shard_size)

@@ -106,7 +106,8 @@ def _may_be_same(out: Path, options: TokenizerOptions) -> bool:
         there = Tokenizer.load(out)
     except InputError:
         return False
-    return there.kind == options.model and (there.kind == "char" or there.vocab_size <= options.vocab_size)
+    fits = there.kind == "char" or there.vocab_size <= options.vocab_size
+    return there.kind == options.model and fits and all(there.token_id(t) is not None for t in options.added_tokens)
 
 
 FIGURES = {

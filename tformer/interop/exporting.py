@@ -151,7 +151,7 @@ def export_checkpoint(
     progress: Callable[[float, float], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> ExportReport:
-    """Write a checkpoint in the layout of Hugging Face. Averaged (EMA) weights are exported when there are any.
+    """Write a checkpoint in the layout of Hugging Face. Averaged weights are exported when there are any.
 
     Args:
         checkpoint: a run's, or a Hugging Face folder's (`open_checkpoint`).

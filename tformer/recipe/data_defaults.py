@@ -57,7 +57,7 @@ class PairSurvey:
     """Sources and targets: how many, mean words and characters of the longer side.
 
     distinct_words: of both sides, counted up to one more than `FORMAL_WORDS`.
-    tags: that the last of several source columns consists of, as in V;PAST;3;SG.
+    tags: the different ones in the last of several source columns, as in V;PAST;3;SG.
     """
 
     examples: int
@@ -209,7 +209,7 @@ def _pairs(survey: PairSurvey) -> DataChoice:
 
 def _formal_pairs(survey: PairSurvey) -> DataChoice:
     """Commands and the like: every word is a token, and the data has no noise, so there is no dropout."""
-    steps = _between(600, 12 * survey.examples / 64, 6000)
+    steps = _between(600, 18 * survey.examples / 64, 6000)
     return DataChoice(
         survey,
         "dates",
@@ -225,21 +225,21 @@ def _formal_pairs(survey: PairSurvey) -> DataChoice:
 MOST_TAGS = 200
 """Most different tags in a column of tags."""
 
+TAGS = re.compile(r"[\w.:=+/-]+([;|,][\w.:=+/-]+)+", re.ASCII)
+
 
 def tags_of(text: str) -> list[str]:
-    """The tags at the end of a source, after the last space: V;PAST;3;SG or Case=Nom|Number=Sing."""
-    return [tag for word in text.split()[-1:] for tag in re.split("[;|,]", word) if tag]
+    """The tags at the end of a source, after the last space: V;PAST;3;SG or Case=Nom|Number=Sing; [] without any."""
+    words = text.split()[-1:]
+    return [tag for word in words if TAGS.fullmatch(word) for tag in re.split("[;|,]", word)]
 
 
 def _short_pairs(survey: PairSurvey) -> DataChoice:
-    """Inflections, spellings: what changes is inside words, so characters are the tokens. 24 epochs.
+    """Inflections, spellings: what changes is inside words, so characters are the tokens. 24 epochs of 10,000 pairs.
 
-    More than 10,000 pairs get no more steps: they have more to learn from. Large batches and strong dropout are what
-    such tasks need (arXiv 2005.10213). German inflection: 88.2 % of whole forms with width 128, dropout 0.2, 10 epochs
-    in batches of 64 and no tokens for tags; 89.5 % with tags, dropout 0.3 and 38 epochs in batches of 128; 90.6 % with
-    width 256 and 20 of these epochs.
+    Large batches, strong dropout and more width than the dates need (arXiv 2005.10213; measured: configs/README.md).
     """
-    steps = _between(800, 24 * survey.examples / 128, 1875)
+    steps = _between(800, 24 * survey.examples / 128, 6000)
     tags = plural(len(survey.tags), "tag")
     return DataChoice(
         survey,

@@ -38,7 +38,16 @@ from tformer.metrics.text import tokenised_note
 from tformer.model import Transformer
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
-from tformer.recipe.data_defaults import FORMAL_WORDS, MAX_SURVEYED, MOST_TAGS, PairSurvey, Survey, tags_of, words_of
+from tformer.recipe.data_defaults import (
+    FORMAL_USES,
+    FORMAL_WORDS,
+    MAX_SURVEYED,
+    MOST_TAGS,
+    PairSurvey,
+    Survey,
+    tags_of,
+    words_of,
+)
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns, SourceSpec
 from tformer.tasks.base import (
@@ -129,19 +138,21 @@ class Pairs(Task):
         sources = open_pairs(data.train, columns=data.columns, errors=data.errors)
         rows = islice((row for source in sources for row in source.rows()), MAX_SURVEYED)
         may_have_tags = any("," in str(side) for source in sources for side, _ in source.columns)
-        sides, known, tags = [], set[str](), set[str]()
+        sides, known, tags, tagged = [], set[str](), set[str](), 0
         for row in rows:
             sides.append([(words_of(text), len(text)) for text in (row.source, row.target)])
             if len(known) <= FORMAL_WORDS:
                 known.update(row.source.split(), row.target.split())
             if may_have_tags:
-                tags.update(tags_of(row.source))
+                found = tags_of(row.source)
+                tags.update(found)
+                tagged += bool(found)
                 may_have_tags = len(tags) <= MOST_TAGS
         words, characters = np.mean(sides, axis=0).max(axis=0)
         distinct = min(len(known), FORMAL_WORDS + 1)
-        return PairSurvey(
-            len(sides), float(words), float(characters), distinct, tuple(sorted(tags)) if may_have_tags else ()
-        )
+        if not may_have_tags or tagged < len(sides) / 2 or len(tags) > len(sides) / FORMAL_USES:
+            tags.clear()
+        return PairSurvey(len(sides), float(words), float(characters), distinct, tuple(sorted(tags)))
 
     def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
         """A source, with the prefix of the run's task, and its target; without a target the source is its own."""

@@ -60,7 +60,8 @@ class TokenizerOptions:
         MODEL(
             "--added-token",
             metavar="TEXT",
-            help="A tag or word that is one token wherever it stands alone; repeatable, as in `--added-token PAST`.",
+            help="A tag or word that is one token wherever it stands alone, and with punctuation at an end also inside "
+            "words; repeatable, as in `--added-token PAST`.",
         ),
     ] = ()
     sample_mb: Annotated[
@@ -86,8 +87,8 @@ class TokenizerOptions:
             raise ValueError(f"sentinels must be at least 0, found {self.sentinels}")
         object.__setattr__(self, "added_tokens", tuple(dict.fromkeys(self.added_tokens)))
         for token in self.added_tokens:
-            if not token or token != token.strip():
-                raise ValueError(f"added_tokens: found {token!r}, expected text without spaces at its ends")
+            if not token or any(map(str.isspace, token)):
+                raise ValueError(f"added_tokens: found {token!r}, expected text without spaces")
             if self.model == "byte-bpe" and not token.isascii():
                 raise ValueError(f"added_tokens: found {token!r}, expected ASCII characters with model byte-bpe")
         if self.byte_fallback and self.model not in BYTE_FALLBACK_MODELS:

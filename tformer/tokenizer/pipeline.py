@@ -17,6 +17,7 @@ word.
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ def untrained(options: TokenizerOptions, alphabet: Sequence[str] | None = None) 
     """
     unk = TEMPLATES[options.template].unk
     # A trainer takes entries in a given order only as special tokens; `finished` makes them text again.
-    first = (*special_tokens(options), *_byte_tokens(options), *(alphabet or ()))
+    first = (*special_tokens(options), *byte_tokens(options), *(alphabet or ()))
     counting: dict[str, Any] = {
         "vocab_size": options.vocab_size - len(last_tokens(options)),
         "special_tokens": _as_special(first),
@@ -82,7 +83,7 @@ def untrained_alphabet(options: TokenizerOptions) -> tuple[RustTokenizer, Any]:
 def from_pieces(pieces: Iterable[tuple[str, float]], options: TokenizerOptions) -> RustTokenizer:
     """The unigram kind: special tokens, byte tokens, then (piece, log probability)."""
     specials = special_tokens(options)
-    first = [*specials, *_byte_tokens(options)]
+    first = [*specials, *byte_tokens(options)]
     vocabulary = [*((token, 0.0) for token in first), *pieces]
     unk_id = specials.index(TEMPLATES[options.template].unk)
     tokenizer = RustTokenizer(models.Unigram(vocabulary, unk_id=unk_id, byte_fallback=options.byte_fallback))
@@ -199,12 +200,15 @@ def _as_special(tokens: Iterable[str]) -> list[AddedToken]:
 
 
 def _is_word(token: str) -> bool:
-    """Whether a longer word could contain it, which is then not this token."""
-    return token[0].isalnum() and token[-1].isalnum()
+    """Whether the token begins and ends as a word does, so that it must not match inside a longer word."""
+    return all(end == "_" or unicodedata.category(end)[0] in "LMN" for end in (token[0], token[-1]))
 
 
 def text_room(options: TokenizerOptions) -> int:
-    """The number of entries for text, after special tokens, sentinels and bytes. Raises InputError without one."""
+    """The number of entries for text, without special and added tokens, sentinels and bytes.
+
+    Raises InputError where there is no room.
+    """
     specials = len(special_tokens(options)) + len(last_tokens(options))
     every_byte = 256 if options.model == "byte-bpe" or options.byte_fallback else 0
     room = options.vocab_size - specials - every_byte
@@ -219,7 +223,8 @@ def text_room(options: TokenizerOptions) -> int:
     return room
 
 
-def _byte_tokens(options: TokenizerOptions) -> tuple[str, ...]:
+def byte_tokens(options: TokenizerOptions) -> tuple[str, ...]:
+    """The tokens `<0xNN>` of bytes; () without byte_fallback."""
     return BYTE_TOKENS if options.byte_fallback else ()
 
 

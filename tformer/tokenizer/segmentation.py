@@ -5,8 +5,9 @@
     unigram   A word x is segmented into pieces y with probability P(y | x) ~ (product of P(y_i))^alpha, exactly: the
               forward pass sums over all segmentations, and pieces are drawn backwards.
 
-A word is what stands between two tokens that begin a word or are special. The library's own dropout cannot be seeded,
-so equal runs would differ. Ids are enough: every token of BPE is an id without a merge, or the merge of two ids.
+A word is what stands between two tokens that begin a word, are special or were added. The library's own dropout cannot
+be seeded, so equal runs would differ. Ids are enough: every other token of BPE is an id without a merge, or the merge
+of two ids.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ class Segmenter:
     def __init__(self, tokenizer: Tokenizer, rate: float) -> None:
         self.rate = rate
         tokens = tokenizer.tokens
-        is_special = [not token or tokenizer.is_special(number) for number, token in enumerate(tokens)]
-        self._special_V = np.array(is_special, dtype=bool)
-        self._begins_V = word_starts(tokenizer.kind, tokens) | self._special_V
+        is_whole = [not token or tokenizer.is_whole(number) for number, token in enumerate(tokens)]
+        self._whole_V = np.array(is_whole, dtype=bool)
+        self._begins_V = word_starts(tokenizer.kind, tokens) | self._whole_V
 
     def sample(self, ids: np.ndarray, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
-        """(new ids [m], place in `ids` of the first token of each one's word [m]); special tokens stay."""
+        """(new ids [m], place in `ids` of the first token of each one's word [m]); special and added tokens stay."""
         begins = self._begins_V[ids]
-        begins[1:] |= self._special_V[ids[:-1]]
+        begins[1:] |= self._whole_V[ids[:-1]]
         begins[:1] = True
         starts = np.flatnonzero(begins).tolist()
         tokens = ids.tolist()
@@ -85,7 +86,7 @@ class BpeSegmenter(Segmenter):
         self._symbols = lru_cache(CACHED_WORDS)(self._find_symbols)
 
     def word(self, ids: Word, draw: Draw) -> Sequence[int]:
-        if len(ids) == 1 and ids[0] not in self._parts:
+        if len(ids) == 1 and (ids[0] not in self._parts or self._whole_V[ids[0]]):
             return ids
         return [token for symbols in self._symbols(ids) for token in self._merged(symbols, self.rate, draw)]
 
@@ -132,7 +133,7 @@ class UnigramSegmenter(Segmenter):
         self._ids = {
             piece: (number, score * rate)
             for number, (piece, score) in enumerate(model["vocab"])
-            if number != unknown and not self._special_V[number] and not _is_byte(piece)
+            if number != unknown and not self._whole_V[number] and not _is_byte(piece)
         }
         self._longest = max(map(len, self._ids), default=0)
         self._lattice = lru_cache(CACHED_WORDS)(self._find_lattice)

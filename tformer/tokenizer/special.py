@@ -154,7 +154,7 @@ def sentinel_tokens(options: TokenizerOptions) -> list[str]:
 
 
 def last_tokens(options: TokenizerOptions) -> list[str]:
-    """What follows the model's own entries in the vocabulary: added tokens, then sentinels, as in T5."""
+    """Added tokens, then sentinels, which are last as in T5; an added token that is an entry anyway keeps its id."""
     return [*options.added_tokens, *sentinel_tokens(options)]
 
 

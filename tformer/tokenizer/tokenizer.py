@@ -57,7 +57,9 @@ class Tokenizer:
         self._tokens: list[str | None] = [None] * self.vocab_size
         for token, token_id in vocabulary.items():
             self._tokens[token_id] = token
-        special = {token.content: i for i, token in rust.get_added_tokens_decoder().items() if token.special}
+        added = rust.get_added_tokens_decoder()
+        special = {token.content: i for i, token in added.items() if token.special}
+        self._added_tokens = frozenset(i for i, token in added.items() if not token.special)
         self._special_tokens = frozenset(special.values())
         self.special: SpecialIds = find_special_ids(special, document.get("post_processor"))
         self.opening: tuple[int, ...] = opening_ids(document.get("post_processor"))
@@ -282,9 +284,12 @@ class Tokenizer:
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_tokens
 
+    def is_whole(self, token_id: int) -> bool:
+        """Whether it is a special or an added token: text that is never cut or merged."""
+        return token_id in self._special_tokens or token_id in self._added_tokens
+
     def _is_our_char(self) -> bool:
-        has_added = any(not token.special for token in self._rust.get_added_tokens_decoder().values())
-        return self.kind == "char" and self.special.unk is not None and not has_added
+        return self.kind == "char" and self.special.unk is not None and not self._added_tokens
 
 
 class _CharacterTable:

@@ -26,6 +26,7 @@ from tformer.tokenizer.options import TokenizerModel, TokenizerOptions
 from tformer.tokenizer.pipeline import (
     SPACE,
     build_normalizer,
+    byte_tokens,
     finished,
     from_characters,
     from_pieces,
@@ -203,8 +204,9 @@ def train_with_facts(
         if stopped():
             raise Interrupted("tokenizer training interrupted, nothing written", signal_number=signal.SIGINT)
 
-    if taken := {*special_tokens(options), *sentinel_tokens(options)}.intersection(options.added_tokens):
-        raise InputError(f"added_tokens: found {min(taken)}, which is a special token of template {options.template}")
+    taken = {*special_tokens(options), *sentinel_tokens(options), *byte_tokens(options)}
+    if both := taken.intersection(options.added_tokens):
+        raise InputError(f"added_tokens: found {min(both)}, which is a special token of template {options.template}")
     if options.model != "char":
         text_room(options)  # refuses a vocabulary that is too small before any text is read
     limit = _sample_limit(options)
@@ -382,7 +384,8 @@ def _check_lossless(tokenizer: Tokenizer, feed: Feed) -> None:
             )
     if tokenizer.kind == "char":
         for text in feed.trained.texts:
-            if tokenizer.decode(tokenizer.encode(text)) != tokenizer.normalize(text):
+            decoded = tokenizer.decode(tokenizer.encode(text))  # added tokens are as the text has them
+            if tokenizer.normalize(decoded) != tokenizer.normalize(text):
                 raise TformerError(f"the char tokenizer is not lossless on its own training text: {text[:80]!r}")
 
 

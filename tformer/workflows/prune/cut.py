@@ -142,7 +142,7 @@ def _rows(heads: Sequence[int], size: int) -> Tensor:
 
 
 def stored_weights(checkpoint: Checkpoint) -> Weights:
-    """The stored weights, averaged (EMA) where there are averages; tied ones are one tensor."""
+    """The stored weights, averaged where there are averages; tied ones are one tensor."""
     return checkpoint.weights() | (checkpoint.ema() or {})
 
 

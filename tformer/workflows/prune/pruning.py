@@ -1,6 +1,6 @@
 """Prune a trained model: choose layers and heads, measure before and after, write the smaller checkpoint.
 
-Layers are removed first, then heads from the layers that stay. Where a run averages its weights (EMA) the averages are
+Layers are removed first, then heads from the layers that stay. Where a run averages its weights, the averages are
 pruned, for every other command uses them. Both measurements read the same data.
 """
 
