@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from tformer.nn.products import set_kernels
 from tformer.processes import available_cores
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", os.environ.get("TFORMER_TEST_CUDA", ""))
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and tests send it
 os.environ["TFORMER_GFLOPS"] = "10000"  # no default preset depends on this machine, in shared fixtures too
 
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:  # more threads than processors would wait for each other

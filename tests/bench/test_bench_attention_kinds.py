@@ -113,7 +113,8 @@ def test_the_first_call_at_full_length_is_the_one_whose_memory_counts(monkeypatc
     monkeypatch.setattr(FullAttentionOptions, "mechanism", Hoarder)
     contender = contender_of("full", length=200)
     assert lengths == [128, 200]
-    assert contender.peak_memory()["peak_bytes"] >= 2**25
+    # Linux adds up the pages of a process in batches for each thread, so its count may lag by some of them.
+    assert contender.peak_memory()["peak_bytes"] >= 2**25 - 2**20
 
 
 def test_options_reach_the_mechanism_and_are_refused_by_it() -> None:

@@ -113,6 +113,7 @@ def test_a_translation_has_the_tokens_of_our_beam_search(beam: int, tmp_path: Pa
     settings = BeamSettings(
         beam_size=beam,
         length_penalty_type="avg",
+        stopping="beam",  # CTranslate2's rule
         max_new_tokens=12,
         eos_id=run.decoder_tokens.eos,
         suppress_tokens=(),
