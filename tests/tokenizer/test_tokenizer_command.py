@@ -50,6 +50,8 @@ def test_added_tokens_are_given_one_by_one(corpus):
     run(corpus, "--model", "char", "--added-token", "quick", "--added-token", "the")  # the same file
     with pytest.raises(TformerError, match="already exists"):
         run(corpus, "--model", "char", "--added-token", "other")
+    with pytest.raises(TformerError, match=r"^--added-token: found 'a b', expected text without spaces"):
+        run(corpus, "--model", "char", "--added-token", "a b")
 
 
 def test_the_path_is_data_and_the_report_is_talk(corpus):

@@ -12,7 +12,7 @@ import typer
 
 from tformer.cli.completion import completer
 from tformer.errors import InputError
-from tformer.options import Option
+from tformer.options import Option, flag_of
 
 Options = TypeVar("Options")
 
@@ -90,8 +90,8 @@ def _filled(options_type: Any, values: dict[str, Any]) -> Any:
     try:
         return options_type(**filled)
     except ValueError as error:  # names a field; the user knows its flag
-        field_name, _, problem = str(error).partition(" ")
-        raise InputError(f"--{field_name.replace('_', '-')} {problem}") from error
+        name = str(error).split(" ")[0].rstrip(":")
+        raise InputError(flag_of(options_type, name) + str(error).removeprefix(name)) from error
 
 
 def _is_tuple(kind: Any) -> bool:
