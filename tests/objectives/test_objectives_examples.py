@@ -162,11 +162,6 @@ def test_images_are_augmented_only_while_training() -> None:
     assert torch.equal(collate(images(), images=given, training=True).pixel_values, varied)
 
 
-def test_word_dropout_of_images_is_refused() -> None:
-    with pytest.raises(InputError, match="for texts"):
-        collate(images(), images=ImageContext((0.0,) * 3, (1.0,) * 3), word_dropout=0.1)
-
-
 @pytest.mark.parametrize("padding", ["right", "left", "random"])
 def test_a_decoder_beside_the_encoder_reads_the_same_text_behind_its_start(padding: str) -> None:
     target = DecoderTokens(start=7, eos=SEP)

@@ -201,11 +201,6 @@ def test_mixtures_follow_the_generator_alone_and_need_it_in_training_only() -> N
     assert objective.collates_at_random and not mixing().collates_at_random
 
 
-def test_texts_are_not_mixed() -> None:
-    with pytest.raises(InputError, match=r"found mixup 0\.2 and cutmix 0, expected 0 for both"):
-        make("classification", mixup=0.2)
-
-
 def test_balanced_weights_are_those_of_scikit_learn() -> None:
     counts = np.array([70, 20, 10])
     weights = class_weights("balanced", counts)

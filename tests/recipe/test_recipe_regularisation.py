@@ -40,6 +40,30 @@ def test_a_model_of_images_has_no_ngrams_and_no_convolution_of_tokens(key: str, 
         recipe_of("vit", "tiny", f"model.embedding.{key}=2")
 
 
+@pytest.mark.parametrize(
+    ("arch", "preset", "change", "message"),
+    [
+        (
+            "bert",
+            "classify",
+            "mixup=0.2",
+            "mixup: found 0.2, expected 0.0: it changes images, and the model reads texts",
+        ),
+        (
+            "bert",
+            "classify",
+            "cutmix=1",
+            "cutmix: found 1.0, expected 0.0: it changes images, and the model reads texts",
+        ),
+        ("vit", "tiny", "word_dropout=0.1", "word_dropout: found 0.1, expected 0.0: it changes texts, and the model"),
+        ("vit", "tiny", "swap_pairs=true", "swap_pairs: found true, expected false: it changes texts, and the model"),
+    ],
+)
+def test_images_alone_are_mixed_and_words_alone_are_dropped(arch: str, preset: str, change: str, message: str) -> None:
+    with pytest.raises(InputError, match=f"objectives.0.{message}"):
+        recipe_of(arch, preset, f"objectives.0.{change}")
+
+
 def test_replaced_token_detection_and_teachers_exclude_it() -> None:
     with pytest.raises(InputError, match=r"training.consistency: found r_drop, expected null with replaced_token"):
         recipe_of("electra", "tiny", R_DROP)

@@ -166,6 +166,7 @@ class Objective:
         head: options of the head that a new model gets. `head.kind` names the head and the loss term.
         parts, without: sections of the recipe's `model` that the objective needs, and those that must be null.
         reads_images: whether `model.patches` is allowed.
+        image_options, text_options: names of options that only models of images take, and only models of texts.
         metrics: names of the metrics that validation reports; `training.best_metric` is one of them.
         decoded_metrics: those of them that need decoded outputs.
         shown_metrics: {metric of this objective alone: its format in the line of a validation}.
@@ -187,6 +188,8 @@ class Objective:
     parts: ClassVar[tuple[str, ...]]
     without: ClassVar[tuple[str, ...]] = ()
     reads_images: ClassVar[bool] = False
+    image_options: ClassVar[tuple[str, ...]] = ()
+    text_options: ClassVar[tuple[str, ...]] = ()
     metrics: ClassVar[tuple[str, ...]] = ("loss",)
     decoded_metrics: ClassVar[tuple[str, ...]] = ()
     shown_metrics: ClassVar[Mapping[str, str]] = {}

@@ -66,8 +66,8 @@ ClassWeights = Literal["none", "balanced"]
 class LabelledObjective(Objective):
     """Base class of the objectives with one label, several labels or a score per example.
 
-    `label_dtype`: dtype of the batch's labels. Raises InputError for word dropout or swapped pairs of images, and for
-    word dropout with a tokenizer that has neither a mask, an unknown nor a padding token.
+    `label_dtype`: dtype of the batch's labels. Raises InputError for word dropout with a tokenizer that has neither a
+    mask, an unknown nor a padding token.
     """
 
     data = "labelled"
@@ -86,8 +86,6 @@ class LabelledObjective(Objective):
 
     def __init__(self, options: Any, context: ObjectiveContext) -> None:
         self.options, self.context = options, context
-        if context.images is not None and (options.word_dropout or options.swap_pairs):
-            raise InputError("objectives: word_dropout and swap_pairs are for texts, this model reads images")
         if options.word_dropout:
             excluded = np.flatnonzero(context.special_V)
             self.drop = WordDropout(options.word_dropout, context.special_ids, excluded=excluded, roles=MASK_FIRST)
@@ -139,6 +137,8 @@ class Classification(LabelledObjective):
 
     head = ClassifierHeadOptions()
     reads_images = True
+    image_options = ("mixup", "cutmix")
+    text_options = ("word_dropout", "swap_pairs")
     metrics = ("loss", "accuracy", "f1", "mcc")
     unused_keys = (*LabelledObjective.unused_keys, "data.label_separator")
     label_dtype = torch.long
@@ -149,11 +149,6 @@ class Classification(LabelledObjective):
         weights = class_weights(options.class_weights, context.label_counts)
         self.weights_L = None if weights is None else torch.from_numpy(weights).float()
         self.mixes = bool(options.mixup or options.cutmix)
-        if self.mixes and context.images is None:
-            raise InputError(
-                f"objectives: found mixup {options.mixup:g} and cutmix {options.cutmix:g}, expected 0 for both: they "
-                "mix images, and this model reads texts"
-            )
 
     @property
     def collates_at_random(self) -> bool:

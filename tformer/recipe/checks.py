@@ -229,6 +229,14 @@ def _unfit_regularisation(recipe: Recipe) -> Iterator[Problem]:
         elif recipe.data_kind in WINDOWED and recipe.data.packing != "none":
             hint = "--set data.packing=none reads one document per example"
             yield Problem(path, f"{text}data.packing {recipe.data.packing}, whose windows have one length", hint)
+    reads, other = ("texts", "images") if recipe.model.patches is None else ("images", "texts")
+    for number, options in enumerate(recipe.objectives):
+        objective = options.objective
+        for name in objective.image_options if reads == "texts" else objective.text_options:
+            if value := getattr(options, name):
+                found, expected = str(value).lower(), str(type(value)()).lower()  # as YAML has them
+                text = f"found {found}, expected {expected}: it changes {other}, and the model reads {reads}"
+                yield Problem(("objectives", str(number), name), text)
     consistency, path = training.consistency, ("training", "consistency")
     if consistency is None:
         return
