@@ -176,33 +176,32 @@ SHORT_WORDS = 4
 """Pairs whose longer side has at most this number of characters and words are words or dates, not sentences."""
 
 
+TRANSLATED_WORDS = 29_000 * 12
+"""Words of the data of `transformer/modern`'s figure: Multi30k's pairs and the mean words of their longer side."""
+
+
 def _pairs(survey: PairSurvey) -> DataChoice:
     """Encoder-decoders for sources and targets."""
     if survey.distinct_words <= min(FORMAL_WORDS, survey.examples / FORMAL_USES):
         return _formal_pairs(survey)
     if survey.mean_characters <= SHORT_CHARACTERS and survey.mean_words <= SHORT_WORDS:
         return _short_pairs(survey)
-    # A piece should occur often enough to be learned: about 3 pairs for each, as the presets of 29,000 pairs (10,000
-    # pieces) and of 160,000 (32,000) have it.
-    vocabulary = _between(2000, survey.examples / 3, 16_000)
-    # Published: width 128 and dropout 0.3 for 29,000 pairs (2105.14462), 256 for 160,000 (1907.12484), 512 from
-    # millions on. The rate falls with the root of the width, as in 1706.03762; more text needs less dropout.
-    width = 128 if survey.examples < 60_000 else 256
+    # A piece should occur often enough to be learned: about 4 pairs for each, as in the preset, whose figure is of
+    # 29,000 pairs. More text needs less dropout, and fewer epochs: the steps grow with the square root of the words.
+    vocabulary = _between(2000, survey.examples / 3.6, 16_000)
     dropout = 0.3 if survey.examples < 200_000 else 0.1
-    lr = 5.0e-3 * (128 / width) ** 0.5
+    steps = _between(1000, 3000 * (survey.examples * survey.mean_words / TRANSLATED_WORDS) ** 0.5, 12_000)
     return DataChoice(
         survey,
-        "tiny",
+        "modern",
         {
             "tokenizer.train.vocab_size": (vocabulary, f"{vocabulary:,} pieces"),
-            "model.d_model": (width, f"width {width}"),
-            "model.encoder.feedforward.d_ff": (2 * width, ""),
-            "model.decoder.feedforward.d_ff": (2 * width, ""),
-            "model.init.embedding_std": (round(width**-0.5, 8), ""),
             "model.embedding.dropout": (dropout, ""),
             "model.encoder.dropout": (dropout, f"dropout {dropout}"),
             "model.decoder.dropout": (dropout, ""),
-            "optimizer.lr": (round(lr, 5), ""),
+            "training.max_steps": (steps, f"{steps:,} steps"),
+            "training.eval_every": (-(-steps // 6), ""),
+            "training.save_every": (-(-steps // 6), ""),
         },
     )
 
