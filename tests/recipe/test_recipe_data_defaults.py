@@ -153,7 +153,9 @@ def test_the_translation_of_29000_pairs_stays_near_the_measured_preset() -> None
 def test_more_pairs_train_for_more_steps_and_with_less_dropout() -> None:
     few, many = (load("transformer", PairSurvey(count, 12.0, 70.0, 501)).recipe for count in (5_000, 500_000))
     assert few.training.max_steps < 3000 < many.training.max_steps == 12_000
-    assert few.model.encoder.dropout == 0.3 and many.model.encoder.dropout == 0.1  # type: ignore[union-attr]
+    for recipe, dropout in ((few, 0.3), (many, 0.1)):
+        encoder = recipe.model.encoder
+        assert encoder is not None and encoder.dropout == dropout
 
 
 @pytest.mark.parametrize(

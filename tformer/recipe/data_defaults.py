@@ -200,8 +200,6 @@ def _pairs(survey: PairSurvey) -> DataChoice:
             "model.encoder.dropout": (dropout, f"dropout {dropout}"),
             "model.decoder.dropout": (dropout, ""),
             "training.max_steps": (steps, f"{steps:,} steps"),
-            "training.eval_every": (-(-steps // 6), ""),
-            "training.save_every": (-(-steps // 6), ""),
         },
     )
 
