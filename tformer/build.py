@@ -204,6 +204,7 @@ def patch_embedding(model: Model) -> PatchEmbedding:
             channels=patches.channels,
             cls=patches.cls,
             width=patches.stem_width,
+            depth=patches.stem_depth,
             norm=_section(model, "encoder").norm if model.embedding.norm else None,
             dropout=model.embedding.dropout,
         )

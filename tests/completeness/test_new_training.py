@@ -33,6 +33,7 @@ class ReversedOptions:
 
     kind: Literal["reversed"] = "reversed"
     alpha: float = 1.0  # weight of the divergence
+    cut: float = 0.0  # share of the tokens that the second pass does not see
     objective: ClassVar[type[Consistency]] = Reversed
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.nn.test_nn_embedding import NONE, Plus, randomised
-from tformer.nn.patches import STEMS, PatchEmbedding, cut_patches, shifted_copies
+from tformer.nn.patches import STEMS, ConvolvedPatches, PatchEmbedding, cut_patches, shifted_copies
 
 
 def made(stem: str, **sizes: Any) -> PatchEmbedding:
@@ -63,6 +63,41 @@ def test_convolutions_are_those_of_cct() -> None:
         x = F.max_pool2d(F.relu(F.conv2d(x, kernel, padding=1)), kernel_size=3, stride=2, padding=1)
     assert [tuple(kernel.shape) for kernel in module.kernels] == [(5, 3, 3, 3), (8, 5, 3, 3)]
     torch.testing.assert_close(run(module, pixels), x.flatten(2).mT)
+
+
+def test_residual_convolutions_add_what_they_read_of_normalised_pixels() -> None:
+    module, x = made("convolutions", image_size=10, width=5, depth=2), torch.randn(2, 3, 10, 10)
+    assert [tuple(matrix.shape) for matrix in module.residuals] == [(5, 45), (5, 45), (8, 72), (8, 72)]
+    out, matrices = run(module, x), iter(module.residuals)
+    for kernel in module.kernels:
+        x = F.max_pool2d(F.relu(F.conv2d(x, kernel, padding=1)), kernel_size=3, stride=2, padding=1)
+        for _ in range(2):
+            matrix = next(matrices)
+            normal = x * (x.square().mean(dim=1, keepdim=True) + 1e-5).rsqrt()
+            windows = F.unfold(F.relu(normal), 3, padding=1).unflatten(1, (x.shape[1], 9))  # [B, C, 9, places]
+            weight = matrix.view(-1, 9, x.shape[1])
+            x = x + torch.einsum("ojc,bcjp->bop", weight, windows).view(x.shape)
+    torch.testing.assert_close(out, x.flatten(2).mT)
+
+
+def test_residual_convolutions_change_nothing_at_first_and_learn_all_the_same() -> None:
+    plain, deep = (made("convolutions", depth=depth) for depth in (0, 3))
+    with torch.no_grad():
+        deep.reset_parameters(torch.nn.init.zeros_)
+    plain.kernels = deep.kernels
+    pixels = torch.randn(2, 3, 12, 12)
+    torch.testing.assert_close(run(deep, pixels), run(plain, pixels))
+    run(deep, pixels).square().sum().backward()
+    assert all(matrix.grad.any() for matrix in deep.residuals)
+
+
+def test_muon_trains_the_residual_convolutions_and_no_other_part_of_a_stem() -> None:
+    for stem, kind in STEMS.items():
+        module = made(stem, **({"depth": 2} if kind is ConvolvedPatches else {}))
+        names = dict(module.named_parameters())
+        rows = {name: names[name].shape[0] for name in names if name.startswith("residuals.")}
+        assert dict(module.hidden_matrices()) == rows
+        assert (len(rows) == 4) == (kind is ConvolvedPatches)
 
 
 def test_the_number_of_convolutions_follows_from_the_patch_size() -> None:
@@ -120,3 +155,5 @@ def test_flops_of_a_stem_are_those_of_its_products(stem: str) -> None:
         "convolutions": [2 * 27 * 64 * 256, 2 * 64 * 9 * 8 * 64],
     }
     assert module.flops() == expected[stem]
+    deep = made("convolutions", image_size=16, depth=1)
+    assert deep.flops() == [2 * 27 * 64 * 256, 2 * 9 * 64**2 * 64, 2 * 64 * 9 * 8 * 64, 2 * 9 * 8**2 * 16]

@@ -33,7 +33,11 @@ from tformer.objectives.base import total_loss
 from tformer.objectives.consistency import Consistency, RDropOptions, SimCutOptions
 from tformer.objectives.labelled import ClassificationOptions
 
-OPTIONS = {"r_drop": RDropOptions(alpha=0.7), "simcut": SimCutOptions(alpha=2.0, cut=0.3)}
+OPTIONS = {
+    "r_drop": RDropOptions(alpha=0.7),
+    "r_drop, cut": RDropOptions(alpha=0.7, cut=0.3),
+    "simcut": SimCutOptions(alpha=2.0, cut=0.3),
+}
 
 
 def consistency(kind: str, how: str) -> Consistency:
@@ -42,7 +46,7 @@ def consistency(kind: str, how: str) -> Consistency:
 
 
 def cut_batch(kind: str, rows: int = 4, *, seed: int = 0) -> Batch:
-    """A batch with some tokens cut, as SimCut's `collate` makes it."""
+    """A batch with some tokens cut, as `Consistency.collate` makes it."""
     batch, draw = batch_of(kind, rows, seed=seed), torch.Generator().manual_seed(seed)
     assert batch.input_ids is not None
     batch = replace(batch, embedding_mask=torch.rand(batch.input_ids.shape, generator=draw) >= 0.3)
@@ -52,7 +56,7 @@ def cut_batch(kind: str, rows: int = 4, *, seed: int = 0) -> Batch:
 
 
 def given(kind: str, how: str, rows: int = 4) -> Batch:
-    return cut_batch(kind, rows) if how == "simcut" else batch_of(kind, rows)
+    return cut_batch(kind, rows) if OPTIONS[how].cut else batch_of(kind, rows)
 
 
 class Recorder:
@@ -105,13 +109,13 @@ def test_loss_and_gradients_are_those_of_the_papers_formula(kind: str, how: str)
     learned = [inner.terms(half, batch).terms for half in halves]
     expected = torch.zeros(())
     for name, term in learned[0].items():
-        both = (term.sum + learned[1][name].sum) / 2 if how == "r_drop" else term.sum
+        both = (term.sum + learned[1][name].sum) / 2 if found.learns_both else term.sum
         expected = expected + term.weight * both / term.count
     for objective in inner.members:
         head = objective.head.kind
         predictions = [half.head(head) for half in halves]
         forward, backward = divergences("" if head == "next_sentence" else kind, predictions, batch)
-        divergence = (forward + backward) / 2 if how == "r_drop" else forward
+        divergence = (forward + backward) / 2 if found.learns_both else forward
         expected = expected + found.options.alpha * divergence / learned[0][head].count
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
     for one, other in zip(own, torch.autograd.grad(expected, list(model.parameters()), allow_unused=True), strict=True):
@@ -132,12 +136,13 @@ def test_without_dropout_r_drop_is_plain_training(kind: str) -> None:
         torch.testing.assert_close(gradient, doubled[1][name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("how", ["r_drop, cut", "simcut"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_simcuts_second_pass_reads_zeros_for_the_tokens_that_are_cut(kind: str) -> None:
+def test_the_second_pass_reads_zeros_for_the_tokens_that_are_cut(kind: str, how: str) -> None:
     """The first pass is the plain one."""
     model, batch = model_of(kind), cut_batch(kind)
     seen = Recorder(model)
-    consistency(kind, "simcut").loss(seen, batch)
+    consistency(kind, how).loss(seen, batch)
     whole = replace(batch, embedding_mask=None, decoder_embedding_mask=None)
     torch.testing.assert_close(seen.output.hidden[0::2], model(**whole.model_inputs()).hidden)
     cut = model(**batch.model_inputs()).hidden
@@ -182,9 +187,10 @@ def test_metrics_and_validation_are_those_of_the_plain_objective() -> None:
     assert all(torch.equal(value, plain[name]) for name, value in found.loss(model, batch).metrics.items())
 
 
-def test_simcut_draws_in_collate_and_only_in_training() -> None:
+@pytest.mark.parametrize("how", ["r_drop, cut", "simcut"])
+def test_tokens_to_cut_are_drawn_in_collate_and_only_in_training(how: str) -> None:
     """So every process has the rows of one, and a resumed run the masks of an uninterrupted one."""
-    found = consistency("seq2seq", "simcut")
+    found = consistency("seq2seq", how)
     samples = [PairExample(np.arange(7, 12), np.array([7, 8, SPECIAL.eos])) for _ in range(60)]
     first, again, other = (found.collate(samples, rng=np.random.default_rng(seed)) for seed in (0, 0, 1))
     for name in ("embedding_mask", "decoder_embedding_mask"):
@@ -196,7 +202,7 @@ def test_simcut_draws_in_collate_and_only_in_training() -> None:
     assert plain.embedding_mask is None and plain.decoder_embedding_mask is None
 
 
-def test_r_drop_collates_as_the_plain_objective_does() -> None:
+def test_r_drop_without_a_cut_collates_as_the_plain_objective_does() -> None:
     found = consistency("seq2seq", "r_drop")
     assert found.collates_at_random == found.inner.collates_at_random is False
 

@@ -84,8 +84,9 @@ def test_more_examples_train_for_no_more_epochs(arch: str) -> None:
         "transformer": lambda count: PairSurvey(count, 12.0, 60.0, 501),
     }
     counts = (100, 5_000, 50_000, 500_000)
-    epochs = [load(arch, makers[arch](count)).recipe.training.max_epochs or 0 for count in counts]
-    assert epochs == sorted(epochs, reverse=True)
+    trainings = [load(arch, makers[arch](count)).recipe.training for count in counts]
+    epochs = [found.max_epochs or found.max_steps / count for found, count in zip(trainings, counts, strict=True)]
+    assert epochs == sorted(epochs, reverse=True) and epochs[0] > epochs[-1]
 
 
 def test_one_line_names_the_data_the_preset_and_the_values() -> None:

@@ -31,6 +31,15 @@ def test_images_take_r_drop_alone() -> None:
     assert recipe_of("vit", "tiny", R_DROP).training.copies == 2
     with pytest.raises(InputError, match=r"training.consistency.kind: found simcut, expected r_drop or null"):
         recipe_of("vit", "tiny", SIMCUT)
+    with pytest.raises(InputError, match=r"training.consistency.cut: found 0.1, expected 0: it cuts off tokens"):
+        recipe_of("vit", "tiny", R_DROP, "training.consistency.cut=0.1")
+
+
+@pytest.mark.parametrize("depth", ["1", "2"])
+def test_only_a_stem_of_convolutions_has_a_depth(depth: str) -> None:
+    assert recipe_of("vit", "cifar", f"model.patches.stem_depth={depth}").model.patches is not None
+    with pytest.raises(InputError, match=f"stem_depth is {depth}, expected 0 with stem: conv"):
+        recipe_of("vit", "tiny", f"model.patches.stem_depth={depth}")
 
 
 @pytest.mark.parametrize(("key", "nothing"), [("ngram", 1), ("convolution", 0)])

@@ -278,7 +278,8 @@ def test_images_train_without_a_tokenizer(train: Callable[..., Path], tmp_path: 
 MIXED = (
     *("--set", "data.augment=[shift, flip, randaugment, erase]", "--set", "schedule.kind=constant"),
     *("--set", "objectives.0.mixup=0.8", "--set", "objectives.0.cutmix=1.0"),
-    *("--set", "model.patches.stem=convolutions", "--set", "model.heads.0.pooling=attention"),
+    *("--set", "model.patches.stem=convolutions", "--set", "model.patches.stem_depth=1"),
+    *("--set", "model.heads.0.pooling=attention"),
 )
 
 

@@ -61,6 +61,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "adafactor": ("t5/tiny", {"optimizer": {"kind": "adafactor"}}),
     "adam": ("gpt/small", {"optimizer": {"kind": "adam"}}),
     "layerdrop": ("bert/tiny", {"model": {"encoder": LAYERDROP}}),
+    "layerdrop of images": ("vit/tiny", {"model": {"encoder": LAYERDROP}}),
     "layerdrop of both sides": ("bart/tiny", {"model": {"encoder": LAYERDROP, "decoder": LAYERDROP}}),
     "learned layerdrop": ("gpt/small", {"model": {"decoder": LEARNED}}),
     "drophead": ("llama/tiny", {"model": {"decoder": {"drophead": 0.4}}}),

@@ -68,11 +68,13 @@ def test_two_processes_read_the_rows_of_one_with_the_same_segmentations() -> Non
             assert [rows(part) for part in parts] == [expected[0::2], expected[1::2]]
 
 
-def test_batches_from_a_cursor_are_those_of_the_run_without_interruption() -> None:
-    first = batches_of(0.3)
-    for _ in range(3):
+@pytest.mark.parametrize("model", ["bpe", "unigram"])
+def test_batches_from_a_cursor_are_those_of_the_run_without_interruption(model: str) -> None:
+    first, plain = batches_of(0.3, model=model), batches_of(0.0, model=model)
+    assert [rows(batch) for batch in first.next()] != [rows(batch) for batch in plain.next()]
+    for _ in range(2):
         first.next()
-    again = batches_of(0.3, cursor=first.cursor())
+    again = batches_of(0.3, cursor=first.cursor(), model=model)
     for _ in range(3):
         assert [rows(batch) for batch in first.next()] == [rows(batch) for batch in again.next()]
 

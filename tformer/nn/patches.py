@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from tformer.nn.attention.context import TapSink, tap
 from tformer.nn.embedding import Embedding
+from tformer.nn.layer_norm import rms_norm
 from tformer.nn.norm import NormOptions, build_norm
 from tformer.nn.positions.base import Positions
 
@@ -35,6 +36,7 @@ class PatchEmbedding(Embedding):
         channels: values per pixel.
         cls: put a learned class token in front.
         width: channels between the convolutions of a stem.
+        depth: residual convolutions after each halving of a stem.
 
     Attributes:
         parts: names of the stem's parameters and modules.
@@ -51,12 +53,13 @@ class PatchEmbedding(Embedding):
         channels: int,
         cls: bool,
         width: int = 64,
+        depth: int = 0,
         norm: NormOptions | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__(d_model, d_model, norm=norm, dropout=dropout)
         self.d_model, self.image_size, self.channels, self.size = d_model, image_size, channels, size
-        self.side, self.width = -(-image_size // size), width
+        self.side, self.width, self.depth = -(-image_size // size), width, depth
         self.build_stem()
         self.cls = nn.Parameter(torch.empty(d_model)) if cls else None
 
@@ -117,6 +120,10 @@ class PatchEmbedding(Embedding):
         """Bytes of one image that the stem's backward pass reads, beside the patch vectors."""
         return 0
 
+    def hidden_matrices(self) -> Iterator[tuple[str, int]]:
+        """(name, rows) of the parameters that Muon trains as it trains the matrices of a stack."""
+        return iter(())
+
 
 class CutPatches(PatchEmbedding):
     """Squares without overlap, each projected to d_model by one product with `weight` [D, C·P·P]."""
@@ -176,11 +183,14 @@ class ShiftedPatches(CutPatches):
 class ConvolvedPatches(PatchEmbedding):
     """log2 P layers of convolution, ReLU and pooling, with `width` channels between them. Any image size will do.
 
+    Each layer may be followed by `depth` residual convolutions that keep the size, x + conv(ReLU(RMSNorm(x))), with the
+    norm over the channels of each place. They are zero at first, so that training begins with the plain stem.
+
     The kernels have no bias and He's variance 2 / fan_in (arXiv 1502.01852). Channels are the last dimension in memory,
     with which convolutions of a CPU take half the time.
     """
 
-    parts = ("kernels",)
+    parts = ("kernels", "residuals")
 
     def build_stem(self) -> None:
         layers = self.size.bit_length() - 1
@@ -188,33 +198,54 @@ class ConvolvedPatches(PatchEmbedding):
             raise ValueError(f"found {self.size}, expected 2, 4, 8 … as every convolution halves the image")
         widths = [self.channels, *[self.width] * (layers - 1), self.d_model]
         self.kernels = nn.ParameterList(torch.empty(out, given, 3, 3) for given, out in itertools.pairwise(widths))
+        # Matrices [out, 9 in], in the order of channels-last kernels, so that Muon can train them.
+        self.residuals = nn.ParameterList(
+            torch.empty(width, 9 * width) for width in widths[1:] for _ in range(self.depth)
+        )
 
     def patch_vectors(self, pixels_BCYX: Tensor, taps: TapSink | None) -> Tensor:
         x_BCYX = pixels_BCYX.contiguous(memory_format=torch.channels_last)
+        residuals = iter(self.residuals)
         for kernel in self.kernels:
             x_BCYX = F.conv2d(x_BCYX, kernel.to(x_BCYX.dtype), padding=1)
             x_BCYX = F.relu(F.max_pool2d(x_BCYX, kernel_size=3, stride=2, padding=1))  # the other order costs more
+            for matrix in itertools.islice(residuals, self.depth):
+                channels = matrix.shape[0]
+                kernel_OIYX = matrix.to(x_BCYX.dtype).view(channels, 3, 3, channels).permute(0, 3, 1, 2)
+                normal_BYXC = rms_norm(x_BCYX.permute(0, 2, 3, 1), None, NormOptions.eps)
+                x_BCYX = x_BCYX + F.conv2d(F.relu(normal_BYXC.permute(0, 3, 1, 2)), kernel_OIYX, padding=1)
         return x_BCYX.flatten(2).transpose(1, 2)
 
     def matrices(self) -> Iterator[tuple[Tensor, int]]:
-        side = self.image_size
+        side, residuals = self.image_size, iter(self.residuals)
         for kernel in self.kernels:
             yield kernel.view(kernel.shape[0], -1), side**2
             side = -(-side // 2)
+            for matrix in itertools.islice(residuals, self.depth):
+                yield matrix, side**2
 
     def saved_bytes(self, itemsize: int) -> int:
-        """Of each layer its input, the products, and the maxima with their places (int64)."""
+        """Of each layer its input, the products, and the maxima with their places (int64); of each residual
+        convolution its input before and after the norm with its ReLU.
+        """
         total, side = 0, self.image_size
         for kernel in self.kernels:
             out, given = kernel.shape[:2]
             half = -(-side // 2)
             total += (given + out) * side**2 * itemsize + out * half**2 * (itemsize + 8)
+            total += 2 * self.depth * out * half**2 * itemsize
             side = half
         return total
 
     def reset_parameters(self, draw: Callable[[Tensor], None]) -> None:
-        for matrix, _ in self.matrices():
-            matrix.normal_(0.0, (2.0 / matrix.shape[1]) ** 0.5)
+        for kernel in self.kernels:
+            kernel.normal_(0.0, (2.0 / kernel[0].numel()) ** 0.5)
+        for matrix in self.residuals:
+            matrix.zero_()
+
+    def hidden_matrices(self) -> Iterator[tuple[str, int]]:
+        for name, matrix in self.residuals.named_parameters("residuals"):
+            yield name, matrix.shape[0]
 
 
 STEMS: dict[str, type[PatchEmbedding]] = {

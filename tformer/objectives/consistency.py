@@ -1,12 +1,15 @@
 """Consistency of two passes over the same batch: R-Drop (arXiv 2106.14448) and SimCut (arXiv 2206.02368).
 
     r_drop    loss = ½ (CE(p) + CE(q)) + alpha ½ (KL(p || q) + KL(q || p)),   p, q: two draws of dropout
-    simcut    loss = CE(p) + alpha KL(p || q),   q: the vector of each token is 0 with probability `cut`
+    simcut    loss = CE(p) + alpha KL(p || q)
+
+Token cut-off (arXiv 2009.13818): q reads a vector of zeros for each token with probability `cut`, which is 0 for R-Drop
+unless it is set.
 
 CE is the loss of the inner objective; p and q are its predictions, and gradients flow through both. R-Drop's paper adds
 both CE where this takes their mean, so the alpha of its equation is twice this one. The divergence is a mean over the
-predictions: tokens, examples or decisions. Of scores it is (p - q)², as in R-Drop's STS-B. SimCut cuts tokens of the
-source and of the decoder's input; the pass with cut tokens has no cross-entropy.
+predictions: tokens, examples or decisions. Of scores it is (p - q)², as in R-Drop's STS-B. Tokens are cut off in the
+source and in the decoder's input.
 
 Both passes are one pass over a batch in which every row stands twice, so it costs two. Each copy has its own dropout;
 LayerDrop skips the same layers for both. Validation uses the inner objective alone.
@@ -42,17 +45,31 @@ class Consistency(ComparingObjective):
     Attributes:
         weights: of KL(p || q) and KL(q || p).
         learns_both: whether the second pass has a cross-entropy.
-        reads_tokens: whether the model must read tokens.
     """
 
     copies = 2
     weights: ClassVar[tuple[float, float]]
     learns_both: ClassVar[bool]
-    reads_tokens: ClassVar[bool] = False
 
     def __init__(self, inner: Objective, options: Any) -> None:
         super().__init__(inner, CONSISTENCY)
         self.options = options
+
+    @property
+    def collates_at_random(self) -> bool:
+        return self.options.cut > 0 or super().collates_at_random
+
+    def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:
+        """The inner objective's batch with the tokens that the second pass sees; `rng` draws them, in training only."""
+        batch = super().collate(samples, rng=rng, training=training)
+        if not training or not self.options.cut:
+            return batch
+        masks: dict[str, Any] = {}
+        for name, mask in EMBEDDING_MASKS.items():
+            ids = getattr(batch, name)
+            if ids is not None:
+                masks[mask] = torch.from_numpy(rng.random(tuple(ids.shape)) >= self.options.cut)
+        return replace(batch, **masks)
 
     def loss(self, model: Callable[..., Any], batch: Batch) -> LossResult:
         """The inner terms and one divergence for each inner objective. Metrics: the inner's, of the first pass."""
@@ -87,10 +104,12 @@ class RDropOptions:
 
     kind: Literal["r_drop"] = "r_drop"
     alpha: float = 1.0  # weight of the divergence, half of the alpha of the paper: 5 for translation, 0.1 to 1 for GLUE
+    cut: float = 0.0  # share of the tokens whose vectors are zeros in the second pass (token cut-off, arXiv 2009.13818)
     objective: ClassVar[type[Consistency]] = RDrop
 
     def __post_init__(self) -> None:
         require_positive(alpha=self.alpha)
+        require(0 <= self.cut < 1, f"cut must be 0 or lie between 0 and 1, found {self.cut}")
 
 
 class SimCut(Consistency):
@@ -98,23 +117,6 @@ class SimCut(Consistency):
 
     weights = (1.0, 0.0)
     learns_both = False
-    reads_tokens = True
-
-    @property
-    def collates_at_random(self) -> bool:
-        return True
-
-    def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:
-        """The inner objective's batch with the tokens that the second pass sees; `rng` draws them, in training only."""
-        batch = super().collate(samples, rng=rng, training=training)
-        if not training:
-            return batch
-        masks: dict[str, Any] = {}
-        for name, mask in EMBEDDING_MASKS.items():
-            ids = getattr(batch, name)
-            if ids is not None:
-                masks[mask] = torch.from_numpy(rng.random(tuple(ids.shape)) >= self.options.cut)
-        return replace(batch, **masks)
 
 
 @dataclass(frozen=True)

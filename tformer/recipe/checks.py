@@ -246,9 +246,12 @@ def _unfit_regularisation(recipe: Recipe) -> Iterator[Problem]:
             yield Problem(path, text)
     if recipe.has_teacher and recipe.teacher is not None and recipe.teacher.kind == "soft":
         yield Problem(path, f"found {consistency.kind}, expected null with soft targets of a teacher")
-    if consistency.objective.reads_tokens and recipe.model.patches is not None:
-        text = f"found {consistency.kind}, expected r_drop or null: it cuts off tokens, and the model reads images"
-        yield Problem((*path, "kind"), text)
+    if consistency.cut and recipe.model.patches is not None:
+        key, found, expected = "kind", consistency.kind, "r_drop or null"
+        if type(consistency)().cut == 0:
+            key, found, expected = "cut", str(consistency.cut), "0"
+        text = f"found {found}, expected {expected}: it cuts off tokens, and the model reads images"
+        yield Problem((*path, key), text)
 
 
 def notes(recipe: Recipe) -> Iterator[str]:
@@ -278,11 +281,7 @@ def notes(recipe: Recipe) -> Iterator[str]:
     if recipe.data.document_mask and recipe.data.packing == "none":
         yield "data.document_mask does nothing: data.packing is none, so documents never see each other anyway"
     consistency = recipe.training.consistency
-    if (
-        consistency is not None
-        and not consistency.objective.reads_tokens
-        and not _has_dropout(recipe.model.model_dump())
-    ):
+    if consistency is not None and not consistency.cut and not _has_dropout(recipe.model.model_dump()):
         yield f"training.consistency {consistency.kind} does nothing: without dropout both passes are equal"
     yield from _wide_output(recipe)
     yield from _unused_teacher_keys(recipe)

@@ -33,7 +33,7 @@ def words_of(text: str) -> int:
 
 @dataclass(frozen=True)
 class TextSurvey:
-    """Labelled texts: how many, and their lengths in words, of a pair those of both texts together.
+    """Number of labelled texts and their lengths in words; the length of a pair is the sum of both texts.
 
     long_words: 95 % of the texts have no more words.
     """
@@ -54,10 +54,10 @@ class TextSurvey:
 
 @dataclass(frozen=True)
 class PairSurvey:
-    """Sources and targets: how many, mean words and characters of the longer side.
+    """Number of sources with their targets, and the mean words and characters of the longer side.
 
     distinct_words: of both sides, counted up to one more than `FORMAL_WORDS`.
-    tags: the different ones in the last of several source columns, as in V;PAST;3;SG.
+    tags: the distinct tags in the last source column where there are several columns, as in V;PAST;3;SG.
     """
 
     examples: int
@@ -73,7 +73,7 @@ class PairSurvey:
 
 @dataclass(frozen=True)
 class ImageSurvey:
-    """Labelled images: how many, pixels of the shorter side, channels (1: grey, 3: colours)."""
+    """Number of labelled images, pixels of the shorter side, channels (1: grey, 3: colours)."""
 
     examples: int
     side: int
@@ -90,14 +90,14 @@ Survey = TextSurvey | PairSurvey | ImageSurvey
 
 @dataclass(frozen=True)
 class DataChoice:
-    """The preset that the data chooses, and the values that it changes, by dotted path, each with its words."""
+    """The preset that the data chooses, and by dotted path the values that it changes, with the phrase of the note."""
 
     survey: Survey
     preset: str
     values: dict[str, tuple[Any, str]]
 
     def note(self, arch: str, kept: set[str]) -> str:
-        """One line: the survey, the preset and those of the values that are `kept`."""
+        """One line: the survey, the preset and the values that no file or flag replaced (`kept`)."""
         words = ", ".join(dict.fromkeys(word for path, (_, word) in self.values.items() if path in kept and word))
         with_words = f" with {words}" if words else ""
         return f"chosen from {self.survey}: {arch}/{self.preset}{with_words} (as shipped: --preset {self.preset})"
@@ -129,12 +129,12 @@ def _texts(survey: TextSurvey) -> DataChoice:
         survey,
         "classify",
         {
-            # Words beside each other tell more than words alone, and few texts do not teach full attention to look
-            # there: on TREC a first layer that reads neighbours gains half a point; a convolution over two words lowers
-            # the loss from 0.47 to 0.45.
+            # Neighbouring words tell more than words alone, and with few texts full attention does not learn to read
+            # neighbours. On TREC a first layer that reads neighbours gains half a point; a convolution over two words
+            # lowers the loss from 0.47 to 0.45.
             "model.embedding.convolution": (2, "a convolution over two words"),
             "model.encoder.layers.0": (neighbours, "a first layer that reads neighbours"),
-            # A wider model learns more about each word of few texts; a narrow one reads more of many texts in the same
+            # With few texts a wider model is more accurate; with many texts a narrow one makes more passes in the same
             # time.
             "model.d_model": (width, f"width {width}"),
             "model.encoder.num_heads": (4, ""),
@@ -153,7 +153,8 @@ def _texts(survey: TextSurvey) -> DataChoice:
 def _text_pairs(survey: TextSurvey) -> DataChoice:
     """Classifiers of two texts: attention between them is slow to learn, so few pairs need many epochs.
 
-    Long pairs are memorised sooner: 3,576 of 38 words (MRPC) overfit after 4 epochs, 4,500 of 19 (SICK) gain to 7.
+    Long pairs are memorised sooner: 3,576 of 38 words (MRPC) overfit after 4 epochs, 4,500 of 19 (SICK) improve until
+    epoch 7.
     """
     epochs = _between(3, 600_000 / max(1.0, survey.examples * survey.mean_words), 7)
     seq_len = _between(128, 64 * math.ceil(1.6 * survey.long_words / 64), 512)
@@ -168,16 +169,17 @@ def _text_pairs(survey: TextSurvey) -> DataChoice:
 
 
 FORMAL_WORDS = 500
+"""Maximum number of distinct words of a language of commands, digits or symbols."""
 FORMAL_USES = 20
-"""Most different words of a language of commands, digits or symbols, and the fewest pairs for each of them."""
+"""Minimum number of pairs for each distinct word of such a language."""
 
 SHORT_CHARACTERS = 40
 SHORT_WORDS = 4
-"""Pairs whose longer side has at most this number of characters and words are words or dates, not sentences."""
+"""Maximum mean number of characters and words of the longer side where pairs are words or dates, not sentences."""
 
 
 TRANSLATED_WORDS = 29_000 * 12
-"""Words of the data of `transformer/modern`'s figure: Multi30k's pairs and the mean words of their longer side."""
+"""Words in Multi30k, 29,000 pairs times 12 words (mean of the longer side); `transformer/modern` was measured on it."""
 
 
 def _pairs(survey: PairSurvey) -> DataChoice:
@@ -186,8 +188,9 @@ def _pairs(survey: PairSurvey) -> DataChoice:
         return _formal_pairs(survey)
     if survey.mean_characters <= SHORT_CHARACTERS and survey.mean_words <= SHORT_WORDS:
         return _short_pairs(survey)
-    # A piece should occur often enough to be learned: about 4 pairs for each, as in the preset, whose figure is of
-    # 29,000 pairs. More text needs less dropout, and fewer epochs: the steps grow with the square root of the words.
+    # A piece must occur often enough to be learned: 3.6 pairs for each, as in the preset (8,000 pieces, 29,000 pairs).
+    # More text needs less dropout and fewer epochs: the number of steps grows with the square root of the number of
+    # words. Only 29,000 pairs were measured.
     vocabulary = _between(2000, survey.examples / 3.6, 16_000)
     dropout = 0.3 if survey.examples < 200_000 else 0.1
     steps = _between(1000, 3000 * (survey.examples * survey.mean_words / TRANSLATED_WORDS) ** 0.5, 12_000)
@@ -220,7 +223,7 @@ def _formal_pairs(survey: PairSurvey) -> DataChoice:
 
 
 MOST_TAGS = 200
-"""Most different tags in a column of tags."""
+"""Maximum number of distinct tags in a column of tags."""
 
 TAGS = re.compile(r"[\w.:=+/-]+([;|,][\w.:=+/-]+)+", re.ASCII)
 
@@ -232,7 +235,7 @@ def tags_of(text: str) -> list[str]:
 
 
 def _short_pairs(survey: PairSurvey) -> DataChoice:
-    """Inflections, spellings: what changes is inside words, so characters are the tokens. 24 epochs of 10,000 pairs.
+    """Inflections, spellings: the change is inside words, so tokens are characters. 10,000 pairs train for 24 epochs.
 
     Large batches, strong dropout and more width than the dates need (arXiv 2005.10213; measured: configs/README.md).
     """

@@ -100,6 +100,13 @@ class Patches(Section):
     # 2112.13492); convolutions: log2(size) layers of 3 x 3, each of which halves the image (arXiv 2104.05704)
     stem: Stem = "conv"
     stem_width: Size = 64  # channels between the convolutions
+    stem_depth: NonNegative = 0  # residual convolutions after each of the convolutions, x + conv(ReLU(RMSNorm(x)))
+
+    @model_validator(mode="after")
+    def _only_convolutions_have_a_depth(self) -> Patches:
+        if self.stem_depth and self.stem != "convolutions":
+            raise ValueError(f"stem_depth is {self.stem_depth}, expected 0 with stem: {self.stem}")
+        return self
 
     @property
     def side(self) -> int:

@@ -22,6 +22,7 @@ from tformer.model import Transformer
 from tformer.nn.init import block_matrices, tie_embeddings
 from tformer.nn.layer_norm import Norm
 from tformer.nn.own_rows import OwnRows
+from tformer.nn.patches import PatchEmbedding
 from tformer.nn.stack import Block
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
@@ -272,7 +273,8 @@ def muon_dtype(compute_dtype: torch.dtype, device: torch.device) -> torch.dtype:
 def make_optimizer(
     recipe: Recipe, models: Models, device: torch.device, shards: Shards | None = None
 ) -> NamedOptimizer:
-    """The optimizer, keyed by parameter name. Muon trains the matrices inside the stacks, split into projections.
+    """The optimizer, keyed by parameter name. Muon trains the matrices inside the stacks, split into projections,
+    and those of a stem's residual convolutions.
 
     shards: of models whose parameters are spread over processes, see `Parallel.shard`.
     """
@@ -280,6 +282,8 @@ def make_optimizer(
     rows = {f"{name}.weight": rows for name, _, rows in block_matrices(models.main)}
     if models.generator is not None:
         rows |= {f"{GENERATOR}{name}.weight": rows for name, _, rows in block_matrices(models.generator)}
+    if isinstance(models.main.embedding, PatchEmbedding):
+        rows |= {f"embedding.{name}": [count] for name, count in models.main.embedding.hidden_matrices()}
     layers = [stack.num_layers for stack in (recipe.model.encoder, recipe.model.decoder) if stack is not None]
     return build_optimizer(
         models.trained_parameters(),
