@@ -76,7 +76,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "convolutions, attention pooling, mixed images": (
         "vit/tiny",
         {
-            "model": {"patches": {"stem": "convolutions"}, "heads": [{"kind": "classifier", "pooling": "attention"}]},
+            "model": {
+                "patches": {"stem": "convolutions", "stem_depth": 1},
+                "heads": [{"kind": "classifier", "pooling": "attention"}],
+            },
             "objectives": [{"kind": "classification", "mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1}],
         },
     ),
@@ -280,6 +283,20 @@ def test_gradients_may_be_added_up_in_bf16(kind: str, tmp_path: Path) -> None:
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert not torch.equal(one["sums"], one["exact"])
     assert torch.allclose(one["sums"], one["exact"], rtol=2**-8)
+
+
+def test_muon_trains_the_stacks_and_the_residual_convolutions_of_a_stem() -> None:
+    changes = {"data": {"labels": ["dark", "light"]}, "model": {"patches": {"stem_depth": 1}}}
+    recipe = recipe_of("vit/cifar", changes)
+    models = assemble.make_models(recipe, torch.device("cpu"), dtype=torch.float32)
+    slots = assemble.make_optimizer(recipe, models, torch.device("cpu")).state_by_name()
+    muon = {name.removesuffix(".momentum") for name in slots if name.endswith(".momentum")}
+    assert muon == {
+        name
+        for name, weight in models.main.named_parameters()
+        if name.startswith(("encoder.blocks.", "embedding.residuals.")) and weight.ndim == 2
+    }
+    assert "embedding.residuals.0" in muon and "embedding.kernels.0.exp_avg" in slots
 
 
 def test_muon_iterates_in_the_number_format_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
