@@ -174,6 +174,16 @@ def test_images_of_any_size_are_some_patches(side: int, patches: int) -> None:
     assert load("vit", ImageSurvey(10_000, side, 1)).recipe.model.patches.channels == 1  # type: ignore[union-attr]
 
 
+def test_large_photographs_have_fewer_residual_convolutions() -> None:
+    def depths(channels: int, *sides: int) -> list[int]:
+        recipes = [load("vit", ImageSurvey(10_000, side, channels)).recipe for side in sides]
+        return [recipe.model.patches.stem_depth for recipe in recipes if recipe.model.patches is not None]
+
+    small, *large = depths(3, 32, 96, 224)
+    assert large == [1, 1] and small > 1 and depths(3, 64) == [small]
+    assert len(set(depths(1, 28, 224))) == 1
+
+
 def test_words_are_counted_in_scripts_without_spaces() -> None:
     assert words_of("a few words") == 3 and words_of("") == 0 and words_of("彼は毎朝駅まで歩いて行きます。") == 1
     assert words_of("彼は毎朝駅まで歩いて行きます。" * 10) == 18

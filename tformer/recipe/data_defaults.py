@@ -276,6 +276,10 @@ def _images(survey: ImageSurvey) -> DataChoice:
     size = 4 if side <= 40 else 8 if side <= 80 else 16
     side = size * round(side / size)
     epochs = _between(3, IMAGES_SEEN[preset] / survey.examples, 40)
+    values: dict[str, tuple[Any, str]] = {}
+    if preset == "cifar" and size > 8:
+        # The time of convolutions grows with the pixels: at 224 pixels those of the preset would take most of a step.
+        values["model.patches.stem_depth"] = (1, "one residual convolution at each size")
     return DataChoice(
         survey,
         preset,
@@ -283,6 +287,7 @@ def _images(survey: ImageSurvey) -> DataChoice:
             "model.patches.image_size": (side, f"{side} pixels a side"),
             "model.patches.size": (size, f"patches of {size}"),
             "training.max_epochs": (epochs, plural(epochs, "epoch")),
+            **values,
         },
     )
 
