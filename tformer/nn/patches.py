@@ -2,7 +2,8 @@
 
     linear, conv     cut into P x P squares, one product (ViT, arXiv 2010.11929); stored as a matrix or as a kernel
     shifted          also of four copies, moved by half a patch along the diagonals (SPT, arXiv 2112.13492)
-    convolutions     log2 P layers: 3 x 3 convolution, ReLU, maximum of 3 x 3 with stride 2 (CCT, arXiv 2104.05704)
+    convolutions     log2 P layers: 3 x 3 convolution, ReLU, maximum of 3 x 3 with stride 2 (CCT, arXiv 2104.05704);
+                     after each the residual convolutions of `stem_depth`: x + conv(ReLU(RMSNorm(x)))
 
 Each patch vector may be preceded by a learned class token; positions, norm and dropout are those of every embedding.
 """
@@ -225,8 +226,10 @@ class ConvolvedPatches(PatchEmbedding):
                 yield matrix, side**2
 
     def saved_bytes(self, itemsize: int) -> int:
-        """Of each layer its input, the products, and the maxima with their places (int64); of each residual
-        convolution its input before and after the norm with its ReLU.
+        """Bytes that the backward pass of every layer and of every residual convolution reads.
+
+        A layer keeps its input, the products, and the maxima with their places (int64); a residual convolution keeps
+        its input before and after the norm with its ReLU.
         """
         total, side = 0, self.image_size
         for kernel in self.kernels:

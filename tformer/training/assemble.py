@@ -273,8 +273,9 @@ def muon_dtype(compute_dtype: torch.dtype, device: torch.device) -> torch.dtype:
 def make_optimizer(
     recipe: Recipe, models: Models, device: torch.device, shards: Shards | None = None
 ) -> NamedOptimizer:
-    """The optimizer, keyed by parameter name. Muon trains the matrices inside the stacks, split into projections,
-    and those of a stem's residual convolutions.
+    """The optimizer of a recipe, keyed by parameter name.
+
+    Muon trains the matrices inside the stacks, split into projections, and those of a stem's residual convolutions.
 
     shards: of models whose parameters are spread over processes, see `Parallel.shard`.
     """
