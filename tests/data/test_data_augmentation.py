@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
@@ -244,7 +245,9 @@ def mixed(count: int = 64, **options: float) -> tuple[torch.Tensor, torch.Tensor
     return pixels, labels, *mix(pixels, labels, num_classes=5, rng=np.random.default_rng(3), **given)
 
 
-@pytest.mark.parametrize("options", [{"mixup": 0.8}, {"cutmix": 1.0}, {"mixup": 0.8, "cutmix": 1.0}])
+@pytest.mark.parametrize(
+    "options", [{"mixup": 0.8}, {"cutmix": 1.0, "cutmix_share": 1.0}, {"mixup": 0.8, "cutmix": 1.0}]
+)
 def test_labels_of_mixtures_sum_to_one_and_are_shares_of_the_two_images(options: dict[str, float]) -> None:
     pixels, labels, mixture, shares = mixed(**options)
     assert mixture.shape == pixels.shape and shares.shape == (64, 5)
@@ -275,3 +278,11 @@ def test_the_switch_decides_between_mixup_and_cutmix() -> None:
         return whole.float().mean().item()
 
     assert cut(0.0) < 0.02 and cut(1.0) == 1.0 and 0.2 < cut(0.3) < 0.4
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_cutmix_alone_leaves_the_other_images_and_their_labels_as_they_are(share: float) -> None:
+    pixels, labels, mixture, shares = mixed(400, cutmix=1.0, cutmix_share=share)
+    same = (mixture == pixels).flatten(1).all(dim=1)
+    assert abs(same.float().mean().item() - (1 - share)) < 0.1
+    torch.testing.assert_close(shares[same], F.one_hot(labels, 5).float()[same])

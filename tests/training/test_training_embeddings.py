@@ -217,6 +217,19 @@ def test_an_encoder_starts_with_the_vectors(cli: Cli, tmp_path: Path) -> None:
     assert torch.equal(row(tmp_path / "run", "cat"), torch.full((16,), 0.5))
 
 
+@pytest.mark.parametrize("arch", ["roberta", "electra", "t5", "bart"])
+def test_pre_training_of_every_family_starts_with_the_vectors(arch: str, cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the cat sat on the mat and the dog ran to the house\n" * 100)
+    file = table_file(tmp_path / "v.txt", columns=16)
+    small = ("--preset", "mini", "--set", "model.embedding.size=16", "--max-steps", 1, "--set", "data.seq_len=32",
+             "--set", "optimizer.groups=[{match: '*embedding.weight', frozen: true}]")  # fmt: skip
+    shared = ("--set", "generator.embedding.size=16") if arch == "electra" else ()
+    done = cli("train", "--arch", arch, "--data", tmp_path / "text.txt", "--out", tmp_path / "run", *small, *shared,
+               *WORDS, "--embeddings", file)  # fmt: skip
+    assert done.code == 0, done.err
+    assert torch.equal(row(tmp_path / "run", "cat"), torch.full((16,), 0.5))
+
+
 def test_files_that_no_table_can_take_are_refused(gpt: Cli, tmp_path: Path) -> None:
     file = table_file(tmp_path / "v.txt", columns=16)
     refused = gpt("--out", "run", *WORDS, "--target-embeddings", file)

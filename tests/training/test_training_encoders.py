@@ -279,7 +279,7 @@ MIXED = (
     *("--set", "data.augment=[shift, flip, randaugment, erase]", "--set", "schedule.kind=constant"),
     *("--set", "objectives.0.mixup=0.8", "--set", "objectives.0.cutmix=1.0"),
     *("--set", "model.patches.stem=convolutions", "--set", "model.patches.stem_depth=1"),
-    *("--set", "model.heads.0.pooling=attention"),
+    *("--set", "model.heads.0.pooling=attention", "--set", "model.encoder.layerdrop=0.2"),
 )
 
 

@@ -39,7 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "adafactor": {"optimizer": {"kind": "adafactor"}, "schedule": {"kind": "truncated_rsqrt", "warmup_steps": 3}},
     "ema": {"training": {"ema_decay": 0.9}},
     "average of the last steps": {"training": {"average_last": 0.5}},
-    "r_drop": {"training": {"consistency": {"kind": "r_drop"}}},
+    "r_drop": {"training": {"consistency": {"kind": "r_drop", "cut": 0.3}}},
     "simcut": {"training": {"consistency": {"kind": "simcut", "cut": 0.3}, "grad_accum": 2}},
     "sampled subwords": SUBWORDS,
     "sampled subwords, r_drop, average of the last steps": {
@@ -59,7 +59,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "heads": [{"kind": "lm", "softcap": 15.0}],
             "init": {"zero_out": True},
         },
-        "optimizer": {"kind": "muon", "lr": 0.02},
+        "optimizer": {"kind": "normuon", "lr": 0.02},
         "schedule": {"kind": "wsd"},
         "training": {"ema_decay": 0.9, "precision": "bf16", "grad_accum": 2},
     },
@@ -130,7 +130,7 @@ def write_recipe(tmp_path: Path, text_file: Path, changes: dict[str, Any]) -> Pa
 
 QUICK = ("modern", "several sources, plateau")
 QUICK += ("sampled subwords, r_drop, average of the last steps",)
-"""`modern` has Muon, averages, bf16 and accumulation together; the slow tests take each alone."""
+"""`modern` has NorMuon, averages, bf16 and accumulation together; the slow tests take each alone."""
 
 
 @pytest.mark.parametrize(

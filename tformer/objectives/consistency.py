@@ -11,8 +11,8 @@ both CE where this takes their mean, so the alpha of its equation is twice this 
 predictions: tokens, examples or decisions. Of scores it is (p - q)², as in R-Drop's STS-B. Tokens are cut off in the
 source and in the decoder's input.
 
-Both passes are one pass over a batch in which every row stands twice, so it costs two. Each copy has its own dropout;
-LayerDrop skips the same layers for both. Validation uses the inner objective alone.
+Both passes are computed as one forward pass over a batch that has every row twice, at the cost of two. Each copy has
+its own dropout; LayerDrop skips the same layers for both. Validation uses the inner objective alone.
 
 Shapes: B samples, T tokens; 2B rows: both copies of the first sample, then of the second, ...
 """
@@ -103,7 +103,7 @@ class RDropOptions:
     """Two draws of dropout should give the same predictions (R-Drop, arXiv 2106.14448)."""
 
     kind: Literal["r_drop"] = "r_drop"
-    alpha: float = 1.0  # weight of the divergence, half of the alpha of the paper: 5 for translation, 0.1 to 1 for GLUE
+    alpha: float = 1.0  # weight of the divergence; the paper's alpha (translation 5, GLUE 0.1 to 1) is twice this one
     cut: float = 0.0  # share of the tokens whose vectors are zeros in the second pass (token cut-off, arXiv 2009.13818)
     objective: ClassVar[type[Consistency]] = RDrop
 

@@ -232,7 +232,7 @@ class ClassificationOptions:
     swap_pairs: bool = False  # while training, half of the pairs are read in the other order
     mixup: float = 0.0  # images: alpha of mixtures of two in training (arXiv 1710.09412); 0: off
     cutmix: float = 0.0  # images: alpha of rectangles of another one (arXiv 1905.04899); 0: off
-    cutmix_share: float = 0.5  # with both, the share of the images that CutMix changes
+    cutmix_share: float = 0.5  # with cutmix, the share of the images that it changes; mixup changes the others
     weight: float = 1.0  # factor of this loss
     objective: ClassVar[type[Objective]] = Classification
 

@@ -304,16 +304,18 @@ def mix(
     cutmix_share: float,
     rng: np.random.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """(pixels, labels [B, L] with sum 1) of each image mixed with the one before it in the batch.
+    """(pixels, labels [B, L] with sum 1) of images, each mixed with the one before it in the batch.
 
     Args:
         mixup: each pixel is λ of one and 1 - λ of the other, λ ~ Beta(mixup, mixup) (arXiv 1710.09412); 0: off.
         cutmix: a rectangle of area 1 - λ is the other image's, λ ~ Beta(cutmix, cutmix) (arXiv 1905.04899); 0: off.
-        cutmix_share: with both, probability that an image goes through CutMix; the others go through mixup.
+        cutmix_share: probability that an image goes through CutMix; the others go through mixup where it is on.
     """
     count, (height, width) = len(pixels_BCYX), pixels_BCYX.shape[2:]
-    cut_B = rng.random(count) < (cutmix_share if mixup and cutmix else float(cutmix > 0))
-    kept_B = np.where(cut_B, rng.beta(cutmix or 1.0, cutmix or 1.0, count), rng.beta(mixup or 1.0, mixup or 1.0, count))
+    cut_B = rng.random(count) < (cutmix_share if cutmix else 0.0)
+    kept_B = rng.beta(mixup, mixup, count) if mixup else np.ones(count)
+    if cutmix:
+        kept_B = np.where(cut_B, rng.beta(cutmix, cutmix, count), kept_B)
     side_B = np.sqrt(1.0 - kept_B)
     inside = rectangles(side_B, side_B, rng.random((2, count)), (height, width))
     share = np.where(cut_B[:, None, None], ~inside, kept_B[:, None, None]).astype(np.float32)
