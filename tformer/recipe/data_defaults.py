@@ -235,11 +235,11 @@ def tags_of(text: str) -> list[str]:
 
 
 def _short_pairs(survey: PairSurvey) -> DataChoice:
-    """Inflections, spellings: the change is inside words, so tokens are characters. 10,000 pairs train for 24 epochs.
+    """Inflections, spellings: the change is inside words, so tokens are characters. 10,000 pairs train for 32 epochs.
 
     Large batches, strong dropout and more width than the dates need (arXiv 2005.10213; measured: configs/README.md).
     """
-    steps = _between(800, 24 * survey.examples / 128, 6000)
+    steps = _between(800, 32 * survey.examples / 128, 6000)
     tags = plural(len(survey.tags), "tag")
     return DataChoice(
         survey,
@@ -255,6 +255,7 @@ def _short_pairs(survey: PairSurvey) -> DataChoice:
             "model.decoder.dropout": (0.3, ""),
             "model.embedding.dropout": (0.1, ""),
             "objectives.0.label_smoothing": (0.1, "label smoothing 0.1"),
+            "optimizer.kind": ("normuon", "NorMuon"),
             "training.max_steps": (steps, f"{steps:,} steps"),
             "training.batch_size": (128, "batches of 128"),
             "training.eval_every": (-(-steps // 4), ""),
