@@ -140,7 +140,7 @@ def test_commands_of_few_words_have_a_token_for_each_and_short_strings_one_for_e
     assert (commands.preset, commands.tokenizer.train.model) == ("dates", "word")
     forms = load("transformer", PairSurvey(10_000, 2.0, 20.0, 501, ("PST", "V"))).recipe
     assert (forms.preset, forms.tokenizer.train.model, forms.training.max_steps) == ("dates", "char", 2500)
-    assert forms.tokenizer.train.added_tokens == ("PST", "V")
+    assert forms.tokenizer.train.added_tokens == ("PST", "V") and forms.optimizer.kind == "normuon"
 
 
 def test_the_translation_of_29000_pairs_stays_near_the_measured_preset() -> None:
