@@ -247,10 +247,9 @@ def _unfit_regularisation(recipe: Recipe) -> Iterator[Problem]:
     if recipe.has_teacher and recipe.teacher is not None and recipe.teacher.kind == "soft":
         yield Problem(path, f"found {consistency.kind}, expected null with soft targets of a teacher")
     if consistency.cut and recipe.model.patches is not None:
-        cuts_always = type(consistency)().cut > 0  # the default of the kind
-        key, found, expected = "cut", str(consistency.cut), "0"
-        if cuts_always:
-            key, found, expected = "kind", consistency.kind, "r_drop or null"
+        can_do_without = type(consistency)().cut == 0  # the default of the kind
+        cut, kind = ("cut", str(consistency.cut), "0"), ("kind", consistency.kind, "r_drop or null")
+        key, found, expected = cut if can_do_without else kind
         text = f"found {found}, expected {expected}: it cuts off tokens, and the model reads images"
         yield Problem((*path, key), text)
 
