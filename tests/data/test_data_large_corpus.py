@@ -25,6 +25,7 @@ from tformer.data.shards.corpus import TokenCorpus, token_corpus
 from tformer.data.shards.token_files import DamagedShardError
 from tformer.data.sources import files as sources
 from tformer.data.sources import text
+from tformer.tasks.tokenizers import Texts
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 
 LENGTH = 512
@@ -201,6 +202,7 @@ def test_the_fingerprint_of_many_files_is_remembered_until_one_of_them_changes(m
     first = open_one(folder).fingerprint()
     assert len(read) == 70
     assert open_one(folder).fingerprint() == first and len(read) == 70
+    assert first in Texts.of([open_one(folder)], lambda: iter(()), part="text").fingerprint and len(read) == 70
     assert open_one(folder, errors="replace").fingerprint() != first and len(read) == 140
     changed = folder / "7.txt"
     times = changed.stat()

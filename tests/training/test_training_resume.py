@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,45 @@ def test_a_resumed_run_refuses_other_data(tmp_path: Path, text_file: Path) -> No
     text_file.write_text(text_file.read_text() + "more\n")
     with pytest.raises(InputError, match="data has changed"):
         train(recipe, tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("kind", ["labelled", "pairs"])
+def test_a_resumed_run_refuses_a_large_table_whose_middle_changed_and_whose_time_was_set_back(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of version 0.1.0, which recorded no samples of their data, go on."""
+    from tformer.data.sources import files
+    from tformer.errors import InputError
+    from tformer.recipe import load_recipe
+    from tformer.tasks import task_of
+    from tformer.tasks.base import TrainingData, TrainingStart, Work
+    from tformer.training.prepare import _check_fingerprint
+
+    monkeypatch.setattr(files, "EDGE_BYTES", 100)
+    path = tmp_path / "rows.tsv"
+    content = "text\tother\n" + "".join(f"words {number}\t{'xy'[number % 2]}\n" for number in range(200))
+    path.write_text(content)
+    columns = {"text": "text", "label": "other"} if kind == "labelled" else {"source": "text", "target": "other"}
+    arch, preset = ("bert", "classify") if kind == "labelled" else ("transformer", "tiny")
+    flags = {"data.train": [{"path": str(path)}], "tokenizer.train.vocab_size": 300}
+    flags |= {f"data.columns.{role}": name for role, name in columns.items()}
+    recipe = load_recipe(arch=arch, preset=preset, flags=flags).recipe
+
+    def data() -> TrainingData:
+        return task_of(recipe).training_data(TrainingStart(recipe=recipe), Work(cache_dir=tmp_path / "cache"))
+
+    recorded, time = data().fingerprint, path.stat().st_mtime_ns
+    of_version_1, plus, samples = recorded.partition("+")
+    assert len(of_version_1) == len(samples) == 64 and plus
+    for known in (recorded, of_version_1, ""):
+        _check_fingerprint(data(), known)
+    path.write_text(content.replace("words 100", "WORDS 100"))
+    os.utime(path, ns=(time, time))
+    assert data().fingerprint.partition("+")[2] != samples
+    with pytest.raises(InputError, match="data has changed since this run began"):
+        _check_fingerprint(data(), recorded)
+    monkeypatch.setattr(files, "EDGE_BYTES", 1 << 20)
+    assert len(data().fingerprint) == 64, "a small file is compared as a whole"
 
 
 def test_resuming_a_directory_without_a_checkpoint_starts_it(tmp_path: Path, text_file: Path) -> None:

@@ -126,7 +126,8 @@ class Labelled(Task):
             samples=rows,
             validate=held_out.validate,
             context=context,
-            fingerprint=hashlib.sha256(f"{rows.fingerprint} {valid.fingerprint}".encode()).hexdigest(),
+            fingerprint=hashlib.sha256(f"{rows.fingerprint} {valid.fingerprint}".encode()).hexdigest()
+            + "".join(source.samples() for source in (*sources, *valid_sources)),
             label_mean=float(np.mean(rows.labels)) if index is None else None,
             tokens_per_sample=recipe.seq_len,
         )

@@ -128,7 +128,8 @@ class Pairs(Task):
             samples=samples,
             validate=lambda *arguments: validation.validate(held_out, *arguments),
             context=decoder_context(recipe, tokenizer, own_target),
-            fingerprint=hashlib.sha256(fingerprints.encode()).hexdigest(),
+            fingerprint=hashlib.sha256(fingerprints.encode()).hexdigest()
+            + "".join(source.samples() for source in (*sources, *valid_sources)),
             sample=lambda *arguments: validation.sample(held_out, *arguments),
             tokens_per_sample=max(recipe.seq_len, recipe.target_seq_len),
         )

@@ -35,6 +35,9 @@ SENTENCE_ENDS = (".", "!", "?", "。")
 CACHE = "tokenizers"
 """Folder of the cache for tokenizers that were trained on the data of a run."""
 
+VERSION = 2
+"""Tokenizers of version 1 may be of half a text, which changed while it was read."""
+
 TRAINERS = ("tokenizers", "sentencepiece")
 """Packages whose version may change what is trained."""
 
@@ -58,7 +61,8 @@ class Texts:
         cls, sources: Sequence[Source], read: Callable[[], Iterator[str]], *, part: str, size_bytes: int | None = None
     ) -> Texts:
         """The texts that `read` takes from the sources. part: which of their texts these are, for the fingerprint."""
-        return cls(read, "\n".join([part, *(source.fingerprint() for source in sources)]), size_bytes)
+        fingerprints = (source.fingerprint() + source.samples() for source in sources)
+        return cls(read, "\n".join([part, *fingerprints]), size_bytes)
 
     def __add__(self, other: Texts) -> Texts:
         return Texts(lambda: chain(self.read(), other.read()), f"{self.fingerprint}\n{other.fingerprint}")
@@ -160,7 +164,7 @@ class Origin:
 
 def _trained(texts: Texts, options: TokenizerOptions, work: Work) -> Tokenizer:
     """A tokenizer trained on the texts; the cached one where these texts and options were used before."""
-    versions = [__version__, *(metadata.version(package) for package in TRAINERS)]
+    versions = [VERSION, __version__, *(metadata.version(package) for package in TRAINERS)]
     parts = [versions, asdict(options), texts.fingerprint]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
     file = (work.cache_dir or default_cache_dir()) / CACHE / f"{key}.json"

@@ -133,8 +133,8 @@ def _generator_note(recipe: Recipe) -> str:
 
 
 def _check_fingerprint(data: TrainingData, recorded: str) -> None:
-    """Raise InputError when the data of a resumed run has changed."""
-    if recorded and recorded != data.fingerprint:
+    """Raise InputError when the data of a resumed run has changed. Runs of version 0.1.0 recorded no samples."""
+    if not data.fingerprint.startswith(recorded):
         raise InputError(
             "the training or validation data has changed since this run began",
             hint="restore the data, or start a new run from these weights with --init-from",

@@ -18,7 +18,7 @@ KINDS = {
     "translations": ("", re.compile(r"translations-[0-9a-f]{32}\.jsonl")),
     "fingerprints": ("fingerprints", re.compile(r"[0-9a-f]{32}\.txt")),
     "remote": ("remote", re.compile(r"[0-9a-f]{32}-\d{6}\.part")),
-    "kernels": ("kernels", re.compile(r"[0-9a-f]{16}\.so")),
+    "kernels": ("kernels", re.compile(r"[0-9a-f]{16}\.(so|json|failed|trying)")),
     "speed": ("speed", re.compile(r"[0-9a-f]{16}\.json")),
 }
 """What the cache holds, as (folder, pattern of names): directories of token files of a text, tokenizers trained on a

@@ -243,7 +243,7 @@ def token_corpus(
 
 def entry_key(source: TextSource, tokenizer: Tokenizer) -> str:
     """The name of the cache entry of a source's tokens."""
-    # VERSION stands for the layout of the files; the recipe may choose another end of documents than the tokenizer.
+    # The recipe may choose another end of documents than the tokenizer.
     parts = (token_files.VERSION, source.fingerprint(), tokenizer.sha256, tokenizer.special.eos, tokenizer.opening)
     return hashlib.sha256(":".join(map(str, parts)).encode()).hexdigest()[:32]
 

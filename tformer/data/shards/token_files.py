@@ -40,7 +40,7 @@ from tformer.tokenizer.pieces import BATCH_CHARACTERS, batches_of, find_cut
 MARK_BYTES = 4096  # at least this much text between two marks
 DOCUMENT_END = b"\xff"  # in the text's hash: a byte that UTF-8 never has
 MAGIC = b"TFTOKENS"
-VERSION = 1
+VERSION = 2  # entries of version 1 may lack text of files that changed while they were read
 SHARD_BYTES = 128 << 20
 READ_BYTES = 1 << 20  # at once
 

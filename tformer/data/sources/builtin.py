@@ -282,6 +282,7 @@ class Builtin(ABC):
     """
 
     name: str
+    contents: ClassVar[tuple[()]] = ()
 
     @abstractmethod
     def texts(self) -> Iterator[str]:
@@ -299,9 +300,6 @@ class Builtin(ABC):
             status = path.stat()
             digest.update(f"{path.name}:{status.st_size}:{status.st_mtime_ns}\n".encode())
         return digest.hexdigest()
-
-    def size_bytes(self) -> int | None:
-        return None
 
 
 @dataclass(frozen=True)

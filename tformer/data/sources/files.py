@@ -3,6 +3,8 @@
 Bytes are plain, gzip (.gz) or Zstandard (.zst). Text is UTF-8, and comes in pieces of at most `PIECE_BYTES`, so that a
 file of one endless line streams like any other. CRLF becomes LF, CR alone is text; a byte order mark
 at the start is dropped; NUL is kept. Errors name the file, and the line or the byte.
+
+A file that changes while it is read is refused (`unchanged`), so that no cache keeps what was read of it.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, Protocol
+from typing import IO, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 from tformer.data.sources.remote import RemoteFile, find, is_url
 from tformer.errors import InputError, Interrupted, StorageError
@@ -30,10 +33,13 @@ from tformer.input_files import open_stream
 STANDARD_INPUT = "-"
 PIECE_BYTES = 1 << 20
 EDGE_BYTES = 1 << 20  # of each end of a file, for its fingerprint
+SAMPLES = 64  # blocks between these ends, evenly spread
+SAMPLE_BYTES = 1 << 15  # of each
 HEAD_BYTES = 8192  # in which a binary file shows
 MAX_ROW_CHARACTERS = 1 << 26  # of jsonl, csv and tsv, where a row is parsed whole
 
 FilePath = Path | RemoteFile
+Item = TypeVar("Item")
 Errors = Literal["strict", "replace"]
 Progress = Callable[[int, int | None], object]
 """Called with the amount done and the total (None: unknown)."""
@@ -201,7 +207,8 @@ def unreadable(path: Path | str, error: OSError) -> InputError:
 
 def read_bytes(path: FilePath) -> Iterator[bytes]:
     """The content of a file, decompressed by its ending, in chunks of about `PIECE_BYTES`."""
-    with open_input(path) as file:
+    found = () if isinstance(path, RemoteFile) else (FoundFile(path),)
+    with unchanged(*found), open_input(path) as file:
         ending = compression_of(path)
         if ending is None:
             yield from iter(lambda: file.read(PIECE_BYTES), b"")
@@ -249,23 +256,104 @@ def _skip_zero_padding(waiting: bytes, file: IO[bytes], step: int) -> bytes:
     return waiting
 
 
-def file_fingerprint(path: FilePath) -> str:
-    """sha256 of size and content; for a large file, of its size, time of change and both ends."""
+# -- changes -----------------------------------------------------------------------------------------------------------
+
+
+def file_fingerprint(path: FilePath) -> tuple[str, str]:
+    """(sha256 of size and content; for a large file, of its size, time of change and both ends; sha256 of blocks
+    between these ends, which also show a change whose time was set back, "" for other files).
+    """
     if isinstance(path, RemoteFile):
-        return path.fingerprint()
+        return path.fingerprint(), ""
     with open_input(path) as file:
         status = os.fstat(file.fileno())
         digest = hashlib.sha256(f"{status.st_size}:".encode())
         digest.update(file.read(EDGE_BYTES))
-        if status.st_size > 2 * EDGE_BYTES:
-            digest.update(f":{status.st_mtime_ns}:".encode())
-            file.seek(-EDGE_BYTES, os.SEEK_END)
+        inside = status.st_size - 2 * EDGE_BYTES
+        if inside <= 0:
+            digest.update(file.read(EDGE_BYTES))
+            return digest.hexdigest(), ""
+        samples = hashlib.sha256()
+        for number in range(SAMPLES):
+            file.seek(EDGE_BYTES + inside * number // SAMPLES)
+            samples.update(file.read(SAMPLE_BYTES))
+        digest.update(f":{status.st_mtime_ns}:".encode())
+        file.seek(status.st_size - EDGE_BYTES)
         digest.update(file.read(EDGE_BYTES))
-    return digest.hexdigest()
+    return digest.hexdigest(), samples.hexdigest()
+
+
+class Facts(NamedTuple):
+    """Size and times of a file. `changed_ns` (ctime) moves with every change, and no program sets it back."""
+
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+
+def facts_of(path: FilePath) -> Facts | None:
+    """The facts of a file; None of pipes, devices and remote files. Raises InputError for one that is not there."""
+    if isinstance(path, RemoteFile):
+        return None
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise unreadable(path, error) from error
+    is_file = stat.S_ISREG(status.st_mode)
+    return Facts(status.st_size, status.st_mtime_ns, status.st_ctime_ns) if is_file else None
+
+
+class FoundFile:
+    """A file as it was found: its facts, and its content when it was first sampled."""
+
+    __slots__ = ("_content", "facts", "path")
+
+    def __init__(self, path: FilePath) -> None:
+        self.path, self.facts = path, facts_of(path)
+        self._content: tuple[str, str] | None = None
+
+    def read(self) -> Iterator[bytes]:
+        return read_bytes(self.path)
+
+    def content(self) -> tuple[str, str]:
+        """`file_fingerprint` of the file when this was first called."""
+        self._content = self._content or file_fingerprint(self.path)
+        return self._content
+
+    def require_unchanged(self) -> None:
+        """Raise InputError if size, times or sampled content are no longer those that were found."""
+        if isinstance(self.path, RemoteFile):
+            self.path.require_unchanged()
+            return
+        facts, found = facts_of(self.path), self.facts
+        if facts == found and (self._content is None or self._content == file_fingerprint(self.path)):
+            return
+        change = "it was written or replaced"
+        if facts and found and facts.size != found.size:
+            change = f"size {found.size:,} -> {facts.size:,} bytes"
+        elif facts and found and facts.modified_ns == found.modified_ns:
+            change = "its content with the time set back, or its name, links or permissions"
+        hint = "run the command again when nothing writes to it"
+        raise InputError(f"{self.path}: changed while it was read: {change}", hint=hint)
+
+
+@contextlib.contextmanager
+def unchanged(*files: FoundFile | Spool) -> Iterator[None]:
+    """Raises InputError, at the end or in place of another InputError, for a file that is not as it was found."""
+    try:
+        yield
+    except InputError:  # what is wrong may follow from the change
+        for file in files:
+            file.require_unchanged()
+        raise
+    for file in files:
+        file.require_unchanged()
 
 
 class Spool:
     """Standard input or a pipe, copied to an unnamed temporary file so that it can be read again."""
+
+    path: ClassVar[None] = None
 
     def __init__(self, stream: IO[bytes]) -> None:
         digest = hashlib.sha256()
@@ -288,6 +376,11 @@ class Spool:
             ) from error
         self.fingerprint = digest.hexdigest()
 
+    def content(self) -> tuple[str, str]:
+        return self.fingerprint, ""
+
+    def require_unchanged(self) -> None: ...
+
     def read(self) -> Iterator[bytes]:
         """The content from its beginning; several readers are independent."""
         offset = 0
@@ -301,9 +394,12 @@ class Content:
     """The text of one file or of one spooled stream; it can be read any number of times."""
 
     name: str
-    path: FilePath | None
-    spool: Spool | None
+    origin: FoundFile | Spool
     errors: Errors
+
+    @property
+    def path(self) -> FilePath | None:
+        return self.origin.path
 
     @property
     def file(self) -> FilePath:
@@ -311,16 +407,18 @@ class Content:
         return self.path
 
     def texts(self) -> Iterator[str]:
-        chunks = self.spool.read() if self.spool is not None else read_bytes(self.file)
-        return decode_text(chunks, name=self.name, errors=self.errors)
+        return decode_text(self.origin.read(), name=self.name, errors=self.errors)
 
     def fingerprint(self) -> str:
-        return self.spool.fingerprint if self.spool is not None else file_fingerprint(self.file)
+        return self.origin.content()[0]
+
+    def samples(self) -> str:
+        return self.origin.content()[1]
 
     def size_bytes(self) -> int | None:
         """Bytes of text; None if compression hides the number."""
-        if self.spool is not None:
-            return self.spool.size
+        if isinstance(self.origin, Spool):
+            return self.origin.size
         plain = compression_of(self.file) is None and format_ending(self.file) != ".parquet"
         return size_of(self.file) if plain else None
 
@@ -339,8 +437,8 @@ class Found:
 
     def contents(self, errors: Errors) -> list[Content]:
         if self.spool is not None:
-            return [Content(self.name, None, self.spool, errors)]
-        return [Content(str(path), path, None, errors) for path in self.paths]
+            return [Content(self.name, self.spool, errors)]
+        return [Content(str(path), FoundFile(path), errors) for path in self.paths]
 
 
 def locate(path: str, *, is_known: Callable[[FilePath], bool], known: str) -> Found:
@@ -459,7 +557,12 @@ class SourceSpec(Protocol):
 class Part(Protocol):
     """One file of a source, or a built-in text."""
 
+    @property
+    def contents(self) -> tuple[Content, ...]: ...
     def fingerprint(self) -> str: ...
+
+
+class HasSize(Protocol):
     def size_bytes(self) -> int | None: ...
 
 
@@ -484,16 +587,33 @@ class Source:
             digest.update(f"{part.fingerprint()}\n".encode())
         return digest.hexdigest()
 
+    def _items(self, read: Callable[[Any], Iterator[Item]]) -> Iterator[Item]:
+        """What `read` gives of every part. Raises InputError if a file has changed since the source was opened."""
+        for part in self.parts:
+            for content in part.contents:
+                content.origin.content()  # sampled before and after
+            with unchanged(*(content.origin for content in part.contents)):
+                yield from read(part)
+
+    def samples(self) -> str:
+        """What the fingerprint leaves out: "+" and a sha256 of the samples of its large files; "" without any.
+
+        Runs record it behind the fingerprint of their data, as those of version 0.1.0 lack it.
+        """
+        found = [content.samples() for part in self.parts for content in part.contents]
+        return f"+{hashlib.sha256(' '.join(found).encode()).hexdigest()}" if any(found) else ""
+
     def _settings(self) -> str:
         """Settings, beside its parts, that change the content of this kind of source."""
         return ""
 
     def size_bytes(self) -> int | None:
         """Bytes to be read; None if compression hides the number."""
-        return total_bytes(self.parts)
+        contents = [part.contents for part in self.parts]
+        return total_bytes(chain(*contents)) if all(contents) else None
 
 
-def total_bytes(items: Iterable[Part]) -> int | None:
+def total_bytes(items: Iterable[HasSize]) -> int | None:
     """The sum of their sizes, for progress; None if one is unknown."""
     sizes = [item.size_bytes() for item in items]
     return None if None in sizes else sum(size for size in sizes if size is not None)

@@ -24,7 +24,6 @@ import contextlib
 import hashlib
 import math
 import os
-import stat
 import threading
 import warnings
 import zipfile
@@ -37,7 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from tformer.data.sources.files import expanded, open_input, read_bytes, unreadable
+from tformer.data.sources.files import FoundFile, expanded, open_input, read_bytes, unchanged, unreadable
 from tformer.errors import InputError
 
 IMAGE_ENDINGS = frozenset(
@@ -79,6 +78,7 @@ class _File:
     parts: Parts  # of its path below the folder, or inside the zip
     stamp: str  # of its content, without reading it: size, and the checksum in a zip
     key: Any  # for reading it: a path, or a zip's entry
+    found: FoundFile  # itself, or the zip
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,11 @@ def find_images(path: Path, *, needs_label: bool) -> ImageFiles:
     Raises InputError: nothing there, a file that is no image, no classes, a class without images, a damaged zip.
     """
     read: Callable[[Any], bytes] = read_file
+
+    def read_unchanged(number: int) -> bytes:
+        with unchanged(files[number].found):
+            return read(files[number].key)
+
     if path.is_dir():
         files, folders = _list_folder(path)
     elif path.suffix.lower() == ".zip":
@@ -123,7 +128,8 @@ def find_images(path: Path, *, needs_label: bool) -> ImageFiles:
     elif needs_label:
         raise InputError(f"{path}: a single file has no classes", hint=LAYOUT_HINT)
     else:
-        return ImageFiles((str(path),), None, _fingerprint([_stat_file(path, ())]), lambda number: read_file(path))
+        files = [_stat_file(path, ())]
+        return ImageFiles((str(path),), None, _fingerprint(files), read_unchanged)
     files.sort(key=lambda file: file.parts)
     places = tuple(os.path.join(path, *file.parts) for file in files)
     for file, place in zip(files, places, strict=True):
@@ -136,7 +142,7 @@ def find_images(path: Path, *, needs_label: bool) -> ImageFiles:
     if not files:
         raise InputError(f"{path}: no images in it", hint=LAYOUT_HINT)
     classes = _classes(path, [file.parts for file in files], folders) if needs_label else None
-    return ImageFiles(places, classes, _fingerprint(files), lambda number: read(files[number].key))
+    return ImageFiles(places, classes, _fingerprint(files), read_unchanged)
 
 
 def _classes(path: Path, files: Sequence[Parts], folders: set[Parts]) -> tuple[str, ...]:
@@ -207,13 +213,10 @@ def _refuse_folder(error: OSError) -> None:
 
 
 def _stat_file(path: Path, parts: Parts) -> _File:
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise unreadable(path, error) from error
-    if not stat.S_ISREG(status.st_mode):
+    found = FoundFile(path)
+    if found.facts is None:
         raise InputError(f"{path}: expected an image, found a pipe, device or socket")
-    return _File(parts, str(status.st_size), path)
+    return _File(parts, str(found.facts.size), path, found)
 
 
 def read_file(path: Path) -> bytes:
@@ -226,7 +229,7 @@ def read_file(path: Path) -> bytes:
 
 
 def _list_zip(path: Path) -> tuple[list[_File], set[Parts], Callable[[zipfile.ZipInfo], bytes]]:
-    _stat_file(path, ())  # opening a pipe would wait for its writer
+    found = _stat_file(path, ()).found  # opening a pipe would wait for its writer
     try:
         archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
@@ -246,7 +249,7 @@ def _list_zip(path: Path) -> tuple[list[_File], set[Parts], Callable[[zipfile.Zi
         folders.update(_folders_of(parts, including_last=is_folder))
         if not is_folder:
             _check_entry(entry, f"{path}/{name}")
-            files.append(_File(parts, f"{entry.file_size}:{entry.CRC}", entry))
+            files.append(_File(parts, f"{entry.file_size}:{entry.CRC}", entry, found))
 
     lock = threading.Lock()  # a ZipFile counts its readers without a lock
 
@@ -396,7 +399,8 @@ class IdxImages:
 
 def open_idx(path: Path, *, needs_label: bool) -> IdxImages:
     """The images of an IDX file, with the labels beside it if they are needed."""
-    images_NYX = read_idx_images(path)
+    with unchanged(FoundFile(path)):
+        images_NYX = read_idx_images(path)
     digest = hashlib.sha256(images_NYX.data)
     classes: tuple[str, ...] | None = None
     if needs_label:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import methodcaller
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from tformer.data.permutation import derive_key, permute
 from tformer.data.sources.builtin import PREFIX, BuiltinLabelled, find_builtin_rows
 from tformer.data.sources.columns import Column, LabelledLayout, is_number
-from tformer.data.sources.files import Errors, Part, Source, SourceSpec, format_ending, locate
+from tformer.data.sources.files import Content, Errors, Part, Source, SourceSpec, format_ending, locate
 from tformer.data.sources.tables import FORMATS, LabelledRow, Table, guessed_columns, open_tables, whole_characters
 from tformer.errors import InputError, did_you_mean
 from tformer.formatting import shortened
@@ -62,8 +63,9 @@ class LabelledTable:
         has_no_names = self.table.names is None
         return f"{self.table.format}:{has_no_names}:{text}:{text2}:{label}:{content.errors}:{content.fingerprint()}"
 
-    def size_bytes(self) -> int | None:
-        return self.table.content.size_bytes()
+    @property
+    def contents(self) -> tuple[Content, ...]:
+        return (self.table.content,)
 
 
 class LabelledPart(Part, Protocol):
@@ -90,8 +92,7 @@ class LabelledSource(Source):
 
     def rows(self) -> Iterator[LabelledRow]:
         """Every row in order. Raises InputError with file and line of a wrong row."""
-        for part in self.parts:
-            yield from part.rows()
+        return self._items(methodcaller("rows"))
 
 
 def open_labelled(

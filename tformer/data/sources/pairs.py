@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from operator import methodcaller
 from pathlib import Path
 from typing import Protocol
 
@@ -23,7 +24,6 @@ from tformer.data.sources.files import (
     format_ending,
     locate,
     split_lines,
-    total_bytes,
 )
 from tformer.data.sources.tables import FORMATS, PairRow, Table, guessed_columns, open_tables, table_format
 from tformer.errors import InputError
@@ -69,9 +69,8 @@ class PairSource(Source):
 
     def rows(self) -> Iterator[PairRow]:
         """Every row in order. Raises InputError with file and line of a wrong row."""
-        for part in self.parts:
-            for row in part.rows():
-                yield PairRow(with_prefix(self.prefix, row.source), row.target, row.place, self.task)
+        for row in self._items(methodcaller("rows")):
+            yield PairRow(with_prefix(self.prefix, row.source), row.target, row.place, self.task)
 
     def _settings(self) -> str:
         return repr((self.prefix, self.task))
@@ -92,8 +91,9 @@ class PairTable:
         columns = ":".join(str(table.columns[role]) for role in table.layout.roles)
         return f"{table.format}:{table.names is None}:{columns}:{table.content.errors}:{table.content.fingerprint()}"
 
-    def size_bytes(self) -> int | None:
-        return self.table.content.size_bytes()
+    @property
+    def contents(self) -> tuple[Content, ...]:
+        return (self.table.content,)
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,9 @@ class AlignedFiles:
     def fingerprint(self) -> str:
         return "aligned:" + ":".join(f"{side.errors}:{side.fingerprint()}" for side in (self.source, self.target))
 
-    def size_bytes(self) -> int | None:
-        return total_bytes((self.source, self.target))
+    @property
+    def contents(self) -> tuple[Content, ...]:
+        return self.source, self.target
 
 
 def open_pairs(

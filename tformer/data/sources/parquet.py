@@ -63,8 +63,6 @@ def _open_parquet(path: FilePath, rows_done: Callable[[], int] = lambda: 0) -> I
     try:
         with ParquetFile(path.open() if isinstance(path, RemoteFile) else path) as parquet:
             yield parquet
-        if isinstance(path, RemoteFile):
-            path.require_unchanged()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{path}: damaged Parquet data after row {rows_done()}: {reason}") from error

@@ -2,7 +2,7 @@
 
 A file is read in blocks. A block that was read stays in the cache until the cache is full, and then the least recently
 used ones go. What identifies the content (size, and ETag, checksum or time of change, whichever the store has) is in
-the name of a block and in the file's fingerprint, and is compared again when a file has been read to its end.
+the name of a block and in the file's fingerprint, and is compared again when a file has been read (`files.unchanged`).
 
 A connection that fails is tried again a few times; then the reading ends with one error. Only URLs that the user names
 are opened.
@@ -106,7 +106,6 @@ class _Reader(io.RawIOBase):
     def __init__(self, file: RemoteFile) -> None:
         self._file, self._place = file, 0
         self._latest: tuple[int, bytes] = (-1, b"")
-        self._checked = False
 
     def readable(self) -> bool:
         return True
@@ -124,9 +123,6 @@ class _Reader(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         if self._place >= self._file.size:
-            if not self._checked:
-                self._file.require_unchanged()
-                self._checked = True
             return 0
         number, offset = divmod(self._place, BLOCK_BYTES)
         if self._latest[0] != number:

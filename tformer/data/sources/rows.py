@@ -45,7 +45,8 @@ def keep_rows(data: Iterable[Any], folder: Path, *, keys: Sequence[tuple[str, ..
         if not size:
             raise InputError(f"{name}: no rows")
         path = folder / f"{digest[:16]}.jsonl"
-        files.rename(temporary, path)
+        if not path.is_file() or path.stat().st_size != size:  # else it stays: another training may read it
+            files.rename(temporary, path)
         files.fsync_dir(folder)
     finally:
         with suppress(OSError):

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from operator import methodcaller
 from typing import Protocol
 
 from tformer import files
@@ -22,12 +22,14 @@ from tformer.data.sources.files import (
     Content,
     Errors,
     FilePath,
+    FoundFile,
     Part,
     Piece,
     Source,
     SourceSpec,
     cut_pieces,
     end_last,
+    facts_of,
     format_ending,
     locate,
 )
@@ -74,10 +76,11 @@ class TextFile:
     def fingerprint(self) -> str:
         content = self.content
         how = "" if content.path is None else f"{format_ending(content.path)}:{self.column!r}:"
-        return f"{how}{content.errors}:{content.fingerprint()}"
+        return f"{how}{content.errors}:{content.fingerprint()}:{content.samples()}"
 
-    def size_bytes(self) -> int | None:
-        return self.content.size_bytes()
+    @property
+    def contents(self) -> tuple[Content, ...]:
+        return (self.content,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,18 +107,22 @@ class TextSource(Source):
                 files.write_text(memo, found)
         return found
 
+    def samples(self) -> str:
+        """Empty: the fingerprint has them."""
+        return ""
+
     def _state(self) -> str | None:
         """A key of names, sizes and times of change of many files; None for few, and while one has just changed."""
         if len(self.parts) < MANY_FILES:
             return None
         digest, newest = hashlib.sha256(), time.time_ns() - SETTLED_NS
         for part in self.parts:
-            if not isinstance(part, TextFile) or not isinstance(part.content.path, Path):
+            if not isinstance(part, TextFile) or not isinstance(part.content.origin, FoundFile):
                 return None
-            status = part.content.path.stat()
-            if max(status.st_mtime_ns, status.st_ctime_ns) > newest:
+            origin = part.content.origin
+            facts = facts_of(origin.path)
+            if facts is None or facts != origin.facts or max(facts.modified_ns, facts.changed_ns) > newest:
                 return None
-            facts = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
             read = (part.content.name, part.column, part.content.errors)
             digest.update(f"{read} {facts}\n".encode("utf-8", "replace"))
         return digest.hexdigest()[:32]
@@ -123,10 +130,9 @@ class TextSource(Source):
     def documents(self) -> Iterator[Piece]:
         """Every document's pieces, in a fixed order. Raises InputError at the end if all was white space."""
         has_text = False
-        for part in self.parts:
-            for piece in part.documents():
-                has_text = has_text or not piece.text.isspace()
-                yield piece
+        for piece in self._items(methodcaller("documents")):
+            has_text = has_text or not piece.text.isspace()
+            yield piece
         if not has_text:
             raise InputError(f"{self.name}: nothing but white space", hint="give a file with text in it")
 
