@@ -7,7 +7,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,6 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tformer.nn.products import set_kernels
 from tformer.processes import available_cores
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", os.environ.get("TFORMER_TEST_CUDA", ""))
@@ -76,13 +75,6 @@ def _private_surroundings(tmp_path_factory: pytest.TempPathFactory, monkeypatch:
     monkeypatch.setenv("TFORMER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("TFORMER_KERNELS", "on")  # also for models that would not be worth compiling them
-
-
-@pytest.fixture(autouse=True)
-def _no_kernels_left_over() -> Iterator[None]:
-    """Kernels set by one test are not visible in the next."""
-    yield
-    set_kernels(None)
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ import torch
 import tformer
 from tformer.errors import InputError
 from tformer.nn.classification_heads import POOLINGS
-from tformer.nn.products import get_kernels
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "dogs", "run"]
 TEXTS = [" ".join(WORDS[start : start + 4]) for start in range(8)] * 6
@@ -298,7 +297,7 @@ def test_the_model_computes_the_same_before_and_after_other_calls(lm: tformer.Ru
         lm.embed("the ", precision="bf16")
         lm.evaluate(["the cat"] * 9)
         after = lm.model(input_ids=ids).logits
-    assert torch.equal(before, after) and get_kernels() is None
+    assert torch.equal(before, after) and lm.model.kernels is None
     assert all(parameter.dtype == torch.float32 for parameter in lm.model.parameters())
 
 

@@ -41,7 +41,7 @@ CORE_MAY_IMPORT = {"tformer", "torch", "__future__", "collections", "dataclasses
 CORE_MAY_IMPORT |= {"abc", "difflib", "itertools", "contextlib", "copy", "enum", "logging", "types"}
 RICH_ALLOWED = ("cli/", "training/display.py")
 UNPICKLING = re.compile(r"\b(torch\.load|import pickle|from pickle|allow_pickle=True|yaml\.(unsafe_|full_)?load\()")
-MAX_LINES = 500
+MAX_LINES = 700
 
 
 def package_of(module: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import subprocess
@@ -16,6 +17,7 @@ import torch
 from tformer import device as memory
 from tformer.device import keep_freed_memory, return_free_memory, use_large_pages
 
+CAPACITY = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
 PROBE = """
 import resource, sys
 import torch
@@ -135,3 +137,37 @@ def test_only_large_tensors_on_a_cpu_are_put_into_large_pages(monkeypatch: pytes
     file.read_text = lambda: "536870912\n"  # of a system whose small pages have 64 KiB
     use_large_pages(weight)
     assert not ranges
+
+
+SHAPES = """
+import re, torch
+from pathlib import Path
+import tformer.device
+torch.set_num_threads(1)
+resident = lambda: int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+weight = torch.randn(512, 512, dtype=torch.bfloat16)
+def multiply(start):
+    for rows in range(start, start + 300):
+        torch.nn.functional.linear(torch.ones(rows, 512, dtype=torch.bfloat16), weight)
+multiply(40)
+before = resident()
+for start in (340, 640, 940):
+    multiply(start)
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
+def test_products_of_ever_new_shapes_keep_no_memory_unless_the_user_says_so() -> None:
+    """oneDNN would keep a thousand primitives with their memory."""
+
+    def grown(**given: str) -> float:
+        environment = {name: value for name, value in os.environ.items() if name != CAPACITY} | given
+        command = [sys.executable, "-c", SHAPES]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return float(done.stdout)
+
+    most = grown(**{CAPACITY: "1024"})
+    if most < 20:
+        pytest.skip("oneDNN keeps nothing for these products here")
+    assert grown() < 0.8 * most

@@ -17,7 +17,6 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import chain
@@ -45,7 +44,7 @@ from tformer.decoding.writers import (
     names_of_models,
     prepare_models,
 )
-from tformer.device import default_cache_dir, resolve_device
+from tformer.device import default_cache_dir, resolve_device, use_one_thread_after_fork
 from tformer.errors import InputError
 from tformer.evaluation.answers import AnswerFormat, ClassifyOptions
 from tformer.evaluation.classifier import HEADS as CLASSIFIER_HEADS
@@ -54,9 +53,8 @@ from tformer.evaluation.embed import EmbedOptions, embed_images, embed_texts
 from tformer.evaluation.options import EvaluationOptions
 from tformer.formatting import shortened
 from tformer.loading import Loaded
-from tformer.nn.products import get_kernels, set_kernels
 from tformer.options import flags_as_keywords, from_keywords
-from tformer.processes import ScratchFolder
+from tformer.processes import ScratchFolder, process_lock
 from tformer.tasks import task_of
 from tformer.tasks.base import Work, never, no_progress
 from tformer.tasks.evaluate import HEADS as EVALUATION_HEADS
@@ -137,13 +135,8 @@ class Classification:
     score: float | None = None
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    """Models ready for inference, and the kernels that they use."""
-
-    key: Hashable
-    models: list[Loaded]
-    kernels: Any
+MOST_PREPARED = 2  # for a server that both writes and embeds, or classifies
+_PREPARING = process_lock()
 
 
 @dataclass(repr=False)
@@ -151,14 +144,15 @@ class Run(Loaded):
     """A trained model with its tokenizer and recipe, and the commands as methods.
 
     `model` stays as it was loaded. Methods that generate or classify use a copy of it, prepared as the command prepares
-    it (bf16 where it was trained in bf16), which is made again when the weights have changed.
+    it (bf16 where it was trained in bf16), which is made again when the weights have changed. The last two copies are
+    kept. Any number of threads may call the methods: threads that need a new copy wait for one another.
 
     Attributes:
         summary: what `tformer train --json` prints, after `tformer.train`; else empty.
     """
 
     summary: dict[str, Any] = field(default_factory=dict)
-    _prepared: _Prepared | None = field(default=None, init=False, compare=False)
+    _prepared: dict[tuple[Hashable, Hashable], list[Loaded]] = field(default_factory=dict, init=False, compare=False)
 
     def __repr__(self) -> str:
         recipe = self.recipe
@@ -201,7 +195,7 @@ class Run(Loaded):
         texts, is_one = _as_list(text)
         if not fills_masks(self):
             raise InputError(f"{self.path} is no masked language model", hint="run.generate continues a text")
-        with flags_as_keywords(), _kernels_restored():
+        with flags_as_keywords():
             chosen = from_keywords(GenerateOptions, options, caller="fill_masks", without=NOT_OF_GENERATE)
             top = candidates_of_a_mask(chosen)
             chosen.check()
@@ -210,7 +204,7 @@ class Run(Loaded):
         return filled[0] if is_one else filled
 
     def _answers(self, caller: str, texts: str | Sequence[str], keywords: dict[str, Any]) -> Answer | list[Answer]:
-        with flags_as_keywords(), _kernels_restored():
+        with flags_as_keywords():
             options = from_keywords(GenerateOptions, keywords, caller=caller, without=NOT_OF_GENERATE)
             if fills_masks(self):
                 raise InputError(f"{self.path} fills masks", hint='run.fill_masks("The [MASK] sat.")')
@@ -254,7 +248,7 @@ class Run(Loaded):
     def classify(self, inputs: Any, **options: Any) -> Classification | list[Classification]:
         """The label of a text, a pair (tuple) of texts or an image's path; of a list a list (`tformer classify`)."""
         each, is_one = _as_list(inputs, INPUTS)
-        with flags_as_keywords(), _kernels_restored():
+        with flags_as_keywords():
             chosen = from_keywords(ClassifyOptions, options, caller="classify", without=NOT_OF_CLASSIFY)
             loading.require_kind(self.path, self.recipe, CLASSIFIER_HEADS)
             prepared = self._classifier(chosen.precision, chosen.quantize)
@@ -280,7 +274,7 @@ class Run(Loaded):
         default: the model's last hidden states), `batch_size`, `precision`, `quantize`.
         """
         each, is_one = _as_list(inputs, INPUTS)
-        with flags_as_keywords(), _kernels_restored():
+        with flags_as_keywords():
             chosen = from_keywords(EmbedOptions, options, caller="embed")
             chosen.check()
             loaded = self._classifier(chosen.precision, chosen.quantize)
@@ -311,7 +305,7 @@ class Run(Loaded):
 
         data: a path, rows (see `train`) or a data frame; None: the run's own validation data.
         """
-        with flags_as_keywords(), _kernels_restored(), ScratchFolder("evaluation") as scratch:
+        with flags_as_keywords(), ScratchFolder("evaluation") as scratch:
             chosen = from_keywords(EvaluationOptions, options, caller="evaluate", without=NOT_OF_EVALUATE)
             loading.require_kind(self.path, self.recipe, EVALUATION_HEADS)
             work, names, are_rows = Work(), {}, data is not None and not is_path(data)
@@ -329,7 +323,7 @@ class Run(Loaded):
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles hold: packed matrices cannot be copied, and are made again."""
-        return self.__dict__ | {"_prepared": None}
+        return self.__dict__ | {"_prepared": {}}
 
     def _copy(self) -> Loaded:
         """This model with fp32 parameters, which every command starts from."""
@@ -351,16 +345,20 @@ class Run(Loaded):
         return loaded
 
     def _ready(self, key: Hashable, prepare: Callable[[Loaded], list[Loaded]]) -> list[Loaded]:
-        """The models that `prepare` makes of a copy of this one; those of the last call if nothing has changed."""
+        """The models that `prepare` makes of a copy of this one; those of an earlier call if nothing has changed."""
         tensors = chain(self.model.parameters(), self.model.buffers())
         states = tuple((each.data_ptr(), None if each.is_inference() else each._version) for each in tensors)
-        key = (key, states)
-        if self._prepared is None or self._prepared.key != key:
-            self._prepared = None  # at most one copy at a time
-            models = prepare(self._copy())
-            self._prepared = _Prepared(key, models, get_kernels())
-        set_kernels(self._prepared.kernels)
-        return self._prepared.models
+        with _PREPARING:
+            prepared = self._prepared
+            if prepared and next(iter(prepared))[1] != states:
+                prepared.clear()
+            models = prepared.pop((key, states), None)
+            if models is None:
+                while len(prepared) >= MOST_PREPARED:
+                    del prepared[next(iter(prepared))]  # the one that was used least recently
+                models = prepare(self._copy())
+            prepared[key, states] = models
+            return models
 
 
 def load(
@@ -442,6 +440,7 @@ def _paths(data: Any) -> list[Any] | None:
 
 
 def _as_run(loaded: Loaded) -> Run:
+    use_one_thread_after_fork()
     return Run(**{each.name: getattr(loaded, each.name) for each in fields(Loaded)})
 
 
@@ -488,13 +487,3 @@ def _warn_of_long(count: int, length: int, *, stacklevel: int = 3) -> None:
 
 def _warn_of_cut(number: int, size: str, limit: int) -> None:
     warnings.warn(f"prompt {number} has {size}, the model's context holds {limit}: only its end is read", stacklevel=5)
-
-
-@contextmanager
-def _kernels_restored() -> Iterator[None]:
-    """Kernels that inference sets for the process are taken back, so that `run.model` computes as before."""
-    before = get_kernels()
-    try:
-        yield
-    finally:
-        set_kernels(before)

@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +27,10 @@ import torch
 from tformer import files
 from tformer.errors import InputError, StorageError
 from tformer.formatting import amount, whole_number
+
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
+"""oneDNN keeps a primitive with its memory for every new shape of a product, by default 1,024 of them: a training on
+sentences of all lengths grew by gigabytes. It reads this at its first product."""
 
 
 def default_cache_dir() -> Path:
@@ -97,6 +102,15 @@ def use_large_pages(tensor: torch.Tensor) -> None:
             advise(
                 ctypes.c_void_p(start), ctypes.c_size_t(pages * LARGE_PAGE), advice
             )  # where refused, nothing changes
+
+
+@cache
+def use_one_thread_after_fork() -> None:
+    """Let a child of `os.fork` compute with one thread: the others of OpenMP's pool are not copied, and it would wait.
+
+    Called once a process may have computed; the children of a process that only imported use all threads.
+    """
+    os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
 
 
 PrecisionName = Literal["fp32", "bf16", "fp16"]

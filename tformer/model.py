@@ -23,6 +23,7 @@ from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.fixed_cache import AnyCache, FixedCache
 from tformer.nn.heads import Output
 from tformer.nn.patches import PatchEmbedding
+from tformer.nn.products import Kernels
 from tformer.nn.stack import Stack
 
 
@@ -38,6 +39,7 @@ class Transformer(nn.Module):
 
     Attributes:
         compute_dtype: dtype of the residual stream; parameters may stay in fp32.
+        kernels: the C kernels of its attention, set by `prepare_inference`; None: only PyTorch's operators.
         compiled_decoder: if set, takes the steps of decoding instead of `forward`.
     """
 
@@ -59,6 +61,7 @@ class Transformer(nn.Module):
         self.heads = nn.ModuleDict(heads or {})
         self.max_seq_len = max_seq_len
         self.compute_dtype = torch.float32
+        self.kernels: Kernels | None = None
         self.compiled_decoder: Any = None
         self._tied = self.tied_names()
 
@@ -146,7 +149,15 @@ class Transformer(nn.Module):
         ]
         cross = [CrossCache() for _ in layers] if self.encoder is not None else None
         keeps_ids = self._decoder_table().ngrams is not None
-        return ModelCache(layers, cross, batch_size=batch_size, capacity=capacity, device=device, keeps_ids=keeps_ids)
+        return ModelCache(
+            layers,
+            cross,
+            batch_size=batch_size,
+            capacity=capacity,
+            device=device,
+            keeps_ids=keeps_ids,
+            kernels=self.kernels,
+        )
 
     # --- forward pass ------------------------------------------------------------------------------------------------
 
@@ -262,7 +273,7 @@ class Transformer(nn.Module):
             x_BTD = self.embedding(
                 pixel_values, positions=positions, pos_BT=pos_1T, dtype=self.compute_dtype, taps=embedding_taps
             )
-            context = AttentionContext(pos_1T, pos_1T)
+            context = AttentionContext(pos_1T, pos_1T, kernels=self.kernels)
         else:
             if input_ids is None:
                 raise ValueError("the model needs input_ids")
@@ -279,7 +290,12 @@ class Transformer(nn.Module):
                 taps=embedding_taps,
             )
             context = AttentionContext(
-                pos_BT, pos_BT, key_mask=attention_mask, document_ids=document_ids, global_mask=global_mask
+                pos_BT,
+                pos_BT,
+                key_mask=attention_mask,
+                document_ids=document_ids,
+                global_mask=global_mask,
+                kernels=self.kernels,
             )
         return stack(x_BTD, context, taps=scoped(sink, "encoder"))
 
@@ -332,6 +348,7 @@ class Transformer(nn.Module):
             document_ids=document_ids,
             global_mask=global_mask,
             cross=self._cross_context(pos_BT, memory, memory_mask, cache) if self.encoder is not None else None,
+            kernels=self.kernels,
         )
         return stack(x_BTD, context, cache=cache, taps=scoped(sink, "decoder"))
 
@@ -344,7 +361,8 @@ class Transformer(nn.Module):
                 memory_mask = cache.encoder_mask
             else:
                 cache.encoder_mask = memory_mask
-        return AttentionContext(pos_BT, pos_BT, key_mask=memory_mask, memory=memory).with_mask()
+        context = AttentionContext(pos_BT, pos_BT, key_mask=memory_mask, memory=memory, kernels=self.kernels)
+        return context.with_mask()
 
     def _positions(
         self,

@@ -19,6 +19,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 PR_SET_PDEATHSIG = 1
 """Of prctl(2): the kernel sends this process a signal when the thread that started it ends. It is kept across `exec`,
@@ -34,6 +35,13 @@ BOUND = (
     "os.getppid() == int(sys.argv[1]) and os.execvp(sys.argv[3], sys.argv[3:])"
 )
 """Program of `bound_command`: it depends on no package, and a parent that has ended already is noticed."""
+
+
+def process_lock() -> Any:
+    """A lock (`threading.RLock`) of what one thread of a process does at a time; free in a child of `os.fork`."""
+    lock: Any = threading.RLock()
+    os.register_at_fork(after_in_child=lock._at_fork_reinit)
+    return lock
 
 
 def available_cores() -> int:

@@ -42,6 +42,7 @@ class ScriptedModel(nn.Module):
         self.max_seq_len = max_seq_len
         self.compute_dtype = torch.float32
         self.compiled_decoder = None
+        self.kernels = None
         self.encoder = None
         self.calls: list[tuple[int, int]] = []
 

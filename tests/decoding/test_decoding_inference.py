@@ -33,7 +33,7 @@ from tformer.kernels import library
 from tformer.kernels.functions import find
 from tformer.model import Transformer
 from tformer.nn.linear import Linear
-from tformer.nn.products import PackedProduct, prepare_product, set_kernels
+from tformer.nn.products import PackedProduct, prepare_product
 from tformer.recipe.model import Model
 
 GREEDY = GenerationSettings(max_new_tokens=12, temperature=0.0)
@@ -279,7 +279,7 @@ def _stepwise(model: Transformer, ids: torch.Tensor, mask: torch.Tensor) -> torc
 @pytest.mark.skipif(find() is None, reason="no compiler for kernels here")
 def test_a_model_that_took_a_step_by_the_kernels_can_be_copied() -> None:
     model, ids = tiny_model("learned"), torch.tensor([PROMPTS[0]])
-    set_kernels(find())
+    model.kernels = find()
     expected = _stepwise(model, ids, torch.ones(1, 3, dtype=torch.long))
     assert torch.equal(_stepwise(copy.deepcopy(model), ids, torch.ones(1, 3, dtype=torch.long)), expected)
 

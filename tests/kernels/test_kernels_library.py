@@ -9,11 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
+from tformer.bench.doctor import diagnosis
+from tformer.data.shards.caches import clean_caches
 from tformer.kernels import library
 from tformer.kernels.functions import find
 
@@ -24,6 +27,7 @@ pytestmark = pytest.mark.skipif(library.find_compiler() is None or os.name != "p
 def _a_new_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TFORMER_CACHE", str(tmp_path / "cache"))
     library.load.cache_clear()
+    library._say_once.cache_clear()
     yield
     library.load.cache_clear()
 
@@ -56,8 +60,9 @@ def kept(tmp_path: Path) -> list[Path]:
 
 def test_it_is_built_once_and_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert library.load() is not None
-    (found,) = kept(tmp_path)
-    assert found.suffix == ".so" and found.stat().st_mode & 0o777 == 0o700 == found.parent.stat().st_mode & 0o777
+    record, found = kept(tmp_path)
+    assert (record.name, found.suffix) == (f"{found.stem}.json", ".so")
+    assert found.stat().st_mode & 0o777 == 0o700 == found.parent.stat().st_mode & 0o777
     library.load.cache_clear()
     monkeypatch.setattr(library, "build", lambda *_: pytest.fail("built again"))
     assert library.load() is not None
@@ -67,7 +72,7 @@ def test_it_is_built_once_and_for_its_user_alone(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("loosened", ["folder", "file"])
 def test_what_others_can_write_is_not_loaded(loosened: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert library.load() is not None
-    (found,) = kept(tmp_path)
+    _, found = kept(tmp_path)
     (found if loosened == "file" else found.parent).chmod(0o777)
     library.load.cache_clear()
     built: list[Path] = []
@@ -160,13 +165,93 @@ def test_without_a_home_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick_build")
-def test_a_damaged_library_is_made_anew(tmp_path: Path) -> None:
-    compiler = library.find_compiler()
-    assert compiler is not None
-    damaged = library._folder() / f"{library._digest(compiler)}.so"
-    damaged.write_bytes(b"no library")
-    damaged.chmod(0o700)
-    assert library.load() is not None and kept(tmp_path) == [damaged]
+@pytest.mark.usefixtures("quick_build")
+@pytest.mark.parametrize("damage", ["truncated", "zeroed page", "other bytes", "no record", "damaged record"])
+def test_a_library_that_is_not_as_it_was_built_is_never_opened_and_made_anew(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert library.load() is not None
+    record, path = kept(tmp_path)
+    whole = path.read_bytes()
+    if damage == "no record":
+        record.unlink()
+    elif damage == "damaged record":
+        record.write_text("{")
+    else:
+        changed = {"truncated": whole[:5000], "zeroed page": whole[:4096] + bytes(4096) + whole[8192:]}
+        new = Path(f"{path}.new")  # this process has mapped the old file
+        new.write_bytes(changed.get(damage, b"no library"))
+        new.chmod(0o700)
+        new.replace(path)
+    opened: list[bytes] = []
+    monkeypatch.setattr(library, "open_at", lambda path: opened.append(path.read_bytes()))
+    monkeypatch.setattr(library, "_tried_out", library.open_at)
+    library.load.cache_clear()
+    library.load()
+    assert opened == [whole] and library._is_as_built(path)
+
+
+DIES = """\
+import os, sys
+from tformer.kernels import library
+library.open_at = lambda path: os.kill(os.getpid(), int(sys.argv[1]))
+library.load()
+"""
+
+
+@pytest.mark.usefixtures("quick_build")
+def test_after_a_crash_in_the_first_calls_the_next_processes_go_without_for_a_day(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert library.load() is not None and library.state() == "ready"
+    done = subprocess.run([sys.executable, "-c", DIES, "11"], check=False)
+    assert done.returncode == -11
+    marker = next(path for path in kept(tmp_path) if path.suffix == library.MARKER)
+    library.load.cache_clear()
+    assert library.load() is None and library.load() is None and library.state() == library.ENDED
+    (said,) = [record.getMessage() for record in caplog.records]  # once for each process, in one line
+    assert said.startswith(library.ENDED) and "doctor --clean" in said and "\n" not in said
+    (advice,) = [line for line in diagnosis(with_speed=False)["advice"] if "kernels" in line]
+    assert library.ENDED in advice
+    then = time.time() - library.RETRY_SECONDS - 60
+    os.utime(marker, (then, then))
+    library.load.cache_clear()
+    assert library.load() is not None and library.state() == "ready" and not marker.exists()
+
+
+@pytest.mark.usefixtures("quick_build")
+def test_a_process_that_is_in_its_first_calls_keeps_no_other_from_them(tmp_path: Path) -> None:
+    assert library.load() is not None
+    path = kept(tmp_path)[-1]
+    library.load.cache_clear()
+    with library._marked(path.with_suffix(library.MARKER)):
+        assert library.load() is not None
+
+
+@pytest.mark.usefixtures("quick_build")
+def test_clean_removes_all_that_belongs_to_the_kernels(tmp_path: Path) -> None:
+    assert library.load() is not None
+    path = kept(tmp_path)[-1]
+    for suffix in (".failed", library.MARKER):
+        path.with_suffix(suffix).touch()
+    clean_caches(tmp_path / "cache")
+    assert not (tmp_path / "cache" / "kernels").exists()
+
+
+@pytest.mark.usefixtures("quick_build")
+def test_of_several_threads_one_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Path] = []
+    original: Callable[..., None] = library.build
+
+    def build(compiler: str, target: Path) -> None:
+        built.append(target)
+        time.sleep(0.1)
+        original(compiler, target)
+
+    monkeypatch.setattr(library, "build", build)
+    with ThreadPoolExecutor(4) as threads:
+        assert None not in [each.result() for each in [threads.submit(library.load) for _ in range(4)]]
+    assert len(built) == 1
 
 
 def test_a_cache_that_cannot_be_made_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,17 +271,3 @@ def test_of_several_openmp_libraries_pytorchs_is_taken(tmp_path: Path) -> None:
     code += "; print('libgomp-0' in open('/proc/self/maps').read(), *l._threads_of_pytorch())"
     command = [sys.executable, "-c", code, str(other)]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == ["True", own]
-
-
-@pytest.mark.usefixtures("quick_build")
-def test_a_library_that_lacks_a_function_is_made_again_for_the_next_process(tmp_path: Path) -> None:
-    """This one cannot open another of the same name."""
-    compiler = library.find_compiler()
-    assert compiler is not None
-    other = library._folder() / f"{library._digest(compiler)}.so"
-    source = tmp_path / "empty.c"
-    source.write_text("int nothing;\n")
-    subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(other)], check=True)
-    other.chmod(0o700)
-    assert library.load() is None and kept(tmp_path) == [other]
-    library.open_at(Path(shutil.copy(other, tmp_path / "copy.so")))

@@ -15,6 +15,7 @@ from tformer.nn.positions.base import NoPositionsOptions, Positions
 from tformer.nn.positions.biases import AlibiOptions, T5BiasOptions
 from tformer.nn.positions.rope import RopeOptions
 from tformer.nn.positions.shaw import ShawOptions
+from tformer.nn.products import Kernels
 
 LAYER_KINDS = [NoPositionsOptions(), RopeOptions(), AlibiOptions(), T5BiasOptions(), ShawOptions(clip=3)]
 
@@ -43,10 +44,10 @@ def weights_tap() -> TapSink:
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: Tensor | None = None, is_causal: bool = False,
-    dropout: float = 0.0, need_weights: bool = False, **terms: Any,
+    dropout: float = 0.0, need_weights: bool = False, kernels: Kernels | None = None, **terms: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """`core.attend` with a mask, and the terms of positions as functions."""
-    context = AttentionContext(arange(q.shape[2]), arange(k.shape[2]), mask=mask, is_causal=is_causal)
+    context = AttentionContext(arange(q.shape[2]), arange(k.shape[2]), mask=mask, is_causal=is_causal, kernels=kernels)
     taps, positions = weights_tap() if need_weights else None, ScorePositions(**terms) if terms else None
     return core.attend(AttentionInputs(q, k, v, context, scale, positions, dropout, taps))
 

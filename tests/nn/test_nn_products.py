@@ -25,7 +25,6 @@ from tformer.nn.products import (
     Quantize,
     is_possible,
     prepare_product,
-    set_kernels,
 )
 
 CPU = torch.device("cpu")
@@ -243,26 +242,20 @@ needs_int8 = pytest.mark.skipif(not is_possible("int8", CPU), reason="no 8-bit p
 
 @pytest.fixture
 def kernels() -> Kernels:
-    """Brought; `conftest` takes them away again."""
     found = find()
     if found is None:
         pytest.skip("no compiler for kernels here")
-    set_kernels(found)
     return found
 
 
-def both_ways(function: Callable[[], Tensor], kernels: Kernels) -> tuple[Tensor, Tensor]:
+def both_ways(function: Callable[[Kernels | None], Tensor], kernels: Kernels) -> tuple[Tensor, Tensor]:
     """With the kernels, and without."""
     with torch.no_grad():
-        set_kernels(kernels)
-        first = function()
-        set_kernels(None)
-        return first, function()
+        return function(kernels), function(None)
 
 
 def test_a_cache_is_kept_as_it_is_computed(kernels: Kernels) -> None:
-    assert fastest_dtype(torch.bfloat16, CPU, slots=1) == torch.bfloat16
-    set_kernels(None)
+    assert fastest_dtype(torch.bfloat16, CPU, slots=1, kernels=kernels) == torch.bfloat16
     assert fastest_dtype(torch.bfloat16, CPU, slots=FEW_SLOTS) == torch.float32
 
 
@@ -288,7 +281,7 @@ def test_attention_of_few_queries_is_that_of_the_other_ways(
 
     monkeypatch.setattr("tformer.nn.attention.core.attend_few", noted)
     terms = {"bias_fn": lambda rows: bias[:, :, rows]} if biased else {}
-    first, second = both_ways(lambda: attend(q, k, v, mask=mask, scale=0.25, **terms)[0], kernels)
+    first, second = both_ways(lambda used: attend(q, k, v, mask=mask, scale=0.25, kernels=used, **terms)[0], kernels)
     assert len(asked) == (1 if biased else 2)  # without kernels, a bias goes the explicit way
     torch.testing.assert_close(first.float(), second.float(), atol=2e-2, rtol=2e-2)
     if masked:
@@ -297,7 +290,7 @@ def test_attention_of_few_queries_is_that_of_the_other_ways(
 
 def test_a_gradient_goes_past_them(kernels: Kernels) -> None:
     q, k, v = (torch.randn(1, 2, n, 16).bfloat16().requires_grad_() for n in (1, 5, 5))
-    attend(q, k, v, scale=0.25)[0].sum().backward()
+    attend(q, k, v, scale=0.25, kernels=kernels)[0].sum().backward()
     assert all(part.grad is not None for part in (q, k, v))
 
 
@@ -325,12 +318,12 @@ def test_which_product_is_prepared(
 ) -> None:
     monkeypatch.setattr("tformer.nn.products.LARGE_FP32", 40)
     weight = torch.randn(5, 8, dtype=dtype)
-    found = prepare_product(weight, None, quantize, rows=rows)
+    found = prepare_product(weight, None, quantize, kernels=kernels, rows=rows)
     if found is None:
         pytest.skip("no oneDNN for this here")
     assert type(found) is expected
-    assert type(prepare_product(torch.ones(5, 7), None, "none", rows=rows)) is not KernelProduct  # in the cache
-    set_kernels(None)
+    small = prepare_product(torch.ones(5, 7), None, "none", kernels=kernels, rows=rows)
+    assert type(small) is not KernelProduct  # in the cache
     if quantize == "int4":
         with pytest.raises(ValueError, match="int4 products need a CPU with the C kernels"):
             prepare_product(weight, None, quantize, rows=rows)
@@ -346,7 +339,7 @@ def test_without_instructions_for_a_format_the_kernels_multiply_any_number_of_ro
     monkeypatch.setattr("tformer.nn.products._packs", lambda dtype: dtype == torch.float32)
     monkeypatch.setattr("tformer.nn.products._sums_are_exact", lambda: False)
     weight, x = torch.randn(5, 40).bfloat16(), torch.randn(30, 40)
-    found = prepare_product(weight, None, quantize, rows=rows)
+    found = prepare_product(weight, None, quantize, kernels=kernels, rows=rows)
     assert isinstance(found, KernelProduct) and found.other is None
     torch.testing.assert_close(found(x), x @ weight.float().T, atol=1e-4 if quantize == "none" else 0.6, rtol=0.02)
 
@@ -360,7 +353,7 @@ def test_they_answer_in_the_dtype_of_the_input_or_the_one_given_for_any_number_o
 ) -> None:
     torch.manual_seed(0)
     weight, bias, x = torch.randn(7, 40).bfloat16(), torch.randn(7), torch.randn(2, rows, 40).to(x_dtype)
-    product = prepare_product(weight, bias, quantize, rows=1, out_dtype=out_dtype)
+    product = prepare_product(weight, bias, quantize, kernels=kernels, rows=1, out_dtype=out_dtype)
     assert isinstance(product, KernelProduct)
     found = product(x)
     assert found.dtype == (out_dtype or x_dtype)
@@ -375,7 +368,6 @@ def test_they_answer_in_the_dtype_of_the_input_or_the_one_given_for_any_number_o
 def test_8_bit_products_of_many_rows_are_the_same(kernels: Kernels, dtype: torch.dtype, with_bias: bool) -> None:
     torch.manual_seed(0)
     x, weight, bias = torch.randn(3, 40, 64).to(dtype), torch.randn(24, 64), torch.randn(24) if with_bias else None
-    product = Int8Product(weight, bias)
-    first, second = both_ways(lambda: product(x), kernels)
+    first, second = both_ways(lambda used: Int8Product(weight, bias, kernels=used)(x), kernels)
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-4
     torch.testing.assert_close(first.float(), second.float(), atol=10 * tolerance, rtol=tolerance)

@@ -159,9 +159,7 @@ def _gpu(device: torch.device) -> dict[str, Any]:
 def _kernels() -> dict[str, Any]:
     """The C compiler, and whether the kernels could be compiled and loaded."""
     compiler = library.find_compiler()
-    state = "ready" if library.load() is not None else "missing"
-    if os.environ.get(library.SWITCH, "").lower() in library.OFF:
-        state = f"off ({library.SWITCH}={os.environ[library.SWITCH]})"
+    state = library.state(may_build=True)
     return {"compiler": None if compiler is None else _version_of(compiler), "state": state}
 
 
@@ -214,6 +212,8 @@ def _advice(found: Mapping[str, Any]) -> Iterator[str]:
         yield "no C compiler (cc, gcc, clang): decoding on this processor uses PyTorch's operators, which are slower"
     elif sys.platform == "linux" and kernels["state"] == "missing":
         yield "the C kernels could not be compiled; a folder of your own for the cache is set by TFORMER_CACHE=DIR"
+    elif kernels["state"] == library.ENDED:
+        yield f"{library.ENDED}; decoding is slower; tformer doctor --clean tries them again"
     if threads["used"] > threads["available"]:
         yield f"{threads['used']} threads on {threads['available']} processors: set OMP_NUM_THREADS"
     if cache["free_bytes"] is not None and cache["free_bytes"] < LITTLE_DISK:

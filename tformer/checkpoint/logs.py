@@ -18,6 +18,7 @@ from tformer import files
 from tformer.errors import InputError
 from tformer.formatting import finite_or_none
 from tformer.input_files import open_regular
+from tformer.kernels import library
 
 PACKAGES = ("tformer", "torch", "numpy", "tokenizers", "safetensors", "pydantic")
 
@@ -25,12 +26,13 @@ PACKAGES = ("tformer", "torch", "numpy", "tokenizers", "safetensors", "pydantic"
 def describe_environment(
     *, device: str, data_fingerprint: str | None, command: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """The content of environment.json: versions, device, command line (default: this process's), git commit of the
-    code, fingerprint of the training data."""
+    """The content of environment.json: versions, device, C kernels of samples and validation, command line (default:
+    this process's), git commit of the code, fingerprint of the training data."""
     return {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": list(sys.argv if command is None else command),
         "device": device,
+        "kernels": library.state(),
         "platform": platform.platform(),
         "python": platform.python_version(),
         "versions": {name: version for name in PACKAGES if (version := _version(name)) is not None},

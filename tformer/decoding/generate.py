@@ -259,7 +259,7 @@ def _prefill(
     device = next(model.parameters()).device
     longest = max(map(len, windows))
     capacity = min(model.max_seq_len, longest + steps)
-    dtype = fastest_dtype(model.compute_dtype, device, slots=len(windows) * capacity)
+    dtype = fastest_dtype(model.compute_dtype, device, slots=len(windows) * capacity, kernels=model.kernels)
     room = capacity if model.compiled_decoder is None else longest
     cache = model.new_cache(len(windows), room, device=device, dtype=dtype)
     if sources is not None and full is not None:

@@ -40,7 +40,8 @@ from tformer.model import Transformer
 from tformer.nn.fixed_cache import AnyCache, FixedCache
 from tformer.nn.heads import VocabularyHead
 from tformer.nn.linear import Linear
-from tformer.nn.products import Quantize, is_possible, prepare_product, set_kernels
+from tformer.nn.products import Quantize, is_possible, prepare_product
+from tformer.processes import process_lock
 
 WORTH_A_BUILD = 2**22
 """Kernels that were not compiled before are compiled for models with at least this number of parameters."""
@@ -94,7 +95,7 @@ def decoding_dtype(
     dtype = inference_dtype(precision, trained_in=trained_in, device=device)
     if precision != "auto" or device.type != "cpu" or quantize != "none" or has_bf16_instructions():
         return dtype, None
-    if rows is None or rows > MOST_HELD_ROWS or _size(model) < WORTH_A_BUILD or (kernels := find()) is None:
+    if rows is None or rows > MOST_HELD_ROWS or model.num_parameters() < WORTH_A_BUILD or (kernels := find()) is None:
         return dtype, None
     speedup = _speedup_of_bf16_weights(kernels, rows)
     if speedup < MIN_SPEEDUP:
@@ -106,11 +107,10 @@ def decoding_dtype(
 @cache
 def _speedup_of_bf16_weights(kernels: Kernels, rows: int) -> float:
     """How many times as fast a product of few rows is here with its weight in bf16, beside x in fp32."""
-    set_kernels(kernels)
     weight = torch.full(PROBE_SHAPE, 0.5)
     x = torch.ones(rows, PROBE_SHAPE[1])
-    wide = prepare_product(weight, None, "none", rows=rows) or partial(F.linear, weight=weight)
-    narrow = prepare_product(weight.bfloat16(), None, "none", rows=rows)
+    wide = prepare_product(weight, None, "none", kernels=kernels, rows=rows) or partial(F.linear, weight=weight)
+    narrow = prepare_product(weight.bfloat16(), None, "none", kernels=kernels, rows=rows)
     assert narrow is not None
     seconds: dict[Any, float] = {}
     for product in (wide, narrow) * PROBES:  # in turns
@@ -118,10 +118,6 @@ def _speedup_of_bf16_weights(kernels: Kernels, rows: int) -> float:
         product(x)
         seconds[product] = min(seconds.get(product, math.inf), time.perf_counter() - start)
     return seconds[wide] / seconds[narrow]
-
-
-def _size(model: Transformer) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def cast_matrices(model: Transformer, dtype: torch.dtype, compute_dtype: torch.dtype | None = None) -> None:
@@ -152,19 +148,21 @@ def prepare_inference(
     device = next(model.parameters()).device
     kind = require_quantize(quantize, device, dtype)
     keep_freed_memory()
-    compute_dtype = dtype
+    compute_dtype, kernels = dtype, None
     if device.type == "cpu":
-        set_kernels(kernels := find(may_build=_size(model) >= WORTH_A_BUILD))
-        if not is_possible(kind, device):
-            set_kernels(kernels := find())
+        kernels = find(may_build=model.num_parameters() >= WORTH_A_BUILD)
+        if not is_possible(kind, device, kernels):
+            kernels = find()
         if dtype == torch.bfloat16 and kernels is not None and not has_bf16_instructions():
             compute_dtype = torch.float32
+    model.eval()
+    model.kernels = kernels
     cast_matrices(model, dtype, compute_dtype)
     for module in model.modules():
         if isinstance(module, Linear):
-            module.freeze(kind, rows)
+            module.freeze(kind, rows, kernels=kernels)
         elif isinstance(module, VocabularyHead):
-            module.freeze(kind, dtype, rows)
+            module.freeze(kind, dtype, rows, kernels=kernels)
 
 
 def require_quantize(quantize: str, device: torch.device, dtype: torch.dtype | None = None) -> Quantize:
@@ -215,6 +213,7 @@ def compile_decoding(model: Transformer, dtype: torch.dtype, *, backend: str = "
         raise InputError(f"decoding cannot be compiled: {reason}", hint="leave it uncompiled")
     if backend == "inductor":
         require_compiler(next(model.parameters()).device)
+    model.eval()
     cast_matrices(model, dtype)
     model.compiled_decoder = CompiledDecoder(model, backend=backend)
 
@@ -244,7 +243,7 @@ def prepare_decoding(
         compile_decoding(model, dtype)
     else:
         prepare_inference(model, dtype, quantize=quantize, rows=rows)
-        if note is None and device.type == "cpu" and _size(model) >= WORTH_A_BUILD and lacks_compiler():
+        if note is None and device.type == "cpu" and model.num_parameters() >= WORTH_A_BUILD and lacks_compiler():
             note = f"found no C compiler: with one, tformer builds kernels that decode faster ({INSTALL})"
     return note
 
@@ -307,7 +306,10 @@ def require_compiler(device: torch.device) -> None:
 
 
 class CompiledDecoder:
-    """The compiled step of one model, and the caches it runs on."""
+    """The compiled step of one model, and the caches it runs on.
+
+    Steps of several threads run one after another: compilation and the replay of graphs are of the whole process.
+    """
 
     def __init__(
         self,
@@ -325,6 +327,7 @@ class CompiledDecoder:
         if backend == "inductor" and self._replayed:
             options["mode"] = "reduce-overhead"
         self._options = options
+        self._lock = process_lock()
         self._forget_graphs()
         self._caches: list[tuple[FixedCache, weakref.ref[BucketedCache]]] = []
 
@@ -349,33 +352,40 @@ class CompiledDecoder:
         self, like: AnyCache, user: BucketedCache, *, sentences: int, slots: int, source_slots: int
     ) -> FixedCache:
         """A cache of that shape for `user`: a free one with enough rows and at most twice as many, or a new one."""
-        free = [cache for cache, owner in self._caches if owner() is None or owner() is user]
-        fitting = [
-            cache
-            for cache in free
-            if (cache.slots, cache.source_slots, cache.beams) == (slots, source_slots, user.beams)
-            and sentences <= cache.sentences <= 2 * sentences
-        ]
-        if fitting:
-            chosen = min(fitting, key=lambda cache: cache.sentences)
-        else:
-            chosen = FixedCache(like, sentences=sentences, beams=user.beams, slots=slots, source_slots=source_slots)
-            if self._replayed:
-                for tensor in chosen.tensors():
-                    torch._dynamo.mark_static_address(tensor, guard=False)
-        dropped = {id(cache) for cache in free[: max(0, len(free) - MAX_FREE_CACHES)]} - {id(user.fixed), id(chosen)}
-        others = [entry for entry in self._caches if entry[0] is not chosen and id(entry[0]) not in dropped]
-        self._caches = [*others, (chosen, weakref.ref(user))]
-        return chosen
+        with self._lock:
+            free = [cache for cache, owner in self._caches if owner() is None or owner() is user]
+            fitting = [
+                cache
+                for cache in free
+                if (cache.slots, cache.source_slots, cache.beams) == (slots, source_slots, user.beams)
+                and sentences <= cache.sentences <= 2 * sentences
+            ]
+            if fitting:
+                chosen = min(fitting, key=lambda cache: cache.sentences)
+            else:
+                chosen = FixedCache(like, sentences=sentences, beams=user.beams, slots=slots, source_slots=source_slots)
+                if self._replayed:
+                    for tensor in chosen.tensors():
+                        torch._dynamo.mark_static_address(tensor, guard=False)
+            unused = {id(cache) for cache in free[: max(0, len(free) - MAX_FREE_CACHES)]}
+            dropped = unused - {id(user.fixed), id(chosen)}
+            others = [entry for entry in self._caches if entry[0] is not chosen and id(entry[0]) not in dropped]
+            self._caches = [*others, (chosen, weakref.ref(user))]
+            return chosen
 
     def step(self, cache: FixedCache) -> Tensor:
-        """fp32 logits [R, V] after the cache's newest tokens; the next step may overwrite them.
+        """fp32 logits [R, V] after the cache's newest tokens.
 
         InputError when the compiler fails: an installed compiler may not work.
         """
+        with self._lock:
+            if self._replayed:
+                torch.compiler.cudagraph_mark_step_begin()
+            logits_RV = self._run_compiled(cache)
+            return logits_RV.clone() if self._replayed else logits_RV  # the next replay overwrites the graph's
+
+    def _run_compiled(self, cache: FixedCache) -> Tensor:
         shape = (cache.sentences, cache.beams, cache.slots, cache.source_slots)
-        if self._replayed:
-            torch.compiler.cudagraph_mark_step_begin()
         if shape in self._shapes:
             return self._run(cache)
         if len(self._shapes) == MOST_GRAPHS:
@@ -426,7 +436,7 @@ class BucketedCache:
         self.fixed.fill(cache)
 
     def step(self, ids_B1: Tensor, positions: Tensor) -> Tensor:
-        """fp32 logits [B, V] after the newest tokens; the next step may overwrite them.
+        """fp32 logits [B, V] after the newest tokens.
 
         positions: [B, 1], or [1, 1] for all. ValueError when the cache is full.
         """

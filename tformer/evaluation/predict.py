@@ -26,11 +26,14 @@ from tformer.errors import InputError
 from tformer.metrics import perplexity
 from tformer.nn.heads import Output
 from tformer.objectives.base import Objective
+from tformer.processes import process_lock
 from tformer.workers.worker import ALONE, Worker
 
 # Tokens of a batch, padding included. A CPU is a fifth slower with 16384, which its caches do not hold.
 BATCH_TOKENS = {"cpu": 4096}
 ACCELERATOR_BATCH_TOKENS = 32768
+
+_DRAWS = process_lock()  # objectives draw from torch's global generator: one evaluation of a process at a time
 
 
 class Samples(Protocol):
@@ -283,7 +286,7 @@ def tally_objective(
     was_training = model.training
     model.eval()
     try:
-        with torch.inference_mode(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with _DRAWS, torch.inference_mode(), torch.random.fork_rng([device] if device.type == "cuda" else []):
             batches = length_sorted_batches(samples, batch_size=batch_size, batch_tokens=batch_tokens)
             for _, of_batch in worker.divide(
                 enumerate(batches),

@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from functools import cache
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from tformer.device import use_large_pages
-from tformer.kernels.library import AttentionArguments, CallArguments, LinearArguments, load
+from tformer.kernels.library import CALL, AttentionArguments, LinearArguments, load
 from tformer.kernels.tape import AttentionCall, Tape, record, recorded
 
 # As in linear.h.
 FORMATS = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2, torch.uint8: 3}
+WIDE = {torch.float32: True, torch.bfloat16: False}  # other formats are not read
 SCALES = {torch.int8: torch.float32, torch.uint8: torch.bfloat16}
 GROUP, UNIT = 32, 128
-NORMS, ACTIVATIONS = ("layernorm", "rmsnorm"), ("relu", "gelu", "gelu_tanh", "silu", "relu2")
+NORMS, ACTIVATIONS = (None, "layernorm", "rmsnorm"), (None, "relu", "gelu", "gelu_tanh", "silu", "relu2")
 
 
 class Norm(Protocol):
-    """What a product needs of a norm before it: `kernel` is one of NORMS, or None."""
+    """What a product needs of a norm before it: `kernel` is one of NORMS."""
 
     @property
     def kernel(self) -> str | None: ...
@@ -40,11 +42,17 @@ class Norm(Protocol):
 class Kernels:
     """The functions of a loaded library, in the form of `nn.products.Kernels`. They use PyTorch's number of threads.
 
-    Raise MemoryError where there is no memory for intermediate results.
+    Any number of threads may call them, and one product: what a call needs is made for it. An `AttentionStep` and a
+    `Tape` belong to one cache, and a cache to one thread. Raise MemoryError where there is no memory for intermediate
+    results.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
+
+    def __reduce__(self) -> tuple[Callable[[], Kernels | None], tuple[()]]:
+        """Copies and pickles find the library of their own process."""
+        return find, ()
 
     def linear(
         self,
@@ -71,7 +79,7 @@ class Kernels:
         groups = -(-inner // UNIT) * UNIT // GROUP
         packed = weight_OD.new_empty(rows, groups * GROUP // 2, dtype=torch.uint8)
         scales = weight_OD.new_empty(rows, groups, dtype=torch.bfloat16)
-        wide = _is_wide(weight_OD)
+        wide = WIDE[weight_OD.dtype]
         to = packed.data_ptr(), scales.data_ptr()
         self._library.round_groups(weight_OD.data_ptr(), wide, rows, inner, *to, torch.get_num_threads())
         return packed, scales
@@ -125,7 +133,7 @@ class Kernels:
             _strides(mask),
             _strides(bias),
             scale,
-            _is_wide(q),
+            WIDE[q.dtype],
         )
         _check(self._library.attend(ctypes.addressof(arguments), torch.get_num_threads()))
         return out_BTHv.transpose(1, 2)
@@ -151,7 +159,7 @@ class Kernels:
         rows, inner = x_ND.shape
         rounded_ND, scales_N = x_ND.new_empty(rows, inner, dtype=torch.uint8), x_ND.new_empty(rows, dtype=torch.float32)
         to = rounded_ND.data_ptr(), scales_N.data_ptr()
-        wide = x_ND.dtype == torch.float32
+        wide = WIDE[x_ND.dtype]
         self._library.round_rows(x_ND.data_ptr(), wide, rows, inner, *to, torch.get_num_threads())
         return rounded_ND, scales_N
 
@@ -159,7 +167,7 @@ class Kernels:
         """y scales + bias in place, for a contiguous bf16 or fp32 y; the bias is fp32."""
         rows, columns = y_NO.shape
         by = scales_N.data_ptr(), _address(bias_O)
-        wide = y_NO.dtype == torch.float32
+        wide = WIDE[y_NO.dtype]
         self._library.rescale_rows(y_NO.data_ptr(), wide, rows, columns, *by, torch.get_num_threads())
         return y_NO
 
@@ -204,7 +212,7 @@ class AttentionStep:
         length: slots in use, the new one included. mask: bool, broadcastable to [B, H, 1, length]. origins: int32, the
         row of the storage that holds each slot of a row, its own for the new slot; None: its own for all.
         """
-        a, wide = self._call.arguments, _is_wide(qkv_B1x)
+        a, wide = self._call.arguments, WIDE[qkv_B1x.dtype]
         rows, itemsize = qkv_B1x.shape[0], 4 if wide else 2
         assert qkv_B1x.shape[1:] == (1, self._width) and qkv_B1x.is_contiguous()
         assert keys_BKCh.dtype == values_BKCv.dtype == qkv_B1x.dtype
@@ -231,6 +239,22 @@ class AttentionStep:
         if (tape := recorded()) is not None:
             tape.add_attention(a, qkv=qkv_B1x, out=out)
         return out
+
+
+class _Around(NamedTuple):
+    """What comes before and after a product: `numbers` are gain, shift, epsilon, norm and activation of a call."""
+
+    norm: Norm | None
+    activation: str | None
+    numbers: tuple[int, int, float, int, int]
+
+    @staticmethod
+    def of(norm: Norm | None, activation: str | None) -> _Around:
+        after = ACTIVATIONS.index(activation)
+        if norm is None:
+            return _Around(norm, activation, (0, 0, 0.0, 0, after))
+        addresses = _address(norm.weight), _address(norm.bias)
+        return _Around(norm, activation, (*addresses, norm.eps, NORMS.index(norm.kernel), after))
 
 
 class Product:
@@ -261,11 +285,8 @@ class Product:
             self.out_features,
             FORMATS[weight_OD.dtype],
         )
-        self._call = CallArguments()
-        self._norm: Norm | None = None
-        self._after: tuple[str | None, bool] = (None, False)
-        self._addresses = ctypes.addressof(self._arguments), ctypes.addressof(self._call)
-        self._linear = library.linear
+        self._around = _Around.of(None, None)  # of the last call: replaced as a whole, for other threads may read it
+        self._address, self._linear = ctypes.addressof(self._arguments), library.linear
 
     def __call__(
         self,
@@ -285,49 +306,41 @@ class Product:
         x = x.contiguous()
         columns = self.out_features // 2 if gated else self.out_features
         out = x.new_empty(*x.shape[:-1], columns, dtype=self.out_dtype or x.dtype)
-        call = self._call
-        call.x, call.y, call.rows = x.data_ptr(), out.data_ptr(), x.numel() // self.in_features
-        call.x_wide, call.y_wide = _is_wide(x), _is_wide(out)
-        if (activation, gated) != self._after:
-            call.activation = 0 if activation is None else ACTIVATIONS.index(activation) + 1
-            call.gated, self._after = gated, (activation, gated)
-        if norm is not self._norm:
-            self._take_norm(norm)
-        if residual is None:
-            call.residual = None
-        else:
+        before, after, numbers = self._around
+        if norm is not before or activation != after:
+            self._around = around = _Around.of(norm, activation)
+            numbers = around.numbers
+        if residual is not None:
             assert residual.dtype == out.dtype and residual.numel() == out.numel() and residual.is_contiguous()
-            call.residual = residual.data_ptr()
-        _check(self._linear(*self._addresses, torch.get_num_threads()))
+        gain, shift, epsilon, kind, function = numbers
+        addresses = x.data_ptr(), _address(residual), out.data_ptr(), gain, shift
+        rows, wide = x.numel() // self.in_features, (WIDE[x.dtype], WIDE[out.dtype])
+        call = CALL.pack(*addresses, rows, epsilon, *wide, kind, function, gated)
+        _check(self._linear(self._address, call, torch.get_num_threads()))
         if (tape := recorded()) is not None:
             tape.add_product(self._arguments, call, x=x, residual=residual, out=out)
         return out
 
     def takes(self, norm: Norm | None, activation: str | None) -> bool:
         """Whether a product can begin with this norm and end with this activation."""
-        if norm is self._norm and activation == self._after[0]:
+        around = self._around
+        if norm is around.norm and activation == around.activation:
             return True  # as in the step before
-        if activation is not None and activation not in ACTIVATIONS:
+        if activation not in ACTIVATIONS:
             return False
         if norm is None:
             return True
         parameters = [each for each in (norm.weight, norm.bias) if each is not None]
-        return norm.kernel in NORMS and all(each.dtype == torch.float32 for each in parameters)
-
-    def _take_norm(self, norm: Norm | None) -> None:
-        call = self._call
-        call.norm = 0
-        if norm is not None:
-            assert norm.kernel is not None
-            call.norm = NORMS.index(norm.kernel) + 1
-            call.gain, call.shift, call.epsilon = _address(norm.weight), _address(norm.bias), norm.eps
-        self._norm = norm
+        return norm.kernel in NORMS[1:] and all(each.dtype == torch.float32 for each in parameters)
 
 
 def find(*, may_build: bool = True) -> Kernels | None:
     """The kernels of this machine, or None. `may_build`: see `library.load`."""
     library = load(may_build=may_build)
-    return None if library is None else Kernels(library)
+    return None if library is None else _kernels_of(library)
+
+
+_kernels_of = cache(Kernels)  # one object for each library: what was measured is known by it
 
 
 def _row_sums(x_OD: Tensor) -> Tensor:
@@ -335,14 +348,9 @@ def _row_sums(x_OD: Tensor) -> Tensor:
     return torch.cat([rows.sum(1, dtype=torch.int32) for rows in x_OD.split(2048)])
 
 
-def _is_wide(x: Tensor) -> bool:
-    """Whether the numbers are fp32; else they are bf16."""
-    assert x.dtype in (torch.float32, torch.bfloat16)
-    return x.dtype == torch.float32
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def _address(tensor: Tensor | None) -> int:
+    """0, which is C's NULL, for None."""
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _strides(tensor: Tensor | None) -> Sequence[int]:

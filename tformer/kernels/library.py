@@ -1,24 +1,32 @@
 """The compiled library of this folder's C files: built on first use, cached per user, checked before it is loaded.
 
-The file name is a digest of sources, flags, compiler and processor. A library is built in a temporary file and renamed.
-Only files that no other user can write are loaded. On systems other than Linux, without a compiler, or with
-TFORMER_KERNELS=off there is no library, and callers use PyTorch's operators. TFORMER_KERNELS=avx2 or plain: a library
-for AVX2 and FMA, or for what every processor of its kind has.
+The file name is a digest of sources, flags, compiler and processor. A library is built in a temporary file and renamed,
+and so is a file with its size and SHA-256. Only a library that agrees with them and that no other user can write is
+loaded; another one is built again. A marker lies beside it while its functions are called for the first time: where a
+process ended meanwhile, the next ones go without kernels for a day.
+
+On systems other than Linux, without a compiler, or with TFORMER_KERNELS=off there is no library, and callers use
+PyTorch's operators. TFORMER_KERNELS=avx2 or plain: a library for AVX2 and FMA, or for what every processor of its kind
+has.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
+import json
+import logging
 import os
 import platform
 import shutil
 import stat
+import struct
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -26,8 +34,10 @@ import torch  # loads the OpenMP library that the kernels link to
 
 from tformer import files
 from tformer.device import default_cache_dir
-from tformer.processes import bound_command
+from tformer.errors import InputError
+from tformer.processes import bound_command, process_lock
 
+LOG = logging.getLogger(__name__)
 SWITCH, OFF, ON = "TFORMER_KERNELS", ("off", "0", "no", "false"), ("on", "1", "yes", "true", "avx2", "plain")
 COMPILERS = ("cc", "gcc", "clang")
 LAUNCHERS = ("ccache", "sccache", "distcc")  # may precede a compiler in $CC
@@ -40,7 +50,8 @@ INSTRUCTIONS = {"avx2": ("-march=x86-64-v3",), "plain": ()}
 NATIVE = ("-march=native",)
 OPENMP = ("libgomp", "libiomp", "libomp.", "libomp-")
 BUILD_SECONDS = 60
-RETRY_SECONDS = 24 * 3600  # after a failed build: the next commands do not wait for another attempt
+RETRY_SECONDS = 24 * 3600  # after a failed build or call: the next commands make no other attempt
+MAX_RECORD_BYTES = 10_000
 
 POINTER, LONG, INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
 
@@ -59,15 +70,8 @@ class LinearArguments(ctypes.Structure):
     ]
 
 
-class CallArguments(ctypes.Structure):
-    """`struct call` of linear.h."""
-
-    _fields_ = [
-        *((name, POINTER) for name in ("x", "residual", "y", "gain", "shift")),
-        ("rows", LONG),
-        ("epsilon", ctypes.c_float),
-        *((name, INT) for name in ("x_wide", "y_wide", "norm", "activation", "gated")),
-    ]
+CALL = struct.Struct("@5Plf5i")
+"""`struct call` of linear.h: x, residual, y, gain, shift, rows, epsilon, x_wide, y_wide, norm, activation, gated."""
 
 
 class AttentionArguments(ctypes.Structure):
@@ -98,33 +102,138 @@ SIGNATURES = {
 }
 
 
+_LOCK = process_lock()  # one thread builds, the others wait
+
+
 @cache
 def load(*, may_build: bool = True) -> ctypes.CDLL | None:
     """The library, built if necessary (one or two seconds, once per machine); None where there is no library.
 
     may_build: False: use an existing library only; for work that is shorter than a build.
     """
+    with _LOCK:
+        try:
+            return _load(may_build)
+        except (OSError, RuntimeError, AttributeError):
+            return None  # no home directory, or it is read-only: not an error for the user
+
+
+def _load(may_build: bool) -> ctypes.CDLL | None:
     compiler = find_compiler()
     if sys.platform != "linux" or compiler is None or os.environ.get(SWITCH, "").lower() in OFF:
         return None
+    path = _path(compiler)
+    if _ended_a_process(path):
+        _say_once(f"{ENDED}; tformer doctor --clean tries them again")
+        return None
+    if _is_as_built(path):
+        with suppress(OSError, AttributeError):  # a file system mounted noexec since
+            return _tried_out(path)
+    if not (may_build or os.environ.get(SWITCH, "").lower() in ON):
+        return None
+    failed = path.with_suffix(".failed")
+    if _is_recent(failed):
+        return None
     try:
-        path = _folder() / f"{_digest(compiler)}.so"
-        if _is_ours(path):
-            with suppress(OSError, AttributeError):  # damaged: rebuild it
-                return open_at(path)
-        if not (may_build or os.environ.get(SWITCH, "").lower() in ON):
-            return None
-        failed = path.with_suffix(".failed")
-        if _is_ours(failed) and 0 <= time.time() - failed.stat().st_mtime < RETRY_SECONDS:  # else the clock was set
-            return None
+        build(compiler, path)
+        record = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        files.write_file(path.with_suffix(".json"), [json.dumps(record).encode()])
+        return _tried_out(path)
+    except (OSError, subprocess.SubprocessError):  # also a file system mounted noexec
+        failed.touch(mode=0o600)
+        return None
+
+
+ENDED = "the C kernels are left out: a process ended in its first calls of them"
+
+
+@cache
+def _say_once(text: str) -> None:
+    LOG.warning("%s", text)
+
+
+def state(*, may_build: bool = False) -> str:
+    """`ready`, or the reason why there are no kernels; may_build: see `load`."""
+    if os.environ.get(SWITCH, "").lower() in OFF:
+        return f"off ({SWITCH}={os.environ[SWITCH]})"
+    if load(may_build=may_build) is not None:
+        chosen = os.environ.get(SWITCH, "").lower()
+        return f"ready ({chosen})" if chosen in INSTRUCTIONS else "ready"
+    with suppress(OSError, RuntimeError):
+        if (compiler := find_compiler()) is not None and _ended_a_process(_path(compiler)):
+            return ENDED
+    return "missing"
+
+
+def _is_as_built(path: Path) -> bool:
+    """Whether nothing has changed a library since `build` made it."""
+    record = path.with_suffix(".json")
+    if not (_is_ours(path) and _is_ours(record)):
+        return False
+    with suppress(InputError):
+        expected = files.parse_object(files.read_bounded(record, max_bytes=MAX_RECORD_BYTES), name=str(record))
+        return expected == {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+    return False
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _tried_out(path: Path) -> ctypes.CDLL:
+    """The library after its first calls, each function on zeros of both formats."""
+    source, target = torch.zeros(2**16, dtype=torch.uint8), torch.empty(2**16, dtype=torch.uint8)
+    x, y, threads = source.data_ptr(), target.data_ptr(), torch.get_num_threads()
+    rows, inner, columns = 5, 130, 40
+    with _marked(path.with_suffix(MARKER)):
+        library = open_at(path)
+        for wide in (0, 1):
+            for number in range(4):
+                weight = LinearArguments(x, x, x, x, inner, columns, number)
+                call = CALL.pack(x, x, y, x, x, rows, 1.0, wide, wide, number % 3, number, 0)
+                library.linear(ctypes.addressof(weight), call, threads)
+            counts = dict.fromkeys(("rows", "heads", "kv_heads", "num_queries", "num_keys", "head_dim", "value_dim"), 2)
+            attention = AttentionArguments(q=x, k=x, v=x, out=y, scale=1.0, wide=wide, **counts)
+            library.attend(ctypes.addressof(attention), threads)
+            library.round_groups(x, wide, rows, inner, y, y + 2**15, threads)
+            library.round_rows(x, wide, rows, inner, y, y + 2**15, threads)
+            library.rescale_rows(y, wide, rows, columns, x, x, threads)
+        library.top(x, rows, columns, columns, 3, y, y + 2**15, threads)
+        library.play(x, 0, threads)
+    return library
+
+
+MARKER = ".trying"
+
+
+@contextmanager
+def _marked(marker: Path) -> Iterator[None]:
+    """A file that is locked while this process lives, and removed at the end."""
+    temporary = files.temporary_beside(marker)
+    with temporary.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        temporary.chmod(0o600)
+        temporary.rename(marker)  # no other process sees it without its lock
         try:
-            build(compiler, path)
-            return open_at(path)
-        except (OSError, subprocess.SubprocessError):  # also a file system mounted noexec
-            failed.touch(mode=0o600)
-            return None
-    except (OSError, RuntimeError, AttributeError):
-        return None  # no home directory, or it is read-only: not an error for the user
+            yield
+        finally:
+            marker.unlink(missing_ok=True)  # another process may have been first
+
+
+def _ended_a_process(path: Path) -> bool:
+    """Whether a process of the last day left its marker beside this library, and has ended."""
+    marker = path.with_suffix(MARKER)
+    if not _is_recent(marker):
+        return False
+    with suppress(BlockingIOError, FileNotFoundError), marker.open("rb") as file:  # else a process tries it out now
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _is_recent(mark: Path) -> bool:
+    """Whether a file of this user is less than a day old, and not of the future: the clock may have been set."""
+    return _is_ours(mark) and 0 <= time.time() - mark.stat().st_mtime < RETRY_SECONDS
 
 
 def lacks_compiler() -> bool:
@@ -181,13 +290,13 @@ def _sources() -> list[Path]:
     return sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".c", ".h"))
 
 
-def _folder() -> Path:
-    """A folder of the cache that only this user can write."""
+def _path(compiler: str) -> Path:
+    """The library's place, in a folder of the cache that only this user can write."""
     folder = default_cache_dir() / "kernels"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_ours(folder):
         raise OSError(f"{folder} can be written by others")
-    return folder
+    return folder / f"{_digest(compiler)}.so"
 
 
 def _is_ours(path: Path) -> bool:

@@ -9,12 +9,13 @@ the tape. The repeated calls are the same, and so are their results.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from tformer.kernels.library import POINTER, AttentionArguments, CallArguments, LinearArguments
+from tformer.kernels.library import POINTER, AttentionArguments, LinearArguments
 
 
 class Piece(ctypes.Structure):
@@ -57,12 +58,11 @@ class Tape:
         self._list = (Piece * 0)()
 
     def add_product(
-        self, product: LinearArguments, call: CallArguments, *, x: Tensor, residual: Tensor | None, out: Tensor
+        self, product: LinearArguments, call: bytes, *, x: Tensor, residual: Tensor | None, out: Tensor
     ) -> None:
-        """A product that ran: it read x and the residual, and wrote `out`."""
-        call = CallArguments.from_buffer_copy(call)
+        """A product that ran: it read x and the residual, and wrote `out`; call: see `library.CALL`."""
         self._complete = self._complete and (residual is None or residual.data_ptr() in self._known)
-        self._add(x, out, product, call)
+        self._add(x, out, product, ctypes.create_string_buffer(call, len(call)))
 
     def add_attention(self, arguments: AttentionArguments, *, qkv: Tensor, out: Tensor) -> None:
         """The attention of a layer that ran: it read the projections and the layer's cache, and wrote `out`."""
@@ -93,19 +93,23 @@ class Tape:
             raise MemoryError("out of memory for intermediate results of a kernel")
         return self._output.clone()
 
-    def _add(self, x: Tensor, out: Tensor, first: ctypes.Structure, second: ctypes.Structure | None) -> None:
+    def _add(self, x: Tensor, out: Tensor, first: ctypes.Structure, second: ctypes.Array[ctypes.c_char] | None) -> None:
         self._complete = self._complete and x.data_ptr() in self._known
         self._known[out.data_ptr()] = out
         self._arguments += [first, second]
         self._pieces.append(Piece(ctypes.addressof(first), None if second is None else ctypes.addressof(second)))
 
 
-_recorded: Tape | None = None
+class _OfThread(threading.local):
+    tape: Tape | None = None
+
+
+_recorded = _OfThread()
 
 
 def recorded() -> Tape | None:
-    """The tape that records the calls of this process now, or None."""
-    return _recorded
+    """The tape that records the calls of this thread now, or None."""
+    return _recorded.tape
 
 
 def record(
@@ -115,10 +119,9 @@ def record(
 
     storages: the keys of each layer's cache, after the step.
     """
-    global _recorded
-    _recorded = tape = Tape(library, x)
+    _recorded.tape = tape = Tape(library, x)
     try:
         out = run()
     finally:
-        _recorded = None
+        _recorded.tape = None
     return out, tape if tape.finish(out, storages()) else None

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tformer.nn.products import Tape, get_kernels
+from tformer.nn.products import AttentionStep, Kernels, Tape
 
 FEW_SLOTS = 1024
 """Slots of all rows together, up to which attention on a CPU is bound by overhead, not by reading the cache."""
@@ -29,12 +29,14 @@ SLACK = 8
 """Slots by which the storage of a row grows."""
 
 
-def fastest_dtype(dtype: torch.dtype, device: torch.device, *, slots: int) -> torch.dtype:
+def fastest_dtype(
+    dtype: torch.dtype, device: torch.device, *, slots: int, kernels: Kernels | None = None
+) -> torch.dtype:
     """The faster dtype for cached keys and values of `slots` positions, computed in `dtype` and read by single queries.
 
     PyTorch's kernels for one query take several times as long in bf16 as in fp32 on a CPU, though they read half.
     """
-    if get_kernels() is not None:
+    if kernels is not None:
         return dtype
     few_on_cpu = device.type == "cpu" and slots <= FEW_SLOTS
     return torch.float32 if few_on_cpu and dtype == torch.bfloat16 else dtype
@@ -56,6 +58,7 @@ class LayerCache:
     Attributes:
         read_by_kernel: the last slots were written by the caller of `extend`, which also reads `origins_BC`.
         origins_BC: int32 [B, C], the row of the storage that holds each slot of a row; None: its own.
+        kernel_step: the kernel's arguments for the next slot, made by its first step.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class LayerCache:
         self.capacity, self.length = capacity, 0
         self.read_by_kernel = False
         self.origins_BC: Tensor | None = None
+        self.kernel_step: AttentionStep | None = None
 
     @property
     def keys(self) -> Tensor:
@@ -213,6 +217,7 @@ class ModelCache:
     key_ids: long [B, C], the token of each slot, for a model that reads n-grams; else None.
     encoder_mask: bool [B / b, S_source] or None, kept here because it is reordered with the rows.
     beams: rows per sentence, 1 before `fan_out`. padded: whether any slot may be padding.
+    kernels: those of the model; they repeat recorded steps.
     """
 
     def __init__(
@@ -224,8 +229,9 @@ class ModelCache:
         capacity: int,
         device: torch.device | str,
         keeps_ids: bool = False,
+        kernels: Kernels | None = None,
     ) -> None:
-        self.layers = layers
+        self.layers, self.kernels = layers, kernels
         self.cross = cross or []
         self.capacity = capacity
         self.key_positions = torch.zeros(batch_size, capacity, dtype=torch.long, device=device)
@@ -283,7 +289,7 @@ class ModelCache:
 
     def step(self, x_B1D: Tensor, run: Callable[[], Tensor]) -> Tensor:
         """run(), all layers of a decoding step of x; steps that the C kernels do alone are repeated without Python."""
-        kernels, layers = get_kernels(), [layer for layer in self.layers if isinstance(layer, LayerCache)]
+        kernels, layers = self.kernels, [layer for layer in self.layers if isinstance(layer, LayerCache)]
         moved = any(layer.origins_BC is not None for layer in layers)
         if kernels is None or self.cross or moved or len(layers) < len(self.layers):
             return run()

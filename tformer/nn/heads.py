@@ -37,7 +37,7 @@ from tformer.nn.linear import Linear
 from tformer.nn.losses import IGNORED_LABEL, LOGIT_ELEMENTS, CrossEntropy, cross_entropy_of, linear_cross_entropy
 from tformer.nn.norm import NormOptions, build_norm
 from tformer.nn.options import require_positive
-from tformer.nn.products import Product, Quantize, prepare_product
+from tformer.nn.products import Kernels, Product, Quantize, prepare_product
 
 FEW = 1 / 8  # of the labels: computing the loss of so few ignored labels costs less than leaving them out
 
@@ -98,13 +98,15 @@ class VocabularyHead(nn.Module):
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
     @torch.no_grad()
-    def freeze(self, quantize: Quantize, dtype: torch.dtype, rows: int | None = None) -> None:
+    def freeze(
+        self, quantize: Quantize, dtype: torch.dtype, rows: int | None = None, *, kernels: Kernels | None = None
+    ) -> None:
         """Prepare the product for inference. The weight stays, because it may be the embedding table too.
 
         With int4 it has 8 bits: it decides between tokens, and is a small part of a large model.
         """
         matrix, kind = self.matrix().to(dtype), "int8" if quantize == "int4" else quantize
-        self.product = prepare_product(matrix, self.bias, kind, rows=rows, out_dtype=torch.float32)
+        self.product = prepare_product(matrix, self.bias, kind, kernels=kernels, rows=rows, out_dtype=torch.float32)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tformer.nn.products import KernelProduct, Product, Quantize, prepare_product
+from tformer.nn.products import KernelProduct, Kernels, Product, Quantize, prepare_product
 
 HAND_WRITTEN_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
@@ -87,10 +87,10 @@ class Linear(nn.Module):
         return out if residual is None else residual + out
 
     @torch.no_grad()
-    def freeze(self, quantize: Quantize, rows: int | None = None) -> None:
+    def freeze(self, quantize: Quantize, rows: int | None = None, *, kernels: Kernels | None = None) -> None:
         """Prepare the product for inference and free the weight: its shape stays, its numbers become NaN."""
         assert self.product is None, "already frozen"
-        self.product = prepare_product(self.weight.detach(), self.bias, quantize, rows=rows)
+        self.product = prepare_product(self.weight.detach(), self.bias, quantize, kernels=kernels, rows=rows)
         if self.product is not None:
             self.weight = nn.Parameter(self.weight.new_full((1, 1), torch.nan).expand_as(self.weight), False)
 

@@ -6,9 +6,10 @@
             with its own scale (after LLM.int8(), arXiv 2208.07339, without its outliers)
     int4    the same with a weight in 4 bits, with a scale for each 32 numbers of a row
 
-The C kernels of `tformer.kernels`, where these are set (`set_kernels`), have all forms: they read the weight as it is
-stored, at the speed of memory, which counts with few rows. Without them there is no int4, and int8 only by oneDNN on a
-processor with instructions for it.
+The C kernels of `tformer.kernels` have all forms: they read the weight as it is stored, at the speed of memory, which
+counts with few rows. Without them there is no int4, and int8 only by oneDNN on a processor with instructions for it.
+A prepared model holds its kernels (`Transformer.kernels`), and a prepared product its own: models of one process may
+differ, and any number of threads may use one.
 
 Sums of 8-bit products are exact integers, so the result of a row does not depend on the other rows. A row that holds a
 NaN or an infinity becomes NaN.
@@ -134,20 +135,6 @@ class Kernels(Protocol):
         ...
 
 
-_kernels: Kernels | None = None
-
-
-def set_kernels(kernels: Kernels | None) -> None:
-    """Use these C kernels from now on in this process; None: only PyTorch's operators."""
-    global _kernels
-    _kernels = kernels
-
-
-def get_kernels() -> Kernels | None:
-    """The C kernels in use, or None."""
-    return _kernels
-
-
 Quantize = Literal["none", "int8", "int4"]
 
 LARGEST = 126  # of a row in 8 bits: rounding the scale may make it 127
@@ -186,17 +173,23 @@ class Int8Product:
     Inputs are stored as 1 ... 255 with 128 for zero: oneDNN's kernels for unsigned numbers are the fastest.
     """
 
-    def __init__(self, weight_OD: Tensor, bias_O: Tensor | None, out_dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        weight_OD: Tensor,
+        bias_O: Tensor | None,
+        out_dtype: torch.dtype | None = None,
+        kernels: Kernels | None = None,
+    ) -> None:
         rounded_OD, self.scale_O = _rounded(weight_OD)
         self.zero_O = torch.zeros(len(rounded_OD), dtype=torch.long)
         self.packed = torch.ops.onednn.qlinear_prepack(rounded_OD, None)
         self.bias = None if bias_O is None else bias_O.float()
-        self.out_dtype = out_dtype
+        self.out_dtype, self.kernels = out_dtype, kernels
 
     def __call__(self, x: Tensor) -> Tensor:
         dtype = self.out_dtype or x.dtype
         x_ND = x.reshape(-1, x.shape[-1])
-        kernels = get_kernels()
+        kernels = self.kernels
         unsigned_ND, scale_N = _unsigned_rows(x_ND) if kernels is None else kernels.round_rows(x_ND)
         out_NO = torch.ops.onednn.qlinear_pointwise(
             unsigned_ND, 1.0, ZERO_POINT, self.packed, self.scale_O, self.zero_O, None, 1.0, 0, dtype, "none", [], ""
@@ -264,24 +257,25 @@ def prepare_product(
     bias_O: Tensor | None,
     quantize: Quantize,
     *,
+    kernels: Kernels | None = None,
     rows: int | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Product | None:
     """The prepared product of a weight; None where `F.linear` is as fast (no CPU, no oneDNN).
 
-    rows: largest number of rows in a step; None: many.
+    kernels: used on a CPU; None: only PyTorch's operators. rows: largest number of rows in a step; None: many.
     Raises ValueError for int8 and int4 where `is_possible` is false, and for a weight in fp16, which overflows.
     """
-    kernels = get_kernels() if weight_OD.device.type == "cpu" else None
+    kernels = kernels if weight_OD.device.type == "cpu" else None
     if quantize != "none":
-        if not is_possible(quantize, weight_OD.device):
+        if not is_possible(quantize, weight_OD.device, kernels):
             raise ValueError(f"{quantize} products need a CPU with the C kernels, or for int8 with 8-bit instructions")
         if weight_OD.dtype not in PACKED_DTYPES:
             raise ValueError(f"{quantize} products are made of weights in bf16 or fp32, found {weight_OD.dtype}")
     if kernels is not None and (product := _by_kernels(kernels, weight_OD, bias_O, quantize, rows, out_dtype)):
         return product
     if quantize == "int8":
-        return Int8Product(weight_OD, bias_O, out_dtype)
+        return Int8Product(weight_OD, bias_O, out_dtype, kernels)
     packs = _has_onednn(weight_OD.device) and _packs(weight_OD.dtype)
     return PackedProduct(weight_OD, bias_O, out_dtype) if packs else None
 
@@ -319,9 +313,9 @@ def _is_few(rows: int | None, most: int) -> bool:
     return rows is not None and rows <= most
 
 
-def is_possible(quantize: Quantize, device: torch.device) -> bool:
-    """Whether products of a kind can be prepared on the device, with the kernels that are set now."""
-    if quantize == "none" or (device.type == "cpu" and get_kernels() is not None):
+def is_possible(quantize: Quantize, device: torch.device, kernels: Kernels | None = None) -> bool:
+    """Whether products of a kind can be prepared on the device, with these kernels."""
+    if quantize == "none" or (device.type == "cpu" and kernels is not None):
         return True
     return quantize == "int8" and _onednn_has_int8(device)
 

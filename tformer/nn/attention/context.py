@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tformer.nn.positions.base import Positions
+from tformer.nn.products import Kernels
 
 
 class TapSink:
@@ -129,6 +130,7 @@ class AttentionContext:
         rotation: `positions.prepare(q_pos)`, computed once for all layers; None: each layer computes it.
         memory: the encoder's output [B, S, memory_dim], from which cross-attention makes keys and values.
         cross: the context of the same block's cross-attention.
+        kernels: the C kernels of a model that was prepared for inference; None: only PyTorch's operators.
     """
 
     q_pos: Tensor
@@ -142,6 +144,7 @@ class AttentionContext:
     rotation: Any = None
     memory: Tensor | None = None
     cross: AttentionContext | None = None
+    kernels: Kernels | None = None
 
     @staticmethod
     def for_length(

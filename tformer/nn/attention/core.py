@@ -21,7 +21,7 @@ from tformer.nn.attention.context import AttentionInputs, Weighted
 from tformer.nn.attention.mechanism import Mechanism, ProjectionOptions
 from tformer.nn.attention.routes import attend_blocked, attend_chunked, attend_few
 from tformer.nn.cache import LayerState
-from tformer.nn.products import get_kernels
+from tformer.nn.products import Kernels
 
 LOG = logging.getLogger(__name__)
 
@@ -55,25 +55,26 @@ def is_eager_bf16_cpu(q_BHTh: Tensor) -> bool:
     return on_cpu and not torch.compiler.is_compiling()
 
 
-def few_are_faster(q_BHTh: Tensor) -> bool:
+def few_are_faster(q_BHTh: Tensor, kernels: Kernels | None = None) -> bool:
     """bf16 in eager mode on a CPU, for a single query; without a gradient for a few more (the beams of a sentence).
 
     The C kernels take fp32 too.
     """
     most = 1 if torch.is_grad_enabled() else FEW_QUERIES
-    return q_BHTh.shape[2] <= most and (is_eager_bf16_cpu(q_BHTh) or _fits_kernels(q_BHTh))
+    return q_BHTh.shape[2] <= most and (is_eager_bf16_cpu(q_BHTh) or _fits_kernels(q_BHTh, kernels))
 
 
-def _fits_kernels(q_BHTh: Tensor) -> bool:
+def _fits_kernels(q_BHTh: Tensor, kernels: Kernels | None) -> bool:
     on_cpu = q_BHTh.device.type == "cpu" and q_BHTh.dtype == torch.float32
-    return on_cpu and get_kernels() is not None and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return on_cpu and kernels is not None and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 def _fits_few(inputs: AttentionInputs) -> bool:
-    if inputs.context.is_causal or not few_are_faster(inputs.q_BHTh):
+    context = inputs.context
+    if context.is_causal or not few_are_faster(inputs.q_BHTh, context.kernels):
         return False
     # Only the C kernels add a bias.
-    return not inputs.has_bias or (get_kernels() is not None and not torch.is_grad_enabled())
+    return not inputs.has_bias or (context.kernels is not None and not torch.is_grad_enabled())
 
 
 def _fits_blocked(inputs: AttentionInputs) -> bool:
@@ -103,7 +104,7 @@ def _fits_fused(inputs: AttentionInputs) -> bool:
 def _few(inputs: AttentionInputs) -> Weighted:
     q, k, v, context, scale, *_ = inputs
     bias = inputs.bias().float() if inputs.has_bias else None
-    return attend_few(q, k, v, mask=context.mask, bias=bias, scale=scale), None
+    return attend_few(q, k, v, mask=context.mask, bias=bias, scale=scale, kernels=context.kernels), None
 
 
 def _blocked(inputs: AttentionInputs) -> Weighted:

@@ -96,7 +96,8 @@ class LinformerAttention(Mechanism):
         padding = None if context.key_mask is None else ~context.key_mask.bool()[:, None, :, None]
         keys = tap(taps, "projected_K", _project(self.keys, inputs.k_BKSh, padding))
         values = tap(taps, "projected_V", _project(self.values, inputs.v_BKSv, padding))
-        unmasked = AttentionContext(context.q_pos, context.q_pos)  # queries see all projected keys
+        # Queries see all projected keys.
+        unmasked = AttentionContext(context.q_pos, context.q_pos, kernels=context.kernels)
         projected = inputs._replace(k_BKSh=keys, v_BKSv=values, context=unmasked, positions=None)
         out_BHTv, weights_BHTr = attend(projected)
         if weights_BHTr is None:

@@ -13,8 +13,6 @@ Shape legend: B batch, T queries, S keys, D d_model, H query heads, K kv heads, 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -25,7 +23,7 @@ from tformer.nn.fixed_cache import FixedLayer
 from tformer.nn.layer_norm import RMSNorm
 from tformer.nn.linear import Linear
 from tformer.nn.positions.base import Positions
-from tformer.nn.products import AttentionStep, get_kernels
+from tformer.nn.products import AttentionStep, Kernels
 from tformer.nn.structured_dropout import DropHead
 
 
@@ -95,11 +93,6 @@ class MultiHeadAttention(nn.Module):
         )
         self.mechanism = options.mechanism(options, self.sizes)
         self.mechanism.dropout = dropout
-        self._step: AttentionStep | None = None  # by the C kernels
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What copies and pickles hold: the kernel's arguments are addresses, and are made again."""
-        return self.__dict__ | {"_step": None}
 
     def forward(
         self,
@@ -132,7 +125,7 @@ class MultiHeadAttention(nn.Module):
                 x_BTD, norm = norm(x_BTD), None
             qkv_BTx = tap(taps, "qkv", self.qkv(x_BTD, norm=norm))
             own = cache if taps is None and isinstance(cache, LayerCache) else None
-            if own is not None and (step := self._kernel_step(qkv_BTx, positions, own)) is not None:
+            if own is not None and (step := self._kernel_step(qkv_BTx, context.kernels, positions, own)):
                 keys, values, length = own.extend()
                 joined_BTx = step(qkv_BTx, keys, values, length=length, mask=context.mask, origins_BS=own.origins_BC)
                 return self.out(joined_BTx, residual=residual)
@@ -177,9 +170,10 @@ class MultiHeadAttention(nn.Module):
         batch, length, width = x_BTx.shape
         return x_BTx.view(batch, length, heads, width // heads).transpose(1, 2)
 
-    def _kernel_step(self, qkv_BTx: Tensor, positions: Positions | None, cache: LayerCache) -> AttentionStep | None:
+    def _kernel_step(
+        self, qkv_BTx: Tensor, kernels: Kernels | None, positions: Positions | None, cache: LayerCache
+    ) -> AttentionStep | None:
         """The kernel for one new position of each row, where nothing comes between projection and scores, or None."""
-        kernels = get_kernels()
         if kernels is None or qkv_BTx.shape[1] != 1:
             return None
         turned = positions is not None and positions.acts_in_attention
@@ -187,15 +181,15 @@ class MultiHeadAttention(nn.Module):
             return None
         if qkv_BTx.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return None
-        if self._step is None:
-            self._step = kernels.attention_step(
+        if cache.kernel_step is None:
+            cache.kernel_step = kernels.attention_step(
                 heads=self.num_heads,
                 kv_heads=self.num_kv_heads,
                 head_dim=self.head_dim,
                 value_dim=self.value_dim,
                 scale=self.mechanism.scale,
             )
-        return self._step
+        return cache.kernel_step
 
     def _split_self(
         self, qkv_BTx: Tensor, context: AttentionContext, positions: Positions | None

@@ -31,7 +31,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tformer.nn.attention.context import MASKED_SCORE, AttentionContext, AttentionInputs, Weighted
 from tformer.nn.dropout import dropout
-from tformer.nn.products import get_kernels
+from tformer.nn.products import Kernels
 
 CHUNK_ELEMENTS = 2**24  # scores of one chunk, over batch and heads: 64 MiB in fp32. Tests make it small.
 
@@ -255,14 +255,20 @@ REGISTER_WIDTH = 16  # fp32 numbers of a vector register
 
 
 def attend_few(
-    q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, *, mask: Tensor | None, bias: Tensor | None = None, scale: float
+    q_BHTh: Tensor,
+    k_BKSh: Tensor,
+    v_BKSv: Tensor,
+    *,
+    mask: Tensor | None,
+    bias: Tensor | None = None,
+    scale: float,
+    kernels: Kernels | None = None,
 ) -> Tensor:
-    """[B, H, T, v]. A C kernel, if one is loaded, reads keys and values once and rounds nothing between.
+    """[B, H, T, v]. A C kernel, if one is given, reads keys and values once and rounds nothing between.
 
     A single query goes to the right, K q: products with one row on the left are slow. So is a softmax over rows that do
     not fill vector registers: scores are padded to a multiple of 16. `bias`: added to the scores, with the kernel only.
     """
-    kernels = get_kernels()
     if kernels is not None and not torch.is_grad_enabled():
         return kernels.attend(q_BHTh, k_BKSh, v_BKSv, mask=mask, bias=bias, scale=scale)
     assert bias is None
