@@ -209,9 +209,12 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview], *, bytes_needed
     A pipe or a device, such as /dev/null, is written to and never replaced.
 
     Raises:
+        InputError: a folder has this name.
         StorageError: the disk is full or read-only; the old file is untouched and the temporary one is removed.
     """
     target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise InputError(f"{path} is a folder, expected a file")
     with storage_errors(path, bytes_needed=bytes_needed):
         if is_stream(target):
             with open_sink(target) as stream:
