@@ -28,9 +28,10 @@ from tformer import files
 from tformer.errors import InputError, StorageError
 from tformer.formatting import amount, whole_number
 
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
-"""oneDNN keeps a primitive with its memory for every new shape of a product, by default 1,024 of them: a training on
-sentences of all lengths grew by gigabytes. It reads this at its first product."""
+for _capacity in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    os.environ.setdefault(_capacity, "16")
+"""Shapes of matrix products that oneDNN, and PyTorch beside it in each thread, keep code and memory of. Both read the
+number at their first product. By default it is 1,024, and a training on sentences of all lengths grew by gigabytes."""
 
 
 def default_cache_dir() -> Path:
@@ -63,9 +64,18 @@ def keep_freed_memory() -> None:
 
 def peak_resident_bytes(pid: int | None = None) -> int | None:
     """Largest resident set of a process, by default this one, in bytes; None where the system does not report it."""
+    return _memory_of_process("VmHWM", pid)
+
+
+def resident_bytes() -> int | None:
+    """Resident set of this process in bytes; None where the system does not report it."""
+    return _memory_of_process("VmRSS", None)
+
+
+def _memory_of_process(key: str, pid: int | None) -> int | None:
     with suppress(OSError):
         status = Path(f"/proc/{'self' if pid is None else pid}/status").read_text()
-        found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+        found = re.search(rf"^{key}:\s+(\d+) kB$", status, re.MULTILINE)
         return None if found is None else int(found[1]) * 1024
     return None
 

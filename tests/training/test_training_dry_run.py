@@ -44,11 +44,36 @@ def test_eight_billion_parameters_on_64_devices_are_planned_from_shapes_alone(re
     assert "--batch-size 64 --grad-accum 1" in plan["note"]
 
 
-def test_devices_add_a_key_and_change_no_other(report: Callable[..., Any], tiny_recipe: Path) -> None:
+def test_devices_add_a_key_and_change_no_other(
+    report: Callable[..., Any], tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tformer.training.prepare.resident_bytes", lambda: 2**28)
     one, two = (report("--config", tiny_recipe, *flags) for flags in ((), ("--devices", 2)))
     assert set(two) - set(one) == {"parallel"} and {key: two[key] for key in one} == one
     assert two["parallel"]["kind"] == "ddp" and two["parallel"]["rows"] == 2
     assert two["parallel"]["memory"]["activations_bytes"] < one["memory"]["activations_bytes"]
+
+
+def test_what_the_process_holds_already_is_part_of_the_memory(report: Callable[..., Any], tiny_recipe: Path) -> None:
+    memory = report("--config", tiny_recipe, "--device", "cpu")["memory"]
+    assert memory["process_bytes"] > 50e6  # Python and PyTorch
+    assert memory["total_bytes"] == sum(size for name, size in memory.items() if name != "total_bytes")
+
+
+def test_rows_are_counted_as_long_as_the_longest_of_the_data(cli: Cli, tmp_path: Path) -> None:
+    """And not as long as the recipe would allow."""
+
+    def activations(words: int, *flags: object) -> int:
+        rows = "".join(f"{'go ' * words}{number}\t{number % 2}\n" for number in range(40))
+        (tmp_path / "rows.tsv").write_text("text\tlabel\n" + rows)
+        command = ("train", "--dry-run", "--json", "--arch", "bert", "--preset", "classify", "--device", "cpu")
+        sizes = ("--set", "tokenizer.train={model: char, template: bert}", *flags)
+        outcome = cli(*command, "--data", tmp_path / "rows.tsv", *sizes)
+        assert outcome.code == 0, outcome.err
+        return int(json.loads(outcome.out)["memory"]["activations_bytes"])
+
+    few, same, many = activations(2), activations(2, "--set", "data.seq_len=64"), activations(8)
+    assert few == same and many > 1.5 * few
 
 
 def test_the_text_of_a_dry_run_says_what_one_device_holds_and_sends(

@@ -14,10 +14,11 @@ also causal ones that a kernel may skip. Norms, softmax and activations are left
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from tformer.build import layer_sizes, resolve_sizes
@@ -170,15 +171,17 @@ def labelled_share(recipe: Recipe) -> float:
 # --- by token, averaged over examples of any length ------------------------------------------------------------------
 
 
-def mean_lengths(samples: Any, tokens_per_sample: float) -> tuple[float, float]:
+def mean_lengths(
+    samples: Any, tokens_per_sample: float, *, of: Callable[[np.ndarray], Any] = np.mean
+) -> tuple[float, float]:
     """Mean tokens of a sample in the encoder and in the decoder; both the same where samples have one length.
 
-    tokens_per_sample: for samples without known lengths, such as images and windows of a corpus.
+    tokens_per_sample: for samples without known lengths, such as images and windows of a corpus. of: another statistic.
     """
     pairs = samples.pairs if isinstance(samples, MixedPairs) else samples
     if isinstance(pairs, PairTokens):
-        return float(pairs.source_lengths.mean()), float(pairs.target_lengths.mean())
-    length = tokens_per_sample if pairs.lengths is None else float(pairs.lengths.mean())
+        return float(of(pairs.source_lengths)), float(of(pairs.target_lengths))
+    length = tokens_per_sample if pairs.lengths is None else float(of(pairs.lengths))
     return length, length
 
 

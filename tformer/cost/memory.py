@@ -46,7 +46,10 @@ CHUNK_COPIES = 3  # fp32 tensors of a chunk of logits on a GPU; on a CPU the los
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes by purpose. gathered, exchanged: weights and gradients of other ranks, where they are sharded."""
+    """Bytes by purpose. gathered, exchanged: weights and gradients of other ranks, where they are sharded.
+
+    process: what the process holds without the model, on a CPU: Python, its libraries and the data.
+    """
 
     weights: int
     gradients: int
@@ -58,6 +61,7 @@ class MemoryEstimate:
     held: int = 0
     gathered: int = 0
     exchanged: int = 0
+    process: int = 0
 
     @property
     def total(self) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from tformer.build import count_parameters
@@ -14,7 +15,15 @@ from tformer.cost.duration import expected_note
 from tformer.cost.flops import mean_lengths, product_shape
 from tformer.cost.memory import MemoryEstimate, training_memory
 from tformer.cost.parallel import RankPlan, plan_ranks
-from tformer.device import Precision, device_memory, matmul_flops_per_second, resolve_device, resolve_precision
+from tformer.data.batching.padding import padded_lengths
+from tformer.device import (
+    Precision,
+    device_memory,
+    matmul_flops_per_second,
+    resident_bytes,
+    resolve_device,
+    resolve_precision,
+)
 from tformer.errors import InputError
 from tformer.evaluation.predict import Samples
 from tformer.files import require_writable
@@ -69,9 +78,22 @@ class Prepared:
     vectors: dict[str, Vectors]
 
     @property
-    def tokens_per_micro_batch(self) -> int:
+    def longest(self) -> tuple[int, int]:
+        """Largest number of positions of a sample in the encoder and in the decoder, padded.
+
+        Batches that are cut by tokens may have all of theirs on both sides: there it is the larger number twice.
+        """
+        recipe = self.recipe
+        found = mean_lengths(self.data.samples, self.data.tokens_per_sample, of=np.max)
+        most = recipe.seq_len, recipe.target_seq_len
+        source, target = np.minimum(padded_lengths(np.array(found)), most).astype(int).tolist()
+        return (source, target) if recipe.training.batch_tokens is None else (max(source, target),) * 2
+
+    @property
+    def rows_per_micro_batch(self) -> int:
+        """Rows of a micro-batch of the longest samples."""
         training = self.recipe.training
-        return training.batch_tokens or (training.batch_size or 1) * self.data.tokens_per_sample
+        return training.batch_size or max(1, (training.batch_tokens or 1) // max(self.longest))
 
 
 def check_target(start: Start) -> None:
@@ -203,7 +225,7 @@ def describe(prepared: Prepared, *, devices: int = 1) -> dict[str, Any]:
     [batch, *_] = batches.next()
     batches.close()
     models = make_models(recipe, torch.device("meta"), dtype=prepared.precision.dtype)
-    memory = _memory_of(prepared, models, prepared.tokens_per_micro_batch)
+    memory = _memory_of(prepared, models, prepared.rows_per_micro_batch)
     shapes = {name: list(tensor.shape) for name, tensor in batch.model_inputs().items()}
     tokenizers = prepared.data.tokenizer, prepared.data.target_tokenizer
     report = {
@@ -221,20 +243,22 @@ def describe(prepared: Prepared, *, devices: int = 1) -> dict[str, Any]:
     return {**report, "parallel": plan_devices(prepared, models, devices, available=available).to_json()}
 
 
-def _memory_of(prepared: Prepared, models: Models, tokens_per_micro_batch: int) -> MemoryEstimate:
-    """Memory of one process for this number of tokens in a micro-batch."""
+def _memory_of(prepared: Prepared, models: Models, rows: int) -> MemoryEstimate:
+    """Memory of one process whose micro-batches have at most this number of rows, all of the longest samples."""
     recipe, teacher = prepared.recipe, prepared.start.teacher
+    (source, target), on_cpu = prepared.longest, prepared.device.type == "cpu"
     is_beside = teacher is not None and recipe.teacher is not None and recipe.teacher.kind == "soft"
-    return training_memory(
+    found = training_memory(
         recipe,
         num_parameters=sum(parameter.numel() for _, parameter in models.trained_parameters()),
-        tokens_per_micro_batch=tokens_per_micro_batch,
+        tokens_per_micro_batch=rows * source,
         dtype=prepared.precision.dtype,
         teacher_parameters=teacher.model.num_parameters() if teacher is not None and is_beside else 0,
-        seq_len=recipe.seq_len,
-        target_seq_len=recipe.target_seq_len,
-        on_cpu=prepared.device.type == "cpu",
+        seq_len=source,
+        target_seq_len=target,
+        on_cpu=on_cpu,
     )
+    return replace(found, process=resident_bytes() or 0) if on_cpu else found
 
 
 def plan_devices(
@@ -247,13 +271,12 @@ def plan_devices(
     recipe = prepared.recipe
     require_separate_rows(models, devices)
     apply_groups(dict(models.trained_parameters()), recipe.optimizer.groups)
-    tokens = prepared.tokens_per_micro_batch
-    rows = recipe.training.batch_size or max(1, tokens // recipe.seq_len)
+    rows = prepared.rows_per_micro_batch
     return plan_ranks(
         recipe,
         models.all,
         devices,
-        whole=_memory_of(prepared, models, -(-rows // devices) * (tokens // rows)),
+        whole=_memory_of(prepared, models, -(-rows // devices)),
         rows=rows,
         machine_ranks=machine_ranks,
         available=available,
