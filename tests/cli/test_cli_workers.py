@@ -273,6 +273,126 @@ def test_a_second_signal_ends_all_at_once() -> None:
         run_in_workers(lambda _: Part(work, []), devices="2", device="cpu", stop=stop)
 
 
+def stuck(act: Work, *, rank: int, number: int = signal.SIGTERM) -> Work:
+    """Steps of a training in which one worker gets stuck, after which the launcher gets a signal."""
+
+    def work(worker: Worker) -> None:
+        with worker.joined(timeout_minutes=1):
+            distributed.all_reduce(torch.zeros(1))
+            if worker.rank == 0:
+                threading.Timer(0.3, os.kill, (os.getppid(), number)).start()
+            if worker.rank == rank:
+                act(worker)
+            distributed.all_reduce(torch.zeros(1))
+
+    return work
+
+
+def stop_itself(worker: Worker) -> None:
+    time.sleep(0.1)  # the others wait in the sum by now
+    if worker.leads:  # its timer would stop with it
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def hang(worker: Worker) -> None:
+    while True:
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "STOP_SECONDS", 0.8)
+
+
+def run_patiently(work: Work, *, devices: str = "2") -> None:
+    with StopFlag() as stop:
+
+        def patient(worker: Worker) -> None:
+            stop.be_patient()
+            work(worker)
+
+        run_in_workers(lambda _: Part(patient, []), devices=devices, device="cpu", stop=stop)
+
+
+@pytest.mark.parametrize(("act", "rank", "number"), [(stop_itself, 0, signal.SIGTERM), (stop_itself, 2, signal.SIGINT)])
+def test_a_worker_that_does_not_answer_a_signal_is_named_and_killed_soon(
+    act: Work, rank: int, number: signal.Signals, short_grace: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with failing(f"interrupted, not saved: rank {rank} did not answer and was killed", 128 + number):
+        run_patiently(stuck(act, rank=rank, number=number), devices="3")
+    assert "stopping: the processes get 1 s to answer; a second signal ends them at once" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGINT), (1, signal.SIGTERM)])
+def test_workers_that_hang_are_killed_with_those_that_wait_for_them(
+    rank: int, number: signal.Signals, short_grace: None
+) -> None:
+    with failing("interrupted, not saved: rank 0 and 1 did not answer and was killed", 128 + number):
+        run_patiently(stuck(hang, rank=rank, number=number))
+
+
+def test_the_error_of_killed_workers_says_where_resume_goes_on(tmp_path: Path, short_grace: None) -> None:
+    (tmp_path / "checkpoints").mkdir()
+
+    def work(worker: Worker) -> None:
+        worker.publish("run", str(tmp_path))
+        stuck(hang, rank=1)(worker)
+
+    with pytest.raises(Interrupted) as caught:
+        run_patiently(work)
+    expected = f"continue with: tformer train --resume --out {tmp_path}, from its beginning: there is no checkpoint"
+    assert caught.value.hint == expected
+
+
+def test_what_the_leader_says_it_saved_is_kept_where_another_worker_is_killed(short_grace: None) -> None:
+    def work(worker: Worker) -> None:
+        if worker.leads:
+            os.kill(os.getppid(), signal.SIGTERM)
+            raise Interrupted("interrupted: saved at step 3", signal_number=signal.SIGTERM, hint="continue")
+        hang(worker)
+
+    with failing("interrupted: saved at step 3: rank 1 did not answer and was killed", 143):
+        run_patiently(work)
+
+
+def test_a_long_step_that_the_leader_announced_gets_its_time(short_grace: None) -> None:
+    def work(worker: Worker) -> None:
+        worker.expect(workers.SHORT_SECONDS + 1)
+        with worker.joined(timeout_minutes=1):
+            if worker.leads:
+                os.kill(os.getppid(), signal.SIGTERM)
+            time.sleep(2)
+            distributed.all_reduce(torch.zeros(1))
+            raise Interrupted("interrupted: saved at step 3", signal_number=signal.SIGINT)
+
+    with failing("interrupted: saved at step 3", 143):
+        run_patiently(work)
+
+
+def test_short_steps_are_not_announced_until_a_long_one_was() -> None:
+    put: list[str] = []
+    worker = Worker()
+    worker.publish = lambda name, text: put.append(text)  # type: ignore[method-assign]
+    for seconds in (0.1, 4.0, 9.0, 0.1, 0.2):
+        worker.expect(seconds)
+    assert put == ["9.0", "0.1"]
+
+
+def test_a_second_signal_ends_a_stopped_worker_at_once() -> None:
+    def work(worker: Worker) -> None:
+        if worker.leads:
+            for _ in range(2):
+                os.kill(os.getppid(), signal.SIGINT)
+                time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    began = time.monotonic()
+    with failing("interrupted at once", 130):
+        run_patiently(work)
+    assert time.monotonic() - began < launch.STOP_SECONDS / 2
+
+
 def sleeping_group(folder: Path) -> tuple[int, list[int]]:
     """(launcher, workers) of a group that sleeps."""
     launcher = os.fork()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -108,6 +109,30 @@ def test_where_every_training_fails_so_does_the_sweep(
     out = tmp_path / "out"
     outcome = cli("sweep", "--config", tiny_recipe, "--data", text_file, "--vary", "optimizer.lr=1e9", "--out", out)
     assert outcome.code == 1 and "every training failed" in outcome.err and "diverged" in outcome.out
+
+
+@pytest.mark.slow
+def test_a_killed_training_is_named_and_tells_in_the_exit_code(
+    tiny_recipe: Path, text_file: Path, tmp_path: Path, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tformer.workflows.sweep import cells, children
+    from tformer.workflows.sweep.children import Process
+
+    def start_and_kill(words: list[str], out: Any, messages: Any) -> Process:
+        child = Process(words, out, messages)
+        os.kill(child.pid, signal.SIGKILL)
+        return child
+
+    def run_child(words: list[str], **options: Any) -> Any:
+        return children.run_child(words, **options | ({"start": start_and_kill} if "optimizer.lr=0.1" in words else {}))
+
+    monkeypatch.setattr(cells, "run_child", run_child)
+    out = tmp_path / "out"
+    outcome = cli(
+        "sweep", "--config", tiny_recipe, "--data", text_file, "--vary", "optimizer.lr=0.01,0.1", "--out", out
+    )
+    assert outcome.code == 1 and "1 of 2 trainings failed: lr-0.1-seed" in outcome.err, outcome.err
+    assert "killed by signal 9 (out of memory?)" in outcome.err and "killed" in outcome.out
 
 
 @pytest.mark.slow

@@ -92,6 +92,11 @@ def test_slugs_are_safe_names_and_unlike_one_another() -> None:
         assert 0 < len(slug) <= 90 and "/" not in slug and not slug.startswith(".")
 
 
+def test_slugs_keep_the_signs_of_numbers() -> None:
+    slugs = [variant.slug for variant in of({"optimizer.lr": [1e30, 1e-30, 1, -1, 0.001]})]
+    assert slugs == ["lr-1e+30", "lr-1e-30", "lr-1", "lr--1", "lr-0.001"]
+
+
 def test_every_variant_has_the_first_seed_before_any_has_the_second() -> None:
     variants = of({"optimizer.lr": [0.1, 0.2]})
     names = [cell.name for cell in cells_of(variants, seeds=[7, 8])]

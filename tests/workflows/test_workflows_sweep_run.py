@@ -221,7 +221,8 @@ def test_a_failure_is_a_row_and_the_sweep_goes_on(
     children.codes = {"pre-seed1337": code}
     results, _ = sweep(plan(tiny_recipe), tmp_path / "out", children, tolerant=True)
     assert [result.status for result in results] == [word, "done"]
-    assert results[0].message == f"it went wrong with {code}"
+    assert results[0].message == ("killed by signal 9 (out of memory?)" if code < 0 else f"it went wrong with {code}")
+    assert [result.failed for result in results] == [word != "diverged", False]
     assert f"| pre |  |  |  |  |  | {word} |" in (tmp_path / "out" / "table.md").read_text()
 
 

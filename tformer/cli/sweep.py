@@ -16,7 +16,7 @@ from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import emit, emit_json, print_table, progress_reporter, show_notes
 from tformer.errors import InputError, TformerError
-from tformer.formatting import minutes_and_seconds
+from tformer.formatting import minutes_and_seconds, plural
 from tformer.options import argument, flag_words, panel
 
 if TYPE_CHECKING:
@@ -176,7 +176,8 @@ def sweep(options: SweepOptions) -> None:
 
     Each training is a separate process and run under OUT/runs. OUT then holds table.md, table.csv, table.json,
     cells.csv and the plot curves.svg. With --halving only the best variants are trained to their end. Running the same
-    command again continues an interrupted sweep and repeats trainings that failed, except those that diverged.
+    command again continues an interrupted sweep and repeats trainings that failed, except those that diverged. The exit
+    code is 1 where a training or its evaluation failed; one that diverged is a result, unless all did.
     """
     plan = options.make_plan()
     check_flags(plan)
@@ -237,6 +238,13 @@ def _run(plan: Plan, grid: Grid, out: Path, stop: StopFlag, *, tolerant: bool, a
     show_notes([f"{out}: table.md, table.csv, table.json, cells.csv and curves"])
     if not any(result.status == "done" for result in results):
         raise TformerError("every training failed", hint=f"see the logs in {out}/cells")
+    failed = [result for result in results if result.failed and not (tolerant and result.status == "refused")]
+    if failed:
+        named = ", ".join(result.cell for result in failed[:8]) + (", ..." if len(failed) > 8 else "")
+        raise TformerError(
+            f"{len(failed)} of {plural(len(results), 'training')} failed: {named}",
+            hint=f"the table says why, and the logs in {out}/cells; the same command tries them again",
+        )
 
 
 class Reporter:

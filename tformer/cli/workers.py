@@ -85,7 +85,16 @@ def run_in_workers(
         signal_number=lambda: stop.signal_number if stop.should_stop() else None,
         max_restarts=max_restarts,
         note=lambda text: console.print(text, markup=False),
+        how_to_continue=_how_to_continue,
     )
+
+
+def _how_to_continue(run: Path) -> str:
+    from tformer.checkpoint.run import RunDirectory
+
+    latest = RunDirectory(run).latest()
+    place = "its beginning: there is no checkpoint" if latest is None else str(latest)
+    return f"continue with: tformer train --resume --out {run}, from {place}"
 
 
 def _can_fork(device: str) -> bool:

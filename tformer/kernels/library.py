@@ -233,7 +233,9 @@ def _ended_a_process(path: Path) -> bool:
 
 def _is_recent(mark: Path) -> bool:
     """Whether a file of this user is less than a day old, and not of the future: the clock may have been set."""
-    return _is_ours(mark) and 0 <= time.time() - mark.stat().st_mtime < RETRY_SECONDS
+    with suppress(FileNotFoundError):  # another process has removed it meanwhile
+        return _is_ours(mark) and 0 <= time.time() - mark.stat().st_mtime < RETRY_SECONDS
+    return False
 
 
 def lacks_compiler() -> bool:

@@ -43,6 +43,9 @@ from tformer.training.state import LossScaler, RunningSums, TrainerState
 MAX_SKIPPED_IN_A_ROW = 3
 """Consecutive steps without a finite gradient that end the run; fewer are skipped and counted."""
 
+SAVE_SECONDS = 600.0
+"""Time that a save may take after a signal, before the launcher of several processes ends it."""
+
 STEPS_BEFORE_FREEZE = 2
 """Steps of this process after which all long-lived objects exist."""
 
@@ -92,6 +95,7 @@ class Hooks:
     should_stop: Callable[[], bool]
     check_data: Callable[[], None] = lambda: None  # raises InputError once the data is found to be damaged
     log_metrics: Callable[[], dict[str, Any]] = dict  # additional metrics of a log line
+    expect: Callable[[float], None] = lambda seconds: None  # called with the time for which `should_stop` is not polled
 
 
 class Trainer:
@@ -152,7 +156,9 @@ class Trainer:
         while state.step < self.last_step and not state.finished:
             if self._must_stop():
                 return self._leave()
+            began = time.monotonic()
             self._step()
+            self.hooks.expect(time.monotonic() - began)
             self.observer.stepped(state.step)
             steps_here += 1
             if steps_here == STEPS_BEFORE_FREEZE:
@@ -175,6 +181,7 @@ class Trainer:
         return self.parts.parallel.agree(stop)
 
     def _leave(self) -> TrainerState:
+        self.hooks.expect(SAVE_SECONDS)
         if self._saved_step != self.state.step and self.state.step > 0:
             self._save()
         return self.state
@@ -386,6 +393,7 @@ class Trainer:
         return self.parts.parallel.agree(time.monotonic() - self._last_save >= 60 * minutes)
 
     def _save(self) -> None:
+        self.hooks.expect(SAVE_SECONDS)
         self._drain_sums()
         self.state.schedule = self.parts.schedule.state()
         self.state.scaler = self.parts.scaler.state()

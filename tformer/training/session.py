@@ -296,6 +296,7 @@ class Session:
                 should_stop=self.should_stop,
                 check_data=partial(self._check, check),
                 log_metrics=self._log_metrics,
+                expect=self.worker.expect,
             ),
             display,
             recipe=prepared.recipe,

@@ -43,6 +43,10 @@ END_SECONDS = 10.0
 HURRY_SECONDS = 2.0
 """After a second signal the workers get this time to end by themselves."""
 
+STOP_SECONDS = 20.0
+"""After a signal the workers get this time to end, and twice that of which the leader says that it may need it
+(`Worker.expect`), before they are killed."""
+
 RESTARTED = (1, 5)
 """Exit codes after which `--max-restarts` starts the workers again: a failure while running, memory that ran out. A
 wrong recipe, wrong data, a full disk or a loss that is not finite would fail again."""
@@ -102,6 +106,7 @@ def launch(
     signal_number: Callable[[], int | None],
     max_restarts: int = 0,
     note: Callable[[str], None] = lambda text: None,
+    how_to_continue: Callable[[Path], str] = lambda run: "",
 ) -> None:
     """Run a job in `count` workers to its end, and raise the error that ended it, if any.
 
@@ -111,14 +116,17 @@ def launch(
         signal_number: the signal that this process has received, if any; it is forwarded to the workers.
         max_restarts: how often the workers are started again after a failure that may not come again.
         note: shows one message to the user.
+        how_to_continue: (run directory) -> hint, where the workers were killed and cannot say it themselves.
     """
     begun: Path | None = None
     for attempt in range(max_restarts + 1):
         group = _Group(count, job(begun), forks=forks)
-        failure = group.watch(signal_number)
+        failure = group.watch(signal_number, note)
         if failure is None:
             return
         begun = group.run or begun
+        if failure.code > 128 and failure.hint is None and begun is not None:
+            failure = replace(failure, hint=how_to_continue(begun))
         if attempt == max_restarts or failure.code not in RESTARTED or signal_number() is not None:
             raise failure.error()
         note(f"{failure.error().message}: the processes start again, {attempt + 1} of {max_restarts} times")
@@ -135,7 +143,7 @@ class _Group:
         self.run: Path | None = None
         self._running: dict[int, int] = {}  # rank -> process
         self._codes: dict[int, int] = {}  # rank -> exit code; -N when signal N killed it
-        self._killed: set[int] = set()  # ranks that this process killed
+        self._killed: dict[int, bool] = {}  # ranks that this process killed; whether they were stopped
         with socket.create_server((HOST, 0)) as listener:  # a free port, taken before the workers get its number
             port = listener.getsockname()[1]
             threads = max(1, torch.get_num_threads() // count)
@@ -153,9 +161,10 @@ class _Group:
                 HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
             )
 
-    def watch(self, signal_number: Callable[[], int | None]) -> Failure | None:
+    def watch(self, signal_number: Callable[[], int | None], note: Callable[[str], None]) -> Failure | None:
         """Wait for the end of all workers, and return the failure that ended the group; None: all succeeded."""
-        kill_at, forward_at, forwarded = math.inf, math.inf, False
+        kill_at = forward_at = stop_at = math.inf
+        forwarded: int | None = None
         suspend = signal.signal(signal.SIGTSTP, self._suspend)
         try:
             while self._running:
@@ -164,15 +173,22 @@ class _Group:
                         forward_at = min(forward_at, time.monotonic() + END_SECONDS)
                     elif code:
                         kill_at = min(kill_at, time.monotonic() + END_SECONDS)
-                if time.monotonic() >= kill_at:
-                    self._killed |= set(self._running)
+                now = time.monotonic()
+                if now >= stop_at and now >= stop_at + 2 * self._expected():
+                    kill_at = now
+                if now >= kill_at and self._running:
+                    self._killed |= {rank: _is_stopped(process) for rank, process in self._running.items()}
                     self._send(signal.SIGKILL)
-                number = signal.SIGINT if time.monotonic() >= forward_at else signal_number()
-                if number is not None and not forwarded:
-                    forwarded = True
+                    kill_at = stop_at = math.inf
+                number = signal.SIGINT if now >= forward_at else signal_number()
+                if number is not None and forwarded is None:
+                    forwarded, stop_at = number, now + STOP_SECONDS
+                    note(
+                        f"stopping: the processes get {STOP_SECONDS:.0f} s to answer; a second signal ends them at once"
+                    )
                     self._send(number)
                 time.sleep(WATCH_SECONDS)
-            return self._failure()
+            return self._failure(forwarded)
         except Interrupted:  # a second signal
             time.sleep(ECHO_SECONDS)
             self._send(signal.SIGTERM)
@@ -187,6 +203,10 @@ class _Group:
             if self._store.check(["run"]):
                 self.run = Path(self._store.get("run").decode())
             self._store = None  # ends its threads before a later fork
+
+    def _expected(self) -> float:
+        """How many seconds the leader may not answer, as it says."""
+        return float(self._store.get("expected")) if self._store.check(["expected"]) else 0.0
 
     def _ended(self) -> list[int]:
         """The exit codes of the workers that have ended since the last call."""
@@ -216,8 +236,11 @@ class _Group:
             os.waitpid(process, 0)
         self._running.clear()
 
-    def _failure(self) -> Failure | None:
-        """The failure that ended the group: reported by a worker, or the end of one that could not report."""
+    def _failure(self, forwarded: int | None) -> Failure | None:
+        """The failure that ended the group: reported by a worker, or the end of one that could not report.
+
+        forwarded: the signal that the workers were sent, if any.
+        """
         if not any(self._codes.values()):
             return None
         reports = [
@@ -228,6 +251,11 @@ class _Group:
         reports.sort(key=lambda each: each.order)
         silent = {rank: code for rank, code in self._codes.items() if code and rank not in {r.rank for r in reports}}
         own = [each for each in reports if not each.lost]
+        if forwarded and self._killed and silent.keys() <= self._killed.keys() and all(each.code > 128 for each in own):
+            said = own[0] if own else Failure(0, "interrupted, not saved", None, 0)
+            culprits = [rank for rank, stopped in sorted(self._killed.items()) if stopped] or sorted(self._killed)
+            message = f"{said.message}: rank {' and '.join(map(str, culprits))} did not answer and was killed"
+            return replace(said, message=message, code=128 + forwarded, named=False)
         if own:
             first, code = own[0], own[0].code
             if code > 128:  # all were interrupted: the leader says what was saved
@@ -238,9 +266,16 @@ class _Group:
         for rank, code in silent.items():
             if rank not in self._killed:
                 return Failure(rank, *_end_of(code))
-        for rank in sorted(self._killed & silent.keys()):
+        for rank in sorted(silent):
             return Failure(rank, "this process does not answer the others", None, 1)
         return reports[0]
+
+
+def _is_stopped(process: int) -> bool:
+    """Whether a process is suspended (SIGSTOP); False where the system does not tell."""
+    with suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return False
 
 
 def _end_of(code: int) -> tuple[str, str | None, int]:

@@ -48,6 +48,9 @@ of a group, each worker gets the signal directly, and again from the launcher or
 
 LOST = "another process of this group has ended or does not answer"
 
+SHORT_SECONDS = 5.0
+"""Steps up to this length are not told to the launcher."""
+
 SUPERVISED = "TFORMER_SUPERVISED"
 """Environment variable of workers that `tformer.workers.launch` started, which reports their failures."""
 
@@ -130,6 +133,7 @@ class Worker:
     _shared: int = field(default=0, init=False)
     _turns: int = field(default=0, init=False)
     _divided: int = field(default=0, init=False)
+    _expected: float = field(default=0.0, init=False)
 
     @property
     def leads(self) -> bool:
@@ -303,6 +307,12 @@ class Worker:
         """Store a text for the launcher, for example the run directory."""
         if self.store is not None and self.leads:
             self._put(name, text)
+
+    def expect(self, seconds: float) -> None:
+        """Tell the launcher how long this worker may not answer a signal, because a step or a save takes long."""
+        if max(seconds, self._expected) > SHORT_SECONDS:
+            self.publish("expected", str(seconds))
+        self._expected = seconds
 
     @contextmanager
     def joined(self, *, timeout_minutes: float) -> Iterator[None]:

@@ -8,6 +8,7 @@ OUT/cells/NAME.log      output of its processes
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -71,6 +72,12 @@ class Result:
     curve: list[list[float]] = field(default_factory=list)
     training_curve: list[list[float]] = field(default_factory=list)
 
+    @property
+    def failed(self) -> bool:
+        """Whether the training or an evaluation of it failed. One that diverged, was dropped or left out did not."""
+        ended = (DONE, TRAINED, DROPPED, DIVERGED, INVALID)
+        return self.status not in ended or any("failure" in entry for entry in self.evaluate.values())
+
     def save(self, path: Path) -> None:
         """Write the file, whole or not at all."""
         write_text(path, json.dumps(finite_or_none(asdict(self)), ensure_ascii=False, allow_nan=False, indent=1) + "\n")
@@ -123,7 +130,10 @@ def _curve(records: Sequence[Mapping[str, Any]], key: str) -> list[list[float]]:
     return points if stride <= 1 else [*points[:-1:stride], points[-1]]
 
 
-FAILURES = {2: REFUSED, 4: DIVERGED, 5: "out of memory", -9: "killed", 137: "killed"}
+FAILURES = {2: REFUSED, 4: DIVERGED, 5: "out of memory"}
+OUT_OF_MEMORY = "out of memory?"
+"""Why a process gets SIGKILL that nobody sent: the system frees memory so."""
+
 STORAGE, IN_USE = 3, 6
 """Exit codes that would end every other cell too."""
 
@@ -214,6 +224,7 @@ class Sweeper:
             words.append("--resume")
         trained = TRAINED if rung is None or rung.last else DROPPED
         ended = self._child(words, cell)
+        status, message = self._outcome(ended, cell, trained)
         self._remember_tokenizer(work)
         result = Result(
             cell=cell.name,
@@ -221,8 +232,8 @@ class Sweeper:
             choices=dict(cell.variant.choices),
             seed=cell.seed,
             command=[["tformer", *words]],
-            status=trained if ended.code == 0 else FAILURES.get(ended.code, "failed"),
-            message="" if ended.code == 0 else self._last_error(cell),
+            status=status,
+            message=message,
             metric=work.recipe.training.best_metric,
             peak_memory_bytes=ended.peak_bytes,
             rungs=list(rungs),
@@ -240,7 +251,8 @@ class Sweeper:
     def _evaluate(self, work: Work, flags: tuple[str, ...]) -> dict[str, Any]:
         ended = self._child(["evaluate", str(self._run(work.cell)), *flags, "--json"], work.cell)
         if ended.code != 0:
-            return {"failure": FAILURES.get(ended.code, "failed"), "message": self._last_error(work.cell)}
+            failure, message = self._outcome(ended, work.cell, DONE)
+            return {"failure": failure, "message": message}
         figures = json.loads(ended.out)
         name, value = figure_of(figures, work.recipe.training.best_metric)
         numbers = {key: figure for key, figure in figures.items() if isinstance(figure, int | float | str)}
@@ -257,6 +269,15 @@ class Sweeper:
         if ended.code == IN_USE:
             raise RunInUseError(f"{cell.name}: {self._last_error(cell)}")
         return ended
+
+    def _outcome(self, ended: Ended, cell: Cell, success: str) -> tuple[str, str]:
+        """(status, message) of a child that has ended; the message of a success is empty."""
+        if ended.code == 0:
+            return success, ""
+        if ended.code < 0 or ended.code == 128 + signal.SIGKILL:
+            number = signal.Signals(-ended.code if ended.code < 0 else signal.SIGKILL)
+            return "killed", f"killed by signal {number} ({OUT_OF_MEMORY if number == signal.SIGKILL else number.name})"
+        return FAILURES.get(ended.code, "failed"), self._last_error(cell)
 
     def _remember_tokenizer(self, work: Work) -> None:
         """Use this cell's tokenizer for all cells that would train the same one."""

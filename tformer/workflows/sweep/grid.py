@@ -173,8 +173,12 @@ def _slug_word(axis: Axis, row: Sequence[Any]) -> str:
     return text if isinstance(row[0], str | dict) else f"{_short(axis.keys[0])}-{text}"
 
 
+UNSAFE = re.compile(r"(?:(?!(?<=\de)\+\d|(?<=-)-\d)[^A-Za-z0-9._])+")
+"""Characters that a slug does not keep. It keeps the signs of numbers: 1e+30 is not 1e-30, and lr--1 is not lr-1."""
+
+
 def _slug(words: Sequence[str], *, taken: set[str]) -> str:
-    slug = "-".join(filter(None, (re.sub(r"[^A-Za-z0-9._]+", "-", word).strip("-.") for word in words))) or "base"
+    slug = "-".join(filter(None, (UNSAFE.sub("-", word).strip("-.") for word in words))) or "base"
     if len(slug) > MAX_SLUG:
         slug = f"{slug[: MAX_SLUG - 9]}-{hashlib.sha256(slug.encode()).hexdigest()[:8]}"
     number, unique = 1, slug
