@@ -7,10 +7,12 @@ as an internal error.
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 
 class TformerError(Exception):
@@ -40,18 +42,19 @@ class StorageError(TformerError):
     exit_code = 3
 
 
-class NonFiniteLossError(TformerError):
-    """Training stopped because the loss is not finite."""
+class NotFiniteError(TformerError):
+    """A loss, weights or outputs that are NaN or infinite."""
 
     exit_code = 4
 
 
-class NotNumbersError(TformerError):
-    """The model computes NaN (exit code 1); a training that meets it raises NonFiniteLossError."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(
-            f"the model's {what} are not numbers (NaN)", hint="its weights are damaged, or training diverged"
+def require_finite(values: Any, what: str) -> None:
+    """Raise NotFiniteError for NaN or infinity among a model's outputs: a tensor or an array; `what` names them."""
+    least, most = (float(values.min()), float(values.max())) if math.prod(values.shape) else (0.0, 0.0)
+    if not math.isfinite(most - least):
+        raise NotFiniteError(
+            f"the model's {what} are {'not numbers (NaN)' if math.isnan(most) else 'infinite'}",
+            hint="its weights are damaged, training diverged, or --precision fp32 is needed",
         )
 
 

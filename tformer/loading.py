@@ -21,7 +21,7 @@ from tformer.build import build_model
 from tformer.checkpoint.read import Checkpoint, differences, read_checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint
 from tformer.data.encoding import TextReader
-from tformer.errors import InputError
+from tformer.errors import InputError, NotFiniteError
 from tformer.formatting import short_hash
 from tformer.interop.opening import open_checkpoint
 from tformer.model import Transformer
@@ -42,7 +42,7 @@ TARGET_TABLE = "decoder_embedding.weight"
 class Loaded:
     """A model ready for inference (eval mode), with its tokenizer and recipe.
 
-    `path` is the checkpoint folder; `notes` are messages for the user (averaged weights, NaN).
+    `path` is the checkpoint folder; `notes` are messages for the user (averaged weights).
     """
 
     model: Transformer
@@ -162,6 +162,7 @@ def load(
 
     Raises:
         InputError: nothing to load, damaged files, or parts that do not belong together.
+        NotFiniteError: weights are NaN or infinite.
     """
     if path is None:
         path = newest_checkpoint(runs_dir, which, usable=lambda candidate: _suits(candidate, kinds))
@@ -179,6 +180,8 @@ def load(
             device=device,
         )
     load_weights(model, checkpoint, ema=checkpoint.has("ema"))
+    if checkpoint.not_finite:
+        raise NotFiniteError(checkpoint.not_finite[0], hint="training diverged, or the file is damaged")
     if dtype is not None:
         convert(model, dtype)
     notes = list(checkpoint.notes)

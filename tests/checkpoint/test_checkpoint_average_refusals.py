@@ -15,12 +15,12 @@ from tests.checkpoint.conftest import TOKENIZER, Disk, Killed, rewrite_manifest,
 from tformer.checkpoint.average import average_checkpoints
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import RunDirectory
-from tformer.errors import InputError, Interrupted, StorageError
+from tformer.errors import InputError, Interrupted, NotFiniteError, StorageError, TformerError
 
 
-def refused(message: str, paths: list[Path], out: Path) -> InputError:
+def refused(message: str, paths: list[Path], out: Path, *, kind: type[TformerError] = InputError) -> TformerError:
     before = sorted(out.parent.iterdir())
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(kind, match=message) as caught:
         average_checkpoints(paths, out)
     assert "\n" not in caught.value.message and sorted(out.parent.iterdir()) == before
     return caught.value
@@ -78,12 +78,18 @@ def test_another_target_tokenizer_is_named(run: RunDirectory, tmp_path: Path) ->
         ({"norm.gain": torch.ones(4).to(torch.bfloat16)}, r"norm\.gain is bfloat16 \[4\]"),
         ({"more": torch.ones(1)}, r"step-00000001 has no tensor more among its weights, .*step-00000002 has"),
         ({"table": torch.arange(4) + 1}, "step-00000002: weights tensor table .* whole numbers"),
-        ({"norm.gain": torch.tensor([1.0, float("nan"), 1.0, 1.0])}, "step-00000002: 1 of 6 weights tensors hold NaN"),
     ],
 )
 def test_other_tensors_are_named(run: RunDirectory, tmp_path: Path, change: dict[str, Tensor], message: str) -> None:
     paths = [keep(run, 1), keep(run, 2, weights=random_weights(2) | change)]
     refused(message, paths, tmp_path / "out")
+
+
+def test_weights_that_are_not_finite_are_named(run: RunDirectory, tmp_path: Path) -> None:
+    change = {"norm.gain": torch.tensor([1.0, float("nan"), 1.0, 1.0])}
+    paths = [keep(run, 1), keep(run, 2, weights=random_weights(2) | change)]
+    message = "step-00000002: 1 of 6 weights tensors hold NaN"
+    assert refused(message, paths, tmp_path / "out", kind=NotFiniteError).exit_code == 4
 
 
 def test_other_ties_are_named(run: RunDirectory, tmp_path: Path) -> None:

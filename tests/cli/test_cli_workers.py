@@ -22,7 +22,7 @@ from tformer import processes
 from tformer.cli.process import StopFlag
 from tformer.cli.report import console
 from tformer.cli.workers import Part, run_in_workers
-from tformer.errors import InputError, Interrupted, NonFiniteLossError, StorageError, TformerError
+from tformer.errors import InputError, Interrupted, NotFiniteError, StorageError, TformerError
 from tformer.workers import launch
 from tformer.workers import worker as workers
 from tformer.workers.worker import Worker
@@ -156,7 +156,7 @@ def raising(error: Exception) -> Work:
     [
         (InputError("a row is damaged"), "a row is damaged", 2),
         (StorageError("cannot write x"), "cannot write x", 3),
-        (NonFiniteLossError("the loss is not finite"), "the loss is not finite", 4),
+        (NotFiniteError("the loss is not finite"), "the loss is not finite", 4),
         (torch.OutOfMemoryError("CUDA out of memory"), "out of memory: CUDA out of memory", 5),
         (KeyError("x"), "internal error: KeyError: 'x'", 1),
     ],
@@ -172,7 +172,7 @@ def test_an_error_of_one_worker_ends_all_with_its_rank_message_and_code(
 def test_an_error_that_all_meet_is_reported_once_without_a_rank() -> None:
     def work(worker: Worker) -> None:
         with worker.joined(timeout_minutes=1):
-            raise NonFiniteLossError("the loss is not finite at step 3")
+            raise NotFiniteError("the loss is not finite at step 3")
 
     with failing("the loss is not finite at step 3", 4):
         run(work)

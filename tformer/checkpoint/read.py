@@ -108,6 +108,7 @@ class Checkpoint:
     verify: bool = True
     target_tokenizer_json: str | None = None  # None: one tokenizer for both sides
     notes: list[str] = field(default_factory=list)
+    not_finite: list[str] = field(default_factory=list)  # those of `notes` on weights that are NaN or infinite
     resumed: bool = False
 
     @property
@@ -255,7 +256,8 @@ class Checkpoint:
         if bad:
             listing = ", ".join(bad[:3]) + (", ..." if len(bad) > 3 else "")
             count = f"{len(bad)} of {len(tensors)} {role} tensors"
-            self.notes.append(f"{self.path}: {count} hold NaN or infinity ({listing})")
+            self.not_finite.append(f"{self.path}: {count} hold NaN or infinity ({listing})")
+            self.notes += self.not_finite[-1:]
 
 
 def read_checkpoint(path: str | Path, *, verify: bool = True, resumed: bool = False) -> Checkpoint:

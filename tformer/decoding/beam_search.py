@@ -29,7 +29,7 @@ from tformer.decoding.beam_candidates import NEVER, Choice, choose, hold_back, t
 from tformer.decoding.sampling import block_repeated_ngrams, force_token, pad_left, penalise_repetition
 from tformer.decoding.settings import BeamSettings, FinishReason, Hypothesis
 from tformer.decoding.stepper import Stepper
-from tformer.errors import InputError, NotNumbersError
+from tformer.errors import InputError, require_finite
 
 
 class FinishedHypotheses:
@@ -181,8 +181,8 @@ class BeamState:
             values_Rk, ids_Rk = top_candidates(scores_RV, most)
             own_Rk = values_Rk if scores_RV is logprobs_RV else logprobs_RV.gather(1, ids_Rk)
             packed_3Rk = torch.stack((values_Rk.double(), own_Rk.double(), ids_Rk.double())).cpu().numpy()
-        if np.isnan(packed_3Rk).any():
-            raise NotNumbersError("log-probabilities")
+        # log softmax is NaN for a row with NaN or +inf; -inf rules a token out.
+        require_finite(np.maximum(packed_3Rk.max(), 0.0), "log-probabilities")
         shape = (len(self._sentences_S), self._groups, self._width, packed_3Rk.shape[-1])
         values, own, ids = (
             np.broadcast_to(part[:, None, None], shape) if first else part.reshape(shape) for part in packed_3Rk
@@ -304,7 +304,7 @@ def beam_search(
         should_stop: polled before every step; unfinished hypotheses then come last, with the finish reason
             `interrupted`.
 
-    Raises InputError for a beam larger than the vocabulary, NotNumbersError when the model's numbers are NaN.
+    Raises InputError for a beam larger than the vocabulary, NotFiniteError for NaN or infinity.
     """
     if settings.beam_size > stepper.vocab_size:
         raise InputError(

@@ -16,7 +16,7 @@ import torch
 
 from tformer.data.shards.template import single_template
 from tformer.decoding.inference import inference
-from tformer.errors import InputError
+from tformer.errors import InputError, require_finite
 from tformer.model import Transformer
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.pieces import size_for_message
@@ -83,6 +83,7 @@ def fill_mask(model: Transformer, tokenizer: Tokenizer, text: str, *, top: int) 
         logits_MV = torch.cat(list(model(ids_1T).logit_chunks(HEAD, places_1T)))
         # A rounded-up vocabulary has rows without a token.
         probabilities_MV = logits_MV[:, : tokenizer.vocab_size].softmax(dim=-1)
+        require_finite(probabilities_MV, "probabilities")
         best = probabilities_MV.sort(dim=-1, descending=True, stable=True)
         values, order = best.values.tolist(), best.indices.tolist()
     return [

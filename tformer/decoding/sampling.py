@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tformer.decoding.settings import GenerationSettings
-from tformer.errors import NotNumbersError
+from tformer.errors import require_finite
 
 NEVER = float("-inf")
 NO_TOKEN = -1
@@ -221,8 +221,7 @@ class TokenChooser:
         """One token per sequence, and its log-probability under the model when the settings ask for it."""
         settings = self._settings
         logits_BV = logits_BV[:, : self._vocab_size].float()
-        if not self._num_chosen and bool(logits_BV.isnan().any()):
-            raise NotNumbersError("logits")
+        require_finite(logits_BV.amax(-1), "logits")  # the largest shows NaN and +inf; -inf rules a token out
         scores_BV = self._with_rules(self._without_suppressed(logits_BV))
         if settings.greedy:
             ids_B = scores_BV.argmax(-1)

@@ -17,7 +17,7 @@ import torch
 
 from tformer.data.batching.padding import WIDTH_MULTIPLE, PadLayout, pad_layout
 from tformer.decoding.inference import inference
-from tformer.errors import InputError
+from tformer.errors import InputError, require_finite
 from tformer.model import Transformer
 from tformer.nn.heads import Output
 from tformer.workers.worker import ALONE, Worker
@@ -210,7 +210,9 @@ def _score_batch(
         ids_N = wanted_N[start : start + len(logprobs_NV)]
         found.append(logprobs_NV.gather(1, ids_N[:, None])[:, 0])
         start += len(ids_N)
-    flat = torch.cat(found).tolist()
+    logprobs_N = torch.cat(found)
+    require_finite(logprobs_N, "log-probabilities")
+    flat = logprobs_N.tolist()
     weights_BUT = None if tap is None else output.taps[tap].float().mean(dim=1).cpu().numpy()
     start = 0
     for index, (first, row) in enumerate(zip(firsts, rows, strict=True)):

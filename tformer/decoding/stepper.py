@@ -23,7 +23,7 @@ from torch import Tensor
 from tformer.decoding.completion import check_prompts
 from tformer.decoding.generate import check_sources, feed, read_prompts
 from tformer.decoding.inference import BucketedCache, inference
-from tformer.errors import InputError, NotNumbersError
+from tformer.errors import InputError, require_finite
 from tformer.model import Transformer
 from tformer.nn.cache import ModelCache
 from tformer.nn.heads import VocabularyHead
@@ -105,7 +105,7 @@ class ModelStepper:
         self.vocab_size = _model_vocab_size(model) if vocab_size is None else vocab_size
 
     def start(self, beams: int) -> Tensor:
-        """See `Stepper`. NotNumbersError when the model's numbers are NaN."""
+        """See `Stepper`. NotFiniteError for NaN or infinity."""
         longest = max(map(len, self._prompts))
         self.num_sentences, self._beams = len(self._prompts), beams
         self._sentence_rows = torch.arange(self.num_sentences * beams, device=self._device)
@@ -120,8 +120,7 @@ class ModelStepper:
                 self._positions = torch.full((1, 1), longest, device=self._device)
             else:
                 self._positions = mask_ST.sum(dim=1, keepdim=True).repeat_interleave(beams, dim=0)
-            if bool(logits_SV.isnan().any()):
-                raise NotNumbersError("logits")
+            require_finite(logits_SV.amax(-1), "logits")
         return self._log_probabilities(logits_SV)
 
     def step(self, ids_R: Tensor) -> Tensor:

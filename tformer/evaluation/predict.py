@@ -22,7 +22,7 @@ from torch import nn
 
 from tformer.data.batching.batch import Batch
 from tformer.data.permutation import derive_key
-from tformer.errors import InputError
+from tformer.errors import InputError, require_finite
 from tformer.metrics import perplexity
 from tformer.nn.heads import Output
 from tformer.objectives.base import Objective
@@ -132,6 +132,7 @@ def predict(
     if not found:
         return np.full((total, 0), np.nan, dtype=np.float32)
     found_NL = torch.cat(found).cpu().numpy()  # one copy from the device, at the end
+    require_finite(found_NL, "outputs")
     result_NL = np.full((total, found_NL.shape[1]), np.nan, dtype=np.float32)
     result_NL[np.concatenate(done)] = found_NL
     return result_NL

@@ -22,7 +22,7 @@ from tformer.data.shards.array_files import ArrayFile
 from tformer.data.sources.columns import parse_column
 from tformer.data.sources.files import STANDARD_INPUT, Errors
 from tformer.decoding.prompts import task_prefix
-from tformer.errors import InputError, Interrupted, NonFiniteLossError
+from tformer.errors import InputError, Interrupted, NotFiniteError
 from tformer.evaluation.options import DataOptions, EvaluationOptions
 from tformer.evaluation.predict import Samples, evaluate_objective
 from tformer.loading import Loaded
@@ -366,7 +366,7 @@ def hold_out(parts: Sequence[Any], data: Data) -> tuple[list[Any], list[Any]]:
     return [train for train, _ in cuts], [valid for _, valid in cuts]
 
 
-def require_finite(loss: float) -> None:
-    """Raise NonFiniteLossError (exit code 4) for a loss that is no number."""
+def require_finite_loss(loss: float) -> None:
+    """Raise NotFiniteError (exit code 4) for a loss that is no number."""
     if not math.isfinite(loss):
-        raise NonFiniteLossError(f"the loss is {loss}", hint="the weights are damaged, or --precision fp32 is needed")
+        raise NotFiniteError(f"the loss is {loss}", hint="the weights are damaged, or --precision fp32 is needed")

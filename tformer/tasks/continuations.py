@@ -17,7 +17,7 @@ from tformer.errors import InputError
 from tformer.evaluation.options import EvaluationOptions
 from tformer.loading import Loaded
 from tformer.metrics import perplexity
-from tformer.tasks.base import ChosenData, Work, require_finite
+from tformer.tasks.base import ChosenData, Work, require_finite_loss
 from tformer.tasks.text import Text
 from tformer.tokenizer.pieces import size_for_message
 
@@ -78,7 +78,7 @@ class Continuations(Text):
 def score_report(scores: Sequence[TargetScore]) -> dict[str, Any]:
     """The log-probability of each target, their sum and perplexity."""
     total, tokens = sum(score.logprob for score in scores), sum(len(score.logprobs) for score in scores)
-    require_finite(-total)
+    require_finite_loss(-total)
     return {
         "scores": [{"logprob": score.logprob, "tokens": len(score.logprobs)} for score in scores],
         "logprob": total,

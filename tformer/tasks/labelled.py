@@ -42,7 +42,7 @@ from tformer.tasks.base import (
     TrainingData,
     TrainingStart,
     Work,
-    require_finite,
+    require_finite_loss,
 )
 from tformer.tasks.text import TEXT_OPTIONS
 from tformer.tasks.tokenizers import Texts, obtain_tokenizer, text_context
@@ -192,7 +192,7 @@ class Labelled(Task):
         work.require_finished("before every example was read")
         seconds = time.perf_counter() - began
         report = REPORTS[classifier.kind](samples.labels, scores_NL, classifier.labels)
-        require_finite(report["loss"])
+        require_finite_loss(report["loss"])
         if options.mistakes is not None and work.worker.leads:
             written = write_mistakes(options.mistakes, classifier, samples, scores_NL)
             work.note(f"{options.mistakes}: {written:,} examples")

@@ -27,7 +27,7 @@ from tformer.nn.init import tie_embeddings
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext, require_special_tokens
 from tformer.recipe.recipe import Recipe
-from tformer.tasks.base import ChosenData, HeldOut, Work, require_finite
+from tformer.tasks.base import ChosenData, HeldOut, Work, require_finite_loss
 from tformer.tasks.text import TEXT_OPTIONS, CorpusTask, validation_batch
 from tformer.tasks.tokenizers import decoder_context, text_context
 from tformer.tokenizer import Tokenizer
@@ -120,7 +120,7 @@ class MaskedText(CorpusTask):
                 worker=work.worker,
             )
         work.require_finished("before the whole text was read")
-        require_finite(metrics["loss"])
+        require_finite_loss(metrics["loss"])
         report = {"data": held_out.name, **metrics}
         if options.pseudo_perplexity:
             report |= self._pseudo_perplexity(loaded, held_out.samples, options, work)

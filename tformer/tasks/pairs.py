@@ -61,7 +61,7 @@ from tformer.tasks.base import (
     TrainingStart,
     Work,
     hold_out,
-    require_finite,
+    require_finite_loss,
 )
 from tformer.tasks.continuations import PAIR_OPTIONS, score_lines, score_report
 from tformer.tasks.sequence_teacher import translate_sources, weights_digest
@@ -229,7 +229,7 @@ class Pairs(Task):
                 worker=work.worker,
             )
         work.require_finished("before every pair was read")
-        require_finite(metrics["loss"])
+        require_finite_loss(metrics["loss"])
         if translator is not None:
             metrics |= _decoded(loaded, translator, pairs, options, work)
         return {"data": name, **metrics}

@@ -44,7 +44,7 @@ from tformer.tasks.base import (
     TrainingStart,
     Work,
     hold_out,
-    require_finite,
+    require_finite_loss,
 )
 from tformer.tasks.tokenizers import Texts, obtain_tokenizer, text_context
 from tformer.tokenizer import Tokenizer
@@ -282,7 +282,7 @@ class Text(CorpusTask):
             work.require_finished("before the whole text was read")
             parts.append(part)
         metrics = combine_validation(parts)
-        require_finite(metrics["loss"])
+        require_finite_loss(metrics["loss"])
         return {"data": name, **metrics, "seq_len": recipe.seq_len, "stride": stride or recipe.seq_len}
 
     def lines(self, report: dict[str, Any]) -> Iterator[str]:

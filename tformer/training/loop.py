@@ -27,7 +27,7 @@ from torch import Tensor
 
 from tformer.data.batching.batch import Batch
 from tformer.device import keep_freed_memory, return_free_memory
-from tformer.errors import InputError, NonFiniteLossError, NotNumbersError, OtherProcessError, did_you_mean
+from tformer.errors import InputError, NotFiniteError, OtherProcessError, did_you_mean
 from tformer.metrics import HIGHER_IS_BETTER, lower_is_better
 from tformer.nn.structured_dropout import SharedDraws, Step, drawing_modules, step_listeners
 from tformer.objectives.base import Objective, total_loss
@@ -357,7 +357,7 @@ class Trainer:
             try:
                 values = self.hooks.validate()
                 sample = self.hooks.sample(state.step) if values is not None else None
-            except NotNumbersError as error:
+            except NotFiniteError as error:
                 raise self._not_finite(f"any more at step {state.step}: {error.message}") from error
             if values is None or sample is None:
                 return False
@@ -401,9 +401,9 @@ class Trainer:
         self._saved_step = self.state.step
         self._last_save = time.monotonic()
 
-    def _not_finite(self, when: str) -> NonFiniteLossError:
+    def _not_finite(self, when: str) -> NotFiniteError:
         saved = "" if self._saved_step is None else f"; the checkpoint of step {self._saved_step} is intact"
-        return NonFiniteLossError(
+        return NotFiniteError(
             f"the loss is not finite {when}",
             hint=f"lower the learning rate (--lr) or raise schedule.warmup_steps{saved}",
         )

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from tformer.decoding.inference import inference
-from tformer.errors import InputError
+from tformer.errors import InputError, require_finite
 from tformer.formatting import plural
 from tformer.loading import Loaded
 from tformer.nn.attention import AttentionContext, Mechanism
@@ -143,6 +143,8 @@ def compute(loaded: Loaded, reading: Reading, kinds: Sequence[Kind], chosen: Cho
     inputs = {name: value.to(device) for name, value in reading.inputs.items()}
     with inference(loaded.model):
         found = loaded.model(**inputs, taps=taps).taps
+    for name in sorted(taps):
+        require_finite(found[name], name)
     return {
         kind: _attention(
             loaded, reading, kind, {layer: found.pop(_tap(kind, layer))[0] for layer in layers[kind]}, chosen

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tformer import files
 from tformer.checkpoint.average import require_new
 from tformer.cost.flops import attention_flops_per_token, matmul_parameters
-from tformer.errors import InputError, Interrupted, NonFiniteLossError
+from tformer.errors import InputError, Interrupted, NotFiniteError
 from tformer.interop.opening import open_checkpoint
 from tformer.loading import Loaded
 from tformer.model import Transformer
@@ -258,7 +258,7 @@ def prune(
 
     Raises:
         InputError: the plan does not fit the model, or `out` exists; nothing is written.
-        NonFiniteLossError: the loss of the original model is not finite; nothing is written.
+        NotFiniteError: the loss of the original model is not finite; nothing is written.
         StorageError: the disk refuses; no part of the result is left.
         Interrupted: `should_stop` returned True; nothing is written.
     """
@@ -343,7 +343,7 @@ class _Pruning:
             metrics |= self.held_out.measure(self.model, self.should_stop)
             self._raise_if_stopped()
             if not math.isfinite(metrics["loss"]) and self.model is self.loaded.model:
-                raise NonFiniteLossError(f"the loss is {metrics['loss']}: the weights are damaged")
+                raise NotFiniteError(f"the loss is {metrics['loss']}: the weights are damaged")
         return metrics
 
     def _importance(self) -> Importance:
