@@ -13,6 +13,8 @@ def main() -> None:
         run()
     except KeyboardInterrupt:
         sys.stderr.write("error: interrupted\n")
+        if "--json" in sys.argv:
+            sys.stdout.write('{"error": "interrupted", "hint": null, "code": 130}\n')
         sys.exit(130)
 
 

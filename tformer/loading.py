@@ -201,14 +201,16 @@ def load(
 
 def load_tokenizers(checkpoint: Checkpoint) -> tuple[Tokenizer | None, Tokenizer | None]:
     """The tokenizer (None for images) and the target side's own; InputError for others than the model's."""
-    recipe, target = checkpoint.recipe, None
-    tokenizer = None if checkpoint.tokenizer_json is None else Tokenizer.from_json(checkpoint.tokenizer_json)
+    recipe, tokenizer, target = checkpoint.recipe, None, None
+    if (text := checkpoint.tokenizer_json) is not None:
+        tokenizer = Tokenizer.from_json(text, name=str(checkpoint.tokenizer_path("source")))
     if tokenizer is not None:
         _check_tokenizer(checkpoint, recipe, tokenizer)
     elif recipe.model.patches is None:
         raise InputError(f"{checkpoint.path} holds a model of text without its tokenizer.json")
     if checkpoint.target_tokenizer_json is not None:
-        target = Tokenizer.from_json(checkpoint.target_tokenizer_json)
+        name = str(checkpoint.tokenizer_path("target"))
+        target = Tokenizer.from_json(checkpoint.target_tokenizer_json, name=name)
         _check_tokenizer(checkpoint, recipe, target, side="target")
     return with_roles(recipe.tokenizer.special_ids, tokenizer, target)
 
@@ -377,9 +379,8 @@ def _check_tokenizer(checkpoint: Checkpoint, recipe: Recipe, tokenizer: Tokenize
     target = side == "target"
     recorded = checkpoint.target_tokenizer_sha256 if target else checkpoint.tokenizer_sha256
     if recorded is not None and tokenizer.sha256 != recorded:
-        name = f"tokenizer.{side}.json" if checkpoint.target_tokenizer_json is not None else "tokenizer.json"
         raise InputError(
-            f"{checkpoint.path / name} is not the tokenizer this model was trained with: its sha256 is "
+            f"{checkpoint.tokenizer_path(side)} is not the tokenizer this model was trained with: its sha256 is "
             f"{short_hash(tokenizer.sha256)}, the manifest says {short_hash(recorded)}"
         )
     table_name = TARGET_TABLE if target else TOKEN_TABLE

@@ -133,6 +133,11 @@ class Checkpoint:
         """The recipe that the checkpoint was trained with."""
         return recipe_from_yaml(self.recipe_text, name=str(self.path / "recipe.yaml"))
 
+    def tokenizer_path(self, side: str) -> Path:
+        """The file of the tokenizer of a side, "source" for the only one, too."""
+        separate = self.target_tokenizer_json is not None
+        return self.path / (f"tokenizer.{side}.json" if separate else "tokenizer.json")
+
     def has(self, role: str) -> bool:
         """Whether the checkpoint holds tensors of a role: weights, optimizer, ema, generator."""
         return bool(self.manifest.by_role(role))

@@ -26,8 +26,8 @@ from rich.markup import escape
 from tformer import __version__
 from tformer.cli.completion import words_to_complete
 from tformer.cli.help import fit_help
-from tformer.cli.process import DroppableStream
-from tformer.cli.report import console, spinner
+from tformer.cli.process import BeforeTorch, DroppableStream
+from tformer.cli.report import console, emit_json, spinner
 from tformer.errors import InputError, OutOfMemoryError, StorageError, TformerError, visible
 
 
@@ -214,6 +214,7 @@ def main(arguments: list[str] | None = None) -> None:
     _tolerate_any_locale()
     if arguments is None:
         sys.stderr = DroppableStream(sys.stderr)
+        sys.meta_path.insert(0, BeforeTorch())
     stdout_is_pipe = _is_pipe(sys.stdout)
     try:
         program = typer.main.get_command(make_app(words_to_complete() or words))
@@ -231,8 +232,7 @@ def main(arguments: list[str] | None = None) -> None:
             _end_of_pipe()
         raise
     except KeyboardInterrupt:
-        _print_error("interrupted", None)
-        sys.exit(INTERRUPTED)
+        sys.exit(_print_error("interrupted", None, INTERRUPTED, as_json="--json" in words))
     except Exception as error:
         if debug:
             traceback.print_exc()
@@ -258,29 +258,27 @@ def _end_of_pipe() -> NoReturn:
 
 
 def report(error: Exception, words: Sequence[str] = ()) -> int:
-    """Print an error as one line and a hint, and return its exit code.
+    """Print an error as one line and a hint, with `--json` also as an object on stdout, and return its exit code.
 
-    words: the command line without the program's name, for usage errors that do not name their command.
+    words: the command line without the program's name.
     """
-    known = as_tformer_error(error)
-    if known is not None:
-        _print_error(known.message, known.hint)
-        return known.exit_code
+    known = as_tformer_error(error) or _usage_error(error, words) or internal_error(error)
+    return _print_error(known.message, known.hint, known.exit_code, as_json="--json" in words)
+
+
+def _usage_error(error: Exception, words: Sequence[str]) -> InputError | None:
+    """The error for one of typer's own; None for any other."""
     if hasattr(error, "format_message"):  # typer's own usage errors
         context = getattr(error, "ctx", None)
         command = _command_of(words) if context is None else context.command_path
         former_name = getattr(error, "option_name", "")
         new_name = RENAMED.get(command.removeprefix("tformer "), {}).get(former_name)
         if new_name is not None:
-            _print_error(f"{former_name} of {command} is now {new_name}", f"see '{command} --help'")
-            return 2
+            return InputError(f"{former_name} of {command} is now {new_name}", hint=f"see '{command} --help'")
         # typer's message is empty when no command was given; its checks by pydantic begin with "Value error".
         message = " ".join(str(error.format_message()).split()).replace("Value error, ", "") or "no command was given"
-        _print_error(message, f"see '{command} --help'")
-        return 2
-    bug = internal_error(error)
-    _print_error(bug.message, bug.hint)
-    return bug.exit_code
+        return InputError(message, hint=f"see '{command} --help'")
+    return None
 
 
 def _command_of(words: Sequence[str]) -> str:
@@ -344,21 +342,27 @@ def _is_in_removed_folder() -> bool:
     return False
 
 
-def _print_error(message: str, hint: str | None) -> None:
+def _print_error(message: str, hint: str | None, code: int, *, as_json: bool = False) -> int:
+    """Print an error on stderr, and with `as_json` an object on stdout; gives its exit code."""
+    message, hint = _one_line(message), hint and _one_line(hint)
+    if as_json:
+        with suppress(OSError):
+            emit_json({"error": message, "hint": hint, "code": code})
     try:
-        console.print(f"[bold red]error:[/] {_plain(message)}")
+        console.print(f"[bold red]error:[/] {escape(message)}")
         if hint:
-            console.print(f"[bold]hint:[/] {_plain(hint)}")
+            console.print(f"[bold]hint:[/] {escape(hint)}")
     except (MemoryError, RuntimeError, OSError, ImportError):  # neither memory, threads nor files are left for it
         with suppress(OSError):
             os.write(2, f"error: {message}\n".encode("utf-8", "backslashreplace"))
+    return code
 
 
-def _plain(text: str) -> str:
-    """Text without markup and escape sequences; a long text loses its middle."""
+def _one_line(text: str) -> str:
+    """Text without newlines and escape sequences; a long text loses its middle."""
     half = MAX_MESSAGE // 2
     short = text if len(text) <= MAX_MESSAGE else f"{text[:half]} ... {text[-half:]}"
-    return escape(visible(short))
+    return visible(short).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def _replace_closed_streams() -> None:
@@ -368,8 +372,7 @@ def _replace_closed_streams() -> None:
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
     if sys.stdout is None:
-        _print_error("standard output is closed", "send it to a file, or to /dev/null")
-        sys.exit(3)
+        sys.exit(_print_error("standard output is closed", "send it to a file, or to /dev/null", 3))
 
 
 def _tolerate_any_locale() -> None:

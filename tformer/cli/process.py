@@ -6,19 +6,26 @@ import gc
 import os
 import resource
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.machinery import PathFinder
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, TextIO
 
-from tformer.errors import Interrupted
+from tformer.errors import Interrupted, OutOfMemoryError
+from tformer.formatting import decimal_bytes
 
 STARTED = time.monotonic()
 "Start time of this process, taken as early as possible; `--max-minutes` counts from here."
 
 RESERVED_CPU_SECONDS = 10
 """CPU time kept for saving a checkpoint before the limit of the process."""
+
+ROOM = 128 * 2**20
+"""Address space that starting PyTorch takes beside its libraries, as measured."""
 
 
 class DroppableStream:
@@ -48,6 +55,29 @@ class DroppableStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+class BeforeTorch:
+    """An import hook that raises before `import torch` where its libraries would end the process."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """FileNotFoundError for a current folder that is gone, OutOfMemoryError for too little room (`ulimit -v`)."""
+        if name != "torch":
+            return
+        os.getcwd()
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit == resource.RLIM_INFINITY or sys.platform != "linux":
+            return
+        found = PathFinder.find_spec(name, path)
+        folders = [] if found is None else found.submodule_search_locations or []
+        libraries = sum(file.stat().st_size for folder in folders for file in Path(folder, "lib").glob("*.so*"))
+        held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        if held + libraries + ROOM > limit:
+            raise OutOfMemoryError(
+                f"out of memory: PyTorch needs {decimal_bytes(held + libraries + ROOM)} of address space, the limit is "
+                f"{decimal_bytes(limit)}",
+                hint="raise the limit (ulimit -v)",
+            )
 
 
 @contextmanager

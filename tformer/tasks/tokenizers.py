@@ -143,7 +143,7 @@ class Origin:
     def obtain(self, work: Work, texts: Texts) -> Tokenizer:
         """The tokenizer of the first origin that exists."""
         if self.stored is not None:
-            return self._same(Tokenizer.from_json(self.stored))
+            return self._same(Tokenizer.from_json(self.stored, name=str(self.file or "tokenizer.json")))
         if self.file is not None and self.file.exists():
             return self._same(Tokenizer.load(self.file))
         if self.path is not None:

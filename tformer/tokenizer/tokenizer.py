@@ -9,7 +9,7 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -48,9 +48,9 @@ class Tokenizer:
     tokenizers, whatever `with_special` names).
     """
 
-    def __init__(self, rust: RustTokenizer, document: dict[str, Any], text: str) -> None:
+    def __init__(self, rust: RustTokenizer, document: dict[str, Any], text: str, name: str) -> None:
         self._rust = rust
-        self._text = text
+        self._text, self._name = text, name
         self._rust.encode_special_tokens = True  # in data they are text
         vocabulary = rust.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
@@ -111,7 +111,7 @@ class Tokenizer:
             raise _not_a_tokenizer(name, "two entries share one id")
         if max(vocabulary.values()) >= max(2 * len(vocabulary), 2**20):
             raise _not_a_tokenizer(name, f"id {max(vocabulary.values())} in a vocabulary of {len(vocabulary)}")
-        return cls(rust, document, text)
+        return cls(rust, document, text, name)
 
     def with_special(self, special: SpecialIds) -> Tokenizer:
         """The same tokenizer with these ids as its special ids; `sha256` stays that of the file."""
@@ -191,7 +191,16 @@ class Tokenizer:
     def _encode_whole(self, texts: list[str], *, template: bool = False) -> list[list[int]]:
         if self._characters is not None and not template:
             return [self._characters.encode(self.normalize(text)) for text in texts]
-        return [e.ids for e in self._rust.encode_batch_fast(texts, add_special_tokens=template)]
+        return [e.ids for e in self._call(self._rust.encode_batch_fast, texts, add_special_tokens=template)]
+
+    def _call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """What a function of the library returns. InputError, with the tokenizer's file, where it fails on a text."""
+        try:
+            return function(*arguments, **options)
+        except BaseException as error:
+            if type(error) is Exception or _is_panic(error):  # the library's own errors
+                raise _not_a_tokenizer(self._name, f"it fails on a text ({error})") from error
+            raise
 
     def _encode_long(self, text: str, most: int | None, keep: Truncation) -> list[int]:
         if most is None:
@@ -206,7 +215,7 @@ class Tokenizer:
         both, first, second = self._encode_whole(["x\nx", "x\n", "x"])
         if both != first + second or self._rust.pre_tokenizer is None:
             return False
-        words = self._rust.pre_tokenizer.pre_tokenize_str(self.normalize("x\nx"))
+        words = self._call(self._rust.pre_tokenizer.pre_tokenize_str, self.normalize("x\nx"))
         return any(start == 2 for _, (start, _) in words)
 
     def _encode_piece(self, piece: str) -> list[int]:
@@ -236,13 +245,13 @@ class Tokenizer:
         return ids, spans
 
     def _encode_piece_spans(self, piece: str) -> tuple[list[int], list[tuple[int, int]]]:
-        encoding = self._rust.encode(piece, add_special_tokens=False)
+        encoding = self._call(self._rust.encode, piece, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """Two texts in the pair template: (ids, token type ids)."""
         try:
-            encoding = self._rust.encode(first, second, add_special_tokens=True)
+            encoding = self._call(self._rust.encode, first, second, add_special_tokens=True)
         except (TypeError, UnicodeEncodeError) as error:
             raise _not_unicode([first, second], error) from error
         return encoding.ids, encoding.type_ids
@@ -251,7 +260,7 @@ class Tokenizer:
         if self._table is not None:
             return self._table.decode(ids, skip_special=skip_special)
         shown = [i for i in ids if not (skip_special and i in self._special_tokens)]
-        return self._rust.decode(shown, skip_special_tokens=skip_special)
+        return self._call(self._rust.decode, shown, skip_special_tokens=skip_special)
 
     def decode_batch(self, batch: Iterable[Sequence[int]], *, skip_special: bool = True) -> list[str]:
         return [self.decode(ids, skip_special=skip_special) for ids in batch]
@@ -264,7 +273,8 @@ class Tokenizer:
 
     def normalize(self, text: str) -> str:
         """The text as the model sees it: after the Unicode form, case and accent options."""
-        return text if self._rust.normalizer is None else self._rust.normalizer.normalize_str(text)
+        normalizer = self._rust.normalizer
+        return text if normalizer is None else self._call(normalizer.normalize_str, text)
 
     def token(self, token_id: int) -> str:
         """The token of this id as in the vocabulary. Raises ValueError for an unknown id."""
@@ -324,6 +334,11 @@ def _piece_table(
     if read is None:
         return None
     return PieceTable([b"" if token is None else read(token) for token in tokens], special)
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether the Rust library panicked; it exports no type for that, and the type does not derive from Exception."""
+    return type(error).__name__ == "PanicException"
 
 
 def _not_a_tokenizer(name: str, reason: str) -> InputError:

@@ -90,15 +90,12 @@ def _of_folder(folder: Path) -> Subject:
 
 
 def _of_checkpoint(checkpoint: Checkpoint, name: str, side: Side | None) -> Subject:
-    from tformer.loading import target_reader, text_reader
-    from tformer.recipe.recipe import with_roles
+    from tformer.loading import load_tokenizers, target_reader, text_reader
 
     recipe = checkpoint.recipe
     if checkpoint.tokenizer_json is None:
         raise InputError(f"{name} is a model of images: it has no tokenizer")
-    texts = (checkpoint.tokenizer_json, checkpoint.target_tokenizer_json)
-    source, target = (None if text is None else Tokenizer.from_json(text) for text in texts)
-    source, target = with_roles(recipe.tokenizer.special_ids, source, target)
+    source, target = load_tokenizers(checkpoint)
     assert source is not None
     if side == "target":
         reads = f"{name}: the decoder reads every id but the last and predicts every id but the first"
