@@ -33,7 +33,7 @@ LAYERS = (
     ("device", "options", "output_files", "processes", "shipped"),
     ("files",),
     ("input_files",),
-    ("errors", "formatting"),
+    ("errors", "formatting", "bounds"),
 )
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 CORE = {"nn", "model"}  # these see torch and each other only: no file, no tokenizer, no optimizer

@@ -32,6 +32,10 @@ class InputError(TformerError):
     exit_code = 2
 
 
+class InputErrors(InputError):
+    """Several of them, one a line of the message."""
+
+
 class OtherProcessError(InputError):
     """Another process of the same training has raised an InputError: this one ends with it."""
 

@@ -131,7 +131,7 @@ def test_when_nothing_could_be_measured_the_command_fails(cli: Cli, asked: list[
         (["train", "--batch-size", ",".join(map(str, range(1, 34)))], "--batch-size: found 33 sizes, expected 32"),
         (["generate", "--quantize", ""], "--quantize: found '', expected a word"),
         (["train", "--repeats", "0"], "--repeats: found 0"),
-        (["train", "--threads", "99999999999999"], "--threads: found 99999999999999, expected 4,096 at most"),
+        (["train", "--threads", "99999999999999"], "--threads must be at most 1,000,000,000,000, found 99999999999999"),
         (["train", "--max-seconds", "inf"], "--max-seconds: found inf, expected a finite number"),
         (["tokenize", "--megabytes", "inf"], "--megabytes: found inf, expected a finite number"),
         (["train", "--length", "-1"], "--length: found -1"),

@@ -202,7 +202,7 @@ def test_text_that_cannot_be_evaluated_is_named(cli, random_run, tmp_path, conte
     path = tmp_path / "text.txt"
     path.write_bytes(content)
     outcome = cli("evaluate", random_run, "--data", path, "--json")
-    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.code == 2 and json.loads(outcome.out).keys() == {"error", "hint", "code"}
     assert all(word in outcome.err for word in words), outcome.err
     assert "Traceback" not in outcome.err
 
@@ -242,7 +242,7 @@ def test_a_loss_that_is_no_number_is_exit_4(cli, random_run, valid, monkeypatch)
     figures = {"loss": math.nan, "perplexity": math.nan, "bits_per_byte": math.nan, "accuracy": 0.0, "tokens": 1}
     monkeypatch.setattr("tformer.tasks.text.evaluate_lm", lambda *_args, **_kwargs: figures)
     outcome = cli("evaluate", random_run, "--data", valid, "--json")
-    assert (outcome.code, outcome.out) == (4, "")
+    assert outcome.code == 4 and json.loads(outcome.out)["error"] == "the loss is nan"
 
 
 def report(names: list[str], *, examples: int = 60) -> dict:

@@ -84,8 +84,8 @@ def documents(outcome: Any) -> list[dict[str, Any]]:
 
 
 def refusal(outcome: Any) -> str:
-    """The one line of an error that is the user's."""
-    assert (outcome.code, outcome.out) == (2, ""), outcome.err
+    """The one line of an error that is the user's; with --json stdout holds it as an object, and else nothing."""
+    assert outcome.code == 2 and (not outcome.out or json.loads(outcome.out)["code"] == 2), outcome.err
     assert "Traceback" not in outcome.err
     [message] = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
     return message

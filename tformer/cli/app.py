@@ -28,7 +28,8 @@ from tformer.cli.completion import words_to_complete
 from tformer.cli.help import fit_help
 from tformer.cli.process import BeforeTorch, DroppableStream
 from tformer.cli.report import console, emit_json, spinner
-from tformer.errors import InputError, OutOfMemoryError, StorageError, TformerError, visible
+from tformer.errors import InputError, InputErrors, OutOfMemoryError, StorageError, TformerError, visible
+from tformer.formatting import as_cell
 
 
 @dataclass(frozen=True)
@@ -263,7 +264,8 @@ def report(error: Exception, words: Sequence[str] = ()) -> int:
     words: the command line without the program's name.
     """
     known = as_tformer_error(error) or _usage_error(error, words) or internal_error(error)
-    return _print_error(known.message, known.hint, known.exit_code, as_json="--json" in words)
+    parts = known.message.split("\n") if isinstance(known, InputErrors) else [known.message]
+    return _print_error("\n".join(map(_one_line, parts)), known.hint, known.exit_code, as_json="--json" in words)
 
 
 def _usage_error(error: Exception, words: Sequence[str]) -> InputError | None:
@@ -344,7 +346,7 @@ def _is_in_removed_folder() -> bool:
 
 def _print_error(message: str, hint: str | None, code: int, *, as_json: bool = False) -> int:
     """Print an error on stderr, and with `as_json` an object on stdout; gives its exit code."""
-    message, hint = _one_line(message), hint and _one_line(hint)
+    hint = hint and _one_line(hint)
     if as_json:
         with suppress(OSError):
             emit_json({"error": message, "hint": hint, "code": code})
@@ -362,7 +364,7 @@ def _one_line(text: str) -> str:
     """Text without newlines and escape sequences; a long text loses its middle."""
     half = MAX_MESSAGE // 2
     short = text if len(text) <= MAX_MESSAGE else f"{text[:half]} ... {text[-half:]}"
-    return visible(short).replace("\n", "\\n").replace("\t", "\\t")
+    return visible(as_cell(short))
 
 
 def _replace_closed_streams() -> None:

@@ -12,7 +12,7 @@ import typer
 from tformer.cli.command import examples
 from tformer.cli.completion import completer
 from tformer.cli.report import aligned, emit, emit_json, emit_lines, in_columns, show_notes
-from tformer.errors import InputError
+from tformer.errors import InputError, InputErrors
 
 if TYPE_CHECKING:
     from tformer.recipe.explain import Explanation
@@ -114,7 +114,7 @@ def validate(
         raise typer.Exit(2 if failures else 0)
     if failures:
         # each problem names its file, so that one error can list several files
-        raise InputError(
+        raise InputErrors(
             "\n".join(error.message for error in failures.values()), hint=next(iter(failures.values())).hint
         )
 

@@ -20,6 +20,7 @@ from functools import reduce
 from operator import add
 from typing import Any, Literal, Self, get_args
 
+from tformer.bounds import expected_of
 from tformer.errors import InputError
 from tformer.recipe.sections import Generation
 
@@ -72,14 +73,7 @@ BOUNDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "beam_groups": _at_least(1, " (1 is off)"),
     "diversity_penalty": (lambda value: 0 <= value < float("inf"), "at least 0 (0 is off) and finite"),
 }
-"""The condition of each setting, in code and in words."""
-
-MAX_ROWS = 2**16
-CEILINGS = {
-    **dict.fromkeys(("num_samples", "beam_size", "n_best", "beam_groups"), MAX_ROWS),
-    **dict.fromkeys(("max_new_tokens", "min_new_tokens"), 2**30),
-}
-"""Ceilings above any use, so that no setting allocates without end."""
+"""What each setting must be by its meaning, in code and in words; `tformer.bounds` has the limits of arithmetic."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +127,9 @@ class DecodingSettings:
         for name, (holds, expected) in BOUNDS.items():
             if name in values and not holds(values[name]):
                 raise InputError(f"{names.get(name, name)} must be {expected}, found {values[name]}")
-        for name, most in CEILINGS.items():
-            if values.get(name) is not None and values[name] > most:
-                raise InputError(f"{names.get(name, name)} must be at most {most}, found {values[name]}")
+        for name, value in values.items():
+            if expected_number := expected_of(name, value):
+                raise InputError(f"{names.get(name, name)} must be {expected_number}, found {value}")
         _check_order(values, names, "min_new_tokens", "max_new_tokens")
         has_end = values["eos_id"] is not None or values["forced_eos"] is not None or values["stop_tokens"]
         if values["at_limit"] == "end" and not has_end:

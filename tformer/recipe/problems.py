@@ -6,14 +6,14 @@ pydantic's errors become `Problem`s, one for each path; up to MAX_SHOWN of them 
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from tformer.errors import InputError
+from tformer.bounds import expected_of
+from tformer.errors import InputErrors
 from tformer.formatting import as_one_line
 from tformer.recipe.schema import (
     field_at,
@@ -28,8 +28,6 @@ from tformer.recipe.schema import (
 from tformer.recipe.yaml_text import KeyPath, describe
 
 MAX_SHOWN = 5
-MAX_INTEGER = 2**63 - 1
-MAX_COUNT = 10**12  # more steps, tokens or ids than any training has
 MODEL_HINT = "start from a preset (--preset NAME, or `preset: NAME` in the file), or describe model.decoder"
 
 
@@ -76,19 +74,18 @@ def raise_problems(problems: Sequence[Problem], where: Callable[[KeyPath], str])
         lines.append(as_one_line(": ".join(part for part in (place, ".".join(problem.path), problem.text) if part)))
     if len(problems) > MAX_SHOWN:
         lines.append(f"and {len(problems) - MAX_SHOWN} more")
-    raise InputError("\n".join(lines), hint=problems[0].hint)
+    raise InputErrors("\n".join(lines), hint=problems[0].hint)
 
 
 def unusable_values(data: Any, path: KeyPath = ()) -> Iterator[Problem]:
-    """Values that no key accepts: NaN, infinity, integers over MAX_COUNT (seeds: 64 bits), text that is no Unicode."""
+    """Values that no key accepts: numbers outside `tformer.bounds`, text that is no Unicode."""
     if isinstance(data, dict | list):
         for key, item in data.items() if isinstance(data, dict) else enumerate(data):
             yield from unusable_values(item, (*path, str(key)))
-    elif isinstance(data, float) and not math.isfinite(data):
-        yield Problem(path, f"found {data}, expected a finite number")
-    elif isinstance(data, int) and abs(data) > (limit := MAX_INTEGER if path[-1:] == ("seed",) else MAX_COUNT):
-        found = data if abs(data) < 10**20 else f"a number of {len(str(abs(data)))} digits"
-        yield Problem(path, f"found {found}, expected at most {limit}")
+    elif expected := expected_of(path[-1] if path else "", data):
+        huge = isinstance(data, int) and abs(data) >= 10**20
+        found = f"a number of {len(str(abs(data)))} digits" if huge else data
+        yield Problem(path, f"found {found}, expected {expected}")
     elif isinstance(data, str) and any("\ud800" <= character <= "\udfff" for character in data):
         yield Problem(path, f"found {describe(data)}, expected Unicode text")
 
