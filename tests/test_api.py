@@ -525,3 +525,21 @@ def test_no_call_warns_of_anything_else(lm: tformer.Run) -> None:
         warnings.simplefilter("error")
         lm.generate("the ", max_new_tokens=2)
         lm.embed("the ")
+
+
+def test_a_text_that_is_no_unicode_is_named_by_its_number(
+    lm: tformer.Run, classifier: tformer.Run, translator: tformer.Run
+) -> None:
+    bad, calls = ["ok", "\udcff"], [lm.generate, translator.translate, classifier.classify, classifier.embed]
+    for call in (*calls, lambda texts: lm.score(["ok", "ok"], texts), lambda texts: lm.score(texts, ["ok", "ok"])):
+        with pytest.raises(InputError, match=r"^text 2 holds half a surrogate pair \(U\+DCFF\) at character 0"):
+            call(bad)
+    with pytest.raises(InputError, match=r"^text 2 holds .* at character 1"):
+        classifier.embed([("a", "b"), ("ok", "c\udcff")])
+
+
+def test_no_inputs_have_no_answers(lm: tformer.Run, classifier: tformer.Run) -> None:
+    assert lm.generate([]) == lm.score([], []) == classifier.classify([]) == []
+    for run in (lm, classifier):
+        found = run.embed([])
+        assert found.shape == (0, 16) == (0, run.embed("the cat").shape[0]) and found.dtype == np.float32

@@ -59,6 +59,7 @@ from tformer.tasks import task_of
 from tformer.tasks.base import Work, never, no_progress
 from tformer.tasks.evaluate import HEADS as EVALUATION_HEADS
 from tformer.tasks.evaluate import evaluate_loaded, evaluation_task
+from tformer.tokenizer.tokenizer import require_unicode
 from tformer.training.display import Console
 from tformer.training.options import TrainOptions
 from tformer.training.request import find_recipe
@@ -209,6 +210,7 @@ class Run(Loaded):
             if fills_masks(self):
                 raise InputError(f"{self.path} fills masks", hint='run.fill_masks("The [MASK] sat.")')
             prompts, is_one = _as_list(texts)
+            require_unicode(prompts)
             if is_one:
                 options = replace(options, prompt=prompts[0])
             options.check()
@@ -296,6 +298,9 @@ class Run(Loaded):
         (sources, is_one), (targets, _) = _as_list(source), _as_list(target)
         if len(sources) != len(targets):
             raise InputError(f"score: {len(sources)} sources and {len(targets)} targets, expected one for each")
+        require_unicode(zip(sources, targets, strict=True))
+        if not sources:
+            return []
         report = self.evaluate(list(zip(sources, targets, strict=True)), score=True, **options)
         scores = [Score(**each) for each in report["scores"]]
         return scores[0] if is_one else scores
@@ -467,7 +472,9 @@ def _pairs(texts: Iterable[Any]) -> list[tuple[str, str | None]]:
     for text in texts:
         if isinstance(text, os.PathLike):
             raise InputError(f"found the path {text}: the model reads texts, not images")
-    return [(text, None) if isinstance(text, str) else text for text in texts]
+    pairs = [(text, None) if isinstance(text, str) else text for text in texts]
+    require_unicode(pairs)
+    return pairs
 
 
 def _as_options(inputs: Iterable[Any], *, images: bool) -> Iterator[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -159,7 +160,22 @@ def test_damaged_compression_names_file_and_offset(
     broken = refusal(lambda: documents(write(tmp_path / f"flip{ending}", bytes(flipped) + b"x"))).message
     assert ("damaged" in broken and "byte" in broken) or "UTF-8" in broken
     foreign = write(tmp_path / f"foreign{ending}", "plain text")
-    assert f"{foreign}: damaged {ending} data near byte 0" in refusal(lambda: documents(foreign)).message
+    assert f"{foreign}: damaged {ending} data between bytes 0 and 10" in refusal(lambda: documents(foreign)).message
+
+
+@pytest.mark.parametrize("name", ["text", "random"])
+@pytest.mark.parametrize("place", [300, 20_000, 60_000])
+def test_a_gzip_damaged_in_its_middle_says_between_which_bytes(
+    tmp_path: Path, documents: Documents, name: str, place: int
+) -> None:
+    content = os.urandom(200_000).hex() if name == "random" else "".join(f"{n * n} " for n in range(60_000))
+    data = bytearray(gzip.compress(content.encode()))
+    for byte in range(place, place + 40):
+        data[byte] ^= 0xFF
+    message = refusal(lambda: documents(write(tmp_path / "a.gz", bytes(data)))).message
+    found = re.search(r"between bytes (\d+) and (\d+)", message)
+    assert found and int(found[1]) <= place + 40 and place <= int(found[2]) <= len(data)
+    assert "check" in message or int(found[2]) - int(found[1]) <= 2**15
 
 
 def test_gzip_checksum_is_verified_and_padding_allowed(tmp_path: Path, documents: Documents) -> None:

@@ -115,6 +115,8 @@ def _embed(loaded: Loaded, samples: Samples, collate: Callable[..., Batch], opti
         assert hidden_BTD is not None
         return pooled(hidden_BTD, batch.attention_mask)
 
+    if not len(samples):
+        return np.zeros((0, loaded.recipe.model.d_model), dtype=np.float32)
     return predict(model, samples, collate, read, taps=taps, batch_size=options.batch_size)
 
 

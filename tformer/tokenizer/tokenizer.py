@@ -348,14 +348,22 @@ def _not_a_tokenizer(name: str, reason: str) -> InputError:
     )
 
 
+def require_unicode(texts: Iterable[str | tuple[str | None, ...]]) -> None:
+    """Raise InputError for half a surrogate pair, with the number of the text or pair, from 1."""
+    parts = ((number, each if isinstance(each, tuple) else (each,)) for number, each in enumerate(texts, start=1))
+    for number, text in ((number, text) for number, part in parts for text in part if text is not None):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"text {number} holds half a surrogate pair (U+{ord(text[error.start]):04X}) at character "
+                f"{error.start}",
+                hint="the text was not valid UTF-8 where it came from",
+            ) from error
+
+
 def _not_unicode(texts: Sequence[str], error: Exception) -> Exception:
-    for number, text in enumerate(texts):
-        if not isinstance(text, str):
-            return error
-        for position, character in enumerate(text):
-            if 0xD800 <= ord(character) <= 0xDFFF:
-                return InputError(
-                    f"text {number + 1} holds half a surrogate pair (U+{ord(character):04X}) at character {position}",
-                    hint="the text was not valid UTF-8 where it came from",
-                )
+    """The error that the library's own stands for; that one itself where the texts are Unicode, or none."""
+    if all(isinstance(text, str) for text in texts):
+        require_unicode(texts)
     return error

@@ -220,19 +220,21 @@ def read_bytes(path: FilePath) -> Iterator[bytes]:
 def _decompress(file: IO[bytes], name: str, ending: str) -> Iterator[bytes]:
     step = COMPRESSIONS[ending]
     decoder, waiting = _decompressor(ending), b""
-    at_start = True  # of a member: a file of several members is one text
+    at_start, member = True, 0  # of a member, and its first byte: a file of several members is one text
     ready: list[bytes] = []
     ready_bytes = 0
     while data := waiting or file.read(step):
         try:
             output = decoder.decompress(data)
         except Exception as error:  # zlib.error and zstandard.ZstdError have no common base
-            offset = file.tell() - len(data)
-            raise InputError(f"{name}: damaged {ending} data near byte {offset}: {error}") from error
+            # A wrong byte may look right for some thousand bytes, or until the checksum of the whole member.
+            before = 0 if "check" in str(error) else file.tell() - len(data) - step
+            place = f"between bytes {max(member, before)} and {file.tell()}"
+            raise InputError(f"{name}: damaged {ending} data {place}: {error}") from error
         waiting, at_start = b"", False
         if decoder.eof:
             waiting = _skip_zero_padding(decoder.unused_data, file, step)
-            decoder, at_start = _decompressor(ending), True
+            decoder, at_start, member = _decompressor(ending), True, file.tell() - len(waiting)
         ready.append(output)
         ready_bytes += len(output)
         if ready_bytes >= PIECE_BYTES:
