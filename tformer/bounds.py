@@ -30,25 +30,20 @@ BOUNDS = {
     **dict.fromkeys(("repetition_penalty", "diversity_penalty", "coverage_penalty"), PENALTY),
 }
 """Numbers that have other bounds than their type: FLOAT, or COUNT of an int."""
-
 FINITE = "a finite number"
-
-
-def bound_of(name: str, value: float) -> Bound:
-    """The bounds of the number of this name."""
-    return BOUNDS.get(name, COUNT if isinstance(value, int) else FLOAT)
 
 
 def expected_of(name: str, value: object) -> str | None:
     """What a number of this name must be, in words; None for one that is within its bounds, and for no number."""
     if not isinstance(value, int | float) or isinstance(value, bool) or value == 0:
         return None
-    least, most, why = bound_of(name, value)
+    least, most, why = BOUNDS.get(name, COUNT if isinstance(value, int) else FLOAT)
     if least <= abs(value) <= most:
         return None
     if value != value or abs(value) == float("inf"):
         return FINITE
     if abs(value) < least:
         return f"0 or at least {least:.3g} ({why})"
-    size = f"{most:,}" if isinstance(value, int) else f"{most:g}: {why}"
-    return f"at most {size}" if value > 0 else f"at least -{size}"
+    return ("at most " if value > 0 else "at least -") + (
+        f"{most:,}" if isinstance(value, int) else f"{most:g} ({why})"
+    )

@@ -204,13 +204,11 @@ def load_tokenizers(checkpoint: Checkpoint) -> tuple[Tokenizer | None, Tokenizer
     recipe, tokenizer, target = checkpoint.recipe, None, None
     if (text := checkpoint.tokenizer_json) is not None:
         tokenizer = Tokenizer.from_json(text, name=str(checkpoint.tokenizer_path("source")))
-    if tokenizer is not None:
         _check_tokenizer(checkpoint, recipe, tokenizer)
     elif recipe.model.patches is None:
         raise InputError(f"{checkpoint.path} holds a model of text without its tokenizer.json")
-    if checkpoint.target_tokenizer_json is not None:
-        name = str(checkpoint.tokenizer_path("target"))
-        target = Tokenizer.from_json(checkpoint.target_tokenizer_json, name=name)
+    if (text := checkpoint.target_tokenizer_json) is not None:
+        target = Tokenizer.from_json(text, name=str(checkpoint.tokenizer_path("target")))
         _check_tokenizer(checkpoint, recipe, target, side="target")
     return with_roles(recipe.tokenizer.special_ids, tokenizer, target)
 

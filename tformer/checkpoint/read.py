@@ -135,8 +135,7 @@ class Checkpoint:
 
     def tokenizer_path(self, side: str) -> Path:
         """The file of the tokenizer of a side, "source" for the only one, too."""
-        separate = self.target_tokenizer_json is not None
-        return self.path / (f"tokenizer.{side}.json" if separate else "tokenizer.json")
+        return self.path / ("tokenizer.json" if self.target_tokenizer_json is None else f"tokenizer.{side}.json")
 
     def has(self, role: str) -> bool:
         """Whether the checkpoint holds tensors of a role: weights, optimizer, ema, generator."""

@@ -66,18 +66,14 @@ class BeforeTorch:
             return
         os.getcwd()
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if limit == resource.RLIM_INFINITY or sys.platform != "linux":
-            return
         found = PathFinder.find_spec(name, path)
-        folders = [] if found is None else found.submodule_search_locations or []
-        libraries = sum(file.stat().st_size for folder in folders for file in Path(folder, "lib").glob("*.so*"))
+        if limit == resource.RLIM_INFINITY or sys.platform != "linux" or found is None or found.origin is None:
+            return
         held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        if held + libraries + ROOM > limit:
-            raise OutOfMemoryError(
-                f"out of memory: PyTorch needs {decimal_bytes(held + libraries + ROOM)} of address space, the limit is "
-                f"{decimal_bytes(limit)}",
-                hint="raise the limit (ulimit -v)",
-            )
+        libraries = sum(file.stat().st_size for file in (Path(found.origin).parent / "lib").glob("*.so*"))
+        if (needed := held + libraries + ROOM) > limit:
+            message = f"PyTorch needs {decimal_bytes(needed)} of address space, the limit is {decimal_bytes(limit)}"
+            raise OutOfMemoryError(f"out of memory: {message}", hint="raise the limit (ulimit -v)")
 
 
 @contextmanager

@@ -210,9 +210,8 @@ def _score_batch(
         ids_N = wanted_N[start : start + len(logprobs_NV)]
         found.append(logprobs_NV.gather(1, ids_N[:, None])[:, 0])
         start += len(ids_N)
-    logprobs_N = torch.cat(found)
-    require_finite(logprobs_N, "log-probabilities")
-    flat = logprobs_N.tolist()
+    require_finite(flat_N := torch.cat(found), "log-probabilities")
+    flat = flat_N.tolist()
     weights_BUT = None if tap is None else output.taps[tap].float().mean(dim=1).cpu().numpy()
     start = 0
     for index, (first, row) in enumerate(zip(firsts, rows, strict=True)):

@@ -9,6 +9,7 @@ import copy
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +38,7 @@ def canonical_sha256(tokenizer_json: str) -> str:
     return hashlib.sha256(canonical.encode("utf-8")).hexdigest()
 
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_FILE_BYTES = 512 * 2**20  # a vocabulary of a million entries takes about 100 MB
 
 
@@ -198,7 +200,8 @@ class Tokenizer:
         try:
             return function(*arguments, **options)
         except BaseException as error:
-            if type(error) is Exception or _is_panic(error):  # the library's own errors
+            # The library raises plain Exception, and panics, whose type it does not export, with a BaseException.
+            if type(error) is Exception or type(error).__name__ == "PanicException":
                 raise _not_a_tokenizer(self._name, f"it fails on a text ({error})") from error
             raise
 
@@ -336,11 +339,6 @@ def _piece_table(
     return PieceTable([b"" if token is None else read(token) for token in tokens], special)
 
 
-def _is_panic(error: BaseException) -> bool:
-    """Whether the Rust library panicked; it exports no type for that, and the type does not derive from Exception."""
-    return type(error).__name__ == "PanicException"
-
-
 def _not_a_tokenizer(name: str, reason: str) -> InputError:
     return InputError(
         f"{name} is not a usable tokenizer.json: {reason}",
@@ -350,20 +348,16 @@ def _not_a_tokenizer(name: str, reason: str) -> InputError:
 
 def require_unicode(texts: Iterable[str | tuple[str | None, ...]]) -> None:
     """Raise InputError for half a surrogate pair, with the number of the text or pair, from 1."""
-    parts = ((number, each if isinstance(each, tuple) else (each,)) for number, each in enumerate(texts, start=1))
-    for number, text in ((number, text) for number, part in parts for text in part if text is not None):
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"text {number} holds half a surrogate pair (U+{ord(text[error.start]):04X}) at character "
-                f"{error.start}",
-                hint="the text was not valid UTF-8 where it came from",
-            ) from error
+    for number, each in enumerate(texts, start=1):
+        for text in each if isinstance(each, tuple) else (each,):
+            if text and (half := _SURROGATE.search(text)):
+                raise InputError(
+                    f"text {number} holds half a surrogate pair (U+{ord(half[0]):04X}) at character {half.start()}",
+                    hint="the text was not valid UTF-8 where it came from",
+                )
 
 
 def _not_unicode(texts: Sequence[str], error: Exception) -> Exception:
-    """The error that the library's own stands for; that one itself where the texts are Unicode, or none."""
     if all(isinstance(text, str) for text in texts):
         require_unicode(texts)
     return error
