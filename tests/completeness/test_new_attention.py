@@ -70,9 +70,6 @@ class AveragingOptions(ProjectionOptions):
     mechanism: ClassVar[type[Mechanism]] = AveragingAttention
 
     kind: Literal["averaging"] = "averaging"
-
-    def keys_per_query(self, length):
-        return 1.0
 '''
 
 ROW = (

@@ -193,4 +193,4 @@ def test_one_vector_for_each_head_and_its_cost() -> None:
     assert [tuple(p.shape) for p in layer.parameters()] == [(4, 5)]
     layer.reset_parameters(0.02)
     assert 0.005 < float(layer.weight.detach().std()) < 0.05
-    assert AdditiveOptions().keys_per_query(100) == 150
+    assert layer.flops(10, 100) == 1.5 * 10 * 100 * 4 * 2 * (5 + 3)

@@ -275,7 +275,3 @@ def test_a_model_with_flex_runs_without_cuda_by_blocks() -> None:
 def test_options_out_of_range_are_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=f"^{words}"):
         BigBirdOptions(**values)
-
-
-def test_the_cost_is_that_of_the_blocks() -> None:
-    assert BigBirdOptions().keys_per_query(100_000) == 64 * 8 + 128 and BigBirdOptions().keys_per_query(50) == 50

@@ -152,10 +152,6 @@ def test_dropout_drops_weights_over_the_projected_keys() -> None:
     torch.testing.assert_close(outs.mean(0), layer(*qkv, **call(8))[0], atol=0.3, rtol=0.1)
 
 
-def test_cost_is_twice_the_rank() -> None:
-    assert LinformerOptions(rank=64).keys_per_query(10**6) == 128
-
-
 @pytest.mark.parametrize(
     ("options", "sizes", "message"),
     [

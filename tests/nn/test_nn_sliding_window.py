@@ -355,8 +355,3 @@ def test_a_window_that_does_not_fit_its_stack_is_refused(causal: bool, values: d
 def test_a_window_counts_the_visible_keys_beside_the_own_in_encoder_and_decoder(causal: bool) -> None:
     mask = make(causal=causal, window=6).visible_mask(context_of(40, causal))
     assert mask.sum(dim=-1)[0, 0, 10:30].tolist() == [7] * 20
-
-
-def test_the_cost_is_that_of_the_window() -> None:
-    options = SlidingWindowOptions(window=256, global_tokens=2)
-    assert options.keys_per_query(100_000) == 261 and options.keys_per_query(50) == 50

@@ -140,7 +140,7 @@ def test_a_refusal_names_the_file_and_leaves_the_old_one(tmp_path: Path) -> None
         write_output(Output("html", Path("/proc/none/a.html")), "x")
     target = tmp_path / "a.html"
     target.mkdir()
-    with pytest.raises(StorageError):
+    with pytest.raises(InputError, match="is a folder, expected a file"):
         write_output(Output("html", target), "x")
     assert os.listdir(tmp_path) == ["a.html"]
 

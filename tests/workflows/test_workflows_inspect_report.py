@@ -111,7 +111,7 @@ def test_a_table_that_the_generator_shares_is_counted_once() -> None:
 
 def test_the_tree_adds_up() -> None:
     subject = read_subject(Question(arch="transformer", preset="base"))
-    flops = module_flops(subject.model, subject.recipe.model, source_length=8, target_length=4)
+    flops = module_flops(subject.model, source_length=8, target_length=4)
     tree = build_tree(subject.model, flops)
     assert tree.parameters == subject.model.num_parameters() == 63_082_496
     assert tree.flops == pytest.approx(sum(flops.values()))

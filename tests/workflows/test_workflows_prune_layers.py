@@ -376,13 +376,16 @@ def test_what_stands_at_out_stays(tmp_path: Path) -> None:
 
 
 def test_the_cost_is_that_of_each_layers_own_attention(tmp_path: Path) -> None:
-    stack = "num_layers: 3, num_heads: 3, attention: {kind: sliding_window, window: 4}"
-    texts = {"windows": stack, "mixed": f"{stack}, layers: {{1: {{attention: {{kind: full}}}}}}"}
-    costs = {}
+    stack = "num_layers: 3, num_heads: 3, attention: {kind: performer, features: 4}"
+    texts = {"features": stack, "mixed": f"{stack}, layers: {{1: {{attention: {{kind: full}}}}}}"}
+    costs, second = {}, {}
     for name, text in texts.items():
         loaded = load(make(tmp_path / name, recipe_text(decoder=text)))
         costs[name] = cost(loaded.model, loaded.recipe)["flops_per_token"]
-    assert costs["mixed"] - costs["windows"] == 4 * 12 * (16 - 3)  # 4 H h a key: all 16, not 2 (4 in schema 1) and one
+        assert loaded.model.decoder is not None
+        second[name] = loaded.model.decoder.layers[1].self_attention.mechanism.flops(16, 16) / 16
+    assert second["mixed"] == 4 * 12 * 16 != second["features"]  # 4 H h a key
+    assert costs["mixed"] - costs["features"] == pytest.approx(second["mixed"] - second["features"])
 
 
 def test_an_interruption_writes_nothing(tmp_path: Path) -> None:

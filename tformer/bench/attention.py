@@ -7,8 +7,8 @@ Times are compared with the highest rates at which the machine multiplies and re
 the start of the same run, at the shape of the block around attention, [B T, D] x [D, 4 D], in the number format of the
 benchmark.
 Operations are those of forward and backward by the convention of training (three times forward; what a fused backward
-computes again is not counted): 4 h per head for each key of a query, by the kind's own `keys_per_query`. Causal full
-attention needs half of the keys. Bytes are the minimum: queries, keys, values, outputs and their gradients, each
+computes again is not counted): 4 h per head for each query and key, or what the kind counts (`Mechanism.flops`). Causal
+full attention needs half of the keys. Bytes are the minimum: queries, keys, values, outputs and their gradients, each
 read once where it is needed, and the mask of dense-masked attention.
 
 Shape legend: B batch, T positions, H heads, K heads of keys and values, h head_dim, D = H h.
@@ -35,14 +35,13 @@ from tformer.bench.workloads.attention import (
     FULL,
     KINDS,
     AttentionBench,
-    make_options,
     peer_name,
 )
 from tformer.build import layer_sizes
-from tformer.cost.flops import BACKWARD_AND_FORWARD, attention_flops
 from tformer.device import DTYPES, resolve_device
 from tformer.errors import InputError, did_you_mean
 from tformer.nn.attention import ProjectionOptions
+from tformer.nn.attention.mechanism import BACKWARD_AND_FORWARD
 from tformer.recipe.model import layer_sections
 from tformer.recipe.problems import EXPECTED
 from tformer.recipe.recipe import Recipe
@@ -311,13 +310,13 @@ def measure_attention_ceilings(*, bench: Mapping[str, Any]) -> dict[str, Any]:
 
 def flops(bench: AttentionBench, kind: str, length: int) -> float:
     """Operations of forward and backward of all positions of all sequences."""
-    keys = float(length)
-    if kind not in ATTENTION_PEERS and kind != DENSE_MASKED:
-        keys = make_options(kind, bench.options[kind]).keys_per_query(length)
-    if bench.causal and kind in HALVED:
-        keys = (length + 1) / 2
-    forward = attention_flops([(bench.heads * bench.head_dim, keys)])
-    return BACKWARD_AND_FORWARD * forward * bench.batch_size * length
+    if kind in HALVED or kind == DENSE_MASKED:
+        keys = (length + 1) / 2 if bench.causal and kind in HALVED else length
+        forward = 4.0 * bench.heads * bench.head_dim * length * keys
+    else:
+        with torch.device("meta"):
+            forward = bench.mechanism(kind, length).flops(length, length)
+    return BACKWARD_AND_FORWARD * forward * bench.batch_size
 
 
 def bytes_read(bench: AttentionBench, kind: str, length: int) -> float:

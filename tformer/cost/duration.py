@@ -29,13 +29,13 @@ FIRST_RUN_SECONDS = 120
 """Maximum of expected seconds of training of a default preset for which a smaller one is shipped."""
 
 
-def training_work(recipe: Recipe, *, lengths: tuple[int, int] | None = None) -> tuple[float, float]:
+def training_work(recipe: Recipe, *, lengths: tuple[float, float] | None = None) -> tuple[float, float]:
     """(floating-point operations, elements) of one step of training.
 
     lengths: mean positions of an example in the encoder and in the decoder; default: the longest that the recipe has.
     """
-    source, target = lengths or (recipe.seq_len, recipe.target_seq_len)
-    target = max(options.objective.target_length(source, target, options) for options in recipe.objectives)
+    source, given = lengths or (recipe.seq_len, recipe.target_seq_len)
+    target = max(options.objective.target_length(source, given, options) for options in recipe.objectives)
     vocabulary = recipe.model.vocab_size or recipe.tokenizer.train.vocab_size  # one number also for a joint vocabulary
     sizes: dict[str, Any] = {"vocab_size": vocabulary, "target_vocab_size": vocabulary, "device": "meta"}
     model = build_model(recipe.model, num_labels=len(recipe.data.labels) or 2, **sizes)
@@ -50,7 +50,7 @@ def training_work(recipe: Recipe, *, lengths: tuple[int, int] | None = None) -> 
     return examples * flops, examples * training.copies * elements
 
 
-def _elements(section: Model, lengths: Mapping[str, int]) -> float:
+def _elements(section: Model, lengths: Mapping[str, float]) -> float:
     """Numbers in the residual streams of all layers, for one example."""
     sides = {side: getattr(section, side) for side in lengths}
     return sum(

@@ -213,7 +213,7 @@ class Objective:
         return 1.0
 
     @staticmethod
-    def target_length(source: int, target: int, options: Any) -> int:
+    def target_length(source: float, target: float, options: Any) -> float:
         """Mean number of ids that the decoder reads. source, target: mean numbers of ids of an example, and of its
         target.
         """

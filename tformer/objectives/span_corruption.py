@@ -50,9 +50,9 @@ class SpanCorruption(RestoringObjective):
         super().__init__(options, context)
 
     @staticmethod
-    def target_length(source: int, target: int, options: SpanCorruptionOptions) -> int:
+    def target_length(source: float, target: float, options: SpanCorruptionOptions) -> float:
         """What was removed, with its sentinels and an end."""
-        noise, spans = span_counts(source, options.noise_density, options.mean_span_length, source)
+        noise, spans = span_counts(round(source), options.noise_density, options.mean_span_length, round(source))
         return noise + spans + 1
 
     def collate(

@@ -16,7 +16,7 @@ import torch
 
 from tformer.checkpoint.logs import cut_samples, metrics_line
 from tformer.checkpoint.run import RunDirectory
-from tformer.cost.flops import mean_lengths, parameters_per_token, training_flops_per_token
+from tformer.cost.flops import mean_lengths, training_flops_per_token
 from tformer.data.shards.array_files import BackgroundCheck
 from tformer.errors import InputError, Interrupted
 from tformer.files import require_room, write_text
@@ -375,8 +375,7 @@ class Session:
         recipe, data = self.prepared.recipe, self.prepared.data
         source, target = mean_lengths(data.samples, data.tokens_per_sample)
         lengths = {"source_length": source, "target_length": target}
-        parameters = parameters_per_token(self.model, recipe, length=source)
-        return recipe.training.copies * training_flops_per_token(recipe.model, parameters=parameters, **lengths)
+        return training_flops_per_token(recipe, self.model, self.models.generator, **lengths)
 
     # Callbacks of the loop. The leader validates and writes, so that the results are those of one process.
 

@@ -7,6 +7,7 @@ tokens, as the command does; peers take `batch_size` texts in the given order an
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,7 +16,8 @@ from torch import nn
 from tformer.bench.workloads import SEED, Contender, Cost, Task, Work, synchronise
 from tformer.bench.workloads.decoding import WEIGHT_BYTES, inference_model, matrix_parameters
 from tformer.bench.workloads.train import objective_context, random_ids
-from tformer.cost.flops import attention_flops_per_token, product_shape
+from tformer.build import build_model
+from tformer.cost.flops import module_flops, product_shape
 from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.evaluation.predict import default_batch_tokens, length_sorted_batches, predict_scores
@@ -74,11 +76,14 @@ def check(task: Task) -> None:
 def cost(task: Task, precision: str) -> Cost:
     """Real tokens only, and one vector per text in the head; every batch of ours reads all matrices."""
     texts, (of_stack, of_head) = Texts(task), matrix_parameters(task, head=HEAD)
-    mean = float((texts.lengths**2).sum() / texts.tokens)  # length of a token's text
-    attention = attention_flops_per_token(task.recipe.model, source_length=mean, target_length=mean)
+    model = build_model(task.recipe.model, num_labels=len(task.recipe.data.labels) or None, device="meta")
+    lengths = Counter(texts.lengths.tolist())
     batches = sum(1 for _ in length_sorted_batches(texts, batch_tokens=default_batch_tokens(task.device)))
     return Cost(
-        flops=texts.tokens * (2.0 * of_stack + attention) + len(texts) * 2.0 * of_head,
+        flops=sum(
+            count * sum(module_flops(model, source_length=length, target_length=length).values())
+            for length, count in lengths.items()
+        ),
         bytes_read=float(batches * (of_stack + of_head) * WEIGHT_BYTES[precision]),
         steps=len(texts),
         examples=len(texts),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import ceil
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from tformer.bench.workloads import SEED, Contender, Cost, Task, Work, synchronise
 from tformer.bench.workloads.train import SPECIAL, random_ids
 from tformer.build import build_model, layer_sizes, resolve_sizes
-from tformer.cost.flops import attention_flops_per_token, head_parameters, matmul_parameters, product_shape
+from tformer.cost.flops import attention_flops, head_parameters, matmul_parameters, product_shape
 from tformer.decoding.beam_search import beam_search
 from tformer.decoding.generate import generate
 from tformer.decoding.inference import (
@@ -140,7 +141,7 @@ def generation_cost(task: Task, precision: str) -> Cost:
     new_tokens, (of_stack, of_head) = task.options["new_tokens"], matrix_parameters(task, head=HEAD)
     positions = task.length + new_tokens - 1  # of one row that pass through the model
     mean_length = task.length + (new_tokens - 1) / 2
-    attention = attention_flops_per_token(task.recipe.model, source_length=mean_length, target_length=mean_length)
+    attention = _attention_flops(task.recipe, mean_length, mean_length)["decoder"] / mean_length
     cached = _cached_width(task.recipe) * (4 if precision == "fp32" else 2)
     return Cost(
         flops=task.batch_size * (positions * (2.0 * of_stack + attention) + new_tokens * 2.0 * of_head),
@@ -242,7 +243,8 @@ def translation_cost(task: Task, precision: str) -> Cost:
     sentences = batches * task.batch_size
     model = build_model(task.recipe.model, device="meta")
     by_source, by_target = parameters_by_side(model, task.recipe)
-    attention_source, attention_target = _attention_flops(task.recipe, length, new_tokens)
+    attention = _attention_flops(task.recipe, length, new_tokens / 2)
+    attention_source, attention_target = attention["encoder"], attention["decoder"] / (new_tokens / 2)
     rows = sentences * (1 + beam * (new_tokens - 1))  # the first step has one row for each sentence
     flops = 2.0 * (by_source * sentences * length + by_target * rows) + attention_source * sentences
     weights = WEIGHT_BYTES[precision]
@@ -275,12 +277,12 @@ def _cached_width(recipe: Recipe) -> int:
     return sum(sizes.num_kv_heads * (sizes.head_dim + sizes.value_dim) for sizes in layers)
 
 
-def _attention_flops(recipe: Recipe, length: int, new_tokens: int) -> tuple[float, float]:
-    """FLOPs of attention for one source in the encoder, and for one token of a hypothesis of half the final length."""
-    half = new_tokens / 2
-    both = attention_flops_per_token(recipe.model, source_length=length, target_length=half) * (length + half)
-    source = attention_flops_per_token(recipe.model, source_length=length, target_length=0.0) * length
-    return source, (both - source) / half
+def _attention_flops(recipe: Recipe, source_length: float, target_length: float) -> Counter[str]:
+    """FLOPs of attention in the encoder and in the decoder, for one example."""
+    model, found = build_model(recipe.model, device="meta"), Counter[str]()
+    for name, flops in attention_flops(model, source_length=source_length, target_length=target_length):
+        found[name.partition(".")[0]] += flops  # type: ignore[assignment]
+    return found
 
 
 TRANSLATE = Work(

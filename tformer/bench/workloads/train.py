@@ -15,7 +15,7 @@ import numpy as np
 
 from tformer.bench.workloads import SEED, Contender, Cost, Task, Work, synchronise
 from tformer.build import build_model
-from tformer.cost.flops import BACKWARD_AND_FORWARD, attention_flops_per_token, parameters_per_token, product_shape
+from tformer.cost.flops import example_flops, product_shape
 from tformer.cost.memory import estimate_memory
 from tformer.data.batching.batch import Batch
 from tformer.data.shards.corpus import Example
@@ -190,18 +190,15 @@ class _NoDisplay:
 
 
 def cost(task: Task, precision: str) -> Cost:
-    """6 N + attention per token, as training logs it: a head counts for tokens with a label only.
+    """Forward and backward as training logs them: a head counts for positions with a label only.
 
     A step reads the state of training once.
     """
     model = build_model(task.recipe.model, num_labels=len(task.recipe.data.labels) or None, device="meta")
-    parameters = parameters_per_token(model, task.recipe, length=task.length)
-    both = model.encoder is not None and model.decoder is not None
-    attention = attention_flops_per_token(task.recipe.model, source_length=task.length, target_length=task.length)
-    flops_per_token = BACKWARD_AND_FORWARD * (2.0 * parameters / (2 if both else 1) + attention)
+    example = example_flops(task.recipe, model, None, source_length=task.length, target_length=task.length)
     steps = STEPS[task.device.type]
     return Cost(
-        flops=flops_per_token * steps * task.batch_size * task.length * (2 if both else 1),
+        flops=example.training * steps * task.batch_size,
         bytes_read=float(BYTES_PER_PARAMETER * model.num_parameters() * steps),
         steps=steps,
         examples=steps * task.batch_size,

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tformer.nn.attention.block_sparse.kernel import attend_flex, attend_sparse, dense_is_faster
+from tformer.nn.attention.block_sparse.kernel import attend_flex, attend_sparse, dense_is_faster, sparse_flops
 from tformer.nn.attention.block_sparse.pattern import (
     GlobalTokens,
     Pattern,
@@ -307,6 +307,17 @@ class BigBirdAttention(Mechanism):
             return attend_flex(inputs, rule), None
         return self._blocks(inputs, layout), None
 
+    def flops(self, queries: float, keys: float, *, training: bool = False) -> float:
+        options, causal, length = self.options, self.sizes.causal, round(keys)
+        if options.implementation == "auto" and dense_is_faster(length, length, options.keys_of_block):
+            return super().flops(queries, keys, training=training)
+        slots, side = -(-length // options.block) * options.block, options.window_blocks // 2 * options.block
+        pattern = Pattern(options.block, side, 0 if causal else side, torch.empty(0))
+        tokens = options.global_blocks * options.block * (1 if causal else 2)
+        others = tokens + options.random_blocks * options.block
+        rows = 0.0 if causal else super().flops(tokens, slots, training=training)
+        return rows + sparse_flops(self, pattern, length, slots, others=others, training=training)
+
     def visible_mask(self, context: AttentionContext) -> Tensor:
         num_queries, num_keys = context.q_pos.shape[1], context.k_pos.shape[1]
         slots = torch.arange(num_keys, device=context.k_pos.device).unsqueeze(0)
@@ -396,9 +407,6 @@ class BigBirdOptions(ProjectionOptions):
     def keys_of_block(self) -> int:
         """Keys that a block of queries reads."""
         return self.block * (self.window_blocks + 2 * self.global_blocks + self.random_blocks)
-
-    def keys_per_query(self, length: float) -> float:
-        return min(length, self.keys_of_block + 2.0 * self.global_blocks * self.block)
 
     @property
     def fused_only(self) -> bool:

@@ -180,6 +180,3 @@ class FullAttentionOptions(ProjectionOptions):
     mechanism: ClassVar[type[Mechanism]] = FullAttention
 
     kind: Literal["full"] = "full"
-
-    def keys_per_query(self, length: float) -> float:
-        return length

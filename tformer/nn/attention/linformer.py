@@ -104,6 +104,11 @@ class LinformerAttention(Mechanism):
             return out_BHTv, None
         return out_BHTv, self._on_positions(weights_BHTr, length, padding)
 
+    def flops(self, queries: float, keys: float, *, training: bool = False) -> float:
+        """E k and F v, and attention over `rank` keys."""
+        projected = keys * self.sizes.num_kv_heads / self.sizes.num_heads
+        return super().flops(queries + projected, self.rank, training=training)
+
     def _on_positions(self, weights_BHTr: Tensor, length: int, padding: Tensor | None) -> Tensor:
         """softmax(...) F, [B, H, T, T]: the effective weight of each position's value in the output."""
         matrix = self.values[..., :length].to(weights_BHTr.dtype)
@@ -132,10 +137,6 @@ class LinformerOptions(ProjectionOptions):
     def saved_values(self, *, queries: int, keys: int, values: int, itemsize: int, max_seq_len: int) -> float:
         """The projected keys and values."""
         return self.rank * (keys + values) / max_seq_len
-
-    def keys_per_query(self, length: float) -> float:
-        """2 rank: a position's share of E k and F v (2 rank h and 2 rank v), and attention over `rank` keys."""
-        return 2.0 * self.rank
 
     def summary(self) -> str:
         return f"rank {self.rank}"

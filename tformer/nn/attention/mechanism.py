@@ -9,7 +9,6 @@ Shape legend: B batch, T queries, S keys, D d_model, H query heads, K kv heads, 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -21,12 +20,15 @@ from tformer.nn.cache import LayerCache, LayerState
 from tformer.nn.options import require_positive
 from tformer.nn.positions.base import Positions
 
+BACKWARD_AND_FORWARD = 3
+"""The backward pass costs two forward passes: one for the gradient of each factor of a product."""
+
 
 @dataclass(frozen=True)
-class ProjectionOptions(ABC):
+class ProjectionOptions:
     """Options that every kind of attention has: its name, its projections and the scale of its scores.
 
-    A kind's own options are a subclass, which also states `mechanism` (its class) and what a query costs.
+    A kind's own options are a subclass, which also states `mechanism` (its class).
     """
 
     mechanism: ClassVar[type[Mechanism]]
@@ -43,10 +45,6 @@ class ProjectionOptions(ABC):
         if self.scale != "auto":
             require_positive(scale=self.scale)
         require_positive(qk_norm_eps=self.qk_norm_eps)
-
-    @abstractmethod
-    def keys_per_query(self, length: float) -> float:
-        """Cost of a query among `length` positions, in keys: each costs 2 (head_dim + value_dim) operations a head."""
 
     def saved_values(self, *, queries: int, keys: int, values: int, itemsize: int, max_seq_len: int) -> float:
         """Numbers a token saved for the backward pass beside Q, K, V, whose widths are given, and the output."""
@@ -191,11 +189,14 @@ class Mechanism(nn.Module):
         limits, _ = context.limits()
         return seen if limits is None else seen & limits
 
-    def flops(self, num_queries: float, num_keys: float) -> float:
-        """Operations of the forward pass for one example, projections not included."""
-        sizes = self.sizes
-        per_key = 2.0 * sizes.num_heads * (sizes.head_dim + sizes.value_dim)
-        return per_key * num_queries * self.options.keys_per_query(num_keys)
+    def flops(self, queries: float, keys: float, *, training: bool = False) -> float:
+        """Operations of the matrix products for one example, projections not included: forward, or with backward."""
+        return self.flops_per_score * queries * keys * (BACKWARD_AND_FORWARD if training else 1)
+
+    @property
+    def flops_per_score(self) -> float:
+        """Forward operations for a query and a key in all heads: the score, and adding the value."""
+        return 2.0 * self.sizes.num_heads * (self.sizes.head_dim + self.sizes.value_dim)
 
     def new_state(
         self, *, batch_size: int, capacity: int, device: torch.device | str, dtype: torch.dtype

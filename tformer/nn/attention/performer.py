@@ -288,9 +288,6 @@ def dense_weights(q_BHTh: Tensor, keys: Keys, features: Features, *, causal: boo
     return shares / total.where(total > SMALLEST, 1.0)
 
 
-USUAL_HEAD_DIM = 64  # for the cost of `features: null` where the size of the heads is unknown
-
-
 class PerformerState:
     """Sums over the keys so far, [B, K, m, v + 1]: the same size after ten tokens and after ten thousand."""
 
@@ -344,6 +341,26 @@ class PerformerAttention(Mechanism):
         if not self.directions.is_meta:
             self.directions.copy_(draw_directions(*self.directions.shape, seed=mixed_seed(seed, *self._place)))
 
+    def flops(self, queries: float, keys: float, *, training: bool = False) -> float:
+        """Features, sums over keys and reading them, with the triangles of causal chunks; segments of one example."""
+        (features, head_dim), heads, kv_heads = self.directions.shape, self.sizes.num_heads, self.sizes.num_kv_heads
+        columns, total = self.sizes.value_dim + 1, 0.0
+        sides = ((queries, heads),) if self.sizes.causal else ((keys, kv_heads), (queries, heads))
+        for length, rows in sides:
+            for segment, again in _segments(round(length), rows * features):
+                positions = segment.stop - segment.start
+                fixed, products = features * head_dim * rows * positions, features * columns * rows * positions
+                if self.sizes.causal:
+                    size = min(CHUNK, positions)
+                    chunks = -(-positions // size)
+                    padded = chunks * size
+                    fixed = features * (head_dim * (kv_heads * positions + heads * padded))
+                    fixed += features * columns * kv_heads * chunks * (chunks + 1)
+                    products = padded * (features * columns * (kv_heads + heads) + size * heads * (features + columns))
+                # The table of directions and the shares of chunks have no gradient.
+                total += fixed * (2 + again) + products * (3 + again) if training else fixed + products
+        return 2.0 * total
+
     def new_state(
         self, *, batch_size: int, capacity: int, device: torch.device | str, dtype: torch.dtype
     ) -> LayerState:
@@ -396,10 +413,6 @@ class PerformerOptions(ProjectionOptions):
         """Q, K and V in fp32 beside those of a narrower dtype."""
         fp32_bytes = torch.float32.itemsize
         return (queries + keys + values) * fp32_bytes / itemsize if itemsize < fp32_bytes else 0.0
-
-    def keys_per_query(self, length: float) -> float:
-        """2 m: W x of query and key (2 m h each), adding a key to the sums and reading them (2 m v each)."""
-        return 2.0 * (default_features(USUAL_HEAD_DIM) if self.features is None else self.features)
 
     def summary(self) -> str | None:
         return None if self.features is None else f"features {self.features}"

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tformer.nn.attention.block_sparse.kernel import attend_flex, attend_sparse, dense_is_faster
+from tformer.nn.attention.block_sparse.kernel import attend_flex, attend_sparse, dense_is_faster, sparse_flops
 from tformer.nn.attention.block_sparse.pattern import (
     GlobalTokens,
     Pattern,
@@ -40,7 +40,7 @@ from tformer.nn.attention.block_sparse.pattern import (
 )
 from tformer.nn.attention.context import AttentionContext, AttentionInputs, Weighted
 from tformer.nn.attention.core import attend
-from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, OwnTap, ProjectionOptions
+from tformer.nn.attention.mechanism import BACKWARD_AND_FORWARD, AttentionSizes, Mechanism, OwnTap, ProjectionOptions
 from tformer.nn.cache import LayerState
 from tformer.nn.linear import Linear
 from tformer.nn.options import require, require_positive
@@ -183,6 +183,23 @@ class SlidingWindowAttention(Mechanism):
         if weights is not None and row_weights is not None:
             weights = put_rows(weights, row_weights, tokens)
         return put_rows(out, rows, tokens), weights
+
+    def flops(self, queries: float, keys: float, *, training: bool = False) -> float:
+        options, sizes, length = self.options, self.sizes, round(keys)
+        tokens, rows = min(options.global_tokens, length), 0.0
+        is_dense = dense_is_faster(length, length, self.block + 2 * self.reach + tokens)
+        is_dense = is_dense and options.implementation == "auto"
+        if tokens and (options.global_projections or not (is_dense or sizes.causal)):
+            rows = super().flops(tokens, keys, training=training)
+        if options.global_projections:
+            products = tokens * self.global_q.weight.numel() + length * self.global_k.weight.numel()
+            products += length * self.global_v.weight.numel()
+            rows += 2.0 * products * (BACKWARD_AND_FORWARD if training else 1) * (tokens > 0)
+        if is_dense:
+            return rows + super().flops(queries, keys, training=training)
+        ways = options.dilation  # as many sequences of every ways-th token, see `Fold`
+        each, pattern = -(-length // ways), self._pattern(0, sizes.causal, torch.device("cpu"))
+        return rows + ways * sparse_flops(self, pattern, each, each, others=tokens, training=training)
 
     def taps(self) -> dict[str, OwnTap]:
         meaning = "rows of the global tokens, which see all, by separate matrices"
@@ -329,9 +346,6 @@ class SlidingWindowOptions(ProjectionOptions):
     def reach(self, *, causal: bool) -> int:
         """The distance of the farthest visible key, in steps of the dilation."""
         return self.window if causal else self.window // 2
-
-    def keys_per_query(self, length: float) -> float:
-        return min(length, self.window + 1.0 + 2.0 * self.global_tokens)
 
     @property
     def fused_only(self) -> bool:

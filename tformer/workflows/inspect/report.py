@@ -225,11 +225,11 @@ def report_on(subject: Subject) -> Report:
     """All numbers of a model; allocates no memory for it."""
     recipe, model = subject.recipe, subject.model
     lengths = {"source_length": subject.source_length, "target_length": subject.target_length}
-    trees = [build_tree(model, module_flops(model, recipe.model, **lengths))]
+    trees = [build_tree(model, module_flops(model, **lengths))]
     beside = 0
     if subject.generator is not None and recipe.generator is not None:
         trees.append(
-            build_tree(subject.generator, module_flops(subject.generator, recipe.generator, **lengths),
+            build_tree(subject.generator, module_flops(subject.generator, **lengths),
                        name="generator", beside=model)
         )  # fmt: skip
         shared = {id(parameter) for parameter in model.parameters()}

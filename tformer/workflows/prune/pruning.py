@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tformer import files
 from tformer.checkpoint.average import require_new
-from tformer.cost.flops import attention_flops_per_token, matmul_parameters
+from tformer.cost.flops import module_flops
 from tformer.errors import InputError, Interrupted, NotFiniteError
 from tformer.interop.opening import open_checkpoint
 from tformer.loading import Loaded
@@ -166,15 +166,11 @@ def only_layers(stack: Stack, kept: Sequence[int]) -> Iterator[None]:
 
 
 def cost(model: Transformer, recipe: Recipe) -> dict[str, float]:
-    """Parameters, and forward FLOPs per token at the training length: 2 N, and what each layer's attention costs.
-
-    Of an encoder-decoder a token passes through one of the stacks: half of the products.
-    """
-    products = 2.0 * matmul_parameters(model)
-    if model.encoder is not None and model.decoder is not None:
-        products /= 2
-    attention = attention_flops_per_token(recipe.model, source_length=recipe.seq_len, target_length=recipe.seq_len)
-    return {"parameters": model.num_parameters(), "flops_per_token": products + attention}
+    """Parameters, and forward FLOPs per token at the training lengths."""
+    source, target = recipe.seq_len, recipe.target_seq_len
+    flops = sum(module_flops(model, source_length=source, target_length=target).values())
+    tokens = source + (target if model.is_encoder_decoder else 0)
+    return {"parameters": model.num_parameters(), "flops_per_token": flops / tokens}
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,12 @@ from tformer.nn.positions.base import Positions
 CHUNK_ELEMENTS = 2**22  # scores of one chunk, over batch and heads. Tests make it small.
 
 
+def recomputes(pattern: Pattern, num_blocks: int, *, rows: int, keys: int) -> tuple[int, bool]:
+    """Blocks of a chunk, and whether there are several chunks, which are recomputed. rows: batch times heads."""
+    size = max(1, CHUNK_ELEMENTS // (rows * pattern.block * keys))
+    return size, size < num_blocks
+
+
 def attend_blocks_explicit(inputs: AttentionInputs, pattern: Pattern, shared: KeysAndValues | None) -> Tensor:
     """[B, H, T, v]; arguments as in `kernel.attend_sparse`."""
     q_BHTh, k_BKSh, v_BKSv = inputs[:3]
@@ -39,7 +45,7 @@ def attend_blocks_explicit(inputs: AttentionInputs, pattern: Pattern, shared: Ke
     q_pos, k_pos = pattern.q_pos, pattern.k_pos
     span = pattern.before + block + pattern.after
     keys_per_block = span + pattern.num_shared + pattern.random_keys
-    size = max(1, CHUNK_ELEMENTS // (batch * heads * block * keys_per_block))
+    size, several = recomputes(pattern, num_blocks, rows=batch * heads, keys=keys_per_block)
     low = pattern.start - pattern.before
 
     def spans(x: Tensor) -> Tensor:
@@ -68,7 +74,7 @@ def attend_blocks_explicit(inputs: AttentionInputs, pattern: Pattern, shared: Ke
     attend_chunk = partial(
         _attend_chunk, pattern=pattern, scale=inputs.scale, positions=inputs.positions, dropout=inputs.dropout
     )
-    recompute = len(pieces[0]) > 1 and torch.is_grad_enabled()
+    recompute = several and torch.is_grad_enabled()
     outs = []
     for number, chunk in enumerate(zip(*pieces, strict=True)):
         arguments = (number * size, *chunk, *(shared or (None, None)))

@@ -29,9 +29,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tformer.nn.attention.block_sparse.explicit import attend_blocks_explicit
+from tformer.nn.attention.block_sparse.explicit import attend_blocks_explicit, recomputes
 from tformer.nn.attention.block_sparse.pattern import Group, KeysAndValues, Pattern, band_of, part_masks, runs
 from tformer.nn.attention.context import MASKED_SCORE, AttentionInputs
+from tformer.nn.attention.mechanism import BACKWARD_AND_FORWARD, Mechanism
 from tformer.nn.dropout import outside_graphs
 
 SeesFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -370,3 +371,15 @@ def attend_sparse(inputs: AttentionInputs, pattern: Pattern, shared: KeysAndValu
 def dense_is_faster(num_queries: int, num_keys: int, keys_of_block: int) -> bool:
     """Whether scores of all keys, masked, cost less than blocks: in short inputs, and where a block reads most."""
     return num_queries == num_keys and num_keys <= max(DENSE_LENGTH, DENSE_RATIO * keys_of_block)
+
+
+def sparse_flops(
+    mechanism: Mechanism, pattern: Pattern, queries: int, keys: int, *, others: int, training: bool
+) -> float:
+    """Operations of `attend_sparse` for one example. others: shared and random keys that a block reads."""
+    if training and mechanism.dropout:
+        blocks, each = -(-queries // pattern.block), pattern.before + pattern.block + pattern.after + others
+        _, again = recomputes(pattern, blocks, rows=mechanism.sizes.num_heads, keys=each)
+        return mechanism.flops_per_score * blocks * pattern.block * each * (BACKWARD_AND_FORWARD + again)
+    scores = sum(run.num_blocks * run.width * (run.span + others) for run in runs(pattern, queries, keys))
+    return mechanism.flops_per_score * scores * (BACKWARD_AND_FORWARD + 0.5 if training else 1)  # scores once more
