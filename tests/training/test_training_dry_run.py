@@ -8,6 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from tformer.training.assemble import make_models, make_optimizer
+from tformer.workflows.inspect.report import report_on
+from tformer.workflows.inspect.subject import Question, read_subject
 
 Cli = Callable[..., Any]
 
@@ -115,3 +120,19 @@ def test_frozen_parameters_are_not_exchanged(report: Callable[..., Any], tiny_re
     groups = ("--set", "optimizer.groups=[{match: 'decoder.blocks.*', frozen: true}]")
     free, frozen = (report("--config", tiny_recipe, "--devices", 2, *flags)["parallel"] for flags in ((), groups))
     assert frozen["traffic"]["sent_bytes"] < free["traffic"]["sent_bytes"] / 2
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "muon", "normuon"])
+@pytest.mark.parametrize("preset", ["gpt/tiny", "t5/tiny", "electra/tiny", "bart/mini"])
+def test_memory_of_the_optimizer_is_that_of_its_state(preset: str, kind: str) -> None:
+    """What Muon leaves to AdamW, embeddings and heads, has two moments."""
+    arch, name = preset.split("/")
+    sets = [f"optimizer.kind={kind}", "optimizer.adam_lr=null"]
+    subject = read_subject(Question(arch=arch, preset=name, sets=sets))
+    models = make_models(subject.recipe, torch.device("cpu"), dtype=torch.float32)
+    optimizer = make_optimizer(subject.recipe, models, torch.device("cpu"))
+    for parameter in models.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    state = sum(tensor.nbytes for tensor in optimizer.state_by_name().values())
+    assert report_on(subject).memory.optimizer == pytest.approx(state, rel=0.01)

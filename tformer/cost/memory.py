@@ -20,6 +20,7 @@ measured share of the activations. Gradients fill up while activations are freed
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
@@ -29,11 +30,12 @@ from tformer.build import Sizes, layer_sizes, patch_embedding, resolve_sizes
 from tformer.cost.flops import labelled_share
 from tformer.model import Transformer
 from tformer.nn.attention.routes import CHUNK_ELEMENTS, KEPT_ELEMENTS, QUERY_BLOCK
+from tformer.nn.init import hidden_matrices
 from tformer.nn.layer_norm import FP32_BYTES
 from tformer.nn.losses import LOGIT_ELEMENTS
 from tformer.nn.norm import NORMS
 from tformer.nn.positions import PositionOptions, PositionSizes
-from tformer.optim.optimizers import OPTIMIZERS
+from tformer.optim.optimizers import OPTIMIZERS, algorithm_of
 from tformer.recipe.model import Model, Stack, layer_sections
 from tformer.recipe.recipe import Recipe
 
@@ -84,7 +86,7 @@ def estimate_memory(
     model: Model,
     *,
     num_parameters: int,
-    optimizer: str,
+    optimizer: int,
     tokens_per_micro_batch: int,
     dtype: torch.dtype,
     activation_checkpointing: bool,
@@ -98,6 +100,7 @@ def estimate_memory(
     """Bytes that training allocates in one process at these sizes; of a teacher, its weights in `dtype` only.
 
     Args:
+        optimizer: bytes of its state (`optimizer_bytes`).
         tokens_per_micro_batch: positions of a forward pass in the encoder, or in the only stack.
         seq_len: of a row; None: model.max_seq_len. target_seq_len: of the decoder beside an encoder; None: the same.
         on_cpu: training on a CPU, where attention dropout, norms and the loss save other tensors.
@@ -123,7 +126,7 @@ def estimate_memory(
     return MemoryEstimate(
         weights=weights * (2 if ema else 1),
         gradients=weights,
-        optimizer=weights * OPTIMIZERS[optimizer].moments,
+        optimizer=optimizer,
         activations=activations,
         teacher=teacher_parameters * itemsize,
         copies=num_parameters * itemsize if itemsize < FP32_BYTES else 0,
@@ -132,10 +135,25 @@ def estimate_memory(
     )
 
 
+def optimizer_bytes(kind: str, models: Iterable[Transformer]) -> int:
+    """Bytes of the optimizer's state, by parameter; of Adafactor without its few numbers for rows, columns and vectors.
+
+    A parameter of two models counts once, a frozen one not at all.
+    """
+    found: dict[int, int] = {}
+    for model in models:
+        hidden = hidden_matrices(model)
+        for name, parameter in model.named_parameters():
+            algorithm = algorithm_of(kind, is_hidden=name in hidden and parameter.ndim == 2)
+            if parameter.requires_grad:
+                found.setdefault(id(parameter), FP32_BYTES * parameter.numel() * OPTIMIZERS[algorithm].moments)
+    return sum(found.values())
+
+
 def training_memory(
     recipe: Recipe,
+    models: Sequence[Transformer],
     *,
-    num_parameters: int,
     tokens_per_micro_batch: int,
     dtype: torch.dtype,
     seq_len: int,
@@ -143,13 +161,14 @@ def training_memory(
     on_cpu: bool,
     teacher_parameters: int = 0,
 ) -> MemoryEstimate:
-    """`estimate_memory` of a recipe's model, with its generator beside it. num_parameters: those of both."""
+    """`estimate_memory` of a recipe's model, with its generator beside it. models: both, on any device."""
+    trained = {id(parameter): parameter.numel() for model in models for parameter in model.parameters()}
 
-    def estimate(model: Model, num_parameters: int, teacher_parameters: int) -> MemoryEstimate:
+    def estimate(model: Model, num_parameters: int, optimizer: int, teacher_parameters: int) -> MemoryEstimate:
         return estimate_memory(
             model,
             num_parameters=num_parameters,
-            optimizer=recipe.optimizer.kind,
+            optimizer=optimizer,
             tokens_per_micro_batch=tokens_per_micro_batch * recipe.training.copies,
             dtype=dtype,
             activation_checkpointing=recipe.training.activation_checkpointing,
@@ -161,10 +180,12 @@ def training_memory(
             labelled_share=labelled_share(recipe),
         )
 
-    found = estimate(recipe.model, num_parameters, teacher_parameters)
+    found = estimate(
+        recipe.model, sum(trained.values()), optimizer_bytes(recipe.optimizer.kind, models), teacher_parameters
+    )
     if recipe.generator is None:
         return found
-    beside = estimate(recipe.generator, 0, 0)
+    beside = estimate(recipe.generator, 0, 0, 0)
     return replace(
         found,
         activations=found.activations + beside.activations,

@@ -188,6 +188,11 @@ class Shards:
         """Of these, the ones with a gradient."""
         return sum(unit.trained for unit in self.units)
 
+    def state_numbers(self, optimizer: OptimizerKind) -> int:
+        """Numbers of the optimizer's state of one rank, on average; what a kind leaves to AdamW has both moments."""
+        own = sum(unit.matrices for unit in self.blocks) if optimizer.hidden_only else self.trained
+        return own * optimizer.moments + (self.trained - own) * OPTIMIZERS["adamw"].moments
+
     def owned(self, optimizer: OptimizerKind) -> int:
         """Numbers of the whole tensors that one rank updates for all, on average."""
         if not optimizer.reads_whole:
@@ -224,7 +229,7 @@ def rank_memory(whole: MemoryEstimate, shards: Shards, optimizer: OptimizerKind,
         whole,
         weights=weights * (2 if ema else 1) + shards.owned(optimizer) * FP32_BYTES,
         gradients=gradients,
-        optimizer=gradients * optimizer.moments,
+        optimizer=FP32_BYTES * shards.state_numbers(optimizer),
         gathered=gathered,
         exchanged=exchanged,
         copies=_copied_bytes(shards),

@@ -40,6 +40,16 @@ from tformer.nn.stack import Block, Stack
 from tformer.nn.structured_dropout import LayerDrop
 
 
+def hidden_matrices(model: nn.Module) -> dict[str, list[int]]:
+    """{name of a parameter: row counts of the projections that share it} of the matrices that Muon trains.
+
+    They are the matrices inside the stacks, and those of a stem's residual convolutions.
+    """
+    found = {f"{name}.weight": rows for name, _, rows in block_matrices(model)}
+    stems = ((path, stem) for path, stem in model.named_modules() if isinstance(stem, PatchEmbedding))
+    return found | {f"{path}.{name}": [count] for path, stem in stems for name, count in stem.hidden_matrices()}
+
+
 def block_matrices(model: nn.Module) -> Iterator[tuple[str, Linear, list[int]]]:
     """(name, matrix, row counts of the projections that share it) of every product in the blocks of a model.
 

@@ -118,6 +118,12 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
     "adafactor": OptimizerKind(_adafactor, _adafactor_state, moments=0, reads_whole=True),
 }
 
+
+def algorithm_of(kind: str, *, is_hidden: bool) -> str:
+    """The kind that updates a parameter; is_hidden: it is one of the matrices that Muon takes."""
+    return "adamw" if OPTIMIZERS[kind].hidden_only and not is_hidden else kind
+
+
 if TYPE_CHECKING:
     OptimizerName = str
 else:
@@ -302,7 +308,6 @@ def build_optimizer(
     """
     named = dict(model_parameters)
     chosen = apply_groups(named, groups)
-    hidden_only = OPTIMIZERS[kind].hidden_only
     adam_lr = lr if adam_lr is None else adam_lr
 
     buckets: dict[_Bucket, list[nn.Parameter]] = {}
@@ -311,9 +316,9 @@ def build_optimizer(
         group = chosen.get(name)
         if not parameter.requires_grad:
             continue
-        algorithm, base_lr = kind, lr
-        if hidden_only and not (hidden_matrices is not None and hidden_matrices(name, parameter)):
-            algorithm, base_lr = "adamw", adam_lr
+        is_hidden = hidden_matrices is not None and hidden_matrices(name, parameter)
+        algorithm = algorithm_of(kind, is_hidden=is_hidden)
+        base_lr = lr if algorithm == kind else adam_lr
         scale = 1.0 if group is None else group.lr_scale
         if layer_decay is not None:
             layer = layer_of(name) if layer_of is not None else None

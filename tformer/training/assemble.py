@@ -19,10 +19,9 @@ from tformer.device import has_bf16_instructions
 from tformer.errors import InputError
 from tformer.evaluation.predict import Samples
 from tformer.model import Transformer
-from tformer.nn.init import block_matrices, tie_embeddings
+from tformer.nn.init import hidden_matrices, tie_embeddings
 from tformer.nn.layer_norm import Norm
 from tformer.nn.own_rows import OwnRows
-from tformer.nn.patches import PatchEmbedding
 from tformer.nn.stack import Block
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
@@ -275,16 +274,12 @@ def make_optimizer(
 ) -> NamedOptimizer:
     """The optimizer of a recipe, keyed by parameter name.
 
-    Muon trains the matrices inside the stacks, split into projections, and those of a stem's residual convolutions.
-
     shards: of models whose parameters are spread over processes, see `Parallel.shard`.
     """
     options = recipe.optimizer
-    rows = {f"{name}.weight": rows for name, _, rows in block_matrices(models.main)}
+    rows = hidden_matrices(models.main)
     if models.generator is not None:
-        rows |= {f"{GENERATOR}{name}.weight": rows for name, _, rows in block_matrices(models.generator)}
-    if isinstance(models.main.embedding, PatchEmbedding):
-        rows |= {f"embedding.{name}": [count] for name, count in models.main.embedding.hidden_matrices()}
+        rows |= {f"{GENERATOR}{name}": parts for name, parts in hidden_matrices(models.generator).items()}
     layers = [stack.num_layers for stack in (recipe.model.encoder, recipe.model.decoder) if stack is not None]
     return build_optimizer(
         models.trained_parameters(),

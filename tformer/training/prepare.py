@@ -250,7 +250,7 @@ def _memory_of(prepared: Prepared, models: Models, rows: int) -> MemoryEstimate:
     is_beside = teacher is not None and recipe.teacher is not None and recipe.teacher.kind == "soft"
     found = training_memory(
         recipe,
-        num_parameters=sum(parameter.numel() for _, parameter in models.trained_parameters()),
+        models.all,
         tokens_per_micro_batch=rows * source,
         dtype=prepared.precision.dtype,
         teacher_parameters=teacher.model.num_parameters() if teacher is not None and is_beside else 0,

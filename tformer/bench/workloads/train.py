@@ -16,12 +16,13 @@ import numpy as np
 from tformer.bench.workloads import SEED, Contender, Cost, Task, Work, synchronise
 from tformer.build import build_model
 from tformer.cost.flops import example_flops, product_shape
-from tformer.cost.memory import estimate_memory
+from tformer.cost.memory import estimate_memory, optimizer_bytes
 from tformer.data.batching.batch import Batch
 from tformer.data.shards.corpus import Example
 from tformer.data.shards.pair_tokens import PairExample
 from tformer.device import DTYPES
 from tformer.errors import InputError
+from tformer.model import Transformer
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.tokenizer.special import SpecialIds, decoder_tokens
@@ -202,17 +203,17 @@ def cost(task: Task, precision: str) -> Cost:
         bytes_read=float(BYTES_PER_PARAMETER * model.num_parameters() * steps),
         steps=steps,
         examples=steps * task.batch_size,
-        memory=expected_memory(task, precision, model.num_parameters()),
+        memory=expected_memory(task, precision, model),
     )
 
 
-def expected_memory(task: Task, precision: str, num_parameters: int) -> dict[str, int]:
+def expected_memory(task: Task, precision: str, model: Transformer) -> dict[str, int]:
     """Estimated bytes of weights, gradients, optimizer and activations of our training."""
     training = task.recipe.training
     return estimate_memory(
         task.recipe.model,
-        num_parameters=num_parameters,
-        optimizer=task.recipe.optimizer.kind,
+        num_parameters=model.num_parameters(),
+        optimizer=optimizer_bytes(task.recipe.optimizer.kind, [model]),
         tokens_per_micro_batch=task.batch_size * task.length,
         dtype=DTYPES[precision],
         activation_checkpointing=training.activation_checkpointing,

@@ -244,7 +244,7 @@ def report_on(subject: Subject) -> Report:
         flops=example_flops(recipe, model, subject.generator, **lengths),
         memory=training_memory(
             recipe,
-            num_parameters=model.num_parameters() + beside,
+            [each for each in (model, subject.generator) if each is not None],
             tokens_per_micro_batch=subject.batch_size * subject.source_length,
             dtype=subject.dtype,
             seq_len=subject.source_length,
