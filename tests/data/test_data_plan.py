@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 
 from tformer.data.batching.batch import Share
 from tformer.data.batching.plan import BatchPlan, Cursor, Prefetcher
-from tformer.data.permutation import derive_key, permute
+from tformer.data.permutation import derive_key, permute, permute_by_network
 from tformer.errors import InputError
 
 
@@ -48,6 +50,23 @@ def test_permutation_orders_differ_between_keys_and_are_well_mixed() -> None:
 def test_permutation_reaches_every_order_of_few(size: int) -> None:
     orders = {tuple(permute(np.arange(size), size=size, key=key).tolist()) for key in range(1500)}
     assert len(orders) == {2: 2, 3: 6, 5: 120}[size]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_orders_of_few_are_equally_frequent(size: int) -> None:
+    """Chi-square over all orders; of four, some were a third too rare or too frequent."""
+    number = math.factorial(size)
+    draws = 300 * number
+    found = Counter(
+        tuple(permute(np.arange(size), size=size, key=derive_key("few", key)).tolist()) for key in range(draws)
+    )
+    chi_square = sum((count - 300) ** 2 / 300 for count in found.values())
+    assert len(found) == number and abs(chi_square - (number - 1)) < 4 * math.sqrt(2 * (number - 1))
+
+
+def test_held_out_parts_stay_those_of_earlier_versions() -> None:
+    order = permute_by_network(np.arange(8), size=8, key=derive_key("held out", 0, 1)).tolist()
+    assert order == [6, 4, 5, 1, 2, 7, 3, 0]
 
 
 def test_derive_key_separates_its_parts() -> None:

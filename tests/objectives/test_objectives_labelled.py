@@ -140,6 +140,18 @@ def test_class_weights_multiply_the_loss_of_each_example_and_average_to_one() ->
     assert float(weights[labels].mean()) == pytest.approx(1.0)
 
 
+def test_class_weights_with_smoothing_are_torchs() -> None:
+    """Each part of the smoothed target counts with the weight of its class, not all with the label's."""
+    result = make("classification", [2, 1, 2], class_weights=(1.0, 4.0, 1.0), label_smoothing=0.2).loss(
+        model_of("classification"), collate("classification")
+    )
+    labels, weights = torch.tensor(LABELS["classification"]), torch.tensor([1.0, 4.0, 1.0]) / (8 / 5)
+    expected = F.cross_entropy(
+        scores_of("classification"), labels, weight=weights, label_smoothing=0.2, reduction="none"
+    ).mean()
+    torch.testing.assert_close(total_loss(result.terms), expected)
+
+
 class Images:
     """Scores of images that depend on their mean pixel alone."""
 
@@ -170,7 +182,7 @@ def test_mixed_images_have_the_mean_of_both_losses_by_their_shares() -> None:
     weights = torch.tensor([1.0, 4.0, 1.0]) / (8 / 5)
     each = torch.stack(
         [
-            F.cross_entropy(scores, torch.full((5,), label), label_smoothing=0.1, reduction="none") * weights[label]
+            F.cross_entropy(scores, torch.full((5,), label), weight=weights, label_smoothing=0.1, reduction="none")
             for label in range(CLASSES)
         ],
         dim=1,

@@ -3,7 +3,8 @@
 A balanced Feistel network over 2 * half bits is a bijection of [0, 4^half), whatever its round function is. Values
 outside [0, n) are put through it again until they fall inside, which keeps it a bijection of [0, n) (cycle walking:
 Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). So each position of an epoch's order is computed
-alone, in constant time and memory, however large the corpus.
+alone, in constant time and memory, however large the corpus. Of few values some orders would be more frequent than
+others: those are shuffled instead.
 
     (L, R) -> (R, L xor F(R, key))
 """
@@ -16,6 +17,7 @@ import numpy as np
 
 ROUNDS = 6
 MIN_HALF_BITS = 2  # a domain of at least 16 values: with fewer, orders of tiny sets are too similar
+SHUFFLED = 16  # largest number of values that are shuffled
 
 
 def derive_key(*parts: int | str) -> int:
@@ -26,6 +28,13 @@ def derive_key(*parts: int | str) -> int:
 
 def permute(indices: np.ndarray, *, size: int, key: int) -> np.ndarray:
     """The place of each index of [0, size) in the order of `key`: int64, the same shape as `indices`."""
+    if size <= SHUFFLED:
+        return np.random.default_rng(key).permutation(size)[indices]
+    return permute_by_network(indices, size=size, key=key)
+
+
+def permute_by_network(indices: np.ndarray, *, size: int, key: int) -> np.ndarray:
+    """`permute` by the network alone. Held-out parts are chosen by it, so that those of existing runs stay the same."""
     half = max(MIN_HALF_BITS, ((size - 1).bit_length() + 1) // 2)
     round_keys = [derive_key(key, number) for number in range(ROUNDS)]
     values = _feistel(np.asarray(indices).astype(np.uint64), half, round_keys)

@@ -95,7 +95,7 @@ def multi_label_report(
 
     - loss: mean binary cross-entropy per decision, in nats;
     - accuracy: share of examples with all labels correct (subset accuracy);
-    - f1, precision, recall: over all decisions together (micro); f1_macro: mean over the labels that occur;
+    - f1, precision, recall: over all decisions together (micro); f1_macro: mean over all labels, 0 for an absent one;
     - per_class: {name: {precision, recall, f1, support}};
     - intervals: {accuracy, f1: [low, high]}, 95 % by bootstrap over the examples; only with `intervals`.
 

@@ -126,11 +126,8 @@ def micro_scores(labels: ArrayLike, predictions: ArrayLike) -> ClassScores:
 
 
 def multi_label_f1_macro(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Mean F1 of the labels that occur among labels or predictions (macro average); 0 without any."""
-    true_NL, guess_NL = _tables(labels, predictions)
-    occurs_L = (true_NL | guess_NL).any(axis=0)
-    scores = [score.f1 for score, occurs in zip(per_label(true_NL, guess_NL), occurs_L, strict=True) if occurs]
-    return float(np.mean(scores)) if scores else 0.0
+    """Mean F1 of all labels (macro average); 0 for one that neither occurs nor is predicted, as in scikit-learn."""
+    return float(np.mean([score.f1 for score in per_label(*_tables(labels, predictions))]))
 
 
 def subset_accuracy(labels: ArrayLike, predictions: ArrayLike) -> float:

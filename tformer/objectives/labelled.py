@@ -182,36 +182,23 @@ class Classification(LabelledObjective):
 
         Of mixed images `correct` is the share of the predicted class in the mixture.
         """
-        labels_B = batch.labels
-        assert labels_B is not None
-        scores_BL = output.head(self.head.kind)
-        if labels_B.ndim == 2:
-            return self._mixed_terms(scores_BL, labels_B)
-        loss_B = F.cross_entropy(scores_BL, labels_B, reduction="none", label_smoothing=self.options.label_smoothing)
+        labels, scores_BL = batch.labels, output.head(self.head.kind)
+        assert labels is not None
+        mixed = labels.ndim == 2  # [B, L], shares of the classes; else [B]
+        if mixed:
+            labels = labels.to(scores_BL.dtype)
         if self.weights_L is not None:
-            self.weights_L = self.weights_L.to(labels_B.device)  # once: a copy at every step would wait for a GPU
-            loss_B = loss_B * self.weights_L[labels_B]
-        with torch.no_grad():
-            nll_sum = F.cross_entropy(scores_BL, labels_B, reduction="sum")
-            correct = (scores_BL.argmax(dim=-1) == labels_B).sum()
-        return LossResult(
-            terms={self.head.kind: Term(loss_B.sum(), len(labels_B), self.options.weight)},
-            metrics={"nll_sum": nll_sum, "correct": correct, "count": labels_B.new_full((), len(labels_B))},
+            self.weights_L = self.weights_L.to(scores_BL)  # once: a copy at every step would wait for a GPU
+        loss_B = F.cross_entropy(
+            scores_BL, labels, weight=self.weights_L, reduction="none", label_smoothing=self.options.label_smoothing
         )
-
-    def _mixed_terms(self, scores_BL: Tensor, labels_BL: Tensor) -> LossResult:
-        """Each class's loss, smoothed and weighted, times its share in the example."""
-        shares_BL = labels_BL if self.weights_L is None else labels_BL * self.weights_L.to(labels_BL.device)
-        smoothing = self.options.label_smoothing
-        targets_BL = (1 - smoothing) * shares_BL + smoothing * shares_BL.sum(-1, keepdim=True) / shares_BL.shape[1]
-        log_p_BL = F.log_softmax(scores_BL, dim=-1)
-        count = len(labels_BL)
         with torch.no_grad():
-            nll_sum = -(labels_BL * log_p_BL).sum()
-            correct = labels_BL.gather(1, scores_BL.argmax(dim=-1, keepdim=True)).sum()
+            nll_sum = F.cross_entropy(scores_BL, labels, reduction="sum")
+            guesses_B = scores_BL.argmax(dim=-1)
+            correct = (labels.gather(1, guesses_B[:, None]) if mixed else guesses_B == labels).sum()
         return LossResult(
-            terms={self.head.kind: Term(-(targets_BL * log_p_BL).sum(), count, self.options.weight)},
-            metrics={"nll_sum": nll_sum, "correct": correct, "count": labels_BL.new_full((), count)},
+            terms={self.head.kind: Term(loss_B.sum(), len(labels), self.options.weight)},
+            metrics={"nll_sum": nll_sum, "correct": correct, "count": guesses_B.new_full((), len(labels))},
         )
 
     def soft_loss(
@@ -226,7 +213,7 @@ class ClassificationOptions:
     """One class per example: a text, a pair of texts, or an image."""
 
     kind: Literal["classification"] = "classification"
-    label_smoothing: float = 0.0  # torch's: eps spread over all classes
+    label_smoothing: float = 0.0  # torch's: eps spread over all classes, each part times the weight of its class
     class_weights: ClassWeights | tuple[float, ...] = "none"  # balanced: N / (L * count), as in scikit-learn
     word_dropout: float = 0.0  # this share of the text's tokens becomes [MASK] (or [UNK]) while training
     swap_pairs: bool = False  # while training, half of the pairs are read in the other order

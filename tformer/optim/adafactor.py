@@ -13,8 +13,9 @@ A vector keeps its whole second moment. The paper's R and C are sums; means give
 rho = min(1e-2, t^-1/2) is the rate 0.01 with the schedule `truncated_rsqrt` of 10,000 steps, as T5 was trained
 (arXiv 1910.10683, 3.1.2). The decoupled weight decay is that of torch.optim.Adafactor; the paper has none.
 
-`transformers.optimization.Adafactor` follows the same rule. torch.optim.Adafactor bounds R C / mean(R) from below by
-its eps1^2 instead of adding eps1 to G^2, and always applies min(lr, t^-1/2) itself.
+`transformers.optimization.Adafactor` follows the same rule without decay; its decay multiplies rho by RMS(X) too.
+torch.optim.Adafactor bounds R C / mean(R) from below by its eps1^2 instead of adding eps1 to G^2, and always applies
+min(lr, t^-1/2) itself.
 
 The parts of a fused matrix such as [q; k; v] are updated as separate matrices (`row_splits`).
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from tformer.data.permutation import derive_key, permute
+from tformer.data.permutation import derive_key, permute_by_network
 from tformer.data.sources.builtin import PREFIX, BuiltinLabelled, find_builtin_rows
 from tformer.data.sources.columns import Column, LabelledLayout, is_number
 from tformer.data.sources.files import Content, Errors, Part, Source, SourceSpec, format_ending, locate
@@ -293,7 +293,7 @@ def stratified_split(labels: np.ndarray, *, fraction: float) -> tuple[np.ndarray
     chosen = []
     counts = _shares(np.array([len(group) for group in groups], dtype=np.int64), fraction=fraction)
     for number, (group, count) in enumerate(zip(groups, counts.tolist(), strict=True)):
-        order = permute(np.arange(len(group)), size=len(group), key=derive_key("held out", 0, number))
+        order = permute_by_network(np.arange(len(group)), size=len(group), key=derive_key("held out", 0, number))
         chosen.append(group[order[:count]])
     held_out = np.sort(np.concatenate(chosen)) if chosen else np.zeros(0, dtype=np.int64)
     return np.setdiff1d(np.arange(len(labels)), held_out), held_out
@@ -314,7 +314,7 @@ def _shares(sizes: np.ndarray, *, fraction: float) -> np.ndarray:
     without = (counts == 0) & (most > 0)
     if np.count_nonzero(most) <= FEW_CLASSES:
         missing = max(missing, int(without.sum()))
-    drawn = permute(np.arange(len(sizes)), size=len(sizes), key=derive_key("held out classes", 0))
+    drawn = permute_by_network(np.arange(len(sizes)), size=len(sizes), key=derive_key("held out classes", 0))
     order = np.lexsort((drawn, counts - share, ~without))
     counts[order[counts[order] < most[order]][: max(0, missing)]] += 1
     return counts
