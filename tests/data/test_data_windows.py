@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from tformer.data.batching.mixture import MixedWindows
 from tformer.data.batching.windows import LmWindows, MaskedWindows
 from tformer.data.shards.corpus import TokenCorpus
 from tformer.errors import InputError
+from tformer.tasks.masked_text import Joined
 
 
 def corpus_of(sizes: list[int]) -> TokenCorpus:
@@ -159,6 +161,28 @@ def test_every_token_appears_in_every_epoch(sizes: list[int], packing: Any, epoc
         assert len(seen) == len(set(seen))
 
 
+@given(sizes=sizes_of_documents, packing=st.sampled_from(["concat", "documents", "none"]))
+def test_windows_that_do_not_move_hold_every_token_once(sizes: list[int], packing: Any) -> None:
+    windows = make(sizes, packing=packing, moves=False)
+    found = texts(windows, 0)
+    assert sorted(token for text in found for token in text) == list(range(sum(sizes))) and found == texts(windows, 7)
+    if packing == "concat":  # as few as possible, and equally long
+        lengths = [len(text) for text in found]
+        assert len(found) == -(-sum(sizes) // ROOM) and max(lengths) - min(lengths) <= 1
+
+
+@given(sizes=sizes_of_documents, packing=st.sampled_from(["concat", "documents", "none"]))
+def test_the_window_around_a_token_has_the_most_context_on_both_sides(sizes: list[int], packing: Any) -> None:
+    total = sum(sizes)
+    windows = make(sizes, packing=packing, moves=False)
+    for token, (ids, place) in enumerate(windows.around(np.arange(total))):
+        assert ids[place] == token and ids[0] == CLS and ids[-1] == SEP
+        before, after = place - 1, len(ids) - 2 - place
+        if packing == "concat":
+            assert before + after + 1 == min(ROOM, total)
+            assert before >= min(token, ROOM // 2 - 1) and after >= min(total - 1 - token, ROOM // 2 - 1)
+
+
 @given(tokens=st.integers(1, 400), epoch=st.integers(0, 5))
 def test_concat_windows_have_one_length_and_equal_their_examples(tokens: int, epoch: int) -> None:
     windows = make([tokens])
@@ -238,3 +262,17 @@ def test_a_template_that_leaves_no_room_is_refused() -> None:
     assert caught.value.hint == "set it to at least 3"
     with pytest.raises(AssertionError, match='packing "concat"'):
         make([5], packing="none").windows(0, [0])
+
+
+@given(sizes=sizes_of_documents, most=st.sampled_from([1, 7, 10_000]), parts=st.integers(1, 3))
+def test_pseudo_perplexity_counts_each_token_once(sizes: list[int], most: int, parts: int) -> None:
+    """With overlapping windows, 101 tokens at a length of 64 counted 186 times."""
+    left_out, total = [0, 5], sum(sizes)
+    joined = Joined([make(sizes, moves=False) for _ in range(parts)])
+    windows, places = joined.around_each_token(most, left_out=left_out)
+    found = Counter(int(ids[place]) for ids, place in zip(windows, places, strict=True))
+    assert not found.keys() & set(left_out)
+    if most >= parts * total:
+        assert found == dict.fromkeys(set(range(total)) - set(left_out), parts)
+    else:
+        assert sum(found.values()) <= max(most, parts)

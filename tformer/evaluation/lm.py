@@ -212,6 +212,7 @@ def pseudo_perplexity(
     sequences: Sequence[np.ndarray],
     special_ids: SpecialIds,
     *,
+    places: np.ndarray | None = None,
     head: str = "masked_lm",
     max_tokens: int | None = None,
     batch_tokens: int | None = None,
@@ -221,6 +222,7 @@ def pseudo_perplexity(
 ) -> dict[str, float]:
     """{"pseudo_perplexity", "loss" (nats per token), "tokens"} of sequences of ids, their special tokens included.
 
+    `places`: of the one token to predict in each sequence, the longest sequences first; None: every token of each.
     `max_tokens`: maximum number of tokens, evenly spread; `batch_tokens`: of a batch, with padding; None: what
     suits the device. `should_stop` is polled before every batch; once it is True, the metrics are those of the
     tokens so far (NaN for none), the longest sequences first. `worker`: this process, where several divide the batches.
@@ -230,7 +232,9 @@ def pseudo_perplexity(
     mask_id = special_ids.mask
     if mask_id is None:
         raise InputError("pseudo-perplexity needs a tokenizer with a mask token, this one has none")
-    row_of, place_of = _targets(sequences, special_ids, max_tokens)
+    row_of, place_of = np.arange(len(sequences)), places
+    if place_of is None:
+        row_of, place_of = _targets(sequences, special_ids, max_tokens)
     total, tokens = len(row_of), 0
     if not total:
         raise InputError("there is nothing to evaluate: the text has no tokens")
@@ -270,12 +274,17 @@ def pseudo_perplexity(
     return {"pseudo_perplexity": perplexity(loss), "loss": loss, "tokens": tokens}
 
 
+def unpredicted(special_ids: SpecialIds) -> list[int]:
+    """Ids that pseudo-perplexity leaves out: those of the template."""
+    template = (special_ids.pad, special_ids.bos, special_ids.eos, special_ids.cls, special_ids.sep)
+    return [token for token in template if token is not None]
+
+
 def _targets(
     sequences: Sequence[np.ndarray], special_ids: SpecialIds, max_tokens: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """(sequence, position) of every token to predict, longest sequences first."""
-    template = (special_ids.pad, special_ids.bos, special_ids.eos, special_ids.cls, special_ids.sep)
-    left_out = [token for token in template if token is not None]
+    left_out = unpredicted(special_ids)
     places = [np.flatnonzero(~np.isin(ids, left_out)) for ids in sequences]
     row_of = np.repeat(np.arange(len(places)), [len(part) for part in places])
     place_of = np.concatenate([np.zeros(0, dtype=np.int64), *places])

@@ -17,7 +17,7 @@ from tformer.data.batching.windows import MaskedWindows
 from tformer.data.shards.corpus import Example, TokenCorpus
 from tformer.data.shards.template import single_template
 from tformer.errors import InputError
-from tformer.evaluation.lm import pseudo_perplexity
+from tformer.evaluation.lm import pseudo_perplexity, unpredicted
 from tformer.evaluation.options import EvaluationOptions
 from tformer.evaluation.predict import Samples, evaluate_objective
 from tformer.interop.opening import open_checkpoint
@@ -129,12 +129,18 @@ class MaskedText(CorpusTask):
     def _pseudo_perplexity(
         self, loaded: Loaded, samples: Samples, options: EvaluationOptions, work: Work
     ) -> dict[str, Any]:
-        max_tokens = options.max_tokens or MAX_PSEUDO_TOKENS
+        max_tokens, special_ids = options.max_tokens or MAX_PSEUDO_TOKENS, loaded.text_tokenizer.special
+        sequences: Sequence[np.ndarray]
+        if isinstance(samples, Joined):
+            sequences, places = samples.around_each_token(max_tokens, left_out=unpredicted(special_ids))
+        else:
+            sequences, places = _single_sequences(samples, count=min(len(samples), max_tokens)), None
         with work.progress("masking every token alone", unit="tokens") as progress:
             metrics = pseudo_perplexity(
                 loaded.model,
-                _single_sequences(samples, count=min(len(samples), max_tokens)),
-                loaded.text_tokenizer.special,
+                sequences,
+                special_ids,
+                places=places,
                 max_tokens=max_tokens,
                 should_stop=work.should_stop,
                 progress=progress,
@@ -155,12 +161,13 @@ class MaskedText(CorpusTask):
 
 
 def corrupted_windows(
-    recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer, *, room: int | None
+    recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer, *, room: int | None, moves: bool = True
 ) -> list[MaskedWindows]:
     """Windows of each corpus. Raises InputError when the template leaves no room for text.
 
     room: tokens of bare text, which an objective of an encoder-decoder puts into its template once it is corrupted;
     None: windows inside the template's special tokens.
+    moves: in each epoch by another offset, for training; False: every token in one window.
     """
     template, data = single_template(tokenizer), recipe.data
     prefix, suffix = (template.prefix, template.suffix) if room is None else ((), ())
@@ -173,23 +180,29 @@ def corrupted_windows(
             prefix=prefix,
             suffix=suffix,
             document_mask=data.document_mask,
+            moves=moves,
         )
         for corpus in corpora
     ]
 
 
 def _held_out(recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer, objective: Objective) -> HeldOut:
-    samples = Joined(corrupted_windows(recipe, corpora, tokenizer, room=objective.room))
+    samples = Joined(corrupted_windows(recipe, corpora, tokenizer, room=objective.room, moves=False))
     return HeldOut("", samples, objective, recipe, validation_batch(recipe.seq_len))
 
 
 def _single_sequences(samples: Samples, *, count: int) -> list[np.ndarray]:
     """The ids of `count` samples, evenly spread; of a pair of texts those of the first text."""
-    examples: Sequence[Any] = samples.examples(0, np.arange(count) * len(samples) // count)
+    examples: Sequence[Any] = samples.examples(0, _spread(len(samples), count))
     return [
         example.ids if example.token_type_ids is None else example.ids[example.token_type_ids == 0]
         for example in examples
     ]
+
+
+def _spread(total: int, count: int) -> np.ndarray:
+    """`count` of the numbers below `total`, evenly spread."""
+    return np.arange(count) * total // max(1, count)
 
 
 class Joined:
@@ -203,6 +216,22 @@ class Joined:
 
     def __len__(self) -> int:
         return int(self._starts[-1])
+
+    def around_each_token(self, max_tokens: int, *, left_out: Sequence[int]) -> tuple[list[np.ndarray], np.ndarray]:
+        """(window around each token, the token's place there), longest first; at most `max_tokens`, evenly spread.
+
+        left_out: ids that are not counted.
+        """
+        total = sum(len(part.corpus) for part in self.parts)
+        step = max(1, total // (2 * max_tokens))  # twice as many as wanted: some are left out
+        found: list[tuple[np.ndarray, int]] = []
+        for part in self.parts:
+            tokens = np.arange(0, len(part.corpus), step)
+            counted = tokens[~np.isin(part.corpus.gather(tokens, 1)[:, 0], left_out)]
+            most = max(1, max_tokens * len(part.corpus) // total)
+            found += part.around(counted[_spread(len(counted), min(most, len(counted)))])
+        found.sort(key=lambda each: -len(each[0]))
+        return [window for window, _ in found], np.array([place for _, place in found])
 
     def examples(self, epoch: int, indices: np.ndarray | Sequence[int]) -> list[Example]:
         """The samples at these indices, counted through all parts."""

@@ -8,7 +8,8 @@ of the corpus is in some window of every epoch.
 Packing:
 - concat: documents one after the other, cut into windows of one length. Each epoch has its own offset, drawn from
   (seed, epoch), so that a token is seen in different contexts. `LmWindows` leave out what does not fill a window at
-  both ends; `MaskedWindows` move the first and the last window inside the corpus, where they overlap their neighbours.
+  both ends; `MaskedWindows` move the first and the last window inside the corpus, where they overlap their neighbours,
+  or, to measure a model, are as many equally long parts as are needed, each token in one of them (`moves=False`).
 - documents: as many whole documents, in order, as fit; a longer one is split, and its rest is packed with what follows.
 - none: one document an example; a longer document is split into several, none is truncated.
 
@@ -54,6 +55,7 @@ class Windows(ABC):
         packing: Packing = "concat",
         seed: int = 0,
         document_mask: bool = False,
+        moves: bool = True,
     ) -> None:
         self.corpus, self.seq_len, self.packing, self.seed = corpus, seq_len, packing, seed
         self.document_mask = document_mask
@@ -70,11 +72,11 @@ class Windows(ABC):
                 f"{seq_len} tokens and its label need",
                 hint=f"give more text, or set data.seq_len to at most {len(corpus) - 1}" if len(corpus) > 1 else None,
             )
-        if packing == "concat":
+        if packing == "concat" and moves:
             self._room = min(self._room, len(corpus))
             self._count = self._num_concat_windows()
         else:
-            cut = pack_documents if packing == "documents" else cut_documents
+            cut = {"concat": cut_evenly, "documents": pack_documents, "none": cut_documents}[packing]
             self._starts, sizes = cut(corpus.document_offsets, self._room, shared=self.shared)
             self._sizes = sizes - self._ends_twice(self._starts, sizes)
             self.lengths = self._sizes + len(prefix) + len(suffix)
@@ -87,7 +89,7 @@ class Windows(ABC):
 
     def windows(self, epoch: int, indices: np.ndarray | Sequence[int]) -> np.ndarray:
         """int64 [n, t] with one t for all, the fast way for packing "concat"; the other packings have `examples`."""
-        assert self.packing == "concat", f'windows() needs packing "concat", found "{self.packing}"'
+        assert self.lengths is None, f'windows() needs packing "concat", found "{self.packing}"'
         text = self.corpus.gather(self._concat_starts(epoch, np.asarray(indices, dtype=np.int64)), self._room)
         begin, end = (np.broadcast_to(ids, (len(text), len(ids))) for ids in (self.prefix, self.suffix))
         return np.concatenate([begin, text, end], axis=1)
@@ -95,7 +97,7 @@ class Windows(ABC):
     def examples(self, epoch: int, indices: np.ndarray | Sequence[int]) -> list[Example]:
         """The samples of any packing, with document ids if `document_mask` is set."""
         indices = np.asarray(indices, dtype=np.int64)
-        if self.packing == "concat":
+        if self.lengths is None:
             starts = self._concat_starts(epoch, indices)
             texts = list(self.corpus.gather(starts, self._room))
         else:
@@ -158,6 +160,23 @@ class MaskedWindows(Windows):
         spare = len(self) * self._room - len(self.corpus)
         return derive_key("window offset", self.seed, epoch) % min(self._room, spare + 1)
 
+    def around(self, tokens: np.ndarray) -> list[tuple[np.ndarray, int]]:
+        """(ids of its window, its place in them) of each token of the corpus.
+
+        The window is the one with the most context on both sides; of whole documents the sample that holds the token.
+        """
+        if self.packing == "concat":
+            sizes = np.full(len(tokens), min(self._room, len(self.corpus)))
+            starts = np.clip(tokens - sizes // 2, 0, len(self.corpus) - sizes)
+        else:
+            number = np.searchsorted(self._starts, tokens, side="right") - 1
+            starts, sizes = self._starts[number], self._sizes[number]
+        spans = zip(starts.tolist(), (starts + sizes).tolist(), (tokens - starts).tolist(), strict=True)
+        return [
+            (self._example(start, self.corpus.slice(start, stop)).ids, len(self.prefix) + place)
+            for start, stop, place in spans
+        ]
+
     def _num_concat_windows(self) -> int:
         if len(self.corpus) == self._room:
             return 1
@@ -179,6 +198,14 @@ def restarting_positions(document_ids: np.ndarray) -> np.ndarray:
     begins = np.ones(document_ids.shape, dtype=bool)
     begins[..., 1:] = document_ids[..., 1:] != document_ids[..., :-1]
     return places - np.maximum.accumulate(np.where(begins, places, 0), axis=-1)
+
+
+def cut_evenly(offsets: np.ndarray, width: int, *, shared: int) -> tuple[np.ndarray, np.ndarray]:
+    """(starts, lengths) of the fewest ranges of at most `width` tokens that hold every token once; shared: 0."""
+    first, total = int(offsets[0]), int(offsets[-1] - offsets[0])
+    count = -(-total // width)
+    edges = first + np.arange(count + 1) * total // count
+    return edges[:-1], np.diff(edges)
 
 
 def cut_documents(offsets: np.ndarray, width: int, *, shared: int) -> tuple[np.ndarray, np.ndarray]:
