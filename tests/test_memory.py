@@ -142,7 +142,8 @@ def test_only_large_tensors_on_a_cpu_are_put_into_large_pages(monkeypatch: pytes
 SHAPES = """
 import re, torch
 from pathlib import Path
-import tformer.device
+from tformer.device import bound_products
+bound_products(16)
 torch.set_num_threads(1)
 resident = lambda: int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
 weight = torch.randn(512, 512, dtype=torch.bfloat16, requires_grad=True)

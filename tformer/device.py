@@ -28,10 +28,16 @@ from tformer import files
 from tformer.errors import InputError, StorageError
 from tformer.formatting import amount, whole_number
 
-for _capacity in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-    os.environ.setdefault(_capacity, "16")
-"""Shapes of matrix products that oneDNN, and PyTorch beside it in each thread, keep code and memory of. Both read the
-number at their first product. By default it is 1,024, and a training on sentences of all lengths grew by gigabytes."""
+os.environ.setdefault("LRU_CACHE_CAPACITY", "16")
+"""PyTorch keeps as many products beside oneDNN's, in each thread; see `bound_products`."""
+
+
+def bound_products(count: int) -> None:
+    """Let oneDNN keep code and memory of the products of `count` shapes; without effect after its first product.
+
+    By default it keeps 1,024, and a training on sentences of all lengths grew by gigabytes.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(count))
 
 
 def default_cache_dir() -> Path:

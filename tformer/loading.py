@@ -21,6 +21,7 @@ from tformer.build import build_model
 from tformer.checkpoint.read import Checkpoint, differences, read_checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint
 from tformer.data.encoding import TextReader
+from tformer.device import bound_products
 from tformer.errors import InputError, NotFiniteError
 from tformer.formatting import short_hash
 from tformer.interop.opening import open_checkpoint
@@ -138,6 +139,10 @@ def _padding(recipe: Recipe) -> dict[str, Any]:
     return {"padding_side": "left" if recipe.data.padding == "left" else "right", "pad_to": recipe.data.pad_to}
 
 
+USED_PRODUCTS = 128
+"""Shapes of products that are kept for inference, which meets the same ones again; with fewer it is slower."""
+
+
 def load(
     path: str | Path | None = None,
     *,
@@ -164,6 +169,7 @@ def load(
         InputError: nothing to load, damaged files, or parts that do not belong together.
         NotFiniteError: weights are NaN or infinite.
     """
+    bound_products(USED_PRODUCTS)
     if path is None:
         path = newest_checkpoint(runs_dir, which, usable=lambda candidate: _suits(candidate, kinds))
     checkpoint = open_checkpoint(path, which, runs_dir=runs_dir)

@@ -18,6 +18,7 @@ from tformer.checkpoint.logs import cut_samples, metrics_line
 from tformer.checkpoint.run import RunDirectory
 from tformer.cost.flops import mean_lengths, training_flops_per_token
 from tformer.data.shards.array_files import BackgroundCheck
+from tformer.device import bound_products
 from tformer.errors import InputError, Interrupted
 from tformer.files import require_room, write_text
 from tformer.loading import load_body, load_generator, load_weights
@@ -46,6 +47,10 @@ RATE_DIGITS = 6
 """Digits of learned LayerDrop rates in log lines; enough that they still average to the configured rate."""
 
 
+TRAINED_PRODUCTS = 16
+"""Shapes of products that are kept: each costs megabytes, and the next step of varying lengths has others."""
+
+
 def run_training(
     options: TrainOptions,
     *,
@@ -63,6 +68,7 @@ def run_training(
     worker: this process as one of several; all of them call this function, and the leader returns the summary.
     Raises InputError before anything is written; Interrupted after the checkpoint is saved.
     """
+    bound_products(TRAINED_PRODUCTS)
     devices = number_of_workers(options.devices, options.device or "auto", planned=True) if options.dry_run else 1
     worker = worker or Worker()
     require_same_command(options, worker)
