@@ -76,7 +76,7 @@ def test_a_classifiers_report(
 
 
 def test_mistakes_are_written_as_a_table_or_as_json_lines(cli: Cli, encoder_run: Runs, tmp_path: Path) -> None:
-    rows = [*sentences(20, 22), ("tool", "the cat and the dog"), ("animal", 'the saw, "loud"')]
+    rows = [*sentences(20, 22), ("tool", "the cat and the dog"), ("animal", 'the saw and the axe, "loud"')]
     data = write_table(tmp_path / "test.tsv", ("label", "text"), rows)
     table, lines = tmp_path / "wrong.tsv", tmp_path / "wrong.jsonl"
     for path in (table, lines):
@@ -87,7 +87,7 @@ def test_mistakes_are_written_as_a_table_or_as_json_lines(cli: Cli, encoder_run:
     documents = [json.loads(line) for line in lines.read_text().splitlines()]
     assert {(row["label"], row["prediction"], row["text"]) for row in found} == {
         ("tool", "animal", "the cat and the dog"),
-        ("animal", "tool", 'the saw, "loud"'),
+        ("animal", "tool", 'the saw and the axe, "loud"'),
     }
     assert [one["text"] for one in documents] == [row["text"] for row in found]
     probabilities = [one["probability"] for one in documents]

@@ -12,7 +12,7 @@ import pytest
 from tformer.recipe import load_recipe
 from tformer.tasks import task_of
 from tformer.tasks import tokenizers as module
-from tformer.tasks.base import TrainingStart, Work
+from tformer.tasks.base import TrainingData, TrainingStart, Work
 from tformer.tasks.tokenizers import CACHE
 from tformer.tokenizer import Tokenizer
 
@@ -88,3 +88,49 @@ def test_a_cache_folder_that_is_a_file_is_no_error(
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / CACHE).write_text("")
     assert obtain(text_file) == obtain(text_file) and len(trainings) == 2
+
+
+UNIQUE = [f"word{number:03d}" for number in range(200)]
+
+KINDS: dict[str, tuple[dict[str, str], list[str]]] = {  # architecture and preset, lines of the file
+    "text": ({"arch": "gpt", "preset": "tiny"}, [f"the {word}" for word in UNIQUE]),
+    "labelled": (
+        {"arch": "bert", "preset": "classify"},
+        ["label\ttext", *(f"{number % 2}\tthe {word}" for number, word in enumerate(UNIQUE))],
+    ),
+    "pairs": (
+        {"arch": "transformer", "preset": "dates"},
+        ["source\ttarget", *(f"the {word}\tdas {word}" for word in UNIQUE)],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_held_out_is_not_what_a_tokenizer_is_trained_on(kind: str, tmp_path: Path) -> None:
+    flags, lines = KINDS[kind]
+    path = tmp_path / ("text.txt" if kind == "text" else "rows.tsv")
+    path.write_text("\n".join(lines) + "\n")
+
+    def data_of(**more: Any) -> TrainingData:
+        own = {"data.train": [{"path": str(path)}], **more}
+        sets = ("tokenizer.train.model=word", "tokenizer.train.min_frequency=1", "tokenizer.train.vocab_size=1000",
+                "training.batch_tokens=null", "training.batch_size=2", "data.seq_len=6",
+                "model.max_seq_len=8")  # fmt: skip
+        recipe = load_recipe(**flags, flags=own, sets=sets).recipe
+        return task_of(recipe).training_data(TrainingStart(recipe=recipe), Work(cache_dir=tmp_path / "cache"))
+
+    def unknown(data: TrainingData) -> set[str]:
+        assert data.tokenizer is not None
+        return {word for word in UNIQUE if not any(token.endswith(word) for token in data.tokenizer.tokens)}
+
+    found = data_of()
+    missing = unknown(found)
+    if kind == "text":
+        assert set(UNIQUE[-20:]) <= missing and len(missing) <= 30
+    elif kind == "labelled":
+        assert len(found.samples) == 180 and 20 <= len(missing) <= 24
+    else:
+        samples: Any = found.samples
+        trained = {samples.texts(number)[0].split()[-1] for number in range(len(samples))}
+        assert len(trained) == 180 and set(UNIQUE) - trained <= missing and len(missing) <= 30
+    assert len(unknown(data_of(**{"data.valid": [{"path": str(path)}]}))) <= 4  # one text in 50 is for the report

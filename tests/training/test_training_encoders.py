@@ -161,7 +161,7 @@ def test_multi_label(train: Callable[..., Path], tmp_path: Path) -> None:
     rows = [[f"{label}|{other}" if label != other else label, f"{text} with {text2}"]
             for (label, text), (other, text2) in zip(sentences(120, 4), sentences(120, 5), strict=True)]  # fmt: skip
     data = write_rows(tmp_path / "many.tsv", [["labels", "text"], *rows])
-    run = train("--data", data, "--objective", "multi_label", "--max-steps", "160")
+    run = train("--data", data, "--objective", "multi_label", "--max-steps", "240")
     assert metrics(run, "valid")[-1]["f1"] > 0.9
     assert tformer.load(run).recipe.model.heads[0].multi_label  # type: ignore[union-attr]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar
@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tformer.data.shards.corpus import Example
-from tformer.data.shards.labelled_tokens import LabelledTokens, tokenise_labelled
+from tformer.data.shards.labelled_tokens import LabelledTokens, labels_of, tokenise_labelled
 from tformer.data.sources.files import Errors
-from tformer.data.sources.labelled import LabelIndex, LabelledSource, collect_labels, open_labelled
+from tformer.data.sources.labelled import LabelIndex, LabelledSource, collect_labels, hold_out, open_labelled
 from tformer.data.sources.tables import LabelledRow
 from tformer.errors import InputError
 from tformer.evaluation.classifier import Classifier, GivenRows, plain_objective
@@ -90,11 +90,11 @@ class Labelled(Task):
                 "objectives.0.swap_pairs: needs pairs of texts and a model that distinguishes them "
                 "(embedding.token_types: 2)"
             )
-        tokenizer = obtain_tokenizer(start, work, Texts.of(sources, lambda: _texts(sources), part="labelled"))
         index = None
         if label_kind_of(recipe) != "score":
             names = data.labels or _label_names(recipe, sources, start.stored_labels)
             index = _index(recipe, names)
+        tokenizer = obtain_tokenizer(start, work, _tokenizer_texts(sources, data, index))
         rows = _tokenise(recipe, sources, tokenizer, index, work)
         if valid_sources:
             valid = _tokenise(recipe, valid_sources, tokenizer, index, work)
@@ -236,12 +236,23 @@ def _open(recipe: Recipe, specs: Sequence[SourceSpec], columns: Columns, errors:
     )
 
 
-def _texts(sources: Sequence[LabelledSource]) -> Iterator[str]:
-    for source in sources:
-        for row in source.rows():
+def _tokenizer_texts(sources: Sequence[LabelledSource], data: Data, index: LabelIndex | None) -> Texts:
+    """What a tokenizer is trained on: the texts of all rows, or of those that are not held out."""
+
+    def read() -> Iterator[str]:
+        rows: Iterable[LabelledRow] = (row for source in sources for row in source.rows())
+        if not data.valid and (all_rows := list(rows)):
+            labels = labels_of(all_rows, index, numeric=index is None)
+            assert labels is not None
+            kept, _ = hold_out(labels, fraction=data.valid_fraction, how=data.valid_split, name=all_rows[0].place)
+            rows = [all_rows[number] for number in kept.tolist()]
+        for row in rows:
             yield row.text
             if row.text2 is not None:
                 yield row.text2
+
+    held_out = "" if data.valid else f" without {data.valid_fraction:g} {data.valid_split} {index}"
+    return Texts.of(sources, read, part=f"labelled{held_out}")
 
 
 def _reads_pairs(sources: Sequence[LabelledSource]) -> bool:

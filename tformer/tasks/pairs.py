@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tformer.data.batching.mixture import MixedPairs
-from tformer.data.shards.pair_tokens import PairTokens, RowSource, join_pairs, tokenise_pairs
+from tformer.data.shards.pair_tokens import PairTokens, RowSource, join_pairs, source_hashes, tokenise_pairs
 from tformer.data.sources.pairs import PairSource, open_pairs, shared_columns
 from tformer.data.sources.tables import PairRow
 from tformer.decoding.inference import prepare_inference
@@ -49,7 +50,7 @@ from tformer.recipe.data_defaults import (
     words_of,
 )
 from tformer.recipe.recipe import Recipe
-from tformer.recipe.sections import Columns, SourceSpec
+from tformer.recipe.sections import Columns, Data, SourceSpec
 from tformer.tasks.base import (
     ChosenData,
     GivenExample,
@@ -65,7 +66,7 @@ from tformer.tasks.base import (
 )
 from tformer.tasks.continuations import PAIR_OPTIONS, score_lines, score_report
 from tformer.tasks.sequence_teacher import translate_sources, weights_digest
-from tformer.tasks.tokenizers import Texts, decoder_context, obtain_tokenizers
+from tformer.tasks.tokenizers import LEFT_OUT, Texts, decoder_context, obtain_tokenizers
 from tformer.tokenizer import Tokenizer
 
 BATCH_TOKENS = 4096  # of the longer side, for the loss
@@ -96,7 +97,7 @@ class Pairs(Task):
         valid_sources = open_pairs(data.valid, columns=data.columns, errors=data.errors) if data.valid else []
         recipe = _with_columns(recipe, [*sources, *valid_sources])
         tokenizer, own_target = obtain_tokenizers(
-            start, work, *(_texts(sources, side) for side in ("source", "target"))
+            start, work, *(_tokenizer_texts(sources, data, side) for side in ("source", "target"))
         )
         tokenizers = (tokenizer, own_target or tokenizer)
         validation = PairValidation.plan(recipe, tokenizers)
@@ -333,9 +334,22 @@ def _with_columns(recipe: Recipe, sources: Sequence[PairSource]) -> Recipe:
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"columns": columns})})
 
 
-def _texts(sources: Sequence[PairSource], side: str) -> Texts:
-    """The texts of one side."""
-    return Texts.of(sources, lambda: (getattr(row, side) for source in sources for row in source.rows()), part=side)
+def _tokenizer_texts(sources: Sequence[PairSource], data: Data, side: str) -> Texts:
+    """What a tokenizer is trained on: one side of all pairs, or of those that are not held out."""
+    left_out = 0.0 if data.valid else min(1.0, LEFT_OUT * data.valid_fraction)
+
+    def read() -> Iterator[str]:
+        for source in sources:
+            if not left_out:
+                yield from (getattr(row, side) for row in source.rows())
+                continue
+            hashes = source_hashes(row.source.encode() for row in source.rows())
+            kept = hashes > np.sort(hashes)[max(0, math.ceil(left_out * len(hashes)) - 1)]
+            if not kept.any():  # too few to hold any out, which is an error of the split
+                kept[:] = True
+            yield from (getattr(row, side) for row, is_kept in zip(source.rows(), kept, strict=True) if is_kept)
+
+    return Texts.of(sources, read, part=f"{side} without {left_out:g}" if left_out else side)
 
 
 def _tokenise(

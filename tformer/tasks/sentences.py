@@ -16,8 +16,8 @@ from tformer.recipe.recipe import Recipe
 from tformer.tasks.base import ChosenData, GivenExample, HeldOut, Tokenizers, TrainingData, TrainingStart, Work
 from tformer.tasks.labelled import labelled_sample
 from tformer.tasks.masked_text import MaskedText, corruption_context, loaded_objective
-from tformer.tasks.text import NO_DATA, documents_of, open_text
-from tformer.tasks.tokenizers import Texts, obtain_tokenizer
+from tformer.tasks.text import NO_DATA, open_text, tokenizer_documents
+from tformer.tasks.tokenizers import obtain_tokenizer
 from tformer.tokenizer import Tokenizer
 
 VALIDATION_PAIRS = 64  # of a batch
@@ -34,7 +34,7 @@ class Sentences(MaskedText):
         data = recipe.data
         sources = open_text(data.train, data)
         valid_sources = open_text(data.valid, data) if data.valid else []
-        tokenizer = obtain_tokenizer(start, work, Texts.of(sources, lambda: documents_of(sources), part="text"))
+        tokenizer = obtain_tokenizer(start, work, tokenizer_documents(sources, data))
         context = corruption_context(recipe, tokenizer)
         train = _read_sentences(sources, tokenizer, work)
         if valid_sources:

@@ -7,6 +7,7 @@ without validation data the last part of every corpus is held out.
 from __future__ import annotations
 
 import hashlib
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -46,7 +47,7 @@ from tformer.tasks.base import (
     hold_out,
     require_finite_loss,
 )
-from tformer.tasks.tokenizers import Texts, obtain_tokenizer, text_context
+from tformer.tasks.tokenizers import LEFT_OUT, Texts, obtain_tokenizer, text_context
 from tformer.tokenizer import Tokenizer
 
 TEXT_OPTIONS = frozenset({"text_column", "invalid_utf8", "seq_len"})
@@ -68,11 +69,22 @@ def open_text(specs: Sequence[SourceSpec], data: Data) -> list[TextSource]:
     return open_sources(specs, columns=data.columns, errors=data.errors)
 
 
-def documents_of(sources: Sequence[TextSource]) -> Iterator[str]:
-    """The documents of all sources, in order."""
-    for source in sources:
-        for piece in source.documents():
-            yield piece.text
+def tokenizer_documents(sources: Sequence[TextSource], data: Data) -> Texts:
+    """What a tokenizer is trained on: all documents, or without the end of each source where it is held out."""
+    left_out = 0.0 if data.valid else min(1.0, LEFT_OUT * data.valid_fraction)
+
+    def read() -> Iterator[str]:
+        for source in sources:
+            room = sum(len(piece.text) for piece in source.documents()) * (1 - left_out) if left_out else math.inf
+            for piece in source.documents():
+                yield piece.text if len(piece.text) <= room else piece.text[: math.ceil(room)]
+                room -= len(piece.text)
+                if room <= 0:
+                    break
+
+    size = total_bytes(sources)
+    part = f"text without {left_out:g}" if left_out else "text"
+    return Texts.of(sources, read, part=part, size_bytes=None if size is None else int(size * (1 - left_out)))
 
 
 class CorpusTask(Task):
@@ -113,8 +125,7 @@ class CorpusTask(Task):
         data = recipe.data
         sources = open_text(data.train, data)
         valid_sources = open_text(data.valid, data) if data.valid else []
-        texts = Texts.of(sources, lambda: documents_of(sources), part="text", size_bytes=total_bytes(sources))
-        tokenizer = obtain_tokenizer(start, work, texts)
+        tokenizer = obtain_tokenizer(start, work, tokenizer_documents(sources, data))
         context = self.context(recipe, tokenizer)
         train = [read_corpus(source, tokenizer, work) for source in sources]
         valid = [read_corpus(source, tokenizer, work) for source in valid_sources]

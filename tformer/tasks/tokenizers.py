@@ -38,6 +38,10 @@ CACHE = "tokenizers"
 VERSION = 2
 """Tokenizers of version 1 may be of half a text, which changed while it was read."""
 
+LEFT_OUT = 1.25
+"""A held-out part is cut by tokens, or after pairs were left out, which needs a tokenizer. What a new one is trained on
+is cut before, and leaves out a quarter more."""
+
 TRAINERS = ("tokenizers", "sentencepiece")
 """Packages whose version may change what is trained."""
 

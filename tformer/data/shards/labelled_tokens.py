@@ -121,7 +121,7 @@ def tokenise_labelled(
     name = ", ".join(dict.fromkeys(source.name for source in sources))
     if not rows:
         raise InputError(f"{name}: no rows")
-    labels = _labels(rows, index, numeric=numeric)
+    labels = labels_of(rows, index, numeric=numeric)
     is_pair = rows[0].text2 is not None
     template = pair_template(tokenizer) if is_pair else single_template(tokenizer)
     room = text_room(seq_len, template.num_special, texts=1 + is_pair)
@@ -160,7 +160,8 @@ def tokenise_labelled(
     )
 
 
-def _labels(rows: Sequence[LabelledRow], index: LabelIndex | None, *, numeric: bool) -> np.ndarray | None:
+def labels_of(rows: Sequence[LabelledRow], index: LabelIndex | None, *, numeric: bool) -> np.ndarray | None:
+    """The labels of all rows as numbers; None where they have none (no index, not numeric)."""
     if index is None and not numeric:
         return None
     for row in rows:

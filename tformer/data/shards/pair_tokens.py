@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Protocol
@@ -141,12 +141,7 @@ class PairTokens:
 
         Raises InputError if there are not two different sources.
         """
-        key = derive_key("held out pairs", 0).to_bytes(8, "little")
-        digests = [
-            hashlib.blake2b(self.sources.texts.row(n).tobytes(), digest_size=8, key=key).digest()
-            for n in range(len(self))
-        ]
-        hashes_N = np.frombuffer(b"".join(digests), dtype=">u8")
+        hashes_N = source_hashes(self.sources.texts.row(n).tobytes() for n in range(len(self)))
         groups, counts = np.unique(hashes_N, return_counts=True)
         if len(groups) < 2:
             raise InputError(
@@ -158,6 +153,13 @@ class PairTokens:
         last = groups[min(max(wanted, 1), len(groups) - 1) - 1]
         held_out = hashes_N <= last
         return self.subset(np.flatnonzero(~held_out)), self.subset(np.flatnonzero(held_out))
+
+
+def source_hashes(texts: Iterable[bytes]) -> np.ndarray:
+    """Keyed hashes [N] of the sources of pairs: those with the smallest are held out."""
+    key = derive_key("held out pairs", 0).to_bytes(8, "little")
+    digests = (hashlib.blake2b(text, digest_size=8, key=key).digest() for text in texts)
+    return np.frombuffer(b"".join(digests), dtype=">u8")
 
 
 def join_pairs(parts: Sequence[PairTokens]) -> PairTokens:
