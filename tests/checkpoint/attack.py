@@ -296,8 +296,8 @@ def _verified(path: Path, mutation: Mutation) -> Verdict:
 
 
 def _fault(command: str, outcome: Outcome) -> str:
-    """What is wrong with how a command ended; "" for none. Exit 4: the loss is not finite; 1: the logits are not."""
-    allowed = {"evaluate": (0, 2, 4), "resume": (0, 2, 4), "generate": (0, 1, 2)}.get(command, (0, 2))
+    """What is wrong with how a command ended; "" for none. Exit 4: weights, outputs or the loss are not finite."""
+    allowed = (0, 2) if command in ("runs list", "runs show", "inspect") else (0, 2, 4)
     if "internal error" in outcome.err or "Traceback" in outcome.err or outcome.code not in allowed:
         return f"exit {outcome.code}: {outcome.err[-300:]}"
     if command == "runs list" and outcome.code:
