@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import tformer
+from tests.kernels.conftest import SANITIZED
 from tests.test_api import classifier, lm, masked, translator  # noqa: F401  fixtures
 from tests.threads import PROMPTS, TEXTS, calls_of, differences
 from tformer.decoding.inference import prepare_inference
@@ -24,6 +25,15 @@ from tformer.kernels.tape import recorded
 
 FAMILIES = ("lm", "classifier", "translator", "masked")
 THREADS = 4
+
+
+@pytest.fixture(autouse=True)
+def sanitized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the libraries of `test_kernels_sanitized.py`, where it runs these tests."""
+    if SANITIZED is not None:
+        checked = library.open_at(Path(SANITIZED) / "native.so")
+        found = lambda **_: None if os.environ.get(library.SWITCH) == "off" else checked  # noqa: E731
+        monkeypatch.setattr("tformer.kernels.functions.load", found)
 
 
 @pytest.fixture
@@ -41,7 +51,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("options", [{}, {"precision": "bf16"}, {"quantize": "int8"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"precision": "bf16"}, {"quantize": "int8"}, {"quantize": "int4"}], ids=str)
 @pytest.mark.parametrize("run", FAMILIES, indirect=True)
 def test_answers_of_several_threads_are_those_of_one_to_the_bit(run: tformer.Run, options: dict[str, Any]) -> None:
     if options.get("quantize") and find() is None:

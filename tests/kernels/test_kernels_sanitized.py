@@ -36,9 +36,9 @@ def test_no_kernel_reads_or_writes_beside_its_tensors_on_any_instruction_set(
         "TFORMER_SANITIZED_KERNELS": str(tmp_path),
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    tests = [
-        str(Path(__file__).with_name(f"test_kernels_{part}.py")) for part in ("functions", "fused", "tape", "threads")
-    ]
+    folder = Path(__file__).parent
+    tests = [str(folder / f"test_kernels_{part}.py") for part in ("functions", "fused", "tape", "threads")]
+    tests.append(f"{folder.parent / 'test_threads.py'}::test_answers_of_several_threads_are_those_of_one_to_the_bit")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     done = subprocess.run(command, env=os.environ | surroundings, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
