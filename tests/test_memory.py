@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import random
 import re
 import subprocess
 import sys
@@ -173,3 +175,79 @@ def test_products_of_ever_new_shapes_keep_no_memory_unless_the_user_says_so() ->
     if most < 20:
         pytest.skip("nothing is kept of these products here")
     assert grown() < 0.3 * most
+
+
+TRAINS = """
+import json, sys
+from tformer.cli.app import main
+from tformer.device import peak_resident_bytes, resident_bytes
+from tformer.training.loop import Trainer
+step, resident = Trainer._step, []
+def measured(self):
+    step(self)
+    resident.append(resident_bytes())
+Trainer._step = measured
+try:
+    main(sys.argv[2:])
+finally:
+    with open(sys.argv[1], "w") as file:
+        json.dump({"resident": resident, "peak": peak_resident_bytes()}, file)
+"""
+USES = """
+import json, sys
+import tformer
+from tformer.device import resident_bytes
+run, texts, resident = tformer.load(sys.argv[2]), open(sys.argv[3]).read().splitlines(), []
+for start in range(0, len(texts), 4):
+    part = texts[start : start + 4]
+    if run.recipe.model.decoder is None:
+        run.classify([text.partition("\\t")[2] for text in part])
+    else:
+        run.generate(part, max_new_tokens=len(part[0]) % 40 + 1)
+    resident.append(resident_bytes())
+with open(sys.argv[1], "w") as file:
+    json.dump({"resident": resident}, file)
+"""
+SIZES = ("--set", "model.d_model=256", "--set", "training.eval_every=1000", "--set", "training.sample_every=0")
+STEPS = 300
+
+
+def varying_lines(count: int, draw: random.Random) -> list[str]:
+    """Texts of 1 to 120 words, without a length that is more frequent than the others."""
+    words = [f"w{number}" for number in range(200)]
+    return [" ".join(draw.choices(words, k=draw.randint(1, 120))) for _ in range(count)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
+@pytest.mark.parametrize("family", ["transformer", "bert", "gpt"])
+def test_memory_on_varying_lengths_is_level_and_within_a_quarter_of_the_forecast(family: str, tmp_path: Path) -> None:
+    """In training after 200 steps, and in generation or classification after as many batches."""
+    draw = random.Random(0)
+    texts = varying_lines(2400, draw)
+    if family == "transformer":
+        given = ["--preset", "tiny", "--set", "training.batch_tokens=2048"]
+        for side in ("source", "target"):
+            (tmp_path / side).write_text("\n".join(texts if side == "source" else reversed(texts)))
+            given += [f"--{side}", str(tmp_path / side)]
+    elif family == "bert":
+        texts = [f"{draw.choice('ab')}\t{text}" for text in texts]
+        (tmp_path / "data.tsv").write_text("label\ttext\n" + "\n".join(texts))
+        given = ["--preset", "classify", "--data", str(tmp_path / "data.tsv"), "--batch-size", "16"]
+    else:
+        (tmp_path / "data.txt").write_text("\n\n".join(texts))
+        given = ["--preset", "tiny", "--data", str(tmp_path / "data.txt"), "--set", "data.packing=none"]
+        given += ["--batch-size", "16"]
+    out, found = tmp_path / "run", tmp_path / "found.json"
+    words = ["train", "--arch", family, *given, *SIZES, "--max-steps", str(STEPS), "--out", str(out)]
+    dry = [sys.executable, "-m", "tformer", *words, "--dry-run", "--json"]
+    forecast = json.loads(subprocess.run(dry, capture_output=True, text=True, check=True).stdout)["memory"]
+    subprocess.run([sys.executable, "-c", TRAINS, found, *words], check=True, capture_output=True)
+    training = json.loads(found.read_text())
+    assert training["resident"][-1] < 1.05 * training["resident"][200]
+    assert training["peak"] == pytest.approx(forecast["total_bytes"], rel=0.25)
+    inputs = tmp_path / "inputs"
+    inputs.write_text("\n".join(texts[:1200]))
+    subprocess.run([sys.executable, "-c", USES, found, out, inputs], check=True, capture_output=True)
+    using = json.loads(found.read_text())["resident"]
+    assert using[-1] < 1.05 * using[200]

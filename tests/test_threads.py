@@ -18,6 +18,7 @@ import tformer
 from tests.kernels.conftest import SANITIZED
 from tests.test_api import classifier, lm, masked, translator  # noqa: F401  fixtures
 from tests.threads import PROMPTS, TEXTS, calls_of, differences
+from tformer.api import MOST_PREPARED
 from tformer.decoding.inference import prepare_inference
 from tformer.kernels import library
 from tformer.kernels.functions import find
@@ -45,9 +46,9 @@ def run(request: pytest.FixtureRequest) -> tformer.Run:
 @pytest.fixture(params=["kernels", "no kernels"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv(library.SWITCH, "on" if request.param == "kernels" else "off")
-    library.load.cache_clear()
+    library.forget()
     yield
-    library.load.cache_clear()
+    library.forget()
 
 
 @pytest.mark.usefixtures("kernels")
@@ -71,10 +72,17 @@ def test_compiled_steps_of_several_threads_write_what_one_writes(run: tformer.Ru
 @pytest.mark.parametrize("run", ["lm"], indirect=True)
 def test_threads_with_different_options_have_their_own_copies_and_few_are_kept(run: tformer.Run) -> None:
     calls = {}
-    for options in ({}, {"precision": "bf16"}, {"precision": "fp32", "num_samples": 2}):
+    for options in ({}, {"precision": "bf16"}, {"precision": "fp32"}, {"num_samples": 2}, {"num_samples": 3}):
         calls[str(options)] = lambda options=options: run.generate("the ", max_new_tokens=8, seed=1, **options)
     _, wrong = differences(calls, threads=THREADS, rounds=4)
-    assert not wrong and len(run._prepared) == 2
+    assert not wrong and len(run._prepared) == MOST_PREPARED
+
+
+@pytest.mark.parametrize("run", ["lm"], indirect=True)
+def test_calls_with_similar_numbers_of_rows_share_a_copy(run: tformer.Run) -> None:
+    for number in (2, 3, 4):
+        run.generate("the ", max_new_tokens=2, num_samples=number)
+    assert len(run._prepared) == 1
 
 
 @pytest.mark.parametrize("run", ["lm"], indirect=True)
@@ -128,9 +136,9 @@ def test_results_in_fp32_with_kernels_without_and_at_a_second_call_differ_by_rou
     found = []
     for switch in ("on", "on", "off"):
         monkeypatch.setenv(library.SWITCH, switch)
-        library.load.cache_clear()
+        library.forget()
         found.append(numbers())
-    library.load.cache_clear()
+    library.forget()
     (ids, first), (_, second), (others, without) = found
     assert np.array_equal(first, second) and ids == others
     np.testing.assert_allclose(first, without, atol=1e-5, rtol=0)

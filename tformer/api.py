@@ -43,6 +43,7 @@ from tformer.decoding.writers import (
     make_writer,
     names_of_models,
     prepare_models,
+    rows_to_prepare,
 )
 from tformer.device import default_cache_dir, resolve_device, use_one_thread_after_fork
 from tformer.errors import InputError
@@ -136,8 +137,8 @@ class Classification:
     score: float | None = None
 
 
-MOST_PREPARED = 2  # for a server that both writes and embeds, or classifies
-_PREPARING = process_lock()
+MOST_PREPARED = 3  # for a server that writes one text and several, and embeds
+_PREPARING, _LOOKING = process_lock(), process_lock()
 
 
 @dataclass(repr=False)
@@ -145,8 +146,8 @@ class Run(Loaded):
     """A trained model with its tokenizer and recipe, and the commands as methods.
 
     `model` stays as it was loaded. Methods that generate or classify use a copy of it, prepared as the command prepares
-    it (bf16 where it was trained in bf16), which is made again when the weights have changed. The last two copies are
-    kept. Any number of threads may call the methods: threads that need a new copy wait for one another.
+    it (bf16 where it was trained in bf16), which is made again when the weights have changed. The last three copies
+    are kept. Any number of threads may call the methods; one thread of a process prepares a copy at a time.
 
     Attributes:
         summary: what `tformer train --json` prints, after `tformer.train`; else empty.
@@ -230,8 +231,7 @@ class Run(Loaded):
 
     def _decoders(self, options: GenerateOptions) -> list[Loaded]:
         """This model, and the others of an ensemble, prepared for decoding."""
-        encoder_decoder = self.model.is_encoder_decoder
-        rows = options.rows_of_a_step(self.recipe.generation, encoder_decoder=encoder_decoder)
+        rows = rows_to_prepare(options, self)
         key = (rows, options.precision, options.quantize, options.compile, options.special_tokens, options.ensemble)
 
         def prepare(own: Loaded) -> list[Loaded]:
@@ -353,16 +353,27 @@ class Run(Loaded):
         """The models that `prepare` makes of a copy of this one; those of an earlier call if nothing has changed."""
         tensors = chain(self.model.parameters(), self.model.buffers())
         states = tuple((each.data_ptr(), None if each.is_inference() else each._version) for each in tensors)
+        if (models := self._kept(key, states)) is not None:
+            return models
         with _PREPARING:
+            models = self._kept(key, states)  # another thread may have prepared them meanwhile
+            if models is None:
+                models = prepare(self._copy())
+                with _LOOKING:
+                    self._prepared[key, states] = models
+            return models
+
+    def _kept(self, key: Hashable, states: Hashable) -> list[Loaded] | None:
+        """The prepared models of a key, which become the last ones used; makes room for others where there are none."""
+        with _LOOKING:
             prepared = self._prepared
             if prepared and next(iter(prepared))[1] != states:
                 prepared.clear()
             models = prepared.pop((key, states), None)
-            if models is None:
-                while len(prepared) >= MOST_PREPARED:
-                    del prepared[next(iter(prepared))]  # the one that was used least recently
-                models = prepare(self._copy())
-            prepared[key, states] = models
+            if models is not None:
+                prepared[key, states] = models
+            while models is None and len(prepared) >= MOST_PREPARED:
+                del prepared[next(iter(prepared))]  # the one that was used least recently
             return models
 
 

@@ -328,7 +328,7 @@ def test_a_worker_that_does_not_answer_a_signal_is_named_and_killed_soon(
 def test_workers_that_hang_are_killed_with_those_that_wait_for_them(
     rank: int, number: signal.Signals, short_grace: None
 ) -> None:
-    with failing("interrupted, not saved: rank 0 and 1 did not answer and was killed", 128 + number):
+    with failing("interrupted, not saved: ranks 0 and 1 did not answer and were killed", 128 + number):
         run_patiently(stuck(hang, rank=rank, number=number))
 
 

@@ -175,7 +175,8 @@ def test_windows_that_do_not_move_hold_every_token_once(sizes: list[int], packin
 def test_the_window_around_a_token_has_the_most_context_on_both_sides(sizes: list[int], packing: Any) -> None:
     total = sum(sizes)
     windows = make(sizes, packing=packing, moves=False)
-    for token, (ids, place) in enumerate(windows.around(np.arange(total))):
+    for token, (start, size, place) in enumerate(zip(*windows.around(np.arange(total)), strict=True)):
+        ids = windows.window(start, size)
         assert ids[place] == token and ids[0] == CLS and ids[-1] == SEP
         before, after = place - 1, len(ids) - 2 - place
         if packing == "concat":

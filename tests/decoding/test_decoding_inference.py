@@ -163,9 +163,9 @@ def without_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.setenv("TFORMER_CACHE", str(tmp_path / "cache"))
     for name in ("CC", "TFORMER_KERNELS"):
         monkeypatch.delenv(name, raising=False)
-    library.load.cache_clear()
+    library.forget()
     yield
-    library.load.cache_clear()
+    library.forget()
 
 
 def note_of_decoding(parameters: int, **options: Any) -> str | None:
@@ -181,7 +181,7 @@ def test_without_a_compiler_a_large_model_says_once_what_would_make_it_faster(mo
     assert note is not None and "no C compiler" in note and "sudo apt install gcc" in note and "\n" not in note
     assert note_of_decoding(2**22 - 2**18) is None
     monkeypatch.setenv("TFORMER_KERNELS", "off")  # chosen: a compiler would change nothing
-    library.load.cache_clear()
+    library.forget()
     assert note_of_decoding(2**22) is None
 
 

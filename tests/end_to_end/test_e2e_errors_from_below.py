@@ -57,6 +57,14 @@ def test_tokenize_and_train_refuse_a_pattern_that_explodes(
     refused(cli("train", "--config", tiny_recipe, *options), str(tokenizer), "retry-limit-in-match")
 
 
+def test_a_pattern_that_explodes_is_one_line_on_standard_error(tokenizer: Path, tmp_path: Path) -> None:
+    """The library would print its panic, with RUST_BACKTRACE a hundred lines of it."""
+    program = [sys.executable, "-m", "tformer", "tokenize", str(tokenizer), "--text", EXPLODES]
+    done = subprocess.run(program, env=os.environ | {"RUST_BACKTRACE": "1"}, capture_output=True, text=True)
+    error, hint = done.stderr.splitlines()
+    assert done.returncode == 2 and error.startswith("error: ") and hint.startswith("hint: ")
+
+
 def test_generate_and_viz_attention_refuse_a_pattern_that_explodes(
     tokenizer: Path, trained: Callable[[str], Path], cli: Cli, tmp_path: Path
 ) -> None:

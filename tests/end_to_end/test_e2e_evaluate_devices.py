@@ -89,9 +89,9 @@ def test_several_processes_read_the_windows_of_a_text_as_one(
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What one command chooses stays for others of this process."""
     monkeypatch.setenv("TFORMER_KERNELS", "off")
-    library.load.cache_clear()
+    library.forget()
     yield
-    library.load.cache_clear()
+    library.forget()
 
 
 @pytest.mark.usefixtures("no_kernels")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import shutil
@@ -26,10 +27,10 @@ pytestmark = pytest.mark.skipif(library.find_compiler() is None or os.name != "p
 @pytest.fixture(autouse=True)
 def _a_new_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TFORMER_CACHE", str(tmp_path / "cache"))
-    library.load.cache_clear()
+    library.forget()
     library._say_once.cache_clear()
     yield
-    library.load.cache_clear()
+    library.forget()
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def test_it_is_built_once_and_for_its_user_alone(tmp_path: Path, monkeypatch: py
     record, found = kept(tmp_path)
     assert (record.name, found.suffix) == (f"{found.stem}.json", ".so")
     assert found.stat().st_mode & 0o777 == 0o700 == found.parent.stat().st_mode & 0o777
-    library.load.cache_clear()
+    library.forget()
     monkeypatch.setattr(library, "build", lambda *_: pytest.fail("built again"))
     assert library.load() is not None
 
@@ -74,7 +75,7 @@ def test_what_others_can_write_is_not_loaded(loosened: str, tmp_path: Path, monk
     assert library.load() is not None
     _, found = kept(tmp_path)
     (found if loosened == "file" else found.parent).chmod(0o777)
-    library.load.cache_clear()
+    library.forget()
     built: list[Path] = []
     original: Callable[..., None] = library.build
 
@@ -101,11 +102,11 @@ def test_for_little_work_only_what_is_there_is_used(tmp_path: Path, monkeypatch:
     monkeypatch.delenv("TFORMER_KERNELS")
     assert find(may_build=False) is None and kept(tmp_path) == []
     assert find() is not None
-    library.load.cache_clear()
+    library.forget()
     assert find(may_build=False) is not None
     monkeypatch.setenv("TFORMER_CACHE", str(tmp_path / "other"))
     monkeypatch.setenv("TFORMER_KERNELS", "on")
-    library.load.cache_clear()
+    library.forget()
     assert find(may_build=False) is not None
 
 
@@ -134,7 +135,7 @@ def test_a_compiler_that_fails_is_left_alone_for_a_day_unless_the_clock_is_set_b
     for age, expected in ((0, 1), (library.RETRY_SECONDS + 60, 2), (-3600, 3)):
         then = time.time() - age
         os.utime(mark, (then, then))
-        library.load.cache_clear()
+        library.forget()
         assert find() is None and calls.read_text().count("\n") == expected
 
 
@@ -165,7 +166,6 @@ def test_without_a_home_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick_build")
-@pytest.mark.usefixtures("quick_build")
 @pytest.mark.parametrize("damage", ["truncated", "zeroed page", "other bytes", "no record", "damaged record"])
 def test_a_library_that_is_not_as_it_was_built_is_never_opened_and_made_anew(
     damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -186,9 +186,45 @@ def test_a_library_that_is_not_as_it_was_built_is_never_opened_and_made_anew(
     opened: list[bytes] = []
     monkeypatch.setattr(library, "open_at", lambda path: opened.append(path.read_bytes()))
     monkeypatch.setattr(library, "_tried_out", library.open_at)
-    library.load.cache_clear()
+    library.forget()
     library.load()
     assert opened == [whole] and library._is_as_built(path)
+
+
+@pytest.mark.usefixtures("quick_build")
+def test_doctor_does_not_die_of_a_damaged_library(tmp_path: Path) -> None:
+    assert library.load() is not None
+    _, path = kept(tmp_path)
+    new = Path(f"{path}.new")  # this process has mapped the old file
+    new.write_bytes(path.read_bytes()[:5000])
+    new.chmod(0o700)
+    new.replace(path)
+    done = subprocess.run([sys.executable, "-m", "tformer", "doctor", "--json"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["kernels"]["state"] == "ready"
+    assert library._is_as_built(path)
+
+
+@pytest.mark.usefixtures("quick_build")
+def test_a_cache_that_can_only_be_read_serves_the_library_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert library.load() is not None
+    library.forget()
+    monkeypatch.setattr(library, "build", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(library.files, "temporary_beside", lambda path: tmp_path / "absent" / path.name)
+    assert library.load() is not None and library.state() == "ready"
+
+
+@pytest.mark.usefixtures("quick_build")
+def test_a_library_that_was_missing_at_the_first_call_is_used_once_it_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Small models do not build one; a large model of the same process does."""
+    monkeypatch.delenv("TFORMER_KERNELS", raising=False)
+    assert library.load(may_build=False) is None and library.state() == "missing"
+    built = library.load()
+    assert built is not None and library.load(may_build=False) is built and library.state() == "ready"
 
 
 DIES = """\
@@ -207,7 +243,7 @@ def test_after_a_crash_in_the_first_calls_the_next_processes_go_without_for_a_da
     done = subprocess.run([sys.executable, "-c", DIES, "11"], check=False)
     assert done.returncode == -11
     marker = next(path for path in kept(tmp_path) if path.suffix == library.MARKER)
-    library.load.cache_clear()
+    library.forget()
     assert library.load() is None and library.load() is None and library.state() == library.ENDED
     (said,) = [record.getMessage() for record in caplog.records]  # once for each process, in one line
     assert said.startswith(library.ENDED) and "doctor --clean" in said and "\n" not in said
@@ -215,7 +251,7 @@ def test_after_a_crash_in_the_first_calls_the_next_processes_go_without_for_a_da
     assert library.ENDED in advice
     then = time.time() - library.RETRY_SECONDS - 60
     os.utime(marker, (then, then))
-    library.load.cache_clear()
+    library.forget()
     assert library.load() is not None and library.state() == "ready" and not marker.exists()
 
 
@@ -223,7 +259,7 @@ def test_after_a_crash_in_the_first_calls_the_next_processes_go_without_for_a_da
 def test_a_process_that_is_in_its_first_calls_keeps_no_other_from_them(tmp_path: Path) -> None:
     assert library.load() is not None
     path = kept(tmp_path)[-1]
-    library.load.cache_clear()
+    library.forget()
     with library._marked(path.with_suffix(library.MARKER)):
         assert library.load() is not None
 

@@ -64,6 +64,17 @@ def test_another_text_or_another_option_trains_another_tokenizer(
     assert obtain(text_file) != first and len(trainings) == 3
 
 
+def test_a_tokenizer_of_an_earlier_version_is_not_trusted(
+    obtain: Callable[..., str], trainings: list[None], text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be of half a text, which changed while it was read."""
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "VERSION", 1)
+        obtain(text_file)
+    obtain(text_file)
+    assert len(trainings) == 2
+
+
 def test_a_damaged_tokenizer_in_the_cache_is_trained_again(
     obtain: Callable[..., str], trainings: list[None], text_file: Path, tmp_path: Path
 ) -> None:

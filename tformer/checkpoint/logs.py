@@ -24,15 +24,15 @@ PACKAGES = ("tformer", "torch", "numpy", "tokenizers", "safetensors", "pydantic"
 
 
 def describe_environment(
-    *, device: str, data_fingerprint: str | None, command: Sequence[str] | None = None
+    *, device: str, data_fingerprint: str | None, command: Sequence[str] | None = None, kernels: str | None = None
 ) -> dict[str, Any]:
-    """The content of environment.json: versions, device, C kernels of samples and validation, command line (default:
-    this process's), git commit of the code, fingerprint of the training data."""
+    """The content of environment.json: versions, device, state of the C kernels (used in samples; default: those that
+    exist), command line (default: this process's), git commit of the code, fingerprint of the training data."""
     return {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": list(sys.argv if command is None else command),
         "device": device,
-        "kernels": library.state(),
+        "kernels": library.state() if kernels is None else kernels,
         "platform": platform.platform(),
         "python": platform.python_version(),
         "versions": {name: version for name in PACKAGES if (version := _version(name)) is not None},

@@ -260,9 +260,17 @@ class RunDirectory:
             files.write_text(self.path / names["target_tokenizer"], target)
 
     def write_environment(
-        self, *, device: str, data_fingerprint: str | None, command: Sequence[str] | None = None
+        self,
+        *,
+        device: str,
+        data_fingerprint: str | None,
+        command: Sequence[str] | None = None,
+        kernels: str | None = None,
     ) -> None:
-        content = describe_environment(device=device, data_fingerprint=data_fingerprint, command=command)
+        """Write environment.json; see `describe_environment`."""
+        content = describe_environment(
+            device=device, data_fingerprint=data_fingerprint, command=command, kernels=kernels
+        )
         files.write_text(self.path / "environment.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
     def recipe(self, *, name: str | None = None) -> Recipe:

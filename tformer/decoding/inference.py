@@ -34,8 +34,8 @@ from torch import Tensor, nn
 
 from tformer.device import DTYPES, MIN_SPEEDUP, device_name, has_bf16_instructions, keep_freed_memory
 from tformer.errors import InputError, did_you_mean
+from tformer.kernels import library
 from tformer.kernels.functions import Kernels, find
-from tformer.kernels.library import lacks_compiler
 from tformer.model import Transformer
 from tformer.nn.fixed_cache import AnyCache, FixedCache
 from tformer.nn.heads import VocabularyHead
@@ -165,6 +165,13 @@ def prepare_inference(
             module.freeze(kind, dtype, rows, kernels=kernels)
 
 
+def state_of_kernels(model: Transformer, device: torch.device) -> str:
+    """The C kernels that `prepare_inference` will use for a model, in words; builds them where it would."""
+    if device.type != "cpu":
+        return f"none on {device.type}"
+    return library.state(may_build=model.num_parameters() >= WORTH_A_BUILD)
+
+
 def require_quantize(quantize: str, device: torch.device, dtype: torch.dtype | None = None) -> Quantize:
     """The checked kind of quantisation. Raises InputError for an unknown one, and where int8 is impossible."""
     if quantize not in QUANTIZE:
@@ -199,6 +206,7 @@ MAX_FREE_CACHES = 4
 MOST_GRAPHS = 64
 AUTO_STEPS = 4096  # of decoding: on a GPU, compilation costs as much time as a few thousand steps of a small model save
 _numbers = count()
+_COMPILED = process_lock()  # compilation and the replay of graphs are of the whole process
 CPP_COMPILERS = {"darwin": "clang++", "win32": "cl"}  # PyTorch's choice without $CXX; on other systems g++
 C_COMPILERS = ("gcc", "clang")  # Triton's choice without $CC
 
@@ -243,7 +251,8 @@ def prepare_decoding(
         compile_decoding(model, dtype)
     else:
         prepare_inference(model, dtype, quantize=quantize, rows=rows)
-        if note is None and device.type == "cpu" and model.num_parameters() >= WORTH_A_BUILD and lacks_compiler():
+        is_large = model.num_parameters() >= WORTH_A_BUILD
+        if note is None and device.type == "cpu" and is_large and library.lacks_compiler():
             note = f"found no C compiler: with one, tformer builds kernels that decode faster ({INSTALL})"
     return note
 
@@ -308,7 +317,7 @@ def require_compiler(device: torch.device) -> None:
 class CompiledDecoder:
     """The compiled step of one model, and the caches it runs on.
 
-    Steps of several threads run one after another: compilation and the replay of graphs are of the whole process.
+    Compiled steps of a process run one after another, whatever the thread and the model.
     """
 
     def __init__(
@@ -327,7 +336,6 @@ class CompiledDecoder:
         if backend == "inductor" and self._replayed:
             options["mode"] = "reduce-overhead"
         self._options = options
-        self._lock = process_lock()
         self._forget_graphs()
         self._caches: list[tuple[FixedCache, weakref.ref[BucketedCache]]] = []
 
@@ -352,7 +360,7 @@ class CompiledDecoder:
         self, like: AnyCache, user: BucketedCache, *, sentences: int, slots: int, source_slots: int
     ) -> FixedCache:
         """A cache of that shape for `user`: a free one with enough rows and at most twice as many, or a new one."""
-        with self._lock:
+        with _COMPILED:
             free = [cache for cache, owner in self._caches if owner() is None or owner() is user]
             fitting = [
                 cache
@@ -378,7 +386,7 @@ class CompiledDecoder:
 
         InputError when the compiler fails: an installed compiler may not work.
         """
-        with self._lock:
+        with _COMPILED:
             if self._replayed:
                 torch.compiler.cudagraph_mark_step_begin()
             logits_RV = self._run_compiled(cache)

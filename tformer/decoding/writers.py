@@ -26,6 +26,7 @@ from tformer.device import resolve_device
 from tformer.errors import InputError
 from tformer.loading import Loaded, load
 from tformer.nn.heads import HEADS
+from tformer.nn.products import row_class
 from tformer.tokenizer import Tokenizer
 
 ShouldStop = Callable[[], bool]
@@ -58,10 +59,8 @@ def prepare_models(models: Sequence[Loaded], options: GenerateOptions) -> list[L
     if len(chosen) > 1:
         require_same_vocabularies(chosen)
     for loaded in chosen:
-        model, rows = (
-            loaded.model,
-            options.rows_of_a_step(loaded.recipe.generation, encoder_decoder=loaded.model.is_encoder_decoder),
-        )
+        model = loaded.model
+        rows = rows_to_prepare(options, loaded)
         dtype, dtype_note = decoding_dtype(
             options.precision,
             trained_in=loaded.recipe.training.precision,
@@ -79,6 +78,12 @@ def prepare_models(models: Sequence[Loaded], options: GenerateOptions) -> list[L
         )
         loaded.notes.extend(line for line in (dtype_note, note) if line is not None)
     return chosen
+
+
+def rows_to_prepare(options: GenerateOptions, loaded: Loaded) -> int | None:
+    """The number of rows in a decoding step for which a model is prepared (`row_class`)."""
+    is_encoder_decoder = loaded.model.is_encoder_decoder
+    return row_class(options.rows_of_a_step(loaded.recipe.generation, encoder_decoder=is_encoder_decoder))
 
 
 def names_of_models(arguments: Sequence[str], ensemble: Sequence[str]) -> list[str | None]:

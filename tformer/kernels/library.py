@@ -2,8 +2,8 @@
 
 The file name is a digest of sources, flags, compiler and processor. A library is built in a temporary file and renamed,
 and so is a file with its size and SHA-256. Only a library that agrees with them and that no other user can write is
-loaded; another one is built again. A marker lies beside it while its functions are called for the first time: where a
-process ended meanwhile, the next ones go without kernels for a day.
+loaded; otherwise it is rebuilt. A marker file exists during a process's first calls. If the process dies in them, the
+next ones use no kernels for a day.
 
 On systems other than Linux, without a compiler, or with TFORMER_KERNELS=off there is no library, and callers use
 PyTorch's operators. TFORMER_KERNELS=avx2 or plain: a library for AVX2 and FMA, or for what every processor of its kind
@@ -26,7 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -103,19 +103,26 @@ SIGNATURES = {
 
 
 _LOCK = process_lock()  # one thread builds, the others wait
+_tried: dict[bool, ctypes.CDLL | None] = {}  # the result of the first call, by `may_build`
 
 
-@cache
 def load(*, may_build: bool = True) -> ctypes.CDLL | None:
     """The library, built if necessary (one or two seconds, once per machine); None where there is no library.
 
     may_build: False: use an existing library only; for work that is shorter than a build.
     """
     with _LOCK:
-        try:
-            return _load(may_build)
-        except (OSError, RuntimeError, AttributeError):
-            return None  # no home directory, or it is read-only: not an error for the user
+        found = _tried.get(True) or _tried.get(False)
+        if found is None and True not in _tried and may_build not in _tried:
+            with suppress(OSError, RuntimeError, AttributeError):  # no home directory: not an error for the user
+                found = _load(may_build)
+            _tried[may_build] = found
+        return found
+
+
+def forget() -> None:
+    """Let the next `load` look again, as a new process does."""
+    _tried.clear()
 
 
 def _load(may_build: bool) -> ctypes.CDLL | None:
@@ -144,7 +151,7 @@ def _load(may_build: bool) -> ctypes.CDLL | None:
         return None
 
 
-ENDED = "the C kernels are left out: a process ended in its first calls of them"
+ENDED = "the C kernels are not used: a process died in its first calls of them"
 
 
 @cache
@@ -208,16 +215,16 @@ MARKER = ".trying"
 
 @contextmanager
 def _marked(marker: Path) -> Iterator[None]:
-    """A file that is locked while this process lives, and removed at the end."""
+    """A file that is locked while this process lives, and removed at the end; none where it cannot be written."""
     temporary = files.temporary_beside(marker)
-    with temporary.open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
-        temporary.chmod(0o600)
-        temporary.rename(marker)  # no other process sees it without its lock
-        try:
-            yield
-        finally:
-            marker.unlink(missing_ok=True)  # another process may have been first
+    with ExitStack() as stack:
+        with suppress(OSError):  # a cache that can only be read
+            file = stack.enter_context(temporary.open("w+b"))
+            fcntl.flock(file, fcntl.LOCK_SH)
+            temporary.chmod(0o600)
+            temporary.rename(marker)  # no other process sees it without its lock
+            stack.callback(marker.unlink, missing_ok=True)  # another process may have been first
+        yield
 
 
 def _ended_a_process(path: Path) -> bool:
@@ -225,7 +232,7 @@ def _ended_a_process(path: Path) -> bool:
     marker = path.with_suffix(MARKER)
     if not _is_recent(marker):
         return False
-    with suppress(BlockingIOError, FileNotFoundError), marker.open("rb") as file:  # else a process tries it out now
+    with suppress(OSError), marker.open("r+b") as file:  # locked by a process that tries it out now, or gone
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     return False

@@ -146,6 +146,7 @@ FEW_ROWS: dict[Quantize, int] = {"none": 8, "int8": 16}
 """Largest number of rows for which the C kernels are faster than oneDNN where that has instructions for the format."""
 FEW_FP32_ROWS, LARGE_FP32 = 4, 2**20
 """The same for fp32 weights with at least this number of elements: smaller weights stay in the processor's cache."""
+ROW_CLASSES = (1, FEW_FP32_ROWS, FEW_ROWS["none"], FEW_ROWS["int8"])
 
 
 class Product(Protocol):
@@ -307,6 +308,14 @@ def _by_kernels(
     if weight_OD.dtype == torch.float32 and _is_few(rows, FEW_FP32_ROWS) and weight_OD.numel() >= LARGE_FP32:
         return KernelProduct(kernels.linear(weight_OD, bias_O, out_dtype=out_dtype), FEW_FP32_ROWS, plain)
     return None
+
+
+def row_class(rows: int) -> int | None:
+    """The number of rows for which a product is prepared, at least `rows`; None: many.
+
+    Models that are prepared for numbers of one class are the same.
+    """
+    return next((most for most in ROW_CLASSES if rows <= most), None)
 
 
 def _is_few(rows: int | None, most: int) -> bool:

@@ -217,24 +217,41 @@ class Joined:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def around_each_token(self, max_tokens: int, *, left_out: Sequence[int]) -> tuple[list[np.ndarray], np.ndarray]:
-        """(window around each token, the token's place there), longest first; at most `max_tokens`, evenly spread.
+    def around_each_token(self, max_tokens: int, *, left_out: Sequence[int]) -> tuple[Around, np.ndarray]:
+        """(windows around each token, the token's place there), longest first; at most `max_tokens`, evenly spread.
 
         left_out: ids that are not counted.
         """
         total = sum(len(part.corpus) for part in self.parts)
         step = max(1, total // (2 * max_tokens))  # twice as many as wanted: some are left out
-        found: list[tuple[np.ndarray, int]] = []
-        for part in self.parts:
+        found: list[np.ndarray] = []
+        for number, part in enumerate(self.parts):
             tokens = np.arange(0, len(part.corpus), step)
             counted = tokens[~np.isin(part.corpus.gather(tokens, 1)[:, 0], left_out)]
             most = max(1, max_tokens * len(part.corpus) // total)
-            found += part.around(counted[_spread(len(counted), min(most, len(counted)))])
-        found.sort(key=lambda each: -len(each[0]))
-        return [window for window, _ in found], np.array([place for _, place in found])
+            chosen = counted[_spread(len(counted), min(most, len(counted)))]
+            found.append(np.stack([np.full(len(chosen), number), *part.around(chosen)]))
+        windows_4N = np.concatenate(found, axis=1)
+        windows_4N = windows_4N[:, np.argsort(-windows_4N[2], kind="stable")]
+        return Around(self.parts, windows_4N[:3].T), windows_4N[3]
 
     def examples(self, epoch: int, indices: np.ndarray | Sequence[int]) -> list[Example]:
         """The samples at these indices, counted through all parts."""
         part_of = np.searchsorted(self._starts, np.asarray(indices), side="right") - 1
         pairs = zip(indices, part_of, strict=True)
         return [self.parts[part].examples(epoch, [int(index - self._starts[part])])[0] for index, part in pairs]
+
+
+class Around(Sequence[np.ndarray]):
+    """Windows of several sets, formed when they are read: there may be one for each token of a text."""
+
+    def __init__(self, parts: Sequence[MaskedWindows], spans_N3: np.ndarray) -> None:
+        """spans: number of the set, first token, number of tokens."""
+        self._parts, self._spans_N3 = parts, spans_N3
+
+    def __len__(self) -> int:
+        return len(self._spans_N3)
+
+    def __getitem__(self, index: Any) -> Any:
+        number, start, size = self._spans_N3[index].tolist()
+        return self._parts[number].window(start, size)

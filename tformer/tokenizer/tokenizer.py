@@ -10,9 +10,11 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from tformer.errors import InputError
 from tformer.files import make_folders, storage_errors, write_file
 from tformer.input_files import open_regular
+from tformer.processes import process_lock
 from tformer.tokenizer.decoding import PieceStream, PieceTable, StreamDecoder, WindowStream, concatenating_reader
 from tformer.tokenizer.growth import growth_problem
 from tformer.tokenizer.options import TokenizerModel
@@ -53,6 +56,7 @@ class Tokenizer:
     def __init__(self, rust: RustTokenizer, document: dict[str, Any], text: str, name: str) -> None:
         self._rust = rust
         self._text, self._name = text, name
+        self._has_patterns = '"Regex"' in text  # some take exponential time: the library panics, and prints it
         self._rust.encode_special_tokens = True  # in data they are text
         vocabulary = rust.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
@@ -98,10 +102,11 @@ class Tokenizer:
         try:
             if problem := growth_problem(document):
                 raise ValueError(problem)
-            rust = RustTokenizer.from_str(read)
-            vocabulary = rust.get_vocab(with_added_tokens=True)
-            # Encoding shows what is missing: a template's token or the unknown token in the vocabulary.
-            rust.encode_batch_fast([("a \U0010ffff", "b"), "a"], add_special_tokens=True)
+            with _without_panics():
+                rust = RustTokenizer.from_str(read)
+                vocabulary = rust.get_vocab(with_added_tokens=True)
+                # Encoding shows what is missing: a template's token or the unknown token in the vocabulary.
+                rust.encode_batch_fast([("a \U0010ffff", "b"), "a"], add_special_tokens=True)
         except BaseException as error:
             # The library raises plain Exception for bad files, and its panics do not derive from Exception.
             if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
@@ -198,7 +203,8 @@ class Tokenizer:
     def _call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """What a function of the library returns. InputError, with the tokenizer's file, where it fails on a text."""
         try:
-            return function(*arguments, **options)
+            with _without_panics() if self._has_patterns else nullcontext():
+                return function(*arguments, **options)
         except BaseException as error:
             # The library raises plain Exception, and panics, whose type it does not export, with a BaseException.
             if type(error) is Exception or type(error).__name__ == "PanicException":
@@ -337,6 +343,27 @@ def _piece_table(
     if read is None:
         return None
     return PieceTable([b"" if token is None else read(token) for token in tokens], special)
+
+
+_STANDARD_ERROR = process_lock()
+
+
+@contextmanager
+def _without_panics() -> Iterator[None]:
+    """Keep what the library prints of a panic from stderr; what else is printed meanwhile appears at the end.
+
+    One thread of a process at a time: stderr is the process's.
+    """
+    with _STANDARD_ERROR, TemporaryFile() as printed:
+        shown = os.dup(2)
+        os.dup2(printed.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(shown, 2)
+            os.close(shown)
+        printed.seek(0)
+        os.write(2, printed.read())
 
 
 def _not_a_tokenizer(name: str, reason: str) -> InputError:

@@ -44,7 +44,7 @@ MAX_SKIPPED_IN_A_ROW = 3
 """Consecutive steps without a finite gradient that end the run; fewer are skipped and counted."""
 
 SAVE_SECONDS = 600.0
-"""Time that a save may take after a signal, before the launcher of several processes ends it."""
+"""Time that a save, or the first compiled step, may take after a signal before the launcher kills the processes."""
 
 STEPS_BEFORE_FREEZE = 2
 """Steps of this process after which all long-lived objects exist."""
@@ -127,6 +127,7 @@ class Trainer:
         self.last_step = min(self.training.max_steps, stop_at_step or self.training.max_steps)
         self._skipped_in_a_row = 0
         self._score: float | None = None  # of the current weights, if they have been validated
+        self._step_seconds = 0.0  # of the last step
         self._saved_step = state.step if state.step else None
         self._last_save = time.monotonic()
         self._work_seconds = 0.0  # in optimizer steps since the last log line
@@ -153,12 +154,15 @@ class Trainer:
             if not self._validate():
                 return self._leave()
             self._save()
+        if training.compile == "on":
+            self.hooks.expect(SAVE_SECONDS)
         while state.step < self.last_step and not state.finished:
             if self._must_stop():
                 return self._leave()
             began = time.monotonic()
             self._step()
-            self.hooks.expect(time.monotonic() - began)
+            self._step_seconds = time.monotonic() - began
+            self.hooks.expect(2 * self._step_seconds)
             self.observer.stepped(state.step)
             steps_here += 1
             if steps_here == STEPS_BEFORE_FREEZE:
@@ -400,6 +404,7 @@ class Trainer:
         self.hooks.save(self.state, self._score)
         self._saved_step = self.state.step
         self._last_save = time.monotonic()
+        self.hooks.expect(2 * self._step_seconds)
 
     def _not_finite(self, when: str) -> NotFiniteError:
         saved = "" if self._saved_step is None else f"; the checkpoint of step {self._saved_step} is intact"

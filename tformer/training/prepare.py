@@ -141,7 +141,7 @@ def prepare(start: Start, work: Work, *, processes: int = 1) -> Prepared:
     threads = f"{together}{plural(torch.get_num_threads(), 'thread')}"
     work.note(f"{precision.name} on {device}, {threads}: {precision.reason}")
     first_step = 0 if start.resumed is None else start.resumed.step
-    if device.type == "cpu" and first_step < recipe.training.max_steps:
+    if device.type == "cpu" and processes == 1 and first_step < recipe.training.max_steps:
         source, target = mean_lengths(data.samples, data.tokens_per_sample)
         work.note(expected_note(recipe, first_step=first_step, lengths=(round(source), round(target))))
     vectors = read_embeddings(recipe, data, work) if start.resumed is None else {}

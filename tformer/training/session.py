@@ -18,6 +18,7 @@ from tformer.checkpoint.logs import cut_samples, metrics_line
 from tformer.checkpoint.run import RunDirectory
 from tformer.cost.flops import mean_lengths, training_flops_per_token
 from tformer.data.shards.array_files import BackgroundCheck
+from tformer.decoding.inference import state_of_kernels
 from tformer.device import bound_products
 from tformer.errors import InputError, Interrupted
 from tformer.files import require_room, write_text
@@ -260,6 +261,7 @@ class Session:
             run.write_environment(
                 device=device_name(self.prepared.device, self.worker.world_size),
                 data_fingerprint=self.state.data_fingerprint,
+                kernels=state_of_kernels(self.model, self.prepared.device),
             )
         except BaseException:
             run.close()

@@ -44,8 +44,8 @@ HURRY_SECONDS = 2.0
 """After a second signal the workers get this time to end by themselves."""
 
 STOP_SECONDS = 20.0
-"""After a signal the workers get this time to end, and twice that of which the leader says that it may need it
-(`Worker.expect`), before they are killed."""
+"""After a signal the workers get this time to end, plus the time that the leader announced (`Worker.expect`), before
+they are killed."""
 
 RESTARTED = (1, 5)
 """Exit codes after which `--max-restarts` starts the workers again: a failure while running, memory that ran out. A
@@ -116,7 +116,7 @@ def launch(
         signal_number: the signal that this process has received, if any; it is forwarded to the workers.
         max_restarts: how often the workers are started again after a failure that may not come again.
         note: shows one message to the user.
-        how_to_continue: (run directory) -> hint, where the workers were killed and cannot say it themselves.
+        how_to_continue: (run directory) -> hint, used when workers were killed without a report.
     """
     begun: Path | None = None
     for attempt in range(max_restarts + 1):
@@ -174,7 +174,7 @@ class _Group:
                     elif code:
                         kill_at = min(kill_at, time.monotonic() + END_SECONDS)
                 now = time.monotonic()
-                if now >= stop_at and now >= stop_at + 2 * self._expected():
+                if now >= stop_at and now >= stop_at + self._expected():
                     kill_at = now
                 if now >= kill_at and self._running:
                     self._killed |= {rank: _is_stopped(process) for rank, process in self._running.items()}
@@ -205,7 +205,7 @@ class _Group:
             self._store = None  # ends its threads before a later fork
 
     def _expected(self) -> float:
-        """How many seconds the leader may not answer, as it says."""
+        """Seconds that the leader announced it may need before it answers."""
         return float(self._store.get("expected")) if self._store.check(["expected"]) else 0.0
 
     def _ended(self) -> list[int]:
@@ -254,7 +254,9 @@ class _Group:
         if forwarded and self._killed and silent.keys() <= self._killed.keys() and all(each.code > 128 for each in own):
             said = own[0] if own else Failure(0, "interrupted, not saved", None, 0)
             culprits = [rank for rank, stopped in sorted(self._killed.items()) if stopped] or sorted(self._killed)
-            message = f"{said.message}: rank {' and '.join(map(str, culprits))} did not answer and was killed"
+            ranks, were = ("ranks", "were") if len(culprits) > 1 else ("rank", "was")
+            named = " and ".join(map(str, culprits))
+            message = f"{said.message}: {ranks} {named} did not answer and {were} killed"
             return replace(said, message=message, code=128 + forwarded, named=False)
         if own:
             first, code = own[0], own[0].code

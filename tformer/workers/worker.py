@@ -49,7 +49,7 @@ of a group, each worker gets the signal directly, and again from the launcher or
 LOST = "another process of this group has ended or does not answer"
 
 SHORT_SECONDS = 5.0
-"""Steps up to this length are not told to the launcher."""
+"""Shorter times are not announced to the launcher."""
 
 SUPERVISED = "TFORMER_SUPERVISED"
 """Environment variable of workers that `tformer.workers.launch` started, which reports their failures."""
@@ -309,7 +309,7 @@ class Worker:
             self._put(name, text)
 
     def expect(self, seconds: float) -> None:
-        """Tell the launcher how long this worker may not answer a signal, because a step or a save takes long."""
+        """Tell the launcher how long this worker may need to answer a signal: a step or a save takes long."""
         if max(seconds, self._expected) > SHORT_SECONDS:
             self.publish("expected", str(seconds))
         self._expected = seconds

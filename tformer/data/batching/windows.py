@@ -160,10 +160,11 @@ class MaskedWindows(Windows):
         spare = len(self) * self._room - len(self.corpus)
         return derive_key("window offset", self.seed, epoch) % min(self._room, spare + 1)
 
-    def around(self, tokens: np.ndarray) -> list[tuple[np.ndarray, int]]:
-        """(ids of its window, its place in them) of each token of the corpus.
+    def around(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The window around each token of the corpus: its first token, its number of tokens, the token's place in it.
 
         The window is the one with the most context on both sides; of whole documents the sample that holds the token.
+        `window` gives its ids. Places count the prefix.
         """
         if self.packing == "concat":
             sizes = np.full(len(tokens), min(self._room, len(self.corpus)))
@@ -171,11 +172,11 @@ class MaskedWindows(Windows):
         else:
             number = np.searchsorted(self._starts, tokens, side="right") - 1
             starts, sizes = self._starts[number], self._sizes[number]
-        spans = zip(starts.tolist(), (starts + sizes).tolist(), (tokens - starts).tolist(), strict=True)
-        return [
-            (self._example(start, self.corpus.slice(start, stop)).ids, len(self.prefix) + place)
-            for start, stop, place in spans
-        ]
+        return starts, sizes, len(self.prefix) + tokens - starts
+
+    def window(self, start: int, size: int) -> np.ndarray:
+        """The ids of `size` tokens of the corpus from `start` on, as the model reads them."""
+        return self._example(start, self.corpus.slice(start, start + size)).ids
 
     def _num_concat_windows(self) -> int:
         if len(self.corpus) == self._room:

@@ -6,6 +6,7 @@ The name of the file is the hash of its content: the same rows give the same fil
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import os
 import re
@@ -45,7 +46,8 @@ def keep_rows(data: Iterable[Any], folder: Path, *, keys: Sequence[tuple[str, ..
         if not size:
             raise InputError(f"{name}: no rows")
         path = folder / f"{digest[:16]}.jsonl"
-        if not path.is_file() or path.stat().st_size != size:  # else it stays: another training may read it
+        # A file with the same content stays: another training may read it.
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
             files.rename(temporary, path)
         files.fsync_dir(folder)
     finally:

@@ -132,7 +132,7 @@ def _curve(records: Sequence[Mapping[str, Any]], key: str) -> list[list[float]]:
 
 FAILURES = {2: REFUSED, 4: DIVERGED, 5: "out of memory"}
 OUT_OF_MEMORY = "out of memory?"
-"""Why a process gets SIGKILL that nobody sent: the system frees memory so."""
+"""The usual cause of SIGKILL: the system's out-of-memory killer."""
 
 STORAGE, IN_USE = 3, 6
 """Exit codes that would end every other cell too."""
@@ -275,8 +275,9 @@ class Sweeper:
         if ended.code == 0:
             return success, ""
         if ended.code < 0 or ended.code == 128 + signal.SIGKILL:
-            number = signal.Signals(-ended.code if ended.code < 0 else signal.SIGKILL)
-            return "killed", f"killed by signal {number} ({OUT_OF_MEMORY if number == signal.SIGKILL else number.name})"
+            number = -ended.code if ended.code < 0 else signal.SIGKILL
+            reason = OUT_OF_MEMORY if number == signal.SIGKILL else signal.strsignal(number)
+            return "killed", f"killed by signal {number:d} ({reason})"
         return FAILURES.get(ended.code, "failed"), self._last_error(cell)
 
     def _remember_tokenizer(self, work: Work) -> None:
