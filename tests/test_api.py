@@ -528,7 +528,7 @@ def test_no_call_warns_of_anything_else(lm: tformer.Run) -> None:
 
 
 def test_a_text_that_is_no_unicode_is_named_by_its_number(
-    lm: tformer.Run, classifier: tformer.Run, translator: tformer.Run
+    lm: tformer.Run, classifier: tformer.Run, translator: tformer.Run, masked: tformer.Run
 ) -> None:
     bad, calls = ["ok", "\udcff"], [lm.generate, translator.translate, classifier.classify, classifier.embed]
     for call in (*calls, lambda texts: lm.score(["ok", "ok"], texts), lambda texts: lm.score(texts, ["ok", "ok"])):
@@ -536,6 +536,10 @@ def test_a_text_that_is_no_unicode_is_named_by_its_number(
             call(bad)
     with pytest.raises(InputError, match=r"^text 2 holds .* at character 1"):
         classifier.embed([("a", "b"), ("ok", "c\udcff")])
+    with pytest.raises(InputError, match=r"^text 2 holds .* at character 7"):
+        masked.fill_masks(["[MASK]", "[MASK] \udcff"])
+    with pytest.raises(InputError, match=r"data\[1\]: .* holds half a surrogate pair"):
+        translator.evaluate([("a", "b"), ("a", "\udcff")])
 
 
 def test_no_inputs_have_no_answers(lm: tformer.Run, classifier: tformer.Run) -> None:

@@ -17,7 +17,7 @@ import torch
 import tformer
 from tests.kernels.conftest import SANITIZED
 from tests.test_api import classifier, lm, masked, translator  # noqa: F401  fixtures
-from tests.threads import PROMPTS, TEXTS, calls_of, differences
+from tests.threads import PROMPTS, TEXTS, calls_of, differences, same
 from tformer.api import MOST_PREPARED
 from tformer.decoding.inference import prepare_inference
 from tformer.kernels import library
@@ -67,6 +67,22 @@ def test_compiled_steps_of_several_threads_write_what_one_writes(run: tformer.Ru
     calls = {name: call for name, call in calls_of(run, compile="on").items() if "embed" not in name}
     _, wrong = differences(calls, threads=THREADS, rounds=2)
     assert not wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", ["lm"], indirect=True)
+def test_a_thread_that_compiles_changes_no_answer_of_another_run(run: tformer.Run) -> None:
+    """What the compiler traces differs from what runs without it; another thread must not take that route."""
+    other = tformer.load(run.path)
+    calls = {name: call for name, call in calls_of(other).items() if "greedy" in name or "embed" in name}
+    expected = {name: call() for name, call in calls.items()}
+    compiling = threading.Thread(target=lambda: run.generate("the ", max_new_tokens=3, compile="on"))
+    compiling.start()
+    made, wrong = 0, []
+    while compiling.is_alive():
+        made += 1
+        wrong += [name for name, call in calls.items() if not same(call(), expected[name])]
+    assert made > 1 and not wrong
 
 
 @pytest.mark.parametrize("run", ["lm"], indirect=True)

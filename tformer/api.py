@@ -197,6 +197,7 @@ class Run(Loaded):
         texts, is_one = _as_list(text)
         if not fills_masks(self):
             raise InputError(f"{self.path} is no masked language model", hint="run.generate continues a text")
+        require_unicode(texts)
         with flags_as_keywords():
             chosen = from_keywords(GenerateOptions, options, caller="fill_masks", without=NOT_OF_GENERATE)
             top = candidates_of_a_mask(chosen)

@@ -22,7 +22,7 @@ from tformer.checkpoint.read import Checkpoint, differences, read_checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint
 from tformer.data.encoding import TextReader
 from tformer.device import bound_products
-from tformer.errors import InputError, NotFiniteError
+from tformer.errors import InputError
 from tformer.formatting import short_hash
 from tformer.interop.opening import open_checkpoint
 from tformer.model import Transformer
@@ -186,8 +186,6 @@ def load(
             device=device,
         )
     load_weights(model, checkpoint, ema=checkpoint.has("ema"))
-    if checkpoint.not_finite:
-        raise NotFiniteError(checkpoint.not_finite[0], hint="training diverged, or the file is damaged")
     if dtype is not None:
         convert(model, dtype)
     notes = list(checkpoint.notes)

@@ -239,7 +239,7 @@ class Transformer(nn.Module):
                 sink=sink,
             )
         found = sink.values if sink is not None else {}
-        compiled = torch.compiler.is_compiling()
+        compiled = torch.compiler.is_dynamo_compiling()
         return Output(hidden, self.heads, mask, encoder_hidden=encoder_hidden, taps=found, compiled=compiled)
 
     def _sink(self, taps: Iterable[str]) -> TapSink | None:

@@ -81,6 +81,13 @@ def test_generate_and_viz_attention_refuse_a_pattern_that_explodes(
         tformer.load(folder).generate(EXPLODES)
 
 
+def test_a_template_with_an_id_that_no_token_has_is_refused(tokenizer: Path, cli: Cli) -> None:
+    document = json.loads(tokenizer.read_text()) | {"normalizer": None, "pre_tokenizer": None}
+    document["post_processor"] = {"type": "BertProcessing", "sep": ["[SEP]", 99999], "cls": ["[CLS]", 88888]}
+    tokenizer.write_text(json.dumps(document))
+    refused(cli("tokenize", tokenizer, "--text", "a", "--json"), str(tokenizer), "gives the id 88888")
+
+
 @pytest.mark.parametrize("call", ["encode", "encode_spans", "count", "normalize_pair"])
 def test_every_call_of_the_tokenizer_raises_an_exception(tokenizer: Path, call: str) -> None:
     read = Tokenizer.load(tokenizer)

@@ -126,3 +126,25 @@ def test_an_output_that_turns_nan_later_is_found(runs: Callable[[str], Path]) ->
             chooser.choose(torch.tensor([[0.0, bad, 0.0, 0.0]]))
     with pytest.raises(NotFiniteError, match="logits"):
         chooser.choose(torch.full((1, 4), -torch.inf))
+
+
+def infinite(tensor: Tensor) -> Tensor:
+    """One infinity: the model may compute finite numbers all the same."""
+    found = tensor.clone()
+    found.view(-1)[0] = -torch.inf
+    return found
+
+
+@pytest.mark.parametrize("change", [not_a_number, infinite])
+def test_a_model_with_such_weights_is_not_exported_and_starts_no_training(
+    change: Callable[[Tensor], Tensor], decoder: Path, text_file: Path, cli: Cli, tmp_path: Path
+) -> None:
+    run = changed(decoder, tmp_path / "run", change, names="final_norm")
+    out = tmp_path / "out"
+    for words in (
+        ["export", run, "--out", out],
+        ["train", "--init-from", run, "--data", text_file, "--max-steps", 2, "--out", out],
+    ):
+        message = line_of(cli(*words))
+        assert "hold NaN or infinity (" in message and "final_norm" in message
+    assert not out.exists()

@@ -192,6 +192,17 @@ def test_a_library_that_is_not_as_it_was_built_is_never_opened_and_made_anew(
 
 
 @pytest.mark.usefixtures("quick_build")
+@pytest.mark.parametrize("suffix", [".so", ".json"])
+def test_a_folder_in_the_place_of_a_file_of_the_cache_is_no_error(suffix: str, tmp_path: Path) -> None:
+    assert library.load() is not None
+    path = kept(tmp_path)[-1].with_suffix(suffix)
+    path.unlink()
+    path.mkdir()
+    library.forget()
+    assert library.load() is None
+
+
+@pytest.mark.usefixtures("quick_build")
 def test_doctor_does_not_die_of_a_damaged_library(tmp_path: Path) -> None:
     assert library.load() is not None
     _, path = kept(tmp_path)

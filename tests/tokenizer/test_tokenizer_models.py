@@ -279,8 +279,8 @@ def test_vocabulary_too_small_names_what_it_needs():
 def test_options_are_checked():
     with pytest.raises(ValueError, match="byte_fallback needs model bpe or unigram, found word"):
         TokenizerOptions(model="word", byte_fallback=True)
-    with pytest.raises(ValueError, match="vocab_size must be at most 4294967296"):
-        TokenizerOptions(vocab_size=2**32 + 1)
+    with pytest.raises(ValueError, match="vocab_size must be at most 16777216"):
+        TokenizerOptions(vocab_size=2**24 + 1)
     for name in ("vocab_size", "min_frequency", "max_word_length", "sample_mb"):
         with pytest.raises(ValueError, match=f"{name} must be at least 1, found 0"):
             replace(TokenizerOptions(), **{name: 0})

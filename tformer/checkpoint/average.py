@@ -21,7 +21,7 @@ from tformer.checkpoint.manifest import file_names
 from tformer.checkpoint.read import Checkpoint, read_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, is_run
 from tformer.checkpoint.save import write_checkpoint
-from tformer.errors import InputError, Interrupted, NotFiniteError
+from tformer.errors import InputError, Interrupted
 from tformer.formatting import short_hash
 from tformer.nn.attention import ATTENTION
 from tformer.recipe.load import recipe_to_data
@@ -257,9 +257,6 @@ def _means(
 
 def _add(sums: dict[str, RunningMean], checkpoint: Checkpoint, role: str) -> None:
     tensors = _read(checkpoint, role)
-    if checkpoint.not_finite:
-        hint = "leave this checkpoint out: the average would hold them too"
-        raise NotFiniteError(checkpoint.not_finite[0], hint=hint)
     for name in list(tensors):
         tensor = tensors.pop(name)
         if name not in sums or name.endswith(RANDOM_BUFFERS):

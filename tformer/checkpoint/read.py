@@ -34,7 +34,7 @@ from tformer.checkpoint.tensor_files import (
     read_specs,
     read_tensors,
 )
-from tformer.errors import InputError
+from tformer.errors import InputError, NotFiniteError
 from tformer.files import PICKLE_HINT, PICKLE_SUFFIXES, parse_object, read_bounded
 from tformer.formatting import listed, short_hash
 from tformer.input_files import open_regular
@@ -97,7 +97,7 @@ _MAX_TEXT_BYTES = {"recipe": 1 << 20, **dict.fromkeys(ROLES, MAX_TOKENIZER_BYTES
 class Checkpoint:
     """A checkpoint on disk. Texts are read and checked at once; tensors when one of the methods is called.
 
-    `notes` are warnings for the user (NaN in the weights). `resumed`: see `read_checkpoint`.
+    `notes` are warnings for the user. `resumed`: see `read_checkpoint`.
     """
 
     path: Path
@@ -108,7 +108,6 @@ class Checkpoint:
     verify: bool = True
     target_tokenizer_json: str | None = None  # None: one tokenizer for both sides
     notes: list[str] = field(default_factory=list)
-    not_finite: list[str] = field(default_factory=list)  # those of `notes` on weights that are NaN or infinite
     resumed: bool = False
 
     @property
@@ -224,7 +223,7 @@ class Checkpoint:
             raise InputError(
                 f"{self.path}: the index names tensor {min(index.keys() - tensors.keys())}, no file has it"
             )
-        self._flag_non_finite(role, tensors)
+        self._require_finite(role, tensors)
         return tensors
 
     def _index(self, role: str) -> dict[str, str] | None:
@@ -255,13 +254,15 @@ class Checkpoint:
                 tensors[alias] = tensors[owner]
         return tensors
 
-    def _flag_non_finite(self, role: str, tensors: Mapping[str, Tensor]) -> None:
+    def _require_finite(self, role: str, tensors: Mapping[str, Tensor]) -> None:
         bad = [name for name, t in tensors.items() if t.is_floating_point() and not _all_finite(t)]
         if bad:
             listing = ", ".join(bad[:3]) + (", ..." if len(bad) > 3 else "")
             count = f"{len(bad)} of {len(tensors)} {role} tensors"
-            self.not_finite.append(f"{self.path}: {count} hold NaN or infinity ({listing})")
-            self.notes += self.not_finite[-1:]
+            raise NotFiniteError(
+                f"{self.path}: {count} hold NaN or infinity ({listing})",
+                hint="training diverged, or the file is damaged",
+            )
 
 
 def read_checkpoint(path: str | Path, *, verify: bool = True, resumed: bool = False) -> Checkpoint:

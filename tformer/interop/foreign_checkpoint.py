@@ -45,7 +45,7 @@ class ForeignCheckpoint(Checkpoint):
     def weights(self, *, file_read: FileRead = lambda done, total: None) -> dict[str, Tensor]:
         """Tensors by name, in the number formats of the files; `file_read` is called after each file."""
         tensors = self.foreign.weights(file_read=file_read)
-        self._flag_non_finite("weights", tensors)
+        self._require_finite("weights", tensors)
         return self._with_aliases(tensors)
 
 

@@ -34,7 +34,7 @@ import torch  # loads the OpenMP library that the kernels link to
 
 from tformer import files
 from tformer.device import default_cache_dir
-from tformer.errors import InputError
+from tformer.errors import InputError, TformerError
 from tformer.processes import bound_command, process_lock
 
 LOG = logging.getLogger(__name__)
@@ -114,7 +114,8 @@ def load(*, may_build: bool = True) -> ctypes.CDLL | None:
     with _LOCK:
         found = _tried.get(True) or _tried.get(False)
         if found is None and True not in _tried and may_build not in _tried:
-            with suppress(OSError, RuntimeError, AttributeError):  # no home directory: not an error for the user
+            # No home directory, or a folder in the place of a file: not an error for the user.
+            with suppress(OSError, RuntimeError, AttributeError, TformerError):
                 found = _load(may_build)
             _tried[may_build] = found
         return found
@@ -175,7 +176,7 @@ def state(*, may_build: bool = False) -> str:
 def _is_as_built(path: Path) -> bool:
     """Whether nothing has changed a library since `build` made it."""
     record = path.with_suffix(".json")
-    if not (_is_ours(path) and _is_ours(record)):
+    if not (_is_ours(path) and _is_ours(record) and path.is_file()):
         return False
     with suppress(InputError):
         expected = files.parse_object(files.read_bounded(record, max_bytes=MAX_RECORD_BYTES), name=str(record))

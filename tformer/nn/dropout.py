@@ -52,7 +52,7 @@ def dropout(x: Tensor, p: float, training: bool) -> Tensor:
     """`x` with each element set to 0 with probability p, else divided by 1 - p; outside training `x` itself."""
     if not training or p == 0.0:
         return x
-    if x.device.type == "cpu" and not torch.compiler.is_compiling():
+    if x.device.type == "cpu" and not torch.compiler.is_dynamo_compiling():
         return _Dropout.apply(x, p)
     return F.dropout(x, p, training=True)
 
@@ -70,7 +70,7 @@ def outside_graphs(function: Callable[Parameters, Result], *, recursive: bool = 
 
     @wraps(function)
     def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             found: Result = torch.compiler.disable(function, recursive=recursive)(*args, **kwargs)
             return found
         return function(*args, **kwargs)

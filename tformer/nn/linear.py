@@ -24,7 +24,7 @@ def eager_on_cpu(x: Tensor) -> bool:
     There PyTorch has no fused kernels for RMSNorm, squared ReLU and rotary positions; elsewhere (accelerators,
     `torch.compile`) plain formulas are fused by the kernel library or the compiler.
     """
-    return x.device.type == "cpu" and x.dtype in HAND_WRITTEN_DTYPES and not torch.compiler.is_compiling()
+    return x.device.type == "cpu" and x.dtype in HAND_WRITTEN_DTYPES and not torch.compiler.is_dynamo_compiling()
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

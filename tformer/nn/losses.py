@@ -264,14 +264,15 @@ def _block_loss(logits_nV: Tensor, labels_n: Tensor, settings: _Settings) -> _Bl
         spread = normaliser * logits_nV.shape[1] - logits_nV.sum(-1)
         loss = (settings.on_label - settings.elsewhere) * nll + settings.elsewhere * spread
     correct = _is_first_best(logits_nV, labels_n, counted & (label_logits == highest))
-    if labels_n.device.type != "cpu" or torch.compiler.is_compiling() or not counted.all():
+    if labels_n.device.type != "cpu" or torch.compiler.is_dynamo_compiling() or not counted.all():
         probabilities.masked_fill_(~counted.unsqueeze(1), 0.0)
     return _Block(loss.where(counted, 0.0), nll.where(counted, 0.0), correct, probabilities)
 
 
 def _is_first_best(logits_nV: Tensor, labels_n: Tensor, candidate_n: Tensor) -> Tensor:
     """Whether `argmax` chooses the label, bool [n]: in 16 bits several classes may have the highest logit."""
-    if labels_n.device.type != "cpu" or torch.compiler.is_compiling():  # finding the rows would wait for the device
+    # Finding the rows would wait for a GPU.
+    if labels_n.device.type != "cpu" or torch.compiler.is_dynamo_compiling():
         return candidate_n & (logits_nV.argmax(-1) == labels_n)
     rows = candidate_n.nonzero().squeeze(1)
     return candidate_n.index_put((rows,), logits_nV[rows].argmax(-1) == labels_n[rows])

@@ -242,7 +242,7 @@ class Stack(nn.Module):
 def _is_plain_step(x_BTD: Tensor, context: AttentionContext) -> bool:
     """Whether this is one new position of each row that sees all slots, in eager inference on a CPU."""
     plain = x_BTD.device.type == "cpu" and x_BTD.shape[1] == 1 and context.mask is None
-    return plain and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return plain and not torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling()
 
 
 def _count_once(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

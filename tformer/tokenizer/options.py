@@ -11,9 +11,15 @@ TokenizerModel = Literal["byte-bpe", "bpe", "wordpiece", "unigram", "word", "cha
 TemplateName = Literal["none", "gpt", "bert", "roberta", "t5", "seq2seq"]
 UnicodeForm = Literal["none", "nfc", "nfkc"]
 
-MAX_VOCAB_SIZE = 2**32  # ids are stored as uint16 or uint32
-CEILINGS = {"min_frequency": 2**32, "max_word_length": 100_000, "sentinels": 2**16, "sample_mb": 2**32}
-"""Ceilings above any use; a word's length is a repetition in a regular expression of the library."""
+CEILINGS = {
+    "vocab_size": 2**24,
+    "min_frequency": 2**32,
+    "max_word_length": 100_000,
+    "sentinels": 2**16,
+    "sample_mb": 2**32,
+}
+"""Ceilings above any use. The trainers reserve 40 bytes for each entry before they begin; a word's length is a repetition
+in a regular expression of the library."""
 BYTE_FALLBACK_MODELS = ("bpe", "unigram")
 
 MODEL, TEXT, TRAINING = panel("Model"), panel("Text"), panel("Training")
@@ -77,8 +83,6 @@ class TokenizerOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, found {value}")
-        if self.vocab_size > MAX_VOCAB_SIZE:
-            raise ValueError(f"vocab_size must be at most {MAX_VOCAB_SIZE} (ids are uint32), found {self.vocab_size}")
         for name, most in CEILINGS.items():
             value = getattr(self, name)
             if value is not None and value > most:

@@ -56,7 +56,8 @@ class Tokenizer:
     def __init__(self, rust: RustTokenizer, document: dict[str, Any], text: str, name: str) -> None:
         self._rust = rust
         self._text, self._name = text, name
-        self._has_patterns = '"Regex"' in text  # some take exponential time: the library panics, and prints it
+        # Some patterns take exponential time, and some maps of characters are damaged: the library panics, and prints it.
+        self._may_panic = '"Regex"' in text or '"Precompiled"' in text
         self._rust.encode_special_tokens = True  # in data they are text
         vocabulary = rust.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
@@ -106,7 +107,8 @@ class Tokenizer:
                 rust = RustTokenizer.from_str(read)
                 vocabulary = rust.get_vocab(with_added_tokens=True)
                 # Encoding shows what is missing: a template's token or the unknown token in the vocabulary.
-                rust.encode_batch_fast([("a \U0010ffff", "b"), "a"], add_special_tokens=True)
+                encodings = rust.encode_batch_fast([("a \U0010ffff", "b"), "a"], add_special_tokens=True)
+                rust.decode(encodings[0].ids)
         except BaseException as error:
             # The library raises plain Exception for bad files, and its panics do not derive from Exception.
             if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
@@ -114,6 +116,8 @@ class Tokenizer:
             raise _not_a_tokenizer(name, str(error)) from error
         if not vocabulary:
             raise _not_a_tokenizer(name, "its vocabulary is empty")
+        if strangers := {token for each in encodings for token in each.ids}.difference(vocabulary.values()):
+            raise _not_a_tokenizer(name, f"its template gives the id {min(strangers)}, which no token has")
         if len(set(vocabulary.values())) != len(vocabulary):
             raise _not_a_tokenizer(name, "two entries share one id")
         if max(vocabulary.values()) >= max(2 * len(vocabulary), 2**20):
@@ -203,7 +207,7 @@ class Tokenizer:
     def _call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """What a function of the library returns. InputError, with the tokenizer's file, where it fails on a text."""
         try:
-            with _without_panics() if self._has_patterns else nullcontext():
+            with _without_panics() if self._may_panic else nullcontext():
                 return function(*arguments, **options)
         except BaseException as error:
             # The library raises plain Exception, and panics, whose type it does not export, with a BaseException.

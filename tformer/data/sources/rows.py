@@ -121,7 +121,9 @@ def _line(row: Any, keys: Sequence[tuple[str, ...]], *, place: str) -> bytes:
         raise InputError(f"{place}: found {type(row).__name__}, expected a dict, a tuple or a string")
     try:
         return json.dumps(values, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-    except (TypeError, ValueError) as error:  # ValueError: infinity, or half a surrogate pair
+    except UnicodeEncodeError as error:
+        raise InputError(f"{place}: {_shown(row)} holds half a surrogate pair") from error
+    except (TypeError, ValueError) as error:  # ValueError: infinity
         raise InputError(f"{place}: {_shown(row)}: {error}") from error
 
 

@@ -112,7 +112,7 @@ def make_mask(
 
 def all_true_on_cpu(mask: Tensor) -> bool:
     """Whether nothing is masked; checked in eager mode on a CPU only, where it costs no synchronisation."""
-    return mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool(mask.all())
+    return mask.device.type == "cpu" and not torch.compiler.is_dynamo_compiling() and bool(mask.all())
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ def attend(inputs: AttentionInputs) -> Weighted:
         raise ValueError(f"{heads} query heads cannot share {kv_heads} key/value heads")
     for route in ROUTES:
         if route.fits(inputs):
-            if not torch.compiler.is_compiling() and LOG.isEnabledFor(logging.DEBUG):
+            if not torch.compiler.is_dynamo_compiling() and LOG.isEnabledFor(logging.DEBUG):
                 LOG.debug("%s: %d queries, %d keys, %d heads", route.name, num_queries, num_keys, heads)
             return route.run(inputs)
     raise AssertionError("the last route fits all inputs")
@@ -52,7 +52,7 @@ def attend(inputs: AttentionInputs) -> Weighted:
 
 def is_eager_bf16_cpu(q_BHTh: Tensor) -> bool:
     on_cpu = q_BHTh.device.type == "cpu" and q_BHTh.dtype == torch.bfloat16
-    return on_cpu and not torch.compiler.is_compiling()
+    return on_cpu and not torch.compiler.is_dynamo_compiling()
 
 
 def few_are_faster(q_BHTh: Tensor, kernels: Kernels | None = None) -> bool:
@@ -66,7 +66,7 @@ def few_are_faster(q_BHTh: Tensor, kernels: Kernels | None = None) -> bool:
 
 def _fits_kernels(q_BHTh: Tensor, kernels: Kernels | None) -> bool:
     on_cpu = q_BHTh.device.type == "cpu" and q_BHTh.dtype == torch.float32
-    return on_cpu and kernels is not None and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return on_cpu and kernels is not None and not torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling()
 
 
 def _fits_few(inputs: AttentionInputs) -> bool:

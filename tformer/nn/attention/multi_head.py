@@ -179,7 +179,7 @@ class MultiHeadAttention(nn.Module):
         turned = positions is not None and positions.acts_in_attention
         if turned or self.qk_norm or not self.mechanism.is_plain or qkv_BTx.dtype != cache.keys.dtype:
             return None
-        if qkv_BTx.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if qkv_BTx.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling():
             return None
         if cache.kernel_step is None:
             cache.kernel_step = kernels.attention_step(

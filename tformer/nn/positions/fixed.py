@@ -67,7 +67,7 @@ class TabledPositions(Positions):
         on_cpu = pos_BT.device.type == self.table.device.type == "cpu"
         if (
             on_cpu
-            and not torch.compiler.is_compiling()
+            and not torch.compiler.is_dynamo_compiling()
             and (pos_BT.numel() == 0 or int(pos_BT.max()) < self.table.shape[0])
         ):
             return self.table[pos_BT]

@@ -119,7 +119,7 @@ class Rotation:
 
     def rotate(self, x_BHTh: Tensor) -> Tensor:
         """`x` [B, H, T, h] rotated, in its dtype; eager on a CPU in the memory order [B, T, H, h]."""
-        if self.eager_tables is not None and not torch.compiler.is_compiling():
+        if self.eager_tables is not None and not torch.compiler.is_dynamo_compiling():
             first_BTHp, second_BTHp = (table[:, :, : x_BHTh.shape[1]] for table in self.eager_tables)
             return _Rotate.apply(x_BHTh, first_BTHp, second_BTHp, self.interleaved)
         cos, sin = self.cos_B1Tp, self.sin_B1Tp

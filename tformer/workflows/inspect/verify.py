@@ -22,7 +22,7 @@ from tformer.checkpoint.manifest import FILE_NAMES, FileRecord, read_manifest
 from tformer.checkpoint.read import Checkpoint, differences, read_checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, RunDirectory, is_locked, is_run
-from tformer.errors import InputError, Interrupted
+from tformer.errors import InputError, Interrupted, NotFiniteError
 from tformer.files import MANIFEST
 from tformer.formatting import short_hash
 from tformer.interop.opening import is_foreign, open_checkpoint
@@ -192,7 +192,6 @@ def _tokenizer_problems(checkpoint: Checkpoint, recipe: Recipe) -> Iterator[str]
 
 
 def _tensor_problems(checkpoint: Checkpoint, recipe: Recipe, role: str, counts: dict[str, int]) -> Iterator[str]:
-    checkpoint.notes.clear()
     read = {"weights": checkpoint.weights, "ema": checkpoint.ema, "generator": checkpoint.generator,
             "optimizer": checkpoint.optimizer}[role]  # fmt: skip
     try:
@@ -200,10 +199,9 @@ def _tensor_problems(checkpoint: Checkpoint, recipe: Recipe, role: str, counts: 
         section = recipe.generator if role == "generator" else recipe.model
         model = None if section is None else _built(section, recipe, checkpoint)
         state = {} if model is None else model.state_dict()
-    except InputError as error:
+    except (InputError, NotFiniteError) as error:
         yield f"{role}: {error.message}"
         return
-    yield from checkpoint.notes  # NaN and infinity
     counts["tensors"] += len(tensors)
     counts["bytes"] += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if role == "weights":
