@@ -56,7 +56,7 @@ class Tokenizer:
     def __init__(self, rust: RustTokenizer, document: dict[str, Any], text: str, name: str) -> None:
         self._rust = rust
         self._text, self._name = text, name
-        # Some patterns take exponential time, and some maps of characters are damaged: the library panics, and prints it.
+        # A pattern may take exponential time, a map of characters may be damaged: the library panics, and prints it.
         self._may_panic = '"Regex"' in text or '"Precompiled"' in text
         self._rust.encode_special_tokens = True  # in data they are text
         vocabulary = rust.get_vocab(with_added_tokens=True)
