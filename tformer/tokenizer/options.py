@@ -18,8 +18,8 @@ CEILINGS = {
     "sentinels": 2**16,
     "sample_mb": 2**32,
 }
-"""Ceilings above any use. The trainers reserve 40 bytes for each entry before they begin; a word's length is a repetition
-in a regular expression of the library."""
+"""Ceilings above any use. The trainers reserve 40 bytes for each entry before they begin; a word's length is a
+repetition in a regular expression of the library."""
 BYTE_FALLBACK_MODELS = ("bpe", "unigram")
 
 MODEL, TEXT, TRAINING = panel("Model"), panel("Text"), panel("Training")
