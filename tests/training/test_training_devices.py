@@ -95,6 +95,7 @@ def at_step(patch: pytest.MonkeyPatch, step: int, rank: int, act: Callable[[], A
 def test_two_processes_make_the_run_of_one(train: Cli) -> None:
     assert train("--out", "one").code == 0
     outcome = train("--out", "two", "--devices", 2, "--json")
+    assert "expected on this CPU" not in outcome.err  # how long the processes wait for each other is not known
     assert outcome.code == 0
     assert_same_run("two", "one")
     assert Path("two/recipe.yaml").read_text() == Path("one/recipe.yaml").read_text()
