@@ -5,7 +5,7 @@ What a number means sets its own limits where it is used (a share is at most 1);
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Bound(NamedTuple):
@@ -30,7 +30,14 @@ BOUNDS = {
     **dict.fromkeys(("repetition_penalty", "diversity_penalty", "coverage_penalty"), PENALTY),
 }
 """Numbers that have other bounds than their type: FLOAT, or COUNT of an int."""
-FINITE = "a finite number"
+LEAST = {
+    **dict.fromkeys(("batch_size", "seq_len", "max_length", "max_tokens", "max_new_tokens", "vocab_size"), 1),
+    **dict.fromkeys(("num_labels", "top", "keep", "last", "max_examples", "max_trials", "stop_at_step", "workers"), 1),
+    **dict.fromkeys(("seeds", "draws", "max_steps", "num_samples", "beam_size", "n_best"), 1),
+    **dict.fromkeys(("seed", "min_new_tokens", "max_restarts", "length_margin", "coverage_penalty"), 0),
+    "eta": 2,
+}
+"""The least value of flags, keywords and settings; recipes have those of their schema."""
 
 
 def expected_of(name: str, value: object) -> str | None:
@@ -41,9 +48,18 @@ def expected_of(name: str, value: object) -> str | None:
     if least <= abs(value) <= most:
         return None
     if value != value or abs(value) == float("inf"):
-        return FINITE
+        return "a finite number"
     if abs(value) < least:
         return f"0 or at least {least:.3g} ({why})"
     return ("at most " if value > 0 else "at least -") + (
         f"{most:,}" if isinstance(value, int) else f"{most:g} ({why})"
     )
+
+
+def out_of_bounds(name: str, given: Any) -> str | None:
+    """What is wrong with a flag, keyword or setting, such as "must be at least 1, found 0"; None if nothing is."""
+    for value in given if isinstance(given, list | tuple) else (given,):
+        is_low = isinstance(value, int | float) and value < LEAST.get(name, value)
+        if expected := f"at least {LEAST[name]}" if is_low else expected_of(name, value):
+            return f"must be {expected}, found {value}"
+    return None

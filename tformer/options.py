@@ -23,7 +23,7 @@ from functools import cache, partial
 from os import PathLike
 from typing import Annotated, Any, Literal, TypeVar, cast, get_origin, get_type_hints
 
-from tformer.bounds import expected_of
+from tformer.bounds import out_of_bounds
 from tformer.errors import InputError, TformerError, did_you_mean
 
 FLAG = re.compile(r"--[a-z][a-z0-9-]*")
@@ -139,9 +139,8 @@ def from_keywords(
             expected = error.errors(include_url=False)[0]["msg"].removeprefix("Input should be ")
             expected, *_ = expected.split(", unable to")  # parse it
             raise InputError(f"{keyword}: found {value!r}, expected {expected}") from error
-        for item in filled[name] if isinstance(filled[name], tuple) else (filled[name],):
-            if bound := expected_of(name, item):
-                raise InputError(f"{keyword}: found {item!r}, expected {bound}")
+        if wrong := out_of_bounds(name, filled[name]):
+            raise InputError(f"{keyword} {wrong}")
     return options_type(**filled)
 
 

@@ -24,7 +24,7 @@ Cli = Callable[..., Any]
         (["--out", "new", "--keep-layers", "0", "--drop-layers", "1"], "--keep-layers and --drop-layers exclude"),
         (["--out", "new", "--rate", 1], "--rate must be above 0 and below 1, found 1"),
         (["--out", "new", "--rate", -0.5], "--rate must be above 0 and below 1, found -0.5"),
-        (["--out", "new", "--rate", "nan"], "--rate: found nan, expected a finite number"),
+        (["--out", "new", "--rate", "nan"], "--rate must be a finite number, found nan"),
         (["--out", "new", "--keep", 0], "--keep must be at least 1, found 0"),
         (["--out", "new", "--keep", 2, "--strategy", "best"], "Invalid value for '--strategy': 'best' is not one of"),
         (["--out", "new", "--drop-layers", "1", "--strategy", "search"], "--strategy search needs --keep N or --rate"),

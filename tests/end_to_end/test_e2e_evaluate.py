@@ -405,6 +405,6 @@ def test_new_tokens_have_no_meaning_where_nothing_is_written(
     pairs, decoder = random_run(with_positions(SEQ2SEQ, "rope")), random_run(with_positions(DECODER, "rope"))
     for words in ((pairs, "--data", long_pairs, "--no-decode"), (decoder, "--data", text)):
         assert "--max-new-tokens has no meaning" in refusal(cli("evaluate", *words, "--max-new-tokens", 9))
-    assert "max_new_tokens must be at least 1, found 0" in refusal(
+    assert "--max-new-tokens must be at least 1, found 0" in refusal(
         cli("evaluate", pairs, "--data", long_pairs, "--max-new-tokens", 0)
     )

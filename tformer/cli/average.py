@@ -58,8 +58,6 @@ class AverageOptions:
                 f"name at least two checkpoints to average, or a run and --last N ({found})",
                 hint=f"tformer average --last 5 {named[0] if named else 'RUN'} --out {self.out}",
             )
-        if self.last is not None and self.last < 1:
-            raise InputError(f"--last must be at least 1, found {self.last}")
         if self.last is not None and len(named) > 1:
             raise InputError(
                 f"--last {self.last} takes one run, found {len(named)}: {', '.join(named)}",

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
-from tformer.bounds import FINITE, expected_of
+from tformer.bounds import out_of_bounds
 from tformer.cli.completion import completer
 from tformer.errors import InputError
 from tformer.options import Option, flag_of
@@ -88,12 +88,8 @@ def _filled(options_type: Any, values: dict[str, Any]) -> Any:
         else:
             value = values[field.name]
             filled[field.name] = tuple(value or ()) if _is_tuple(hint) else value
-            for number in value if isinstance(value, list | tuple) else (value,):
-                if expected := expected_of(field.name, number):
-                    flag = flag_of(options_type, field.name)
-                    if expected == FINITE:
-                        raise InputError(f"{flag}: found {number}, expected {expected}")
-                    raise InputError(f"{flag} must be {expected}, found {number}")
+            if wrong := out_of_bounds(field.name, value):
+                raise InputError(f"{flag_of(options_type, field.name)} {wrong}")
     try:
         return options_type(**filled)
     except ValueError as error:  # names a field; the user knows its flag

@@ -122,10 +122,6 @@ class InspectOptions:
                 raise InputError(f"{option} sets the length: omit --seq-len")
         if self.depth is not None and (self.depth < 0 or chosen):
             raise InputError(f"--depth {self.depth}: it must be at least 0, and is for the tree of modules")
-        for option, count in (("--batch-size", self.batch_size), ("--seq-len", self.seq_len),
-                              ("--vocab-size", self.vocab_size), ("--num-labels", self.num_labels)):  # fmt: skip
-            if count is not None and count < 1:
-                raise InputError(f"{option} must be at least 1, found {count}")
         if self.precision not in ("auto", "fp32", "bf16", "fp16"):
             raise InputError(f"--precision: found '{self.precision}', expected auto, fp32, bf16 or fp16")
         if self.device not in ("auto", "cpu") and self.device.partition(":")[0] != "cuda":

@@ -88,8 +88,6 @@ class PruneOptions:
 
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is loaded."""
-        if self.max_examples is not None and self.max_examples < 1:
-            raise InputError(f"--max-examples must be at least 1, found {self.max_examples}")
         self.data.check()
         self.plan.check()
 

@@ -139,11 +139,6 @@ class SweepOptions:
         """The written plan, with --seeds, --max-steps, --draws and --halving; or the plan that the options describe."""
         from tformer.workflows.sweep.plan import plan_of_flags, read_plan
 
-        numbers = (("--seeds", self.seeds, 1), ("--max-steps", self.max_steps, 1), ("--draws", self.draws, 1),
-                   ("--eta", self.eta, 2))  # fmt: skip
-        for flag, number, least in numbers:
-            if number is not None and number < least:
-                raise InputError(f"{flag} must be at least {least}, found {number}")
         if self.eta is not None and not self.halving:
             raise InputError(f"--eta {self.eta} has no effect without --halving", hint="add --halving")
         halving = (self.eta or DEFAULT_ETA) if self.halving else None

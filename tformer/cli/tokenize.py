@@ -101,8 +101,6 @@ class TokenizeOptions:
         require_at_most_one([("--text", self.text or None), ("--input", self.input_path), ("--ids", self.ids)])
         if self.text2 is not None and len(self.text) != 1:
             raise InputError(f"--text2 makes a pair with one --text, found {len(self.text)}")
-        if self.max_length is not None and self.max_length < 1:
-            raise InputError(f"--max-length must be at least 1, found {self.max_length}")
         if self.pad == "max" and self.max_length is not None and self.max_length > MOST_TOKENS:
             raise InputError(f"--max-length with --pad max must be at most {MOST_TOKENS:,}, found {self.max_length:,}")
         of_texts = {

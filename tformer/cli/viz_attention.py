@@ -140,10 +140,8 @@ class AttentionOptions:
         ):
             if value is not None and value not in known:
                 raise InputError(f"{option} {value}: unknown", hint=did_you_mean(value, known))
-        for option, number in (("--top-k", self.top_k), ("--max-tokens", self.max_tokens),
-                               ("--max-new-tokens", self.max_new_tokens)):  # fmt: skip
-            if number is not None and number < 1:
-                raise InputError(f"{option} must be at least 1, found {number}")
+        if self.top_k is not None and self.top_k < 1:
+            raise InputError(f"--top-k must be at least 1, found {self.top_k}")
         if not self.max_megabytes > 0:
             raise InputError(f"--max-megabytes must be above 0, found {self.max_megabytes:g}")
         if self.image is not None and (self.text is not None or self.text2 is not None or self.target is not None):

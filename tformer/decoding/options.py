@@ -315,12 +315,6 @@ class GenerateOptions:
             raise InputError(
                 f"--num-samples {self.num_samples} with --input would give several lines per prompt", hint="add --json"
             )
-        if self.batch_size is not None and self.batch_size < 1:
-            raise InputError(f"--batch-size must be at least 1, found {self.batch_size}")
-        if self.length_margin is not None and self.length_margin < 0:
-            raise InputError(f"--length-margin must be at least 0, found {self.length_margin}")
-        if self.coverage_penalty is not None and self.coverage_penalty < 0:
-            raise InputError(f"--coverage-penalty must be at least 0 and finite, found {self.coverage_penalty:g}")
         check_quantize(self.quantize, self.precision)
         if self.compile == "on" and self.quantize != "none":
             raise InputError(

@@ -20,7 +20,7 @@ from functools import reduce
 from operator import add
 from typing import Any, Literal, Self, get_args
 
-from tformer.bounds import expected_of
+from tformer.bounds import out_of_bounds
 from tformer.errors import InputError
 from tformer.recipe.sections import Generation
 
@@ -42,7 +42,7 @@ def length_penalty(length: int, *, alpha: float, kind: LengthPenaltyType) -> flo
     return LENGTH_PENALTIES[kind](max(length, 1), alpha)
 
 
-def _at_least(least: int, off: str = "") -> tuple[Callable[[Any], bool], str]:
+def _at_least(least: int, off: str) -> tuple[Callable[[Any], bool], str]:
     return lambda value: value >= least, f"at least {least}{off}"
 
 
@@ -52,8 +52,6 @@ def _one_of(choices: Any) -> tuple[Callable[[Any], bool], str]:
 
 
 BOUNDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "max_new_tokens": _at_least(1),
-    "min_new_tokens": _at_least(0),
     "at_limit": _one_of(AtLimit),
     "repetition_penalty": (lambda value: 0 < value < float("inf"), "above 0 (1 is off) and finite"),
     "no_repeat_ngram": _at_least(0, " (0 is off)"),
@@ -62,18 +60,14 @@ BOUNDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "top_p": (lambda value: 0 < value <= 1, "above 0 and at most 1 (1 is off)"),
     "min_p": (lambda value: 0 <= value < 1, "at least 0 (0 is off) and below 1"),
     "stop_texts": (all, "texts that are not empty"),
-    "seed": _at_least(0),
-    "num_samples": _at_least(1),
     "context": _one_of(ContextPolicy),
-    "beam_size": _at_least(1),
-    "n_best": _at_least(1),
     "length_penalty": (lambda value: -10 <= value <= 10, "between -10 and 10 (0 is off)"),
     "length_penalty_type": _one_of(LengthPenaltyType),
     "stopping": _one_of(Stopping),
     "beam_groups": _at_least(1, " (1 is off)"),
     "diversity_penalty": (lambda value: 0 <= value < float("inf"), "at least 0 (0 is off) and finite"),
 }
-"""What each setting must be by its meaning, in code and in words; `tformer.bounds` has the limits of arithmetic."""
+"""Condition of each setting, as code and as text; `tformer.bounds` has those that are numbers alone."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +122,8 @@ class DecodingSettings:
             if name in values and not holds(values[name]):
                 raise InputError(f"{names.get(name, name)} must be {expected}, found {values[name]}")
         for name, value in values.items():
-            if expected_number := expected_of(name, value):
-                raise InputError(f"{names.get(name, name)} must be {expected_number}, found {value}")
+            if wrong := out_of_bounds(name, value):
+                raise InputError(f"{names.get(name, name)} {wrong}")
         _check_order(values, names, "min_new_tokens", "max_new_tokens")
         has_end = values["eos_id"] is not None or values["forced_eos"] is not None or values["stop_tokens"]
         if values["at_limit"] == "end" and not has_end:

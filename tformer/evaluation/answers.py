@@ -104,12 +104,8 @@ class ClassifyOptions:
                 "nothing to classify",
                 hint="give --text TEXT, --image FILE or --input FILE, or pipe one text a line into the command",
             )
-        if self.top is not None and self.top < 1:
-            raise InputError(f"--top-k must be at least 1, found {self.top}")
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise InputError(f"--threshold must be between 0 and 1, found {self.threshold:g}")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise InputError(f"--batch-size must be at least 1, found {self.batch_size}")
         check_quantize(self.quantize, self.precision)
 
     def check_model(self, classifier: Classifier) -> None:

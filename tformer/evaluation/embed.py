@@ -58,8 +58,6 @@ class EmbedOptions:
 
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is computed."""
-        if self.batch_size is not None and self.batch_size < 1:
-            raise InputError(f"--batch-size must be at least 1, found {self.batch_size}")
         check_quantize(self.quantize, self.precision)
 
 

@@ -85,7 +85,6 @@ class DataOptions:
 
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is loaded."""
-        _require_positive("--batch-size", self.batch_size)
         if (self.source is None) != (self.target is None):
             given, missing = ("--source", "--target") if self.target is None else ("--target", "--source")
             raise InputError(f"{given} without {missing}", hint="two aligned files: --source FILE --target FILE")
@@ -198,10 +197,8 @@ class EvaluationOptions(DataOptions):
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is loaded."""
         super().check()
-        _require_positive("--seq-len", self.seq_len)
         if self.max_tokens is not None and not self.pseudo_perplexity:
             raise InputError("--max-tokens limits --pseudo-perplexity, which was not given")
-        _require_positive("--max-tokens", self.max_tokens)
         if self.score and self.no_decode:
             raise InputError("--score and --no-decode exclude each other")
         without = "--score" if self.score else "--no-decode" if self.no_decode else None
@@ -243,8 +240,3 @@ DECODING = frozenset(
 def flag_of(name: str) -> str:
     """The flag of an option of `tformer evaluate`."""
     return options.flag_of(EvaluationOptions, name)
-
-
-def _require_positive(flag: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise InputError(f"{flag} must be at least 1, found {value}")

@@ -326,14 +326,8 @@ class TrainOptions:
         """
         from tformer.data.sources.columns import parse_column
 
-        if self.workers is not None and self.workers < 1:
-            raise InputError(f"--workers must be at least 1, found {self.workers}")
         if self.workers is not None and self.workers > most_processes():
             raise InputError(f"--workers must be at most {most_processes()} on this machine, found {self.workers}")
-        if self.stop_at_step is not None and self.stop_at_step < 1:
-            raise InputError(f"--stop-at-step must be at least 1, found {self.stop_at_step}")
-        if self.max_restarts < 0:
-            raise InputError(f"--max-restarts must be at least 0, found {self.max_restarts}")
         values: dict[str, Any] = {}
         for name, hint in get_type_hints(TrainOptions, include_extras=True).items():
             value = getattr(self, name)

@@ -83,9 +83,6 @@ class Plan:
             raise InputError("--max-trials needs --strategy search")
         if self.heads_per_layer is not None and self.heads is None:
             raise InputError("--heads-per-layer needs --drop-heads")
-        for flag, count in (("--keep", self.keep), ("--max-trials", self.max_trials)):
-            if count is not None and count < 1:
-                raise InputError(f"{flag} must be at least 1, found {count}")
         if self.rate is not None and not 0 < self.rate < 1:
             raise InputError(f"--rate must be above 0 and below 1, found {self.rate:g}")
         _ = self.kept_layers, self.dropped_layers, self.head_amount
