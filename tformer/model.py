@@ -39,7 +39,7 @@ class Transformer(nn.Module):
 
     Attributes:
         compute_dtype: dtype of the residual stream; parameters may stay in fp32.
-        kernels: the C kernels of its attention, set by `prepare_inference`; None: only PyTorch's operators.
+        kernels: the C kernels of its decoding, set by `prepare_inference`; None: only PyTorch's operators.
         compiled_decoder: if set, takes the steps of decoding instead of `forward`.
     """
 
@@ -273,7 +273,7 @@ class Transformer(nn.Module):
             x_BTD = self.embedding(
                 pixel_values, positions=positions, pos_BT=pos_1T, dtype=self.compute_dtype, taps=embedding_taps
             )
-            context = AttentionContext(pos_1T, pos_1T, kernels=self.kernels)
+            context = AttentionContext(pos_1T, pos_1T)
         else:
             if input_ids is None:
                 raise ValueError("the model needs input_ids")
@@ -290,12 +290,7 @@ class Transformer(nn.Module):
                 taps=embedding_taps,
             )
             context = AttentionContext(
-                pos_BT,
-                pos_BT,
-                key_mask=attention_mask,
-                document_ids=document_ids,
-                global_mask=global_mask,
-                kernels=self.kernels,
+                pos_BT, pos_BT, key_mask=attention_mask, document_ids=document_ids, global_mask=global_mask
             )
         return stack(x_BTD, context, taps=scoped(sink, "encoder"))
 
@@ -348,7 +343,6 @@ class Transformer(nn.Module):
             document_ids=document_ids,
             global_mask=global_mask,
             cross=self._cross_context(pos_BT, memory, memory_mask, cache) if self.encoder is not None else None,
-            kernels=self.kernels,
         )
         return stack(x_BTD, context, cache=cache, taps=scoped(sink, "decoder"))
 
@@ -361,8 +355,7 @@ class Transformer(nn.Module):
                 memory_mask = cache.encoder_mask
             else:
                 cache.encoder_mask = memory_mask
-        context = AttentionContext(pos_BT, pos_BT, key_mask=memory_mask, memory=memory, kernels=self.kernels)
-        return context.with_mask()
+        return AttentionContext(pos_BT, pos_BT, key_mask=memory_mask, memory=memory).with_mask()
 
     def _positions(
         self,

@@ -279,7 +279,8 @@ def _stepwise(model: Transformer, ids: torch.Tensor, mask: torch.Tensor) -> torc
 @pytest.mark.skipif(find() is None, reason="no compiler for kernels here")
 def test_a_model_that_took_a_step_by_the_kernels_can_be_copied() -> None:
     model, ids = tiny_model("learned"), torch.tensor([PROMPTS[0]])
-    model.kernels = find()
+    for module in (model, *(block.self_attention.mechanism for block in model.decoder.layers)):
+        module.kernels = find()
     expected = _stepwise(model, ids, torch.ones(1, 3, dtype=torch.long))
     assert torch.equal(_stepwise(copy.deepcopy(model), ids, torch.ones(1, 3, dtype=torch.long)), expected)
 

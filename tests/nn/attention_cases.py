@@ -47,9 +47,9 @@ def attend(
     dropout: float = 0.0, need_weights: bool = False, kernels: Kernels | None = None, **terms: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """`core.attend` with a mask, and the terms of positions as functions."""
-    context = AttentionContext(arange(q.shape[2]), arange(k.shape[2]), mask=mask, is_causal=is_causal, kernels=kernels)
+    context = AttentionContext(arange(q.shape[2]), arange(k.shape[2]), mask=mask, is_causal=is_causal)
     taps, positions = weights_tap() if need_weights else None, ScorePositions(**terms) if terms else None
-    return core.attend(AttentionInputs(q, k, v, context, scale, positions, dropout, taps))
+    return core.attend(AttentionInputs(q, k, v, context, scale, positions, dropout, taps, kernels=kernels))
 
 
 def context_of(

@@ -37,6 +37,7 @@ from tformer.errors import InputError, did_you_mean
 from tformer.kernels import library
 from tformer.kernels.functions import Kernels, find
 from tformer.model import Transformer
+from tformer.nn.attention import Mechanism
 from tformer.nn.fixed_cache import AnyCache, FixedCache
 from tformer.nn.heads import VocabularyHead
 from tformer.nn.linear import Linear
@@ -159,7 +160,9 @@ def prepare_inference(
     model.kernels = kernels
     cast_matrices(model, dtype, compute_dtype)
     for module in model.modules():
-        if isinstance(module, Linear):
+        if isinstance(module, Mechanism):
+            module.kernels = kernels
+        elif isinstance(module, Linear):
             module.freeze(kind, rows, kernels=kernels)
         elif isinstance(module, VocabularyHead):
             module.freeze(kind, dtype, rows, kernels=kernels)

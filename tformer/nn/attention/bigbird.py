@@ -348,7 +348,7 @@ class BigBirdAttention(Mechanism):
             mask = mask & counts
         if context.key_mask is not None:
             mask = mask & gather_numbers(context.key_mask.bool(), read).unsqueeze(1)
-        read_context = AttentionContext(context.q_pos, k_pos, mask=mask.unsqueeze(1), kernels=context.kernels)
+        read_context = AttentionContext(context.q_pos, k_pos, mask=mask.unsqueeze(1))
         return attend(inputs._replace(k_BKSh=keys, v_BKSv=values, context=read_context))[0]
 
     def _blocks(self, inputs: AttentionInputs, layout: Layout) -> Tensor:

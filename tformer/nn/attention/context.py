@@ -130,7 +130,6 @@ class AttentionContext:
         rotation: `positions.prepare(q_pos)`, computed once for all layers; None: each layer computes it.
         memory: the encoder's output [B, S, memory_dim], from which cross-attention makes keys and values.
         cross: the context of the same block's cross-attention.
-        kernels: the C kernels of a model that was prepared for inference; None: only PyTorch's operators.
     """
 
     q_pos: Tensor
@@ -144,7 +143,6 @@ class AttentionContext:
     rotation: Any = None
     memory: Tensor | None = None
     cross: AttentionContext | None = None
-    kernels: Kernels | None = None
 
     @staticmethod
     def for_length(
@@ -181,6 +179,7 @@ class AttentionInputs(NamedTuple):
         dropout: the rate to apply now (0 in evaluation).
         taps: the scores are formed and the weights returned if they want them.
         tap_prefix: of the names of tapped tensors.
+        kernels: the C kernels of a model that was prepared for inference; None: only PyTorch's operators.
     """
 
     q_BHTh: Tensor
@@ -192,6 +191,7 @@ class AttentionInputs(NamedTuple):
     dropout: float = 0.0
     taps: TapSink | None = None
     tap_prefix: str = ""
+    kernels: Kernels | None = None
 
     @property
     def need_weights(self) -> bool:

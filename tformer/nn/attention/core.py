@@ -70,11 +70,10 @@ def _fits_kernels(q_BHTh: Tensor, kernels: Kernels | None) -> bool:
 
 
 def _fits_few(inputs: AttentionInputs) -> bool:
-    context = inputs.context
-    if context.is_causal or not few_are_faster(inputs.q_BHTh, context.kernels):
+    if inputs.context.is_causal or not few_are_faster(inputs.q_BHTh, inputs.kernels):
         return False
     # Only the C kernels add a bias.
-    return not inputs.has_bias or (context.kernels is not None and not torch.is_grad_enabled())
+    return not inputs.has_bias or (inputs.kernels is not None and not torch.is_grad_enabled())
 
 
 def _fits_blocked(inputs: AttentionInputs) -> bool:
@@ -104,7 +103,7 @@ def _fits_fused(inputs: AttentionInputs) -> bool:
 def _few(inputs: AttentionInputs) -> Weighted:
     q, k, v, context, scale, *_ = inputs
     bias = inputs.bias().float() if inputs.has_bias else None
-    return attend_few(q, k, v, mask=context.mask, bias=bias, scale=scale, kernels=context.kernels), None
+    return attend_few(q, k, v, mask=context.mask, bias=bias, scale=scale, kernels=inputs.kernels), None
 
 
 def _blocked(inputs: AttentionInputs) -> Weighted:

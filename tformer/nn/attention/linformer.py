@@ -97,7 +97,7 @@ class LinformerAttention(Mechanism):
         keys = tap(taps, "projected_K", _project(self.keys, inputs.k_BKSh, padding))
         values = tap(taps, "projected_V", _project(self.values, inputs.v_BKSv, padding))
         # Queries see all projected keys.
-        unmasked = AttentionContext(context.q_pos, context.q_pos, kernels=context.kernels)
+        unmasked = AttentionContext(context.q_pos, context.q_pos)
         projected = inputs._replace(k_BKSh=keys, v_BKSv=values, context=unmasked, positions=None)
         out_BHTv, weights_BHTr = attend(projected)
         if weights_BHTr is None:

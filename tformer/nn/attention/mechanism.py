@@ -19,6 +19,7 @@ from tformer.nn.attention.context import AttentionContext, AttentionInputs, TapS
 from tformer.nn.cache import LayerCache, LayerState
 from tformer.nn.options import require_positive
 from tformer.nn.positions.base import Positions
+from tformer.nn.products import Kernels
 
 BACKWARD_AND_FORWARD = 3
 """The backward pass costs two forward passes: one for the gradient of each factor of a product."""
@@ -139,6 +140,7 @@ class Mechanism(nn.Module):
         super().__init__()
         self.options, self.sizes = options, sizes
         self.dropout = 0.0
+        self.kernels: Kernels | None = None  # set by `prepare_inference`
         self.scale = sizes.head_dim**-0.5 if options.scale == "auto" else options.scale
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -173,7 +175,9 @@ class Mechanism(nn.Module):
             taps: the sink of this attention.
         """
         dropout = self.dropout if self.training else 0.0
-        inputs = AttentionInputs(q_BHTh, k_BKSh, v_BKSv, context, self.scale, positions, dropout, taps)
+        inputs = AttentionInputs(
+            q_BHTh, k_BKSh, v_BKSv, context, self.scale, positions, dropout, taps, kernels=self.kernels
+        )
         return self.compute(inputs, x_BTD=x_BTD, state=state)
 
     def compute(self, inputs: AttentionInputs, *, x_BTD: Tensor, state: LayerState | None = None) -> Weighted:

@@ -23,7 +23,7 @@ from tformer.nn.fixed_cache import FixedLayer
 from tformer.nn.layer_norm import RMSNorm
 from tformer.nn.linear import Linear
 from tformer.nn.positions.base import Positions
-from tformer.nn.products import AttentionStep, Kernels
+from tformer.nn.products import AttentionStep
 from tformer.nn.structured_dropout import DropHead
 
 
@@ -125,7 +125,7 @@ class MultiHeadAttention(nn.Module):
                 x_BTD, norm = norm(x_BTD), None
             qkv_BTx = tap(taps, "qkv", self.qkv(x_BTD, norm=norm))
             own = cache if taps is None and isinstance(cache, LayerCache) else None
-            if own is not None and (step := self._kernel_step(qkv_BTx, context.kernels, positions, own)):
+            if own is not None and (step := self._kernel_step(qkv_BTx, positions, own)):
                 keys, values, length = own.extend()
                 joined_BTx = step(qkv_BTx, keys, values, length=length, mask=context.mask, origins_BS=own.origins_BC)
                 return self.out(joined_BTx, residual=residual)
@@ -170,10 +170,9 @@ class MultiHeadAttention(nn.Module):
         batch, length, width = x_BTx.shape
         return x_BTx.view(batch, length, heads, width // heads).transpose(1, 2)
 
-    def _kernel_step(
-        self, qkv_BTx: Tensor, kernels: Kernels | None, positions: Positions | None, cache: LayerCache
-    ) -> AttentionStep | None:
+    def _kernel_step(self, qkv_BTx: Tensor, positions: Positions | None, cache: LayerCache) -> AttentionStep | None:
         """The kernel for one new position of each row, where nothing comes between projection and scores, or None."""
+        kernels = self.mechanism.kernels
         if kernels is None or qkv_BTx.shape[1] != 1:
             return None
         turned = positions is not None and positions.acts_in_attention

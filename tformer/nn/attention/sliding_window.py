@@ -256,8 +256,7 @@ class SlidingWindowAttention(Mechanism):
         elif valid is not None:
             seen = seen & valid
         everything = num_queries == 1 and tokens is None and valid is None
-        mask = None if everything else seen.unsqueeze(1)
-        read_context = AttentionContext(context.q_pos, k_pos, mask=mask, kernels=context.kernels)
+        read_context = AttentionContext(context.q_pos, k_pos, mask=None if everything else seen.unsqueeze(1))
         return attend(inputs._replace(k_BKSh=keys, v_BKSv=values, context=read_context))[0]
 
     def _blocks(self, inputs: AttentionInputs, tokens: GlobalTokens | None) -> Tensor:

@@ -113,8 +113,7 @@ def attend_rows(
         own = gather_numbers(documents, tokens.index)
         same = (own.unsqueeze(2) == documents.unsqueeze(1)).unsqueeze(1)
         mask = same if mask is None else mask & same
-    context = AttentionContext(gather_numbers(k_pos, tokens.index), k_pos, mask=mask, kernels=inputs.context.kernels)
-    return attend(inputs._replace(context=context))
+    return attend(inputs._replace(context=AttentionContext(gather_numbers(k_pos, tokens.index), k_pos, mask=mask)))
 
 
 @dataclass(frozen=True, slots=True)
