@@ -60,19 +60,6 @@ def test_padding_and_other_documents_are_no_part_of_an_ngram() -> None:
     assert torch.equal(embedding(ids, document_ids_BT=documents), parts)
 
 
-def test_a_token_that_is_cut_off_is_in_no_ngram() -> None:
-    model, ids = make(**NGRAMS), tokens(1, 8)
-    mask = torch.ones(1, 8, dtype=torch.bool)
-    mask[0, 3] = False
-    other = ids.clone()
-    other[0, 3] += 1
-    taps = ["decoder.embedding"]
-    found, changed = (model(each, embedding_mask=mask, taps=taps).taps[taps[0]] for each in (ids, other))
-    plain = model(ids, taps=taps).taps[taps[0]]
-    assert torch.equal(found, changed) and not torch.equal(found[:, 4], plain[:, 4])
-    assert torch.equal(found[:, [0, 1, 2, 7]], plain[:, [0, 1, 2, 7]])
-
-
 def test_a_new_model_computes_what_it_computes_without_ngrams() -> None:
     ids, section = tokens(2, 7), {"d_model": 16, "vocab_size": 23, "decoder": {"num_layers": 1, "num_heads": 2}}
     models = []

@@ -174,8 +174,6 @@ class Transformer(nn.Module):
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         decoder_position_ids: Tensor | None = None,
-        embedding_mask: Tensor | None = None,
-        decoder_embedding_mask: Tensor | None = None,
         encoder_hidden: Tensor | None = None,
         encoder_mask: Tensor | None = None,
         cache: AnyCache | None = None,
@@ -193,8 +191,6 @@ class Transformer(nn.Module):
                 attention kinds with global tokens, in place of their own. Other kinds ignore it.
             pixel_values: an image instead of tokens [B, C, height, width].
             decoder_input_ids, decoder_attention_mask, decoder_position_ids: the same for the decoder beside an encoder.
-            embedding_mask: False where the vector of a token of `input_ids` is replaced by zeros [B, T];
-                `decoder_embedding_mask`: of `decoder_input_ids`. Positions and segments are added all the same.
             encoder_hidden: the encoder's output if it was computed before [B, S, D]; `encoder_mask`: its padding
                 (default: `attention_mask`).
             cache: keys and values of the positions before these ones; it grows by T. With one that has the encoder's
@@ -211,7 +207,6 @@ class Transformer(nn.Module):
             "token_type_ids": token_type_ids,
             "document_ids": document_ids,
             "global_mask": global_attention_mask,
-            "embedding_mask": embedding_mask,
             "sink": sink,
         }
         if self.decoder is None:
@@ -232,7 +227,6 @@ class Transformer(nn.Module):
                 decoder_input_ids,
                 attention_mask=decoder_attention_mask,
                 position_ids=decoder_position_ids,
-                embedding_mask=decoder_embedding_mask,
                 memory=encoder_hidden,
                 memory_mask=attention_mask if encoder_mask is None else encoder_mask,
                 cache=cache,
@@ -259,7 +253,6 @@ class Transformer(nn.Module):
         token_type_ids: Tensor | None,
         document_ids: Tensor | None,
         global_mask: Tensor | None,
-        embedding_mask: Tensor | None,
         sink: TapSink | None,
     ) -> Tensor:
         stack = self.encoder
@@ -283,7 +276,6 @@ class Transformer(nn.Module):
                 positions=positions,
                 pos_BT=pos_BT,
                 token_type_ids=token_type_ids,
-                mask_BT=embedding_mask,
                 real_BT=attention_mask,
                 document_ids_BT=document_ids,
                 dtype=self.compute_dtype,
@@ -303,7 +295,6 @@ class Transformer(nn.Module):
         token_type_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
         global_mask: Tensor | None = None,
-        embedding_mask: Tensor | None = None,
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
         cache: AnyCache | None,
@@ -328,7 +319,6 @@ class Transformer(nn.Module):
             positions=stack.positions_of(0),
             pos_BT=pos_BT,
             token_type_ids=token_type_ids,
-            mask_BT=embedding_mask,
             real_BT=attention_mask,
             document_ids_BT=document_ids,
             before_BN=before,

@@ -12,7 +12,6 @@ from torch import Tensor
 from tformer.nn import soft_targets
 from tformer.nn.soft_targets import (
     Projection,
-    linear_consistency,
     linear_divergence,
     soft_binary_cross_entropy,
     soft_cross_entropy,
@@ -141,31 +140,3 @@ def test_the_teacher_gets_no_gradient_and_16_bits_come_near() -> None:
     assert found.dtype == torch.float32 and abs(found.item() / exact.item() - 1) < 0.05
     exact.backward()
     assert all(tensor is None or tensor.grad is None for tensor in teacher[:3])
-
-
-@pytest.mark.parametrize("weights", [(0.5, 0.5), (1.0, 0.0), (0.2, 0.7)])
-@pytest.mark.parametrize("softcap", [None, 3.0])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("elements", [(2**25, 2**18), (14 * V, 3 * V), (V, V)])
-def test_chunks_of_two_passes_give_value_and_gradients_of_the_whole(
-    monkeypatch: pytest.MonkeyPatch,
-    weights: tuple[float, float],
-    softcap: float | None,
-    bias: bool,
-    elements: tuple[int, int],
-) -> None:
-    monkeypatch.setattr(soft_targets, "LOGIT_ELEMENTS", elements[0])
-    monkeypatch.setattr(soft_targets, "BLOCK_ELEMENTS", elements[1])
-    first, _ = projections(softcap=softcap, bias=bias)
-    second = torch.randn(N, D, dtype=torch.float64, requires_grad=True)
-    counted = torch.arange(N) % 3 != 0
-    chunked = 1.7 * linear_consistency(first, second, weights=weights, counted_N=counted)
-    one, other = (logits(side)[counted].log_softmax(-1) for side in (first, first._replace(features=second)))
-    forward, backward = (F.kl_div(q, p, log_target=True, reduction="sum") for p, q in ((one, other), (other, one)))
-    direct = 1.7 * (weights[0] * forward + weights[1] * backward)
-    torch.testing.assert_close(chunked, direct)
-    sides = Projection(first.features, first.matrix, first.bias)
-    for found, expected in zip(gradients(chunked, sides), gradients(direct, sides), strict=True):
-        torch.testing.assert_close(found, expected)
-    [found], [expected] = (torch.autograd.grad(value, [second]) for value in (chunked, direct))
-    torch.testing.assert_close(found, expected)

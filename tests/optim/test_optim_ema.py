@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tformer.errors import InputError
-from tformer.optim.ema import Ema, LastSteps
+from tformer.optim.ema import Ema
 
 
 def make_model() -> nn.Linear:
@@ -84,15 +84,3 @@ def test_a_state_that_does_not_fit_is_an_input_error() -> None:
         ema.load_state({"weight": torch.zeros(2, 3)})
     with pytest.raises(InputError, match=r"\(4,\) torch.float32, expected \(2,\)"):
         ema.load_state({"weight": torch.zeros(2, 3), "bias": torch.zeros(4)})
-
-
-def test_the_last_steps_count_equally_and_earlier_ones_not_at_all() -> None:
-    model = make_model()
-    average, weights = LastSteps(model.named_parameters(), first=4), []
-    for step in range(1, 8):
-        drift(model)
-        average.update(step)
-        weights.append(model.weight.detach().double())
-        if step < 5:
-            assert torch.equal(average.state()["weight"], model.weight)
-    torch.testing.assert_close(average.state()["weight"].double(), torch.stack(weights[3:]).mean(0), atol=1e-6, rtol=0)

@@ -115,14 +115,6 @@ def test_flags_and_set_win_and_the_line_leaves_them_out(tmp_path: Path) -> None:
     assert "width" not in line and "epochs" not in line and "averaged" not in line and "label smoothing" in line
 
 
-def test_another_average_of_the_weights_replaces_the_chosen_one() -> None:
-    resolved = load("bert", TREC, sets=["training.average_last=0.2"])
-    training = resolved.recipe.training
-    assert (training.ema_decay, training.average_last) == (None, 0.2)
-    assert resolved.origins["training.ema_decay"] == "--set"
-    assert not any("averaged weights" in note for note in resolved.notes)
-
-
 def test_a_named_preset_is_taken_as_shipped() -> None:
     shipped = load_recipe(arch="bert", preset="classify", flags={"data.train": [{"path": "x"}]})
     assert load("bert", TREC, preset="classify").recipe == shipped.recipe and not shipped.preset_by_default

@@ -117,8 +117,7 @@ class Stepper:
         self.recipe = recipe
         self.models = small_models(recipe, precision) if models is None else models
         self.device = next(self.models.parameters()).device
-        inner = assemble.make_objective(recipe, context(recipe), self.models)
-        self.objective: Objective = assemble.with_consistency(recipe, inner)
+        self.objective: Objective = assemble.make_objective(recipe, context(recipe), self.models)
         self.batches = _Given()
         self.trainer = Trainer(
             Components(

@@ -48,13 +48,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "no accumulation": ("gpt/small", {"training": {"grad_accum": 1}}),
     "no clipping": ("gpt/small", {"optimizer": {"clip_grad_norm": None}}),
     "averaged weights": ("gpt/small", {"training": {"ema_decay": 0.9}}),
-    "the last steps averaged": ("gpt/small", {"training": {"average_last": 0.9, "max_steps": 4}}),
-    "r_drop, drophead": (
-        "gpt/small",
-        {"model": {"decoder": {"drophead": 0.4}}, "training": {"consistency": {"kind": "r_drop", "alpha": 2.0}}},
-    ),
-    "simcut of pairs": ("transformer/tiny", {"training": {"consistency": {"kind": "simcut", "cut": 0.3}}}),
-    "simcut of classes": ("bert/classify", {"training": {"consistency": {"kind": "simcut", "cut": 0.3}}}),
     "muon": ("gpt/small", {"optimizer": {"kind": "muon"}}),
     "normuon": ("gpt/small", {"optimizer": {"kind": "normuon"}}),
     "n-grams": ("gpt/small", {"model": {"embedding": {"ngram": 3, "ngram_rows": 50}}}),
@@ -168,7 +161,6 @@ QUICK = [
     "layerdrop, drophead, electra",
     "drophead, checkpointing",
 ]
-QUICK += ["r_drop, drophead", "simcut of pairs", "the last steps averaged"]
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])

@@ -161,7 +161,7 @@ class Training:
             context=given,
             fingerprint="",
         )
-        objective: Objective = assemble.with_consistency(recipe, assemble.make_objective(recipe, given, self.models))
+        objective: Objective = assemble.make_objective(recipe, given, self.models)
         if teacher is not None:
             objective = Distillation(
                 objective,

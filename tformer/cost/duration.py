@@ -47,7 +47,7 @@ def training_work(recipe: Recipe, *, lengths: tuple[float, float] | None = None)
     training = recipe.training
     longest = max(source, target) if both else source
     examples = training.grad_accum * (training.batch_size or max(1.0, (training.batch_tokens or 1) / longest))
-    return examples * flops, examples * training.copies * elements
+    return examples * flops, examples * elements
 
 
 def _elements(section: Model, lengths: Mapping[str, float]) -> float:

@@ -147,7 +147,7 @@ def _model_flops(recipe: Recipe, model: Transformer, source_length: float, targe
     if recipe.training.activation_checkpointing:
         kept = _kept_products(model)
         training += sum(flops for name, flops in parts.items() if ".blocks." in name and name not in kept)
-    return Flops(forward, recipe.training.copies * training)
+    return Flops(forward, training)
 
 
 def _kept_products(model: Transformer) -> set[str]:

@@ -397,7 +397,7 @@ def plan_ranks(
 
     def planned(kind: str) -> tuple[Shards, MemoryEstimate]:
         shards = Shards.of(models, layout_of(kind, ranks, shard_size=group, **formats))
-        return shards, rank_memory(whole, shards, optimizer, ema=training.averaging is not None)
+        return shards, rank_memory(whole, shards, optimizer, ema=training.ema_decay is not None)
 
     kind: str = section.kind
     reason = ""

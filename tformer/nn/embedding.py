@@ -109,7 +109,6 @@ class TokenEmbedding(Embedding):
         positions: Positions,
         pos_BT: Tensor,
         token_type_ids: Tensor | None = None,
-        mask_BT: Tensor | None = None,
         real_BT: Tensor | None = None,
         document_ids_BT: Tensor | None = None,
         before_BN: Tensor | None = None,
@@ -118,24 +117,16 @@ class TokenEmbedding(Embedding):
     ) -> Tensor:
         """The input of a stack, [B, T, D] in `dtype`; `token_type_ids` default to segment 0.
 
-        mask_BT: False where the row of a token is replaced by zeros (token cut-off, arXiv 2009.13818).
         real_BT, document_ids_BT: the convolution reads zeros where the first is False and beyond the token's document;
-            n-grams leave out the same places, see `NgramEmbedding`, and all tokens that `mask_BT` replaces.
+            n-grams leave out the same places, see `NgramEmbedding`.
         before_BN: the ids before the first position, for n-grams of decoding with a cache.
         """
         tap(taps, "ids", ids_BT)
-        x_BTE = F.embedding(ids_BT, self.weight)
-        if mask_BT is not None:
-            x_BTE = x_BTE * mask_BT.unsqueeze(-1)
-        x_BTE = tap(taps, "tokens", x_BTE)
+        x_BTE = tap(taps, "tokens", F.embedding(ids_BT, self.weight))
         if self.fixnorm:
             x_BTE = tap(taps, "unit", F.normalize(x_BTE, dim=-1))
         if self.ngrams is not None:
-            if mask_BT is not None:
-                real_BT = mask_BT if real_BT is None else real_BT.bool() & mask_BT.bool()
             added = self.ngrams(ids_BT, real_BT=real_BT, document_ids_BT=document_ids_BT, before_BN=before_BN)
-            if mask_BT is not None:
-                added = added * mask_BT.unsqueeze(-1)
             x_BTE = x_BTE + tap(taps, "ngrams", added)
         if self.factor != 1.0:
             x_BTE = tap(taps, "scaled", x_BTE * self.factor)

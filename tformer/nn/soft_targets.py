@@ -1,14 +1,9 @@
-"""Divergence between two predictions: soft targets of distillation (arXiv 1503.02531), consistency of two passes.
+"""Divergence between two predictions: soft targets of distillation (arXiv 1503.02531).
 
     q = softmax(z_teacher / T),   p = softmax(z_student / T)
     divergence = T² KL(q || p) = T² sum_j q_j (log q_j - log p_j),   d divergence / d z_student = T (p - q)
 
 The factor T² keeps the gradient as large as that of hard labels at any temperature T.
-
-Two passes of one model, with predictions p and q, both have gradients (R-Drop, arXiv 2106.14448; SimCut, 2206.02368):
-
-    divergence = a KL(p || q) + b KL(q || p)
-    d divergence / d z_p = a p (log p - log q - KL(p || q)) + b (p - q);   for z_q swap p and q, a and b
 
 As in `losses.py`, logits over a vocabulary exist for one chunk of positions at a time: the forward pass computes the
 gradients of the student's features and matrix as well, and the backward pass only multiplies them.
@@ -73,23 +68,6 @@ def linear_divergence(
     ours, theirs = _first_rows(student, classes), _first_rows(teacher, classes)
     settings = _Settings(temperature, student.softcap)
     divergence: Tensor = _LinearDivergence.apply(ours.features, ours.matrix, ours.bias, theirs, counted_N, settings)
-    return divergence
-
-
-def linear_consistency(
-    first: Projection, second_ND: Tensor, *, weights: tuple[float, float], counted_N: Tensor | None = None
-) -> Tensor:
-    """Scalar: a KL(p || q) + b KL(q || p) summed over the positions in `counted_N` (bool; None: all), (a, b) = weights.
-
-    p are the predictions of `first`, q those of the same matrix, bias and softcap from the features `second_ND`. All of
-    them have gradients. Products run in the dtype of the features, softmax and sums in fp32 (fp64 for fp64).
-    """
-    if counted_N is None:
-        counted_N = torch.ones(len(second_ND), dtype=torch.bool, device=second_ND.device)
-    settings = _Settings(1.0, first.softcap)
-    divergence: Tensor = _LinearConsistency.apply(
-        first.features, second_ND, first.matrix, first.bias, counted_N, weights, settings
-    )
     return divergence
 
 
@@ -158,74 +136,6 @@ class _LinearDivergence(torch.autograd.Function):
             *(None if saved is None else (saved * grad.to(saved.dtype)).to(dtype) for saved, dtype in grads),
             *(None, None, None),
         )
-
-
-class _LinearConsistency(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        first_ND: Tensor,
-        second_ND: Tensor,
-        matrix_VD: Tensor,
-        bias: Tensor | None,
-        counted_N: Tensor,
-        weights: tuple[float, float],
-        settings: _Settings,
-    ) -> Tensor:
-        sides_ND, dtype, wide = (first_ND, second_ND), first_ND.dtype, accumulation_dtype(first_ND.dtype)
-        matrix, classes = matrix_VD.to(dtype), matrix_VD.shape[0]
-        total = torch.zeros((), dtype=wide, device=first_ND.device)
-        needs = ctx.needs_input_grad[:4]
-        grad_sides = [torch.empty_like(side) if any(needs[:2]) else None for side in sides_ND]
-        grad_matrix = torch.zeros(matrix.shape, dtype=wide, device=matrix.device) if needs[2] else None
-        grad_bias = torch.zeros(classes, dtype=wide, device=matrix.device) if needs[3] else None
-        size = max(1, LOGIT_ELEMENTS // (2 * classes))
-        block_size = max(1, BLOCK_ELEMENTS // classes) if first_ND.device.type == "cpu" else size
-        for start in range(0, len(first_ND), size):
-            features = [side[start : start + size] for side in sides_ND]
-            products = [F.linear(side, matrix) for side in features]
-            for block_start in range(0, len(features[0]), block_size):
-                blocks = [side[block_start : block_start + block_size] for side in products]
-                counted = counted_N[start + block_start : start + block_start + len(blocks[0])].unsqueeze(1)
-                pairs = [_log_softmax(block, bias, settings.softcap, settings, wide) for block in blocks]
-                apart = pairs[0][0] - pairs[1][0]
-                shares = [log_p.exp() for log_p, _ in pairs]
-                total += _weigh_divergences(shares, apart, weights).mul_(counted).sum()
-                if not any(needs):
-                    continue
-                for sign, side, other, own, towards in ((1, 0, 1, *weights), (-1, 1, 0, *weights[::-1])):
-                    p, q = shares[side], shares[other]
-                    distance = apart * sign
-                    grad_logits = (distance - (p * distance).sum(-1, keepdim=True)).mul_(p).mul_(own)
-                    grad_logits.add_(p - q, alpha=towards).mul_(counted)
-                    capped = pairs[side][1]
-                    if capped is not None:
-                        grad_logits.mul_(capped.square_().neg_().add_(1.0))
-                    if grad_bias is not None:
-                        grad_bias += grad_logits.sum(0)
-                    blocks[side].copy_(grad_logits)  # the products become their own gradients
-            for side, grad_side in enumerate(grad_sides):
-                if grad_side is not None:
-                    torch.mm(products[side], matrix, out=grad_side[start : start + size])
-                if grad_matrix is not None:
-                    grad_matrix.add_(products[side].T @ features[side])  # fp32: later chunks would be lost in 16 bits
-        ctx.save_for_backward(*grad_sides, grad_matrix, grad_bias)
-        ctx.dtypes = (dtype, dtype, matrix_VD.dtype, None if bias is None else bias.dtype)
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grads = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        return (
-            *(None if saved is None else (saved * grad.to(saved.dtype)).to(dtype) for saved, dtype in grads),
-            *(None, None, None),
-        )
-
-
-def _weigh_divergences(shares: list[Tensor], apart_nV: Tensor, weights: tuple[float, float]) -> Tensor:
-    """a p (log p - log q) + b q (log q - log p) [n, V], whose sums are the divergences."""
-    return shares[0].mul(weights[0]).sub_(shares[1], alpha=weights[1]).mul_(apart_nV)
 
 
 def _log_softmax(

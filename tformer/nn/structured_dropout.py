@@ -123,11 +123,10 @@ class SharedDraws:
         rows: the places of this process's rows in the micro-batch.
         num_rows: rows of the whole micro-batch.
         device: of the model; numbers are drawn there and on the CPU.
-        copies: rows that the model reads for each row of the micro-batch, one after the other.
     """
 
-    def __init__(self, seed: int, *, rows: slice, num_rows: int, device: torch.device, copies: int = 1) -> None:
-        self.rows, self.num_rows, self.copies = rows, num_rows, copies
+    def __init__(self, seed: int, *, rows: slice, num_rows: int, device: torch.device) -> None:
+        self.rows, self.num_rows = rows, num_rows
         self._generators = {name: torch.Generator(name).manual_seed(seed) for name in {"cpu", str(device)}}
 
     @outside_graphs
@@ -137,8 +136,8 @@ class SharedDraws:
 
     @outside_graphs
     def of_rows(self, columns: int, device: torch.device, sizes: Sequence[int] | None = None) -> Tensor:
-        """Numbers from U(0, 1) for this process's rows, [n, columns]: a line for each copy, or `sizes` lines a row."""
-        sizes = [self.copies] * self.num_rows if sizes is None else list(sizes)
+        """Numbers from U(0, 1) for this process's rows, [n, columns]; `sizes`: number of lines of each row."""
+        sizes = [1] * self.num_rows if sizes is None else list(sizes)
         drawn = torch.rand(sum(sizes), columns, generator=self._generators[str(device)], device=device)
         return torch.cat(drawn.split(sizes)[self.rows])
 

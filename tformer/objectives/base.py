@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from tformer.data.batching.batch import Batch
@@ -28,7 +27,7 @@ from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.nn.heads import HeadOptions, Output
 from tformer.nn.losses import IGNORED_LABEL
-from tformer.nn.soft_targets import Projection, linear_consistency, linear_divergence, soft_cross_entropy
+from tformer.nn.soft_targets import Projection, linear_divergence, soft_cross_entropy
 from tformer.nn.structured_dropout import SharedDraws
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
@@ -178,7 +177,6 @@ class Objective:
         shares_forward: whether `terms` forms its loss from one forward pass that other objectives share.
         predicts: what the labels are, as a phrase for users.
         room: maximum tokens of text per example, where the objective adds tokens itself; None: `seq_len`.
-        copies: rows that the model reads for each row of a batch, one after the other.
         shared: draws of `loss` where several processes share a micro-batch, see `Batch.share`; the training loop sets
             it before every forward.
     """
@@ -200,7 +198,6 @@ class Objective:
     predicts_tokens: ClassVar[bool] = False
     shares_forward: ClassVar[bool] = True
     predicts: ClassVar[str]
-    copies: ClassVar[int] = 1
     room: int | None = None
     shared: SharedDraws | None = None
 
@@ -274,22 +271,9 @@ class Objective:
         """
         raise NotImplementedError
 
-    def consistency_loss(self, first: Output, second: Output, batch: Batch, weights: tuple[float, float]) -> Tensor:
-        """a KL(first || second) + b KL(second || first), (a, b) = weights, summed over the head's predictions.
-
-        Of scores it is (a + b) (first - second)². Both passes of the model have gradients.
-        """
-        pairs = zip(weights, ((second, first), (first, second)), strict=True)
-        parts = [
-            weight * self.soft_loss(student, teacher, batch, temperature=1.0, order_L=None)
-            for weight, (student, teacher) in pairs
-            if weight
-        ]
-        return torch.stack(parts).sum()
-
 
 class ComparingObjective(Objective):
-    """Base class of objectives that compare the predictions of `inner` with those of another pass or model.
+    """Base class of objectives that compare the predictions of `inner` with those of another model.
 
     Args:
         inner: forms its terms from a forward pass that it can share.
@@ -354,11 +338,6 @@ class TokenObjective(Objective):
         """Soft targets over the vocabulary at the labelled positions."""
         (ours, theirs), counted_N = self._projections((student, teacher), batch)
         return linear_divergence(ours, theirs, temperature=temperature, counted_N=counted_N)
-
-    def consistency_loss(self, first: Output, second: Output, batch: Batch, weights: tuple[float, float]) -> Tensor:
-        """The divergences over the vocabulary at the labelled positions."""
-        (one, other), counted_N = self._projections((first, second), batch)
-        return linear_consistency(one, other.features, weights=weights, counted_N=counted_N)
 
     def _projections(self, outputs: Sequence[Output], batch: Batch) -> tuple[list[Projection], Tensor]:
         """The head of each output at selected positions [n], and which of these have a label [n]."""

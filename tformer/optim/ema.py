@@ -2,10 +2,10 @@
 
 Evaluating and saving the average instead of the last weights smooths the noise of the last steps (Polyak averaging).
 
-    exponential     share = 1 - decay. So that the random initial weights count less, the decay rises with the step as
-                    min(decay, (1 + step) / (10 + step)), as in TensorFlow's ExponentialMovingAverage.
-    last steps      share = 1 / n in the n-th of the last steps: all of them count equally (SWA, arXiv 1803.05407;
-                    LAWA, 2209.14981). Before them the average is the weights themselves.
+    share = 1 - decay
+
+So that the random initial weights count less, the decay rises with the step as min(decay, (1 + step) / (10 + step)), as
+in TensorFlow's ExponentialMovingAverage.
 """
 
 from __future__ import annotations
@@ -33,11 +33,8 @@ class Ema:
     def update(self, step: int | None = None) -> None:
         """Add the current weights, once after each optimizer step (`step` counts from 1; None: constant decay)."""
         weights = [parameter.float() for parameter in self._parameters.values()]
-        torch._foreach_lerp_(list(self._averages.values()), weights, self._share(step))
-
-    def _share(self, step: int | None) -> float:
-        """The share of the current weights in the average."""
-        return 1 - (self.decay if step is None else min(self.decay, (1 + step) / (10 + step)))
+        decay = self.decay if step is None else min(self.decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(list(self._averages.values()), weights, 1 - decay)
 
     def state(self) -> dict[str, Tensor]:
         """The averages by parameter name, fp32: the live tensors, not copies."""
@@ -74,15 +71,3 @@ class Ema:
             with torch.no_grad():
                 for parameter, weight in zip(self._parameters.values(), weights, strict=True):
                     parameter.copy_(weight)
-
-
-class LastSteps(Ema):
-    """The mean of the weights after each of the last steps, `first` being the first of them; before, the weights."""
-
-    def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], first: int) -> None:
-        super().__init__(named_parameters, decay=0.0)
-        self.first = first
-
-    def _share(self, step: int | None) -> float:
-        assert step is not None
-        return 1 / max(1, step - self.first + 1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import sqrt
 from operator import attrgetter
-from typing import Any
 
 from tformer.nn.classification_heads import POOLINGS
 from tformer.objectives import check_combination, unused_keys
@@ -22,10 +21,6 @@ from tformer.recipe.yaml_text import KeyPath
 
 WIDE_LOGITS = 2.0
 """A larger standard deviation of a tied output's first logits is worth a note; tables of std d_model^-1/2 have 1."""
-
-
-OWN_DRAWS = ("dropout", "drophead")
-"""Endings of the keys of dropout that is drawn for every row."""
 
 
 def check_recipe(recipe: Recipe) -> list[str]:
@@ -217,11 +212,7 @@ def _unfit_embeddings(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _unfit_regularisation(recipe: Recipe) -> Iterator[Problem]:
-    """Two passes that an objective cannot compare, and two kinds of averaged weights."""
-    training = recipe.training
-    if training.ema_decay is not None and training.average_last is not None:
-        text = f"found {training.average_last:g}, expected null with training.ema_decay {training.ema_decay:g}"
-        yield Problem(("training", "average_last"), text, "both average the weights: one of them")
+    """Subword sampling where the segmentation is fixed, and options of texts for images or of images for texts."""
     if recipe.data.subword_sampling:
         path, text = ("data", "subword_sampling"), f"found {recipe.data.subword_sampling:g}, expected 0 with "
         if recipe.model.patches is not None:
@@ -237,21 +228,6 @@ def _unfit_regularisation(recipe: Recipe) -> Iterator[Problem]:
                 found, expected = str(value).lower(), str(type(value)()).lower()  # as YAML has them
                 text = f"found {found}, expected {expected}: it changes {other}, and the model reads {reads}"
                 yield Problem(("objectives", str(number), name), text)
-    consistency, path = training.consistency, ("training", "consistency")
-    if consistency is None:
-        return
-    for options in recipe.objectives:
-        if not options.objective.has_soft_loss():
-            text = f"found {consistency.kind}, expected null with {options.kind}, whose predictions are not compared"
-            yield Problem(path, text)
-    if recipe.has_teacher and recipe.teacher is not None and recipe.teacher.kind == "soft":
-        yield Problem(path, f"found {consistency.kind}, expected null with soft targets of a teacher")
-    if consistency.cut and recipe.model.patches is not None:
-        can_do_without = type(consistency)().cut == 0  # the default of the kind
-        cut, kind = ("cut", str(consistency.cut), "0"), ("kind", consistency.kind, "r_drop or null")
-        key, found, expected = cut if can_do_without else kind
-        text = f"found {found}, expected {expected}: it cuts off tokens, and the model reads images"
-        yield Problem((*path, key), text)
 
 
 def notes(recipe: Recipe) -> Iterator[str]:
@@ -280,19 +256,9 @@ def notes(recipe: Recipe) -> Iterator[str]:
         yield f"optimizer.adam_lr does nothing: it belongs to {owners}, and optimizer.kind is {optimizer.kind}"
     if recipe.data.document_mask and recipe.data.packing == "none":
         yield "data.document_mask does nothing: data.packing is none, so documents never see each other anyway"
-    consistency = recipe.training.consistency
-    if consistency is not None and not consistency.cut and not _has_dropout(recipe.model.model_dump()):
-        yield f"training.consistency {consistency.kind} does nothing: without dropout both passes are equal"
     yield from _wide_output(recipe)
     yield from _unused_teacher_keys(recipe)
     yield from _unused_keys(recipe)
-
-
-def _has_dropout(section: Any) -> bool:
-    """Whether a part of the model as plain data has a dropout that each of two passes draws for itself."""
-    if isinstance(section, dict):
-        return any((name.endswith(OWN_DRAWS) and bool(value)) or _has_dropout(value) for name, value in section.items())
-    return isinstance(section, list | tuple) and any(map(_has_dropout, section))
 
 
 def _wide_output(recipe: Recipe) -> Iterator[str]:

@@ -2,8 +2,7 @@
 
 Mappings merge key by key; lists and other values replace those of the layer below. A mapping with another `kind`
 replaces the whole mapping, because the kinds have different options; `--set ….kind=` alone keeps the options that the
-new kind also has. Of two keys of `training` that exclude each other (batch_size and batch_tokens, ema_decay and
-average_last) the higher layer's applies, and the other becomes null.
+new kind also has. Of batch_size and batch_tokens the higher layer's applies, and the other becomes null.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 from tformer.errors import InputError
 from tformer.formatting import as_one_line, fitted, whole_number
 from tformer.recipe.schema import MISSING, default_kind, field_at, fields_of, keys_of_kind, sections_in, shorthand_at
-from tformer.recipe.sections import AVERAGES, BATCH_SIZES, Training
+from tformer.recipe.sections import BATCH_SIZES, Training
 from tformer.recipe.yaml_text import MAX_DEPTH, Document, KeyPath, describe, parse_value
 
 MAX_SHOWN = 200  # characters of a --set that is none
@@ -202,7 +201,7 @@ class Draft:
         values = layer.get("training")
         if not isinstance(values, Mapping):
             return
-        for given, other in (BATCH_SIZES, BATCH_SIZES[::-1], AVERAGES, AVERAGES[::-1]):
+        for given, other in (BATCH_SIZES, BATCH_SIZES[::-1]):
             if values.get(given) is None or other in values:
                 continue
             default, above = fields_of(Training)[other].default, origin(("training", given))

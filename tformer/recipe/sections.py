@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tformer.data.sources.augmentation import AugmentationName
-from tformer.objectives.consistency import ConsistencyOptions
 from tformer.optim.optimizers import OptimizerName
 from tformer.optim.schedules import ScheduleName
 
@@ -145,7 +144,6 @@ class Parallelism(Section):
 
 
 BATCH_SIZES = ("batch_size", "batch_tokens")
-AVERAGES = ("ema_decay", "average_last")
 """Keys of `training` of which one excludes the other."""
 
 
@@ -176,11 +174,6 @@ class Training(Section):
     valid_beam_size: NonNegative = 1  # pairs: beam size of validation; 1: greedy, 0: no decoding
     valid_sentences: Positive | None = None  # pairs: number of those that a validation decodes; null: all
     ema_decay: Probability | None = None  # decay of averaged weights, which are validated and saved; null: off
-    # share of the steps, the last ones, whose weights are averaged, validated and saved (SWA, arXiv 1803.05407; LAWA,
-    # arXiv 2209.14981); null: off
-    average_last: Annotated[float, Field(gt=0, le=1)] | None = None
-    # two passes over each batch that should give the same predictions; null: off
-    consistency: Annotated[ConsistencyOptions, Field(discriminator="kind")] | None = None
     activation_checkpointing: bool = False  # recompute activations to save memory (arXiv 1604.06174)
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # number format of the computation (arXiv 1710.03740)
     compile: Literal["auto", "on", "off"] = "auto"  # use torch.compile; auto: on a GPU, for 200 steps or more
@@ -188,16 +181,6 @@ class Training(Section):
     device: str = "auto"  # where the model runs: auto, cpu, cuda or cuda:N
     # CPU threads, which several processes on a machine share; null: PyTorch's choice
     threads: Annotated[int, Field(gt=0, le=4096)] | None = None
-
-    @property
-    def averaging(self) -> str | None:
-        """The key of the weights' average, of AVERAGES; None where the weights themselves are validated and saved."""
-        return next((name for name in AVERAGES if getattr(self, name) is not None), None)
-
-    @property
-    def copies(self) -> int:
-        """Rows that the model reads for each row of a batch."""
-        return 1 if self.consistency is None else self.consistency.objective.copies
 
     @model_validator(mode="after")
     def _has_one_batch_size(self) -> Training:

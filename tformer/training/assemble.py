@@ -25,7 +25,7 @@ from tformer.nn.own_rows import OwnRows
 from tformer.nn.stack import Block
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
-from tformer.optim.ema import Ema, LastSteps
+from tformer.optim.ema import Ema
 from tformer.optim.optimizers import NamedOptimizer, build_optimizer
 from tformer.optim.schedules import Schedule, build_schedule
 from tformer.optim.shards import Shards, local
@@ -250,12 +250,6 @@ def make_objective(recipe: Recipe, context: ObjectiveContext, models: Models | N
     return build_objective(recipe.objectives, replace(context, generator=generator))
 
 
-def with_consistency(recipe: Recipe, objective: Objective) -> Objective:
-    """The objective that is trained: that of two passes where the recipe has one."""
-    options = recipe.training.consistency
-    return objective if options is None else options.objective(objective, options)
-
-
 def make_schedule(recipe: Recipe) -> Schedule:
     return build_schedule(recipe.schedule, total_steps=recipe.training.max_steps, d_model=recipe.model.d_model)
 
@@ -309,9 +303,6 @@ def make_ema(recipe: Recipe, models: Models, shards: Shards | None = None) -> Em
     own = parameters if shards is None else ((name, nn.Parameter(local(each))) for name, each in parameters)
     if training.ema_decay is not None:
         return Ema(own, decay=training.ema_decay)
-    if training.average_last is not None:
-        averaged = max(1, round(training.average_last * training.max_steps))
-        return LastSteps(own, first=training.max_steps - averaged + 1)
     return None
 
 

@@ -273,7 +273,6 @@ class Trainer:
                 rows=batch.share.rows,
                 num_rows=batch.share.num_rows,
                 device=self.parts.device,
-                copies=self.parts.objective.copies,
             )
             self.parts.objective.shared = shared
             for module in self._shared_draws:

@@ -103,12 +103,11 @@ class Checkpoints:
             parts.optimizer.load_rows(checkpoint.specs("optimizer"), partial(self._rows, checkpoint, "optimizer"))
         parts.schedule.load_state(state.schedule)
         parts.scaler.load_state(state.scaler)
-        stored = checkpoint.recipe.training.averaging
-        if parts.ema is None or stored != self._prepared.recipe.training.averaging:
+        if parts.ema is None or checkpoint.recipe.training.ema_decay is None:
             return  # an average that the run did not keep so far begins with the weights as they are
         if not checkpoint.has("ema"):
             raise InputError(
-                f"{checkpoint.path} has no averaged weights to resume from: its recipe sets training.{stored}",
+                f"{checkpoint.path} has no averaged weights to resume from: its recipe sets training.ema_decay",
                 hint="start a new run from its weights with --init-from",
             )
         parts.ema.load_state(self._averages(checkpoint))

@@ -129,7 +129,7 @@ class Session:
         self.batches = assemble.PlannedBatches(
             recipe,
             prepared.data,
-            assemble.with_consistency(recipe, self.objective),
+            self.objective,
             cursor=self.state.cursor or None,
             device=device,
             rank=self.parallel.rank,
@@ -213,11 +213,11 @@ class Session:
             torch.nn.init.constant_(model.get_parameter(f"heads.{head}.project.bias"), data.label_mean)
 
     def _trained(self, objective: Objective) -> Objective:
-        """The objective that is trained: with the soft targets of a teacher, or with two passes."""
+        """The objective that is trained: with the soft targets of a teacher where there is one."""
         prepared, recipe = self.prepared, self.prepared.recipe
         teacher = prepared.start.teacher
         if teacher is None or recipe.teacher is None or recipe.teacher.kind != "soft":
-            return assemble.with_consistency(recipe, objective)
+            return objective
         return make_distillation(
             recipe,
             objective,

@@ -54,8 +54,6 @@ class Batch:
     decoder_input_ids: Tensor | None = None  # [B, U] long
     decoder_attention_mask: Tensor | None = None  # [B, U] bool
     pixel_values: Tensor | None = None  # [B, C, Y, X] float
-    embedding_mask: Tensor | None = None  # [B, T] bool, False where the vector of a token is cut off; None: nowhere
-    decoder_embedding_mask: Tensor | None = None  # [B, U] bool, the same for the decoder beside an encoder
     next_sentence_label: Tensor | None = None  # [B] long: 0 the second text follows the first, 1 it was drawn at random
     num_tokens: int = -1  # real (not padded) input and decoder tokens, counted once on the host; images count as 1
     num_labels: int | None = None  # labels that are not ignored, counted before they leave the host; None: not counted
