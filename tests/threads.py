@@ -92,10 +92,19 @@ def main(words: Sequence[str] | None = None) -> None:
     for path in chosen.runs:
         calls |= calls_of(tformer.load(path)) | calls_of(tformer.load(path), quantize="int8", precision="fp32")
     differences(calls, threads=chosen.threads, rounds=1)
-    before = _resident()
+    before, curve, done = _resident(), list[str](), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(chosen.seconds / 10):
+            curve.append(f"{_resident() / 1e6:,.0f}")
+
+    threading.Thread(target=watch, daemon=True).start()
     made, wrong = differences(calls, threads=chosen.threads, seconds=chosen.seconds)
+    done.set()
     print(f"{len(calls)} kinds of calls, {made} calls, {len(wrong)} differences {sorted(set(wrong))[:5]}")
-    print(f"resident {before / 1e6:,.0f} MB before, {_resident() / 1e6:,.0f} after, peak {peak_resident_bytes():,}")
+    print(
+        f"resident {before / 1e6:,.0f} MB before, {_resident() / 1e6:,.0f} after, peak {peak_resident_bytes():,}; in between {curve}"
+    )
 
 
 def _resident() -> int:

@@ -139,10 +139,6 @@ def _padding(recipe: Recipe) -> dict[str, Any]:
     return {"padding_side": "left" if recipe.data.padding == "left" else "right", "pad_to": recipe.data.pad_to}
 
 
-USED_PRODUCTS = 128
-"""Shapes of products that are kept for inference, which meets the same ones again; with fewer it is slower."""
-
-
 def load(
     path: str | Path | None = None,
     *,
@@ -169,7 +165,7 @@ def load(
         InputError: nothing to load, damaged files, or parts that do not belong together.
         NotFiniteError: weights are NaN or infinite.
     """
-    bound_products(USED_PRODUCTS)
+    bound_products()
     if path is None:
         path = newest_checkpoint(runs_dir, which, usable=lambda candidate: _suits(candidate, kinds))
     checkpoint = open_checkpoint(path, which, runs_dir=runs_dir)

@@ -18,6 +18,7 @@ from tformer.cost.parallel import RankPlan, plan_ranks
 from tformer.data.batching.padding import padded_lengths
 from tformer.device import (
     Precision,
+    bound_products,
     device_memory,
     matmul_flops_per_second,
     resident_bytes,
@@ -96,6 +97,10 @@ class Prepared:
         return training.batch_size or max(1, (training.batch_tokens or 1) // max(self.longest))
 
 
+VARYING_PRODUCTS = 16
+"""Shapes of products that are kept in training on varying lengths: each costs megabytes, and the next step has others."""
+
+
 def check_target(start: Start) -> None:
     """Check that the run directory can be used, before the data is read.
 
@@ -126,6 +131,8 @@ def prepare(start: Start, work: Work, *, processes: int = 1) -> Prepared:
     if recipe.training.threads is not None:
         torch.set_num_threads(max(1, recipe.training.threads // processes))
     data = task_of(recipe).training_data(start, work)
+    if data.samples.lengths is not None:
+        bound_products(VARYING_PRODUCTS)
     if start.resumed is not None:
         _check_fingerprint(data, str(start.resumed.trainer.get("data_fingerprint", "")))
     if start.teacher is not None:

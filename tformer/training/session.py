@@ -48,10 +48,6 @@ RATE_DIGITS = 6
 """Digits of learned LayerDrop rates in log lines; enough that they still average to the configured rate."""
 
 
-TRAINED_PRODUCTS = 16
-"""Shapes of products that are kept: each costs megabytes, and the next step of varying lengths has others."""
-
-
 def run_training(
     options: TrainOptions,
     *,
@@ -69,7 +65,7 @@ def run_training(
     worker: this process as one of several; all of them call this function, and the leader returns the summary.
     Raises InputError before anything is written; Interrupted after the checkpoint is saved.
     """
-    bound_products(TRAINED_PRODUCTS)
+    bound_products()
     devices = number_of_workers(options.devices, options.device or "auto", planned=True) if options.dry_run else 1
     worker = worker or Worker()
     require_same_command(options, worker)
