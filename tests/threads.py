@@ -102,9 +102,8 @@ def main(words: Sequence[str] | None = None) -> None:
     made, wrong = differences(calls, threads=chosen.threads, seconds=chosen.seconds)
     done.set()
     print(f"{len(calls)} kinds of calls, {made} calls, {len(wrong)} differences {sorted(set(wrong))[:5]}")
-    print(
-        f"resident {before / 1e6:,.0f} MB before, {_resident() / 1e6:,.0f} after, peak {peak_resident_bytes():,}; in between {curve}"
-    )
+    print(f"resident {before / 1e6:,.0f} MB before, {_resident() / 1e6:,.0f} after, peak {peak_resident_bytes():,}")
+    print(f"after each tenth of the time: {curve}")
 
 
 def _resident() -> int:

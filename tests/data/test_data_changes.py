@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,9 @@ from tformer.data.sources.images import open_images
 from tformer.data.sources.labelled import open_labelled
 from tformer.data.sources.pairs import open_pairs
 from tformer.data.sources.rows import keep_rows
-from tformer.errors import Interrupted
+from tformer.errors import InputError, Interrupted
+from tformer.tasks.base import Work
+from tformer.training import embeddings
 
 LINES = "".join(f"line {number} of a text\n" for number in range(3000))
 Change = Callable[[Path], object]
@@ -154,6 +157,31 @@ def test_a_change_before_the_reading_is_found_too(text: Path) -> None:
     source.fingerprint()
     rewrite_in_place(text)
     assert_refused(lambda: list(source.documents()), text, "its content with the time set back")
+
+
+@pytest.mark.parametrize("exchanged", ["reading", "sampling"])
+def test_a_file_whose_name_leads_to_another_one_for_a_moment_is_refused(text: Path, exchanged: str) -> None:
+    """The file of before stands there again when the reading ends."""
+    real, other = text.with_name("real"), write(text.with_name("other"), LINES.swapcase())
+    text.rename(real)
+    text.symlink_to(real)
+    found = FoundFile(text)
+    text.unlink()
+    text.symlink_to(other)
+    with pytest.raises(InputError, match="changed while it was read"):
+        found.content() if exchanged == "sampling" else list(found.read())
+
+
+def test_vectors_that_are_cut_while_they_are_read_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "vectors.safetensors", "x" * 100)
+
+    def cut(path: Path, *_: Any) -> None:
+        os.truncate(path, 10)
+        raise RuntimeError("shape '[3000, 32]' is invalid for input of size 47989")
+
+    monkeypatch.setattr(embeddings, "_read_matrix", cut)
+    with pytest.raises(InputError, match=r"vectors.safetensors: changed while it was read: size 100 -> 10 bytes"):
+        embeddings.read_vectors(path, SimpleNamespace(vocab_size=0, tokens=[]), columns=4, work=Work())  # type: ignore[arg-type]
 
 
 def test_an_unchanged_file_is_read_any_number_of_times(text: Path) -> None:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from tformer.checkpoint.tensor_files import TensorSpec, read_header
-from tformer.data.sources.files import decode_text, raise_if_stopped, read_bytes, split_lines
+from tformer.data.sources.files import FoundFile, decode_text, raise_if_stopped, read_bytes, split_lines, unchanged
 from tformer.errors import InputError
 from tformer.formatting import whole_number
 from tformer.input_files import open_regular
@@ -142,7 +142,8 @@ def read_vectors(path: Path, tokenizer: Tokenizer, *, columns: int, work: Work) 
     """
     vectors = Vectors(tokenizer, columns)
     read = _read_matrix if path.suffix == ".safetensors" else _read_text
-    read(path, vectors, tokenizer, work)
+    with unchanged(FoundFile(path)):
+        read(path, vectors, tokenizer, work)
     if not vectors.found.any():
         raise InputError(
             f"{path}: found no vector for any of the {tokenizer.vocab_size:,} tokens, expected words of the tokenizer",

@@ -98,7 +98,8 @@ class Prepared:
 
 
 VARYING_PRODUCTS = 16
-"""Shapes of products that are kept in training on varying lengths: each costs megabytes, and the next step has others."""
+"""Shapes of products that are kept in training on varying lengths: each costs megabytes, and the next step has new
+ones."""
 
 
 def check_target(start: Start) -> None:

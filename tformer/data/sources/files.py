@@ -205,10 +205,14 @@ def unreadable(path: Path | str, error: OSError) -> InputError:
     return InputError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}")
 
 
-def read_bytes(path: FilePath) -> Iterator[bytes]:
-    """The content of a file, decompressed by its ending, in chunks of about `PIECE_BYTES`."""
-    found = () if isinstance(path, RemoteFile) else (FoundFile(path),)
-    with unchanged(*found), open_input(path) as file:
+def read_bytes(path: FilePath, found: FoundFile | None = None) -> Iterator[bytes]:
+    """The content of a file, decompressed by its ending, in chunks of about `PIECE_BYTES`.
+
+    found: the file as it must still be; None: as it is now.
+    """
+    found = found or FoundFile(path)
+    with open_input(path) as file, contextlib.nullcontext() if isinstance(path, RemoteFile) else unchanged(found):
+        found.require_same(file)
         ending = compression_of(path)
         if ending is None:
             yield from iter(lambda: file.read(PIECE_BYTES), b"")
@@ -261,13 +265,15 @@ def _skip_zero_padding(waiting: bytes, file: IO[bytes], step: int) -> bytes:
 # -- changes -----------------------------------------------------------------------------------------------------------
 
 
-def file_fingerprint(path: FilePath) -> tuple[str, str]:
+def file_fingerprint(path: FilePath, found: FoundFile | None = None) -> tuple[str, str]:
     """(sha256 of size and content; for a large file, of its size, time of change and both ends; sha256 of blocks
     between these ends, which also show a change whose time was set back, "" for other files).
     """
     if isinstance(path, RemoteFile):
         return path.fingerprint(), ""
     with open_input(path) as file:
+        if found is not None:
+            found.require_same(file)
         status = os.fstat(file.fileno())
         digest = hashlib.sha256(f"{status.st_size}:".encode())
         digest.update(file.read(EDGE_BYTES))
@@ -301,6 +307,10 @@ def facts_of(path: FilePath) -> Facts | None:
         status = path.stat()
     except OSError as error:
         raise unreadable(path, error) from error
+    return _facts_in(status)
+
+
+def _facts_in(status: os.stat_result) -> Facts | None:
     is_file = stat.S_ISREG(status.st_mode)
     return Facts(status.st_size, status.st_mtime_ns, status.st_ctime_ns) if is_file else None
 
@@ -315,11 +325,11 @@ class FoundFile:
         self._content: tuple[str, str] | None = None
 
     def read(self) -> Iterator[bytes]:
-        return read_bytes(self.path)
+        return read_bytes(self.path, self)
 
     def content(self) -> tuple[str, str]:
         """`file_fingerprint` of the file when this was first called."""
-        self._content = self._content or file_fingerprint(self.path)
+        self._content = self._content or file_fingerprint(self.path, self)
         return self._content
 
     def require_unchanged(self) -> None:
@@ -327,24 +337,32 @@ class FoundFile:
         if isinstance(self.path, RemoteFile):
             self.path.require_unchanged()
             return
-        facts, found = facts_of(self.path), self.facts
-        if facts == found and (self._content is None or self._content == file_fingerprint(self.path)):
-            return
+        facts = facts_of(self.path)
+        if facts != self.facts or (self._content is not None and self._content != file_fingerprint(self.path)):
+            raise self._changed(facts)
+
+    def require_same(self, file: IO[bytes]) -> None:
+        """Raise InputError if an opened file is another than the one that was found: names may be exchanged twice."""
+        if self.facts is not None and (facts := _facts_in(os.fstat(file.fileno()))) != self.facts:
+            raise self._changed(facts)
+
+    def _changed(self, facts: Facts | None) -> InputError:
+        found = self.facts
         change = "it was written or replaced"
         if facts and found and facts.size != found.size:
             change = f"size {found.size:,} -> {facts.size:,} bytes"
         elif facts and found and facts.modified_ns == found.modified_ns:
             change = "its content with the time set back, or its name, links or permissions"
         hint = "run the command again when nothing writes to it"
-        raise InputError(f"{self.path}: changed while it was read: {change}", hint=hint)
+        return InputError(f"{self.path}: changed while it was read: {change}", hint=hint)
 
 
 @contextlib.contextmanager
 def unchanged(*files: FoundFile | Spool) -> Iterator[None]:
-    """Raises InputError, at the end or in place of another InputError, for a file that is not as it was found."""
+    """Raises InputError, at the end or in place of another error, for a file that is not as it was found."""
     try:
         yield
-    except InputError:  # what is wrong may follow from the change
+    except Exception:  # what is wrong may follow from the change
         for file in files:
             file.require_unchanged()
         raise
