@@ -9,7 +9,7 @@ cross-attention, one for a head that reads a pooled vector, the masked ones for 
 Each kind of attention counts its own products (`Mechanism.flops`), with padded blocks, random features and what the
 backward pass forms again; full attention counts all keys, also causal ones that a kernel may skip. Norms, softmax and
 activations are left out, as is the custom (arXiv 2204.02311, appendix B; nanoGPT): a model with N weights in products
-costs 6 N + 12 L d T per trained token. All agrees with torch's FlopCounterMode within 1 %, for one example.
+costs 6 N + 12 L d T per trained token. Totals agree with torch's FlopCounterMode within 1 %, for one example.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
 
 from tformer.build import resolve_sizes
 from tformer.data.batching.mixture import MixedPairs
@@ -55,8 +54,7 @@ def module_flops(model: Transformer, *, source_length: float, target_length: flo
 
     source_length: positions of the encoder, or of the only stack; target_length: of the decoder beside an encoder.
     """
-    lengths = _lengths(model, source_length, target_length)
-    found = dict(_product_flops(model, lengths))
+    found = dict(product_flops(model, source_length=source_length, target_length=target_length))
     for name, flops in attention_flops(model, source_length=source_length, target_length=target_length):
         found[name] = found.get(name, 0.0) + flops  # one module of positions may serve all layers
     return found
@@ -66,15 +64,9 @@ def _lengths(model: Transformer, source_length: float, target_length: float) -> 
     return {"encoder": source_length, "decoder": target_length if model.is_encoder_decoder else source_length}
 
 
-def _products(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """(name, weight) of each matrix product; those of an attention kind are in its keys, a stem's in its `flops`."""
-    inside = {id(part) for module in model.modules() if isinstance(module, Mechanism) for part in module.modules()}
-    for name, module in model.named_modules():
-        if isinstance(module, Linear | VocabularyHead) and id(module) not in inside:
-            yield name, module.weight
-
-
-def _product_flops(model: Transformer, lengths: dict[str, float]) -> Iterator[tuple[str, float]]:
+def product_flops(model: Transformer, *, source_length: float, target_length: float) -> Iterator[tuple[str, float]]:
+    """(name of a module, operations of one example) of all matrix products outside attention: forward."""
+    lengths = _lengths(model, source_length, target_length)
     first = lengths["encoder" if model.encoder is not None else "decoder"]
     last = lengths["decoder" if model.decoder is not None else "encoder"]
     pooling = {name: head for name, head in model.heads.items() if isinstance(head, PooledHead)}
@@ -82,7 +74,10 @@ def _product_flops(model: Transformer, lengths: dict[str, float]) -> Iterator[tu
     every = {f"{HEADS}{name}.{part}" for name, head in pooling.items() for part in head.reads_every_position}
     if isinstance(model.embedding, PatchEmbedding):
         yield STEM, sum(model.embedding.flops())
-    for name, weight in _products(model):
+    inside = {id(part) for module in model.modules() if isinstance(module, Mechanism) for part in module.modules()}
+    for name, module in model.named_modules():
+        if not isinstance(module, Linear | VocabularyHead) or id(module) in inside:
+            continue  # a kind of attention counts its own products
         part = name.partition(".")[0]
         if part in lengths:
             positions = lengths["encoder"] if name.endswith("cross_attention.kv") else lengths[part]
@@ -90,7 +85,7 @@ def _product_flops(model: Transformer, lengths: dict[str, float]) -> Iterator[tu
             positions = 1.0 if name.startswith(pooled) and name not in every else last
         else:
             positions = first if part == STEM else lengths["decoder"]
-        yield name, 2.0 * weight.numel() * positions
+        yield name, 2.0 * module.weight.numel() * positions
 
 
 def attention_flops(
@@ -120,24 +115,15 @@ def example_flops(
     recipe: Recipe, model: Transformer, generator: Transformer | None, *, source_length: float, target_length: float
 ) -> Flops:
     """Operations of one example, with those of ELECTRA's generator; lengths as of `module_flops`."""
-    total = _model_flops(recipe, model, source_length, target_length)
-    if generator is None:
-        return total
-    beside = _model_flops(recipe, generator, source_length, target_length)
-    return Flops(total.forward + beside.forward, total.training + beside.training)
+    lengths = {"source_length": source_length, "target_length": target_length}
+    found = [_model_flops(recipe, each, lengths) for each in (model, generator) if each is not None]
+    return Flops(sum(each.forward for each in found), sum(each.training for each in found))
 
 
-def _model_flops(recipe: Recipe, model: Transformer, source_length: float, target_length: float) -> Flops:
-    parts = module_flops(model, source_length=source_length, target_length=target_length)
-    attention, trained_attention = (
-        sum(
-            flops
-            for _, flops in attention_flops(
-                model, source_length=source_length, target_length=target_length, training=training
-            )
-        )
-        for training in (False, True)
-    )
+def _model_flops(recipe: Recipe, model: Transformer, lengths: dict[str, float]) -> Flops:
+    parts = module_flops(model, **lengths)
+    attention = sum(flops for _, flops in attention_flops(model, **lengths, training=False))
+    trained_attention = sum(flops for _, flops in attention_flops(model, **lengths, training=True))
     vocabulary = tuple(f"{HEADS}{name}" for name, head in model.heads.items() if isinstance(head, VocabularyHead))
     heads = sum(flops for name, flops in parts.items() if vocabulary and name.startswith(vocabulary))
     forward = sum(parts.values())
@@ -151,7 +137,7 @@ def _model_flops(recipe: Recipe, model: Transformer, source_length: float, targe
 
 
 def _kept_products(model: Transformer) -> set[str]:
-    """The last product of each block where nothing behind it needs its output: checkpointing does not repeat it."""
+    """Last products of blocks that activation checkpointing does not recompute: nothing behind them needs them."""
     stacks = ((side, getattr(model, side)) for side in ("encoder", "decoder"))
     blocks = ((f"{side}.blocks.{n}", block) for side, stack in stacks if stack for n, block in enumerate(stack.layers))
     return {f"{path}.feedforward.down" for path, block in blocks if block.place == "pre" and not block.dropout}
@@ -178,18 +164,6 @@ def mean_lengths(
         return float(of(pairs.source_lengths)), float(of(pairs.target_lengths))
     length = tokens_per_sample if pairs.lengths is None else float(of(pairs.lengths))
     return length, length
-
-
-def matmul_parameters(model: nn.Module) -> int:
-    """Parameters in matrix products: all matrices except lookup tables; a tied table counts as the output's product."""
-    weights = {id(weight): weight.numel() for _, weight in _products(model)}
-    stems = (module for module in model.modules() if isinstance(module, PatchEmbedding))
-    return sum(weights.values()) + sum(matrix.numel() for stem in stems for matrix, _ in stem.matrices())
-
-
-def head_parameters(head: nn.Module) -> int:
-    """Parameters in the matrix products of a head; a tied matrix counts."""
-    return sum(parameter.numel() for parameter in head.parameters() if parameter.ndim >= 2)
 
 
 def training_flops_per_token(

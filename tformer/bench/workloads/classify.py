@@ -75,7 +75,7 @@ def check(task: Task) -> None:
 
 def cost(task: Task, precision: str) -> Cost:
     """Real tokens only, and one vector per text in the head; every batch of ours reads all matrices."""
-    texts, (of_stack, of_head) = Texts(task), matrix_parameters(task, head=HEAD)
+    texts = Texts(task)
     model = build_model(task.recipe.model, num_labels=len(task.recipe.data.labels) or None, device="meta")
     lengths = Counter(texts.lengths.tolist())
     batches = sum(1 for _ in length_sorted_batches(texts, batch_tokens=default_batch_tokens(task.device)))
@@ -84,7 +84,7 @@ def cost(task: Task, precision: str) -> Cost:
             count * sum(module_flops(model, source_length=length, target_length=length).values())
             for length, count in lengths.items()
         ),
-        bytes_read=float(batches * (of_stack + of_head) * WEIGHT_BYTES[precision]),
+        bytes_read=float(batches * sum(matrix_parameters(model, head=HEAD)) * WEIGHT_BYTES[precision]),
         steps=len(texts),
         examples=len(texts),
     )

@@ -9,8 +9,8 @@ import torch
 
 from tformer.bench.workloads import SEED, Contender, Cost, Task, Work, synchronise
 from tformer.bench.workloads.train import SPECIAL, random_ids
-from tformer.build import build_model, layer_sizes, resolve_sizes
-from tformer.cost.flops import attention_flops, head_parameters, matmul_parameters, product_shape
+from tformer.build import build_model, layer_sizes
+from tformer.cost.flops import HEADS, attention_flops, product_flops, product_shape
 from tformer.decoding.beam_search import beam_search
 from tformer.decoding.generate import generate
 from tformer.decoding.inference import (
@@ -26,8 +26,6 @@ from tformer.decoding.stepper import ModelStepper
 from tformer.device import DTYPES
 from tformer.errors import InputError
 from tformer.model import Transformer
-from tformer.nn.attention import Mechanism
-from tformer.nn.positions.base import Positions
 from tformer.recipe.recipe import Recipe
 from tformer.tokenizer.special import decoder_tokens
 
@@ -87,12 +85,11 @@ def check_compiled_steps(task: Task) -> None:
     require_compiler(task.device)
 
 
-def matrix_parameters(task: Task, *, head: str) -> tuple[int, int]:
+def matrix_parameters(model: Transformer, *, head: str) -> tuple[float, float]:
     """Parameters in matrix products of the stacks, which read every token, and of `head`, which reads few tokens."""
-    labels = len(task.recipe.data.labels) or None
-    model = build_model(task.recipe.model, num_labels=labels, device="meta")
-    of_stacks = matmul_parameters(model) - sum(map(head_parameters, model.heads.children()))
-    return of_stacks, head_parameters(model.heads[head])
+    parts = dict(product_flops(model, source_length=1, target_length=1))
+    of_head = sum(flops for name, flops in parts.items() if name.startswith(HEADS + head))
+    return sum(flops for name, flops in parts.items() if not name.startswith(HEADS)) / 2, of_head / 2
 
 
 HEAD = "lm"
@@ -138,10 +135,12 @@ def generation_cost(task: Task, precision: str) -> Cost:
 
     The head reads one position per row and step, of a prompt the last.
     """
-    new_tokens, (of_stack, of_head) = task.options["new_tokens"], matrix_parameters(task, head=HEAD)
+    new_tokens, labels = task.options["new_tokens"], len(task.recipe.data.labels) or None
+    model = build_model(task.recipe.model, num_labels=labels, device="meta")
+    of_stack, of_head = matrix_parameters(model, head=HEAD)
     positions = task.length + new_tokens - 1  # of one row that pass through the model
     mean_length = task.length + (new_tokens - 1) / 2
-    attention = _attention_flops(task.recipe, mean_length, mean_length)["decoder"] / mean_length
+    attention = _attention_flops(model, mean_length, mean_length)["decoder"] / mean_length
     cached = _cached_width(task.recipe) * (4 if precision == "fp32" else 2)
     return Cost(
         flops=task.batch_size * (positions * (2.0 * of_stack + attention) + new_tokens * 2.0 * of_head),
@@ -242,8 +241,8 @@ def translation_cost(task: Task, precision: str) -> Cost:
     batches = ceil(task.options["sentences"] / task.batch_size)
     sentences = batches * task.batch_size
     model = build_model(task.recipe.model, device="meta")
-    by_source, by_target = parameters_by_side(model, task.recipe)
-    attention = _attention_flops(task.recipe, length, new_tokens / 2)
+    by_source, by_target = parameters_by_side(model)
+    attention = _attention_flops(model, length, new_tokens / 2)
     attention_source, attention_target = attention["encoder"], attention["decoder"] / (new_tokens / 2)
     rows = sentences * (1 + beam * (new_tokens - 1))  # the first step has one row for each sentence
     flops = 2.0 * (by_source * sentences * length + by_target * rows) + attention_source * sentences
@@ -259,16 +258,12 @@ def translation_cost(task: Task, precision: str) -> Cost:
     )
 
 
-def parameters_by_side(model: Transformer, recipe: Recipe) -> tuple[int, int]:
-    """Parameters in products that read source tokens, and in the others.
-
-    The first are the encoder's and the key and value projections of cross-attention.
-    """
-    assert model.encoder is not None
-    tables = {id(p) for m in model.encoder.modules() if isinstance(m, Positions | Mechanism) for p in m.parameters()}
-    of_encoder = sum(p.numel() for p in model.encoder.parameters() if p.ndim >= 2 and id(p) not in tables)
-    by_source = of_encoder + _cached_width(recipe) * resolve_sizes(recipe.model, "encoder").d_model
-    return by_source, matmul_parameters(model) - by_source
+def parameters_by_side(model: Transformer) -> tuple[float, float]:
+    """Parameters in products that read source tokens (also for the keys of cross-attention), and in the others."""
+    of_source, of_both = (
+        sum(flops for _, flops in product_flops(model, source_length=1, target_length=length)) / 2 for length in (0, 1)
+    )
+    return of_source, of_both - of_source
 
 
 def _cached_width(recipe: Recipe) -> int:
@@ -277,9 +272,9 @@ def _cached_width(recipe: Recipe) -> int:
     return sum(sizes.num_kv_heads * (sizes.head_dim + sizes.value_dim) for sizes in layers)
 
 
-def _attention_flops(recipe: Recipe, source_length: float, target_length: float) -> Counter[str]:
+def _attention_flops(model: Transformer, source_length: float, target_length: float) -> Counter[str]:
     """FLOPs of attention in the encoder and in the decoder, for one example."""
-    model, found = build_model(recipe.model, device="meta"), Counter[str]()
+    found = Counter[str]()
     for name, flops in attention_flops(model, source_length=source_length, target_length=target_length):
         found[name.partition(".")[0]] += flops  # type: ignore[assignment]
     return found
