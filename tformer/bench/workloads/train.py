@@ -16,15 +16,15 @@ import numpy as np
 from tformer.bench.workloads import SEED, Contender, Cost, Task, Work, synchronise
 from tformer.build import build_model
 from tformer.cost.flops import example_flops, product_shape
-from tformer.cost.memory import estimate_memory, optimizer_bytes
+from tformer.cost.memory import training_memory
 from tformer.data.batching.batch import Batch
 from tformer.data.shards.corpus import Example
 from tformer.data.shards.pair_tokens import PairExample
 from tformer.device import DTYPES
 from tformer.errors import InputError
-from tformer.model import Transformer
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
+from tformer.recipe.recipe import Recipe
 from tformer.tokenizer.special import SpecialIds, decoder_tokens
 from tformer.training import assemble
 from tformer.training.loop import Components, Hooks, Trainer
@@ -133,15 +133,19 @@ NEVER = 10**9
 BYTES_PER_PARAMETER = 16  # a step reads weight, gradient and both of Adam's moments once, in fp32
 
 
+def measured_recipe(task: Task) -> Recipe:
+    """The task's recipe without validation, saving and averages of weights."""
+    pauses: dict[str, Any] = dict.fromkeys(("max_steps", "eval_every", "save_every"), NEVER)
+    left_out = dict.fromkeys(("save_every_minutes", "ema_decay", "average_last"))
+    return task.recipe.model_copy(update={"training": task.recipe.training.model_copy(update=pauses | left_out)})
+
+
 class Training(Contender):
     """The recipe's training, without data, validation and saving."""
 
     def prepare(self) -> None:
         task = self.task
-        training = task.recipe.training.model_copy(
-            update={"max_steps": NEVER, "eval_every": NEVER, "save_every": NEVER, "save_every_minutes": None}
-        )
-        recipe = task.recipe.model_copy(update={"training": training})
+        recipe = measured_recipe(task)
         models = assemble.make_models(recipe, task.device, dtype=DTYPES[self.precision])
         objective = build_objective(recipe.objectives, objective_context(task))
         self._trainer = Trainer(
@@ -158,7 +162,7 @@ class Training(Contender):
             ),
             Hooks(validate=dict, sample=lambda _: "", save=lambda *_: None, should_stop=self._should_stop),
             _NoDisplay(),
-            recipe=recipe.model_copy(update={"training": training}),
+            recipe=recipe,
             state=TrainerState(),
             deadline=math.inf,
         )
@@ -203,24 +207,16 @@ def cost(task: Task, precision: str) -> Cost:
         bytes_read=float(BYTES_PER_PARAMETER * model.num_parameters() * steps),
         steps=steps,
         examples=steps * task.batch_size,
-        memory=expected_memory(task, precision, model),
+        memory=training_memory(
+            measured_recipe(task),
+            [model],
+            tokens_per_micro_batch=task.batch_size * task.length,
+            dtype=DTYPES[precision],
+            seq_len=task.length,
+            target_seq_len=None,
+            on_cpu=task.device.type == "cpu",
+        ).to_json(),
     )
-
-
-def expected_memory(task: Task, precision: str, model: Transformer) -> dict[str, int]:
-    """Estimated bytes of weights, gradients, optimizer and activations of our training."""
-    training = task.recipe.training
-    return estimate_memory(
-        task.recipe.model,
-        num_parameters=model.num_parameters(),
-        optimizer=optimizer_bytes(task.recipe.optimizer.kind, [model]),
-        tokens_per_micro_batch=task.batch_size * task.length,
-        dtype=DTYPES[precision],
-        activation_checkpointing=training.activation_checkpointing,
-        ema=False,
-        seq_len=task.length,
-        on_cpu=task.device.type == "cpu",
-    ).to_json()
 
 
 def product(task: Task) -> tuple[int, int, int]:
