@@ -33,7 +33,7 @@ class InputError(TformerError):
 
 
 class InputErrors(InputError):
-    """Several of them, one a line of the message."""
+    """Several input errors, one per line."""
 
 
 class OtherProcessError(InputError):

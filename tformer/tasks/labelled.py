@@ -237,7 +237,7 @@ def _open(recipe: Recipe, specs: Sequence[SourceSpec], columns: Columns, errors:
 
 
 def _tokenizer_texts(sources: Sequence[LabelledSource], data: Data, index: LabelIndex | None) -> Texts:
-    """What a tokenizer is trained on: the texts of all rows, or of those that are not held out."""
+    """Training texts of the tokenizer, without the held-out part."""
 
     def read() -> Iterator[str]:
         rows: Iterable[LabelledRow] = (row for source in sources for row in source.rows())

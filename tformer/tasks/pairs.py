@@ -335,7 +335,7 @@ def _with_columns(recipe: Recipe, sources: Sequence[PairSource]) -> Recipe:
 
 
 def _tokenizer_texts(sources: Sequence[PairSource], data: Data, side: str) -> Texts:
-    """What a tokenizer is trained on: one side of all pairs, or of those that are not held out."""
+    """Training texts of the tokenizer for one side, without the held-out part."""
     left_out = 0.0 if data.valid else min(1.0, LEFT_OUT * data.valid_fraction)
 
     def read() -> Iterator[str]:

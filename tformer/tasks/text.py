@@ -70,7 +70,7 @@ def open_text(specs: Sequence[SourceSpec], data: Data) -> list[TextSource]:
 
 
 def tokenizer_documents(sources: Sequence[TextSource], data: Data) -> Texts:
-    """What a tokenizer is trained on: all documents, or without the end of each source where it is held out."""
+    """Training texts of the tokenizer, without the held-out part."""
     left_out = 0.0 if data.valid else min(1.0, LEFT_OUT * data.valid_fraction)
 
     def read() -> Iterator[str]:

@@ -82,7 +82,7 @@ class Prepared:
     def longest(self) -> tuple[int, int]:
         """Largest number of positions of a sample in the encoder and in the decoder, padded.
 
-        Batches that are cut by tokens may have all of theirs on both sides: there it is the larger number twice.
+        With `batch_tokens` both values are the larger one.
         """
         recipe = self.recipe
         found = mean_lengths(self.data.samples, self.data.tokens_per_sample, of=np.max)

@@ -8,8 +8,8 @@ of the corpus is in some window of every epoch.
 Packing:
 - concat: documents one after the other, cut into windows of one length. Each epoch has its own offset, drawn from
   (seed, epoch), so that a token is seen in different contexts. `LmWindows` leave out what does not fill a window at
-  both ends; `MaskedWindows` move the first and the last window inside the corpus, where they overlap their neighbours,
-  or, to measure a model, are as many equally long parts as are needed, each token in one of them (`moves=False`).
+  both ends; `MaskedWindows` move the first and the last window inside the corpus, where they overlap their neighbours.
+  With `moves=False` (evaluation) the corpus is cut into equal windows and each token is in exactly one.
 - documents: as many whole documents, in order, as fit; a longer one is split, and its rest is packed with what follows.
 - none: one document an example; a longer document is split into several, none is truncated.
 
