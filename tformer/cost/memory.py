@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -164,28 +165,22 @@ def training_memory(
     """`estimate_memory` of a recipe's model, with its generator beside it. models: both, on any device."""
     trained = {id(parameter): parameter.numel() for model in models for parameter in model.parameters()}
 
-    def estimate(model: Model, num_parameters: int, optimizer: int, teacher_parameters: int) -> MemoryEstimate:
-        return estimate_memory(
-            model,
-            num_parameters=num_parameters,
-            optimizer=optimizer,
-            tokens_per_micro_batch=tokens_per_micro_batch,
-            dtype=dtype,
-            activation_checkpointing=recipe.training.activation_checkpointing,
-            ema=recipe.training.ema_decay is not None,
-            teacher_parameters=teacher_parameters,
-            seq_len=seq_len,
-            target_seq_len=target_seq_len,
-            on_cpu=on_cpu,
-            labelled_share=labelled_share(recipe),
-        )
-
-    found = estimate(
-        recipe.model, sum(trained.values()), optimizer_bytes(recipe.optimizer.kind, models), teacher_parameters
+    estimate = partial(
+        estimate_memory,
+        tokens_per_micro_batch=tokens_per_micro_batch,
+        dtype=dtype,
+        activation_checkpointing=recipe.training.activation_checkpointing,
+        ema=recipe.training.ema_decay is not None,
+        seq_len=seq_len,
+        target_seq_len=target_seq_len,
+        on_cpu=on_cpu,
+        labelled_share=labelled_share(recipe),
     )
+    count, optimizer = sum(trained.values()), optimizer_bytes(recipe.optimizer.kind, models)
+    found = estimate(recipe.model, num_parameters=count, optimizer=optimizer, teacher_parameters=teacher_parameters)
     if recipe.generator is None:
         return found
-    beside = estimate(recipe.generator, 0, 0, 0)
+    beside = estimate(recipe.generator, num_parameters=0, optimizer=0)
     return replace(
         found,
         activations=found.activations + beside.activations,
