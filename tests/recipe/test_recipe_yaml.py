@@ -199,6 +199,7 @@ FIXTURES = Path(__file__).parent / "fixtures"
 FROZEN = {
     1: "af21ccc60fc8a112fe8bf097f63a480392c85ee92d7b4e392d94237ce1768025",
     2: "46e59e8ca59f32708966b90182137be1160a18dc3a0c3de1a893693045d12bd5",
+    3: "3761fa760aa048cbb1402ecd0caed81c16f414fc9bd8916e24ea10fa78b2f8ea",
 }
 WINDOWS = "e3514fd3d1dc7cdf2a882aee50908cc7e7723d23275cc106943100e7388b9bbc"
 
@@ -255,6 +256,16 @@ def test_windows_of_schema_1_are_read(side: str, attention: str, window: int) ->
     assert stack.attention.window == window
 
 
+@pytest.mark.parametrize(("value", "refused"), [("null", False), ("0.5", True)])
+def test_a_key_of_schema_2_that_is_no_more_is_left_out_or_refused_where_it_was_used(value: str, refused: bool) -> None:
+    text = f"schema: 2\nmodel: {{decoder: {{}}}}\ntraining: {{average_last: {value}, consistency: null}}\n"
+    if refused:
+        with pytest.raises(InputError, match=r"my\.yaml:3: training\.average_last: unknown key"):
+            recipe_from_yaml(text, name="my.yaml")
+    else:
+        assert recipe_from_yaml(text, name="my.yaml").schema_version == 3
+
+
 def test_a_recipe_without_a_schema_is_of_the_newest() -> None:
     text = "model: {decoder: {attention: {kind: sliding_window, window: 7}}}\n"
     stack = recipe_from_yaml(text, name="my.yaml").model.decoder
@@ -277,14 +288,14 @@ def test_migrations_run_one_after_another() -> None:
 
 
 def test_a_newer_schema_says_upgrade() -> None:
-    with pytest.raises(InputError, match=r"^my\.yaml: schema: found 3, expected at most 2") as caught:
-        recipe_from_yaml("schema: 3\nmodel: {}\n", name="my.yaml")
+    with pytest.raises(InputError, match=r"^my\.yaml: schema: found 4, expected at most 3") as caught:
+        recipe_from_yaml("schema: 4\nmodel: {}\n", name="my.yaml")
     assert caught.value.hint == "upgrade tformer"
 
 
 @pytest.mark.parametrize("odd", ["0", "-1", "one", "true", "1.0", "null"])
 def test_an_odd_schema_is_refused(odd: str) -> None:
-    with pytest.raises(InputError, match=r"my\.yaml: schema: found .*, expected a number from 1 to 2"):
+    with pytest.raises(InputError, match=r"my\.yaml: schema: found .*, expected a number from 1 to 3"):
         recipe_from_yaml(f"schema: {odd}\nmodel: {{decoder: {{}}}}\n", name="my.yaml")
 
 

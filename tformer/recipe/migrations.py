@@ -52,7 +52,17 @@ def _halved(attention: dict[str, Any], *, default: bool) -> dict[str, Any]:
     return {**attention, "window": window // 2} if type(window) is int and window % 2 == 0 else attention
 
 
-MIGRATIONS: Mapping[int, Migration] = {1: decoder_windows}
+def without_removed_keys(data: dict[str, Any]) -> dict[str, Any]:
+    """Schema 2 -> 3: two keys of `training` are no more. Where they were used they stay, and are refused by name."""
+    training = data.get("training")
+    if not isinstance(training, dict):
+        return data
+    removed = ("average_last", "consistency")
+    kept = {key: value for key, value in training.items() if key not in removed or value is not None}
+    return {**data, "training": kept}
+
+
+MIGRATIONS: Mapping[int, Migration] = {1: decoder_windows, 2: without_removed_keys}
 """Row n turns the plain data of a recipe of schema n into that of schema n + 1."""
 
 

@@ -26,7 +26,7 @@ from tformer.recipe.sections import (
 from tformer.tokenizer import Tokenizer as LoadedTokenizer
 from tformer.tokenizer.options import TokenizerOptions
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 class SpecialTokens(Section):
@@ -78,7 +78,7 @@ class Teacher(Section):
 class Recipe(Section):
     """Everything that defines a run."""
 
-    schema_version: Literal[2] = Field(default=2, alias="schema")  # version of this format
+    schema_version: Literal[3] = Field(default=3, alias="schema")  # version of this format
     arch: str = "gpt"  # family, for example gpt
     preset: str | None = None  # the shipped recipe that this one started from
     tokenizer: Tokenizer = Tokenizer()
