@@ -167,7 +167,7 @@ def test_when_nothing_could_be_measured_the_command_fails(cli: Cli, asked: list[
         (["--device", "tpu"], "unknown device 'tpu'"),
         (["--head-dim", "0"], "--head-dim: found 0"),
         (["--repeats", "-1"], "--repeats: found -1"),
-        (["--max-seconds", "nan"], "--max-seconds: found nan"),
+        (["--max-seconds", "nan"], "--max-seconds must be a finite number, found nan"),
     ],
 )
 def test_a_mistake_is_one_line_before_anything_is_measured(

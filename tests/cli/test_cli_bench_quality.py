@@ -55,7 +55,7 @@ def test_json_is_one_document(cli: Cli, asked: list[QualityBench], text_file: Pa
         (("--data", "x"), "--valid: found none"),
         (("--data", "x", "--valid", "x", "--seed", "one"), "--seed: found 'one'"),
         (("--data", "x", "--valid", "x", "--seed", ","), "--seed: found none"),
-        (("--data", "x", "--valid", "x", "--target-loss", "nan"), "--target-loss: found nan"),
+        (("--data", "x", "--valid", "x", "--target-loss", "nan"), "--target-loss must be a finite number, found nan"),
         (("--data", "x", "--valid", "x", "--target-loss", "-1"), "--target-loss: found -1.0"),
         (("--data", "x", "--valid", "x", "--max-seconds", "0"), "--max-seconds: found 0"),
         (("--data", "no-such-file", "--valid", "x"), "no-such-file"),

@@ -338,7 +338,7 @@ def test_errors_are_written_the_surest_first(cli, run, tmp_path):
         (["PAIR", "--score", "--no-decode"], ["--score", "--no-decode", "exclude"]),
         (["PAIR", "--score", "--beam-size", "3"], ["--beam-size", "--score"]),
         (["PAIR", "--no-decode", "--mistakes", "wrong.tsv"], ["--mistakes", "--no-decode"]),
-        (["PAIR", "--beam-size", "0"], ["beam_size", "0"]),
+        (["PAIR", "--beam-size", "0"], ["--beam-size", "at least 1, found 0"]),
         (["PAIR", "--beam-size", "99"], ["99", "vocabulary of"]),
         (["PAIR", "--length-penalty-type", "mean"], ["length_penalty_type", "mean"]),
         (["PAIR", "--at-limit", "stop"], ["at_limit", "cut or end", "stop"]),

@@ -189,7 +189,9 @@ def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path
     monkeypatch.setattr(text, "SETTLED_NS", -(10**9))
     read: list[Path] = []
     fingerprint = sources.file_fingerprint
-    monkeypatch.setattr(sources, "file_fingerprint", lambda path: read.append(path) or fingerprint(path))
+    monkeypatch.setattr(
+        sources, "file_fingerprint", lambda path, *found: read.append(path) or fingerprint(path, *found)
+    )
     folder = tmp_path / "many"
     folder.mkdir()
     for number in range(70):

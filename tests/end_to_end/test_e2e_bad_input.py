@@ -135,7 +135,7 @@ def test_directory_with_nothing_readable(train: Callable[..., str], tmp_path: Pa
         (["--set", "optimizer.lr=.nan"], ["optimizer.lr", "nan"]),
         (["--lr", "nan"], ["lr", "nan"]),
         (["--lr", "-1"], ["lr", "-1"]),
-        (["--max-steps", "0"], ["max_steps", "0"]),
+        (["--max-steps", "0"], ["--max-steps", "at least 1, found 0"]),
         (["--set", "model.decoder.num_heads=3"], ["num_heads", "3", "16"]),
         (
             [

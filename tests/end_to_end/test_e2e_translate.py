@@ -406,7 +406,7 @@ def test_samples_have_the_least_length_too(cli: Cli, translator: Run, lines: Pat
         (["--n-best", 4, "--beam-size", 3], ["--n-best 4", "--beam-size 3"]),
         (["--n-best", 2, "--greedy"], ["--n-best 2", "--beam-size 1"]),
         (["--beam-size", 40], ["beam", "40", "vocabulary", "17"]),
-        (["--beam-size", 0], ["beam_size", "0"]),
+        (["--beam-size", 0], ["--beam-size", "at least 1, found 0"]),
         (["--beam-groups", 2], ["2", "3"]),
         (["--at-limit", "stop"], ["--at-limit", "'cut', 'end'", "stop"]),
         (["--stopping", "early"], ["--stopping", "exhaustive", "early"]),

@@ -10,8 +10,9 @@ import hashlib
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -358,6 +359,9 @@ def _without_panics() -> Iterator[None]:
 
     One thread of a process at a time: stderr is the process's.
     """
+    if sys.__stderr__ is None:  # closed when the program began: its number may be that of another file
+        yield
+        return
     with _STANDARD_ERROR, TemporaryFile() as printed:
         shown = os.dup(2)
         os.dup2(printed.fileno(), 2)
@@ -367,7 +371,8 @@ def _without_panics() -> Iterator[None]:
             os.dup2(shown, 2)
             os.close(shown)
         printed.seek(0)
-        os.write(2, printed.read())
+        with suppress(OSError):  # the reader went away
+            os.write(2, printed.read())
 
 
 def _not_a_tokenizer(name: str, reason: str) -> InputError:
