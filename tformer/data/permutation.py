@@ -3,8 +3,8 @@
 A balanced Feistel network over 2 * half bits is a bijection of [0, 4^half), whatever its round function is. Values
 outside [0, n) are put through it again until they fall inside, which keeps it a bijection of [0, n) (cycle walking:
 Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). So each position of an epoch's order is computed
-alone, in constant time and memory, however large the corpus. Up to 16 values are shuffled,
-because the network would favour some orders.
+alone, in constant time and memory, however large the corpus. Up to 16 values are shuffled, because
+the network would favour some orders.
 
     (L, R) -> (R, L xor F(R, key))
 """

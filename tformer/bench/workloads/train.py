@@ -136,7 +136,7 @@ BYTES_PER_PARAMETER = 16  # a step reads weight, gradient and both of Adam's mom
 def measured_recipe(task: Task) -> Recipe:
     """The task's recipe without validation, saving and averages of weights."""
     pauses: dict[str, Any] = dict.fromkeys(("max_steps", "eval_every", "save_every"), NEVER)
-    left_out = dict.fromkeys(("save_every_minutes", "ema_decay", "average_last"))
+    left_out = dict.fromkeys(("save_every_minutes", "ema_decay"))
     return task.recipe.model_copy(update={"training": task.recipe.training.model_copy(update=pauses | left_out)})
 
 
