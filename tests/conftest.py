@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tformer.processes import available_cores
+from tformer.support.processes import available_cores
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", os.environ.get("TFORMER_TEST_CUDA", ""))
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and tests send it

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tformer.errors import TformerError
+from tformer.support.errors import TformerError
 
 SECONDS = 5.0
 MAX_LINES = 6  # a recipe's mistakes are reported together, up to five

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import tformer
-from tformer.errors import InputError
 from tformer.nn.classification_heads import POOLINGS
+from tformer.support.errors import InputError
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "dogs", "run"]
 TEXTS = [" ".join(WORDS[start : start + 4]) for start in range(8)] * 6

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tformer.build import build_model, count_parameters, resolve_sizes
-from tformer.errors import InputError
 from tformer.recipe.model import Model
+from tformer.support.errors import InputError
 
 GPT2 = {"positions": {"kind": "learned"}, "feedforward": {"activation": "gelu_tanh"}}
 LLAMA = {

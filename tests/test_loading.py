@@ -17,10 +17,10 @@ from tformer.build import build_model
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import save_checkpoint
-from tformer.errors import InputError, NotFiniteError
 from tformer.loading import load, load_weights
 from tformer.model import Transformer
 from tformer.recipe.load import recipe_from_yaml
+from tformer.support.errors import InputError, NotFiniteError
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 
 RECIPE = """

@@ -17,8 +17,8 @@ from tests.interop.test_interop_tokenizers import llama
 from tformer.build import build_model
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import save_checkpoint
-from tformer.errors import InputError
 from tformer.recipe.load import recipe_from_yaml
+from tformer.support.errors import InputError
 from tformer.tokenizer import TokenizerOptions, train_tokenizer
 
 STACK = "{num_layers: 1, num_heads: 2, feedforward: {d_ff: 16}}"

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from tformer.build import build_model
-from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.recipe.model import Model
+from tformer.support.errors import InputError
 
 VOCABULARY, LENGTH = 23, 61
 ATTENTION: dict[str, dict[str, Any]] = {

@@ -21,13 +21,13 @@ from tformer.decoding.beam_search import beam_search
 from tformer.decoding.generate import generate
 from tformer.decoding.settings import BeamSettings, Generated, GenerationSettings
 from tformer.decoding.stepper import ModelStepper
-from tformer.errors import InputError
 from tformer.loading import load, load_weights
 from tformer.model import Transformer
 from tformer.nn.attention.performer import PerformerState
 from tformer.recipe.checks import check_recipe
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe
+from tformer.support.errors import InputError
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 VOCAB, EOS = 23, 2

@@ -13,11 +13,11 @@ from tformer.build import build_model, count_parameters
 from tformer.decoding.beam_search import beam_search
 from tformer.decoding.settings import BeamSettings
 from tformer.decoding.stepper import ModelStepper
-from tformer.errors import InputError
 from tformer.interop.choose import choose_class_or_code
 from tformer.model import Transformer
 from tformer.nn.ngrams import NgramEmbedding
 from tformer.recipe.model import Model
+from tformer.support.errors import InputError
 
 LONGEST = 4
 NGRAMS = {"embedding": {"ngram": LONGEST, "ngram_rows": 211}}

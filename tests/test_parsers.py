@@ -36,13 +36,13 @@ from tformer.data.sources.labelled import open_labelled
 from tformer.data.sources.pairs import open_pairs
 from tformer.data.sources.text import open_sources
 from tformer.decoding.lines import line_blocks
-from tformer.device import resolve_device
-from tformer.errors import InputError
 from tformer.interop.read_model import read_model
 from tformer.interop.slow_tokenizers import convert_slow
 from tformer.interop.tokenizer_config import read_tokenizer_config
 from tformer.recipe import load_recipe, yaml_text
-from tformer.shipped import preset_path
+from tformer.support.device import resolve_device
+from tformer.support.errors import InputError
+from tformer.support.shipped import preset_path
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 from tformer.viz.plot.series import read_runs
 from tformer.workflows.runs.summary import best_of, number, read_logged

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tformer.errors import InputError, TformerError
+from tformer.support import __version__
+from tformer.support.errors import InputError, TformerError
 
 if TYPE_CHECKING:
     from tformer.api import Run as Run
     from tformer.api import load as load
     from tformer.api import train as train
 
-__version__ = "0.1.0"
 __all__ = ["InputError", "Run", "TformerError", "__version__", "load", "train"]
 
 

@@ -45,17 +45,17 @@ from tformer.decoding.writers import (
     prepare_models,
     rows_to_prepare,
 )
-from tformer.device import default_cache_dir, resolve_device, use_one_thread_after_fork
-from tformer.errors import InputError
 from tformer.evaluation.answers import AnswerFormat, ClassifyOptions
 from tformer.evaluation.classifier import HEADS as CLASSIFIER_HEADS
 from tformer.evaluation.classifier import Classifier
 from tformer.evaluation.embed import EmbedOptions, embed_images, embed_texts
 from tformer.evaluation.options import EvaluationOptions
-from tformer.formatting import shortened
 from tformer.loading import Loaded
-from tformer.options import flags_as_keywords, from_keywords
-from tformer.processes import ScratchFolder, process_lock
+from tformer.support.device import default_cache_dir, resolve_device, use_one_thread_after_fork
+from tformer.support.errors import InputError
+from tformer.support.formatting import shortened
+from tformer.support.options import flags_as_keywords, from_keywords
+from tformer.support.processes import ScratchFolder, process_lock
 from tformer.tasks import task_of
 from tformer.tasks.base import Work, never, no_progress
 from tformer.tasks.evaluate import HEADS as EVALUATION_HEADS

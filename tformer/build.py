@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.nn.attention import Mechanism, cross_attention_options
 from tformer.nn.attention.multi_head import MultiHeadAttention
@@ -29,6 +28,7 @@ from tformer.nn.stack import Block, Stack
 from tformer.nn.structured_dropout import DropHead, LayerDrop
 from tformer.recipe.model import Model, layer_sections
 from tformer.recipe.model import Stack as StackSection
+from tformer.support.errors import InputError
 
 
 class Sizes(NamedTuple):

@@ -21,9 +21,6 @@ from tformer.build import build_model
 from tformer.checkpoint.read import Checkpoint, differences, read_checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint
 from tformer.data.encoding import TextReader
-from tformer.device import bound_products
-from tformer.errors import InputError
-from tformer.formatting import short_hash
 from tformer.interop.opening import open_checkpoint
 from tformer.model import Transformer
 from tformer.nn.init import NoDraws
@@ -31,6 +28,9 @@ from tformer.nn.structured_dropout import LEARNED
 from tformer.objectives import OBJECTIVES
 from tformer.optim.shards import Shards, is_spread, local
 from tformer.recipe.recipe import Recipe, check_special_ids, with_roles
+from tformer.support.device import bound_products
+from tformer.support.errors import InputError
+from tformer.support.formatting import short_hash
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import DecoderTokens, decoder_tokens
 

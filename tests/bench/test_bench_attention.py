@@ -21,8 +21,8 @@ from tformer.bench.attention_report import lines
 from tformer.bench.report import figures
 from tformer.bench.speed import Row
 from tformer.bench.workloads.attention import KINDS, AttentionBench
-from tformer.errors import InputError
 from tformer.recipe import load_recipe
+from tformer.support.errors import InputError
 
 ALL = tuple(KINDS)
 

@@ -22,8 +22,8 @@ from tformer.bench.workloads.attention import (
     AttentionContender,
     band_mask,
 )
-from tformer.errors import InputError
 from tformer.nn.attention import ATTENTION, AttentionContext, AttentionSizes, FullAttentionOptions, Mechanism
+from tformer.support.errors import InputError
 
 OPTIONS: dict[str, dict[str, Any]] = {"linformer": {"rank": 8}}
 

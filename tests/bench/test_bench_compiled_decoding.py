@@ -13,8 +13,8 @@ from tformer.bench.speed import WORKS, resolve
 from tformer.bench.workloads import Task
 from tformer.bench.workloads import decoding as inference
 from tformer.decoding.inference import CompiledDecoder, compile_decoding
-from tformer.errors import InputError
 from tformer.recipe import recipe_from_yaml
+from tformer.support.errors import InputError
 
 STACK = "{num_layers: 1, num_heads: 2, feedforward: {d_ff: 32}}"
 GPT = f"schema: 1\nmodel: {{d_model: 16, max_seq_len: 32, vocab_size: 40, decoder: {STACK}}}\n"

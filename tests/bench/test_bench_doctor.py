@@ -19,8 +19,8 @@ import torch
 from tformer.bench import doctor
 from tformer.bench.machine import environment_line
 from tformer.data.shards.caches import KEPT, KINDS, cache_sizes, clean_caches
-from tformer.device import instruction_set
 from tformer.kernels import library
+from tformer.support.device import instruction_set
 
 Cli = Callable[..., Any]
 
@@ -55,7 +55,7 @@ def test_it_names_the_instructions_and_the_formats_that_training_and_inference_c
     lines = dict(doctor.diagnosis_lines(doctor.diagnosis(with_speed=False)))
     assert instruction_set() in lines["processor"]
     for bf16 in (False, True):
-        for module in ("tformer.device", "tformer.decoding.inference"):
+        for module in ("tformer.support.device", "tformer.decoding.inference"):
             monkeypatch.setattr(f"{module}.has_bf16_instructions", lambda bf16=bf16: bf16)
         name = "bf16" if bf16 else "fp32"
         lines = dict(doctor.diagnosis_lines(doctor.diagnosis(with_speed=False)))

@@ -12,8 +12,8 @@ import torch
 from tformer.bench.peers import PEERS, choose_peers
 from tformer.bench.workloads import Task
 from tformer.bench.workloads.decoding import GENERATE, generation_cost
-from tformer.errors import InputError
 from tformer.recipe import load_recipe, recipe_to_yaml
+from tformer.support.errors import InputError
 
 NEW_TOKENS = 5
 SETS = ("vocab_size=64", "d_model=64", "max_seq_len=32", "decoder.num_layers=2", "decoder.num_heads=2")

@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 
 from tformer.bench.peers import PEERS, Peer, choose_peers
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 
 
 @pytest.fixture(autouse=True)

@@ -21,9 +21,9 @@ from tformer.bench.quality import (
     spread_of,
 )
 from tformer.bench.report import markdown
-from tformer.errors import InputError
 from tformer.metrics import Stat
-from tformer.processes import python_command
+from tformer.support.errors import InputError
+from tformer.support.processes import python_command
 
 BENCH = QualityBench(preset="char-12s", data="train.txt", valid="val.txt", target=1.5, seeds=(1, 2), device="cpu")
 

@@ -21,7 +21,7 @@ from tformer.bench.options import (
 )
 from tformer.bench.peers import PEERS, Peer
 from tformer.bench.speed import CHARACTERS, Entry, Row, SpeedBench, resolve, run_speed
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 
 OPTIONS: dict[str, type[SpeedOptions]] = {
     options.work: options

@@ -11,8 +11,8 @@ import torch
 from tformer.bench.peers import PEERS
 from tformer.bench.workloads import Task
 from tformer.bench.workloads.tokenize import TOKENIZE, check, cost, texts_of, tokenizer_of
-from tformer.errors import InputError
 from tformer.recipe import load_recipe
+from tformer.support.errors import InputError
 
 
 @pytest.fixture(autouse=True)

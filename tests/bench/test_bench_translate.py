@@ -19,8 +19,8 @@ from tformer.bench.workloads.decoding import (
     translation_cost,
 )
 from tformer.build import build_model
-from tformer.errors import InputError
 from tformer.recipe import load_recipe
+from tformer.support.errors import InputError
 
 SIDE = {"num_layers": 1, "num_heads": 2, "feedforward.d_ff": 24}
 SETS = ["model.vocab_size=60", "model.d_model=16", "model.max_seq_len=32", "data.seq_len=32"]

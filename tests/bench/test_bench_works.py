@@ -16,8 +16,8 @@ from tformer.bench.workloads import train as work_train
 from tformer.bench.workloads.classify import SHORTEST, Texts
 from tformer.build import count_parameters
 from tformer.decoding.generate import generate
-from tformer.errors import InputError
 from tformer.recipe import recipe_from_yaml
+from tformer.support.errors import InputError
 
 GPT = """
 model: {d_model: 16, max_seq_len: 32, vocab_size: 40, tie: {output: true}, decoder: {num_layers: 2, num_heads: 2,

@@ -280,7 +280,7 @@ def judge(
 
 def _verified(path: Path, mutation: Mutation) -> Verdict:
     """The verdict of `inspect --verify`: flagged, or nothing found (equal)."""
-    from tformer.errors import InputError
+    from tformer.support.errors import InputError
     from tformer.workflows.inspect import verify
 
     try:

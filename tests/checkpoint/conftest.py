@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from tests.checkpoint.attack import Subject, make_subjects
-from tformer import files
 from tformer.checkpoint.manifest import content_sha256
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import save_checkpoint
+from tformer.support import files
 
 TOKENIZER = '{"model": {"type": "char"}}'
 PRIMITIVES = (

@@ -18,7 +18,7 @@ from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.resolve import last_checkpoints
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.tensor_files import read_specs
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn])

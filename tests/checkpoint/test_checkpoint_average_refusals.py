@@ -15,7 +15,7 @@ from tests.checkpoint.conftest import TOKENIZER, Disk, Killed, rewrite_manifest,
 from tformer.checkpoint.average import average_checkpoints
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import RunDirectory
-from tformer.errors import InputError, Interrupted, NotFiniteError, StorageError, TformerError
+from tformer.support.errors import InputError, Interrupted, NotFiniteError, StorageError, TformerError
 
 
 def refused(message: str, paths: list[Path], out: Path, *, kind: type[TformerError] = InputError) -> TformerError:
@@ -158,7 +158,7 @@ def test_too_little_room_is_refused_before_reading(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [keep(run, 1), keep(run, 2)]
-    monkeypatch.setattr("tformer.files.free_bytes", lambda path: 100)
+    monkeypatch.setattr("tformer.support.files.free_bytes", lambda path: 100)
     with pytest.raises(StorageError, match=r"[\d,]+ bytes needed, 100 free"):
         average_checkpoints(paths, tmp_path / "average", progress=lambda *_: pytest.fail("was read"))
     assert not (tmp_path / "average").exists()

@@ -21,7 +21,7 @@ from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.resolve import resolve_checkpoint
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.tensor_files import tensor_chunks
-from tformer.errors import InputError, NotFiniteError
+from tformer.support.errors import InputError, NotFiniteError
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from tests.checkpoint.conftest import Disk, Killed, save, tree, weights_at
-from tformer import files
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import RunDirectory
-from tformer.errors import StorageError
+from tformer.support import files
+from tformer.support.errors import StorageError
 
 KEEP = 2
 MODES = ["kill", "kill_after", "enospc", "eio", "full"]

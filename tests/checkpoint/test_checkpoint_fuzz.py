@@ -23,7 +23,7 @@ from tformer.checkpoint.manifest import FILE_NAMES, Manifest, content_sha256, re
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.tensor_files import read_tensors
 from tformer.data.batching.plan import BatchPlan, Cursor
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 from tformer.training.state import RunningSums, TrainerState
 
 NUMBERS = st.integers() | st.floats() | st.sampled_from([10**400, 2**62, 2**63, -1, True])

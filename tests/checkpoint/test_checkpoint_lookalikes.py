@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from tformer.checkpoint.tensor_files import read_tensors
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 
 
 @pytest.mark.parametrize("length", [0x0280, 0x0380, 0x0480, 0x0580])

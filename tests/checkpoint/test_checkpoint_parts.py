@@ -20,7 +20,7 @@ from tformer.checkpoint.parts import Companions, Name, divide, write_files
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.tensor_files import read_rows, tensor_chunks
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 from tformer.workers.worker import LostError
 
 

@@ -18,7 +18,7 @@ from tformer.checkpoint.resolve import newest_checkpoint, resolve_checkpoint
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import write_checkpoint
 from tformer.checkpoint.tensor_files import read_specs
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 from tformer.tokenizer.tokenizer import canonical_sha256
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.conftest import Disk, save, tree, umask
-from tformer import files
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import RunDirectory, is_locked, list_runs
-from tformer.errors import InputError, RunInUseError, StorageError
+from tformer.support import files
+from tformer.support.errors import InputError, RunInUseError, StorageError
 
 
 def create(path: Path, *, resume: bool = False) -> RunDirectory:

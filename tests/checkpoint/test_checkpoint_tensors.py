@@ -25,7 +25,7 @@ from tformer.checkpoint.tensor_files import (
     tensor_chunks,
     without_aliases,
 )
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 
 COMMON = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 

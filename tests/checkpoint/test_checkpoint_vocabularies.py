@@ -11,7 +11,7 @@ import pytest
 from tests.checkpoint.conftest import TOKENIZER, Disk, Killed, rewrite_manifest, save
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import RunDirectory
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 from tformer.tokenizer.tokenizer import canonical_sha256
 
 TARGET = '{"model": {"type": "char", "of": "the target"}}'

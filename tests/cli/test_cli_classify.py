@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tformer.data.sources import files
 from tformer.decoding import lines as line_reader
 from tformer.decoding.lines import blocks, line_blocks, text_blocks
-from tformer.errors import InputError
 from tformer.evaluation.answers import AnswerFormat
 from tformer.recipe.sections import Columns
+from tformer.support.errors import InputError
 
 
 def texts_of(path, **options):

@@ -12,8 +12,8 @@ import typer
 from typer.testing import CliRunner
 
 from tformer.cli.command import takes_options
-from tformer.errors import InputError
-from tformer.options import Device, argument, option, panel, require_at_most_one
+from tformer.support.errors import InputError
+from tformer.support.options import Device, argument, option, panel, require_at_most_one
 
 WORK = panel("The work")
 

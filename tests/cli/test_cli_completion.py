@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tformer.shipped import list_presets
+from tformer.support.shipped import list_presets
 
 
 def surroundings(more: dict[str, str]) -> dict[str, str]:

@@ -21,9 +21,9 @@ from tformer.decoding import inference
 from tformer.decoding.inference import AUTO_STEPS
 from tformer.decoding.options import GenerateOptions
 from tformer.decoding.writers import count_lines, decoding_steps, names_of_models
-from tformer.errors import InputError
 from tformer.recipe.model import Model
 from tformer.recipe.sections import Generation
+from tformer.support.errors import InputError
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def test_an_output_that_the_disk_refuses_is_exit_3(cli, random_run, tmp_path, mo
     def refuse(*_args, **_kwargs):
         raise OSError(28, "No space left on device", str(tmp_path / "out.txt"))
 
-    monkeypatch.setattr("tformer.files.create", refuse)
+    monkeypatch.setattr("tformer.support.files.create", refuse)
     outcome = cli("generate", random_run, "--output", tmp_path / "out.txt")
     assert outcome.code == 3 and "No space left" in outcome.err
 

@@ -19,7 +19,7 @@ from tformer.decoding.sentences import SentenceReader
 from tformer.decoding.settings import BeamSettings
 from tformer.decoding.translate import EMPTY, Translation
 from tformer.decoding.writers import Searcher
-from tformer.errors import InputError, Interrupted
+from tformer.support.errors import InputError, Interrupted
 from tformer.tokenizer import TokenizerOptions, train_tokenizer
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tformer.formatting import amount
+from tformer.support.formatting import amount
 from tformer.workflows.inspect.text import report_lines, trace_lines
 
 Cli = Callable[..., Any]

@@ -15,7 +15,7 @@ import pytest
 
 import tformer
 from tformer.cli import report
-from tformer.formatting import counted
+from tformer.support.formatting import counted
 
 SOURCE = Path(tformer.__file__).parent
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

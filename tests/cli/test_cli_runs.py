@@ -12,7 +12,7 @@ import pytest
 
 from tests.workflows.run_makers import make_run
 from tformer.cli.runs import compare_lines, figure, list_lines, show_lines, text_of
-from tformer.formatting import decimal_bytes, duration, short_count
+from tformer.support.formatting import decimal_bytes, duration, short_count
 from tformer.workflows.runs.compare import compare_runs, describe_run
 from tformer.workflows.runs.summary import RunSummary, summarise_run
 

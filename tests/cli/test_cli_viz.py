@@ -17,7 +17,7 @@ import pytest
 from tests.viz.plot_runs import train_record, write_run
 from tformer.cli.process import uncollected
 from tformer.cli.viz_attention import parse_numbers
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 
 Cli = Callable[..., Any]
 

@@ -18,11 +18,11 @@ import torch
 from torch import distributed
 
 from tests.faults.killing import ends_within, is_alive
-from tformer import processes
 from tformer.cli.process import StopFlag
 from tformer.cli.report import console
 from tformer.cli.workers import Part, run_in_workers
-from tformer.errors import InputError, Interrupted, NotFiniteError, StorageError, TformerError
+from tformer.support import processes
+from tformer.support.errors import InputError, Interrupted, NotFiniteError, StorageError, TformerError
 from tformer.workers import launch
 from tformer.workers import worker as workers
 from tformer.workers.worker import Worker

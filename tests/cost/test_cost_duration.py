@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from tformer import device
 from tformer.checkpoint.run import RunDirectory
 from tformer.cost.duration import (
     FIRST_RUN_SECONDS,
@@ -21,10 +20,11 @@ from tformer.cost.duration import (
     seconds_per_step,
     training_work,
 )
-from tformer.device import ELEMENTS_PER_SECOND, CpuSpeed, cpu_speed
-from tformer.errors import InputError
 from tformer.recipe import DEFAULT_PRESETS, load_recipe
 from tformer.recipe.recipe import Recipe
+from tformer.support import device
+from tformer.support.device import ELEMENTS_PER_SECOND, CpuSpeed, cpu_speed
+from tformer.support.errors import InputError
 
 LAPTOP = CpuSpeed({"fp32": 95e9, "bf16": 15e9}, 2 * ELEMENTS_PER_SECOND, "two cores with AVX2")
 SERVER = CpuSpeed({"fp32": 180e9, "bf16": 800e9}, 2 * ELEMENTS_PER_SECOND, "two cores with AVX512-BF16")
@@ -199,7 +199,7 @@ def test_a_resumed_run_expects_the_rest_only(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("name", ["char-12s", "char-6m", "char-15m"])
 def test_a_preset_named_after_a_time_names_its_machine(name: str) -> None:
-    from tformer.shipped import preset_hardware, preset_summary
+    from tformer.support.shipped import preset_hardware, preset_summary
 
     assert "AVX512-BF16" in preset_summary("gpt", name)
     assert "AVX512-BF16" in str(preset_hardware("gpt", name))

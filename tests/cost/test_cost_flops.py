@@ -29,7 +29,7 @@ from tformer.nn.attention import ATTENTION, Mechanism
 from tformer.nn.heads import VocabularyHead
 from tformer.nn.linear import Linear
 from tformer.recipe.recipe import Recipe
-from tformer.shipped import list_presets
+from tformer.support.shipped import list_presets
 from tformer.workflows.inspect.subject import Question, Subject, read_subject
 
 STACK = {"num_layers": 3, "num_heads": 4, "head_dim": 8, "feedforward": {"d_ff": 16}}

@@ -14,13 +14,13 @@ from tests.training.worlds import Training, in_processes, recipe_of
 from tformer.build import build_model
 from tformer.cost.memory import MemoryEstimate
 from tformer.cost.parallel import KINDS, Layout, Shards, choose_kind, idle_note, layout_of, rank_memory, step_traffic
-from tformer.errors import InputError
 from tformer.nn.init import tie_embeddings
 from tformer.optim.optimizers import OPTIMIZERS
 from tformer.recipe import sections
 from tformer.recipe.load import load_recipe
 from tformer.recipe.model import Model
 from tformer.recipe.sections import Parallelism
+from tformer.support.errors import InputError
 from tformer.training.parallel import Parallel, parallel_of
 
 GIB = 2**30

@@ -11,7 +11,7 @@ import pytest
 
 from tformer.data.shards.corpus import TokenCorpus
 from tformer.data.sources.text import TextSource, open_sources
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 
 Tokenised = Callable[..., TokenCorpus]
 Documents = Callable[..., list[str]]

@@ -28,7 +28,7 @@ from tformer.data.sources.builtin import (
 )
 from tformer.data.sources.labelled import open_labelled
 from tformer.data.sources.pairs import open_pairs
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 
 
 def test_packages_are_the_default_with_enough_examples_of_every_class() -> None:

@@ -21,14 +21,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.fakes import ByteTokenizer, FakeSpecial, Tokenised, entries, ids_of, leftovers, open_one
-from tformer import files
 from tformer.data.shards import token_files
 from tformer.data.shards.corpus import token_corpus
 from tformer.data.shards.token_files import HEADER_BYTES, DamagedShardError, ShardHeader, token_dtype
 from tformer.data.sources.files import Piece
 from tformer.data.sources.text import TextSource
-from tformer.device import default_cache_dir
-from tformer.errors import InputError, Interrupted, StorageError
+from tformer.support import files
+from tformer.support.device import default_cache_dir
+from tformer.support.errors import InputError, Interrupted, StorageError
 
 
 class InMemory:
@@ -318,7 +318,7 @@ def test_full_disk_is_a_storage_error_that_names_the_bytes(rows: Path, tmp_path:
 import resource, signal
 from tests.data.fakes import ByteTokenizer, open_one
 from tformer.data.shards.corpus import token_corpus
-from tformer.errors import StorageError
+from tformer.support.errors import StorageError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
 try:

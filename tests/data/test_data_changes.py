@@ -30,7 +30,7 @@ from tformer.data.sources.images import open_images
 from tformer.data.sources.labelled import open_labelled
 from tformer.data.sources.pairs import open_pairs
 from tformer.data.sources.rows import keep_rows
-from tformer.errors import InputError, Interrupted
+from tformer.support.errors import InputError, Interrupted
 from tformer.tasks.base import Work
 from tformer.training import embeddings
 

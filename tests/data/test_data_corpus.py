@@ -17,7 +17,7 @@ from tformer.data.shards import token_files
 from tformer.data.shards.corpus import TokenCorpus, token_corpus
 from tformer.data.shards.token_files import safe_chunks
 from tformer.data.sources.files import Piece
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 
 # Stands in for GPT-2's pre-tokenizer: words with their space, runs of white space up to the last before a word.

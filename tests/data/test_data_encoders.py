@@ -21,7 +21,7 @@ from tformer.data.shards.corpus import token_corpus
 from tformer.data.shards.encoders import encoded_batches
 from tformer.data.shards.entry_writer import read_record
 from tformer.data.sources.files import Piece
-from tformer.errors import InputError, Interrupted, OutOfMemoryError, TformerError
+from tformer.support.errors import InputError, Interrupted, OutOfMemoryError, TformerError
 from tformer.tokenizer import TokenizerOptions, train_tokenizer
 
 FORK = multiprocessing.get_context("fork")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tformer.data.encoding import TextReader, encode_prompt
 from tformer.data.shards.template import assemble, pair_template, single_template
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 
 KINDS = ("byte-bpe", "bpe", "wordpiece", "unigram", "word", "char")

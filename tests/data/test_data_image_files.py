@@ -28,7 +28,7 @@ from tformer.data.sources.image_files import (
     read_idx_labels,
     read_image,
 )
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 
 PNG = encoded(noise_image(0))
 

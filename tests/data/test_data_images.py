@@ -21,7 +21,7 @@ from tformer.data.sources.images import (
     open_images,
     to_pixels,
 )
-from tformer.errors import Interrupted
+from tformer.support.errors import Interrupted
 
 REAL = os.environ.get("TFORMER_DATA")
 real_data = pytest.mark.skipif(REAL is None, reason="TFORMER_DATA names no folder of real data")

@@ -20,7 +20,7 @@ from tformer.data.sources import tables
 from tformer.data.sources.columns import Head
 from tformer.data.sources.labelled import LabelIndex, LabelledSource, collect_labels, open_labelled
 from tformer.data.sources.tables import LabelledRow
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 
 
 def open_one(path: Path | str, columns: Columns | None = None, **options: object) -> LabelledSource:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.data.fakes import Columns
 from tformer.data.sources.columns import Head, LabelledLayout
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 
 
 class Roles(NamedTuple):

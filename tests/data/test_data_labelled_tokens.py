@@ -18,7 +18,7 @@ from tformer.data.shards.labelled_tokens import LabelledTokens, tokenise_labelle
 from tformer.data.shards.template import TextTemplate, assemble, pair_template, single_template
 from tformer.data.sources.labelled import FEW_CLASSES, LabelIndex, stratified_split
 from tformer.data.sources.tables import LabelledRow
-from tformer.errors import InputError, Interrupted
+from tformer.support.errors import InputError, Interrupted
 from tformer.tokenizer import Tokenizer, TokenizerOptions, pieces, train_tokenizer
 from tformer.tokenizer.pieces import Truncation
 

@@ -15,7 +15,7 @@ from tformer.data.batching.plan import BatchPlan, Cursor
 from tformer.data.batching.windows import LmWindows
 from tformer.data.shards.corpus import TokenCorpus
 from tformer.data.shards.pair_tokens import PairTokens
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 
 
 @given(weights=st.lists(st.floats(0.2, 5), min_size=1, max_size=5), seed=st.integers(0, 99))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.data.pair_makers import WORDS, Rows, rows_of, tokenise, words
 from tformer.data.shards import token_files
 from tformer.data.shards.pair_tokens import PairTokens, join_pairs, tokenise_pairs
-from tformer.errors import InputError, Interrupted
+from tformer.support.errors import InputError, Interrupted
 from tformer.tokenizer import Tokenizer, TokenizerOptions, pieces, train_tokenizer
 
 TEXTS = st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tformer.data.batching.batch import Share
 from tformer.data.batching.plan import BatchPlan, Cursor, Prefetcher
 from tformer.data.permutation import derive_key, permute, permute_by_network
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 
 
 @given(size=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))

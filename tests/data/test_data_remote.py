@@ -20,7 +20,7 @@ from tformer.data.shards.corpus import token_corpus
 from tformer.data.sources import remote
 from tformer.data.sources.pairs import open_pairs
 from tformer.data.sources.remote import FOLDER, SCHEMES, describe
-from tformer.errors import InputError, Interrupted
+from tformer.support.errors import InputError, Interrupted
 
 fsspec = pytest.importorskip("fsspec")
 LINES = "".join(f"line {number} of a text\n" for number in range(2000))

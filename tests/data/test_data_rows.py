@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tformer.data.sources.rows import is_path, keep_rows, rows_in_messages
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 
 KEYS = (("text", "label"), ("text", "text2", "label"))
 

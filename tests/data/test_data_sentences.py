@@ -21,7 +21,7 @@ from tformer.data.batching.sentences import (
     split_sentences,
 )
 from tformer.data.sources.files import Piece
-from tformer.errors import InputError, Interrupted
+from tformer.support.errors import InputError, Interrupted
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 
 

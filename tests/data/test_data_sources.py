@@ -22,7 +22,7 @@ from tformer.data.sources import parquet as parquet_module
 from tformer.data.sources.files import PIECE_BYTES, decode_text, end_last
 from tformer.data.sources.parquet import PARQUET_BYTES, PARQUET_ROWS, _rows_at_once, parquet_rows
 from tformer.data.sources.text import open_sources
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 
 
 def test_text_file_is_one_document(tmp_path: Path, documents: Documents) -> None:

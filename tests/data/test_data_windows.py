@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tformer.data.batching.mixture import MixedWindows
 from tformer.data.batching.windows import LmWindows, MaskedWindows
 from tformer.data.shards.corpus import TokenCorpus
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 from tformer.tasks.masked_text import Joined
 
 

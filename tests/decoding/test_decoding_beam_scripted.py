@@ -11,7 +11,7 @@ import pytest
 from tests.decoding.beam_reference import NEVER, Rule, ScriptedStepper, logs, random_rule, table
 from tformer.decoding.beam_search import beam_search
 from tformer.decoding.settings import BeamSettings, Hypothesis
-from tformer.errors import InputError, TformerError
+from tformer.support.errors import InputError, TformerError
 
 A, EOS, B = 0, 1, 2
 STORY = table(

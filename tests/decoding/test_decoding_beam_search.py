@@ -15,8 +15,8 @@ from tformer.decoding.beam_candidates import CHUNK, top_candidates
 from tformer.decoding.beam_search import FinishedHypotheses
 from tformer.decoding.sampling import NO_TOKEN, block_repeated_ngrams, pad_left, penalise_repetition, repeated_ngrams
 from tformer.decoding.settings import BeamSettings, Hypothesis, fitting_beam_settings, length_penalty
-from tformer.errors import InputError
 from tformer.recipe.sections import Generation
+from tformer.support.errors import InputError
 
 GROUPS = Generation(beam_size=4, beam_groups=2, diversity_penalty=0.5)
 

@@ -28,11 +28,11 @@ from tformer.decoding.inference import (
 )
 from tformer.decoding.settings import BeamSettings, GenerationSettings
 from tformer.decoding.stepper import EnsembleStepper, ModelStepper
-from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.nn.cache import ModelCache
 from tformer.nn.fixed_cache import FixedCache
 from tformer.recipe.model import Model
+from tformer.support.errors import InputError
 
 CPU = torch.device("cpu")
 VOCAB = 29

@@ -16,10 +16,10 @@ from tformer.decoding.prompts import suppressed_tokens
 from tformer.decoding.score import score_targets
 from tformer.decoding.settings import BeamSettings, GenerationSettings
 from tformer.decoding.translate import Continuer, Translator
-from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.recipe.model import Model
 from tformer.recipe.sections import Generation
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 from tformer.tokenizer.special import DecoderTokens, SpecialIds, decoder_tokens
 

@@ -7,9 +7,9 @@ import torch
 
 from tformer.build import build_model
 from tformer.decoding.fill_mask import Candidate, fill_mask
-from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.recipe.model import Model
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 from tformer.tokenizer.options import TemplateName, TokenizerModel
 

@@ -13,8 +13,8 @@ from tests.decoding.uncached import uncached_generate
 from tformer.decoding.beam_search import beam_search
 from tformer.decoding.generate import generate
 from tformer.decoding.settings import BeamSettings, GenerationSettings
-from tformer.errors import InputError, TformerError
 from tformer.recipe.sections import Generation
+from tformer.support.errors import InputError, TformerError
 
 VOCAB = 6
 BOTH = pytest.mark.parametrize("engine", [generate, uncached_generate], ids=["cached", "uncached"])

@@ -28,13 +28,13 @@ from tformer.decoding.inference import (
     prepare_inference,
 )
 from tformer.decoding.settings import GenerationSettings
-from tformer.errors import InputError
 from tformer.kernels import library
 from tformer.kernels.functions import find
 from tformer.model import Transformer
 from tformer.nn.linear import Linear
 from tformer.nn.products import PackedProduct, prepare_product
 from tformer.recipe.model import Model
+from tformer.support.errors import InputError
 
 GREEDY = GenerationSettings(max_new_tokens=12, temperature=0.0)
 IDS = torch.tensor([PROMPTS[0]])

@@ -32,7 +32,7 @@ from tformer.decoding.sampling import (
     reshape,
 )
 from tformer.decoding.settings import GenerationSettings
-from tformer.errors import TformerError
+from tformer.support.errors import TformerError
 
 NEVER = float("-inf")
 AT_LEAST_ONE = "top-p and min-p always keep at least one token: there is no other number to set"

@@ -28,9 +28,9 @@ from tformer.decoding.sampling import (
     reshape,
 )
 from tformer.decoding.settings import Generated
-from tformer.errors import InputError, Interrupted, visible
-from tformer.formatting import as_one_line
-from tformer.output_files import open_output
+from tformer.support.errors import InputError, Interrupted, visible
+from tformer.support.files import open_output
+from tformer.support.formatting import as_one_line
 from tformer.tokenizer import TokenizerOptions, train_tokenizer
 
 NEVER = float("-inf")

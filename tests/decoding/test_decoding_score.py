@@ -10,8 +10,8 @@ import torch
 
 from tformer.build import build_model
 from tformer.decoding.score import coverage_penalty, score_continuations, score_targets
-from tformer.errors import InputError
 from tformer.recipe.model import Model
+from tformer.support.errors import InputError
 
 VOCAB, START, CONTEXT = 23, 1, 24
 

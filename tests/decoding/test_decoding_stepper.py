@@ -18,10 +18,10 @@ from tformer.decoding.generate import generate
 from tformer.decoding.inference import inference, prepare_inference
 from tformer.decoding.settings import BeamSettings, GenerationSettings
 from tformer.decoding.stepper import EnsembleStepper, ModelStepper, Stepper, mean_log_probabilities
-from tformer.errors import InputError, TformerError
 from tformer.kernels.functions import find
 from tformer.model import Transformer
 from tformer.nn.cache import LayerCache, Spares
+from tformer.support.errors import InputError, TformerError
 
 VOCAB = 29
 START = 1

@@ -20,11 +20,11 @@ from tformer.decoding.score import coverage_penalty, score_targets
 from tformer.decoding.sentences import Places
 from tformer.decoding.settings import BeamSettings, Generated, GenerationSettings, length_penalty
 from tformer.decoding.translate import EMPTY, Translator
-from tformer.errors import InputError
 from tformer.loading import Loaded
 from tformer.model import Transformer
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.model import Model
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 from tformer.tokenizer.special import decoder_tokens
 

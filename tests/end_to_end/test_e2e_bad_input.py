@@ -16,9 +16,9 @@ from PIL import Image
 
 from tests.end_to_end.conftest import ENCODER, IMAGES
 from tests.end_to_end.labelled_examples import sentences, write_images, write_table
-from tformer import files
 from tformer.checkpoint.manifest import content_sha256
 from tformer.checkpoint.run import RunDirectory
+from tformer.support import files
 
 Cli = Callable[..., Any]
 

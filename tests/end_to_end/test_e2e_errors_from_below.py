@@ -16,7 +16,7 @@ import pytest
 
 import tformer
 from tformer.cli.report import emit_json
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 
 Cli = Callable[..., Any]

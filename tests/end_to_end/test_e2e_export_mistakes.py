@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.translate_runs import DECODER, refusal
-from tformer import files
+from tformer.support import files
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from tests.end_to_end.import_data import write_data
-from tformer.errors import Interrupted
+from tformer.support.errors import Interrupted
 from tformer.tasks.base import no_progress
 from tformer.training.options import TrainOptions
 from tformer.training.session import run_training

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.faults.killing import ends_within
-from tformer import files, input_files
 from tformer.checkpoint.run import RunDirectory
+from tformer.support import files
 from tformer.workflows.runs.summary import read_logged, summarise_run
 
 Cli = Callable[..., Any]
@@ -283,7 +283,7 @@ WRITTEN = [
 
 @pytest.fixture
 def pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(input_files, "WRITER_SECONDS", 0.05)
+    monkeypatch.setattr(files, "WRITER_SECONDS", 0.05)
     monkeypatch.setattr(files, "READER_SECONDS", 0.05)
     for ending in ("", ".parquet", ".jsonl", ".gz", ".zip", ".tsv", ".png"):
         os.mkfifo(tmp_path / f"pipe{ending}")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import tformer
 from tests.checkpoint.conftest import rewrite_manifest
-from tformer.errors import NotFiniteError
+from tformer.support.errors import NotFiniteError
 
 Cli = Callable[..., Any]
 COMMANDS = {

@@ -14,8 +14,8 @@ import torch
 from tests.end_to_end.labelled_examples import sentences
 from tests.end_to_end.translate_runs import LINES, SEQ2SEQ, Cli, Run, documents, refusal
 from tformer.decoding.inference import QUANTIZE, can_quantize
-from tformer.device import device_name
-from tformer.options import Quantize
+from tformer.support.device import device_name
+from tformer.support.options import Quantize
 
 Runs = Callable[[str], Path]
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.same_commands import few_steps, write_data
-from tformer import files
+from tformer.support import files
 from tformer.training.loop import Trainer
 
 Cli = Callable[..., Any]

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from tformer.build import build_model
 from tformer.data.batching.windows import restarting_positions
 from tformer.data.shards.corpus import TokenCorpus
-from tformer.errors import InputError
 from tformer.evaluation.lm import batches, combine_validation, evaluate_lm, isolates_documents, load_batch, windows
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.recipe.model import Model
 from tformer.recipe.sections import Data
+from tformer.support.errors import InputError
 
 VOCAB = 19
 

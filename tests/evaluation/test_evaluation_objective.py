@@ -12,7 +12,6 @@ import torch.nn.functional as F
 
 from tformer.build import build_model
 from tformer.data.shards.corpus import Example
-from tformer.errors import InputError
 from tformer.evaluation.lm import pseudo_perplexity
 from tformer.evaluation.predict import evaluate_objective
 from tformer.objectives import build_objective
@@ -22,6 +21,7 @@ from tformer.objectives.masked_lm import MaskedLmOptions
 from tformer.objectives.next_sentence import NextSentenceOptions
 from tformer.objectives.replaced_token import ReplacedTokenOptions
 from tformer.recipe.model import Model
+from tformer.support.errors import InputError
 from tformer.tokenizer.special import SpecialIds
 
 SPECIAL, VOCAB, SEQ_LEN = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4), 20, 12

@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tformer.errors import InputError
 from tformer.evaluation.mistakes import find_mistakes
 from tformer.evaluation.reports import classification_report, multi_label_report, regression_report
 from tformer.metrics import accuracy, f1_binary, f1_macro, mcc, pearson, spearman
+from tformer.support.errors import InputError
 
 NAMES = ("cat", "dog", "fish")
 

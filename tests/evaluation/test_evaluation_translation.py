@@ -13,7 +13,6 @@ from tformer.data.shards.pair_tokens import join_pairs, tokenise_pairs
 from tformer.data.sources.tables import PairRow
 from tformer.decoding.settings import BeamSettings
 from tformer.decoding.translate import Translation, Translator
-from tformer.errors import InputError
 from tformer.evaluation.translation import (
     Outputs,
     evaluate_pairs,
@@ -27,6 +26,7 @@ from tformer.objectives import build_objective
 from tformer.objectives.base import ObjectiveContext
 from tformer.objectives.seq2seq import Seq2SeqOptions
 from tformer.recipe.model import Model
+from tformer.support.errors import InputError
 from tformer.tokenizer import TokenizerOptions, train_tokenizer
 from tformer.tokenizer.special import decoder_tokens
 

@@ -12,10 +12,10 @@ import pytest
 from tests.interop.exports import checkpoint
 from tformer.data.sources.augmentation import most_views, view
 from tformer.data.sources.images import ImageExample
-from tformer.errors import InputError
 from tformer.evaluation.classifier import Classifier
 from tformer.evaluation.predict import GivenSamples
 from tformer.loading import Loaded, load
+from tformer.support.errors import InputError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 1, 8, 8)).astype(np.uint8)
 

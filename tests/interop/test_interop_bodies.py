@@ -16,10 +16,10 @@ from torch import Tensor
 from tests.interop.encoder_models import DISTIL, MASK, SIZES, batch, make
 from tests.interop.parity import assert_agree, assert_parity, imported, randomised, saved, tokens
 from tests.interop.tiny_folders import edit_json
-from tformer.errors import InputError
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.read_model import read_model
 from tformer.model import Transformer
+from tformer.support.errors import InputError
 
 IDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 DECODER: dict[str, Any] = {

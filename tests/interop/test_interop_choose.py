@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tformer.errors import InputError
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.choose import choose_class, differences, label_keys
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe
+from tformer.support.errors import InputError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = (path for path in CONFIGS.glob("*/*.yaml") if path.parent.name != "sweeps")

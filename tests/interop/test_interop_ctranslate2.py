@@ -12,9 +12,9 @@ import torch
 from tests.interop.exports import GPT, LETTERS, ORIGINAL, checkpoint, letters
 from tformer.decoding.loaded import translator_of
 from tformer.decoding.settings import BeamSettings
-from tformer.errors import InputError
 from tformer.interop.to_ctranslate2 import export_ctranslate2
 from tformer.loading import Loaded, load
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 
 ctranslate2 = pytest.importorskip("ctranslate2")

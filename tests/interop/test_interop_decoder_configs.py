@@ -23,12 +23,12 @@ from tests.interop.decoder_configs import (
     QWEN2_05B,
 )
 from tformer.build import build_model, count_parameters
-from tformer.errors import InputError
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.choose import choose_class
 from tformer.interop.config import Config
 from tformer.nn.positions.rope import RopeOptions, RopePositions, RopeScaling
 from tformer.recipe.model import Model, layer_sections
+from tformer.support.errors import InputError
 
 
 def read(config: dict[str, Any]) -> Model:

@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.interop.parity import assert_agree, imported, randomised, tokens
-from tformer.errors import InputError
 from tformer.interop.read_model import read_model
+from tformer.support.errors import InputError
 
 
 def gpt2() -> Any:

@@ -18,13 +18,13 @@ from tests.interop.encoder_configs import PUBLISHED
 from tests.interop.encoder_models import MASK, batch, make
 from tests.interop.parity import assert_agree, exported, imported, randomised, saved
 from tformer.build import build_model
-from tformer.errors import InputError
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.choose import choose_class
 from tformer.interop.config import Config
 from tformer.interop.read_model import read_model
 from tformer.recipe import load_recipe
 from tformer.recipe.model import Model
+from tformer.support.errors import InputError
 
 POOLER = 768 * 768 + 768
 BODIES = {  # published numbers of parameters without heads, here without the pooler too

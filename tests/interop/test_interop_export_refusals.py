@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests.interop.exports import GPT, checkpoint, letters, nothing_but, random_weights
-from tformer import files
 from tformer.checkpoint.read import Checkpoint
-from tformer.errors import InputError, Interrupted, StorageError
 from tformer.interop.exporting import Tokenizers, export_checkpoint
+from tformer.support import files
+from tformer.support.errors import InputError, Interrupted, StorageError
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "link"])

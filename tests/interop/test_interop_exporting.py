@@ -14,12 +14,12 @@ from torch import Tensor
 
 from tests.interop.exports import GPT, ORIGINAL, checkpoint, letters, nothing_but, random_weights
 from tests.interop.parity import assert_agree, padding, tokens
-from tformer import files
-from tformer.errors import InputError
 from tformer.interop.exporting import Tokenizers, export_checkpoint
 from tformer.interop.read_model import read_model
 from tformer.interop.weight_files import converted
 from tformer.loading import load
+from tformer.support import files
+from tformer.support.errors import InputError
 
 TARGET = letters("seq2seq", "xyz ")
 

@@ -11,13 +11,13 @@ import torch
 import transformers
 
 from tests.interop import tiny_folders as tiny
-from tformer.errors import InputError
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.foreign_checkpoint import open_folder
 from tformer.interop.generation_config import STOPPING, generation_notes, left_unsaid, read_generation, write_generation
 from tformer.interop.tokenizer_config import end_ids, special_ids, special_keys
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Generation
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 
 STACK = {"num_layers": 1, "num_heads": 2}

@@ -12,11 +12,11 @@ import torch
 
 from tests.interop.exports import GPT, random_weights
 from tformer.build import build_model
-from tformer.errors import InputError
 from tformer.interop.exporting import Tokenizers
 from tformer.interop.to_gguf import write_gguf
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
+from tformer.support.errors import InputError
 
 gguf = pytest.importorskip("gguf")
 

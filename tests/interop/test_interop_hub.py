@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tformer.errors import InputError, TformerError
 from tformer.interop import hub, importing
 from tformer.interop.importing import open_folder
+from tformer.support.errors import InputError, TformerError
 
 LABELS = {0: "bad", 1: "so-so", 2: "good"}
 Maker = Callable[..., Path]

@@ -13,12 +13,12 @@ import transformers
 
 import tformer
 from tests.interop import tiny_folders as tiny
-from tformer import files
-from tformer.errors import InputError, Interrupted, StorageError
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.architectures.lacking import LACKING
 from tformer.interop.importing import import_folder
 from tformer.interop.opening import is_foreign, open_checkpoint
+from tformer.support import files
+from tformer.support.errors import InputError, Interrupted, StorageError
 
 # --- what is refused --------------------------------------------------------------------------------------------------
 

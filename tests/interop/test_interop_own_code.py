@@ -14,9 +14,9 @@ import transformers
 from tests.interop.exports import GPT, ORIGINAL, checkpoint, letters
 from tests.interop.parity import padding, tokens
 from tests.interop.test_interop_export_presets import small
-from tformer.errors import InputError
 from tformer.interop.exporting import ExportReport, export_checkpoint
 from tformer.loading import load
+from tformer.support.errors import InputError
 from tformer.tokenizer import TokenizerOptions, train_tokenizer
 
 TOLERANCE = 2e-5  # of the largest logit

@@ -14,9 +14,9 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from tformer.data.sources.image_files import fit_image
 from tformer.data.sources.images import to_pixels
-from tformer.errors import InputError
 from tformer.interop.preprocessor import preprocessor_notes, read_preprocessor, write_preprocessor
 from tformer.recipe.recipe import Recipe
+from tformer.support.errors import InputError
 
 SIZE = 24
 

@@ -17,12 +17,12 @@ from tests.interop.hub_seq2seq import HUB
 from tests.interop.parity import assert_agree, exported, imported, randomised, saved
 from tests.interop.test_interop_seq2seq import FAMILY, TARGET_VOCABULARY, batch, sizes, t5
 from tformer.build import count_parameters
-from tformer.errors import InputError
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.choose import choose_class
 from tformer.interop.config import Config
 from tformer.interop.read_model import read_model
 from tformer.recipe.model import Model
+from tformer.support.errors import InputError
 
 Tensors = dict[str, Tensor]
 

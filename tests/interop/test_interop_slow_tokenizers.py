@@ -12,8 +12,8 @@ import transformers
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import models, pre_tokenizers, trainers
 
-from tformer.errors import InputError
 from tformer.interop.tokenizer_files import read_tokenizer
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 
 TEXTS = [

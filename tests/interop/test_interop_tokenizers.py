@@ -11,9 +11,9 @@ import transformers
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models, normalizers, processors
 
-from tformer.errors import InputError
 from tformer.interop.tokenizer_files import read_tokenizer, tokenizer_documents
 from tformer.recipe.recipe import SpecialTokens
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 
 TEXTS = ["the cat sat on the mat", " two  spaces\n", "Héllo, wörld! 日本 42", "unseen zzz", "", "a"]

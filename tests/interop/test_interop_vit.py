@@ -14,13 +14,13 @@ from torch import nn
 
 from tests.interop.parity import assert_agree, assert_parity, imported, randomised, saved
 from tformer.build import build_model
-from tformer.errors import InputError
 from tformer.interop.architectures.vit import VIT
 from tformer.interop.choose import choose_class
 from tformer.interop.config import Config
 from tformer.interop.mapping import to_ours, to_theirs
 from tformer.interop.read_model import read_model
 from tformer.recipe.model import Model
+from tformer.support.errors import InputError
 
 SIZES: dict[str, Any] = {
     "hidden_size": 20,

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tformer.errors import InputError
 from tformer.interop.weight_files import INDEX, SINGLE, open_weights
+from tformer.support.errors import InputError
 
 TENSORS = {name: torch.full((2, 3), float(value)) for value, name in enumerate("abcd")}
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

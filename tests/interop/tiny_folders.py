@@ -13,8 +13,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from tformer.errors import InputError
 from tformer.interop.importing import import_folder
+from tformer.support.errors import InputError
 
 TEXT = "the a cat dog bird sat ran flew on under mat rug tree and saw two big red small blue"
 WORDS = TEXT.split()

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 import sacrebleu
 
-from tformer.errors import InputError
 from tformer.metrics import bits_per_byte, perplexity
 from tformer.metrics.text import bleu, chrf, require_tokenizer, same_text, sequence_accuracy, tokenised_note
+from tformer.support.errors import InputError
 
 
 def test_perplexity_of_a_uniform_guess_is_the_vocabulary_size() -> None:

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tformer.build import build_model
-from tformer.errors import InputError
 from tformer.nn.init import InitOptions, initialise
 from tformer.nn.norm import NORMS, BatchNorm, NormOptions, build_norm, frozen_statistics
 from tformer.recipe.model import Model
+from tformer.support.errors import InputError
 
 KINDS = sorted(NORMS)
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from tformer.data.batching.batch import Batch
 from tformer.data.shards.corpus import Example
-from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives.base import ObjectiveContext, total_loss
 from tformer.objectives.denoising import NOWHERE, Denoising, DenoisingOptions, denoise, span_lengths
+from tformer.support.errors import InputError
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
 PAD, UNK, BOS, EOS, MASK, STOP, VOCAB, SEQ_LEN = 0, 1, 2, 3, 4, 5, 40, 32

@@ -10,11 +10,11 @@ import torch
 
 from tformer.data.shards.corpus import Example
 from tformer.data.sources.images import ImageExample
-from tformer.errors import InputError
 from tformer.objectives import build_objective
 from tformer.objectives.base import ImageContext, ObjectiveContext
 from tformer.objectives.collate import drop_words
 from tformer.objectives.labelled import ClassificationOptions, RegressionOptions, swap_pair
+from tformer.support.errors import InputError
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
 SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)

@@ -15,10 +15,10 @@ from torch import Tensor
 from tformer.data.batching.batch import Batch
 from tformer.data.shards.corpus import Example
 from tformer.data.sources.images import ImageExample
-from tformer.errors import InputError
 from tformer.objectives import build_objective
 from tformer.objectives.base import ImageContext, Objective, ObjectiveContext, total_loss
 from tformer.objectives.labelled import ClassificationOptions, MultiLabelOptions, RegressionOptions, class_weights
+from tformer.support.errors import InputError
 from tformer.tokenizer.special import SpecialIds
 
 CLASSES = 3

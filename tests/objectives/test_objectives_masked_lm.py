@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tformer.build import build_model
 from tformer.data.batching.batch import Batch
 from tformer.data.shards.corpus import Example
-from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.nn.heads import VocabularyHead
 from tformer.nn.losses import IGNORED_LABEL
@@ -22,6 +21,7 @@ from tformer.objectives import build_objective
 from tformer.objectives.base import ObjectiveContext, total_loss
 from tformer.objectives.masked_lm import MaskedLm, MaskedLmOptions, choose, corrupt
 from tformer.recipe.model import Model
+from tformer.support.errors import InputError
 from tformer.tokenizer.special import SpecialIds
 
 SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)

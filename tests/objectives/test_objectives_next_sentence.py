@@ -11,7 +11,6 @@ import torch.nn.functional as F
 
 from tformer.build import build_model
 from tformer.data.shards.corpus import Example
-from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.objectives import CausalLmOptions, build_objective
 from tformer.objectives.base import Combined, Objective, ObjectiveContext, total_loss
@@ -19,6 +18,7 @@ from tformer.objectives.masked_lm import MaskedLmOptions
 from tformer.objectives.next_sentence import NextSentence, NextSentenceOptions
 from tformer.objectives.replaced_token import ReplacedTokenOptions
 from tformer.recipe.model import Model
+from tformer.support.errors import InputError
 from tformer.tokenizer.special import SpecialIds
 
 CLS, SEP, VOCAB = 2, 3, 24

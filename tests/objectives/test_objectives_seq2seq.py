@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 
 from tformer.data.batching.batch import Batch
-from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives.base import ObjectiveContext, total_loss
 from tformer.objectives.seq2seq import Seq2Seq, Seq2SeqOptions
+from tformer.support.errors import InputError
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
 PAD, UNK, START, END = 0, 1, 2, 3

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from tformer.data.batching.batch import Batch
 from tformer.data.shards.corpus import Example
-from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives import span_corruption
@@ -27,6 +26,7 @@ from tformer.objectives.span_corruption import (
     random_parts,
     span_counts,
 )
+from tformer.support.errors import InputError
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
 PAD, EOS, UNK, WORDS, VOCAB, SEQ_LEN = 0, 1, 2, 40, 50, 32

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tformer.errors import InputError
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives import CausalLmOptions, build_objective
 from tformer.objectives.base import ObjectiveContext
@@ -15,6 +14,7 @@ from tformer.objectives.collate import UNK_FIRST, WordDropout, drop_words
 from tformer.objectives.denoising import DenoisingOptions
 from tformer.objectives.masked_lm import MaskedLmOptions
 from tformer.objectives.span_corruption import SpanCorruptionOptions
+from tformer.support.errors import InputError
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
 V, UNK, MASK, EOS = 40, 3, 4, 2

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from tformer.errors import InputError
 from tformer.optim.ema import Ema
+from tformer.support.errors import InputError
 
 
 def make_model() -> nn.Linear:

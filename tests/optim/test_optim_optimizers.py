@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from tformer.errors import InputError
 from tformer.optim.muon import Muon
 from tformer.optim.optimizers import OPTIMIZERS, NamedOptimizer, build_optimizer
 from tformer.recipe.sections import Optimizer as Section
 from tformer.recipe.sections import ParameterGroup
+from tformer.support.errors import InputError
 
 KINDS = tuple(OPTIMIZERS)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tformer import shipped
+from tformer.support import shipped
 
 MODEL = """\
 model:

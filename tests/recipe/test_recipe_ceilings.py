@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tformer.build import build_model
-from tformer.errors import InputError
 from tformer.recipe.load import leaves, load_recipe, recipe_to_data
+from tformer.support.errors import InputError
 
 PRESETS = ("gpt/tiny", "transformer/base", "electra/small", "vit/tiny", "longformer/classify", "performer/classify")
 SECONDS = 5.0

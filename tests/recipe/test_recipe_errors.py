@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tformer.errors import InputError
 from tformer.recipe import load_recipe, recipe_from_yaml
+from tformer.support.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("own_presets")
 Write = Callable[[str], Path]

@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 import pytest
 
-from tformer.errors import InputError
 from tformer.nn.attention import AttentionOptions
 from tformer.nn.positions import PositionOptions
 from tformer.objectives import OBJECTIVES
@@ -23,6 +22,7 @@ from tformer.recipe.schema import (
     known_paths,
     sections_in,
 )
+from tformer.support.errors import InputError
 
 
 def every_path(section: Any = Recipe, before: str = "") -> list[str]:

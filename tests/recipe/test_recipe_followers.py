@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 
 from tformer.build import build_model, count_parameters
-from tformer.errors import InputError
 from tformer.recipe import Resolved, load_recipe, recipe_from_yaml, recipe_to_yaml
 from tformer.recipe.followers import UNLIMITED_STEPS, fitting_heads, nearest_divisor
 from tformer.recipe.model import Stack
 from tformer.recipe.presets import list_presets
+from tformer.support.errors import InputError
 
 EPOCHS = "bert/classify"  # max_steps 100000 and max_epochs 3
 STEPS = "gpt/tiny"

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tformer.build import build_model, layer_sizes
-from tformer.errors import InputError
 from tformer.nn.attention import FullAttentionOptions
 from tformer.nn.attention.performer import PerformerOptions
 from tformer.nn.attention.sliding_window import SlidingWindowOptions
@@ -16,6 +15,7 @@ from tformer.recipe import load_recipe, recipe_from_yaml, recipe_to_yaml
 from tformer.recipe.checks import check_recipe
 from tformer.recipe.model import Model, Stack, layer_sections
 from tformer.recipe.schema import json_schema
+from tformer.support.errors import InputError
 
 
 def stack_with(*sets: str) -> Stack:

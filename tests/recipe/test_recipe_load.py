@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tformer.errors import InputError
 from tformer.nn.positions.rope import RopeOptions
 from tformer.recipe import load_recipe, recipe_from_yaml, recipe_to_yaml
 from tformer.recipe.load import leaves, recipe_to_data
+from tformer.support.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("own_presets")
 Write = Callable[[str], Path]

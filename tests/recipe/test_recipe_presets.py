@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import tformer
-from tformer import shipped
-from tformer.errors import InputError
 from tformer.recipe import DEFAULT_PRESETS, list_presets, load_recipe, preset_summary
 from tformer.recipe.recipe import Recipe
+from tformer.support import shipped
+from tformer.support.errors import InputError
 
 SHIPPED = [(arch, preset) for arch, names in list_presets().items() for preset in names]
 

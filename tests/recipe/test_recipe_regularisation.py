@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tformer.errors import InputError
 from tformer.recipe import load_recipe
 from tformer.recipe.explain import explain
 from tformer.recipe.recipe import Recipe
+from tformer.support.errors import InputError
 
 
 def recipe_of(arch: str, preset: str, *changes: str) -> Recipe:

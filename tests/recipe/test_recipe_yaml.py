@@ -13,7 +13,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer.errors import InputError
 from tformer.nn.attention.sliding_window import SlidingWindowOptions
 from tformer.recipe import SCHEMA_VERSION, Recipe, json_schema, recipe_from_yaml, recipe_to_yaml
 from tformer.recipe.load import recipe_to_data
@@ -21,6 +20,7 @@ from tformer.recipe.migrations import MIGRATIONS, migrate
 from tformer.recipe.model import layer_sections
 from tformer.recipe.schema import all_sections, fields_of
 from tformer.recipe.yaml_text import MAX_BYTES, parse_value, parse_yaml, read_yaml, resolve_scalar, to_yaml
+from tformer.support.errors import InputError
 
 SCALARS: dict[str, Any] = {
     "1e-3": 1e-3,

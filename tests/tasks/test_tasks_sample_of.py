@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from tformer.data.shards.corpus import Example
-from tformer.errors import InputError
 from tformer.objectives import build_objective
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
+from tformer.support.errors import InputError
 from tformer.tasks import task_of
 from tformer.tasks.base import GivenExample, TrainingData, TrainingStart, Work
 

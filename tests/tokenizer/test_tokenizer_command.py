@@ -15,7 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 from tformer.cli import train_tokenizer as command
-from tformer.errors import TformerError
+from tformer.support.errors import TformerError
 from tformer.tokenizer import Tokenizer, TokenizerOptions
 from tformer.tokenizer.report import measure, tokenizer_report
 from tformer.tokenizer.train import train_with_facts

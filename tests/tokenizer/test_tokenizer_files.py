@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import models, pre_tokenizers
 
-from tformer.errors import InputError, StorageError
+from tformer.support.errors import InputError, StorageError
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 from tformer.tokenizer import tokenizer as files
 from tformer.tokenizer.decoding import STARTS_WORD, byte_level_alphabet, word_starts

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 from tformer.tokenizer.growth import growth_problem
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.tokenizer.conftest import LINES
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.segmentation import BpeSegmenter, UnigramSegmenter, segmenter_of
 

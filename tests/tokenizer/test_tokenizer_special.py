@@ -10,8 +10,8 @@ import pytest
 import transformers
 from tokenizers import processors
 
-from tformer.errors import InputError
 from tformer.recipe.recipe import SpecialTokens, with_own_roles, with_roles
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import opening_ids
 

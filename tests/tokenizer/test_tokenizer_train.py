@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import pytest
 
-from tformer.errors import InputError, Interrupted
+from tformer.support.errors import InputError, Interrupted
 from tformer.tokenizer import TokenizerOptions, train, train_tokenizer
 from tformer.tokenizer.train import CHUNK_CHARACTERS, EvenSample, Feed, chunks, train_with_facts, utf8_length
 

@@ -14,9 +14,9 @@ from tformer.data.batching.batch import Batch
 from tformer.data.shards.corpus import Example
 from tformer.data.shards.pair_tokens import PairExample
 from tformer.data.sources.images import ImageExample
-from tformer.device import DTYPES
 from tformer.objectives.base import ImageContext, Objective, ObjectiveContext
 from tformer.recipe.recipe import Recipe
+from tformer.support.device import DTYPES
 from tformer.tokenizer.special import SpecialIds, decoder_tokens
 from tformer.training import assemble
 from tformer.training.loop import Components, Hooks, Trainer

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.training.test_training_devices import _all_processes_end, train
-from tformer.device import device_memory, machine_memory
+from tformer.support.device import device_memory, machine_memory
 from tformer.training import prepare
 
 __all__ = ["_all_processes_end", "train"]  # fixtures

@@ -16,7 +16,7 @@ import torch
 
 from tformer.checkpoint import background
 from tformer.checkpoint.background import Saver, copied
-from tformer.errors import cannot_write
+from tformer.support.errors import cannot_write
 from tformer.training import saving
 from tformer.training.loop import Trainer
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from tests.faults.killing import check_runs, ends_within
 from tests.training.test_training_not_finite import nan_at
 from tformer.checkpoint.read import read_checkpoint
-from tformer.errors import InputError, cannot_write
+from tformer.support.errors import InputError, cannot_write
 from tformer.training import saving, session
 from tformer.training.assemble import PlannedBatches
 from tformer.training.loop import Trainer

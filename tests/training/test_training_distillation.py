@@ -17,7 +17,7 @@ import tformer
 from tests.end_to_end.conftest import ENCODER, IMAGES
 from tests.end_to_end.labelled_examples import documents, many, sentences, write_images, write_table
 from tests.training.pair_makers import RECIPE, english, german, metrics
-from tformer.errors import StorageError
+from tformer.support.errors import StorageError
 from tformer.tasks import pairs, sequence_teacher
 from tformer.tasks.sequence_teacher import weights_digest
 

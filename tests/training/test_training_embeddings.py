@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.training.pair_makers import sides
 from tests.training.test_training_devices import assert_same_run, latest
 from tests.training.test_training_devices import train as gpt
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 from tformer.tasks.base import Work
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.options import TokenizerOptions

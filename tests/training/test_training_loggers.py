@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 from tformer.training import loggers as module
 from tformer.training.loggers import LOGGERS, LOGGERS_FILE, LoggedRun, Logger, Loggers, Status, flattened, logger_names
 

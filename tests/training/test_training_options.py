@@ -11,10 +11,10 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import torch
 
-from tformer.device import has_bf16_instructions, resolve_precision
 from tformer.nn.classification_heads import HeadPooling
 from tformer.optim.optimizers import OPTIMIZERS
 from tformer.optim.schedules import SCHEDULES
+from tformer.support.device import has_bf16_instructions, resolve_precision
 from tformer.training.options import TrainOptions
 from tformer.training.parallel import SingleProcess
 from tformer.training.state import LossScaler
@@ -144,7 +144,7 @@ def test_the_recipe_of_a_run_has_nothing_left_to_choose(train: Callable[..., Any
 
 
 def test_a_slow_machine_has_a_rate_above_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tformer.device.matmul_flops_per_second", lambda dtype, *rest, **shape: 1.234e8)
+    monkeypatch.setattr("tformer.support.device.matmul_flops_per_second", lambda dtype, *rest, **shape: 1.234e8)
     chosen = resolve_precision("auto", torch.device("cpu"), rows=1, d_model=1, d_ff=1)
     assert "bf16 multiplies at 123 MFLOP/s here, fp32 at 123 MFLOP/s" in chosen.reason
 

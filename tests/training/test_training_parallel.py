@@ -16,11 +16,11 @@ from torch import Tensor
 from tests.test_presets_build import read
 from tests.training.small_steps import PRESETS
 from tests.training.worlds import Training, in_processes, largest_difference, recipe_of, samples_of
-from tformer.device import DTYPES
-from tformer.errors import InputError, OtherProcessError
 from tformer.evaluation.predict import evaluate_objective
 from tformer.optim.shards import local
 from tformer.recipe.sections import Parallelism
+from tformer.support.device import DTYPES
+from tformer.support.errors import InputError, OtherProcessError
 from tformer.training import assemble
 from tformer.training.parallel import DataParallel, Parallel, SingleProcess, parallel_of
 

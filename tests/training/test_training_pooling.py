@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import tformer
-from tformer.errors import InputError
 from tformer.nn.classification_heads import POOLINGS
 from tformer.recipe import load_recipe
+from tformer.support.errors import InputError
 
 Cli = Callable[..., Any]
 ANIMALS, TOOLS = ("cat", "dog", "cow", "hen"), ("saw", "axe", "nail", "file")

@@ -19,7 +19,7 @@ from tests.training.small_steps import FIRST_WORD, LAST_WORD, Stepper, small_rec
 from tformer.checkpoint.read import read_checkpoint
 from tformer.cli.app import main
 from tformer.data.shards.pair_tokens import PairExample
-from tformer.errors import Interrupted
+from tformer.support.errors import Interrupted
 from tformer.tasks.base import no_progress
 from tformer.training.loop import score
 from tformer.training.options import TrainOptions
@@ -203,7 +203,7 @@ def test_an_average_that_was_not_kept_so_far_begins_with_the_weights_of_the_resu
 
 
 def test_a_resumed_run_refuses_other_data(tmp_path: Path, text_file: Path) -> None:
-    from tformer.errors import InputError
+    from tformer.support.errors import InputError
 
     recipe = write_recipe(tmp_path, text_file, {})
     train(recipe, tmp_path / "run", stop_at=12)
@@ -218,8 +218,8 @@ def test_a_resumed_run_refuses_a_large_table_whose_middle_changed_and_whose_time
 ) -> None:
     """Runs of version 0.1.0, which recorded no samples of their data, go on."""
     from tformer.data.sources import files
-    from tformer.errors import InputError
     from tformer.recipe import load_recipe
+    from tformer.support.errors import InputError
     from tformer.tasks import task_of
     from tformer.tasks.base import TrainingData, TrainingStart, Work
     from tformer.training.prepare import _check_fingerprint

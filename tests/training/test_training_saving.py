@@ -29,13 +29,13 @@ from tests.training.test_training_devices import (
     train,
 )
 from tests.training.test_training_sharded import DDP, FSDP
-from tformer import files
 from tformer.checkpoint import parts, read
 from tformer.checkpoint.manifest import TENSOR_FILES, FileRecord
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.save import write_checkpoint
 from tformer.cli.app import main
-from tformer.errors import cannot_write
+from tformer.support import files
+from tformer.support.errors import cannot_write
 from tformer.training.loop import Trainer
 
 __all__ = ["_all_processes_end", "train"]  # fixtures

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 from tformer.training.state import RunningSums, TrainerState
 
 STATES = {

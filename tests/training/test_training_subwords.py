@@ -14,11 +14,11 @@ import torch
 import tformer
 from tformer.data.batching.batch import Batch
 from tformer.data.shards.pair_tokens import PairExample
-from tformer.errors import InputError
 from tformer.evaluation.predict import GivenSamples
 from tformer.objectives.base import ObjectiveContext
 from tformer.recipe import load_recipe
 from tformer.recipe.recipe import Recipe
+from tformer.support.errors import InputError
 from tformer.tasks.base import TrainingData
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 from tformer.tokenizer.special import decoder_tokens

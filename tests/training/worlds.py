@@ -23,13 +23,13 @@ from tests.training.small_steps import FIRST_WORD, LAST_WORD, LENGTH, _Nobody, c
 from tformer.data.shards.corpus import Example
 from tformer.data.shards.pair_tokens import PairExample
 from tformer.data.sources.images import ImageExample
-from tformer.device import DTYPES
 from tformer.evaluation.predict import GivenSamples
 from tformer.model import Transformer
 from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.objectives.distillation import Distillation, Teacher
 from tformer.optim.shards import local
 from tformer.recipe.recipe import Recipe
+from tformer.support.device import DTYPES
 from tformer.tasks.base import TrainingData
 from tformer.training import assemble
 from tformer.training.loop import Components, Hooks, Trainer

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from tests.viz.attention_models import attention_of, random_attention, scene_of, signed_attention
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 from tformer.viz.attention.figures import SMALL, Scale, blocks_of, draw, norm_of
 from tformer.viz.attention.page import SCRIPTS, WITHOUT, render
 from tformer.viz.attention.text import as_csv, as_json, as_text

@@ -28,8 +28,8 @@ from tests.viz.attention_models import (
     with_attention,
 )
 from tformer.decoding.loaded import translator_of
-from tformer.errors import InputError
 from tformer.loading import Loaded
+from tformer.support.errors import InputError
 from tformer.viz.attention.page import COARSEST, FINEST, pack, unpack
 from tformer.viz.attention.reading import Inputs, read, side_of
 from tformer.viz.attention.scene import Scene, divergence, make_scene, summarise

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tformer.errors import InputError, StorageError
+from tformer.support.errors import InputError, StorageError
 from tformer.viz.output import Output, choose_output, write_output
 from tformer.viz.page import render_page, script_bytes
 from tformer.viz.plots import COLOUR_MAPS, colour_at, colour_table

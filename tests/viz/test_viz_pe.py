@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from tformer.errors import InputError
 from tformer.nn.positions import POSITIONS, PositionSizes
 from tformer.nn.positions.biases import AlibiPositions, T5BiasOptions
 from tformer.nn.positions.fixed import Patch2dOptions, Patch2dPositions, SinusoidalOptions, SinusoidalPositions
 from tformer.nn.positions.rope import RopeOptions, RopePositions
+from tformer.support.errors import InputError
 from tformer.viz.pe import fixed
 from tformer.viz.pe.learned import Table
 from tformer.viz.pe.page import explorer

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tformer.errors import InputError, StorageError
+from tformer.support.errors import InputError, StorageError
 from tformer.viz import Curve, draw_curves, picture_format
 from tformer.viz.curves import COLOURS, DASHES, LABEL_WIDTH, MARKERS, _wrap
 from tformer.viz.figure import draw_plots
@@ -252,7 +252,7 @@ def test_a_spread_belongs_to_its_points() -> None:
 
 
 def test_an_old_picture_survives_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tformer import files
+    from tformer.support import files
 
     path = tmp_path / "a.png"
     draw_curves([Curve("a", FALLING)], path, **WORDS)

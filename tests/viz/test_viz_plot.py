@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.viz.plot_runs import train_record, valid_record, write_run
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 from tformer.viz.figure import draw_panels
 from tformer.viz.page import script_bytes
 from tformer.viz.plot.page import MAX_VALUES, SCRIPTS, as_csv, as_json, render, summary

@@ -8,7 +8,7 @@ import torch
 from tformer.build import build_model
 from tformer.cost.flops import module_flops
 from tformer.cost.memory import cache_size
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 from tformer.workflows.inspect import report_on
 from tformer.workflows.inspect.report import Node, build_tree
 from tformer.workflows.inspect.subject import Question, read_subject

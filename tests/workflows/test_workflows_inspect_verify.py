@@ -15,8 +15,8 @@ from tformer.build import build_model
 from tformer.checkpoint.manifest import content_sha256
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import save_checkpoint
-from tformer.errors import InputError
 from tformer.recipe.load import recipe_from_yaml
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 from tformer.workflows.inspect import Verdict, verify
 

@@ -14,10 +14,10 @@ import torch
 from tests.workflows.prune_runs import EFFICIENT, make, output, output_without_heads, recipe_text
 from tformer.data.shards.corpus import Example
 from tformer.data.shards.pair_tokens import PairExample
-from tformer.errors import InputError
 from tformer.loading import Loaded, load
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, total_loss
+from tformer.support.errors import InputError
 from tformer.tasks.base import HeldOut
 from tformer.tasks.tokenizers import decoder_context, text_context
 from tformer.workflows.prune.heads import attention_modules, gate_gradients, head_importance

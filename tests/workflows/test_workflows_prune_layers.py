@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.workflows.prune_runs import EFFICIENT, make, output, output_without_layers, recipe_text
 from tformer.checkpoint.read import read_checkpoint
-from tformer.errors import InputError, Interrupted
 from tformer.loading import load
+from tformer.support.errors import InputError, Interrupted
 from tformer.workflows.prune.heads import choose_heads
 from tformer.workflows.prune.layers import (
     evenly_spaced,

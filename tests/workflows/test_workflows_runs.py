@@ -12,8 +12,8 @@ import pytest
 from tests.workflows.run_makers import VOCABULARY, make_run, train_line, valid_line
 from tformer.build import count_parameters
 from tformer.checkpoint.run import RunDirectory, is_locked
-from tformer.errors import InputError
 from tformer.recipe import load_recipe, recipe_to_yaml
+from tformer.support.errors import InputError
 from tformer.workflows.runs.compare import compare_runs, describe_run, short_names
 from tformer.workflows.runs.summary import ORDERS, find_run, find_runs, in_order, summarise_run
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.workflows.test_workflows_sweep_run import Watch, interrupted
-from tformer.errors import InputError, Interrupted
+from tformer.support.errors import InputError, Interrupted
 from tformer.workflows.sweep import cells
 from tformer.workflows.sweep.cells import Result
 from tformer.workflows.sweep.children import Ended, Start

@@ -11,8 +11,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer.errors import InputError
 from tformer.recipe.yaml_text import parse_value
+from tformer.support.errors import InputError
 from tformer.training.options import train_flags
 from tformer.workflows.sweep.cells import train_words
 from tformer.workflows.sweep.grid import (

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from tests.faults.killing import cpu_seconds_until_end
-from tformer.errors import InputError, Interrupted, RunInUseError, StorageError
-from tformer.processes import python_command
+from tformer.support.errors import InputError, Interrupted, RunInUseError, StorageError
+from tformer.support.processes import python_command
 from tformer.workflows.sweep import cells
 from tformer.workflows.sweep import children as process
 from tformer.workflows.sweep.cells import Result

@@ -38,14 +38,14 @@ from tformer.bench.workloads.attention import (
     peer_name,
 )
 from tformer.build import layer_sizes
-from tformer.device import DTYPES, resolve_device
-from tformer.errors import InputError, did_you_mean
 from tformer.nn.attention import ProjectionOptions
 from tformer.nn.attention.mechanism import BACKWARD_AND_FORWARD
 from tformer.recipe.model import layer_sections
 from tformer.recipe.problems import EXPECTED
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.yaml_text import describe, parse_value
+from tformer.support.device import DTYPES, resolve_device
+from tformer.support.errors import InputError, did_you_mean
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 HEADS, HEAD_DIM, DTYPE = 4, 64, "fp32"

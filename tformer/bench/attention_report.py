@@ -17,8 +17,8 @@ from tformer.bench.processes import OUT_OF_MEMORY, TOO_LONG
 from tformer.bench.report import UNSTEADY, Table, bullets, ceilings_line, figures, markdown
 from tformer.bench.speed import Row
 from tformer.bench.workloads.attention import DENSE_MASKED, FULL, AttentionBench
-from tformer.files import make_folders, write_text
-from tformer.formatting import binary_bytes, finite_or_none, listed, ratio, short_seconds
+from tformer.support.files import make_folders, write_text
+from tformer.support.formatting import binary_bytes, finite_or_none, listed, ratio, short_seconds
 from tformer.viz.curves import Curve, draw_curves
 
 LONG = 2048

@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 
-import tformer
 from tformer.bench.machine import measure_ceilings
 from tformer.data.shards.caches import cache_sizes
 from tformer.decoding.inference import inference_dtype
-from tformer.device import (
+from tformer.kernels import library
+from tformer.support import __version__
+from tformer.support.device import (
     CPU_INFO,
     DTYPES,
     SPEED,
@@ -35,9 +36,8 @@ from tformer.device import (
     instruction_set,
     machine_memory,
 )
-from tformer.formatting import amount
-from tformer.kernels import library
-from tformer.processes import available_cores
+from tformer.support.formatting import amount
+from tformer.support.processes import available_cores
 
 INSTRUCTION_SETS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8", "asimd",
                     "bf16", "i8mm", "sve")  # fmt: skip
@@ -58,7 +58,7 @@ def diagnosis(*, with_speed: bool = True) -> dict[str, Any]:
     home = default_cache_dir()
     needed, extras = requirements()
     found: dict[str, Any] = {
-        "versions": {"tformer": tformer.__version__, **{name: installed(name) for name in needed}},
+        "versions": {"tformer": __version__, **{name: installed(name) for name in needed}},
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": _processor(),
@@ -96,7 +96,7 @@ def requirements() -> tuple[list[str], dict[str, list[str]]]:
             if found := re.search(r"extra == ['\"]([\w-]+)", line):
                 extras.setdefault(found[1], []).append(line)
     except metadata.PackageNotFoundError:  # a checkout
-        file = Path(tformer.__file__).resolve().parents[1] / "pyproject.toml"
+        file = Path(__file__).resolve().parents[2] / "pyproject.toml"
         project = tomllib.loads(file.read_text(encoding="utf-8"))["project"] if file.is_file() else {}
         plain, extras = project.get("dependencies", []), project.get("optional-dependencies", {})
     return _names(plain), {extra: _names(lines) for extra, lines in extras.items()}

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import torch
 
-from tformer.device import (
+from tformer.support.device import (
     DTYPES,
     device_name,
     instruction_set,
@@ -32,7 +32,7 @@ from tformer.device import (
     peak_resident_bytes,
     return_free_memory,
 )
-from tformer.formatting import plural
+from tformer.support.formatting import plural
 
 
 def environment_line(device: torch.device, *, dtype: str) -> str:

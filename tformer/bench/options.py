@@ -7,9 +7,9 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from tformer.errors import InputError
-from tformer.formatting import whole_number
-from tformer.options import command_line, flag_of, panel
+from tformer.support.errors import InputError
+from tformer.support.formatting import whole_number
+from tformer.support.options import command_line, flag_of, panel
 
 MODEL, WORK, PEERS = panel("Which model"), panel("What is measured"), panel("Compared with")
 HOW, RESULT = panel("How"), panel("Result")

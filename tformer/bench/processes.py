@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tformer.processes import python_command
+from tformer.support.processes import python_command
 
 POLL_SECONDS = 0.05
 EXIT_SECONDS = 10

@@ -26,12 +26,12 @@ from tformer.bench.report import Table, markdown
 from tformer.checkpoint.logs import read_metrics
 from tformer.data.sources.files import STANDARD_INPUT
 from tformer.data.sources.text import open_sources
-from tformer.device import peak_resident_bytes, resolve_device
-from tformer.errors import InputError
-from tformer.formatting import binary_bytes
 from tformer.metrics import Stat
-from tformer.processes import ScratchFolder, python_command
 from tformer.recipe import load_recipe
+from tformer.support.device import peak_resident_bytes, resolve_device
+from tformer.support.errors import InputError
+from tformer.support.formatting import binary_bytes
+from tformer.support.processes import ScratchFolder, python_command
 
 POLL_SECONDS = 0.02
 """Longest delay until a validation is noticed."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from tformer.bench.machine import roofline_line
 from tformer.bench.speed import WORKS, Entry, Row, SpeedBench
-from tformer.formatting import binary_bytes, ratio
+from tformer.support.formatting import binary_bytes, ratio
 
 UNSTEADY = 0.2
 """A spread above this share of the median is mentioned."""

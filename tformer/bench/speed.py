@@ -24,12 +24,12 @@ from tformer.bench.workloads.tokenize import TOKENIZE
 from tformer.bench.workloads.train import TRAIN
 from tformer.build import count_parameters
 from tformer.decoding.inference import require_quantize
-from tformer.device import DTYPES, keep_freed_memory, resolve_device, resolve_precision
-from tformer.errors import InputError
 from tformer.interop.opening import open_checkpoint
 from tformer.objectives import OBJECTIVES
 from tformer.recipe import load_recipe, recipe_from_yaml, recipe_to_yaml
 from tformer.recipe.recipe import Recipe
+from tformer.support.device import DTYPES, keep_freed_memory, resolve_device, resolve_precision
+from tformer.support.errors import InputError
 
 WORKS: dict[str, Work] = {work.name: work for work in (TRAIN, GENERATE, TRANSLATE, CLASSIFY, TOKENIZE)}
 """Every workload by name."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from tformer import __version__
 from tformer.bench.machine import environment_line
 from tformer.bench.options import (
     ClassifyOptions,
@@ -46,9 +45,10 @@ from tformer.bench.report import (
 from tformer.bench.speed import Row, SpeedBench, resolve, run_speed
 from tformer.checkpoint.logs import describe_environment
 from tformer.decoding.inference import require_quantize
-from tformer.device import machine_memory, resolve_device
-from tformer.errors import InputError, TformerError
-from tformer.formatting import binary_bytes, ratio
+from tformer.support import __version__
+from tformer.support.device import machine_memory, resolve_device
+from tformer.support.errors import InputError, TformerError
+from tformer.support.formatting import binary_bytes, ratio
 
 TRANSFORMERS, X_TRANSFORMERS, CTRANSLATE2, LLAMA_CPP = "transformers", "x-transformers", "ctranslate2", "llama.cpp"
 NO_DROPOUT = tuple(

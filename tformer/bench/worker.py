@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tformer.bench.processes import OUT_OF_MEMORY
-from tformer.errors import TformerError
+from tformer.support.errors import TformerError
 
 if TYPE_CHECKING:
     from tformer.bench.workloads import Contender

@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tformer import files
 from tformer.checkpoint.manifest import file_names
 from tformer.checkpoint.read import Checkpoint, read_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, is_run
 from tformer.checkpoint.save import write_checkpoint
-from tformer.errors import InputError, Interrupted
-from tformer.formatting import short_hash
 from tformer.nn.attention import ATTENTION
 from tformer.recipe.load import recipe_to_data
+from tformer.support import files
+from tformer.support.errors import InputError, Interrupted
+from tformer.support.formatting import short_hash
 
 AVERAGED_ROLES = ("weights", "generator")
 # Parts of the recipe that must agree for weights to be averaged; all others may differ (another seed, more steps).
@@ -172,7 +172,7 @@ def average_checkpoints(
     checkpoints = sorted(opened, key=_order)
     require_same_model(checkpoints)
     last = checkpoints[-1]
-    files.require_writable(target)
+    files.require_writable_folder(target)
     files.require_room(target, sum(record.size for record in last.manifest.files if record.role not in LEFT_OUT))
     means = _means(checkpoints, progress=progress, should_stop=should_stop)
     with files.storage_errors(target):

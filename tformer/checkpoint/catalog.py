@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tformer import files
 from tformer.checkpoint.manifest import read_manifest
-from tformer.errors import InputError
-from tformer.input_files import open_regular
+from tformer.support import files
+from tformer.support.errors import InputError
+from tformer.support.files import open_regular
 
 LATEST, BEST = "latest", "best"
 _STEP = re.compile(r"(?:\.old-)?step-(\d{1,15})")

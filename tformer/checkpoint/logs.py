@@ -14,11 +14,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tformer import files
-from tformer.errors import InputError
-from tformer.formatting import finite_or_none
-from tformer.input_files import open_regular
 from tformer.kernels import library
+from tformer.support import files
+from tformer.support.errors import InputError
+from tformer.support.files import open_regular
+from tformer.support.formatting import finite_or_none
 
 PACKAGES = ("tformer", "torch", "numpy", "tokenizers", "safetensors", "pydantic")
 
@@ -43,7 +43,7 @@ def describe_environment(
 
 def _version(package: str) -> str | None:
     if package == "tformer":
-        from tformer import __version__
+        from tformer.support import __version__
 
         return __version__
     try:

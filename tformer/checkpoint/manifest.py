@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tformer.errors import InputError
-from tformer.files import MANIFEST, PICKLE_HINT, PICKLE_SUFFIXES, parse_object, read_bounded
+from tformer.support.errors import InputError
+from tformer.support.files import MANIFEST, PICKLE_HINT, PICKLE_SUFFIXES, parse_object, read_bounded
 
 SOURCE_NAME = "tokenizer.source.json"
 ROLES = ("tokenizer", "target_tokenizer")

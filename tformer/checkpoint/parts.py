@@ -19,9 +19,9 @@ from typing import Any
 
 from torch import Tensor
 
-from tformer import files
 from tformer.checkpoint.manifest import TENSOR_FILES, FileRecord, index_role, part_name
 from tformer.checkpoint.tensor_files import file_bytes, tensor_chunks
+from tformer.support import files
 from tformer.workers.worker import LOST, LostError, Worker
 
 PART_BYTES = 16 << 20

@@ -34,12 +34,11 @@ from tformer.checkpoint.tensor_files import (
     read_specs,
     read_tensors,
 )
-from tformer.errors import InputError, NotFiniteError
-from tformer.files import PICKLE_HINT, PICKLE_SUFFIXES, parse_object, read_bounded
-from tformer.formatting import listed, short_hash
-from tformer.input_files import open_regular
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
+from tformer.support.errors import InputError, NotFiniteError
+from tformer.support.files import PICKLE_HINT, PICKLE_SUFFIXES, open_regular, parse_object, read_bounded
+from tformer.support.formatting import listed, short_hash
 
 MAX_LISTED = 8  # names of each kind in an error
 

@@ -11,8 +11,8 @@ from tformer.checkpoint import catalog
 from tformer.checkpoint.manifest import read_manifest
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, is_run, list_runs
-from tformer.errors import InputError, did_you_mean
-from tformer.files import MANIFEST, PICKLE_HINT, PICKLE_SUFFIXES
+from tformer.support.errors import InputError, did_you_mean
+from tformer.support.files import MANIFEST, PICKLE_HINT, PICKLE_SUFFIXES
 
 
 def resolve_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str | Path = "runs") -> Path:

@@ -11,14 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tformer import files
 from tformer.checkpoint import catalog, logs
 from tformer.checkpoint.catalog import Entry
 from tformer.checkpoint.logs import describe_environment
 from tformer.checkpoint.manifest import FILE_NAMES, file_names
-from tformer.errors import InputError, RunInUseError, StorageError
-from tformer.files import parse_object, read_bounded
 from tformer.recipe import Recipe, recipe_from_yaml
+from tformer.support import files
+from tformer.support.errors import InputError, RunInUseError, StorageError
+from tformer.support.files import parse_object, read_bounded
 
 LOCK_NAME = ".lock"
 MAX_RECIPE_BYTES = 1 << 20

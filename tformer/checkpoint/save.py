@@ -14,13 +14,13 @@ from typing import Any
 
 from torch import Tensor
 
-from tformer import __version__, files
 from tformer.checkpoint import catalog
 from tformer.checkpoint.manifest import FileRecord, Manifest, file_names
 from tformer.checkpoint.parts import Companions, divide, write_files
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.tensor_files import file_bytes, find_tied, without_aliases
-from tformer.errors import StorageError
+from tformer.support import __version__, files
+from tformer.support.errors import StorageError
 from tformer.tokenizer.tokenizer import canonical_sha256
 
 

@@ -22,10 +22,9 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from tformer.errors import InputError
-from tformer.files import PICKLE_HINT, looks_like_pickle, parse_object
-from tformer.formatting import short_hash
-from tformer.input_files import open_regular
+from tformer.support.errors import InputError
+from tformer.support.files import PICKLE_HINT, looks_like_pickle, open_regular, parse_object
+from tformer.support.formatting import short_hash
 
 MAX_HEADER_BYTES = 100_000_000  # the reference implementation's limit
 LFS_POINTER = b"version "  # first bytes of a Git LFS pointer file

@@ -23,13 +23,13 @@ from typing import Annotated, NoReturn, TextIO
 import typer
 from rich.markup import escape
 
-from tformer import __version__
 from tformer.cli.completion import words_to_complete
 from tformer.cli.help import fit_help
 from tformer.cli.process import BeforeTorch, DroppableStream
 from tformer.cli.report import console, emit_json, spinner
-from tformer.errors import InputError, InputErrors, OutOfMemoryError, StorageError, TformerError, visible
-from tformer.formatting import as_cell
+from tformer.support import __version__
+from tformer.support.errors import InputError, InputErrors, OutOfMemoryError, StorageError, TformerError, visible
+from tformer.support.formatting import as_cell
 
 
 @dataclass(frozen=True)

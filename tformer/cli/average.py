@@ -9,8 +9,8 @@ from typing import Annotated
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import progress_reporter, report_result
-from tformer.errors import InputError
-from tformer.options import argument, panel
+from tformer.support.errors import InputError
+from tformer.support.options import argument, panel
 
 WHICH, RESULT = panel("Which checkpoints"), panel("Result")
 

@@ -140,7 +140,7 @@ def _measure_speed(options: SpeedOptions) -> None:
         from tformer.bench.report import FAIRNESS, document, lines, report, tables
         from tformer.bench.speed import resolve, run_speed
         from tformer.checkpoint.logs import describe_environment
-        from tformer.output_files import require_writable
+        from tformer.support.files import require_writable
 
         bench, notes = resolve(options)
         if options.out is not None:
@@ -200,8 +200,8 @@ def attention(options: AttentionOptions) -> None:
         from tformer.bench.attention_report import document, lines, notes, settings_line, tables, write_report
         from tformer.bench.machine import environment_line
         from tformer.checkpoint.logs import describe_environment
-        from tformer.files import require_writable
-        from tformer.formatting import binary_bytes, short_seconds
+        from tformer.support.files import require_writable
+        from tformer.support.formatting import binary_bytes, short_seconds
 
         bench, decided = resolve_attention(options)
         if options.out is not None:
@@ -297,8 +297,8 @@ def all_(options: AllOptions) -> None:
 
         from tformer.bench.quality import check
         from tformer.bench.suite import Progress, cases_for, quality_for, run_all
-        from tformer.device import resolve_device
-        from tformer.output_files import require_writable
+        from tformer.support.device import resolve_device
+        from tformer.support.files import require_writable
 
         device = resolve_device(options.device)
         require_writable(options.out, option="--out")
@@ -352,7 +352,7 @@ def _show_tables(tables: Sequence[Table]) -> None:
 
 
 def _write(out: Path, text: str) -> None:
-    from tformer.files import write_text
+    from tformer.support.files import write_text
 
     write_text(out, text)
 

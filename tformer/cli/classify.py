@@ -11,10 +11,10 @@ from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import DataOutput, console, data_output, show_notes
 from tformer.cli.workers import Part, require_input_file, run_in_workers
-from tformer.errors import InputError
 from tformer.evaluation.answers import STANDARD_INPUT, AnswerFormat, ClassifyOptions
-from tformer.options import flag_words
-from tformer.output_files import refuse_to_replace
+from tformer.support.errors import InputError
+from tformer.support.files import refuse_to_replace
+from tformer.support.options import flag_words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,9 +66,9 @@ def classify(options: ClassifyOptions) -> None:
 
 def _load(run: str | None, options: ClassifyOptions) -> Loaded:
     from tformer.decoding.inference import inference_dtype, prepare_inference
-    from tformer.device import resolve_device
     from tformer.evaluation.classifier import HEADS
     from tformer.loading import load
+    from tformer.support.device import resolve_device
 
     place = resolve_device(options.device)
     try:

@@ -10,10 +10,9 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
-from tformer.bounds import out_of_bounds
 from tformer.cli.completion import completer
-from tformer.errors import InputError
-from tformer.options import Option, flag_of
+from tformer.support.errors import InputError
+from tformer.support.options import Option, flag_of, out_of_bounds
 
 Options = TypeVar("Options")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import typer
 
-from tformer.shipped import list_presets
+from tformer.support.shipped import list_presets
 
 Completer = Callable[[typer.Context, str], list[str]]
 

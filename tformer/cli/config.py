@@ -12,7 +12,7 @@ import typer
 from tformer.cli.command import examples
 from tformer.cli.completion import completer
 from tformer.cli.report import aligned, emit, emit_json, emit_lines, in_columns, show_notes
-from tformer.errors import InputError, InputErrors
+from tformer.support.errors import InputError, InputErrors
 
 if TYPE_CHECKING:
     from tformer.recipe.explain import Explanation
@@ -177,8 +177,8 @@ def schema() -> None:
 )
 def list_(arch: Arch = None, json_: Json = False) -> None:
     """List the shipped presets and their purpose."""
-    from tformer.errors import did_you_mean
-    from tformer.shipped import list_presets, preset_summary
+    from tformer.support.errors import did_you_mean
+    from tformer.support.shipped import list_presets, preset_summary
 
     presets = list_presets()
     if arch is not None and arch not in presets:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.report import emit_json, emit_lines, in_columns, show_notes
-from tformer.options import option
+from tformer.support.options import option
 
 EPILOG = examples("`tformer doctor`", "`tformer doctor --json`", "`tformer doctor --clean`")
 
@@ -43,7 +43,7 @@ def doctor(options: DoctorOptions) -> None:
 def _clean(*, as_json: bool) -> None:
     from tformer.bench.doctor import cache_line, without_home
     from tformer.data.shards.caches import clean_caches
-    from tformer.device import default_cache_dir
+    from tformer.support.device import default_cache_dir
 
     home = default_cache_dir()
     removed, left = clean_caches(home)

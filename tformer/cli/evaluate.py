@@ -10,7 +10,7 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import console, emit, emit_json, progress_reporter
 from tformer.cli.workers import Part, refuse_standard_input, run_in_workers
 from tformer.evaluation.options import EvaluationOptions
-from tformer.options import flag_words
+from tformer.support.options import flag_words
 
 if TYPE_CHECKING:
     from tformer.workers.worker import Worker

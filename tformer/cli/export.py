@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import progress_reporter, report_result
-from tformer.errors import InputError
-from tformer.formatting import MAX_DIGITS
-from tformer.options import argument, panel
+from tformer.support.errors import InputError
+from tformer.support.formatting import MAX_DIGITS
+from tformer.support.options import argument, panel
 
 if TYPE_CHECKING:
     from tformer.interop.exporting import ExportReport

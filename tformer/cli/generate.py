@@ -9,8 +9,8 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import data_output
 from tformer.cli.workers import Part, require_input_file, run_in_workers
 from tformer.decoding.options import GenerateOptions
-from tformer.options import flag_words
-from tformer.output_files import refuse_to_replace
+from tformer.support.files import refuse_to_replace
+from tformer.support.options import flag_words
 
 if TYPE_CHECKING:
     from tformer.workers.worker import Worker

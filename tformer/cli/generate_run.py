@@ -31,9 +31,9 @@ from tformer.decoding.writers import (
     load_models,
     make_writer,
 )
-from tformer.errors import InputError
-from tformer.formatting import as_one_line
 from tformer.loading import Loaded
+from tformer.support.errors import InputError
+from tformer.support.formatting import as_one_line
 from tformer.workers.worker import Worker
 
 SAMPLE_SEPARATOR = "---------------"

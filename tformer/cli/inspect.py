@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import PIPE_WIDTH, emit_json, emit_lines, show_notes
-from tformer.errors import InputError, did_you_mean, visible
-from tformer.formatting import plural
-from tformer.options import argument, panel
-from tformer.output_files import require_writable
+from tformer.support.errors import InputError, did_you_mean, visible
+from tformer.support.files import require_writable
+from tformer.support.formatting import plural
+from tformer.support.options import argument, panel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -156,7 +156,7 @@ class InspectOptions:
 
     def question(self) -> Question:
         """The model and its sizes, as `tformer.workflows.inspect` takes them."""
-        from tformer.device import resolve_device
+        from tformer.support.device import resolve_device
         from tformer.workflows.inspect import Question
 
         return Question(

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import uncollected
 from tformer.cli.report import emit_document, show_notes
-from tformer.errors import InputError, did_you_mean
-from tformer.options import argument, panel
-from tformer.output_files import refuse_to_replace
+from tformer.support.errors import InputError, did_you_mean
+from tformer.support.files import refuse_to_replace
+from tformer.support.options import argument, panel
 
 if TYPE_CHECKING:
     from tformer.viz.plot.series import Choice, Run

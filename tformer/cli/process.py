@@ -15,8 +15,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, TextIO
 
-from tformer.errors import Interrupted, OutOfMemoryError
-from tformer.formatting import decimal_bytes
+from tformer.support.errors import Interrupted, OutOfMemoryError
+from tformer.support.formatting import decimal_bytes
 
 STARTED = time.monotonic()
 "Start time of this process, taken as early as possible; `--max-minutes` counts from here."

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import progress_reporter, report_result, show_notes
-from tformer.errors import InputError
 from tformer.evaluation.options import DataOptions
-from tformer.options import DATA, Checkpoint, Device, Precision, argument, panel
+from tformer.support.errors import InputError
+from tformer.support.options import DATA, Checkpoint, Device, Precision, argument, panel
 from tformer.workflows.prune.plan import Plan
 
 if TYPE_CHECKING:
@@ -107,8 +107,8 @@ def prune(options: PruneOptions) -> None:
     with StopFlag() as flag:
         from tformer.checkpoint.average import require_new
         from tformer.decoding.inference import inference_dtype
-        from tformer.device import resolve_device
         from tformer.loading import load
+        from tformer.support.device import resolve_device
         from tformer.tasks.base import Work
         from tformer.tasks.evaluate import held_out_data
         from tformer.workflows.prune.pruning import check_plan

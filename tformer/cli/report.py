@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.console import Console
 from rich.markup import escape
 
-from tformer.errors import visible
-from tformer.formatting import counted, duration, finite_or_none
+from tformer.support.errors import visible
+from tformer.support.formatting import counted, duration, finite_or_none
 
 if TYPE_CHECKING:
     from tformer.cli.process import StopFlag
-    from tformer.output_files import Write
+    from tformer.support.files import Write
     from tformer.viz.output import Output
     from tformer.workers.worker import Worker
 
@@ -311,7 +311,7 @@ class DataOutput:
 @contextmanager
 def data_output(path: Path | None, worker: Worker) -> Iterator[DataOutput]:
     """The output of a command: stdout (None), or a file that appears when the work is done (`open_output`)."""
-    from tformer.output_files import open_output
+    from tformer.support.files import open_output
 
     on_terminal = path is None and sys.stdout.isatty()
     with open_output(path) if worker.leads else nullcontext(lambda text: None) as write:

@@ -14,8 +14,8 @@ import typer
 from tformer.cli.command import examples
 from tformer.cli.completion import completer
 from tformer.cli.report import aligned, emit_json, emit_lines, show_notes, terminal_width
-from tformer.errors import InputError, did_you_mean
-from tformer.formatting import as_cell, decimal_bytes, duration, short_count
+from tformer.support.errors import InputError, did_you_mean
+from tformer.support.formatting import as_cell, decimal_bytes, duration, short_count
 
 if TYPE_CHECKING:
     from tformer.workflows.runs.compare import Comparison, RunDetail

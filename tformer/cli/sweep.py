@@ -15,9 +15,9 @@ from tformer.cli import evaluate, train
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import emit, emit_json, print_table, progress_reporter, show_notes
-from tformer.errors import InputError, TformerError
-from tformer.formatting import minutes_and_seconds, plural
-from tformer.options import argument, flag_words, panel
+from tformer.support.errors import InputError, TformerError
+from tformer.support.formatting import minutes_and_seconds, plural
+from tformer.support.options import argument, flag_words, panel
 
 if TYPE_CHECKING:
     from tformer.workflows.sweep.cells import Result

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tformer.cli.command import examples, takes_options
 from tformer.cli.report import aligned, emit, emit_json, emit_lines, print_table, show_notes
 from tformer.data.sources.files import MAX_ROW_CHARACTERS
-from tformer.errors import InputError, visible
-from tformer.formatting import TOKEN_SIGNS, as_cell, whole_number
-from tformer.options import Checkpoint, Errors, argument, panel, require_at_most_one
+from tformer.support.errors import InputError, visible
+from tformer.support.formatting import TOKEN_SIGNS, as_cell, whole_number
+from tformer.support.options import Checkpoint, Errors, argument, panel, require_at_most_one
 
 if TYPE_CHECKING:
     from tformer.data.encoding import TextReader

@@ -9,8 +9,8 @@ from tformer.cli.command import examples, takes_options
 from tformer.cli.process import STARTED, StopFlag
 from tformer.cli.report import console, emit, emit_json, message_width, progress_reporter, show_notes, spinner
 from tformer.cli.workers import Part, run_in_workers
-from tformer.formatting import binary_bytes, mebibytes, plural
-from tformer.options import flag_words
+from tformer.support.formatting import binary_bytes, mebibytes, plural
+from tformer.support.options import flag_words
 from tformer.training.options import TrainOptions
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import console, emit, emit_json, progress_reporter, show_notes
-from tformer.errors import InputError, Interrupted
-from tformer.options import Errors, argument, panel
-from tformer.output_files import require_writable
+from tformer.support.errors import InputError, Interrupted
+from tformer.support.files import require_writable
+from tformer.support.options import Errors, argument, panel
 from tformer.tokenizer.options import TEXT, TokenizerOptions
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.report import emit_document, show_notes
-from tformer.errors import InputError, did_you_mean
-from tformer.options import MACHINE, Device, argument, panel
-from tformer.output_files import refuse_to_replace
+from tformer.support.errors import InputError, did_you_mean
+from tformer.support.files import refuse_to_replace
+from tformer.support.options import MACHINE, Device, argument, panel
 
 if TYPE_CHECKING:
     from tformer.loading import Loaded
@@ -227,8 +227,8 @@ def viz_attention(options: AttentionOptions) -> None:
 
     chosen = choose_output(options.output, options.format, stem="attention")
     refuse_to_replace(chosen.path, [] if options.image is None else [options.image], option="-o")
-    from tformer.device import resolve_device
     from tformer.loading import load
+    from tformer.support.device import resolve_device
 
     loaded = load(options.run, device=resolve_device(options.device), which=options.checkpoint)
     if options.special_tokens:

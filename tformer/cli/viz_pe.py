@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import uncollected
 from tformer.cli.report import emit, emit_document, show_notes
-from tformer.errors import InputError
-from tformer.options import panel
+from tformer.support.errors import InputError
+from tformer.support.options import panel
 
 if TYPE_CHECKING:
     from tformer.viz.pe.learned import Table

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tformer.cli.process import StopFlag
 from tformer.cli.report import console, spinner
-from tformer.errors import InputError, Interrupted, TformerError
+from tformer.support.errors import InputError, Interrupted, TformerError
 
 STANDARD_INPUT = "-"
 

@@ -15,13 +15,13 @@ from typing import Any
 
 from tformer.build import build_model
 from tformer.cost.flops import example_flops
-from tformer.device import CpuSpeed, cpu_speed
-from tformer.formatting import amount, plural
 from tformer.recipe.load import load_recipe
 from tformer.recipe.model import Model
 from tformer.recipe.presets import Fit, Fitting
 from tformer.recipe.recipe import Recipe
-from tformer.shipped import preset_hardware
+from tformer.support.device import CpuSpeed, cpu_speed
+from tformer.support.formatting import amount, plural
+from tformer.support.shipped import preset_hardware
 
 SECONDS_IN_WORDS = 150  # from here on estimates are in minutes
 

@@ -31,14 +31,14 @@ from typing import Any
 from torch import nn
 
 from tformer.cost.memory import MemoryEstimate
-from tformer.device import DTYPES
-from tformer.errors import InputError, did_you_mean
-from tformer.formatting import binary_bytes, plural
 from tformer.model import Transformer
 from tformer.nn.layer_norm import FP32_BYTES
 from tformer.optim.optimizers import OPTIMIZERS, OptimizerKind
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Training
+from tformer.support.device import DTYPES
+from tformer.support.errors import InputError, did_you_mean
+from tformer.support.formatting import binary_bytes, plural
 
 MACHINE_RANKS = 8  # GPUs of a usual machine: the ranks that share a replica with HSDP
 GROUPS_ASSUMED = (

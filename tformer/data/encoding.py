@@ -27,7 +27,7 @@ from tformer.data.shards.template import (
     single_template,
     text_room,
 )
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.pieces import Truncation, is_long
 

@@ -29,7 +29,7 @@ from tformer.decoding.beam_candidates import NEVER, Choice, choose, hold_back, t
 from tformer.decoding.sampling import block_repeated_ngrams, force_token, pad_left, penalise_repetition
 from tformer.decoding.settings import BeamSettings, FinishReason, Hypothesis
 from tformer.decoding.stepper import Stepper
-from tformer.errors import InputError, require_finite
+from tformer.support.errors import InputError, require_finite
 
 
 class FinishedHypotheses:

@@ -16,8 +16,8 @@ import torch
 
 from tformer.data.shards.template import single_template
 from tformer.decoding.inference import inference
-from tformer.errors import InputError, require_finite
 from tformer.model import Transformer
+from tformer.support.errors import InputError, require_finite
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.pieces import size_for_message
 

@@ -23,9 +23,9 @@ from tformer.decoding.completion import Completion, OnToken, check_prompts
 from tformer.decoding.inference import BucketedCache, inference
 from tformer.decoding.sampling import TokenChooser
 from tformer.decoding.settings import Generated, GenerationSettings
-from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.nn.cache import ModelCache, fastest_dtype
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 
 FILLER = 0  # any id will do: the mask hides it

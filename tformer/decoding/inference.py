@@ -32,8 +32,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tformer.device import DTYPES, MIN_SPEEDUP, device_name, has_bf16_instructions, keep_freed_memory
-from tformer.errors import InputError, did_you_mean
 from tformer.kernels import library
 from tformer.kernels.functions import Kernels, find
 from tformer.model import Transformer
@@ -42,7 +40,9 @@ from tformer.nn.fixed_cache import AnyCache, FixedCache
 from tformer.nn.heads import VocabularyHead
 from tformer.nn.linear import Linear
 from tformer.nn.products import Quantize, is_possible, prepare_product
-from tformer.processes import process_lock
+from tformer.support.device import DTYPES, MIN_SPEEDUP, device_name, has_bf16_instructions, keep_freed_memory
+from tformer.support.errors import InputError, did_you_mean
+from tformer.support.processes import process_lock
 
 WORTH_A_BUILD = 2**22
 """Kernels that were not compiled before are compiled for models with at least this number of parameters."""

@@ -23,8 +23,8 @@ from tformer.data.sources.labelled import open_labelled
 from tformer.data.sources.pairs import with_prefix
 from tformer.data.sources.tables import table_format
 from tformer.decoding.sentences import Places, SentenceReader
-from tformer.errors import InputError
 from tformer.recipe.sections import Columns, SourceSpec
+from tformer.support.errors import InputError
 from tformer.tokenizer.pieces import batches_of
 
 BLOCK_LINES = 4096

@@ -7,10 +7,10 @@ from typing import Any
 
 from tformer.decoding.settings import BeamSettings, GenerationSettings
 from tformer.decoding.translate import Translator
-from tformer.errors import InputError
 from tformer.loading import Loaded, decoder_tokens_of
 from tformer.model import Transformer
 from tformer.recipe.recipe import Recipe
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_hints
 
 from tformer.data.sources.files import MAX_ROW_CHARACTERS
-from tformer.errors import InputError
-from tformer.options import (
+from tformer.support.errors import InputError
+from tformer.support.options import (
     MACHINE,
     Checkpoint,
     Device,

@@ -17,7 +17,7 @@ from typing import Any
 
 from tformer.decoding.settings import Generated
 from tformer.decoding.translate import Translation
-from tformer.formatting import as_cell, as_one_line
+from tformer.support.formatting import as_cell, as_one_line
 from tformer.tokenizer import Tokenizer
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tformer.decoding.settings import GenerationSettings
-from tformer.errors import require_finite
+from tformer.support.errors import require_finite
 
 NEVER = float("-inf")
 NO_TOKEN = -1

@@ -17,9 +17,9 @@ import torch
 
 from tformer.data.batching.padding import WIDTH_MULTIPLE, PadLayout, pad_layout
 from tformer.decoding.inference import inference
-from tformer.errors import InputError, require_finite
 from tformer.model import Transformer
 from tformer.nn.heads import Output
+from tformer.support.errors import InputError, require_finite
 from tformer.workers.worker import ALONE, Worker
 
 # Shapes: B rows, T source tokens, U decoder tokens, V vocabulary; of one row: t source tokens, u target tokens.

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tformer.data.shards.template import TextTemplate
-from tformer.errors import InputError
-from tformer.formatting import shortened
+from tformer.support.errors import InputError
+from tformer.support.formatting import shortened
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.pieces import size_for_message
 

@@ -20,9 +20,9 @@ from functools import reduce
 from operator import add
 from typing import Any, Literal, Self, get_args
 
-from tformer.bounds import out_of_bounds
-from tformer.errors import InputError
 from tformer.recipe.sections import Generation
+from tformer.support.errors import InputError
+from tformer.support.options import out_of_bounds
 
 FinishReason = Literal["eos", "stop", "length", "context", "interrupted"]
 ContextPolicy = Literal["slide", "error"]
@@ -67,7 +67,7 @@ BOUNDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "beam_groups": _at_least(1, " (1 is off)"),
     "diversity_penalty": (lambda value: 0 <= value < float("inf"), "at least 0 (0 is off) and finite"),
 }
-"""Condition of each setting, as code and as text; `tformer.bounds` has those that are numbers alone."""
+"""Condition of each setting, as code and as text; `tformer.support.options` has those that are numbers alone."""
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from torch import Tensor
 from tformer.decoding.completion import check_prompts
 from tformer.decoding.generate import check_sources, feed, read_prompts
 from tformer.decoding.inference import BucketedCache, inference
-from tformer.errors import InputError, require_finite
 from tformer.model import Transformer
 from tformer.nn.cache import ModelCache
 from tformer.nn.heads import VocabularyHead
+from tformer.support.errors import InputError, require_finite
 
 
 class Stepper(Protocol):

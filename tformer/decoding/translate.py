@@ -30,8 +30,8 @@ from tformer.decoding.settings import (
     Hypothesis,
 )
 from tformer.decoding.stepper import EnsembleStepper, ModelStepper
-from tformer.errors import InputError
 from tformer.model import Transformer
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import DecoderTokens
 from tformer.workers.worker import ALONE, Worker

@@ -22,11 +22,11 @@ from tformer.decoding.prompts import OnCut, encode_prompts, suppressed_tokens, t
 from tformer.decoding.sentences import LINES, SentenceReader
 from tformer.decoding.settings import BeamSettings, Generated, GenerationSettings
 from tformer.decoding.translate import Continuer, Translation
-from tformer.device import resolve_device
-from tformer.errors import InputError
 from tformer.loading import Loaded, load
 from tformer.nn.heads import HEADS
 from tformer.nn.products import row_class
+from tformer.support.device import resolve_device
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 
 ShouldStop = Callable[[], bool]

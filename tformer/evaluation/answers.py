@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tformer.data.sources.files import MAX_ROW_CHARACTERS
-from tformer.errors import InputError
-from tformer.formatting import as_cell
-from tformer.options import (
+from tformer.support.errors import InputError
+from tformer.support.formatting import as_cell
+from tformer.support.options import (
     MACHINE,
     Checkpoint,
     Device,

@@ -21,7 +21,6 @@ from tformer.data.sources.augmentation import most_views, view
 from tformer.data.sources.image_files import read_image
 from tformer.data.sources.images import ImageExample, ImageSet, open_images
 from tformer.data.sources.tables import LabelledRow
-from tformer.errors import InputError
 from tformer.evaluation.predict import GivenSamples, Samples, predict_scores
 from tformer.loading import Loaded
 from tformer.nn.classification_heads import LabelKind
@@ -30,6 +29,7 @@ from tformer.objectives import build_objective, labelled_options
 from tformer.objectives.base import ImageContext, Objective, ObjectiveContext
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns
+from tformer.support.errors import InputError
 from tformer.tokenizer.special import SpecialIds
 from tformer.workers.worker import ALONE, Worker
 

@@ -20,7 +20,6 @@ import torch
 from tformer.data.batching.batch import Batch
 from tformer.data.encoding import EncodedText
 from tformer.decoding.lines import Text
-from tformer.errors import InputError
 from tformer.evaluation.classifier import image_context, image_samples
 from tformer.evaluation.predict import GivenSamples, Samples, predict
 from tformer.loading import Loaded
@@ -33,7 +32,8 @@ from tformer.nn.classification_heads import (
 )
 from tformer.nn.heads import Output
 from tformer.objectives.labelled import collate_images
-from tformer.options import MACHINE, Precision, Quantize, check_quantize, panel
+from tformer.support.errors import InputError
+from tformer.support.options import MACHINE, Precision, Quantize, check_quantize, panel
 
 VECTOR = panel("The vector")
 

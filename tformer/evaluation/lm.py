@@ -37,12 +37,12 @@ from tformer.data.batching.batch import Batch
 from tformer.data.batching.padding import pad_layout
 from tformer.data.batching.windows import restarting_positions
 from tformer.data.shards.corpus import TokenCorpus
-from tformer.errors import InputError
 from tformer.evaluation.predict import default_batch_tokens
 from tformer.metrics import bits_per_byte, perplexity
 from tformer.model import Transformer
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.recipe.sections import Data
+from tformer.support.errors import InputError
 from tformer.tokenizer.special import SpecialIds
 from tformer.workers.worker import ALONE, Worker
 

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from tformer.evaluation.classifier import Classifier
-from tformer.formatting import as_cell
 from tformer.nn.classification_heads import LabelKind
-from tformer.output_files import open_output
+from tformer.support.files import open_output
+from tformer.support.formatting import as_cell
 
 THRESHOLD = 0.5
 

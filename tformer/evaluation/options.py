@@ -7,9 +7,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
-from tformer import options
-from tformer.errors import InputError
-from tformer.options import (
+from tformer.support import options
+from tformer.support.errors import InputError
+from tformer.support.files import refuse_to_replace, require_writable
+from tformer.support.options import (
     DATA,
     Checkpoint,
     Device,
@@ -24,7 +25,6 @@ from tformer.options import (
     check_quantize,
     panel,
 )
-from tformer.output_files import refuse_to_replace, require_writable
 
 PAIRS, MEASURE = panel("Pairs of texts"), panel("What is measured")
 ENDINGS = (".tsv", ".jsonl")  # of the file of mistakes

@@ -22,11 +22,11 @@ from torch import nn
 
 from tformer.data.batching.batch import Batch
 from tformer.data.permutation import derive_key
-from tformer.errors import InputError, require_finite
 from tformer.metrics import perplexity
 from tformer.nn.heads import Output
 from tformer.objectives.base import Objective
-from tformer.processes import process_lock
+from tformer.support.errors import InputError, require_finite
+from tformer.support.processes import process_lock
 from tformer.workers.worker import ALONE, Worker
 
 # Tokens of a batch, padding included. A CPU is a fifth slower with 16384, which its caches do not hold.

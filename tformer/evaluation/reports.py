@@ -12,9 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tformer.errors import InputError, visible
 from tformer.evaluation.predict import predict_scores
-from tformer.formatting import as_cell, fitted
 from tformer.metrics import (
     accuracy,
     bootstrap_interval,
@@ -35,6 +33,8 @@ from tformer.metrics.statistics import f1_macro_rows, mean_rows, pearson_rows, s
 from tformer.nn.classification_heads import LabelKind
 from tformer.objectives.base import Objective
 from tformer.recipe.recipe import Recipe
+from tformer.support.errors import InputError, visible
+from tformer.support.formatting import as_cell, fitted
 
 
 def classification_report(

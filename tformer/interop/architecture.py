@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from tformer.errors import InputError
 from tformer.interop.config import Config
 from tformer.interop.mapping import Fixed, Link, both, to_theirs
 from tformer.interop.weight_files import WeightFiles
 from tformer.nn.heads import HeadOptions
 from tformer.recipe.model import Model
+from tformer.support.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tformer.errors import InputError, did_you_mean
 from tformer.interop.architecture import Architecture, kind_in_classes
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.config import Config
@@ -22,6 +21,7 @@ from tformer.interop.equivalences import Step, step_for
 from tformer.nn.heads import LmHeadOptions
 from tformer.nn.positions.base import LearnedOptions
 from tformer.recipe.model import Model, Stack, layer_sections
+from tformer.support.errors import InputError, did_you_mean
 
 OF_TRAINING = ("dropout", "attention_dropout", "activation_dropout", "layerdrop", "drophead")
 

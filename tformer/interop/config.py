@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 
 T = TypeVar("T")
 ABSENT = object()

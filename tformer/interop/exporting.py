@@ -12,11 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tformer import files
 from tformer.build import build_model
 from tformer.checkpoint.average import require_new
 from tformer.checkpoint.read import Checkpoint, differences
-from tformer.errors import InputError, Interrupted
 from tformer.interop.choose import Choice, choose_class_or_code, label_keys, without_learned_rates
 from tformer.interop.generation_config import left_unsaid, write_generation
 from tformer.interop.preprocessor import write_preprocessor
@@ -35,6 +33,8 @@ from tformer.interop.weight_files import (
 from tformer.nn.structured_dropout import LEARNED
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe, SpecialTokens
+from tformer.support import files
+from tformer.support.errors import InputError, Interrupted
 from tformer.tokenizer import Tokenizer
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -175,7 +175,7 @@ def export_checkpoint(
     model = without_learned_rates(resolved(recipe, tokenizers))
     keys = special_keys(recipe, tokenizers.source, tokenizers.target)
     choice = choose_class_or_code(model, family=recipe.arch, model_type=model_type, common=keys)
-    files.require_writable(target)
+    files.require_writable_folder(target)
     weights = _weights_of(checkpoint, model)
     for step in choice.steps:
         model, weights = step.apply(model, weights)

@@ -15,7 +15,6 @@ from torch import Tensor
 from tformer.checkpoint.manifest import Manifest
 from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.tensor_files import TensorSpec
-from tformer.errors import InputError
 from tformer.interop.architectures.parts import label_names
 from tformer.interop.config import Config
 from tformer.interop.generation_config import generation_document, generation_notes, read_generation
@@ -25,6 +24,7 @@ from tformer.interop.tokenizer_config import special_ids
 from tformer.interop.tokenizer_files import TARGET_FOLDER, TOKENIZER_JSON, FoundTokenizer, read_tokenizer
 from tformer.interop.weight_files import CONFIG, FileRead
 from tformer.recipe import recipe_to_yaml
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 
 NEEDED_IDS = ("decoder_start", "forced_bos", "eos")  # ids that decoding needs

@@ -16,12 +16,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tformer.errors import InputError
-from tformer.files import parse_object, read_bounded
 from tformer.interop.config import Config
 from tformer.interop.tokenizer_config import end_ids, special_ids, special_keys
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Generation
+from tformer.support.errors import InputError
+from tformer.support.files import parse_object, read_bounded
 from tformer.tokenizer import Tokenizer
 
 GENERATION_CONFIG = "generation_config.json"

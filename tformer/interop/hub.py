@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tformer.errors import InputError, TformerError
+from tformer.support.errors import InputError, TformerError
 
 PREFIX = "hf:"
 PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model")

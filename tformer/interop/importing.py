@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tformer import files
 from tformer.build import build_model
 from tformer.checkpoint.average import require_new
 from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.save import write_checkpoint
-from tformer.errors import InputError, Interrupted
 from tformer.interop.foreign_checkpoint import ForeignCheckpoint, open_folder
 from tformer.recipe.model import Model
+from tformer.support import files
+from tformer.support.errors import InputError, Interrupted
 from tformer.tokenizer import Tokenizer
 
 __all__ = ["ForeignCheckpoint", "ImportReport", "import_folder", "open_folder"]
@@ -102,7 +102,7 @@ def import_folder(
     require_new(target)
     checkpoint = open_folder(folder, tokenizer=tokenizer, target_tokenizer=target_tokenizer, ignore=ignore)
     specs = checkpoint.weight_specs().values()
-    files.require_writable(target)
+    files.require_writable_folder(target)
     files.require_room(target, sum(spec.stop // spec.dtype.itemsize * dtype.itemsize for spec in specs))
 
     def file_read(done: int, total: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from pathlib import Path
 from tformer.checkpoint.read import Checkpoint, read_checkpoint
 from tformer.checkpoint.resolve import resolve_checkpoint
 from tformer.checkpoint.run import is_run
-from tformer.errors import InputError
-from tformer.files import MANIFEST
 from tformer.interop.hub import is_hub_name
 from tformer.interop.weight_files import CONFIG, INDEX, SINGLE
+from tformer.support.errors import InputError
+from tformer.support.files import MANIFEST
 
 RECIPE = "recipe.yaml"  # only checkpoints of tformer have one
 

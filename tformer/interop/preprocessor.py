@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tformer.errors import InputError
-from tformer.files import parse_object, read_bounded
 from tformer.interop.config import Config
 from tformer.recipe.recipe import Recipe
+from tformer.support.errors import InputError
+from tformer.support.files import parse_object, read_bounded
 
 PREPROCESSOR = "preprocessor_config.json"
 MAX_BYTES = 1 << 20

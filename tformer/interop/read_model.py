@@ -15,9 +15,6 @@ from torch import Tensor
 
 from tformer.build import build_model
 from tformer.checkpoint.tensor_files import TensorSpec
-from tformer.errors import InputError
-from tformer.files import parse_object, read_bounded
-from tformer.formatting import listed
 from tformer.interop.architecture import Architecture, kind_in_classes
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.architectures.lacking import LACKING
@@ -29,6 +26,9 @@ from tformer.nn.heads import HeadOptions
 from tformer.objectives import objectives_for_heads
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe
+from tformer.support.errors import InputError
+from tformer.support.files import parse_object, read_bounded
+from tformer.support.formatting import listed
 
 
 def planned(model: Model, files: WeightFiles, *, name: str) -> Transformer:

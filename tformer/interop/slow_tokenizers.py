@@ -16,10 +16,10 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from tformer.errors import InputError
-from tformer.files import parse_object, read_bounded
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.tokenizer_config import TOKENIZER_CONFIG, TokenizerConfig
+from tformer.support.errors import InputError
+from tformer.support.files import parse_object, read_bounded
 
 VOCAB_TXT, VOCAB_JSON, MERGES = "vocab.txt", "vocab.json", "merges.txt"
 MAX_BYTES = 256 << 20

@@ -16,10 +16,8 @@ from typing import Any
 
 import torch
 
-from tformer import files
 from tformer.checkpoint.average import require_new
 from tformer.checkpoint.read import Checkpoint
-from tformer.errors import InputError
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.choose import choose_class
 from tformer.interop.exporting import ExportReport, Tokenizers, export_checkpoint, resolved, tokenizers_of
@@ -27,6 +25,8 @@ from tformer.interop.tokenizer_config import special_keys
 from tformer.nn.heads import LmHeadOptions
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe, with_roles
+from tformer.support import files
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import decoder_tokens
 
@@ -87,7 +87,7 @@ def export_ctranslate2(
         _write_tokenizers(folder, tokenizers)
         reports.append(report)
 
-    files.require_writable(target)
+    files.require_writable_folder(target)
     with files.storage_errors(target):
         files.make_folders(target.absolute().parent)
         files.publish_directory(target, fill)

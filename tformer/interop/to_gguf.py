@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from tformer.build import resolve_sizes
-from tformer.errors import InputError
 from tformer.interop.architecture import Gguf
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.choose import choose_class
 from tformer.interop.weight_files import outgoing
 from tformer.nn.positions.rope import RopeOptions, scale_frequencies
 from tformer.recipe.model import Model
+from tformer.support.errors import InputError
 
 NO_VOCABULARY = "none"  # llama.cpp's name
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from tokenizers import AddedToken
 
-from tformer.errors import InputError
-from tformer.files import parse_object, read_bounded
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.recipe.recipe import Recipe, with_roles
+from tformer.support.errors import InputError
+from tformer.support.files import parse_object, read_bounded
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import decoder_tokens
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tformer.errors import InputError
-from tformer.files import read_bounded
 from tformer.interop.architecture import Architecture
 from tformer.interop.slow_tokenizers import JSON_HINT, convert_slow
 from tformer.interop.tokenizer_config import (
@@ -19,6 +17,8 @@ from tformer.interop.tokenizer_config import (
     read_tokenizer_config,
 )
 from tformer.recipe.recipe import SpecialTokens, with_own_roles
+from tformer.support.errors import InputError
+from tformer.support.files import read_bounded
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import SpecialIds
 from tformer.tokenizer.tokenizer import MAX_FILE_BYTES

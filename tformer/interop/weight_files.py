@@ -25,9 +25,9 @@ from tformer.checkpoint.tensor_files import (
     read_tensors,
     tensor_chunks,
 )
-from tformer.errors import InputError
-from tformer.files import parse_object, read_bounded
 from tformer.interop.mapping import Fixed, Link
+from tformer.support.errors import InputError
+from tformer.support.files import parse_object, read_bounded
 
 FileRead = Callable[[int, int], None]  # (files read, number of files)
 

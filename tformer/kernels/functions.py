@@ -14,9 +14,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from tformer.device import use_large_pages
 from tformer.kernels.library import CALL, AttentionArguments, LinearArguments, load
 from tformer.kernels.tape import AttentionCall, Tape, record, recorded
+from tformer.support.device import use_large_pages
 
 # As in linear.h.
 FORMATS = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2, torch.uint8: 3}

@@ -32,10 +32,10 @@ from pathlib import Path
 
 import torch  # loads the OpenMP library that the kernels link to
 
-from tformer import files
-from tformer.device import default_cache_dir
-from tformer.errors import InputError, TformerError
-from tformer.processes import bound_command, process_lock
+from tformer.support import files
+from tformer.support.device import default_cache_dir
+from tformer.support.errors import InputError, TformerError
+from tformer.support.processes import bound_command, process_lock
 
 LOG = logging.getLogger(__name__)
 SWITCH, OFF, ON = "TFORMER_KERNELS", ("off", "0", "no", "false"), ("on", "1", "yes", "true", "avx2", "plain")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tformer.errors import InputError, did_you_mean
+from tformer.support.errors import InputError, did_you_mean
 
 
 def perplexity(mean_nll_nats: float) -> float:

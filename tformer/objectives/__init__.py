@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import get_args
 
-from tformer.errors import InputError
 from tformer.nn.heads import HeadOptions
 from tformer.objectives.base import Combined, Objective, ObjectiveContext
 from tformer.objectives.causal_lm import CausalLmOptions
@@ -19,6 +18,7 @@ from tformer.objectives.next_sentence import NextSentenceOptions
 from tformer.objectives.replaced_token import ReplacedTokenOptions
 from tformer.objectives.seq2seq import Seq2SeqOptions
 from tformer.objectives.span_corruption import SpanCorruptionOptions
+from tformer.support.errors import InputError
 
 __all__ = [
     "OBJECTIVES",

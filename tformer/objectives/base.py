@@ -24,11 +24,11 @@ from torch import Tensor
 from tformer.data.batching.batch import Batch
 from tformer.data.batching.padding import PadTo, Side
 from tformer.data.shards.corpus import Example
-from tformer.errors import InputError
 from tformer.nn.heads import HeadOptions, Output
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.soft_targets import Projection, linear_divergence, soft_cross_entropy
 from tformer.nn.structured_dropout import SharedDraws
+from tformer.support.errors import InputError
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
 DataKind = Literal["text", "masked_text", "sentences", "labelled", "pairs"]

@@ -23,8 +23,8 @@ from tformer.data.batching.batch import Batch
 from tformer.data.batching.padding import WIDTH_MULTIPLE, PadLayout, pad_layout
 from tformer.data.batching.windows import restarting_positions
 from tformer.data.shards.corpus import Example
-from tformer.errors import InputError
 from tformer.objectives.base import ObjectiveContext
+from tformer.support.errors import InputError
 from tformer.tokenizer.special import SpecialIds
 
 NO_TYPES = np.zeros(0, dtype=np.int64)

@@ -35,7 +35,6 @@ from torch import Tensor
 from tformer.data.batching.batch import Batch
 from tformer.data.shards.corpus import Example
 from tformer.data.sources.augmentation import augment, mix
-from tformer.errors import InputError
 from tformer.nn.classification_heads import ClassifierHeadOptions, RegressionHeadOptions
 from tformer.nn.heads import Output
 from tformer.nn.options import require, require_positive, require_probability
@@ -53,6 +52,7 @@ from tformer.objectives.base import (
     in_order,
 )
 from tformer.objectives.collate import MASK_FIRST, WordDropout, pad_examples
+from tformer.support.errors import InputError
 from tformer.tokenizer.special import SpecialIds
 
 if TYPE_CHECKING:

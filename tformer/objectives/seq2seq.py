@@ -23,12 +23,12 @@ import torch
 from tformer.data.batching.batch import Batch
 from tformer.data.batching.padding import WIDTH_MULTIPLE, pad_layout
 from tformer.data.shards.corpus import Example
-from tformer.errors import InputError
 from tformer.nn.heads import LmHeadOptions
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.options import require_positive, require_probability
 from tformer.objectives.base import IMAGE_KEYS, LABEL_KEYS, PAIR_KEYS, Objective, ObjectiveContext, TokenObjective
 from tformer.objectives.collate import WordDropout, pad_examples, pad_id
+from tformer.support.errors import InputError
 from tformer.tokenizer.special import DecoderTokens
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ import numpy as np
 
 from tformer.data.batching.batch import Batch
 from tformer.data.shards.corpus import Example
-from tformer.errors import InputError
 from tformer.nn.options import require, require_positive, require_probability
 from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.objectives.seq2seq import RestoringObjective, plain_text, shift_right
+from tformer.support.errors import InputError
 
 MIN_SENTINELS = 2  # one for a span, and one that ends the target
 

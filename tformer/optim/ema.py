@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 
 
 class Ema:

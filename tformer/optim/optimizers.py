@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from tformer.errors import InputError, did_you_mean
 from tformer.optim import adafactor, muon
 from tformer.optim.muon import Muon
 from tformer.optim.shards import Piece, Shards
+from tformer.support.errors import InputError, did_you_mean
 
 FUSED_DEVICES = ("cpu", "cuda")
 """Device types with a fused Adam in torch."""

@@ -7,7 +7,7 @@ from tformer.recipe.load import Resolved, load_recipe, recipe_from_yaml, recipe_
 from tformer.recipe.presets import DEFAULT_PRESETS
 from tformer.recipe.recipe import SCHEMA_VERSION, Recipe
 from tformer.recipe.schema import json_schema
-from tformer.shipped import list_presets, preset_summary
+from tformer.support.shipped import list_presets, preset_summary
 
 __all__ = [
     "DEFAULT_PRESETS",

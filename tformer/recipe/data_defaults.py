@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tformer.formatting import plural
 from tformer.recipe.overrides import Origin
+from tformer.support.formatting import plural
 
 CHOSEN = Origin("chosen by the data", "")
 MAX_SURVEYED = 500_000

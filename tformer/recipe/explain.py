@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from tformer.errors import InputError, did_you_mean
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.schema import (
     MISSING,
@@ -29,7 +28,8 @@ from tformer.recipe.schema import (
     sections_in,
 )
 from tformer.recipe.yaml_text import KeyPath, read_yaml
-from tformer.shipped import list_presets, preset_path
+from tformer.support.errors import InputError, did_you_mean
+from tformer.support.shipped import list_presets, preset_path
 
 ARXIV = re.compile(r"\b\d{4}\.\d{4,5}\b")
 

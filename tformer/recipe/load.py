@@ -14,7 +14,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tformer.errors import InputError
 from tformer.nn.classification_heads import ClassifierHeadOptions
 from tformer.nn.heads import HEADS, HeadOptions
 from tformer.objectives import OBJECTIVES
@@ -29,7 +28,8 @@ from tformer.recipe.recipe import Recipe
 from tformer.recipe.schema import value_at
 from tformer.recipe.sections import BATCH_SIZES
 from tformer.recipe.yaml_text import Document, KeyPath, parse_yaml, read_yaml, to_yaml
-from tformer.shipped import list_presets, preset_path
+from tformer.support.errors import InputError
+from tformer.support.shipped import list_presets, preset_path
 
 POOLING_KEYS = ("pooling", "pooler", "activation", "dropout")
 

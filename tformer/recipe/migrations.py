@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tformer.errors import InputError
 from tformer.recipe.recipe import SCHEMA_VERSION
 from tformer.recipe.yaml_text import describe
+from tformer.support.errors import InputError
 
 Migration = Callable[[dict[str, Any]], dict[str, Any]]
 

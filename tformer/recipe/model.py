@@ -10,7 +10,6 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from tformer.errors import InputError, did_you_mean
 from tformer.nn.attention import AttentionOptions, FullAttentionOptions
 from tformer.nn.feedforward import FeedForwardOptions
 from tformer.nn.heads import HeadOptions, LmHeadOptions
@@ -21,6 +20,7 @@ from tformer.nn.positions import PositionOptions
 from tformer.nn.positions.base import LearnedOptions
 from tformer.nn.structured_dropout import DropHeadSchedule, LayerDropOptions
 from tformer.recipe.sections import Layers, NonNegative, Positive, Probability, Section, Size
+from tformer.support.errors import InputError, did_you_mean
 
 
 class Embedding(Section):

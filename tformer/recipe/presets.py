@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from tformer.errors import InputError
 from tformer.recipe.overrides import DEFAULT, Origin
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.schema import fields_of
 from tformer.recipe.yaml_text import Document
-from tformer.shipped import check_arch, list_presets, preset_path
+from tformer.support.errors import InputError
+from tformer.support.shipped import check_arch, list_presets, preset_path
 
 # The presets of `--arch NAME` alone, by kind of device. On a CPU: from the largest to the smallest of those that train
 # in minutes; the first that the machine trains in about two minutes is the default (`tformer/cost/duration.py`). On a

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
-from tformer.errors import InputError
 from tformer.objectives import CausalLmOptions, ObjectiveOptions
 from tformer.objectives.base import DataKind
 from tformer.recipe.model import Model
@@ -23,6 +22,7 @@ from tformer.recipe.sections import (
     Section,
     Training,
 )
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer as LoadedTokenizer
 from tformer.tokenizer.options import TokenizerOptions
 

@@ -18,9 +18,9 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
-from tformer.options import Option
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.yaml_text import KeyPath
+from tformer.support.options import Option
 
 
 class SchemaField(NamedTuple):

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from tformer.errors import InputError
-from tformer.formatting import fitted
-from tformer.input_files import open_stream
+from tformer.support.errors import InputError
+from tformer.support.files import open_stream
+from tformer.support.formatting import fitted
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32

@@ -22,7 +22,6 @@ from tformer.data.shards.array_files import ArrayFile
 from tformer.data.sources.columns import parse_column
 from tformer.data.sources.files import STANDARD_INPUT, Errors
 from tformer.decoding.prompts import task_prefix
-from tformer.errors import InputError, Interrupted, NotFiniteError
 from tformer.evaluation.options import DataOptions, EvaluationOptions
 from tformer.evaluation.predict import Samples, evaluate_objective
 from tformer.loading import Loaded
@@ -31,6 +30,7 @@ from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.recipe.data_defaults import Survey
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns, Data, SourceSpec
+from tformer.support.errors import InputError, Interrupted, NotFiniteError
 from tformer.tokenizer import Tokenizer
 from tformer.workers.worker import Worker
 

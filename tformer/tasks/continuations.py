@@ -13,10 +13,10 @@ from tformer.data.encoding import encode_prompt
 from tformer.data.sources.pairs import open_pairs
 from tformer.decoding.prompts import encode_continuation
 from tformer.decoding.score import TargetScore, score_continuations
-from tformer.errors import InputError
 from tformer.evaluation.options import EvaluationOptions
 from tformer.loading import Loaded
 from tformer.metrics import perplexity
+from tformer.support.errors import InputError
 from tformer.tasks.base import ChosenData, Work, require_finite_loss
 from tformer.tasks.text import Text
 from tformer.tokenizer.pieces import size_for_message

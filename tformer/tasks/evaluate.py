@@ -7,14 +7,14 @@ from typing import Any
 
 from tformer.decoding.inference import inference_dtype, prepare_inference
 from tformer.decoding.prompts import task_prefix
-from tformer.device import resolve_device
-from tformer.errors import InputError
 from tformer.evaluation.options import COMMON, DataOptions, EvaluationOptions, flag_of
 from tformer.loading import Loaded, load
 from tformer.nn.positions import POSITIONS, Positions
 from tformer.objectives import OBJECTIVES
-from tformer.output_files import refuse_to_replace
 from tformer.recipe.model import layer_sections
+from tformer.support.device import resolve_device
+from tformer.support.errors import InputError
+from tformer.support.files import refuse_to_replace
 from tformer.tasks import TASKS, task_of
 from tformer.tasks.base import ChosenData, HeldOut, Task, Work, choose_data
 

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from tformer.data.batching.batch import Batch
 from tformer.data.encoding import token_text
-from tformer.errors import visible
-from tformer.formatting import TOKEN_SIGNS, as_one_line, columns_of, shortened
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives.base import Objective
+from tformer.support.errors import visible
+from tformer.support.formatting import TOKEN_SIGNS, as_one_line, columns_of, shortened
 from tformer.tasks.base import Tokenizers
 from tformer.tokenizer import Tokenizer
 

@@ -9,13 +9,13 @@ import numpy as np
 
 from tformer.data.sources.image_files import read_image
 from tformer.data.sources.images import ImageExample, ImageSet, channel_statistics, open_images, survey_images
-from tformer.errors import InputError
 from tformer.loading import Loaded
 from tformer.objectives import build_objective
 from tformer.objectives.base import ImageContext, ObjectiveContext
 from tformer.recipe.data_defaults import ImageSurvey, Survey
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import SourceSpec
+from tformer.support.errors import InputError
 from tformer.tasks.base import ChosenData, GivenExample, Tokenizers, TrainingData, TrainingStart, Work
 from tformer.tasks.labelled import Labelled, LabelledHeldOut, chosen_part, split_labelled
 from tformer.tokenizer.special import SpecialIds

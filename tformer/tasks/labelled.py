@@ -19,18 +19,18 @@ from tformer.data.shards.labelled_tokens import LabelledTokens, labels_of, token
 from tformer.data.sources.files import Errors
 from tformer.data.sources.labelled import LabelIndex, LabelledSource, collect_labels, hold_out, open_labelled
 from tformer.data.sources.tables import LabelledRow
-from tformer.errors import InputError
 from tformer.evaluation.classifier import Classifier, GivenRows, plain_objective
 from tformer.evaluation.mistakes import write_mistakes
 from tformer.evaluation.options import EvaluationOptions
 from tformer.evaluation.reports import REPORTS, evaluate_labelled, label_kind_of, report_lines
-from tformer.formatting import listed
 from tformer.loading import Loaded, decoder_tokens_of
 from tformer.objectives import build_objective
 from tformer.objectives.base import ObjectiveContext
 from tformer.recipe.data_defaults import MAX_SURVEYED, Survey, TextSurvey, words_of
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns, Data, SourceSpec
+from tformer.support.errors import InputError
+from tformer.support.formatting import listed
 from tformer.tasks.base import (
     ChosenData,
     GivenExample,

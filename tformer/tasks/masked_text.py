@@ -16,7 +16,6 @@ from tformer.build import build_model
 from tformer.data.batching.windows import MaskedWindows
 from tformer.data.shards.corpus import Example, TokenCorpus
 from tformer.data.shards.template import single_template
-from tformer.errors import InputError
 from tformer.evaluation.lm import pseudo_perplexity, unpredicted
 from tformer.evaluation.options import EvaluationOptions
 from tformer.evaluation.predict import Samples, evaluate_objective
@@ -27,6 +26,7 @@ from tformer.nn.init import tie_embeddings
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext, require_special_tokens
 from tformer.recipe.recipe import Recipe
+from tformer.support.errors import InputError
 from tformer.tasks.base import ChosenData, HeldOut, Work, require_finite_loss
 from tformer.tasks.text import TEXT_OPTIONS, CorpusTask, validation_batch
 from tformer.tasks.tokenizers import decoder_context, text_context

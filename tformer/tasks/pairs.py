@@ -21,8 +21,6 @@ from tformer.decoding.loaded import make_translator, translator_of
 from tformer.decoding.prompts import task_prefix
 from tformer.decoding.settings import BeamSettings, fitting_beam_settings
 from tformer.decoding.translate import Translator
-from tformer.device import resolve_device
-from tformer.errors import InputError
 from tformer.evaluation.classifier import GivenRows
 from tformer.evaluation.options import EvaluationOptions
 from tformer.evaluation.predict import Samples
@@ -51,6 +49,8 @@ from tformer.recipe.data_defaults import (
 )
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns, Data, SourceSpec
+from tformer.support.device import resolve_device
+from tformer.support.errors import InputError
 from tformer.tasks.base import (
     ChosenData,
     GivenExample,

@@ -8,11 +8,11 @@ from typing import Any
 
 from tformer.data.batching.sentences import SentenceCorpus, SentencePairs, prepare_sentences
 from tformer.data.sources.text import TextSource, open_sources
-from tformer.errors import InputError
 from tformer.loading import Loaded
 from tformer.objectives import build_objective
 from tformer.objectives.base import ObjectiveContext
 from tformer.recipe.recipe import Recipe
+from tformer.support.errors import InputError
 from tformer.tasks.base import ChosenData, GivenExample, HeldOut, Tokenizers, TrainingData, TrainingStart, Work
 from tformer.tasks.labelled import labelled_sample
 from tformer.tasks.masked_text import MaskedText, corruption_context, loaded_objective

@@ -23,11 +23,11 @@ from tformer.data.shards.pair_tokens import PairTokens
 from tformer.data.sources.tables import PairRow
 from tformer.decoding.inference import cast_matrices, inference_dtype
 from tformer.decoding.loaded import translator_of
-from tformer.device import default_cache_dir
-from tformer.errors import InputError, Interrupted, cannot_write
 from tformer.loading import Loaded
 from tformer.metrics import bleu
 from tformer.model import Transformer
+from tformer.support.device import default_cache_dir
+from tformer.support.errors import InputError, Interrupted, cannot_write
 from tformer.tasks.base import Work
 
 SENTENCES = 512

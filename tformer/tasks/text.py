@@ -23,7 +23,6 @@ from tformer.data.sources.files import total_bytes
 from tformer.data.sources.text import TextSource, open_sources
 from tformer.decoding.generate import generate
 from tformer.decoding.settings import GenerationSettings
-from tformer.errors import InputError
 from tformer.evaluation.lm import combine_validation, evaluate_lm, isolates_documents, windows
 from tformer.evaluation.options import EvaluationOptions
 from tformer.evaluation.predict import Samples
@@ -33,6 +32,7 @@ from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Data, SourceSpec
+from tformer.support.errors import InputError
 from tformer.tasks.base import (
     ChosenData,
     GivenExample,

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import numpy as np
 
-from tformer import __version__
 from tformer.data.shards.template import single_template
 from tformer.data.sources.files import Source
-from tformer.device import default_cache_dir
-from tformer.errors import InputError, TformerError
-from tformer.files import make_folders, write_text
 from tformer.loading import decoder_tokens_of
 from tformer.objectives.base import ObjectiveContext
 from tformer.recipe.recipe import Recipe, with_own_roles, with_roles
+from tformer.support import __version__
+from tformer.support.device import default_cache_dir
+from tformer.support.errors import InputError, TformerError
+from tformer.support.files import make_folders, write_text
 from tformer.tasks.base import TrainingStart, Work
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 from tformer.tokenizer.decoding import word_starts

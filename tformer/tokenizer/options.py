@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tformer.options import panel
+from tformer.support.options import panel
 
 TokenizerModel = Literal["byte-bpe", "bpe", "wordpiece", "unigram", "word", "char"]
 TemplateName = Literal["none", "gpt", "bert", "roberta", "t5", "seq2seq"]

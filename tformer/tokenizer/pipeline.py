@@ -24,7 +24,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RustTokenizer
 
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 from tformer.tokenizer.options import TokenizerOptions
 from tformer.tokenizer.special import TEMPLATES, last_tokens, sentinel_tokens, special_tokens
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 from tformer.tokenizer.decoding import word_starts
 from tformer.tokenizer.tokenizer import Tokenizer
 

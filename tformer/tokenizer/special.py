@@ -20,7 +20,7 @@ from typing import Any
 
 from tokenizers import processors
 
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 from tformer.tokenizer.options import TemplateName, TokenizerOptions
 
 

@@ -21,10 +21,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer as RustTokenizer
 
-from tformer.errors import InputError
-from tformer.files import make_folders, storage_errors, write_file
-from tformer.input_files import open_regular
-from tformer.processes import process_lock
+from tformer.support.errors import InputError
+from tformer.support.files import make_folders, open_regular, storage_errors, write_file
+from tformer.support.processes import process_lock
 from tformer.tokenizer.decoding import PieceStream, PieceTable, StreamDecoder, WindowStream, concatenating_reader
 from tformer.tokenizer.growth import growth_problem
 from tformer.tokenizer.options import TokenizerModel

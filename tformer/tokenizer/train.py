@@ -21,7 +21,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as RustTokenizer
 
-from tformer.errors import InputError, Interrupted, TformerError
+from tformer.support.errors import InputError, Interrupted, TformerError
 from tformer.tokenizer.options import TokenizerModel, TokenizerOptions
 from tformer.tokenizer.pipeline import (
     SPACE,

@@ -15,8 +15,6 @@ from tformer.data.batching.batch import Batch, Share
 from tformer.data.batching.padding import padded_lengths
 from tformer.data.batching.plan import BatchPlan, Cursor, Prefetcher
 from tformer.data.batching.subwords import SampledSubwords
-from tformer.device import has_bf16_instructions
-from tformer.errors import InputError
 from tformer.evaluation.predict import Samples
 from tformer.model import Transformer
 from tformer.nn.init import hidden_matrices, tie_embeddings
@@ -30,6 +28,8 @@ from tformer.optim.optimizers import NamedOptimizer, build_optimizer
 from tformer.optim.schedules import Schedule, build_schedule
 from tformer.optim.shards import Shards, local
 from tformer.recipe.recipe import Recipe
+from tformer.support.device import has_bf16_instructions
+from tformer.support.errors import InputError
 from tformer.tasks.base import TrainingData
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.segmentation import segmenter_of

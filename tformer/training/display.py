@@ -15,8 +15,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Column
 
-from tformer.errors import visible
-from tformer.formatting import clock, short_rate
+from tformer.support.errors import visible
+from tformer.support.formatting import clock, short_rate
 from tformer.tasks.base import Progress as WorkProgress
 from tformer.tasks.base import no_progress
 

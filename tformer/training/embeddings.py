@@ -24,12 +24,12 @@ from torch import Tensor
 
 from tformer.checkpoint.tensor_files import TensorSpec, read_header
 from tformer.data.sources.files import FoundFile, decode_text, raise_if_stopped, read_bytes, split_lines, unchanged
-from tformer.errors import InputError
-from tformer.formatting import whole_number
-from tformer.input_files import open_regular
 from tformer.model import Transformer
 from tformer.optim.shards import Shards, local
 from tformer.recipe.recipe import Recipe
+from tformer.support.errors import InputError
+from tformer.support.files import open_regular
+from tformer.support.formatting import whole_number
 from tformer.tasks.base import TrainingData, Work
 from tformer.tokenizer import Tokenizer
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from tformer.errors import InputError, did_you_mean
-from tformer.files import parse_object, read_bounded, write_text
-from tformer.formatting import shortened
+from tformer.support.errors import InputError, did_you_mean
+from tformer.support.files import parse_object, read_bounded, write_text
+from tformer.support.formatting import shortened
 
 LOGGERS_FILE = "loggers.json"
 MAX_FILE_BYTES = 1 << 20

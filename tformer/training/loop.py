@@ -26,8 +26,6 @@ import torch
 from torch import Tensor
 
 from tformer.data.batching.batch import Batch
-from tformer.device import keep_freed_memory, return_free_memory
-from tformer.errors import InputError, NotFiniteError, OtherProcessError, did_you_mean
 from tformer.metrics import HIGHER_IS_BETTER, lower_is_better
 from tformer.nn.structured_dropout import SharedDraws, Step, drawing_modules, step_listeners
 from tformer.objectives.base import Objective, total_loss
@@ -36,6 +34,8 @@ from tformer.optim.optimizers import NamedOptimizer
 from tformer.optim.schedules import Schedule
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Training
+from tformer.support.device import keep_freed_memory, return_free_memory
+from tformer.support.errors import InputError, NotFiniteError, OtherProcessError, did_you_mean
 from tformer.training.assemble import Models
 from tformer.training.parallel import Parallel
 from tformer.training.state import LossScaler, RunningSums, TrainerState

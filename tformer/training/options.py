@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
-from tformer.errors import InputError
-from tformer.options import Option, panel
-from tformer.processes import most_processes
+from tformer.support.errors import InputError
+from tformer.support.options import Option, panel
+from tformer.support.processes import most_processes
 
 MODEL, DATA, OPTIMIZATION = panel("Model"), panel("Data"), panel("Optimization")
 RUN, MACHINE = panel("Run"), panel("Machine")

@@ -20,11 +20,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tformer.device import DTYPES
-from tformer.errors import InputError
 from tformer.nn.own_rows import OwnRows
 from tformer.optim.shards import Shards, local, rows_of
 from tformer.recipe.sections import Parallelism
+from tformer.support.device import DTYPES
+from tformer.support.errors import InputError
 from tformer.training.assemble import Models
 
 Result = TypeVar("Result")

@@ -16,7 +16,12 @@ from tformer.cost.flops import mean_lengths, product_shape
 from tformer.cost.memory import MemoryEstimate, training_memory
 from tformer.cost.parallel import RankPlan, plan_ranks
 from tformer.data.batching.padding import padded_lengths
-from tformer.device import (
+from tformer.evaluation.predict import Samples
+from tformer.optim.optimizers import apply_groups
+from tformer.recipe import recipe_to_yaml
+from tformer.recipe.recipe import Recipe
+from tformer.recipe.sections import Parallelism
+from tformer.support.device import (
     Precision,
     bound_products,
     device_memory,
@@ -25,15 +30,10 @@ from tformer.device import (
     resolve_device,
     resolve_precision,
 )
-from tformer.errors import InputError
-from tformer.evaluation.predict import Samples
-from tformer.files import require_writable
-from tformer.formatting import plural
-from tformer.optim.optimizers import apply_groups
-from tformer.processes import available_cores
-from tformer.recipe import recipe_to_yaml
-from tformer.recipe.recipe import Recipe
-from tformer.recipe.sections import Parallelism
+from tformer.support.errors import InputError
+from tformer.support.files import require_writable
+from tformer.support.formatting import plural
+from tformer.support.processes import available_cores
 from tformer.tasks import task_of
 from tformer.tasks.base import TrainingData, Work
 from tformer.tasks.example import example_document

@@ -11,8 +11,6 @@ from typing import Any
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import RunDirectory, is_run, list_runs
 from tformer.cost.duration import fitting
-from tformer.device import resolve_device
-from tformer.errors import InputError
 from tformer.interop.opening import open_checkpoint
 from tformer.objectives import OBJECTIVES, unused_keys
 from tformer.recipe import Resolved, load_recipe, recipe_to_yaml
@@ -20,6 +18,8 @@ from tformer.recipe.data_defaults import DataChoice, choose_by_data
 from tformer.recipe.followers import UNLIMITED_STEPS
 from tformer.recipe.recipe import Embeddings, Recipe, Tokenizer
 from tformer.recipe.sections import Columns
+from tformer.support.device import resolve_device
+from tformer.support.errors import InputError
 from tformer.tasks import survey_of
 from tformer.tasks.base import TrainingStart
 from tformer.training.options import TrainOptions

@@ -18,10 +18,10 @@ from tformer.checkpoint.parts import Companions, Name, divide
 from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import checkpoint_bytes, save_checkpoint
-from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.optim.shards import Piece, Shards
 from tformer.recipe import recipe_to_yaml
+from tformer.support.errors import InputError
 from tformer.training.loop import Components
 from tformer.training.prepare import Prepared
 from tformer.training.state import TrainerState

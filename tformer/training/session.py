@@ -19,14 +19,14 @@ from tformer.checkpoint.run import RunDirectory
 from tformer.cost.flops import mean_lengths, training_flops_per_token
 from tformer.data.shards.array_files import BackgroundCheck
 from tformer.decoding.inference import state_of_kernels
-from tformer.device import bound_products
-from tformer.errors import InputError, Interrupted
-from tformer.files import require_room, write_text
 from tformer.loading import load_body, load_generator, load_weights
 from tformer.model import Transformer
 from tformer.objectives.base import Objective
-from tformer.processes import ScratchFolder
 from tformer.recipe import recipe_to_data, recipe_to_yaml
+from tformer.support.device import bound_products
+from tformer.support.errors import InputError, Interrupted
+from tformer.support.files import require_room, write_text
+from tformer.support.processes import ScratchFolder
 from tformer.tasks.base import Progress, ShouldStop, Work, WriteSample
 from tformer.training import assemble
 from tformer.training.display import Console, TrainingDisplay

@@ -12,8 +12,8 @@ from annotated_types import Ge, Gt, Lt
 from pydantic import AfterValidator, AllowInfNan, ConfigDict, TypeAdapter, ValidationError, with_config
 from torch import Tensor
 
-from tformer.errors import InputError
-from tformer.formatting import shortened
+from tformer.support.errors import InputError
+from tformer.support.formatting import shortened
 
 Count = Annotated[int, Ge(0), Lt(1 << 62)]
 STRICT = ConfigDict(extra="forbid", strict=True)

@@ -9,7 +9,6 @@ import torch
 
 from tformer.build import build_model
 from tformer.decoding.inference import cast_matrices
-from tformer.errors import InputError
 from tformer.loading import Loaded, decoder_tokens_of, load
 from tformer.model import Transformer
 from tformer.nn.heads import HeadOptions
@@ -19,6 +18,7 @@ from tformer.objectives.base import Objective
 from tformer.objectives.distillation import Distillation, LayerPair, teacher_layer
 from tformer.recipe.recipe import Recipe, SpecialTokens
 from tformer.recipe.recipe import Teacher as TeacherSection
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 
 SIDES = ("encoder", "decoder")

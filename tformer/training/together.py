@@ -14,14 +14,14 @@ from pathlib import Path
 
 import torch
 
-from tformer import __version__
 from tformer.checkpoint.run import RunDirectory
 from tformer.data.sources.files import STANDARD_INPUT
-from tformer.device import Precision
-from tformer.errors import InputError
-from tformer.options import flag_of
 from tformer.recipe import recipe_from_yaml, recipe_to_yaml
 from tformer.recipe.recipe import Recipe
+from tformer.support import __version__
+from tformer.support.device import Precision
+from tformer.support.errors import InputError
+from tformer.support.options import flag_of
 from tformer.tasks.base import Work
 from tformer.training.options import TrainOptions
 from tformer.training.prepare import Prepared, choose_parallel, prepare

@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, NullLocator
 
-from tformer.errors import InputError, visible
-from tformer.files import make_folders, write_file
+from tformer.support.errors import InputError, visible
+from tformer.support.files import make_folders, write_file
 from tformer.viz.figure import DASHES, METADATA, add_legend, figure_bytes, finish_axes, style
 from tformer.viz.plots import PALETTE
 

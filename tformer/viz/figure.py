@@ -24,7 +24,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.legend import Legend
 from PIL import Image, ImageDraw
 
-from tformer.errors import visible
+from tformer.support.errors import visible
 from tformer.viz.plot.series import Panel, Series, label_of
 from tformer.viz.plots import PALETTE, Heat, Lines, Plot, Ramp, colour_at, colour_table, plain, ticks
 

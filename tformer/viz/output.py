@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tformer.errors import InputError, did_you_mean
-from tformer.files import encode_text, write_file
-from tformer.output_files import require_writable
+from tformer.support.errors import InputError, did_you_mean
+from tformer.support.files import encode_text, require_writable, write_file
 
 FORMATS = ("html", "png", "svg", "terminal", "json", "csv")
 SUFFIXES = {".html": "html", ".htm": "html", ".png": "png", ".svg": "svg", ".txt": "terminal", ".json": "json",

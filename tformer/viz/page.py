@@ -17,9 +17,9 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from tformer import __version__
-from tformer.errors import visible
-from tformer.formatting import finite_or_none
+from tformer.support import __version__
+from tformer.support.errors import visible
+from tformer.support.formatting import finite_or_none
 from tformer.viz.plots import COLOUR_MAPS, PALETTE, colour_table
 
 # Scripts of every page, before those of the view: state and theme first, then the parts that use them.

@@ -15,8 +15,8 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tformer.errors import visible
-from tformer.formatting import without_middle
+from tformer.support.errors import visible
+from tformer.support.formatting import without_middle
 from tformer.viz.plot.series import Panel, Series, better, label_of
 from tformer.viz.plots import PALETTE, Heat, Lines, Numbers, Plot, colour_at, plain, ticks
 

@@ -28,9 +28,9 @@ from typing import Any
 import torch
 from torch import distributed
 
-from tformer.errors import InputError, Interrupted, OutOfMemoryError
-from tformer.formatting import whole_number
-from tformer.processes import end_with_parent, most_processes, python_command
+from tformer.support.errors import InputError, Interrupted, OutOfMemoryError
+from tformer.support.formatting import whole_number
+from tformer.support.processes import end_with_parent, most_processes, python_command
 from tformer.workers.worker import ECHO_SECONDS, RANKS, SUPERVISED, Failure, Worker, c10d, worker_from_environment
 
 HOST = "127.0.0.1"

@@ -21,8 +21,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import distributed
 
-from tformer.errors import InputError, Interrupted, OtherProcessError, TformerError
-from tformer.formatting import plural, whole_number
+from tformer.support.errors import InputError, Interrupted, OtherProcessError, TformerError
+from tformer.support.formatting import plural, whole_number
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tformer.data.encoding import EncodedText, TextReader, token_text
 from tformer.data.shards.template import TextTemplate
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import SpecialIds
 
@@ -47,7 +47,7 @@ def open_subject(path: Path, *, checkpoint: str = "best", side: Side | None = No
     from tformer.checkpoint.read import read_checkpoint
     from tformer.checkpoint.resolve import resolve_checkpoint
     from tformer.checkpoint.run import is_run
-    from tformer.files import MANIFEST
+    from tformer.support.files import MANIFEST
 
     if path.is_dir() and not is_run(path) and not (path / MANIFEST).is_file():
         _require_no_side(path, side)

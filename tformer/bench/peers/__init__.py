@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tformer.errors import InputError, did_you_mean
+from tformer.support.errors import InputError, did_you_mean
 
 CPU = torch.device("cpu")
 

@@ -17,10 +17,10 @@ from tformer.bench.workloads.decoding import sources_of
 from tformer.build import build_model
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.save import write_checkpoint
-from tformer.errors import InputError
 from tformer.interop.to_ctranslate2 import export_ctranslate2
 from tformer.recipe import recipe_from_yaml, recipe_to_yaml
 from tformer.recipe.recipe import Recipe
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 
 COMPUTE_TYPES = {

@@ -18,8 +18,8 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-from tformer.errors import InputError
-from tformer.processes import own_python
+from tformer.support.errors import InputError
+from tformer.support.processes import own_python
 
 DELETE_AT_END = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
 _EXPORTERS: list[subprocess.Popen[str]] = []  # their stdin stays open while this process lives

@@ -21,9 +21,9 @@ from tformer.bench.peers.exporter import exported
 from tformer.bench.workloads import SEED, Contender
 from tformer.bench.workloads.train import random_ids
 from tformer.build import build_model
-from tformer.errors import InputError
 from tformer.interop.to_gguf import write_gguf
 from tformer.recipe import recipe_from_yaml, recipe_to_yaml
+from tformer.support.errors import InputError
 
 FILE_TYPES = {
     "fp32": "LLAMA_FTYPE_ALL_F32",

@@ -23,11 +23,11 @@ from tformer.bench.workloads.decoding import sources_of
 from tformer.bench.workloads.tokenize import texts_of, tokenizer_of, use_threads
 from tformer.bench.workloads.train import NUM_BATCHES, SPECIAL, STEPS, WARM_UP_STEPS, random_ids
 from tformer.build import resolve_sizes
-from tformer.device import DTYPES
-from tformer.errors import InputError
 from tformer.nn.attention import AttentionSizes, FullAttentionOptions, Mechanism
 from tformer.nn.attention.context import AttentionInputs
 from tformer.recipe.model import Stack
+from tformer.support.device import DTYPES
+from tformer.support.errors import InputError
 
 LOG_LEVEL_ERROR = 40
 MASKED_SHARE = 0.15

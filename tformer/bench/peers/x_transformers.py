@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from tformer.bench.peers.transformers import TrainingLoop
 from tformer.bench.workloads import Task
 from tformer.build import resolve_sizes
-from tformer.errors import InputError
 from tformer.nn.attention import AttentionSizes, FullAttentionOptions, Mechanism
 from tformer.nn.attention.context import AttentionInputs
+from tformer.support.errors import InputError
 
 
 class Training(TrainingLoop):

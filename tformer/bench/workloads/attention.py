@@ -20,7 +20,6 @@ from torch import Tensor
 from tformer.bench.machine import PeakMemory
 from tformer.bench.peers import PEERS
 from tformer.bench.workloads import SEED, Contender, synchronise
-from tformer.device import DTYPES
 from tformer.nn.attention import (
     ATTENTION,
     AttentionContext,
@@ -29,6 +28,7 @@ from tformer.nn.attention import (
     Mechanism,
     ProjectionOptions,
 )
+from tformer.support.device import DTYPES
 
 FULL, DENSE_MASKED = "full", "dense-masked"
 """The references: full attention as the model computes it, and with a T x T mask."""

@@ -19,9 +19,9 @@ from tformer.bench.workloads.train import objective_context, random_ids
 from tformer.build import build_model
 from tformer.cost.flops import module_flops, product_shape
 from tformer.data.shards.corpus import Example
-from tformer.errors import InputError
 from tformer.evaluation.predict import default_batch_tokens, length_sorted_batches, predict_scores
 from tformer.objectives import build_objective
+from tformer.support.errors import InputError
 from tformer.training.assemble import compiled
 
 HEAD = "classifier"

@@ -23,10 +23,10 @@ from tformer.decoding.inference import (
 from tformer.decoding.prompts import suppressed_tokens
 from tformer.decoding.settings import BeamSettings, GenerationSettings
 from tformer.decoding.stepper import ModelStepper
-from tformer.device import DTYPES
-from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.recipe.recipe import Recipe
+from tformer.support.device import DTYPES
+from tformer.support.errors import InputError
 from tformer.tokenizer.special import decoder_tokens
 
 WEIGHT_BYTES = {

@@ -18,8 +18,8 @@ from tformer.bench.workloads import Contender, Cost, Task, Work
 from tformer.data.shards.token_files import safe_chunks
 from tformer.data.sources.files import Piece
 from tformer.data.sources.text import open_sources
-from tformer.errors import InputError
 from tformer.interop.opening import open_checkpoint
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 
 BATCH = 16  # pieces of at most 64K characters: the megabyte that training encodes at once

@@ -20,11 +20,11 @@ from tformer.cost.memory import training_memory
 from tformer.data.batching.batch import Batch
 from tformer.data.shards.corpus import Example
 from tformer.data.shards.pair_tokens import PairExample
-from tformer.device import DTYPES
-from tformer.errors import InputError
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.recipe.recipe import Recipe
+from tformer.support.device import DTYPES
+from tformer.support.errors import InputError
 from tformer.tokenizer.special import SpecialIds, decoder_tokens
 from tformer.training import assemble
 from tformer.training.loop import Components, Hooks, Trainer

@@ -23,7 +23,7 @@ import numpy as np
 
 from tformer.data.permutation import derive_key, permute
 from tformer.data.shards.pair_tokens import PairExample, PairTokens, join_pairs
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 
 DEFAULT_BLOCK = 1024
 

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tformer.data.permutation import derive_key, permute
-from tformer.errors import InputError
-from tformer.formatting import plural
+from tformer.support.errors import InputError
+from tformer.support.formatting import plural
 
 TOKEN_WINDOW = 8192  # samples per window if batches are cut by tokens and not sorted
 END = object()  # of the items of a source

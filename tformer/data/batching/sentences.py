@@ -32,7 +32,7 @@ from tformer.data.shards.template import fitting_sizes, pair_template, text_room
 from tformer.data.shards.token_files import DOCUMENT_END, in_batches
 from tformer.data.sources.files import Piece, Progress, ShouldStop, total_bytes
 from tformer.data.sources.text import TextSource
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 
 MAX_TOKENS = 1 << 29  # 2 GB

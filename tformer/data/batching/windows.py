@@ -30,7 +30,7 @@ import numpy as np
 from tformer.data.permutation import derive_key
 from tformer.data.shards.corpus import Example, TokenCorpus
 from tformer.data.shards.template import text_room
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 
 Packing = Literal["concat", "documents", "none"]
 

@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from tformer import files
 from tformer.data.shards.token_files import HEADER_BYTES, DamagedShardError, ShardHeader, damaged
+from tformer.support import files
 
 MEMORY_BYTES = 64 << 20  # arrays up to this size are verified and kept in memory, larger ones read when needed
 KEPT_BELOW = 512  # a descriptor with a higher number shows that many files are open: it is closed after each read

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tformer.data.shards.corpus import locked, sweep
-from tformer.errors import cannot_write
+from tformer.support.errors import cannot_write
 
 KINDS = {
     "tokens": ("", re.compile(r"[0-9a-f]{32}")),

@@ -31,15 +31,15 @@ from typing import IO
 
 import numpy as np
 
-from tformer import files
 from tformer.data.shards import token_files
 from tformer.data.shards.array_files import MEMORY_BYTES, ArrayFile
 from tformer.data.shards.entry_writer import read_record, record_time, write_entry
 from tformer.data.shards.token_files import DamagedShardError, damaged, shard_path, storage_error, token_dtype
 from tformer.data.sources.files import Progress, ShouldStop, raise_if_stopped
 from tformer.data.sources.text import TextSource
-from tformer.errors import InputError, StorageError
-from tformer.processes import ScratchFolder
+from tformer.support import files
+from tformer.support.errors import InputError, StorageError
+from tformer.support.processes import ScratchFolder
 from tformer.tokenizer import Tokenizer
 
 WAIT_SECONDS = 0.2  # between two looks at a text that another process tokenises
@@ -215,7 +215,7 @@ def token_corpus(
     """
     token_dtype(tokenizer.vocab_size)
     if cache_dir is None:
-        from tformer.device import default_cache_dir  # which imports torch
+        from tformer.support.device import default_cache_dir  # which imports torch
 
         cache_dir = default_cache_dir()
     home, key = Path(cache_dir), entry_key(source, tokenizer)

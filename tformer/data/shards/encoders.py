@@ -24,8 +24,8 @@ import numpy as np
 
 from tformer.data.shards.token_files import token_dtype
 from tformer.data.sources.files import Piece
-from tformer.errors import InputError, OutOfMemoryError, TformerError
-from tformer.processes import available_cores, end_with_parent
+from tformer.support.errors import InputError, OutOfMemoryError, TformerError
+from tformer.support.processes import available_cores, end_with_parent
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.pieces import BATCH_CHARACTERS, batches_of
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from tformer import __version__, files
 from tformer.data.shards import token_files
 from tformer.data.shards.encoders import as_token_ids, encoded_batches
 from tformer.data.shards.token_files import (
@@ -34,7 +33,8 @@ from tformer.data.shards.token_files import (
 )
 from tformer.data.sources.files import Piece, Progress, ShouldStop
 from tformer.data.sources.text import TextSource
-from tformer.errors import InputError
+from tformer.support import __version__, files
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 
 RECORD = "progress"

@@ -18,7 +18,7 @@ from tformer.data.shards.token_files import in_batches, token_dtype
 from tformer.data.sources.files import Progress, ShouldStop
 from tformer.data.sources.labelled import LabelIndex, hold_out
 from tformer.data.sources.tables import LabelledRow
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.pieces import Truncation
 

@@ -26,7 +26,7 @@ from tformer.data.shards.template import Ragged, TextTemplate, assemble, single_
 from tformer.data.shards.token_files import in_batches, token_dtype
 from tformer.data.sources.files import Progress, ShouldStop, total_bytes
 from tformer.data.sources.tables import PairRow
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.pieces import size_for_message
 

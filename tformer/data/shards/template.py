@@ -24,7 +24,7 @@ from itertools import chain
 
 import numpy as np
 
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.pieces import Truncation
 

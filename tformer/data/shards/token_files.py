@@ -32,9 +32,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tformer import files
 from tformer.data.sources.files import Piece, ShouldStop, raise_if_stopped
-from tformer.errors import InputError, StorageError, cannot_write
+from tformer.support import files
+from tformer.support.errors import InputError, StorageError, cannot_write
 from tformer.tokenizer.pieces import BATCH_CHARACTERS, batches_of, find_cut
 
 MARK_BYTES = 4096  # at least this much text between two marks

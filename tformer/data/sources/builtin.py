@@ -38,7 +38,7 @@ from typing import ClassVar, TypeVar
 from tformer.data.permutation import derive_key
 from tformer.data.sources.files import Piece, cut_pieces
 from tformer.data.sources.tables import LabelledRow, PairRow
-from tformer.errors import InputError, did_you_mean
+from tformer.support.errors import InputError, did_you_mean
 
 PREFIX = "builtin:"
 LEFT_OUT = {"test", "tests", "idle_test", "idlelib", "site-packages", "dist-packages", "__pycache__", "turtledemo"}

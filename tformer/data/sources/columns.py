@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tformer.errors import InputError, did_you_mean
-from tformer.formatting import shortened, whole_number
+from tformer.support.errors import InputError, did_you_mean
+from tformer.support.formatting import shortened, whole_number
 
 Column = str | int | None
 

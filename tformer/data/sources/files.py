@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 from tformer.data.sources.remote import RemoteFile, find, is_url
-from tformer.errors import InputError, Interrupted, StorageError
-from tformer.input_files import open_stream
+from tformer.support.errors import InputError, Interrupted, StorageError
+from tformer.support.files import open_stream
 
 STANDARD_INPUT = "-"
 PIECE_BYTES = 1 << 20

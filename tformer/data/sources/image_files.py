@@ -37,7 +37,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from tformer.data.sources.files import FoundFile, expanded, open_input, read_bytes, unchanged, unreadable
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 
 IMAGE_ENDINGS = frozenset(
     (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")

@@ -24,7 +24,7 @@ from tformer.data.sources.files import STANDARD_INPUT, Progress, ShouldStop, exp
 from tformer.data.sources.image_files import LAYOUT_HINT, MODES, Decoded, find_images, is_idx, open_idx, pillow_warnings
 from tformer.data.sources.labelled import LabelIndex, hold_out
 from tformer.data.sources.remote import is_url
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 
 MEMORY_BYTES = 2 << 30
 THREADS = 4

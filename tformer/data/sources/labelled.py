@@ -20,8 +20,8 @@ from tformer.data.sources.builtin import PREFIX, BuiltinLabelled, find_builtin_r
 from tformer.data.sources.columns import Column, LabelledLayout, is_number
 from tformer.data.sources.files import Content, Errors, Part, Source, SourceSpec, format_ending, locate
 from tformer.data.sources.tables import FORMATS, LabelledRow, Table, guessed_columns, open_tables, whole_characters
-from tformer.errors import InputError, did_you_mean
-from tformer.formatting import shortened
+from tformer.support.errors import InputError, did_you_mean
+from tformer.support.formatting import shortened
 
 SHOWN_CHARACTERS = 60  # of a label in a message
 FEW_CLASSES = 20  # up to this number of classes, some of each are held out, also beyond the fraction

@@ -26,7 +26,7 @@ from tformer.data.sources.files import (
     split_lines,
 )
 from tformer.data.sources.tables import FORMATS, PairRow, Table, guessed_columns, open_tables, table_format
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 
 
 class PairSpec(SourceSpec, Protocol):

@@ -8,7 +8,7 @@ from typing import Any
 
 from tformer.data.sources.files import FilePath, open_input, require_packages
 from tformer.data.sources.remote import RemoteFile
-from tformer.errors import InputError
+from tformer.support.errors import InputError
 
 PARQUET_ROWS = 256  # decoded at once
 PARQUET_BYTES = 1 << 24  # of them, on average

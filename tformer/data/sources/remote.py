@@ -25,9 +25,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from tformer import files
-from tformer.errors import InputError, TformerError
-from tformer.formatting import whole_number
+from tformer.support import files
+from tformer.support.errors import InputError, TformerError
+from tformer.support.formatting import whole_number
 
 SCHEMES = {"s3": "s3fs", "gs": "gcsfs", "http": "aiohttp", "https": "aiohttp", "hf": "huggingface_hub"}
 """The schemes of URLs, with the package that fsspec needs for each."""
@@ -250,7 +250,7 @@ class _BlockFile:
     """A block in the cache: the crc32 of its bytes, and the bytes. Without a writable cache reading is slower."""
 
     def __init__(self, key: str, number: int) -> None:
-        from tformer.device import default_cache_dir  # which imports torch
+        from tformer.support.device import default_cache_dir  # which imports torch
 
         self.folder = default_cache_dir() / FOLDER
         self.path = self.folder / f"{key}-{number:06d}.part"

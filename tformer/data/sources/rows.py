@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tformer import files
-from tformer.errors import InputError, TformerError
-from tformer.formatting import shortened
+from tformer.support import files
+from tformer.support.errors import InputError, TformerError
+from tformer.support.formatting import shortened
 
 SHOWN_CHARACTERS = 60  # of a row in a message
 

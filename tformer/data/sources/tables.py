@@ -37,7 +37,7 @@ from tformer.data.sources.files import (
     split_lines,
 )
 from tformer.data.sources.parquet import parquet_rows, parquet_schema
-from tformer.errors import InputError, did_you_mean
+from tformer.support.errors import InputError, did_you_mean
 
 HEAD_ROWS = 200  # from which columns are guessed
 HEAD_CHARACTERS = 1 << 16  # of each cell there

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from operator import methodcaller
 from typing import Protocol
 
-from tformer import files
 from tformer.data.sources.builtin import PREFIX, BuiltinText, find_builtin
 from tformer.data.sources.columns import Column
 from tformer.data.sources.files import (
@@ -34,7 +33,8 @@ from tformer.data.sources.files import (
     locate,
 )
 from tformer.data.sources.tables import table_format, text_column
-from tformer.errors import InputError, TformerError
+from tformer.support import files
+from tformer.support.errors import InputError, TformerError
 
 TEXT_ENDINGS = frozenset(
     f".{name}"
@@ -94,7 +94,7 @@ class TextSource(Source):
         state = self._state()
         if state is None:
             return super().fingerprint()
-        from tformer.device import default_cache_dir  # which imports torch
+        from tformer.support.device import default_cache_dir  # which imports torch
 
         memo = default_cache_dir() / FINGERPRINTS / f"{state}.txt"
         with suppress(OSError, InputError):

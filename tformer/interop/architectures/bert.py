@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tformer.errors import InputError
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures.parts import (
     ACTIVATIONS,
@@ -25,6 +24,7 @@ from tformer.interop.architectures.parts import (
 from tformer.interop.config import Config
 from tformer.interop.mapping import Layout, Link, both, fused, link
 from tformer.recipe.model import Model
+from tformer.support.errors import InputError
 
 DEFAULTS: Mapping[str, int] = {
     "vocab_size": 30522,

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tformer.errors import InputError
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures.bert import DEFAULTS, LEGACY_NAMES, body_links, buffers, read_body, write_body
 from tformer.interop.architectures.parts import head_dropout, pooled_links, sequence_head
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both, link
 from tformer.recipe.model import Model
+from tformer.support.errors import InputError
 
 MASKED, CLASSIFIER = "ElectraForMaskedLM", "ElectraForSequenceClassification"
 SMALL: Mapping[str, int] = {**DEFAULTS, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}

@@ -16,7 +16,6 @@ from typing import Any
 from torch import Tensor
 
 from tformer.build import resolve_sizes
-from tformer.errors import InputError
 from tformer.interop.architecture import Architecture, Gguf
 from tformer.interop.architectures.parts import (
     ACTIVATIONS,
@@ -31,6 +30,7 @@ from tformer.interop.mapping import Link, both, fused, link
 from tformer.nn.attention.sliding_window import SlidingWindowOptions
 from tformer.nn.positions.rope import RopeOptions
 from tformer.recipe.model import Model, Stack, layer_sections
+from tformer.support.errors import InputError
 
 DEFAULT_BASE = 10000.0
 KNOWN = {

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tformer.errors import InputError
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures.parts import ACTIVATIONS, activation_name, d_ff_of, stack_of, token_links
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both, fused, link
 from tformer.recipe.model import Model
+from tformer.support.errors import InputError
 
 OFFSET = 2
 EPS = 1e-5  # fixed in the class

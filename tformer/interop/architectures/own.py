@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from tformer.build import build_model, resolve_sizes
-from tformer.errors import InputError
 from tformer.interop.architecture import Architecture, Code, kind_in_classes
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, link
 from tformer.nn.heads import LmHeadOptions
 from tformer.recipe.model import Model
+from tformer.support.errors import InputError
 
 MODULE = "modeling_tformer"
 NORMS = ("layernorm", "rmsnorm", "scalenorm")

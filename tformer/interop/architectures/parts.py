@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from tformer.errors import InputError
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both, link
 from tformer.interop.weight_files import WeightFiles
 from tformer.recipe.model import Model, Stack
+from tformer.support.errors import InputError
 
 ACTIVATIONS: Mapping[str, str] = {
     "gelu_new": "gelu_tanh",

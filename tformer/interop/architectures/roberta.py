@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tformer.errors import InputError
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures.bert import (
     DEFAULTS,
@@ -25,6 +24,7 @@ from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both
 from tformer.nn.positions.base import LearnedOptions
 from tformer.recipe.model import Model
+from tformer.support.errors import InputError
 
 PAD = 1  # default of pad_token_id
 

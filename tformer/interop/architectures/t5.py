@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from tformer.errors import InputError
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures.parts import (
     ACTIVATIONS,
@@ -28,6 +27,7 @@ from tformer.interop.mapping import Link, fused, link
 from tformer.interop.weight_files import WeightFiles
 from tformer.nn.positions.biases import T5BiasOptions
 from tformer.recipe.model import Model
+from tformer.support.errors import InputError
 
 TABLE = "shared.weight"
 COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tformer.errors import InputError
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures.parts import (
     ACTIVATIONS,
@@ -22,6 +21,7 @@ from tformer.interop.architectures.parts import (
 from tformer.interop.config import Config
 from tformer.interop.mapping import SAME, Link, both, fused, link, reshaped
 from tformer.recipe.model import Model
+from tformer.support.errors import InputError
 
 
 def read(config: Config, class_name: str) -> dict[str, Any]:

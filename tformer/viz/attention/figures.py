@@ -24,8 +24,8 @@ from matplotlib.colors import LogNorm, Normalize, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from tformer.errors import InputError, visible
-from tformer.formatting import TOKEN_SIGNS, fitted
+from tformer.support.errors import InputError, visible
+from tformer.support.formatting import TOKEN_SIGNS, fitted
 from tformer.viz.attention.reading import Side
 from tformer.viz.attention.scene import CAUTION, MEASURES, Scene, heading, summarise
 from tformer.viz.attention.weights import Attention, Kind, Layer

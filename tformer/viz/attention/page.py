@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tformer.files import encode_text
-from tformer.formatting import fitted
+from tformer.support.files import encode_text
+from tformer.support.formatting import fitted
 from tformer.viz.attention.reading import Side
 from tformer.viz.attention.scene import (
     CAUTION,

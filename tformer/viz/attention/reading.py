@@ -26,9 +26,9 @@ from tformer.decoding.generate import generate
 from tformer.decoding.loaded import translator_of
 from tformer.decoding.prompts import suppressed_tokens
 from tformer.decoding.settings import GenerationSettings, fitting_beam_settings
-from tformer.errors import InputError
 from tformer.loading import Loaded, reads_prompts
 from tformer.nn.patches import PatchEmbedding
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.decoding import word_starts
 

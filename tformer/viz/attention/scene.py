@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tformer.errors import InputError, visible
 from tformer.loading import Loaded
+from tformer.support.errors import InputError, visible
 from tformer.viz.attention.reading import Inputs, Reading, read
 from tformer.viz.attention.weights import (
     BASIC,

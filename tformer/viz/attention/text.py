@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tformer.errors import visible
-from tformer.formatting import TOKEN_SIGNS, columns_of
+from tformer.support.errors import visible
+from tformer.support.formatting import TOKEN_SIGNS, columns_of
 from tformer.viz.attention.reading import Side
 from tformer.viz.attention.scene import CAUTION, MEASURES, Scene, heading, summarise
 from tformer.viz.attention.weights import Attention, Kind

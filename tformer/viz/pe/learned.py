@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tformer.errors import InputError
 from tformer.nn.positions import Positions
+from tformer.support.errors import InputError
 from tformer.viz.pe.fixed import bucket_of, similarity_plot, sinusoidal_table, table_plot, trace_plots
 from tformer.viz.pe.settings import Settings, View
 from tformer.viz.plots import Heat, Line, Lines, Numbers, Plot, Ramp

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from tformer.errors import InputError
 from tformer.nn.positions import POSITIONS
 from tformer.nn.positions.biases import alibi_slopes
+from tformer.support.errors import InputError
 from tformer.viz.page import render_page
 from tformer.viz.pe.fixed import bucket_of, fp32_error, patch_table, rope_turns, rotated, shaw_index, sinusoidal_table
 from tformer.viz.pe.learned import RANDOM, Table

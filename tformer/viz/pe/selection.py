@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from tformer.errors import InputError, did_you_mean, visible
 from tformer.nn.positions import POSITIONS, Positions, PositionSizes
+from tformer.support.errors import InputError, did_you_mean, visible
 from tformer.viz.pe.fixed import table_plot
 from tformer.viz.pe.learned import Table
 from tformer.viz.pe.settings import ENCODINGS, OPTIONS, Settings, View

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, get_args, get_type_hints
 
-from tformer.errors import InputError, did_you_mean
 from tformer.nn.positions import POSITIONS, PositionOptions
+from tformer.support.errors import InputError, did_you_mean
 from tformer.viz.plots import Plot
 
 OPTIONS: dict[str, Any] = {options.kind: options for options in get_args(PositionOptions)}

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tformer.errors import InputError
 from tformer.nn.positions.biases import alibi_slopes
+from tformer.support.errors import InputError
 from tformer.viz.pe import fixed, learned
 from tformer.viz.pe.fixed import bucket_of, distance_curve, rope_curve, sinusoidal_table
 from tformer.viz.pe.learned import Table

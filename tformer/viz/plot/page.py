@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tformer.formatting import listed
+from tformer.support.formatting import listed
 from tformer.viz.page import render_page
 from tformer.viz.plot.series import (
     AXES,

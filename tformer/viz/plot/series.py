@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tformer.errors import InputError, did_you_mean
+from tformer.support.errors import InputError, did_you_mean
 from tformer.viz.plots import PALETTE, Numbers
 
 METRICS_FILE = "metrics.jsonl"

@@ -18,8 +18,6 @@ from tformer.build import build_model
 from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint
 from tformer.cost.duration import fitting
-from tformer.device import DTYPES, has_bf16_instructions
-from tformer.errors import InputError
 from tformer.interop.opening import open_checkpoint
 from tformer.loading import embedding_rows, load_tokenizers
 from tformer.model import Transformer
@@ -27,6 +25,8 @@ from tformer.nn.init import tie_embeddings
 from tformer.recipe import load_recipe
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
+from tformer.support.device import DTYPES, has_bf16_instructions
+from tformer.support.errors import InputError
 
 if TYPE_CHECKING:
     from tformer.data.batching.batch import Batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from tformer.formatting import amount
+from tformer.support.formatting import amount
 from tformer.workflows.inspect import Node, Report, Trace, Verdict
 from tformer.workflows.inspect.tensors import NAMES, shown
 from tformer.workflows.inspect.trace import ParameterUse

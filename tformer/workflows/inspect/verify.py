@@ -22,15 +22,15 @@ from tformer.checkpoint.manifest import FILE_NAMES, FileRecord, read_manifest
 from tformer.checkpoint.read import Checkpoint, differences, read_checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, RunDirectory, is_locked, is_run
-from tformer.errors import InputError, Interrupted, NotFiniteError
-from tformer.files import MANIFEST
-from tformer.formatting import short_hash
 from tformer.interop.opening import is_foreign, open_checkpoint
 from tformer.loading import embedding_rows
 from tformer.model import Transformer
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe, with_roles
+from tformer.support.errors import InputError, Interrupted, NotFiniteError
+from tformer.support.files import MANIFEST
+from tformer.support.formatting import short_hash
 from tformer.tokenizer import Tokenizer
 
 ShouldStop = Callable[[], bool]

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tformer import files
 from tformer.build import build_model, resolve_sizes
 from tformer.checkpoint.average import require_new
 from tformer.checkpoint.read import Checkpoint
@@ -28,6 +27,7 @@ from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.recipe import recipe_from_yaml, recipe_to_yaml
 from tformer.recipe.model import Model, Stack, layer_sections
 from tformer.recipe.recipe import Recipe
+from tformer.support import files
 from tformer.workflows.prune.heads import LayerHeads
 
 Weights = dict[str, Tensor]

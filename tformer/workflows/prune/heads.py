@@ -24,12 +24,12 @@ import torch
 from torch import Tensor, nn
 
 from tformer.data.permutation import derive_key
-from tformer.errors import InputError
 from tformer.evaluation.predict import Samples, default_batch_tokens, length_sorted_batches
 from tformer.model import Transformer
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.objectives.base import Objective, total_loss
 from tformer.recipe.model import Model
+from tformer.support.errors import InputError
 
 
 def head_importance(

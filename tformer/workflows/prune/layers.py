@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from tformer.errors import InputError
 from tformer.model import Transformer
+from tformer.support.errors import InputError
 
 SIDES = ("encoder", "decoder")
 

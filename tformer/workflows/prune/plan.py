@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Literal
 
-from tformer.errors import InputError
-from tformer.formatting import whole_number
-from tformer.options import panel, require_at_most_one
+from tformer.support.errors import InputError
+from tformer.support.formatting import whole_number
+from tformer.support.options import panel, require_at_most_one
 
 LAYERS, HEADS = panel("Layers"), panel("Heads")
 WAYS = "--keep-layers, --drop-layers, --keep, --rate or --drop-heads"

@@ -16,16 +16,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tformer import files
 from tformer.checkpoint.average import require_new
 from tformer.cost.flops import module_flops
-from tformer.errors import InputError, Interrupted, NotFiniteError
 from tformer.interop.opening import open_checkpoint
 from tformer.loading import Loaded
 from tformer.model import Transformer
 from tformer.nn.stack import Stack
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe
+from tformer.support import files
+from tformer.support.errors import InputError, Interrupted, NotFiniteError
 from tformer.tasks.base import HeldOut
 from tformer.workflows.prune.cut import (
     cut_head_weights,
@@ -278,7 +278,7 @@ class _Pruning:
     def __post_init__(self) -> None:
         check_plan(self.loaded, self.plan)
         require_new(self.out)
-        files.require_writable(self.out)
+        files.require_writable_folder(self.out)
         self.sides = stacks_of(self.loaded.model, self.plan.stack)
         self.checkpoint = open_checkpoint(self.loaded.path)
         self.recipe, self.model = self.loaded.recipe, self.loaded.model

@@ -11,10 +11,10 @@ from typing import Any
 from tformer.checkpoint import catalog
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import RunDirectory
-from tformer.errors import InputError
 from tformer.recipe import load_recipe, recipe_to_data
 from tformer.recipe.load import leaves
 from tformer.recipe.recipe import Recipe
+from tformer.support.errors import InputError
 from tformer.workflows.runs.summary import RunSummary, number, summarise_run
 
 OWN = ("schema", "arch", "preset")  # these name a recipe and define nothing

@@ -20,11 +20,11 @@ from tformer.checkpoint.logs import MAX_SHOWN_BYTES, read_metrics
 from tformer.checkpoint.read import Checkpoint, read_checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint, resolve_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, RunDirectory, is_locked
-from tformer.errors import InputError
-from tformer.files import MANIFEST
 from tformer.loading import embedding_rows
 from tformer.metrics import lower_is_better
 from tformer.recipe.recipe import Recipe
+from tformer.support.errors import InputError
+from tformer.support.files import MANIFEST
 
 FINISHED, STOPPED, IN_USE, EMPTY, DAMAGED = "finished", "stopped", "in use", "no checkpoint", "damaged"
 SPLITS = ("train", "valid")

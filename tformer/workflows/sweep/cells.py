@@ -17,10 +17,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from tformer.checkpoint.run import RunDirectory
-from tformer.errors import InputError, RunInUseError, StorageError
-from tformer.files import parse_object, read_bounded, write_text
-from tformer.formatting import finite_or_none
 from tformer.recipe.recipe import Recipe
+from tformer.support.errors import InputError, RunInUseError, StorageError
+from tformer.support.files import parse_object, read_bounded, write_text
+from tformer.support.formatting import finite_or_none
 from tformer.tasks import task_of
 from tformer.workflows.sweep.children import Ended, Start, run_child
 from tformer.workflows.sweep.grid import Cell, all_sets, base_words

@@ -31,8 +31,8 @@ from typing import IO, Protocol
 
 import numpy as np
 
-from tformer.device import peak_resident_bytes
-from tformer.processes import end_with_parent, python_command
+from tformer.support.device import peak_resident_bytes
+from tformer.support.processes import end_with_parent, python_command
 
 POLL_SECONDS = 0.05
 MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024

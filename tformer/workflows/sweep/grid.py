@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tformer.build import build_model
-from tformer.errors import InputError
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.yaml_text import resolve_scalar
+from tformer.support.errors import InputError
 from tformer.training.options import TrainOptions, read_words
 from tformer.training.request import Start, find_start
 from tformer.workflows.sweep.plan import Task, split_keys

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tformer.formatting import plural
+from tformer.support.formatting import plural
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,11 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from tformer.errors import InputError, did_you_mean
 from tformer.recipe.problems import EXPECTED, UNKNOWN_KEY, Problem, raise_problems, unusable_values
 from tformer.recipe.sections import Positive, Section
 from tformer.recipe.yaml_text import Document, KeyPath, describe, parse_value, parse_yaml, read_yaml
-from tformer.shipped import SWEEPS, preset_folder
+from tformer.support.errors import InputError, did_you_mean
+from tformer.support.shipped import SWEEPS, preset_folder
 
 OWN_KEYS = {"seed": "--seeds N", "arch": "separate tasks in a --plan", "preset": "separate tasks in a --plan"}
 """Keys that no axis may vary, and the option to use instead."""

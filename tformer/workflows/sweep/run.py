@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tformer.checkpoint.run import LOCK_NAME, RunLock
-from tformer.errors import InputError, Interrupted, TformerError
-from tformer.files import make_folders, parse_object, read_bounded, remove_tree, write_text
-from tformer.formatting import fitted, plural
 from tformer.metrics import lower_is_better
 from tformer.recipe import recipe_to_data
+from tformer.support.errors import InputError, Interrupted, TformerError
+from tformer.support.files import make_folders, parse_object, read_bounded, remove_tree, write_text
+from tformer.support.formatting import fitted, plural
 from tformer.workflows.sweep.cells import CELLS, INVALID, REFUSED, RUNS, Result, Stopped, Sweeper, Work
 from tformer.workflows.sweep.children import warm_process
 from tformer.workflows.sweep.grid import Cell, cells_of, check_model, number_of_variants, start_of, variants_of

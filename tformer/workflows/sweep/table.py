@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tformer.files import write_text
-from tformer.formatting import amount, finite_or_none, mebibytes
 from tformer.metrics import Stat, lower_is_better
+from tformer.support.files import write_text
+from tformer.support.formatting import amount, finite_or_none, mebibytes
 from tformer.viz.curves import Curve, draw_curves
 from tformer.workflows.sweep.cells import DONE, DROPPED, TRAINED, Result
 from tformer.workflows.sweep.grid import axes_of

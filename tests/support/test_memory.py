@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import torch
 
-from tformer import device as memory
-from tformer.device import keep_freed_memory, return_free_memory, use_large_pages
+from tformer.support import device as memory
+from tformer.support.device import keep_freed_memory, return_free_memory, use_large_pages
 
 CAPACITIES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 PROBE = """
 import resource, sys
 import torch
-from tformer.device import keep_freed_memory
+from tformer.support.device import keep_freed_memory
 torch.set_num_threads(1)
 if sys.argv[1] == "keep":
     keep_freed_memory()
@@ -54,7 +54,7 @@ def test_kept_memory_is_mapped_once() -> None:
 
 
 def test_both_work_wherever_they_are_called() -> None:
-    code = "from tformer.device import *; keep_freed_memory(); return_free_memory(); return_free_memory()"
+    code = "from tformer.support.device import *; keep_freed_memory(); return_free_memory(); return_free_memory()"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -123,10 +123,10 @@ def test_only_large_tensors_on_a_cpu_are_put_into_large_pages(monkeypatch: pytes
         ranges.append((start.value, start.value + count.value))
         return -1  # refused: nothing happens
 
-    monkeypatch.setattr("tformer.device.ctypes.CDLL", lambda name: SimpleNamespace(madvise=advise))
-    monkeypatch.setattr("tformer.device.sys.platform", "linux")
+    monkeypatch.setattr("tformer.support.device.ctypes.CDLL", lambda name: SimpleNamespace(madvise=advise))
+    monkeypatch.setattr("tformer.support.device.sys.platform", "linux")
     file = SimpleNamespace(read_text=lambda: "2097152\n")
-    monkeypatch.setattr("tformer.device.LARGE_PAGE_FILE", file)
+    monkeypatch.setattr("tformer.support.device.LARGE_PAGE_FILE", file)
     use_large_pages(torch.zeros(1000))
     use_large_pages(torch.zeros(10**9, device="meta"))
     assert not ranges
@@ -144,7 +144,7 @@ def test_only_large_tensors_on_a_cpu_are_put_into_large_pages(monkeypatch: pytes
 SHAPES = """
 import re, torch
 from pathlib import Path
-from tformer.device import bound_products
+from tformer.support.device import bound_products
 bound_products(16)
 torch.set_num_threads(1)
 resident = lambda: int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
@@ -180,7 +180,7 @@ def test_products_of_ever_new_shapes_keep_no_memory_unless_the_user_says_so() ->
 TRAINS = """
 import json, sys
 from tformer.cli.app import main
-from tformer.device import peak_resident_bytes, resident_bytes
+from tformer.support.device import peak_resident_bytes, resident_bytes
 from tformer.training.loop import Trainer
 step, resident = Trainer._step, []
 def measured(self):
@@ -196,7 +196,7 @@ finally:
 USES = """
 import json, sys
 import tformer
-from tformer.device import resident_bytes
+from tformer.support.device import resident_bytes
 run, texts, resident = tformer.load(sys.argv[2]), open(sys.argv[3]).read().splitlines(), []
 for start in range(0, len(texts), 4):
     part = texts[start : start + 4]

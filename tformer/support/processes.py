@@ -87,7 +87,7 @@ def python_command(module: str, *words: str) -> list[str]:
 
     The module is not looked for in the current folder, see `own_python`.
     """
-    return own_python("from tformer.processes import main; main()", str(os.getpid()), module, *words)
+    return own_python("from tformer.support.processes import main; main()", str(os.getpid()), module, *words)
 
 
 def bound_command(command: Sequence[str]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tformer import formatting
+from tformer.support import formatting
 
 
 def test_values_that_are_not_finite_become_none_at_any_depth() -> None:

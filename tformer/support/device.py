@@ -24,9 +24,9 @@ from typing import Literal
 
 import torch
 
-from tformer import files
-from tformer.errors import InputError, StorageError
-from tformer.formatting import amount, whole_number
+from tformer.support import files
+from tformer.support.errors import InputError, StorageError
+from tformer.support.formatting import amount, whole_number
 
 # PyTorch keeps as many products beside oneDNN's, in each thread; see `bound_products`.
 os.environ.setdefault("LRU_CACHE_CAPACITY", "16")

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.faults.killing import is_alive
-from tformer import processes
-from tformer.processes import ScratchFolder, bound_command, own_python, python_command
+from tformer.support import processes
+from tformer.support.processes import ScratchFolder, bound_command, own_python, python_command
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for states in /proc")
 
@@ -28,8 +28,8 @@ time.sleep(60)
 """
 PARENT = """
 import os, subprocess, sys, time
-from tformer.processes import bound_command, own_python, python_command
-elsewhere = "import sys; sys.platform = 'darwin'; from tformer.processes import main; main()"
+from tformer.support.processes import bound_command, own_python, python_command
+elsewhere = "import sys; sys.platform = 'darwin'; from tformer.support.processes import main; main()"
 child = subprocess.Popen({command})
 time.sleep(60)
 """
@@ -135,7 +135,7 @@ def test_no_child_runs_a_file_of_the_current_folder(tmp_path: Path, command: lis
 MAKER = """
 import sys, time
 from tests.faults.killing import is_alive
-from tformer.processes import ScratchFolder
+from tformer.support.processes import ScratchFolder
 folder = ScratchFolder("testing")
 (folder.path / "file").write_text("x")
 print(folder.path, flush=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import tformer
-from tformer.errors import InputError, did_you_mean
+from tformer.support.errors import InputError, did_you_mean
 
 HARDWARE = "# Hardware "
 """Begin of the line of a preset's header that names the machine of its figures."""
@@ -16,7 +15,7 @@ SWEEPS = "sweeps"
 
 def preset_folder() -> Path:
     """The folder of the presets: inside an installed package, beside it in a checkout."""
-    package = Path(tformer.__file__).parent
+    package = Path(__file__).parents[1]
     inside, beside = package / "configs", package.parent / "configs"
     return inside if inside.is_dir() else beside
 

@@ -1,5 +1,7 @@
 """Reading untrusted files within bounds, and writing files and folders durably: whole or not at all.
 
+`open_regular` and `open_stream` never wait without end for a named pipe. `open_output` writes the text of a command.
+
 Everything that tformer writes goes through this module, mostly through `write_file`, `replacing` and
 `publish_directory`. Its small functions are called as attributes (`files.write(...)`), so that a test can fail or kill
 at the N-th call and read back the order of writes, syncs and renames.
@@ -13,24 +15,93 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import hashlib
+import io
 import json
 import os
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tformer.errors import InputError, RunInUseError, StorageError, cannot_write
-from tformer.input_files import open_regular
+from tformer.support.errors import InputError, Interrupted, RunInUseError, StorageError, cannot_write
 
+Write = Callable[[str], object]
+BUFFER_BYTES = 1 << 16
+WRITER_SECONDS = 2.0  # how long a named pipe may have no writer
 READER_SECONDS = 2.0  # how long a named pipe may have no reader
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 PICKLE_HINT = (
     "tformer never unpickles, for a pickle can run any code: convert the weights to safetensors where you trust them"
 )
+
+
+def open_regular(path: Path) -> io.BufferedReader:
+    """Open an existing ordinary file for reading; folders, pipes and devices are refused without blocking."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise InputError(f"{path} is not an ordinary file")
+        return open(path, "rb")
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+
+
+def open_stream(path: Path) -> io.BufferedReader:
+    """Open a file, device or named pipe for reading.
+
+    Raises:
+        OSError: as `open` does.
+        InputError: a named pipe that no process writes to.
+    """
+    if not stat.S_ISFIFO(os.stat(path).st_mode):
+        return open(path, "rb")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    deadline = time.monotonic() + WRITER_SECONDS
+    first = b""
+    while not first:
+        try:
+            first = os.read(descriptor, 1)  # b"": no writer; it blocks when there is one that has not written yet
+        except BlockingIOError:
+            break
+        if not first and time.monotonic() > deadline:
+            os.close(descriptor)
+            raise InputError(
+                f"{path} is a named pipe that no process writes to (waited {WRITER_SECONDS:g} s)",
+                hint="start the writer first, or give a file, or - for standard input",
+            )
+        time.sleep(0 if first else 0.02)
+    os.set_blocking(descriptor, True)
+    return io.BufferedReader(_Pipe(descriptor, first))
+
+
+class _Pipe(io.RawIOBase):
+    """A pipe of which one byte may have been read already."""
+
+    def __init__(self, descriptor: int, first: bytes) -> None:
+        self._file = open(descriptor, "rb", buffering=0)  # noqa: SIM115 (closed by `close`)
+        self._first = first
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def readinto(self, buffer: Any) -> int | None:
+        if not self._first:
+            return self._file.readinto(buffer)
+        buffer[0:1], self._first = self._first, b""
+        return 1
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def read_bounded(path: Path, *, max_bytes: int) -> bytes:
@@ -417,7 +488,7 @@ def remove_tree(path: Path) -> None:
     rmdir(path)
 
 
-def require_writable(target: Path) -> None:
+def require_writable_folder(target: Path) -> None:
     """Create and remove a temporary file in `target`, or in the nearest folder above it that exists.
 
     Raises:
@@ -454,3 +525,124 @@ def _nearest(target: Path) -> Path:
     while not os.path.lexists(folder):
         folder = folder.parent
     return folder
+
+
+@contextmanager
+def open_output(path: Path | None) -> Iterator[Write]:
+    """A function that writes text to standard output (None) or to a file.
+
+    The file appears, synced, by a rename when the work is done; after an interrupt it holds what was done until then,
+    after an error it is what it was before. Raises what `require_writable` does; StorageError when the disk refuses.
+    """
+    if path is None:
+        yield _write_out
+        return
+    target = require_writable(path)
+    if is_stream(target):
+        with open_sink(target) as stream:
+            yield lambda text: stream.write(text.encode("utf-8"))
+        return
+    output = _OutputFile(path, target)
+    try:
+        try:
+            yield output.write
+        except Interrupted:
+            output.publish()
+            raise
+        output.publish()
+    finally:
+        output.discard()
+
+
+class _OutputFile:
+    """Text for a file, buffered and written under a temporary name until `publish`. Errors: StorageError."""
+
+    def __init__(self, path: Path, target: Path) -> None:
+        self._path, self._target = path, target
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._published = False
+        with storage_errors(path):
+            self._temporary = temporary_beside(target)
+            self._descriptor = create(self._temporary)
+
+    def write(self, text: str) -> None:
+        self._pending.append(encode_text(text))
+        self._pending_bytes += len(self._pending[-1])
+        if self._pending_bytes >= BUFFER_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        data = b"".join(self._pending)
+        self._pending, self._pending_bytes = [], 0
+        with storage_errors(self._path, bytes_needed=len(data)):
+            write(self._descriptor, data)
+
+    def publish(self) -> None:
+        """Sync the file and give it its name."""
+        self._flush()
+        with storage_errors(self._path):
+            fsync(self._descriptor)
+            rename(self._temporary, self._target)
+            self._published = True
+            fsync_dir(self._target.parent)
+
+    def discard(self) -> None:
+        """Close the file, and remove what was not published."""
+        os.close(self._descriptor)
+        if not self._published:
+            with contextlib.suppress(OSError):
+                unlink(self._temporary)
+
+
+def require_writable(path: Path, *, option: str = "--output") -> Path:
+    """Try to write a file beside the one that will be `path`, and return that one: a link stays a link.
+
+    Raises InputError for a directory or a place that does not exist, StorageError when the system refuses the file.
+    """
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise InputError(f"{option} '{path}' is a directory, expected a file")
+    if not target.parent.is_dir():
+        raise InputError(f"{option} '{path}': the directory '{target.parent}' does not exist")
+    if not is_stream(target):
+        with storage_errors(path):
+            trial = temporary_beside(target)
+            os.close(create(trial))
+            unlink(trial)
+    return target
+
+
+def _write_out(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def refuse_to_replace(output: Path | None, inputs: Iterable[str | Path], *, option: str = "--output") -> None:
+    """Raise InputError when the file to write is one of those to read, under any name.
+
+    Args:
+        output: None: nothing is written.
+        inputs: files, folders, patterns, or `-` for standard input, which may come from a file too.
+    """
+    if output is None or not output.is_file():
+        return
+    for name in map(str, inputs):
+        if _reads(name, output):
+            raise InputError(
+                f"{option} {output} would replace what is read{'' if name == str(output) else f': {name}'}",
+                hint="write to another file",
+            )
+
+
+def _reads(name: str, file: Path) -> bool:
+    """Whether the input of this name includes the file."""
+    if name == "-":
+        with contextlib.suppress(OSError):  # a standard input that is no file
+            return os.path.samestat(os.fstat(sys.stdin.fileno()), file.stat())
+        return False
+    place = os.path.expanduser(name)
+    if os.path.isdir(place):
+        return Path(os.path.realpath(file)).is_relative_to(os.path.realpath(place))
+    places = [place] if os.path.exists(place) else glob.glob(place, recursive=True)
+    return any(os.path.samefile(path, file) for path in places if os.path.exists(path))

@@ -11,10 +11,10 @@ import torch
 
 import tformer
 from tests.end_to_end.translate_runs import DECODER, build_run
-from tformer.bounds import BOUNDS, COUNT, FLOAT, expected_of
 from tformer.decoding.settings import BeamSettings, GenerationSettings
-from tformer.errors import InputError
 from tformer.recipe.load import load_recipe
+from tformer.support.errors import InputError
+from tformer.support.options import BOUNDS, COUNT, FLOAT, expected_of
 
 Cli = Callable[..., Any]
 NAN, INF = float("nan"), float("inf")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tformer import files
-from tformer.output_files import open_output
+from tformer.support import files
+from tformer.support.files import open_output
 
 NAMES = ["n" * 255, "é" * 127, "👩" * 63, "n" * 200, "n" * 201]
 
@@ -48,7 +48,7 @@ def test_a_folder_with_the_name_of_a_temporary_is_left_alone(tmp_path: Path) -> 
 
 def test_a_folder_that_another_process_is_publishing_is_refused_and_never_mixed(tmp_path: Path) -> None:
     other = (
-        "import sys\nfrom pathlib import Path\nfrom tformer import files\n"
+        "import sys\nfrom pathlib import Path\nfrom tformer.support import files\n"
         "files.publish_directory(Path(sys.argv[1]), lambda folder: files.write_text(folder / 'first', 'theirs'))\n"
     )
 

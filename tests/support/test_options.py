@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tformer.decoding.options import GenerateOptions
-from tformer.errors import InputError
 from tformer.evaluation.embed import EmbedOptions
 from tformer.evaluation.options import EvaluationOptions
-from tformer.options import as_keyword, flags_as_keywords, from_keywords
+from tformer.support.errors import InputError
+from tformer.support.options import as_keyword, flags_as_keywords, from_keywords
 from tformer.training.options import TrainOptions
 
 

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from tformer import input_files
 from tformer.checkpoint.catalog import read_pointer
 from tformer.data.sources.files import open_input, read_bytes
-from tformer.errors import InputError
-from tformer.input_files import open_regular, open_stream
 from tformer.recipe.yaml_text import read_yaml
+from tformer.support import files
+from tformer.support.errors import InputError
+from tformer.support.files import open_regular, open_stream
 from tformer.tokenizer import Tokenizer
 
 
 @pytest.fixture
 def pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(input_files, "WRITER_SECONDS", 0.1)
+    monkeypatch.setattr(files, "WRITER_SECONDS", 0.1)
     os.mkfifo(tmp_path / "pipe")
     return tmp_path / "pipe"
 
