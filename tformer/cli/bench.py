@@ -200,12 +200,12 @@ def attention(options: AttentionOptions) -> None:
         from tformer.bench.attention_report import document, lines, notes, settings_line, tables, write_report
         from tformer.bench.machine import environment_line
         from tformer.checkpoint.logs import describe_environment
-        from tformer.support.files import require_writable
+        from tformer.support.files import require_writable_folder
         from tformer.support.formatting import binary_bytes, short_seconds
 
         bench, decided = resolve_attention(options)
         if options.out is not None:
-            require_writable(options.out)
+            require_writable_folder(options.out)
         line = environment_line(torch.device(bench.device), dtype=bench.dtype)
         show_notes([*(f"note: {note}" for note in decided), f"{line}; {settings_line(bench)}"])
         torch.set_num_threads(1)  # this process only waits

@@ -31,7 +31,7 @@ from tformer.support.device import (
     resolve_precision,
 )
 from tformer.support.errors import InputError
-from tformer.support.files import require_writable
+from tformer.support.files import require_writable_folder
 from tformer.support.formatting import plural
 from tformer.support.processes import available_cores
 from tformer.tasks import task_of
@@ -119,7 +119,7 @@ def check_target(start: Start) -> None:
                 f"{target} is not empty (it holds {found[0]})",
                 hint="continue that run with --resume, or choose another directory with --out",
             )
-    require_writable(target)
+    require_writable_folder(target)
 
 
 def prepare(start: Start, work: Work, *, processes: int = 1) -> Prepared:

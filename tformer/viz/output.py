@@ -50,7 +50,15 @@ def choose_output(
     elif output is None or str(output) == "-":
         kind = default
     else:
-        kind = _by_suffix(output, offered, default)
+        suffix = output.suffix.lower()
+        kind = SUFFIXES.get(suffix, "")
+        if kind not in offered:
+            found = f"has the suffix {suffix}" if suffix else "has no suffix"
+            known = ", ".join(known for known, name in SUFFIXES.items() if name in offered)
+            raise InputError(
+                f"{output} {found}, expected one of {known}",
+                hint=f"name it {output.with_suffix('.' + default)}, or use --format",
+            )
     if output is not None and str(output) == "-":
         return Output(kind, None)
     if output is None and kind not in ON_STDOUT:
@@ -77,16 +85,3 @@ def write_output(output: Output, content: str | bytes) -> None:
         sys.stdout.flush()
         return
     write_file(output.path, [raw], bytes_needed=len(raw))
-
-
-def _by_suffix(output: Path, offered: Sequence[str], default: str) -> str:
-    suffix = output.suffix.lower()
-    kind = SUFFIXES.get(suffix, "")
-    if kind in offered:
-        return kind
-    found = f"has the suffix {suffix}" if suffix else "has no suffix"
-    known = ", ".join(known for known, kind in SUFFIXES.items() if kind in offered)
-    raise InputError(
-        f"{output} {found}, expected one of {known}",
-        hint=f"name it {output.with_suffix('.' + default)}, or use --format",
-    )

@@ -49,12 +49,12 @@ def render_page(
         without: names of SHELL_SCRIPTS that the view does not use.
     """
     code = [_script(name) for name in _names(scripts, without)]
-    hashes = " ".join(f"'sha256-{_digest(text)}'" for text in code)
+    hashes = " ".join(f"'sha256-{_base64(hashlib.sha256(text.encode()).digest())}'" for text in code)
     policy = (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
-    colours = {name: base64.b64encode(colour_table(name)).decode() for name in COLOUR_MAPS}
+    colours = {name: _base64(colour_table(name)) for name in COLOUR_MAPS}
     parts = [
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
@@ -71,7 +71,7 @@ def render_page(
         _element("application/json", "data", _json(data)),
         _element("application/json", "colour-maps", _json({"maps": colours, "palette": PALETTE})),
         *(
-            _element("application/octet-stream;base64", f"blob-{name}", _packed(content))
+            _element("application/octet-stream;base64", f"blob-{name}", _base64(gzip.compress(content, 6, mtime=0)))
             for name, content in (blobs or {}).items()
         ),
         *(f"<script>{text}</script>" for text in code),
@@ -108,8 +108,8 @@ def _asset(name: str) -> str:
     return files("tformer.viz").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _digest(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
 
 
 def _text(text: str) -> str:
@@ -118,10 +118,6 @@ def _text(text: str) -> str:
 
 def _element(mime: str, name: str, content: str) -> str:
     return f'<script type="{mime}" id="{name}">{content}</script>'
-
-
-def _packed(content: bytes) -> str:
-    return base64.b64encode(gzip.compress(content, compresslevel=6, mtime=0)).decode()
 
 
 def _json(value: Any) -> str:

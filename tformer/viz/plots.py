@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tformer.support.formatting import finite_or_none
+
 # Visible on white and on dark backgrounds: black and yellow, the ends of Okabe and Ito's list, are omitted.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
@@ -182,29 +184,20 @@ Plot = Lines | Heat
 
 def plots_to_json(plots: Sequence[Plot]) -> list[dict[str, Any]]:
     """Plots for JSON: titles and labels; a heat map as rows of values (None: an empty cell), lines as (x, y) pairs."""
-    return [_heat_to_json(plot) if isinstance(plot, Heat) else _lines_to_json(plot) for plot in plots]
-
-
-def _heat_to_json(plot: Heat) -> dict[str, Any]:
-    return {
-        "title": plot.title,
-        "caption": plot.caption,
-        "row_label": plot.row_label,
-        "column_label": plot.column_label,
-        "rows": list(plot.rows),
-        "columns": list(plot.columns),
-        "values": [[value if math.isfinite(value) else None for value in row] for row in plot.values.tolist()],
-    }
-
-
-def _lines_to_json(plot: Lines) -> dict[str, Any]:
-    return {
-        "title": plot.title,
-        "caption": plot.caption,
-        "x_label": plot.x_label,
-        "y_label": plot.y_label,
-        "lines": [{"label": line.label, "points": _finite_points(line)} for line in plot.lines],
-    }
+    documents: list[dict[str, Any]] = []
+    for plot in plots:
+        if isinstance(plot, Heat):
+            labels = {"row_label": plot.row_label, "column_label": plot.column_label}
+            content = {
+                "rows": list(plot.rows),
+                "columns": list(plot.columns),
+                "values": finite_or_none(plot.values.tolist()),
+            }
+        else:
+            labels = {"x_label": plot.x_label, "y_label": plot.y_label}
+            content = {"lines": [{"label": line.label, "points": _finite_points(line)} for line in plot.lines]}
+        documents.append({"title": plot.title, "caption": plot.caption, **labels, **content})
+    return documents
 
 
 def plots_to_csv(plots: Sequence[Plot]) -> str:

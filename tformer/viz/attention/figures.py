@@ -26,7 +26,6 @@ from matplotlib.patches import Rectangle
 
 from tformer.support.errors import InputError, visible
 from tformer.support.formatting import TOKEN_SIGNS, fitted
-from tformer.viz.attention.reading import Side
 from tformer.viz.attention.scene import CAUTION, MEASURES, Scene, heading, summarise
 from tformer.viz.attention.weights import Attention, Kind, Layer
 from tformer.viz.figure import colour_map, figure_bytes, style
@@ -111,25 +110,16 @@ def name_tokens(axes: Axes, attention: Attention, width: float, height: float) -
         font = min(8.0, max(3.5, room * 0.9))
         step = 1 if len(side) <= LABELLED else math.ceil(len(side) / LABELLED)
         places = list(range(0, len(side), step))
-        names = [_token_name(side, place) for place in places]
+        texts = [visible(side.tokens[place].translate(TOKEN_SIGNS)) for place in places]
         ticks(
             places,
-            names,
+            [fitted(text, NAME_LENGTH, "…") for text in texts],
             fontsize=font if step == 1 else 5,
             rotation=90 if side is attention.keys and ticks == axes.set_xticks else 0,
         )
     axes.tick_params(length=0)
     axes.set_xlabel(f"{attention.keys.name} token (key)", fontsize=7, color="#555555")
     axes.set_ylabel(f"{attention.queries.name} token (query)", fontsize=7, color="#555555")
-
-
-def _token_name(side: Side, place: int) -> str:
-    text = visible(side.tokens[place].translate(TOKEN_SIGNS))
-    return fitted(text, NAME_LENGTH, "…")
-
-
-def head_name(layer: Layer, head: int) -> str:
-    return f"layer {layer.number}, " + ("mean of heads" if head < 0 else f"head {head}")
 
 
 def blocks_of(matrix_TS: np.ndarray) -> np.ndarray:
@@ -208,7 +198,8 @@ def _heads(attention: Attention, scale: Scale, colours: str) -> Figure:
         axes = figure.add_subplot(rows, columns, number + 1)
         image = paint_matrix(axes, matrix_TS, layer.visible_TS, scale, norm, colours)
         name_tokens(axes, attention, width, height)
-        axes.set_title(head_name(layer, head), fontsize=9)
+        name = "mean of heads" if head < 0 else f"head {head}"
+        axes.set_title(f"layer {layer.number}, {name}", fontsize=9)
     add_bar(figure, image, scale, figure.axes)
     return figure
 

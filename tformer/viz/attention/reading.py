@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -87,14 +86,6 @@ def side_of(
     else:
         starts = word_starts(tokenizer.kind, spelled).tolist()
     return Side(name, tokens, tuple(marks), tuple(starts), tuple(text_of), written_from)
-
-
-def image_side(*, rows: int, columns: int, has_cls: bool) -> Side:
-    """The patches of an image, row by row, after the class token if there is one."""
-    patches = [f"{row},{column}" for row in range(rows) for column in range(columns)]
-    tokens = (["CLS"] if has_cls else []) + patches
-    special = np.arange(len(tokens)) < has_cls
-    return Side("encoder", tuple(tokens), tuple(special.tolist()), (True,) * len(tokens))
 
 
 def _joined(tokens: Sequence[str]) -> str:
@@ -214,8 +205,10 @@ def _read_image(loaded: Loaded, path: Path) -> Reading:
     image_CYX = read_image(path, size=patches.image_size, channels=patches.channels)
     pixels = to_pixels(image_CYX[None], data.image_mean, data.image_std)
     shown = np.ascontiguousarray(np.broadcast_to(image_CYX, (3, *image_CYX.shape[1:])).transpose(1, 2, 0))
-    grid = patches.side
-    side = image_side(rows=grid, columns=grid, has_cls=embedding.cls is not None)
+    grid, has_cls = patches.side, embedding.cls is not None
+    tokens = ["CLS"] * has_cls + [f"{row},{column}" for row in range(grid) for column in range(grid)]
+    special = [has_cls] + [False] * (len(tokens) - 1)
+    side = Side("encoder", tuple(tokens), tuple(special), (True,) * len(tokens))
     return Reading({"pixel_values": pixels}, {"encoder": side}, shown, (grid, grid), texts={"image": path.name})
 
 
@@ -274,18 +267,15 @@ def _read_translation(loaded: Loaded, given: Inputs) -> Reading:
 def _translated(loaded: Loaded, given: Inputs, source: Sequence[int]) -> list[int]:
     """The ids of the model's own translation, without the token that ends it."""
     ends = loaded.decoder_tokens
+    limits = {}
+    if given.max_new_tokens is not None:  # a smaller --max-new-tokens also lowers the recipe's minimum length
+        limits["min_new_tokens"] = min(loaded.recipe.generation.min_new_tokens, given.max_new_tokens)
     settings = fitting_beam_settings(
-        loaded.recipe.generation, eos_id=ends.eos, max_new_tokens=given.max_new_tokens, **_min_new_tokens(loaded, given)
+        loaded.recipe.generation, eos_id=ends.eos, max_new_tokens=given.max_new_tokens, **limits
     )
     translator = translator_of(loaded, settings=settings, too_long="cut", max_source=len(source))
     [[found, *_]] = translator.translate([given.text or ""])
     return [token for token in found.ids if token not in settings.ends]
-
-
-def _min_new_tokens(loaded: Loaded, given: Inputs) -> dict[str, Any]:
-    """A smaller --max-new-tokens also lowers the recipe's minimum length."""
-    least = loaded.recipe.generation.min_new_tokens
-    return {} if given.max_new_tokens is None else {"min_new_tokens": min(least, given.max_new_tokens)}
 
 
 def _shifted_for_decoder(reading: Reading, loaded: Loaded) -> Reading:

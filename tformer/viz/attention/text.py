@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -110,19 +110,17 @@ def as_csv(scene: Scene, view: View) -> str:
         if view == "rollout":
             matrices: Iterable[Numbered] = [("rollout", "", _rollout(scene, attention))]
         else:
-            matrices = _matrices(attention)
+            matrices = (
+                (layer.number, head, _rows_of(matrix_TS, layer.visible_TS))
+                for layer in attention.layers
+                for head, matrix_TS in zip(layer.heads, layer.weights_HTS, strict=True)
+            )
         for layer, head, matrix in matrices:
             for query, row in enumerate(matrix):
                 for key, weight in enumerate(row):
                     tokens = attention.queries.tokens[query], attention.keys.tokens[key]
                     writer.writerow((kind, layer, head, query, tokens[0], key, tokens[1], _plain(weight)))
     return stream.getvalue()
-
-
-def _matrices(attention: Attention) -> Iterator[Numbered]:
-    for layer in attention.layers:
-        for head, matrix_TS in zip(layer.heads, layer.weights_HTS, strict=True):
-            yield layer.number, head, _rows_of(matrix_TS, layer.visible_TS)
 
 
 def _plain(value: object) -> object:
@@ -177,15 +175,12 @@ def _matrix(
         lines.append(_padded(_label(attention.queries, row[0])) + "  " + "".join(cells))
     largest = float(matrix_TS[seen_TS].max()) if seen_TS.any() else 0.0
     ramp = "".join(_cell(step / 9, 1, colour) for step in range(10))
-    top = "row's largest" if scale == "row" else f"{_top(matrix_TS, scale):.3g}"
+    most = float(np.abs(matrix_TS).max()) if scale in ("global", "sqrt") else 1.0
+    top = "row's largest" if scale == "row" else f"{most:.3g}"
     top += ", of sizes without their signs" if float(matrix_TS.min(initial=0.0)) < 0 else ""
     hidden = "" if seen_TS.all() else f", {_cell(None, 1, colour)} cannot be seen"
     lines.append(" " * (LABEL_WIDTH + 2) + f"0 {ramp} {top}{hidden}; largest {largest:.3f}")
     return lines
-
-
-def _top(matrix_TS: np.ndarray, scale: str) -> float:
-    return float(np.abs(matrix_TS).max()) if scale in ("global", "sqrt") else 1.0
 
 
 def _shares(matrix_TS: np.ndarray, scale: str) -> np.ndarray:

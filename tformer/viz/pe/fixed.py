@@ -6,8 +6,6 @@ in double precision (and rope's `rotate`), alibi and T5 by their slopes and buck
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
@@ -99,16 +97,12 @@ def heatmap(view: View, settings: Settings) -> list[Plot]:
 
 def waves(view: View, settings: Settings) -> list[Plot]:
     table = sinusoidal_table(settings, view.rows(settings))
-    dims = settings.dims or wave_dimensions(settings)
+    sines = sine_dimensions(settings)
+    # By default four sine dimensions whose wavelengths are visible in one picture: from 1/12 to 1/3 of the width.
+    dims = settings.dims or tuple(dict.fromkeys(int(sines[len(sines) * n // 12]) for n in (1, 2, 3, 4)))
     x = np.arange(len(table), dtype=float)
     lines = [Line(f"dimension {dim}", x, table[:, dim]) for dim in dims]
     return [Lines(view.title, view.caption, "position", "value", lines)]
-
-
-def wave_dimensions(settings: Settings) -> tuple[int, ...]:
-    """Four sine dimensions with wavelengths that are visible in one picture: from 1/12 to 1/3 of the width."""
-    sines = sine_dimensions(settings)
-    return tuple(dict.fromkeys(int(sines[len(sines) * n // 12]) for n in (1, 2, 3, 4)))
 
 
 def gram(view: View, settings: Settings) -> list[Plot]:
@@ -144,7 +138,8 @@ def patch_similarity(view: View, settings: Settings) -> list[Plot]:
     table, side = patch_table(settings), settings.grid
     matrix = table @ table.T / (settings.d_model / 2)
     tiled = tile(matrix, side)
-    names = grid_names(side)
+    step = side + 1  # a map's number stands at its middle
+    names = [str(at // step) if at % step == side // 2 else "" for at in range(side * step - 1)]
     heat = Heat(
         view.title, view.caption, tiled, names, names, "row of patches", "column of patches", "viridis", None, 1.0,
         "cosine similarity",
@@ -160,12 +155,6 @@ def tile(matrix: Numbers, side: int) -> Numbers:
         top, left = patch // side * step, patch % side * step
         tiled[top : top + side, left : left + side] = row.reshape(side, side)
     return tiled
-
-
-def grid_names(side: int) -> Sequence[str]:
-    """Axis labels of tiled maps: the number of each map at its middle, elsewhere empty."""
-    step = side + 1
-    return [str(at // step) if at % step == side // 2 else "" for at in range(side * step - 1)]
 
 
 def patch_heatmap(view: View, settings: Settings) -> list[Plot]:
@@ -209,17 +198,14 @@ def angles(view: View, settings: Settings) -> list[Plot]:
 
 def circles(view: View, settings: Settings) -> list[Plot]:
     cos, sin = rope_turns(settings, view.rows(settings))
-    pairs = settings.dims or circle_pairs(settings.head_dim // 2)
+    count = settings.head_dim // 2
+    pairs = settings.dims or tuple(dict.fromkeys((0, count // 8, count // 4, count // 2)))
     lines = []
     for ring, pair in enumerate(pairs):
         radius = 1 - ring / (len(pairs) + 1)
         lines.append(Line(f"pair {pair}", radius * cos[:, pair], radius * sin[:, pair]))
     plot = Lines(view.title, view.caption, "first coordinate", "second coordinate", lines, points=True, square=True)
     return [plot]
-
-
-def circle_pairs(pairs: int) -> tuple[int, ...]:
-    return tuple(dict.fromkeys((0, pairs // 8, pairs // 4, pairs // 2)))
 
 
 def rope_decay(view: View, settings: Settings) -> list[Plot]:
@@ -252,11 +238,6 @@ def slopes(view: View, settings: Settings) -> list[Plot]:
     return [Lines(view.title, view.caption, "head", "slope", [line], log_y=True, points=True)]
 
 
-def chosen_heads(settings: Settings) -> tuple[int, ...]:
-    """Heads that are drawn as a matrix, from 1: the first, the middle one, the last."""
-    return settings.dims or tuple(dict.fromkeys((1, (settings.heads + 1) // 2, settings.heads)))
-
-
 def alibi_bias(settings: Settings, head: int, rows: int) -> Numbers:
     """[rows, rows]: what head (from 1) adds to the score of each pair."""
     place = np.arange(rows, dtype=float)
@@ -264,15 +245,14 @@ def alibi_bias(settings: Settings, head: int, rows: int) -> Numbers:
 
 
 def bias(view: View, settings: Settings) -> list[Plot]:
-    heads = chosen_heads(settings)
+    heads = settings.dims or tuple(dict.fromkeys((1, (settings.heads + 1) // 2, settings.heads)))  # from 1
     rows = view.rows(settings)
-    matrices = {head: alibi_bias(settings, head, rows) for head in heads}
-    names = range(rows)
+    names, title = range(rows), f"{view.title}, head "
     return [
         Heat(
-            f"{view.title}, head {head}",
+            f"{title}{head}",
             view.caption,
-            matrix,
+            alibi_bias(settings, head, rows),
             names,
             names,
             "query",
@@ -282,7 +262,7 @@ def bias(view: View, settings: Settings) -> list[Plot]:
             0.0,
             "bias",
         )
-        for head, matrix in matrices.items()
+        for head in heads
     ]
 
 

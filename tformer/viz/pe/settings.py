@@ -79,9 +79,18 @@ def check_settings(settings: Settings) -> None:
         raise InputError(
             f"--d-model {settings.d_model}: patch2d needs a multiple of 4", hint=_even(settings.d_model, 4)
         )
-    if {"rope", *ALL} & {settings.encoding, *settings.compare}:
-        _check_rope(settings)
-    _check_t5(settings)
+    uses_rope = bool({"rope", *ALL} & {settings.encoding, *settings.compare})
+    if uses_rope and (settings.d_model % settings.heads or settings.head_dim % 2):
+        raise InputError(
+            f"rope turns pairs within a head: --d-model {settings.d_model} over --num-heads {settings.heads} is "
+            f"{settings.d_model / settings.heads:g} a head, expected an even number"
+        )
+    if settings.buckets < 4:
+        raise InputError(f"--buckets {settings.buckets}: expected at least 4")
+    if settings.max_distance <= settings.buckets // 2:
+        raise InputError(
+            f"--max-distance {settings.max_distance}: expected more than half the buckets ({settings.buckets // 2})"
+        )
     if settings.layout is not None:
         known = LAYOUTS.get(settings.encoding, ())
         if settings.layout not in known:
@@ -95,23 +104,6 @@ def check_encoding(kind: str, *, option: str = "--encoding") -> None:
     if kind not in ENCODINGS:
         found = kind or "(nothing)"
         raise InputError(f"{option} {found}: unknown", hint=did_you_mean(kind, ENCODINGS))
-
-
-def _check_rope(settings: Settings) -> None:
-    if settings.d_model % settings.heads or settings.head_dim % 2:
-        raise InputError(
-            f"rope turns pairs within a head: --d-model {settings.d_model} over --num-heads {settings.heads} is "
-            f"{settings.d_model / settings.heads:g} a head, expected an even number"
-        )
-
-
-def _check_t5(settings: Settings) -> None:
-    if settings.buckets < 4:
-        raise InputError(f"--buckets {settings.buckets}: expected at least 4")
-    if settings.max_distance <= settings.buckets // 2:
-        raise InputError(
-            f"--max-distance {settings.max_distance}: expected more than half the buckets ({settings.buckets // 2})"
-        )
 
 
 def _even(value: int, of: int = 2) -> str:
