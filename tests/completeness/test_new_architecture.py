@@ -19,13 +19,13 @@ from tformer.recipe.model import Model
 
 
 def read(config: Config, class_name: str) -> dict[str, Any]:
-    section = gpt2.read(config, class_name)
+    section = gpt2.CONFIG.read(config, class_name)
     section["decoder"]["num_layers"] = config.size("depth")
     return section
 
 
 def write(model: Model, class_name: str) -> dict[str, Any]:
-    values = gpt2.write(model, class_name)
+    values = gpt2.CONFIG.write(model, class_name)
     return {**values, "depth": values.pop("n_layer")}
 
 

@@ -20,17 +20,14 @@ from torch import Tensor
 
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures.parts import (
-    ACTIVATIONS,
     OUTPUT,
-    activation_name,
-    d_ff_of,
     head_dropout,
     output_is_tied,
     pooled_links,
     sequence_head,
-    size_by_any_name,
     stack_of,
 )
+from tformer.interop.architectures.table import ConfigTable, Row, both_stacks
 from tformer.interop.config import Config
 from tformer.interop.mapping import Fixed, Link, both, fused, link, reshaped
 from tformer.interop.weight_files import WeightFiles
@@ -42,15 +39,6 @@ COPIES = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weigh
 LOGITS_BIAS = "final_logits_bias"
 EPS, OFFSET, BASE = 1e-5, 2, 10000.0
 
-# Keys about training and generation in older files, and about how distilled models were made.
-UNREAD = (
-    "classif_dropout",
-    "force_bos_token_to_be_generated",
-    "replacing_rate",
-    "save_step",
-    "student_decoder_layers",
-    "student_encoder_layers",
-)
 SKIPPED = (
     r"(model\.)?(encoder|decoder)\.version",  # a buffer in old files
     r"classification_head\..*",
@@ -69,87 +57,70 @@ class Traits:
     vocab_size: int = 50265
 
 
-def read_body(config: Config, traits: Traits) -> dict[str, Any]:
-    """The model section without `heads`, with tied matrices."""
-    config.expect("is_encoder_decoder", True)
-    config.expect("is_decoder", False)
-    config.expect("normalize_before", traits.place == "pre")
-    config.expect("add_final_layer_norm", traits.place == "pre")
-    config.expect("normalize_embedding", traits.embedding_norm)
-    config.expect("static_position_embeddings", not traits.learned_positions)
-    config.expect("add_bias_logits", False)
-    config.expect("do_blenderbot_90_layernorm", False)
-    if traits.learned_positions:
-        config.expect("extra_pos_embeddings", OFFSET)
-    else:
-        config.ignore("extra_pos_embeddings")
-    config.ignore(*UNREAD)
-    rate = config.take("dropout", default=0.1, kind=float)
-    return {
-        "d_model": size_by_any_name(config, "d_model", "hidden_size", default=1024),
-        "max_seq_len": config.size("max_position_embeddings", default=1024),
-        "vocab_size": config.size("vocab_size", default=traits.vocab_size),
-        "embedding": {
-            "norm": traits.embedding_norm,
-            "scale": config.take("scale_embedding", default=False, kind=bool),
-            "dropout": rate,
-        },
+def body(traits: Traits) -> ConfigTable:
+    """The table of a class: the model section without `heads`, with tied matrices."""
+    pre = traits.place == "pre"
+    learned, sinusoids = {"kind": "learned", "offset": OFFSET}, {"kind": "sinusoidal", "layout": "halves", "base": BASE}
+    fixed: dict[str, Any] = {
+        "embedding.norm": traits.embedding_norm,
         "tie": {"source_target": True, "output": True},
-        **{side: _read_stack(config, traits, side, rate) for side in SIDES},
     }
-
-
-def _read_stack(config: Config, traits: Traits, side: str, rate: float) -> dict[str, Any]:
-    learned = {"kind": "learned", "offset": OFFSET}
-    layers, heads = f"{side}_layers", f"{side}_attention_heads"
-    encodes = side == "encoder"  # whose sizes have a second name
-    return {
-        "num_layers": size_by_any_name(config, layers, *(["num_hidden_layers"] if encodes else []), default=12),
-        "num_heads": size_by_any_name(config, heads, *(["num_attention_heads"] if encodes else []), default=16),
-        "positions": learned if traits.learned_positions else {"kind": "sinusoidal", "layout": "halves", "base": BASE},
-        "feedforward": {
-            "d_ff": config.size(f"{side}_ffn_dim", default=4096),
-            "activation": config.choose("activation_function", ACTIVATIONS, default="gelu"),
-        },
-        "norm": {"place": traits.place, "eps": EPS},
-        "final_norm": traits.place == "pre",
-        "dropout": rate,
-        "attention_dropout": config.take("attention_dropout", default=0.0, kind=float),
-        "activation_dropout": config.take("activation_dropout", default=0.0, kind=float),
-        "layerdrop": config.take(f"{side}_layerdrop", default=0.0, kind=float),
+    for side in SIDES:
+        fixed |= {
+            f"{side}.positions": learned if traits.learned_positions else sinusoids,
+            f"{side}.norm": {"place": traits.place, "eps": EPS},
+            f"{side}.final_norm": pre,
+        }
+    expected = {
+        "is_encoder_decoder": True,
+        "is_decoder": False,
+        "normalize_before": pre,
+        "add_final_layer_norm": pre,
+        "normalize_embedding": traits.embedding_norm,
+        "static_position_embeddings": not traits.learned_positions,
+        "add_bias_logits": False,
+        "do_blenderbot_90_layernorm": False,
+        **({"extra_pos_embeddings": OFFSET} if traits.learned_positions else {}),
     }
+    return ConfigTable(
+        ROWS, fixed, expected, IGNORED, written={"tie_word_embeddings": True, "is_encoder_decoder": True}
+    ).defaulting(vocab_size=traits.vocab_size)
 
 
-def read_generator(config: Config, class_name: str, *, traits: Traits) -> dict[str, Any]:
+ROWS = (
+    Row("vocab_size", "vocab_size", 50265),
+    Row("max_position_embeddings", "max_seq_len", 1024),
+    Row("d_model hidden_size", "d_model", 1024),
+    Row("encoder_layers num_hidden_layers", "encoder.num_layers", 12),
+    Row("encoder_attention_heads num_attention_heads", "encoder.num_heads", 16),
+    Row("encoder_ffn_dim", "encoder.feedforward.d_ff", 4096),
+    Row("encoder_layerdrop", "encoder.layerdrop", 0.0),
+    Row("decoder_layers", "decoder.num_layers", 12),
+    Row("decoder_attention_heads", "decoder.num_heads", 16),
+    Row("decoder_ffn_dim", "decoder.feedforward.d_ff", 4096),
+    Row("decoder_layerdrop", "decoder.layerdrop", 0.0),
+    Row("activation_function", both_stacks("feedforward.activation"), "gelu"),
+    Row("dropout", f"{both_stacks('dropout')} embedding.dropout", 0.1),
+    Row("attention_dropout", both_stacks("attention_dropout"), 0.0),
+    Row("activation_dropout", both_stacks("activation_dropout"), 0.0),
+    Row("scale_embedding", "embedding.scale", False),
+)
+# Keys about training and generation in older files, and about how distilled models were made.
+IGNORED = (
+    "classif_dropout",
+    "extra_pos_embeddings",
+    "force_bos_token_to_be_generated",
+    "replacing_rate",
+    "save_step",
+    "student_decoder_layers",
+    "student_encoder_layers",
+)
+
+
+def read_generator(config: Config, class_name: str, *, table: ConfigTable) -> dict[str, Any]:
     """The model section of a ...ForConditionalGeneration class with one vocabulary."""
     config.expect("tie_word_embeddings", True)
-    return read_body(config, traits) | {"heads": [{"kind": "lm", "bias": True}]}
-
-
-def write_body(model: Model, class_name: str) -> dict[str, Any]:
-    encoder = stack_of(model, "encoder")
-    sizes: dict[str, Any] = {}
-    for side in SIDES:
-        stack = stack_of(model, side)
-        sizes |= {
-            f"{side}_layers": stack.num_layers,
-            f"{side}_attention_heads": stack.num_heads,
-            f"{side}_ffn_dim": d_ff_of(model, stack),
-            f"{side}_layerdrop": stack.layerdrop_rate,
-        }
-    return {
-        "vocab_size": model.vocab_size,
-        "max_position_embeddings": model.max_seq_len,
-        "d_model": model.d_model,
-        **sizes,
-        "activation_function": activation_name(encoder.feedforward.activation),
-        "dropout": encoder.dropout,
-        "attention_dropout": encoder.attention_dropout,
-        "activation_dropout": encoder.activation_dropout,
-        "scale_embedding": model.embedding.scale,
-        "tie_word_embeddings": True,
-        "is_encoder_decoder": True,
-    }
+    return table.read(config) | {"heads": [{"kind": "lm", "bias": True}]}
 
 
 def body_links(model: Model) -> list[Link]:
@@ -227,14 +198,16 @@ def _sinusoids(length: int, width: int) -> Tensor:
     return torch.cat((angles.sin(), angles.cos()), dim=1).float()
 
 
-TRAITS = Traits("post", learned_positions=True, embedding_norm=True)
+CONFIG = body(Traits("post", learned_positions=True, embedding_norm=True))
+OF_MBART = body(Traits("pre", learned_positions=True, embedding_norm=True))
+OF_PEGASUS = body(Traits("pre", learned_positions=False, embedding_norm=False))
 CLASSIFIER = "BartForSequenceClassification"
 NUM_LABELS = 3  # default of BartConfig
 
 
 def read(config: Config, class_name: str) -> dict[str, Any]:
     if class_name != CLASSIFIER:
-        return read_generator(config, class_name, traits=TRAITS)
+        return read_generator(config, class_name, table=CONFIG)
     config.expect("tie_word_embeddings", True)
     head = sequence_head(
         config,
@@ -244,11 +217,11 @@ def read(config: Config, class_name: str) -> dict[str, Any]:
         activation="tanh",
         dropout=config.take("classifier_dropout", default=0.0, kind=float),
     )
-    return read_body(config, TRAITS) | {"heads": [head]}
+    return CONFIG.read(config) | {"heads": [head]}
 
 
 def write(model: Model, class_name: str) -> dict[str, Any]:
-    return write_body(model, class_name) | {"classifier_dropout": head_dropout(model) or 0.0}
+    return CONFIG.write(model) | {"classifier_dropout": head_dropout(model) or 0.0}
 
 
 def links(model: Model, class_name: str) -> list[Link]:
@@ -279,8 +252,8 @@ MBART = Architecture(
     model_type="mbart",
     classes={"MBartForConditionalGeneration": ("lm",), "MBartModel": ()},
     family="bart",
-    read=partial(read_generator, traits=Traits("pre", learned_positions=True, embedding_norm=True)),
-    write=write_body,
+    read=partial(read_generator, table=OF_MBART),
+    write=OF_MBART.write,
     links=generator_links,
     prefix="model.",
     skipped=SKIPPED,
@@ -295,8 +268,8 @@ PEGASUS = Architecture(
     model_type="pegasus",
     classes={"PegasusForConditionalGeneration": ("lm",), "PegasusModel": ()},
     family="transformer",
-    read=partial(read_generator, traits=Traits("pre", learned_positions=False, embedding_norm=False)),
-    write=write_body,
+    read=partial(read_generator, table=OF_PEGASUS),
+    write=OF_PEGASUS.write,
     links=generator_links,
     prefix="model.",
     skipped=SKIPPED,

@@ -8,33 +8,40 @@ embeddings; their heads are in their own files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.parts import (
-    ACTIVATIONS,
-    activation_name,
-    d_ff_of,
-    head_dropout,
-    pooled_links,
-    sequence_head,
-    stack_of,
-)
+from tformer.interop.architectures.parts import head_dropout, pooled_links, sequence_head, stack_of
+from tformer.interop.architectures.table import ConfigTable, Row
 from tformer.interop.config import Config
 from tformer.interop.mapping import Layout, Link, both, fused, link
 from tformer.recipe.model import Model
 from tformer.support.errors import InputError
 
-DEFAULTS: Mapping[str, int] = {
-    "vocab_size": 30522,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "max_position_embeddings": 512,
-    "type_vocab_size": 2,
-}
+CONFIG = ConfigTable(
+    rows=(
+        Row("vocab_size", "vocab_size", 30522),
+        Row("hidden_size", "d_model", 768),
+        Row("num_hidden_layers", "encoder.num_layers", 12),
+        Row("num_attention_heads", "encoder.num_heads", 12),
+        Row("intermediate_size", "encoder.feedforward.d_ff", 3072),
+        Row("max_position_embeddings", "max_seq_len", 512),
+        Row("type_vocab_size", "embedding.token_types", 2),
+        Row("hidden_act", "encoder.feedforward.activation", "gelu"),
+        Row("layer_norm_eps", "encoder.norm.eps", 1e-12),
+        Row("hidden_dropout_prob", "encoder.dropout embedding.dropout", 0.1),
+        Row("attention_probs_dropout_prob", "encoder.attention_dropout", 0.1),
+        Row("tie_word_embeddings", "tie.output", True),
+    ),
+    fixed={
+        "embedding.norm": True,
+        "encoder.positions.kind": "learned",
+        "encoder.norm.place": "post",
+        "encoder.final_norm": False,
+    },
+    expected={"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False},
+)
+"""The section without heads. `max_seq_len` is the number of rows of the position table."""
 
 LEGACY_NAMES = ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias"))
 """Names of gain and bias in files converted from the first TensorFlow release."""
@@ -46,35 +53,11 @@ TWICE = Layout(join=lambda parts: parts[0], split=lambda ours: (ours, ours.clone
 """One tensor under two names; where they differ, the model computes with the first."""
 
 
-def read_body(config: Config, *, defaults: Mapping[str, int] = DEFAULTS) -> dict[str, Any]:
-    """The `model` section without heads. `max_seq_len` is the number of rows of the position table."""
-    config.expect("position_embedding_type", "absolute")
-    config.expect("is_decoder", False)
-    config.expect("add_cross_attention", False)
-    sizes = {key: config.size(key, default=default) for key, default in defaults.items()}
-    refuse_odd_heads(config, "num_attention_heads", sizes["num_attention_heads"], sizes["hidden_size"])
-    dropout = config.take("hidden_dropout_prob", default=0.1, kind=float)
-    stack = {
-        "num_layers": sizes["num_hidden_layers"],
-        "num_heads": sizes["num_attention_heads"],
-        "positions": {"kind": "learned"},
-        "feedforward": {
-            "d_ff": sizes["intermediate_size"],
-            "activation": config.choose("hidden_act", ACTIVATIONS, default="gelu"),
-        },
-        "norm": {"place": "post", "eps": config.take("layer_norm_eps", default=1e-12, kind=float)},
-        "final_norm": False,
-        "dropout": dropout,
-        "attention_dropout": config.take("attention_probs_dropout_prob", default=0.1, kind=float),
-    }
-    return {
-        "d_model": sizes["hidden_size"],
-        "max_seq_len": sizes["max_position_embeddings"],
-        "vocab_size": sizes["vocab_size"],
-        "embedding": {"norm": True, "token_types": sizes["type_vocab_size"], "dropout": dropout},
-        "tie": {"output": config.take("tie_word_embeddings", default=True, kind=bool)},
-        "encoder": stack,
-    }
+def read_body(config: Config, table: ConfigTable = CONFIG) -> dict[str, Any]:
+    """The `model` section without heads."""
+    section = table.read(config)
+    refuse_odd_heads(config, "num_attention_heads", section["encoder"]["num_heads"], section["d_model"])
+    return section
 
 
 def refuse_odd_heads(config: Config, key: str, heads: int, width: int) -> None:
@@ -84,21 +67,7 @@ def refuse_odd_heads(config: Config, key: str, heads: int, width: int) -> None:
 
 
 def write_body(model: Model) -> dict[str, Any]:
-    encoder = stack_of(model, "encoder")
-    return {
-        "vocab_size": model.vocab_size,
-        "hidden_size": model.d_model,
-        "num_hidden_layers": encoder.num_layers,
-        "num_attention_heads": encoder.num_heads,
-        "intermediate_size": d_ff_of(model, encoder),
-        "hidden_act": activation_name(encoder.feedforward.activation),
-        "hidden_dropout_prob": encoder.dropout,
-        "attention_probs_dropout_prob": encoder.attention_dropout,
-        "max_position_embeddings": model.max_seq_len,
-        "type_vocab_size": model.embedding.token_types or NO_TYPES,
-        "layer_norm_eps": encoder.norm.eps,
-        "tie_word_embeddings": model.tie.output,
-    }
+    return CONFIG.write(model) | {"type_vocab_size": model.embedding.token_types or NO_TYPES}
 
 
 def body_links(model: Model, body: str, *, output: str | None = None) -> list[Link]:

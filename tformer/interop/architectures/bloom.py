@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.parts import size_by_any_name, stack_of, token_links
-from tformer.interop.config import Config
+from tformer.interop.architectures.parts import stack_of, token_links
+from tformer.interop.architectures.table import ConfigTable, Row
 from tformer.interop.mapping import Link, both, interleaved_rows, link
 from tformer.recipe.model import Model
 
@@ -23,44 +21,30 @@ TRAINED_WITH = (
 )
 
 
-def read(config: Config, class_name: str) -> dict[str, Any]:
-    config.expect("apply_residual_connection_post_layernorm", False)
-    config.ignore(*TRAINED_WITH)
-    width = size_by_any_name(config, "n_embed", "hidden_size", default=64)
-    stack = {
-        "num_layers": size_by_any_name(config, "n_layer", "num_hidden_layers", default=2),
-        "num_heads": size_by_any_name(config, "n_head", "num_attention_heads", default=8),
-        "positions": {"kind": "alibi"},
-        "feedforward": {"d_ff": 4 * width, "activation": "gelu_tanh"},
-        "norm": {"place": "pre", "eps": config.take("layer_norm_epsilon", default=1e-5, kind=float)},
-        "final_norm": True,
-        "dropout": config.take("hidden_dropout", default=0.0, kind=float),
-        "attention_dropout": config.take("attention_dropout", default=0.0, kind=float),
-    }
-    return {
-        "d_model": width,
-        "max_seq_len": config.size("seq_length", default=2048),
-        "vocab_size": config.size("vocab_size", default=250880),
-        "embedding": {"norm": True},
-        "tie": {"output": config.take("tie_word_embeddings", default=True, kind=bool)},
-        "decoder": stack,
+CONFIG = ConfigTable(
+    rows=(
+        Row("vocab_size", "vocab_size", 250880),
+        Row("n_embed hidden_size", "d_model", 64, written="hidden_size"),
+        Row("", "decoder.feedforward.d_ff", lambda section: 4 * section["d_model"]),
+        Row("n_layer num_hidden_layers", "decoder.num_layers", 2),
+        Row("n_head num_attention_heads", "decoder.num_heads", 8),
+        Row("seq_length", "max_seq_len", 2048),
+        Row("layer_norm_epsilon", "decoder.norm.eps", 1e-5),
+        Row("hidden_dropout", "decoder.dropout", 0.0),
+        Row("attention_dropout", "decoder.attention_dropout", 0.0),
+        Row("tie_word_embeddings", "tie.output", True),
+    ),
+    fixed={
+        "embedding.norm": True,
+        "decoder.positions.kind": "alibi",
+        "decoder.feedforward.activation": "gelu_tanh",
+        "decoder.norm.place": "pre",
+        "decoder.final_norm": True,
         "heads": [{"kind": "lm"}],
-    }
-
-
-def write(model: Model, class_name: str) -> dict[str, Any]:
-    decoder = stack_of(model, "decoder")
-    return {
-        "vocab_size": model.vocab_size,
-        "hidden_size": model.d_model,
-        "n_layer": decoder.num_layers,
-        "n_head": decoder.num_heads,
-        "seq_length": model.max_seq_len,
-        "layer_norm_epsilon": decoder.norm.eps,
-        "hidden_dropout": decoder.dropout,
-        "attention_dropout": decoder.attention_dropout,
-        "tie_word_embeddings": model.tie.output,
-    }
+    },
+    expected={"apply_residual_connection_post_layernorm": False},
+    ignored=TRAINED_WITH,
+)
 
 
 def links(model: Model, class_name: str) -> list[Link]:
@@ -87,8 +71,8 @@ BLOOM = Architecture(
     model_type="bloom",
     classes={"BloomForCausalLM": ("lm",), "BloomModel": ()},
     family="gpt",
-    read=read,
-    write=write,
+    read=CONFIG.read,
+    write=CONFIG.write,
     links=links,
     prefix="transformer.",
     special_ids={"bos": 1, "eos": 2},

@@ -9,73 +9,53 @@ from typing import Any
 
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures.bert import LEGACY_NAMES, buffers, refuse_odd_heads
-from tformer.interop.architectures.parts import (
-    ACTIVATIONS,
-    activation_name,
-    d_ff_of,
-    head_dropout,
-    pooled_links,
-    sequence_head,
-    stack_of,
-)
+from tformer.interop.architectures.parts import head_dropout, pooled_links, sequence_head, stack_of
+from tformer.interop.architectures.table import ConfigTable, Row
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both, fused, link
 from tformer.recipe.model import Model
 
 MASKED, CLASSIFIER = "DistilBertForMaskedLM", "DistilBertForSequenceClassification"
-EPS = 1e-12  # of every norm, not in the config
+CONFIG = ConfigTable(
+    rows=(
+        Row("vocab_size", "vocab_size", 30522),
+        Row("dim", "d_model", 768),
+        Row("n_layers", "encoder.num_layers", 6),
+        Row("n_heads", "encoder.num_heads", 12),
+        Row("hidden_dim", "encoder.feedforward.d_ff", 3072),
+        Row("activation", "encoder.feedforward.activation", "gelu"),
+        Row("dropout", "encoder.dropout embedding.dropout", 0.1),
+        Row("attention_dropout", "encoder.attention_dropout", 0.1),
+        Row("max_position_embeddings", "max_seq_len", 512),
+        Row("tie_word_embeddings", "tie.output", True),
+    ),
+    fixed={
+        "embedding.norm": True,
+        "encoder.positions.kind": "learned",
+        "encoder.norm": {"place": "post", "eps": 1e-12},
+        "encoder.final_norm": False,
+    },
+    ignored=("qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_"),
+    written={"sinusoidal_pos_embds": False},
+)
 
 
 def read(config: Config, class_name: str) -> dict[str, Any]:
-    config.ignore("qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_")
-    dropout = config.take("dropout", default=0.1, kind=float)
-    activation = config.choose("activation", ACTIVATIONS, default="gelu")
-    width, heads = config.size("dim", default=768), config.size("n_heads", default=12)
-    refuse_odd_heads(config, "n_heads", heads, width)
-    stack = {
-        "num_layers": config.size("n_layers", default=6),
-        "num_heads": heads,
-        "positions": {"kind": "learned"},
-        "feedforward": {"d_ff": config.size("hidden_dim", default=3072), "activation": activation},
-        "norm": {"place": "post", "eps": EPS},
-        "final_norm": False,
-        "dropout": dropout,
-        "attention_dropout": config.take("attention_dropout", default=0.1, kind=float),
-    }
+    section = CONFIG.read(config)
+    refuse_odd_heads(config, "n_heads", section["encoder"]["num_heads"], section["d_model"])
     if class_name == CLASSIFIER:
         last = config.take("seq_classif_dropout", default=0.2, kind=float)
-        head = sequence_head(config, activation="relu", dropout=last)
-    else:
-        head = {"kind": "masked_lm", "activation": activation}
-    return {
-        "d_model": width,
-        "max_seq_len": config.size("max_position_embeddings", default=512),
-        "vocab_size": config.size("vocab_size", default=30522),
-        "embedding": {"norm": True, "dropout": dropout},
-        "tie": {"output": config.take("tie_word_embeddings", default=True, kind=bool)},
-        "encoder": stack,
-        "heads": [head],
-    }
+        return section | {"heads": [sequence_head(config, activation="relu", dropout=last)]}
+    activation = section["encoder"]["feedforward"]["activation"]
+    return section | {"heads": [{"kind": "masked_lm", "activation": activation}]}
 
 
 def write(model: Model, class_name: str) -> dict[str, Any]:
-    encoder = stack_of(model, "encoder")
-    values = {
-        "vocab_size": model.vocab_size,
-        "dim": model.d_model,
-        "n_layers": encoder.num_layers,
-        "n_heads": encoder.num_heads,
-        "hidden_dim": d_ff_of(model, encoder),
-        "activation": activation_name(encoder.feedforward.activation),
-        "dropout": encoder.dropout,
-        "attention_dropout": encoder.attention_dropout,
-        "max_position_embeddings": model.max_seq_len,
-        "sinusoidal_pos_embds": False,
-        "tie_word_embeddings": model.tie.output,
-    }
+    values = CONFIG.write(model)
+    if class_name != CLASSIFIER:
+        return values
     own = head_dropout(model)
-    last = encoder.dropout if own is None else own
-    return values | ({"seq_classif_dropout": last} if class_name == CLASSIFIER else {})
+    return values | {"seq_classif_dropout": values["dropout"] if own is None else own}
 
 
 def links(model: Model, class_name: str) -> list[Link]:

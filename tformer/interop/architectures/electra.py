@@ -5,11 +5,10 @@ Embeddings may be narrower than the layers; `embeddings_project` then leads up, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.bert import DEFAULTS, LEGACY_NAMES, body_links, buffers, read_body, write_body
+from tformer.interop.architectures.bert import LEGACY_NAMES, CONFIG, body_links, buffers, read_body, write_body
 from tformer.interop.architectures.parts import head_dropout, pooled_links, sequence_head
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both, link
@@ -17,12 +16,12 @@ from tformer.recipe.model import Model
 from tformer.support.errors import InputError
 
 MASKED, CLASSIFIER = "ElectraForMaskedLM", "ElectraForSequenceClassification"
-SMALL: Mapping[str, int] = {**DEFAULTS, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}
+SMALL = CONFIG.defaulting(hidden_size=256, num_attention_heads=4, intermediate_size=1024)
 
 
 def read(config: Config, class_name: str) -> dict[str, Any]:
     config.ignore("summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj")  # multiple choice
-    values = read_body(config, defaults=SMALL)
+    values = read_body(config, SMALL)
     size = config.size("embedding_size", default=128)
     values["embedding"]["size"] = None if size == values["d_model"] else size
     if class_name == CLASSIFIER:

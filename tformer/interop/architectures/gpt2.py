@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from torch import Tensor
 
 from tformer.interop.architecture import Architecture, Gguf
-from tformer.interop.architectures.parts import (
-    ACTIVATIONS,
-    activation_name,
-    d_ff_of,
-    size_by_any_name,
-    stack_of,
-    token_links,
-)
-from tformer.interop.config import Config
+from tformer.interop.architectures.parts import stack_of, token_links
+from tformer.interop.architectures.table import ConfigTable, Row
 from tformer.interop.mapping import TRANSPOSED, Link, both, link
 from tformer.recipe.model import Model
 
@@ -34,52 +26,30 @@ OF_OTHERS = (
 )
 
 
-def read(config: Config, class_name: str) -> dict[str, Any]:
-    config.expect("scale_attn_weights", True)
-    config.expect("scale_attn_by_inverse_layer_idx", False)
-    config.expect("add_cross_attention", False)
-    config.ignore(*OF_OTHERS)
-    width = size_by_any_name(config, "n_embd", "hidden_size", default=768)
-    stack = {
-        "num_layers": size_by_any_name(config, "n_layer", "num_hidden_layers", default=12),
-        "num_heads": size_by_any_name(config, "n_head", "num_attention_heads", default=12),
-        "positions": {"kind": "learned"},
-        "feedforward": {
-            "d_ff": config.size("n_inner", default=None) or 4 * width,
-            "activation": config.choose("activation_function", ACTIVATIONS, default="gelu_new"),
-        },
-        "norm": {"place": "pre", "eps": config.take("layer_norm_epsilon", default=1e-5, kind=float)},
-        "final_norm": True,
-        "dropout": config.take("resid_pdrop", default=0.1, kind=float),
-        "attention_dropout": config.take("attn_pdrop", default=0.1, kind=float),
-    }
-    return {
-        "d_model": width,
-        "max_seq_len": size_by_any_name(config, "n_positions", "max_position_embeddings", default=1024),
-        "vocab_size": config.size("vocab_size", default=50257),
-        "embedding": {"dropout": config.take("embd_pdrop", default=0.1, kind=float)},
-        "tie": {"output": config.take("tie_word_embeddings", default=True, kind=bool)},
-        "decoder": stack,
+CONFIG = ConfigTable(
+    rows=(
+        Row("vocab_size", "vocab_size", 50257),
+        Row("n_positions max_position_embeddings", "max_seq_len", 1024),
+        Row("n_embd hidden_size", "d_model", 768),
+        Row("n_layer num_hidden_layers", "decoder.num_layers", 12),
+        Row("n_head num_attention_heads", "decoder.num_heads", 12),
+        Row("n_inner", "decoder.feedforward.d_ff", lambda section: 4 * section["d_model"]),
+        Row("activation_function", "decoder.feedforward.activation", "gelu_new"),
+        Row("layer_norm_epsilon", "decoder.norm.eps", 1e-5),
+        Row("resid_pdrop", "decoder.dropout", 0.1),
+        Row("attn_pdrop", "decoder.attention_dropout", 0.1),
+        Row("embd_pdrop", "embedding.dropout", 0.1),
+        Row("tie_word_embeddings", "tie.output", True),
+    ),
+    fixed={
+        "decoder.positions.kind": "learned",
+        "decoder.norm.place": "pre",
+        "decoder.final_norm": True,
         "heads": [{"kind": "lm"}],
-    }
-
-
-def write(model: Model, class_name: str) -> dict[str, Any]:
-    decoder = stack_of(model, "decoder")
-    return {
-        "vocab_size": model.vocab_size,
-        "n_positions": model.max_seq_len,
-        "n_embd": model.d_model,
-        "n_layer": decoder.num_layers,
-        "n_head": decoder.num_heads,
-        "n_inner": d_ff_of(model, decoder),
-        "activation_function": activation_name(decoder.feedforward.activation),
-        "layer_norm_epsilon": decoder.norm.eps,
-        "resid_pdrop": decoder.dropout,
-        "attn_pdrop": decoder.attention_dropout,
-        "embd_pdrop": model.embedding.dropout,
-        "tie_word_embeddings": model.tie.output,
-    }
+    },
+    expected={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+    ignored=OF_OTHERS,
+)
 
 
 def links(model: Model, class_name: str) -> list[Link]:
@@ -111,8 +81,8 @@ GPT2 = Architecture(
     model_type="gpt2",
     classes={"GPT2LMHeadModel": ("lm",), "GPT2Model": ()},
     family="gpt",
-    read=read,
-    write=write,
+    read=CONFIG.read,
+    write=CONFIG.write,
     links=links,
     prefix="transformer.",
     skipped=(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",),  # the causal mask, a buffer in old files

@@ -10,21 +10,15 @@ shorter than the longest sequence hides nothing and is read as full attention.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from tformer.build import resolve_sizes
 from tformer.interop.architecture import Architecture, Gguf
-from tformer.interop.architectures.parts import (
-    ACTIVATIONS,
-    activation_name,
-    d_ff_of,
-    size_or_missing,
-    stack_of,
-    token_links,
-)
+from tformer.interop.architectures.parts import d_ff_of, size_or_missing, stack_of, token_links
+from tformer.interop.architectures.table import ConfigTable, Row
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both, fused, link
 from tformer.nn.attention.sliding_window import SlidingWindowOptions
@@ -146,80 +140,58 @@ MISSING_FULL_LAYERS = 28  # default number of first layers without a window
 PREFIX = "model."
 SKIPPED = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)  # given by a formula, a buffer in old files
 
-MISSING: Mapping[str, int | None] = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": None,
-    "max_position_embeddings": 2048,
-}
-"""Default sizes of LlamaForCausalLM."""
+CONFIG = ConfigTable(
+    rows=(
+        Row("vocab_size", "vocab_size", 32000),
+        Row("hidden_size", "d_model", 4096),
+        Row("intermediate_size", "decoder.feedforward.d_ff", 11008),
+        Row("num_hidden_layers", "decoder.num_layers", 32),
+        Row("num_attention_heads", "decoder.num_heads", 32),
+        Row("head_dim", "decoder.head_dim", lambda section: section["d_model"] // section["decoder"]["num_heads"]),
+        Row("hidden_act", "decoder.feedforward.activation", "silu"),
+        Row("max_position_embeddings", "max_seq_len", 2048),
+        Row("rms_norm_eps", "decoder.norm.eps", 1e-6),
+        Row("attention_dropout", "decoder.attention_dropout", 0.0),
+        Row("tie_word_embeddings", "tie.output", False),
+    ),
+    fixed={
+        "decoder.feedforward.gated": True,
+        "decoder.norm": {"kind": "rmsnorm", "place": "pre"},
+        "decoder.final_norm": True,
+        "heads": [{"kind": "lm"}],
+    },
+)
 
 
 def read_body(
     config: Config,
-    missing: Mapping[str, int | None],
+    table: ConfigTable = CONFIG,
     *,
+    kv_heads: int | None = None,
     qkv_bias: bool,
     out_bias: bool,
     mlp_bias: bool,
     qk_norm: bool = False,
 ) -> dict[str, Any]:
-    """The model section. missing: the class's default sizes; the others are arguments, because no key states them."""
-    eps = config.take("rms_norm_eps", default=1e-6, kind=float)
-    width = config.size("hidden_size", default=missing["hidden_size"])
-    heads = config.size("num_attention_heads", default=missing["num_attention_heads"])
-    length = config.size("max_position_embeddings", default=missing["max_position_embeddings"])
-    stack = {
-        "num_layers": config.size("num_hidden_layers", default=missing["num_hidden_layers"]),
-        "num_heads": heads,
-        "num_kv_heads": size_or_missing(config, "num_key_value_heads", missing["num_key_value_heads"]) or heads,
-        "head_dim": config.size("head_dim", default=missing.get("head_dim")) or width // heads,
-        "positions": read_rope(config, max_seq_len=length),
-        "attention": {
-            "qkv_bias": qkv_bias,
-            "out_bias": out_bias,
-            **({"qk_norm": "learned", "qk_norm_eps": eps} if qk_norm else {}),
-        },
-        "feedforward": {
-            "d_ff": config.size("intermediate_size", default=missing["intermediate_size"]),
-            "activation": config.choose("hidden_act", ACTIVATIONS, default="silu"),
-            "gated": True,
-            "bias": mlp_bias,
-        },
-        "norm": {"kind": "rmsnorm", "place": "pre", "eps": eps},
-        "final_norm": True,
-        "attention_dropout": config.take("attention_dropout", default=0.0, kind=float),
-    }
-    return {
-        "d_model": width,
-        "max_seq_len": length,
-        "vocab_size": config.size("vocab_size", default=missing["vocab_size"]),
-        "tie": {"output": config.take("tie_word_embeddings", default=False, kind=bool)},
-        "decoder": stack,
-        "heads": [{"kind": "lm"}],
-    }
+    """The model section.
+
+    kv_heads: the number of key and value heads if the key is missing; None: as many as query heads.
+    The biases and qk_norm are arguments, because not every class has a key for them.
+    """
+    section = table.read(config)
+    stack = section["decoder"]
+    stack["num_kv_heads"] = size_or_missing(config, "num_key_value_heads", kv_heads) or stack["num_heads"]
+    stack["positions"] = read_rope(config, max_seq_len=section["max_seq_len"])
+    stack["attention"] = {"qkv_bias": qkv_bias, "out_bias": out_bias}
+    if qk_norm:
+        stack["attention"] |= {"qk_norm": "learned", "qk_norm_eps": stack["norm"]["eps"]}
+    stack["feedforward"]["bias"] = mlp_bias
+    return section
 
 
 def write_body(model: Model) -> dict[str, Any]:
     decoder, sizes = stack_of(model, "decoder"), resolve_sizes(model, "decoder")
-    return {
-        "vocab_size": model.vocab_size,
-        "hidden_size": model.d_model,
-        "intermediate_size": d_ff_of(model, decoder),
-        "num_hidden_layers": decoder.num_layers,
-        "num_attention_heads": sizes.num_heads,
-        "num_key_value_heads": sizes.num_kv_heads,
-        "head_dim": sizes.head_dim,
-        "hidden_act": activation_name(decoder.feedforward.activation),
-        "max_position_embeddings": model.max_seq_len,
-        "rms_norm_eps": decoder.norm.eps,
-        "attention_dropout": decoder.attention_dropout,
-        "tie_word_embeddings": model.tie.output,
-        **write_rope(decoder),
-    }
+    return {**CONFIG.write(model), "num_key_value_heads": sizes.num_kv_heads, **write_rope(decoder)}
 
 
 def links(model: Model, class_name: str) -> list[Link]:
@@ -256,7 +228,7 @@ def _read(config: Config, class_name: str) -> dict[str, Any]:
     biased = config.take("attention_bias", default=False, kind=bool)
     mlp_biased = config.take("mlp_bias", default=False, kind=bool)
     config.ignore("is_llama_config", "max_sequence_length")  # left by converters (SmolLM2, LLaMA 1), without effect
-    values = read_body(config, MISSING, qkv_bias=biased, out_bias=biased, mlp_bias=mlp_biased)
+    values = read_body(config, qkv_bias=biased, out_bias=biased, mlp_bias=mlp_biased)
     width, heads = values["d_model"], values["decoder"]["num_heads"]
     if width % heads:
         raise InputError(

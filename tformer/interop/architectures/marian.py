@@ -13,24 +13,23 @@ from tformer.interop.architectures.bart import (
     COPIES,
     SKIPPED,
     Traits,
+    body,
     body_links,
     generator_links,
     of_files,
     output_links,
-    read_body,
     stored_sinusoids,
-    write_body,
 )
 from tformer.interop.architectures.parts import OUTPUT
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, link
 from tformer.recipe.model import Model
 
-TRAITS = Traits("post", learned_positions=False, embedding_norm=False, vocab_size=58101)
+CONFIG = body(Traits("post", learned_positions=False, embedding_norm=False, vocab_size=58101))
 
 
 def read(config: Config, class_name: str) -> dict[str, Any]:
-    section = read_body(config, TRAITS) | {"heads": [{"kind": "lm", "bias": True}]}
+    section = CONFIG.read(config) | {"heads": [{"kind": "lm", "bias": True}]}
     if config.take("share_encoder_decoder_embeddings", default=True, kind=bool):
         # Untied, this class would read two further tables beside the shared one, and never that.
         config.expect("tie_word_embeddings", True)
@@ -45,7 +44,7 @@ def read(config: Config, class_name: str) -> dict[str, Any]:
 
 def write(model: Model, class_name: str) -> dict[str, Any]:
     shared = model.tie.source_target
-    return write_body(model, class_name) | {
+    return CONFIG.write(model) | {
         "decoder_vocab_size": model.target_vocab_size or model.vocab_size,
         "share_encoder_decoder_embeddings": shared,
         "tie_word_embeddings": shared or model.tie.output,

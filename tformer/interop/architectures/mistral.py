@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from tformer.interop.architecture import Architecture
@@ -11,19 +10,11 @@ from tformer.interop.architectures.parts import size_or_missing
 from tformer.interop.config import Config
 from tformer.recipe.model import Model
 
-MISSING: Mapping[str, int | None] = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131072,
-}
+CONFIG = llama.CONFIG.defaulting(intermediate_size=14336, max_position_embeddings=131072)
 
 
 def read(config: Config, class_name: str) -> dict[str, Any]:
-    values = llama.read_body(config, MISSING, qkv_bias=False, out_bias=False, mlp_bias=False)
+    values = llama.read_body(config, CONFIG, kv_heads=8, qkv_bias=False, out_bias=False, mlp_bias=False)
     window = size_or_missing(config, "sliding_window", llama.MISSING_WINDOW)
     return llama.with_windows(config, values, window, [True] * values["decoder"]["num_layers"])
 

@@ -9,79 +9,56 @@ from __future__ import annotations
 from typing import Any
 
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.parts import ACTIVATIONS, activation_name, d_ff_of, stack_of, token_links
+from tformer.interop.architectures.parts import stack_of, token_links
+from tformer.interop.architectures.table import ConfigTable, Row
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both, fused, link
 from tformer.recipe.model import Model
 from tformer.support.errors import InputError
 
-OFFSET = 2
-EPS = 1e-5  # fixed in the class
+BIASED = "decoder.attention.qkv_bias decoder.attention.out_bias decoder.feedforward.bias"
+CONFIG = ConfigTable(
+    rows=(
+        Row("vocab_size", "vocab_size", 50272),
+        Row("hidden_size", "d_model", 768),
+        Row("ffn_dim", "decoder.feedforward.d_ff", 3072),
+        Row("num_hidden_layers", "decoder.num_layers", 12),
+        Row("num_attention_heads", "decoder.num_heads", 12),
+        Row("max_position_embeddings", "max_seq_len", 2048),
+        Row("activation_function", "decoder.feedforward.activation", "relu"),
+        Row("enable_bias", BIASED, True),
+        Row("layer_norm_elementwise_affine", "decoder.norm.learned", True),
+        Row("dropout", "decoder.dropout", 0.1),
+        Row("attention_dropout", "decoder.attention_dropout", 0.0),
+        Row("activation_dropout", "decoder.activation_dropout", 0.0),
+        Row("layerdrop", "decoder.layerdrop", 0.0),
+        Row("tie_word_embeddings", "tie.output", True),
+    ),
+    fixed={
+        "decoder.positions": {"kind": "learned", "offset": 2},
+        "decoder.norm": {"place": "pre", "eps": 1e-5},
+        "heads": [{"kind": "lm"}],
+    },
+    expected={"do_layer_norm_before": True, "learned_embeddings": True},
+    written={"do_layer_norm_before": True},
+)
 
 
 def read(config: Config, class_name: str) -> dict[str, Any]:
-    config.expect("do_layer_norm_before", True)
-    config.expect("learned_embeddings", True)
-    width = config.size("hidden_size", default=768)
-    embedded = config.size("word_embed_proj_dim", default=None)
+    section = CONFIG.read(config)
+    width, embedded = section["d_model"], config.size("word_embed_proj_dim", default=None)
     if embedded not in (None, width):
         raise InputError(
             f"{config.name}: word_embed_proj_dim: found {embedded}, tformer has this architecture with "
             f"hidden_size ({width}) only"
         )
-    biased = config.take("enable_bias", default=True, kind=bool)
-    stack = {
-        "num_layers": config.size("num_hidden_layers", default=12),
-        "num_heads": config.size("num_attention_heads", default=12),
-        "positions": {"kind": "learned", "offset": OFFSET},
-        "attention": {"qkv_bias": biased, "out_bias": biased},
-        "feedforward": {
-            "d_ff": config.size("ffn_dim", default=3072),
-            "activation": config.choose("activation_function", ACTIVATIONS, default="relu"),
-            "bias": biased,
-        },
-        "norm": {
-            "place": "pre",
-            "eps": EPS,
-            "learned": config.take("layer_norm_elementwise_affine", default=True, kind=bool),
-        },
-        "final_norm": not config.take("_remove_final_layer_norm", default=False, kind=bool),
-        "dropout": config.take("dropout", default=0.1, kind=float),
-        "attention_dropout": config.take("attention_dropout", default=0.0, kind=float),
-        "activation_dropout": config.take("activation_dropout", default=0.0, kind=float),
-        "layerdrop": config.take("layerdrop", default=0.0, kind=float),
-    }
-    return {
-        "d_model": width,
-        "max_seq_len": config.size("max_position_embeddings", default=2048),
-        "vocab_size": config.size("vocab_size", default=50272),
-        "tie": {"output": config.take("tie_word_embeddings", default=True, kind=bool)},
-        "decoder": stack,
-        "heads": [{"kind": "lm"}],
-    }
+    section["decoder"]["final_norm"] = not config.take("_remove_final_layer_norm", default=False, kind=bool)
+    return section
 
 
 def write(model: Model, class_name: str) -> dict[str, Any]:
-    decoder = stack_of(model, "decoder")
-    return {
-        "vocab_size": model.vocab_size,
-        "hidden_size": model.d_model,
-        "word_embed_proj_dim": model.d_model,
-        "ffn_dim": d_ff_of(model, decoder),
-        "num_hidden_layers": decoder.num_layers,
-        "num_attention_heads": decoder.num_heads,
-        "max_position_embeddings": model.max_seq_len,
-        "activation_function": activation_name(decoder.feedforward.activation),
-        "do_layer_norm_before": True,
-        "_remove_final_layer_norm": not decoder.final_norm,
-        "enable_bias": decoder.attention.qkv_bias,
-        "layer_norm_elementwise_affine": decoder.norm.learned,
-        "dropout": decoder.dropout,
-        "attention_dropout": decoder.attention_dropout,
-        "activation_dropout": decoder.activation_dropout,
-        "layerdrop": decoder.layerdrop_rate,
-        "tie_word_embeddings": model.tie.output,
-    }
+    final_norm = stack_of(model, "decoder").final_norm
+    return CONFIG.write(model) | {"word_embed_proj_dim": model.d_model, "_remove_final_layer_norm": not final_norm}
 
 
 def links(model: Model, class_name: str) -> list[Link]:

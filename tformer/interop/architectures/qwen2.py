@@ -6,7 +6,6 @@ each head before their rotation, with gains that all heads of a layer share.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,19 +15,12 @@ from tformer.interop.architectures.parts import stack_of
 from tformer.interop.config import Config
 from tformer.recipe.model import Model
 
-MISSING: Mapping[str, int | None] = {
-    "vocab_size": 151936,
-    "hidden_size": 4096,
-    "intermediate_size": 22016,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32768,
-}
+CONFIG = llama.CONFIG.defaulting(vocab_size=151936, intermediate_size=22016, max_position_embeddings=32768)
+OF_QWEN3 = CONFIG.defaulting(head_dim=128)
 
 
 def read(config: Config, class_name: str) -> dict[str, Any]:
-    values = llama.read_body(config, MISSING, qkv_bias=True, out_bias=False, mlp_bias=False)
+    values = llama.read_body(config, CONFIG, kv_heads=32, qkv_bias=True, out_bias=False, mlp_bias=False)
     return llama.read_layer_windows(config, values)
 
 
@@ -38,8 +30,9 @@ def write(model: Model, class_name: str) -> dict[str, Any]:
 
 def read_qwen3(config: Config, class_name: str) -> dict[str, Any]:
     biased = config.take("attention_bias", default=False, kind=bool)
-    missing = {**MISSING, "head_dim": 128}
-    values = llama.read_body(config, missing, qkv_bias=biased, out_bias=biased, mlp_bias=False, qk_norm=True)
+    values = llama.read_body(
+        config, OF_QWEN3, kv_heads=32, qkv_bias=biased, out_bias=biased, mlp_bias=False, qk_norm=True
+    )
     return llama.read_layer_windows(config, values)
 
 

@@ -7,12 +7,13 @@ of 514 rows reads 512 tokens. `transformers` finds padding by its id; here the a
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures.bert import (
-    DEFAULTS,
     LEGACY_NAMES,
+    CONFIG,
     body_links,
     buffers,
     prediction_links,
@@ -20,6 +21,7 @@ from tformer.interop.architectures.bert import (
     write_body,
 )
 from tformer.interop.architectures.parts import head_dropout, pooled_links, sequence_head, stack_of
+from tformer.interop.architectures.table import ConfigTable
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both
 from tformer.nn.positions.base import LearnedOptions
@@ -33,8 +35,8 @@ def is_classifier(class_name: str) -> bool:
     return class_name.endswith("ForSequenceClassification")
 
 
-def read(config: Config, class_name: str, *, vocab_size: int = DEFAULTS["vocab_size"]) -> dict[str, Any]:
-    values = read_body(config, defaults={**DEFAULTS, "vocab_size": vocab_size})
+def read(config: Config, class_name: str, *, table: ConfigTable = CONFIG) -> dict[str, Any]:
+    values = read_body(config, table)
     pad = config.take("pad_token_id", default=PAD)
     rows = values["max_seq_len"]
     below = min(values["vocab_size"], rows - 1)
@@ -49,10 +51,6 @@ def read(config: Config, class_name: str, *, vocab_size: int = DEFAULTS["vocab_s
         dropout = config.take("classifier_dropout", default=None, kind=float)
         return {**values, "heads": [sequence_head(config, activation="tanh", dropout=dropout)]}
     return {**values, "heads": [{"kind": "masked_lm", "activation": "gelu"}]}
-
-
-def read_roberta(config: Config, class_name: str) -> dict[str, Any]:
-    return read(config, class_name, vocab_size=50265)
 
 
 def write(model: Model, class_name: str) -> dict[str, Any]:
@@ -82,7 +80,7 @@ ROBERTA = Architecture(
         "RobertaModel": (),
     },
     family="roberta",
-    read=read_roberta,
+    read=partial(read, table=CONFIG.defaulting(vocab_size=50265)),
     write=write,
     links=links,
     prefix="roberta.",

@@ -7,7 +7,7 @@ mT5 is v1.1, never scaled; its projection is tied, whatever the config says, unl
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,9 +19,9 @@ from tformer.interop.architectures.parts import (
     d_ff_of,
     head_dim,
     output_is_tied,
-    size_by_any_name,
     stack_of,
 )
+from tformer.interop.architectures.table import ConfigTable, Row, both_stacks
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, fused, link
 from tformer.interop.weight_files import WeightFiles
@@ -34,72 +34,64 @@ COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 SIDES = {"encoder": 1, "decoder": 2}  # index of the feed-forward network in a layer's list of parts
 
 
-@dataclass(frozen=True)
-class Defaults:
-    """Values of a type's missing keys. scales: whether its tied class scales the decoder's output."""
-
-    d_ff: int = 2048
-    num_layers: int = 6
-    num_heads: int = 8
-    vocab_size: int = 32128
-    projection: str = "relu"
-    scales: bool = True
-
-
-OF_T5, OF_MT5 = Defaults(), Defaults(1024, 8, 6, 250112, "gated-gelu", scales=False)
+OF_T5 = (
+    Row("vocab_size", "vocab_size", 32128),
+    Row("n_positions", "max_seq_len", 512),
+    Row("d_model hidden_size", "d_model", 512),
+    Row("d_kv head_dim", both_stacks("head_dim"), 64),
+    Row("d_ff", both_stacks("feedforward.d_ff"), 2048),
+    Row("num_layers num_hidden_layers", both_stacks("num_layers"), 6),
+    Row("num_heads num_attention_heads", both_stacks("num_heads"), 8),
+    Row("layer_norm_epsilon", both_stacks("norm.eps"), 1e-6),
+    Row(
+        "dropout_rate",
+        " ".join(map(both_stacks, ("dropout", "attention_dropout", "activation_dropout"))) + " embedding.dropout",
+        0.1,
+    ),
+    Row("tie_word_embeddings", "tie.output", True),
+)
+BUCKETS = (
+    Row("relative_attention_num_buckets", both_stacks("positions.buckets"), 32),
+    Row("relative_attention_max_distance", both_stacks("positions.max_distance"), 128),
+)
+FIXED = {
+    f"{side}.{path}": value
+    for side in SIDES
+    for path, value in {
+        "positions.kind": "t5_bias",
+        "attention": {"qkv_bias": False, "out_bias": False, "scale": 1.0},
+        "feedforward.bias": False,
+        "norm": {"kind": "rmsnorm", "place": "pre"},
+        "final_norm": True,
+    }.items()
+}
+CONFIG = ConfigTable((*OF_T5, *BUCKETS), {"tie.source_target": True, **FIXED}, expected={"is_decoder": False})
+WITHOUT_BUCKETS = replace(CONFIG, rows=OF_T5)
+OF_MT5 = CONFIG.defaulting(d_ff=1024, num_layers=8, num_heads=6, vocab_size=250112)
 
 
 def encodes_only(class_name: str) -> bool:
     return class_name.endswith("EncoderModel")
 
 
-def read(config: Config, class_name: str, *, defaults: Defaults = OF_T5) -> dict[str, Any]:
+def read(
+    config: Config, class_name: str, *, table: ConfigTable = CONFIG, projection: str = "relu", scales: bool = True
+) -> dict[str, Any]:
+    """projection: the default of `feed_forward_proj`; scales: whether the tied class scales the decoder's output."""
     if encodes_only(class_name):
         config.ignore("is_encoder_decoder", "num_decoder_layers")
     else:
         config.expect("is_encoder_decoder", True)
-    config.expect("is_decoder", False)
-    width = size_by_any_name(config, "d_model", "hidden_size", default=512)
-    layers = size_by_any_name(config, "num_layers", "num_hidden_layers", default=defaults.num_layers)
-    tied = config.take("tie_word_embeddings", default=True, kind=bool)
-    scaled = config.take("scale_decoder_outputs", default=tied, kind=bool) and defaults.scales
-    rate = config.take("dropout_rate", default=0.1, kind=float)
-    stack = {
-        "num_heads": size_by_any_name(config, "num_heads", "num_attention_heads", default=defaults.num_heads),
-        "head_dim": size_by_any_name(config, "d_kv", "head_dim", default=64),
-        "positions": {
-            "kind": "t5_bias",
-            "buckets": config.size("relative_attention_num_buckets", default=32),
-            "max_distance": config.size("relative_attention_max_distance", default=128),
-        },
-        "attention": {"qkv_bias": False, "out_bias": False, "scale": 1.0},
-        "feedforward": {
-            "d_ff": config.size("d_ff", default=defaults.d_ff),
-            "bias": False,
-            **_activation(config, defaults.projection),
-        },
-        "norm": {
-            "kind": "rmsnorm",
-            "place": "pre",
-            "eps": config.take("layer_norm_epsilon", default=1e-6, kind=float),
-        },
-        "final_norm": True,
-        "dropout": rate,
-        "attention_dropout": rate,
-        "activation_dropout": rate,
-    }
-    section = {
-        "d_model": width,
-        "max_seq_len": config.size("n_positions", default=512),
-        "vocab_size": config.size("vocab_size", default=defaults.vocab_size),
-        "embedding": {"dropout": rate},
-        "tie": {"source_target": True, "output": tied},
-        "encoder": stack | {"num_layers": layers},
-        "heads": [{"kind": "lm", "scale": "inverse_sqrt_d" if scaled else "none"}],
-    }
+    section = table.read(config)
+    scaled = config.take("scale_decoder_outputs", default=section["tie"]["output"], kind=bool) and scales
+    for side in SIDES:
+        section[side]["feedforward"] |= _activation(config, projection)
+    section["heads"] = [{"kind": "lm", "scale": "inverse_sqrt_d" if scaled else "none"}]
+    decoder = section.pop("decoder")
     if encodes_only(class_name):
         return section
-    return section | {"decoder": stack | {"num_layers": config.size("num_decoder_layers", default=layers)}}
+    layers = config.size("num_decoder_layers", default=decoder["num_layers"])
+    return section | {"decoder": decoder | {"num_layers": layers}}
 
 
 def _activation(config: Config, default: str) -> dict[str, Any]:
@@ -117,26 +109,14 @@ def _activation(config: Config, default: str) -> dict[str, Any]:
 
 def write(model: Model, class_name: str) -> dict[str, Any]:
     encoder = stack_of(model, "encoder")
-    found = {
-        "vocab_size": model.vocab_size,
-        "n_positions": model.max_seq_len,
-        "d_model": model.d_model,
-        "d_kv": head_dim(model, encoder),
-        "d_ff": d_ff_of(model, encoder),
-        "num_layers": encoder.num_layers,
-        "num_heads": encoder.num_heads,
+    table = CONFIG if isinstance(encoder.positions, T5BiasOptions) else WITHOUT_BUCKETS
+    found = table.write(model) | {
         "feed_forward_proj": _projection(encoder.feedforward.activation, gated=encoder.feedforward.gated),
-        "layer_norm_epsilon": encoder.norm.eps,
-        "dropout_rate": encoder.dropout,
         "scale_decoder_outputs": any(getattr(head, "scale", "none") not in ("none", 1.0) for head in model.heads),
-        "tie_word_embeddings": model.tie.output,
         "is_encoder_decoder": not encodes_only(class_name),
     }
     if not encodes_only(class_name):
         found["num_decoder_layers"] = stack_of(model, "decoder").num_layers
-    if isinstance(encoder.positions, T5BiasOptions):
-        found["relative_attention_num_buckets"] = encoder.positions.buckets
-        found["relative_attention_max_distance"] = encoder.positions.max_distance
     return found
 
 
@@ -217,7 +197,7 @@ MT5 = replace(
     T5,
     model_type="mt5",
     classes={"MT5ForConditionalGeneration": ("lm",), "MT5Model": (), "MT5EncoderModel": ()},
-    read=partial(read, defaults=OF_MT5),
+    read=partial(read, table=OF_MT5, projection="gated-gelu", scales=False),
     special_ids={**T5.special_ids, "decoder_start": 0},
     ctranslate2=None,
 )

@@ -9,51 +9,41 @@ from __future__ import annotations
 from typing import Any
 
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.parts import (
-    ACTIVATIONS,
-    activation_name,
-    d_ff_of,
-    head_dim,
-    pooled_links,
-    sequence_head,
-    stack_of,
-)
+from tformer.interop.architectures.parts import head_dim, pooled_links, sequence_head, stack_of
+from tformer.interop.architectures.table import ConfigTable, Row
 from tformer.interop.config import Config
 from tformer.interop.mapping import SAME, Link, both, fused, link, reshaped
 from tformer.recipe.model import Model
 from tformer.support.errors import InputError
 
+CONFIG = ConfigTable(
+    rows=(
+        Row("hidden_size", "d_model", 768),
+        Row("num_hidden_layers", "encoder.num_layers", 12),
+        Row("num_attention_heads", "encoder.num_heads", 12),
+        Row("intermediate_size", "encoder.feedforward.d_ff", 3072),
+        Row("hidden_act", "encoder.feedforward.activation", "gelu"),
+        Row("hidden_dropout_prob", "encoder.dropout embedding.dropout", 0.0),
+        Row("attention_probs_dropout_prob", "encoder.attention_dropout", 0.0),
+        Row("layer_norm_eps", "encoder.norm.eps", 1e-12),
+        Row("qkv_bias", "encoder.attention.qkv_bias", True),
+        Row("num_channels", "patches.channels", 3),
+    ),
+    fixed={"encoder.positions.kind": "learned", "encoder.norm.place": "pre", "encoder.final_norm": True},
+    ignored=("encoder_stride", "pooler_act", "pooler_output_size"),  # keys of heads that this class lacks
+)
+
 
 def read(config: Config, class_name: str) -> dict[str, Any]:
-    config.ignore("encoder_stride", "pooler_act", "pooler_output_size")  # keys of heads that this class lacks
-    width, heads = config.size("hidden_size", default=768), config.size("num_attention_heads", default=12)
+    section = CONFIG.read(config)
+    width, stack = section["d_model"], section["encoder"]
     image, patch = _side(config, "image_size", default=224), _side(config, "patch_size", default=16)
     if image % patch:
         raise InputError(f"{config.name}: patch_size: found {patch}, which does not divide image_size {image}")
-    dropout = config.take("hidden_dropout_prob", default=0.0, kind=float)
-    stack = {
-        "num_layers": config.size("num_hidden_layers", default=12),
-        "num_heads": heads,
-        "head_dim": config.size("head_dim", default=None) or width // heads,
-        "positions": {"kind": "learned"},
-        "attention": {"qkv_bias": config.take("qkv_bias", default=True, kind=bool)},
-        "feedforward": {
-            "d_ff": config.size("intermediate_size", default=3072),
-            "activation": config.choose("hidden_act", ACTIVATIONS, default="gelu"),
-        },
-        "norm": {"place": "pre", "eps": config.take("layer_norm_eps", default=1e-12, kind=float)},
-        "final_norm": True,
-        "dropout": dropout,
-        "attention_dropout": config.take("attention_probs_dropout_prob", default=0.0, kind=float),
-    }
-    return {
-        "d_model": width,
-        "max_seq_len": (image // patch) ** 2 + 1,
-        "embedding": {"dropout": dropout},
-        "patches": {"image_size": image, "size": patch, "channels": config.size("num_channels", default=3)},
-        "encoder": stack,
-        "heads": [sequence_head(config, pooler=False, dropout=0.0)],
-    }
+    section["max_seq_len"] = (image // patch) ** 2 + 1
+    section["patches"] |= {"image_size": image, "size": patch}
+    stack["head_dim"] = config.size("head_dim", default=None) or width // stack["num_heads"]
+    return section | {"heads": [sequence_head(config, pooler=False, dropout=0.0)]}
 
 
 def _side(config: Config, key: str, *, default: int) -> int:
@@ -70,20 +60,7 @@ def write(model: Model, class_name: str) -> dict[str, Any]:
     if patches is None:
         raise InputError("model.patches: found none, this architecture reads images")
     size = head_dim(model, encoder)
-    values = {
-        "hidden_size": model.d_model,
-        "num_hidden_layers": encoder.num_layers,
-        "num_attention_heads": encoder.num_heads,
-        "intermediate_size": d_ff_of(model, encoder),
-        "hidden_act": activation_name(encoder.feedforward.activation),
-        "hidden_dropout_prob": encoder.dropout,
-        "attention_probs_dropout_prob": encoder.attention_dropout,
-        "layer_norm_eps": encoder.norm.eps,
-        "image_size": patches.image_size,
-        "patch_size": patches.size,
-        "num_channels": patches.channels,
-        "qkv_bias": encoder.attention.qkv_bias,
-    }
+    values = CONFIG.write(model) | {"image_size": patches.image_size, "patch_size": patches.size}
     return values | ({} if size == model.d_model // encoder.num_heads else {"head_dim": size})
 
 
