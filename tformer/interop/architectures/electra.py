@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.bert import LEGACY_NAMES, CONFIG, body_links, buffers, read_body, write_body
+from tformer.interop.architectures.bert import CONFIG, LEGACY_NAMES, body_links, buffers, read_body, write_body
 from tformer.interop.architectures.parts import head_dropout, pooled_links, sequence_head
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both, link

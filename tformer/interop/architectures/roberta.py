@@ -12,8 +12,8 @@ from typing import Any
 
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures.bert import (
-    LEGACY_NAMES,
     CONFIG,
+    LEGACY_NAMES,
     body_links,
     buffers,
     prediction_links,
