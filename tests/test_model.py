@@ -171,39 +171,6 @@ def test_an_encoders_output_can_be_given() -> None:
     torch.testing.assert_close(given.logits, plain.logits)
 
 
-# --- taps ------------------------------------------------------------------------------------------------------------
-
-
-@every_position
-def test_taps_change_nothing_and_explain_the_output(positions: dict[str, Any]) -> None:
-    model, ids = make(stack={"positions": positions}), tokens(2, 6)
-    plain, tapped = model(ids), model(ids, taps=model.tap_names())
-    torch.testing.assert_close(tapped.hidden, plain.hidden, atol=1e-5, rtol=1e-5)
-    assert set(tapped.taps) == set(model.tap_names())
-    weights = tapped.taps["decoder.1.self_attention.weights"]
-    assert weights.shape == (2, 4, 6, 6)
-    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 6))
-    assert (weights.triu(1) == 0).all()
-    normed = model.decoder.final_norm(tapped.taps["decoder.1.hidden"])
-    torch.testing.assert_close(normed, tapped.hidden)
-    assert plain.taps == {}
-
-
-def test_cross_attention_weights_have_their_tap() -> None:
-    model = make("both")
-    source, mask = padded(tokens(2, 5), 2, "right")
-    name = "decoder.0.cross_attention.weights"
-    weights = model(source, attention_mask=mask, decoder_input_ids=tokens(2, 3), taps={name}).taps[name]
-    assert weights.shape == (2, 4, 3, 7)
-    assert (weights[..., 5:] == 0).all()
-    assert "encoder.1.self_attention.weights" in model.tap_names()
-
-
-def test_an_unknown_tap_names_its_neighbours() -> None:
-    with pytest.raises(ValueError, match=r"decoder\.0\.self_attention\.weights"):
-        make()(tokens(1, 3), taps={"decoder.0.self_attention.weight"})
-
-
 # --- fresh models ----------------------------------------------------------------------------------------------------
 
 

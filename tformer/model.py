@@ -11,13 +11,13 @@ A forward pass returns hidden states; `Output` computes logits on demand, for th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from tformer.nn.attention.context import AttentionContext, TapSink, check_taps, scoped
+from tformer.nn.attention.context import AttentionContext
 from tformer.nn.cache import CrossCache, ModelCache
 from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.fixed_cache import AnyCache, FixedCache
@@ -25,6 +25,24 @@ from tformer.nn.heads import Output
 from tformer.nn.patches import PatchEmbedding
 from tformer.nn.products import Kernels
 from tformer.nn.stack import Stack
+from tformer.nn.taps import Replacement, Tap, TapSink, check_taps, scoped
+
+
+class StackInputs(NamedTuple):
+    """What one stack reads: token ids, or pixels [B, C, height, width], and what is known of each position, all [B, T].
+
+    memory: the encoder's output [B, S, D] for a decoder beside it; memory_mask: its padding [B, S].
+    """
+
+    ids: Tensor | None
+    mask: Tensor | None
+    position_ids: Tensor | None
+    pixels: Tensor | None = None
+    token_types: Tensor | None = None
+    documents: Tensor | None = None
+    global_mask: Tensor | None = None
+    memory: Tensor | None = None
+    memory_mask: Tensor | None = None
 
 
 class Transformer(nn.Module):
@@ -112,21 +130,21 @@ class Transformer(nn.Module):
             module, _, name = further.rpartition(".")
             setattr(self.get_submodule(module), name, self.get_parameter(owner))
 
-    def tap_names(self) -> list[str]:
-        """All names that `forward(taps=...)` accepts."""
-        names = []
+    def taps(self) -> Iterator[tuple[str, Tap]]:
+        """(name, declaration) of every inner tensor that `forward` returns or replaces."""
         for side, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
             if stack is None:
                 continue
             embedding = self.decoder_embedding if side == "decoder" and self.encoder is not None else self.embedding
             assert isinstance(embedding, TokenEmbedding | PatchEmbedding)
-            names += [f"{side}.embedding.{name}" for name in embedding.tap_names(stack.positions_of(0))]
-            names.append(f"{side}.embedding")
-            for layer, block in enumerate(stack.layers):
-                names += [f"{side}.{layer}.{name}" for name in (*block.tap_names(stack.positions_of(layer)), "hidden")]
-            if stack.final_norm is not None:
-                names.append(f"{side}.final_norm")
-        return names
+            for each in embedding.taps(stack.positions_of(0)):
+                yield f"{side}.embedding.{each.name}".rstrip("."), each
+            is_memory = side == "encoder" and self.decoder is not None
+            yield from ((f"{side}.{name}", each) for name, each in stack.taps(is_memory=is_memory))
+
+    def tap_names(self) -> list[str]:
+        """All names that `forward(taps=..., replace=...)` accepts."""
+        return [name for name, _ in self.taps()]
 
     def new_cache(
         self,
@@ -178,6 +196,7 @@ class Transformer(nn.Module):
         encoder_mask: Tensor | None = None,
         cache: AnyCache | None = None,
         taps: Iterable[str] = frozenset(),
+        replace: Mapping[str, Replacement] | None = None,
     ) -> Output:
         """Hidden states of a batch.
 
@@ -196,172 +215,141 @@ class Transformer(nn.Module):
             cache: keys and values of the positions before these ones; it grows by T. With one that has the encoder's
                 keys and values, the encoder does not run. A `FixedCache` takes one position per row, in `position_ids`.
             taps: names of inner tensors to return (`tap_names()` lists them).
+            replace: what takes the place of inner tensors, by the same names: a tensor of the same shape and dtype, or
+                a function that makes one from the tensor. All that follows is computed from it. In `taps` too, the
+                replacement is returned. A cache keeps keys and values as they were computed.
 
         Raises:
-            ValueError: unknown taps, or missing inputs.
+            ValueError: unknown taps, missing inputs, or a replacement that does not fit or has no place in this pass.
         """
-        sink = self._sink(taps)
-        of_input: dict[str, Any] = {
-            "attention_mask": attention_mask,
-            "position_ids": position_ids,
-            "token_type_ids": token_type_ids,
-            "document_ids": document_ids,
-            "global_mask": global_attention_mask,
-            "sink": sink,
-        }
+        wanted, replacements = frozenset(taps), dict(replace or {})
+        sink = None
+        if wanted or replacements:
+            check_taps([*wanted, *replacements], self.tap_names())
+            sink = TapSink(wanted, replacements)
+        given = StackInputs(
+            input_ids,
+            attention_mask,
+            position_ids,
+            pixels=pixel_values,
+            token_types=token_type_ids,
+            documents=document_ids,
+            global_mask=global_attention_mask,
+        )
         if self.decoder is None:
-            hidden, mask, encoder_hidden = self._encode(input_ids, pixel_values, **of_input), attention_mask, None
+            hidden, mask, encoder_hidden = self._encode(given, sink), attention_mask, None
         elif self.encoder is None:
             if input_ids is None:
                 raise ValueError("a decoder-only model needs input_ids")
-            hidden, mask, encoder_hidden = self._decode(input_ids, cache=cache, **of_input), attention_mask, None
+            hidden, mask, encoder_hidden = self._decode(given, cache, sink), attention_mask, None
         else:
             if decoder_input_ids is None:
                 raise ValueError("a model with an encoder and a decoder needs decoder_input_ids")
             if encoder_hidden is None and not (cache is not None and cache.has_encoder):
-                encoder_hidden = self._encode(input_ids, pixel_values, **of_input)
+                encoder_hidden = self._encode(given, sink)
             mask = decoder_attention_mask
             if mask is None and attention_mask is not None and attention_mask.shape == decoder_input_ids.shape:
                 mask = attention_mask  # of a classifier, whose decoder reads the same tokens one place later
-            hidden = self._decode(
+            target = StackInputs(
                 decoder_input_ids,
-                attention_mask=decoder_attention_mask,
-                position_ids=decoder_position_ids,
+                decoder_attention_mask,
+                decoder_position_ids,
                 memory=encoder_hidden,
                 memory_mask=attention_mask if encoder_mask is None else encoder_mask,
-                cache=cache,
-                sink=sink,
             )
+            hidden = self._decode(target, cache, sink)
+        if sink is not None and (unused := replacements.keys() - sink.used):
+            raise ValueError(f"replace '{min(unused)}': this forward pass does not compute it")
         found = sink.values if sink is not None else {}
         compiled = torch.compiler.is_dynamo_compiling()
         return Output(hidden, self.heads, mask, encoder_hidden=encoder_hidden, taps=found, compiled=compiled)
 
-    def _sink(self, taps: Iterable[str]) -> TapSink | None:
-        wanted = frozenset(taps)
-        if not wanted:
-            return None
-        check_taps(wanted, self.tap_names())
-        return TapSink(wanted)
-
-    def _encode(
-        self,
-        input_ids: Tensor | None,
-        pixel_values: Tensor | None,
-        *,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        token_type_ids: Tensor | None,
-        document_ids: Tensor | None,
-        global_mask: Tensor | None,
-        sink: TapSink | None,
-    ) -> Tensor:
+    def _encode(self, given: StackInputs, sink: TapSink | None) -> Tensor:
         stack = self.encoder
         assert stack is not None
         positions = stack.positions_of(0)
         embedding_taps = scoped(scoped(sink, "encoder"), "embedding")
         if isinstance(self.embedding, PatchEmbedding):
-            if pixel_values is None:
+            if given.pixels is None:
                 raise ValueError("a model of images needs pixel_values")
-            pos_1T = torch.arange(self.embedding.seq_len, device=pixel_values.device).unsqueeze(0)
+            pos_1T = torch.arange(self.embedding.seq_len, device=given.pixels.device).unsqueeze(0)
             x_BTD = self.embedding(
-                pixel_values, positions=positions, pos_BT=pos_1T, dtype=self.compute_dtype, taps=embedding_taps
+                given.pixels, positions=positions, pos_BT=pos_1T, dtype=self.compute_dtype, taps=embedding_taps
             )
             context = AttentionContext(pos_1T, pos_1T)
         else:
-            if input_ids is None:
+            if given.ids is None:
                 raise ValueError("the model needs input_ids")
-            pos_BT = self._positions(stack, input_ids, attention_mask, position_ids, cache=None)
+            pos_BT = self._positions(stack, given, cache=None)
             x_BTD = self.embedding(
-                input_ids,
+                given.ids,
                 positions=positions,
                 pos_BT=pos_BT,
-                token_type_ids=token_type_ids,
-                real_BT=attention_mask,
-                document_ids_BT=document_ids,
+                token_type_ids=given.token_types,
+                real_BT=given.mask,
+                document_ids_BT=given.documents,
                 dtype=self.compute_dtype,
                 taps=embedding_taps,
             )
             context = AttentionContext(
-                pos_BT, pos_BT, key_mask=attention_mask, document_ids=document_ids, global_mask=global_mask
+                pos_BT, pos_BT, key_mask=given.mask, document_ids=given.documents, global_mask=given.global_mask
             )
         return stack(x_BTD, context, taps=scoped(sink, "encoder"))
 
-    def _decode(
-        self,
-        input_ids: Tensor,
-        *,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        token_type_ids: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        global_mask: Tensor | None = None,
-        memory: Tensor | None = None,
-        memory_mask: Tensor | None = None,
-        cache: AnyCache | None,
-        sink: TapSink | None,
-    ) -> Tensor:
+    def _decode(self, given: StackInputs, cache: AnyCache | None, sink: TapSink | None) -> Tensor:
         stack, embedding = self.decoder, self._decoder_table()
-        assert stack is not None
-        pos_BT = self._positions(stack, input_ids, attention_mask, position_ids, cache=cache)
-        k_pos, key_mask, before = pos_BT, attention_mask, None
+        assert stack is not None and given.ids is not None
+        pos_BT = self._positions(stack, given, cache=cache)
+        k_pos, key_mask, before = pos_BT, given.mask, None
         if cache is not None and embedding.ngrams is not None:
-            before = cache.put_ids(input_ids, before=embedding.ngrams.longest - 1)
+            before = cache.put_ids(given.ids, before=embedding.ngrams.longest - 1)
         if isinstance(cache, FixedCache):
             k_pos, key_mask = cache.advance(pos_BT)
         elif cache is not None:
             has_past = cache.length > 0
-            k_pos, key_valid = cache.advance(pos_BT, attention_mask)
-            key_mask = key_valid if has_past else attention_mask
+            k_pos, key_valid = cache.advance(pos_BT, given.mask)
+            key_mask = key_valid if has_past else given.mask
             if pos_BT.shape[1] == 1 and not cache.padded:
                 key_mask = None  # a single query sees all slots
         x_BTD = embedding(
-            input_ids,
+            given.ids,
             positions=stack.positions_of(0),
             pos_BT=pos_BT,
-            token_type_ids=token_type_ids,
-            real_BT=attention_mask,
-            document_ids_BT=document_ids,
+            token_type_ids=given.token_types,
+            real_BT=given.mask,
+            document_ids_BT=given.documents,
             before_BN=before,
             dtype=self.compute_dtype,
             taps=scoped(scoped(sink, "decoder"), "embedding"),
         )
+        cross = None
+        if self.encoder is not None:  # every real position of the encoder is visible; a cache keeps the mask
+            memory_mask = given.memory_mask
+            if cache is not None and memory_mask is None:
+                memory_mask = cache.encoder_mask
+            elif cache is not None:
+                cache.encoder_mask = memory_mask
+            cross = AttentionContext(pos_BT, pos_BT, key_mask=memory_mask, memory=given.memory).with_mask()
         context = AttentionContext(
             pos_BT,
             k_pos,
             causal=True,
             key_mask=key_mask,
-            document_ids=document_ids,
-            global_mask=global_mask,
-            cross=self._cross_context(pos_BT, memory, memory_mask, cache) if self.encoder is not None else None,
+            document_ids=given.documents,
+            global_mask=given.global_mask,
+            cross=cross,
         )
         return stack(x_BTD, context, cache=cache, taps=scoped(sink, "decoder"))
 
-    def _cross_context(
-        self, pos_BT: Tensor, memory: Tensor | None, memory_mask: Tensor | None, cache: AnyCache | None
-    ) -> AttentionContext:
-        """The context of cross-attention: every real position of the encoder is visible. A cache keeps the mask."""
-        if cache is not None:
-            if memory_mask is None:
-                memory_mask = cache.encoder_mask
-            else:
-                cache.encoder_mask = memory_mask
-        return AttentionContext(pos_BT, pos_BT, key_mask=memory_mask, memory=memory).with_mask()
-
-    def _positions(
-        self,
-        stack: Stack,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        *,
-        cache: AnyCache | None,
-    ) -> Tensor:
+    def _positions(self, stack: Stack, given: StackInputs, *, cache: AnyCache | None) -> Tensor:
         """Positions [B or 1, T]: those given, or the count of real tokens before each one; padding may have its own."""
+        ids, attention_mask, position_ids = given[:3]
+        assert ids is not None
         if isinstance(cache, FixedCache):
             assert position_ids is not None, "a FixedCache needs position_ids"
             return position_ids
         positions = stack.positions_of(0)
-        length, past = input_ids.shape[1], cache.length if cache is not None else 0
+        length, past = ids.shape[1], cache.length if cache is not None else 0
         # With a cache, given positions were counted by the caller: slots may be padding.
         counted_here = position_ids is None or cache is None
         if positions.max_positions is not None and counted_here and past + length > self.max_seq_len:
@@ -371,7 +359,7 @@ class Transformer(nn.Module):
         if attention_mask is not None:
             pos_BT = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)
         else:
-            pos_BT = torch.arange(length, device=input_ids.device).unsqueeze(0)
+            pos_BT = torch.arange(length, device=ids.device).unsqueeze(0)
         if cache is not None and past:
             pos_BT = pos_BT + (cache.key_valid[:, :past].sum(dim=1, keepdim=True) if cache.padded else past)
         if attention_mask is not None and positions.padding_position is not None:

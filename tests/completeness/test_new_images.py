@@ -21,8 +21,8 @@ class MeanPatches(PatchEmbedding):
         means_BNC = tap(taps, "means", F.avg_pool2d(pixels_BCYX, self.size).flatten(2).transpose(1, 2))
         return F.linear(means_BNC, self.weight.to(means_BNC.dtype))
 
-    def stem_taps(self) -> dict[str, tuple[tuple[str, ...], str]]:
-        return {"means": (("B", "N", "C"), "the mean of each square")}
+    def stem_taps(self) -> list[Tap]:
+        return [Tap("means", "B N C", "the mean of each square")]
 
     def matrices(self) -> Iterator[tuple[Tensor, int]]:
         yield self.weight, self.side**2

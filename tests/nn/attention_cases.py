@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tformer.nn.attention import core
-from tformer.nn.attention.context import AttentionContext, AttentionInputs, TapSink
+from tformer.nn.attention.context import AttentionContext, AttentionInputs
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.positions import PositionSizes
 from tformer.nn.positions.base import NoPositionsOptions, Positions
@@ -16,6 +16,7 @@ from tformer.nn.positions.biases import AlibiOptions, T5BiasOptions
 from tformer.nn.positions.rope import RopeOptions
 from tformer.nn.positions.shaw import ShawOptions
 from tformer.nn.products import Kernels
+from tformer.nn.taps import TapSink
 
 LAYER_KINDS = [NoPositionsOptions(), RopeOptions(), AlibiOptions(), T5BiasOptions(), ShawOptions(clip=3)]
 

@@ -22,7 +22,6 @@ from tests.nn.attention_cases import (
 )
 from tests.pairwise import pairwise
 from tformer.nn.attention import AttentionContext, FullAttentionOptions, core
-from tformer.nn.attention.context import TapSink, check_taps
 from tformer.nn.attention.core import few_are_faster
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.attention.routes import attend_few
@@ -30,6 +29,7 @@ from tformer.nn.cache import CrossCache
 from tformer.nn.init import block_matrices
 from tformer.nn.positions.rope import RopeOptions
 from tformer.nn.structured_dropout import DropHead, drop_heads
+from tformer.nn.taps import TapSink, check_taps
 
 
 @pytest.mark.parametrize("options", LAYER_KINDS, ids=lambda options: options.kind)

@@ -11,8 +11,7 @@ from tformer.build import build_model
 from tformer.model import Transformer
 from tformer.nn.classification_heads import POOLINGS
 from tformer.recipe.model import Model
-from tformer.workflows.inspect.tensors import check_shape, value_of
-from tformer.workflows.inspect.trace import Step, Trace, empty_inputs, trace_shapes
+from tformer.workflows.inspect.trace import Step, Trace, check_shape, empty_inputs, trace_shapes, value_of
 
 STACK: dict[str, Any] = {"num_layers": 2, "num_heads": 4, "feedforward": {"d_ff": 24}}
 B, S, T, D, V = 3, 7, 5, 16, 11
@@ -196,7 +195,7 @@ def test_a_padded_batch_has_the_shapes_of_one_without_padding(kind: str) -> None
     model = build_model(section(encoder=stack(**{part: {"kind": kind, **options}})), device="meta")
     inputs = empty_inputs(model, batch_size=B, source_length=S)
     padded = trace_shapes(model, {**inputs, "attention_mask": torch.ones(B, S, dtype=torch.bool, device="meta")})
-    own = {"position_ids", "bias"}  # counted from each example's first real token
+    own = {"position_ids", "positions", "bias"}  # counted from each example's first real token
     found, others = all_steps(padded), all_steps(trace_shapes(model, inputs))
     assert found.keys() == others.keys()
     for step_id, step in found.items():

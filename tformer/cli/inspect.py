@@ -252,14 +252,14 @@ def _shapes(options: InspectOptions) -> tuple[list[str], Any, str | None]:
 
 
 def _page(subject: Subject, traces: Mapping[str, Trace], example: Mapping[str, Any] | None) -> str:
+    from tformer.nn.taps import LETTERS
     from tformer.viz.shapes import render
-    from tformer.workflows.inspect.tensors import NAMES
 
     return render(
         {title: trace.to_json() for title, trace in traces.items()},
         title="Shapes",
         subtitle=f"The path of a tensor through {subject.name}",
-        names=NAMES,
+        names=LETTERS,
         example=example,
         notes=subject.notes,
     )

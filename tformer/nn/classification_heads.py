@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from tformer.nn.attention.context import TapSink, tap
 from tformer.nn.dropout import dropout
 from tformer.nn.feedforward import ACTIVATIONS
 from tformer.nn.linear import Linear
 from tformer.nn.norm import NormOptions
+from tformer.nn.taps import Tap, TapSink, tap
 
 HeadActivation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh", "none"]
 LabelKind = Literal["classes", "labels", "score"]
@@ -171,7 +171,18 @@ class PooledHead(nn.Module):
         if self.pooler is not None:
             x_BD = self.activation(tap(taps, "pooler", self.pooler(x_BD)))
         x_BD = dropout(x_BD, self.dropout, self.training)
-        return (x_BD if self.project is None else self.project(x_BD)).float()
+        return x_BD.float() if self.project is None else tap(taps, "logits", self.project(x_BD).float())
+
+    def taps(self) -> list[Tap]:
+        """Inner tensors."""
+        meaning = f"pooling {self.pooling}: {POOLINGS[self.pooling].meaning}"
+        declared = [Tap("pooled", "B D", meaning, dropout=self.dropout if self.pooler is None else 0.0)]
+        if self.pooler is not None:
+            meaning = "one more layer, then its activation"
+            declared.append(Tap("pooler", "B D", meaning, parameters=("pooler",), dropout=self.dropout))
+        if self.project is not None:
+            declared.append(Tap("logits", "B L", "a score for every label", parameters=("project",)))
+        return declared
 
     def pool(self, hidden_BTD: Tensor, mask_BT: Tensor | None) -> Tensor:
         """One vector per sequence, [B, D], by this head's pooling."""
@@ -191,7 +202,14 @@ class ReplacedTokenHead(nn.Module):
     def forward(self, hidden: Tensor, mask_BT: Tensor | None = None, *, taps: TapSink | None = None) -> Tensor:
         """fp32 logits [B, T] of hidden states [B, T, D]."""
         features = tap(taps, "features", self.dense(hidden))
-        return self.project(self.activation(features)).squeeze(-1).float()
+        return tap(taps, "logits", self.project(self.activation(features)).squeeze(-1).float())
+
+    def taps(self) -> list[Tap]:
+        """Inner tensors."""
+        return [
+            Tap("features", "B T D", "one more layer, at every position", parameters=("dense",)),
+            Tap("logits", "B T", "was this token replaced?", parameters=("project",)),
+        ]
 
 
 @dataclass(frozen=True)

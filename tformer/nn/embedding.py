@@ -19,12 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tformer.nn.attention.context import TapSink, tap
 from tformer.nn.dropout import dropout
 from tformer.nn.linear import Linear
 from tformer.nn.ngrams import NgramEmbedding
 from tformer.nn.norm import NormOptions, build_norm
 from tformer.nn.positions.base import Positions
+from tformer.nn.positions.fixed import TabledPositions
+from tformer.nn.taps import Tap, TapSink, tap
 
 
 class Embedding(nn.Module):
@@ -37,28 +38,43 @@ class Embedding(nn.Module):
         self.project = Linear(size, d_model, bias=True) if size != d_model else None
 
     def finish(self, x_BTE: Tensor, positions: Positions, pos_BT: Tensor, taps: TapSink | None) -> Tensor:
-        x_BTE = positions.embed(x_BTE, pos_BT)
-        if taps is not None and positions.has_embed:
-            taps.put("position_ids", pos_BT)
-            taps.put("positions", positions.embed(torch.zeros_like(x_BTE[:1]), pos_BT[:1]))
-            taps.put("sum", x_BTE)
+        if taps is None or not positions.has_embed:
+            x_BTE = positions.embed(x_BTE, pos_BT)
+        else:
+            pos_BT = tap(taps, "position_ids", pos_BT)
+            added = positions.embed(torch.zeros_like(x_BTE[:1]), pos_BT)
+            replaced = tap(taps, "positions", added)
+            x_BTE = positions.embed(x_BTE, pos_BT) if replaced is added else x_BTE + replaced
+            x_BTE = tap(taps, "sum", x_BTE)
         if self.norm is not None:
             x_BTE = tap(taps, "normalised", self.norm(x_BTE))
         if self.dropout:
             x_BTE = dropout(x_BTE, self.dropout, self.training)
         return x_BTE if self.project is None else tap(taps, "projected", self.project(x_BTE))
 
-    def tap_names(self, positions: Positions) -> list[str]:
-        """Names of the inner tensors, in the order of their computation."""
-        return [
-            *self.own_taps(),
-            *(("position_ids", "positions", "sum") if positions.has_embed else ()),
-            *(("normalised",) if self.norm is not None else ()),
-            *(("projected",) if self.project is not None else ()),
-        ]
+    def taps(self, positions: Positions) -> list[Tap]:
+        """Inner tensors; the last is the output and has no name."""
+        e = "D" if self.project is None else "E"
+        declared = self.own_taps(e)
+        if positions.has_embed:
+            rows = "waves" if isinstance(positions, TabledPositions) else "row of the table"
+            declared += [
+                Tap("position_ids", "1 T", "the number of each position", (), beside=True, title="position"),
+                Tap("positions", f"1 T {e}", f"the {rows} of each position", ("position_ids",), ("positions",),
+                    beside=True),
+                Tap("sum", f"B T {e}", f"with the {positions.kind} vector of each position added"),
+            ]  # fmt: skip
+        if self.norm is not None:
+            declared.append(Tap("normalised", f"B T {e}", "each vector normalised", parameters=("norm",)))
+        output = Tap("", "B T D", "what enters the first layer", title="input")
+        if self.project is None:
+            return [*declared, output._replace(dropout_before=self.dropout)]
+        meaning = "projected to the model's width"
+        wide = Tap("projected", "B T D", meaning, None, ("project",), dropout_before=self.dropout, title="widened")
+        return [*declared, wide, output]
 
-    def own_taps(self) -> list[str]:
-        """Names of the inner tensors before positions are added."""
+    def own_taps(self, e: str) -> list[Tap]:
+        """Inner tensors before positions are added; `e` is the letter of their width."""
         raise NotImplementedError
 
 
@@ -121,7 +137,7 @@ class TokenEmbedding(Embedding):
             n-grams leave out the same places, see `NgramEmbedding`.
         before_BN: the ids before the first position, for n-grams of decoding with a cache.
         """
-        tap(taps, "ids", ids_BT)
+        ids_BT = tap(taps, "ids", ids_BT)
         x_BTE = tap(taps, "tokens", F.embedding(ids_BT, self.weight))
         if self.fixnorm:
             x_BTE = tap(taps, "unit", F.normalize(x_BTE, dim=-1))
@@ -141,15 +157,31 @@ class TokenEmbedding(Embedding):
             x_BTE = tap(taps, "convolved", F.relu(self.convolve(near_BTW)))
         return self.finish(x_BTE, positions, pos_BT, taps)
 
-    def own_taps(self) -> list[str]:
-        optional = {
-            "unit": self.fixnorm,
-            "ngrams": self.ngrams is not None,
-            "scaled": self.factor != 1.0,
-            "segments": self.token_types is not None,
-            "convolved": self.convolve is not None,
-        }
-        return ["ids", "tokens", *(name for name, exists in optional.items() if exists)]
+    def own_taps(self, e: str) -> list[Tap]:
+        optional = [
+            (self.fixnorm, Tap("unit", f"B T {e}", "each row at length 1 (FixNorm)", title="unit vectors")),
+            (
+                self.ngrams is not None,
+                Tap("ngrams", f"B T {e}", "the vectors of the n-grams that end at each token, added", (), ("ngrams",),
+                    beside=True, title="n-grams"),
+            ),
+            (self.factor != 1.0, Tap("scaled", f"B T {e}", f"times √D = {self.factor:.4g}")),
+            (
+                self.token_types is not None,
+                Tap("segments", f"B T {e}", "the vector of each token's segment, added", (), ("token_types",),
+                    beside=True),
+            ),
+            (
+                self.convolve is not None,
+                Tap("convolved", f"B T {e}", "each token with its neighbours: one product and ReLU",
+                    parameters=("convolve",)),
+            ),
+        ]  # fmt: skip
+        return [
+            Tap("ids", "B T", "token numbers", ()),
+            Tap("tokens", f"B T {e}", "the table's row of each token", parameters=("weight",)),
+            *(declared for exists, declared in optional if exists),
+        ]
 
 
 def neighbours(x_BTE: Tensor, width: int, *, real_BT: Tensor | None, document_ids_BT: Tensor | None) -> Tensor:

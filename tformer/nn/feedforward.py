@@ -21,10 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from tformer.nn.attention.context import TapSink, tap
 from tformer.nn.dropout import dropout
 from tformer.nn.linear import Activation, Linear, eager_on_cpu
 from tformer.nn.options import require_positive
+from tformer.nn.taps import Tap, TapSink, tap
 
 
 class _ReluSquared(torch.autograd.Function):
@@ -129,6 +129,12 @@ class FeedForward(nn.Module):
             hidden = dropout(hidden, self.dropout, self.training)
         return tap(taps, "down", self.down(tap(taps, "active", hidden), residual=residual))
 
-    def tap_names(self) -> list[str]:
-        """Names of the inner tensors."""
-        return ["up", "active", "down"]
+    def taps(self) -> list[Tap]:
+        """Inner tensors."""
+        up = ("2F", "gate and value") if self.gated else ("F", "widened")
+        active = "activation of the gate, times the value" if self.gated else "after the activation"
+        return [
+            Tap("up", f"B T {up[0]}", up[1], parameters=("up",)),
+            Tap("active", "B T F", active, dropout=self.dropout),
+            Tap("down", "B T D", "back at the model's width", parameters=("down",)),
+        ]

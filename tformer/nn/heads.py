@@ -21,7 +21,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tformer.nn.attention.context import TapSink, tap
 from tformer.nn.classification_heads import (
     HEAD_ACTIVATIONS,
     ClassifierHeadOptions,
@@ -38,6 +37,7 @@ from tformer.nn.losses import IGNORED_LABEL, LOGIT_ELEMENTS, CrossEntropy, cross
 from tformer.nn.norm import NormOptions, build_norm
 from tformer.nn.options import require_positive
 from tformer.nn.products import Kernels, Product, Quantize, prepare_product
+from tformer.nn.taps import Tap, TapSink, tap
 
 FEW = 1 / 8  # of the labels: computing the loss of so few ignored labels costs less than leaving them out
 
@@ -78,7 +78,7 @@ class VocabularyHead(nn.Module):
         """[..., D] → [..., E]: everything before the product with the vocabulary."""
         if self.dense is not None and self.activation is not None and self.norm is not None:
             hidden = self.norm(self.activation(tap(taps, "features", self.dense(hidden))))
-            tap(taps, "normalised", hidden)
+            hidden = tap(taps, "normalised", hidden)
         elif self.project is not None:
             hidden = tap(taps, "features", self.project(hidden))
         return hidden if self.scale == 1.0 else tap(taps, "scaled", hidden * self.scale)
@@ -95,7 +95,26 @@ class VocabularyHead(nn.Module):
         else:
             bias = None if self.bias is None else self.bias.to(features.dtype)
             logits = F.linear(features, self.matrix().to(features.dtype), bias).float()
-        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+        return tap(taps, "logits", logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap))
+
+    def taps(self) -> list[Tap]:
+        """Inner tensors."""
+        bridge = self.project if self.dense is None else self.dense
+        last = "input of the product with the vocabulary"
+        e = "D" if bridge is None or self.weight.shape[1] == bridge.in_features else "E"
+        declared = []
+        if bridge is not None:
+            meaning, name = (last, "project") if self.norm is None else ("one more layer", "dense")
+            declared.append(Tap("features", f"B T {e}", meaning, parameters=(name,)))
+        if self.norm is not None:
+            meaning = f"activated and normalised: {last}"
+            declared.append(Tap("normalised", f"B T {e}", meaning, parameters=("norm",)))
+        if self.scale != 1.0:
+            declared.append(Tap("scaled", f"B T {e}", f"times {self.scale:.4g}"))
+        capped = "" if self.softcap is None else f", capped at ±{self.softcap:g} by tanh"
+        rows = "; the rows of the table at length 1 (FixNorm)" if self.fixnorm else ""
+        meaning = f"a score for every token, at every position{capped}{rows}"
+        return [*declared, Tap("logits", "B T V", meaning, parameters=("weight", "bias"))]
 
     @torch.no_grad()
     def freeze(

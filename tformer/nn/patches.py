@@ -21,11 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tformer.nn.attention.context import TapSink, tap
 from tformer.nn.embedding import Embedding
 from tformer.nn.layer_norm import rms_norm
 from tformer.nn.norm import NormOptions, build_norm
 from tformer.nn.positions.base import Positions
+from tformer.nn.taps import Tap, TapSink, tap
 
 
 class PatchEmbedding(Embedding):
@@ -100,18 +100,24 @@ class PatchEmbedding(Embedding):
             raise ValueError(f"pixel_values must have the shape [batch, {', '.join(map(str, expected))}], "
                              f"found {list(pixels_BCYX.shape)}")  # fmt: skip
         x_BTD = self.patch_vectors(tap(taps, "pixels", pixels_BCYX).to(dtype), taps)
-        tap(taps, "patch_vectors", x_BTD)
+        x_BTD = tap(taps, "patch_vectors", x_BTD)
         if self.cls is not None:
             x_BTD = torch.cat([self.cls.to(dtype).expand(x_BTD.shape[0], 1, -1), x_BTD], dim=1)
-            tap(taps, "with_cls", x_BTD)
+            x_BTD = tap(taps, "with_cls", x_BTD)
         return self.finish(x_BTD, positions, pos_BT, taps)
 
-    def own_taps(self) -> list[str]:
-        return ["pixels", *self.stem_taps(), "patch_vectors", *(("with_cls",) if self.cls is not None else ())]
+    def own_taps(self, e: str) -> list[Tap]:
+        cls = Tap("with_cls", "B T D", "a learned vector put in front", parameters=("cls",), title="with class token")
+        return [
+            Tap("pixels", "B C Y X", "the image", ()),
+            *self.stem_taps(),
+            Tap("patch_vectors", "B N D", "each patch projected to the model's width", parameters=self.parts),
+            *([cls] if self.cls is not None else []),
+        ]
 
-    def stem_taps(self) -> dict[str, tuple[tuple[str, ...], str]]:
-        """{tap: (letters of its shape, meaning)} of the tensors between the pixels and the patch vectors."""
-        return {}
+    def stem_taps(self) -> list[Tap]:
+        """Inner tensors between the pixels and the patch vectors."""
+        return []
 
     def flops(self) -> list[float]:
         """Forward operations of each product for one image."""
@@ -149,9 +155,9 @@ class CutPatches(PatchEmbedding):
         """The input of the product, [B, patches, C·P·P]."""
         return cut_patches(pixels_BCYX, self.size)
 
-    def stem_taps(self) -> dict[str, tuple[tuple[str, ...], str]]:
+    def stem_taps(self) -> list[Tap]:
         numbers = "+".join(["CPP"] * self.copies)
-        return {"patches": (("B", "N", numbers), "the image cut into squares, numbers in a row")}
+        return [Tap("patches", f"B N {numbers}", "the image cut into squares, numbers in a row")]
 
     def matrices(self) -> Iterator[tuple[Tensor, int]]:
         yield self.weight.view(self.d_model, -1), self.side**2

@@ -14,7 +14,7 @@ Shape legend: x [B, T, D].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
-from tformer.nn.attention.context import AttentionContext, TapSink, scoped, tap
+from tformer.nn.attention.context import AttentionContext
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.cache import CrossCache, LayerState, ModelCache
 from tformer.nn.dropout import dropout, outside_graphs
@@ -33,6 +33,7 @@ from tformer.nn.fixed_cache import AnyCache, FixedLayer
 from tformer.nn.norm import BatchNorm, frozen_statistics
 from tformer.nn.positions.base import Positions
 from tformer.nn.structured_dropout import Draw, LayerDrop
+from tformer.nn.taps import Tap, TapSink, scoped, tap
 
 
 class Block(nn.Module):
@@ -116,13 +117,19 @@ class Block(nn.Module):
         x = tap(taps, "residual", x + update)
         return x if self.place == "pre" else tap(taps, "normalised", norm(x))
 
-    def tap_names(self, positions: Positions) -> list[str]:
-        """Names of the inner tensors: of each function, before and after it."""
-        inner = {"self_attention": self.self_attention.tap_names(positions)}
+    def taps(self, positions: Positions) -> dict[str, list[Tap]]:
+        """Inner tensors of each function, with the norm and the sum around it; their `norm` is the function's."""
+        place = "before the function" if self.place == "pre" else "after the sum"
+        normalised = Tap("normalised", "B T D", f"each vector normalised, {place}", parameters=("norm",))
+        residual = Tap("residual", "B T D", "the stream, with this part's output added", ("stream", "last"))
+        inner = {"self_attention": self.self_attention.taps(positions)}
         if self.cross_attention is not None:
-            inner["cross_attention"] = self.cross_attention.tap_names(positions)
-        inner["feedforward"] = self.feedforward.tap_names()
-        return [f"{part}.{name}" for part, names in inner.items() for name in ("normalised", *names, "residual")]
+            inner["cross_attention"] = self.cross_attention.taps(None)
+        inner["feedforward"] = self.feedforward.taps()
+        return {
+            function: [normalised, *taps[:-1], taps[-1]._replace(dropout=self.dropout), residual]
+            for function, taps in inner.items()
+        }
 
 
 class Stack(nn.Module):
@@ -176,6 +183,17 @@ class Stack(nn.Module):
         assert isinstance(found, Positions)
         return found
 
+    def taps(self, *, is_memory: bool) -> Iterator[tuple[str, Tap]]:
+        """Inner tensors by their names within the stack; is_memory: a decoder reads this stack's output."""
+        for layer, block in enumerate(self.layers):
+            for function, taps in block.taps(self.positions_of(layer)).items():
+                yield from ((f"{layer}.{function}.{each.name}", each) for each in taps)
+            yield f"{layer}.hidden", Tap("hidden", "B T D", "the stream after this layer")
+        if self.final_norm is not None:
+            of_encoder, last = "the encoder's output, read by every cross-attention", "the last states, normalised"
+            meaning = of_encoder if is_memory else last
+            yield "final_norm", Tap("final_norm", "B T D", meaning, parameters=("",))
+
     def forward(
         self,
         x_BTD: Tensor,
@@ -185,8 +203,7 @@ class Stack(nn.Module):
         taps: TapSink | None = None,
     ) -> Tensor:
         """Embedded input → last hidden states, [B, T, D]."""
-        if taps is not None:
-            taps.put("embedding", x_BTD)
+        x_BTD = tap(taps, "embedding", x_BTD)
         context = self._shared_by_layers(x_BTD, context)
         draw = self.layerdrop() if self.layerdrop is not None else None
         run_layers = self._run_layers if draw is None else self._run_drawn_layers
@@ -221,9 +238,7 @@ class Stack(nn.Module):
                 cross_cache=cache.cross[layer] if cache is not None and cache.cross else None,
                 taps=scope,
             )
-            x_BTD = run() if draw is None else draw.gated(layer, x_BTD, run, block)
-            if scope is not None:
-                scope.put("hidden", x_BTD)
+            x_BTD = tap(scope, "hidden", run() if draw is None else draw.gated(layer, x_BTD, run, block))
         return x_BTD
 
     # Layers that are drawn would need a graph for each set of layers: instead each layer is compiled by itself.

@@ -23,12 +23,12 @@ from tformer.nn.attention.block_sparse.kernel import attend_flex, attend_sparse,
 from tformer.nn.attention.block_sparse.pattern import (
     GlobalTokens,
     Pattern,
-    attend_rows,
     band_of,
     gather_numbers,
     gather_slots,
     joined,
     put_rows,
+    row_inputs,
 )
 from tformer.nn.attention.context import AttentionContext, AttentionInputs, Weighted, all_true_on_cpu
 from tformer.nn.attention.core import attend
@@ -297,7 +297,7 @@ class BigBirdAttention(Mechanism):
         q_BHTh, k_BKSh, _, context = inputs[:4]
         num_queries, num_keys, options = q_BHTh.shape[2], k_BKSh.shape[2], self.options
         is_short = dense_is_faster(num_queries, num_keys, options.keys_of_block)
-        if inputs.need_weights or (options.implementation == "auto" and is_short):
+        if inputs.need_weights or inputs.taps_scores or (options.implementation == "auto" and is_short):
             return attend(inputs._replace(context=replace(context, mask=self.visible_mask(context), is_causal=False)))
         layout = layout_of(options, context, layer=self.sizes.layer)
         if num_queries < num_keys and num_queries <= options.block:
@@ -376,7 +376,7 @@ class BigBirdAttention(Mechanism):
         out = attend_sparse(framed, pattern, shared)
         if tokens is not None and not context.causal:
             chosen = framed._replace(q_BHTh=gather_slots(framed.q_BHTh, tokens.index))
-            rows, _ = attend_rows(chosen, tokens, key_valid=valid, documents=documents, k_pos=k_pos)
+            rows, _ = attend(row_inputs(chosen, tokens, key_valid=valid, documents=documents, k_pos=k_pos))
             out = put_rows(out, rows, tokens)
         return frame.back(out)
 

@@ -1,4 +1,4 @@
-"""Attention context of one forward pass: positions, padding, documents, masks; and the taps that return inner tensors.
+"""Attention context of one forward pass: positions, padding, documents, masks.
 
 A mask is bool, broadcastable to [B, H, T, S], True where a key is visible. None: no limit beside `is_causal`. A mask
 that exists is complete: it already forbids the future.
@@ -8,8 +8,6 @@ Shape legend: B batch, T queries, S keys. Queries are the last T of the S slots 
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -18,51 +16,7 @@ from torch import Tensor
 
 from tformer.nn.positions.base import Positions
 from tformer.nn.products import Kernels
-
-
-class TapSink:
-    """Collects tapped tensors by name. `scope` gives a view of the same sink for names with a prefix.
-
-    Not a dataclass: FSDP2 copies those that hold tensors when they are passed to a layer, and would collect in a copy.
-    """
-
-    def __init__(self, wanted: frozenset[str], values: dict[str, Tensor] | None = None, prefix: str = "") -> None:
-        self.wanted, self.prefix = wanted, prefix
-        self.values: dict[str, Tensor] = {} if values is None else values
-
-    def scope(self, name: str | int) -> TapSink:
-        """The sink as a submodule called `name` sees it."""
-        return TapSink(self.wanted, self.values, f"{self.prefix}{name}.")
-
-    def wants(self, name: str) -> bool:
-        return self.prefix + name in self.wanted
-
-    def put(self, name: str, value: Tensor) -> None:
-        """Keep `value` if it is wanted."""
-        if self.wants(name):
-            self.values[self.prefix + name] = value
-
-
-def tap(taps: TapSink | None, name: str, value: Tensor) -> Tensor:
-    """`value`, kept under this name if it is wanted."""
-    if taps is not None:
-        taps.put(name, value)
-    return value
-
-
-def scoped(taps: TapSink | None, name: str | int) -> TapSink | None:
-    """The sink for a submodule called `name`; None without taps."""
-    return None if taps is None else taps.scope(name)
-
-
-def check_taps(wanted: Iterable[str], known: Iterable[str]) -> None:
-    """Raise a ValueError that names the nearest taps for the first wanted name that does not exist."""
-    names = list(known)
-    for name in wanted:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=3, cutoff=0.4) or names[:3]
-            raise ValueError(f"unknown tap '{name}'; nearest: {', '.join(near)}")
-
+from tformer.nn.taps import TapSink, tap
 
 Weighted = tuple[Tensor, Tensor | None]
 """Output [B, H, T, v] and, if taps request them, the weights [B, H, T, S] before dropout, fp32."""
@@ -179,6 +133,7 @@ class AttentionInputs(NamedTuple):
         dropout: the rate to apply now (0 in evaluation).
         taps: the scores are formed and the weights returned if they want them.
         tap_prefix: of the names of tapped tensors.
+        taps_weights: the weights of these scores are those of the tap; False: the caller makes those from them.
         kernels: the C kernels of a model that was prepared for inference; None: only PyTorch's operators.
     """
 
@@ -191,16 +146,26 @@ class AttentionInputs(NamedTuple):
     dropout: float = 0.0
     taps: TapSink | None = None
     tap_prefix: str = ""
+    taps_weights: bool = True
     kernels: Kernels | None = None
 
     @property
     def need_weights(self) -> bool:
         return self.taps is not None and self.taps.wants("weights")
 
-    def tap(self, name: str, value: Tensor) -> None:
-        """Keep `value` if it is wanted."""
-        if self.taps is not None:
-            self.taps.put(self.tap_prefix + name, value)
+    @property
+    def replaces_weights(self) -> bool:
+        return self.taps is not None and self.taps.replaces("weights")
+
+    @property
+    def taps_scores(self) -> bool:
+        """Whether a tap wants what the weights are made of, or what positions add to the output."""
+        names = ("position_scores", "bias", "scores", "position_values")
+        return self.taps is not None and any(self.taps.wants(self.tap_prefix + name) for name in names)
+
+    def tap(self, name: str, value: Tensor) -> Tensor:
+        """`value` or what replaces it, collected if it is wanted."""
+        return tap(self.taps, self.tap_prefix + name, value)
 
     @property
     def has_bias(self) -> bool:
@@ -218,6 +183,7 @@ class AttentionInputs(NamedTuple):
         positions = self.positions
         return (
             self.need_weights
+            or self.taps_scores
             or (positions is not None and (positions.has_score or positions.has_mix))
             or (self.dropout > 0.0 and self.q_BHTh.device.type == "cpu")
         )

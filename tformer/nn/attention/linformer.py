@@ -20,11 +20,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from tformer.nn.attention.context import AttentionContext, AttentionInputs, Weighted, tap
+from tformer.nn.attention.context import AttentionContext, AttentionInputs, Weighted
 from tformer.nn.attention.core import attend
-from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, OwnTap, ProjectionOptions
+from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, ProjectionOptions
+from tformer.nn.attention.routes import mix_values
 from tformer.nn.cache import LayerState
 from tformer.nn.options import require_positive
+from tformer.nn.taps import Tap
 
 Sharing = Literal["none", "headwise", "key_value", "layerwise"]
 
@@ -40,6 +42,7 @@ class LinformerAttention(Mechanism):
     fixed_length: ClassVar[bool] = True
     signed_weights: ClassVar[bool] = True
     takes_position_scores: ClassVar[bool] = False
+    projects_keys: ClassVar[bool] = True
     weights_meaning: ClassVar[str] = "effective share of each value in each output; computed only for this view"
 
     def __init__(self, options: LinformerOptions, sizes: AttentionSizes) -> None:
@@ -58,16 +61,12 @@ class LinformerAttention(Mechanism):
         self.values = nn.Parameter(torch.empty(shape)) if separate else self.keys
         self.reset_parameters(0.0)
 
-    def taps(self) -> dict[str, OwnTap]:
+    def taps(self) -> list[Tap]:
         meaning = "positions mixed into fewer, by a learned matrix"
-        return {
-            "projected_K": OwnTap(("B", "K", "r", "h"), meaning, ("keys",), ("keys",), "keys"),
-            "projected_V": OwnTap(("B", "K", "r", "v"), meaning, ("values",), ("values",), "values"),
-        }
-
-    def shape_letters(self, num_keys: int) -> dict[str, int]:
-        """r: projected keys."""
-        return {"r": self.rank}
+        return [
+            Tap("projected_K", "B K r h", meaning, ("keys",), ("keys",), replaces="keys"),
+            Tap("projected_V", "B K r v", meaning, ("values",), ("values",), replaces="values"),
+        ]
 
     @torch.no_grad()
     def reset_parameters(self, std: float) -> None:
@@ -86,7 +85,7 @@ class LinformerAttention(Mechanism):
 
     def compute(self, inputs: AttentionInputs, *, x_BTD: Tensor, state: LayerState | None = None) -> Weighted:
         """See `Mechanism`; ValueError for an input that is longer than the projections, or causal, or packed."""
-        context, taps, length = inputs.context, inputs.taps, inputs.k_BKSh.shape[2]
+        context, length = inputs.context, inputs.k_BKSh.shape[2]
         if length > self.max_seq_len:
             raise ValueError(f"linformer's projections have {self.max_seq_len} columns, the input needs {length}")
         if context.causal or state is not None:
@@ -94,15 +93,16 @@ class LinformerAttention(Mechanism):
         if context.document_ids is not None:
             raise ValueError("document_ids: linformer attention cannot keep documents of one row apart")
         padding = None if context.key_mask is None else ~context.key_mask.bool()[:, None, :, None]
-        keys = tap(taps, "projected_K", _project(self.keys, inputs.k_BKSh, padding))
-        values = tap(taps, "projected_V", _project(self.values, inputs.v_BKSv, padding))
+        keys = inputs.tap("projected_K", _project(self.keys, inputs.k_BKSh, padding))
+        values = inputs.tap("projected_V", _project(self.values, inputs.v_BKSv, padding))
         # Queries see all projected keys.
         unmasked = AttentionContext(context.q_pos, context.q_pos)
-        projected = inputs._replace(k_BKSh=keys, v_BKSv=values, context=unmasked, positions=None)
-        out_BHTv, weights_BHTr = attend(projected)
-        if weights_BHTr is None:
+        inputs = inputs._replace(positions=None, taps_weights=False)
+        out_BHTv, weights_BHTr = attend(inputs._replace(k_BKSh=keys, v_BKSv=values, context=unmasked))
+        if weights_BHTr is None or inputs.taps is None:
             return out_BHTv, None
-        return out_BHTv, self._on_positions(weights_BHTr, length, padding)
+        weights = inputs.taps.replaced("weights", self._on_positions(weights_BHTr, length, padding))
+        return mix_values(inputs, weights) if inputs.replaces_weights else out_BHTv, weights
 
     def flops(self, queries: float, keys: float, *, training: bool = False) -> float:
         """E k and F v, and attention over `rank` keys."""

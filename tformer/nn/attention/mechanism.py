@@ -15,11 +15,12 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tformer.nn.attention.context import AttentionContext, AttentionInputs, TapSink, Weighted, causal_mask
+from tformer.nn.attention.context import AttentionContext, AttentionInputs, Weighted, causal_mask
 from tformer.nn.cache import LayerCache, LayerState
 from tformer.nn.options import require_positive
 from tformer.nn.positions.base import Positions
 from tformer.nn.products import Kernels
+from tformer.nn.taps import Tap, TapSink
 
 BACKWARD_AND_FORWARD = 3
 """The backward pass costs two forward passes: one for the gradient of each factor of a product."""
@@ -83,21 +84,6 @@ class StateBytes(NamedTuple):
     constant: int
 
 
-class OwnTap(NamedTuple):
-    """A kind's own inner tensor.
-
-    symbols, meaning: shape letters (see `workflows.inspect.tensors`) and meaning. inputs: names of the tensors it is
-    made of. parameters: names of the kind's parameters in it; None: all. replaces: name of the tensor in whose place
-    later steps read this one.
-    """
-
-    symbols: tuple[str, ...]
-    meaning: str
-    inputs: tuple[str, ...] = ("queries", "keys")
-    parameters: tuple[str, ...] | None = None
-    replaces: str | None = None
-
-
 class Mechanism(nn.Module):
     """Base class of attention kinds. The class attributes are the facts that other modules read about a kind.
 
@@ -131,6 +117,8 @@ class Mechanism(nn.Module):
     """Whether there are scores to which positions can add a bias or terms."""
     drops_weights: ClassVar[bool] = True
     """Whether there are weights that attention dropout could drop."""
+    projects_keys: ClassVar[bool] = False
+    """Whether the scores are those of projected keys, not of positions."""
     score_formula: ClassVar[str] = "Q·Kᵀ"
     """The unscaled score of a query and a key."""
     weights_meaning: ClassVar[str] = "softmax over keys: how much each query takes of each value"
@@ -221,13 +209,9 @@ class Mechanism(nn.Module):
         sizes = self.sizes
         return StateBytes(sizes.num_kv_heads * (sizes.head_dim + sizes.value_dim) * dtype.itemsize, 0)
 
-    def taps(self) -> dict[str, OwnTap]:
-        """Inner tensors of this kind by name."""
-        return {}
-
-    def shape_letters(self, num_keys: int) -> dict[str, int]:
-        """Sizes of this kind by letter, for the shapes of its tensors."""
-        return {}
+    def taps(self) -> list[Tap]:
+        """Inner tensors that only this kind has. Their parameters are relative to the mechanism."""
+        return []
 
     def reset_parameters(self, std: float) -> None:
         """Draw the kind's own parameters and tables; `init.initialise` calls it. `std`: that of matrices."""

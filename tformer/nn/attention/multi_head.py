@@ -6,18 +6,21 @@ neither need equal the other, nor their product with the heads d_model. The `Mec
 attention kind computes outputs from queries, keys and values.
 
 A cross-attention cache may have one row for several rows of `x`, the beams of a sentence. Their keys are the same, so
-they become further queries of one row: [S b, T, D] -> [S, b T, D], and back at the end.
+they become further queries of one row: [S b, T, D] -> [S, b T, D], and back at the end. With taps each row has its own
+keys instead.
 
 Shape legend: B batch, T queries, S keys, D d_model, H query heads, K kv heads, h head_dim, v value_dim.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from tformer.nn.attention import AttentionSizes, FullAttentionOptions, ProjectionOptions
-from tformer.nn.attention.context import AttentionContext, TapSink, tap
+from tformer.nn.attention.context import AttentionContext
 from tformer.nn.cache import CrossCache, LayerCache, LayerState
 from tformer.nn.fixed_cache import FixedLayer
 from tformer.nn.layer_norm import RMSNorm
@@ -25,6 +28,7 @@ from tformer.nn.linear import Linear
 from tformer.nn.positions.base import Positions
 from tformer.nn.products import AttentionStep
 from tformer.nn.structured_dropout import DropHead
+from tformer.nn.taps import Tap, TapSink, tap
 
 
 class MultiHeadAttention(nn.Module):
@@ -110,16 +114,21 @@ class MultiHeadAttention(nn.Module):
         context: its memory [B, S, memory_dim] is read by cross-attention, until a CrossCache holds its keys and values.
             With fewer rows in a CrossCache than in x, its mask has the cache's rows and is the same for all queries.
         positions: of self-attention; cross-attention has none.
-        taps: this attention's scope, see `tap_names`.
+        taps: this attention's scope.
         """
         beams = 1
         if self.is_cross:
             assert cache is None or isinstance(cache, CrossCache), "cross-attention takes a CrossCache"
-            beams = _rows_per_sentence(x_BTD, cache)
+            shared = _rows_per_sentence(x_BTD, cache)
+            beams = shared if taps is None else 1
             if beams > 1:
                 x_BTD = x_BTD.unflatten(0, (-1, beams)).flatten(1, 2)
                 residual = None if residual is None else residual.unflatten(0, (-1, beams)).flatten(1, 2)
             q, k, v = self._project_cross(x_BTD, context.memory, cache, norm, taps)
+            if shared > beams:
+                k, v = k.repeat_interleave(shared, dim=0), v.repeat_interleave(shared, dim=0)
+                if context.mask is not None:
+                    context = replace(context, mask=context.mask.repeat_interleave(shared, dim=0))
         else:
             if norm is not None and self.mechanism.reads_input:
                 x_BTD, norm = norm(x_BTD), None
@@ -133,37 +142,82 @@ class MultiHeadAttention(nn.Module):
             if isinstance(cache, LayerCache | FixedLayer):
                 k, v = cache.append(k, v)
                 q = q.to(k.dtype)  # a cache may be kept in more bits: see `cache.fastest_dtype`
-        if taps is not None:
-            for name, tensor in (("queries", q), ("keys", k), ("values", v)):
-                taps.put(name, tensor)
+        q, k, v = tap(taps, "queries", q), tap(taps, "keys", k), tap(taps, "values", v)
         state = None if isinstance(cache, CrossCache | FixedLayer) else cache
         out_BHTv, weights = self.mechanism(q, k, v, context, x_BTD=x_BTD, positions=positions, state=state, taps=taps)
         if self.training and self.drophead.rate > 0.0:
             out_BHTv = self.drophead(out_BHTv)
         if taps is not None and weights is not None:
-            if beams > 1:
-                weights = weights.unflatten(2, (beams, -1)).transpose(1, 2).flatten(0, 1)
-            taps.put("weights", weights)
-        tap(taps, "heads", out_BHTv)
+            taps.keep("weights", weights)
+        out_BHTv = tap(taps, "heads", out_BHTv)
         joined_BTx = tap(taps, "joined", out_BHTv.transpose(1, 2).flatten(2).to(x_BTD.dtype))
         out_BTD = tap(taps, "projection", self.out(joined_BTx, residual=residual))
         return out_BTD if beams == 1 else out_BTD.unflatten(1, (beams, -1)).flatten(0, 1)
 
-    def tap_names(self, positions: Positions) -> list[str]:
-        """Names of the inner tensors; those of scores exist only beside `weights`."""
-        of_positions = {
-            "position_scores": positions.has_score,
-            "bias": positions.has_bias,
-            "position_values": positions.has_mix,
-        }
-        return [
-            *(("q", "kv") if self.is_cross else ("qkv",)),
-            *("queries", "keys", "values"),
-            *self.mechanism.taps(),
-            *(name for name, exists in of_positions.items() if exists and not self.is_cross),
-            *(("scores",) if self.mechanism.drops_weights else ()),
-            *("weights", "heads", "joined", "projection"),
+    def taps(self, positions: Positions | None) -> list[Tap]:
+        """Inner tensors; positions: of self-attention."""
+        sizes, mechanism, drops = self.sizes, self.mechanism, self.mechanism.drops_weights
+        k = "H" if sizes.num_kv_heads == sizes.num_heads else "K"
+        v = "h" if sizes.value_dim == sizes.head_dim else "v"
+        qkv, kv = ("3Hh", "2Hh") if (k, v) == ("H", "h") else (f"Hh+{k}h+{k}{v}", f"{k}h+{k}{v}")
+        own = [
+            own._replace(
+                letters=own.letters.replace("K", k).replace("v", v),
+                parameters=tuple(f"mechanism.{name}" for name in own.parameters),
+            )
+            for own in mechanism.taps()
         ]
+        # Parameters of the kind that none of its tensors names.
+        named = {name for each in own for name in each.parameters}
+        children = [*mechanism.named_children(), *mechanism.named_parameters(recurse=False)]
+        rest = tuple(f"mechanism.{name}" for name, _ in children if f"mechanism.{name}" not in named)
+        turned = ", turned by position" if positions is not None and positions.has_rotate else ""
+        kind = "" if positions is None else positions.kind
+        scale = {self.head_dim**-0.5: "/√h", 1.0: ""}.get(mechanism.scale, f" × {mechanism.scale:.3g}")
+        key, columns = ("projected key", "r") if mechanism.projects_keys else ("key", "S")
+        later = ", later keys masked" if sizes.causal else ""
+        fit = f"{mechanism.score_formula}{scale}: how well each query fits each {key}{later}"
+        made_of = ("queries", "keys", "position_scores", "bias")
+        beside = tuple(each.name for each in own if each.replaces is None)
+        mixed_of = ("weights", "values", "position_values", *beside)
+        products = [
+            Tap("q", "B T Hh", "from the decoder's stream", parameters=("q",), title="Q product"),
+            Tap("kv", f"B S {kv}", "from the encoder's output", ("memory",), ("kv",), title="KV product"),
+        ]
+        if not self.is_cross:
+            products = [Tap("qkv", f"B T {qkv}", "Q, K and V side by side", parameters=("qkv",), title="QKV product")]
+        declared = [
+            *products,
+            Tap("queries", "B H T h", f"queries of each head{turned}", ("q", "qkv"), ("q_norm",), title="Q"),
+            Tap("keys", f"B {k} S h", f"keys of each head{turned}", ("kv", "qkv"), ("k_norm",), title="K"),
+            Tap("values", f"B {k} S {v}", "values of each head", ("kv", "qkv"), title="V"),
+            *own,
+        ]
+        if positions is not None and positions.has_score:
+            meaning = f"{kind}: added to QK"
+            declared.append(Tap("position_scores", "B H T S", meaning, ("queries",), ("positions.keys",)))
+        if positions is not None and positions.has_bias:
+            declared.append(Tap("bias", "1 H T S", f"{kind}: added to the scores", (), ("positions",)))
+        if drops:
+            declared.append(Tap("scores", f"B H T {columns}", fit, made_of, rest))
+        if positions is not None and positions.has_mix:
+            meaning = f"{kind}: added to the heads"
+            declared.append(Tap("position_values", f"B H T {v}", meaning, ("weights",), ("positions.values",)))
+        return [
+            *declared,
+            Tap(
+                "weights",
+                "B H T S",
+                mechanism.weights_meaning,
+                ("scores",) if drops else ("queries", "keys"),
+                () if drops else rest,
+                dropout=mechanism.dropout if drops else 0.0,
+            ),
+            Tap("heads", f"B H T {v}", "weights·V: weighted sums of values, per head", mixed_of,
+                dropout=self.drophead.rate),
+            Tap("joined", f"B T H{v}", "the heads side by side"),
+            Tap("projection", "B T D", "mixed, at the model's width", parameters=("out",)),
+        ]  # fmt: skip
 
     def _split_heads(self, x_BTx: Tensor, heads: int) -> Tensor:
         """[B, T, heads * size] -> [B, heads, T, size], a view."""

@@ -46,6 +46,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tformer.nn.attention.context import AttentionInputs, Weighted
 from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, ProjectionOptions, StateBytes
+from tformer.nn.attention.routes import mix_values
 from tformer.nn.cache import LayerState, Spares
 from tformer.nn.options import require, require_positive
 from tformer.nn.structured_dropout import Step
@@ -389,8 +390,11 @@ class PerformerAttention(Mechanism):
         out_BHTv, sums = linear_attention(q, keys, features, causal=context.causal, before=before)
         if state is not None:
             state.sums, state.length = sums, state.length + k_BKSh.shape[2]
-        weights = dense_weights(q, keys, features, causal=context.causal).float() if inputs.need_weights else None
-        return out_BHTv.to(q_BHTh.dtype), weights
+        if not inputs.need_weights or inputs.taps is None:
+            return out_BHTv.to(q_BHTh.dtype), None
+        weights = dense_weights(q, keys, features, causal=context.causal).float()
+        weights = inputs.taps.replaced("weights", weights)
+        return mix_values(inputs, weights) if inputs.replaces_weights else out_BHTv.to(q_BHTh.dtype), weights
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def attend_chunked(
     num_keys = inputs.k_BKSh.shape[2]
     need_weights = inputs.need_weights
     size = max(1, CHUNK_ELEMENTS // max(1, batch * heads * num_keys * numbers_per_pair))
-    if inputs.taps is not None and inputs.taps.wants(inputs.tap_prefix + "scores"):
+    if inputs.taps_scores or inputs.replaces_weights:
         size = num_queries
     chunks = [slice(start, min(start + size, num_queries)) for start in range(0, num_queries, size)]
     recompute = len(chunks) > 1 and torch.is_grad_enabled() and not need_weights
@@ -94,38 +94,41 @@ def _attend_chunk(
 ) -> tuple[Tensor, Tensor]:
     """Output [B, H, t, v] and weights [B, H, t, s] of the given query rows, s <= S the keys that were read."""
     context, positions, q = inputs.context, inputs.positions, inputs.q_BHTh[:, :, rows]
-    num_kv_heads = inputs.k_BKSh.shape[1]
     end = rows.stop if context.is_causal else inputs.k_BKSh.shape[2]
-    keys, values = inputs.k_BKSh[:, :, :end], inputs.v_BKSv[:, :, :end]
-    scores = compute_scores(q, keys)
+    scores = compute_scores(q, inputs.k_BKSh[:, :, :end])
     scores = scores if scores.dtype == torch.float64 else scores.float()
     if positions is not None and positions.has_score:
         of_positions = positions.score(q, context.q_pos[:, rows], context.k_pos)
-        inputs.tap("position_scores", of_positions)
+        of_positions = inputs.tap("position_scores", of_positions)
         scores.add_(of_positions[..., :end])
     scores.mul_(inputs.scale)
     if inputs.has_bias:
-        bias = inputs.bias(rows)
-        inputs.tap("bias", bias)
+        bias = inputs.tap("bias", inputs.bias(rows))
         scores.add_(bias[..., :end])
     visible = _visible_keys(context, rows, end, q.device)
     if visible is not None:
         scores.masked_fill_(~visible, MASKED_SCORE)
-    inputs.tap("scores", scores)
-    weights = scores.softmax(dim=-1)
+    weights = inputs.tap("scores", scores).softmax(dim=-1)
     if context.mask is not None and visible is not None:
         weights = weights.masked_fill(~visible.any(-1, keepdim=True), 0.0)
-    mixed = weights.to(q.dtype)
+    if inputs.taps is not None and inputs.taps_weights:
+        weights = inputs.taps.replaced("weights", weights)
+    return mix_values(inputs, weights, rows), weights
+
+
+def mix_values(inputs: AttentionInputs, weights: Tensor, rows: slice = slice(None)) -> Tensor:
+    """Output [B, H, t, v] of the given query rows by their weights [B, H, t, s] on the first s keys."""
+    context, positions, end = inputs.context, inputs.positions, weights.shape[-1]
+    mixed = weights.to(inputs.q_BHTh.dtype)
     if inputs.dropout > 0.0:
         mixed = dropout(mixed, inputs.dropout, training=True)
-    mixed_BKGts = mixed.unflatten(1, (num_kv_heads, -1))
+    mixed_BKGts, values = mixed.unflatten(1, (inputs.k_BKSh.shape[1], -1)), inputs.v_BKSv[:, :, :end]
     out_BKGtv = (mixed_BKGts.flatten(2, 3) @ values).view(*mixed_BKGts.shape[:4], values.shape[-1])
     out = out_BKGtv.flatten(1, 2)
     if positions is not None and positions.has_mix:
         of_positions = positions.mix(mixed, context.q_pos[:, rows], context.k_pos[:, :end])
-        inputs.tap("position_values", of_positions)
-        out = out + of_positions
-    return out, weights
+        out = out + inputs.tap("position_values", of_positions)
+    return out
 
 
 def _visible_keys(context: AttentionContext, rows: slice, end: int, device: torch.device) -> Tensor | None:

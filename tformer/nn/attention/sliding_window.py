@@ -29,7 +29,6 @@ from tformer.nn.attention.block_sparse.kernel import attend_flex, attend_sparse,
 from tformer.nn.attention.block_sparse.pattern import (
     GlobalTokens,
     Pattern,
-    attend_rows,
     band_of,
     first_tokens,
     gather_numbers,
@@ -37,13 +36,16 @@ from tformer.nn.attention.block_sparse.pattern import (
     joined,
     marked_tokens,
     put_rows,
+    row_inputs,
 )
 from tformer.nn.attention.context import AttentionContext, AttentionInputs, Weighted
 from tformer.nn.attention.core import attend
-from tformer.nn.attention.mechanism import BACKWARD_AND_FORWARD, AttentionSizes, Mechanism, OwnTap, ProjectionOptions
+from tformer.nn.attention.mechanism import BACKWARD_AND_FORWARD, AttentionSizes, Mechanism, ProjectionOptions
+from tformer.nn.attention.routes import mix_values
 from tformer.nn.cache import LayerState
 from tformer.nn.linear import Linear
 from tformer.nn.options import require, require_positive
+from tformer.nn.taps import Tap
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +169,9 @@ class SlidingWindowAttention(Mechanism):
         tokens = global_tokens(options, context)
         keys = self.block + 2 * self.reach + (0 if tokens is None else tokens.count)
         has_own_rows, weights = options.global_projections, None
-        if inputs.need_weights or (options.implementation == "auto" and dense_is_faster(num_queries, num_keys, keys)):
-            out, weights = self._dense(inputs)
+        explicit = inputs.need_weights or inputs.taps_scores
+        if explicit or (options.implementation == "auto" and dense_is_faster(num_queries, num_keys, keys)):
+            out, weights = self._dense(inputs._replace(taps_weights=tokens is None or not has_own_rows))
         elif num_queries < num_keys and num_queries <= self.block:
             out = self._step(inputs, tokens)
         elif options.implementation == "flex" and q_BHTh.is_cuda:
@@ -179,9 +182,20 @@ class SlidingWindowAttention(Mechanism):
             has_own_rows = not context.causal or context.global_mask is not None
         if tokens is None or not has_own_rows:
             return out, weights
-        rows, row_weights = self._global_rows(inputs, x_BTD, tokens)
-        if weights is not None and row_weights is not None:
+        # The rows of the global tokens, which see all keys, by separate matrices if there are any.
+        chosen = inputs._replace(q_BHTh=gather_slots(q_BHTh, tokens.index), tap_prefix="global_", taps_weights=False)
+        if options.global_projections:
+            q, k, v = self._projected(inputs, x_BTD, tokens)
+            chosen = chosen._replace(q_BHTh=q, k_BKSh=k, v_BKSv=v)
+        key_mask = None if context.key_mask is None else context.key_mask.bool()
+        chosen = row_inputs(chosen, tokens, key_valid=key_mask, documents=context.document_ids, k_pos=context.k_pos)
+        rows, row_weights = attend(chosen)
+        if weights is not None and row_weights is not None and inputs.taps is not None:
             weights = put_rows(weights, row_weights, tokens)
+            if inputs.replaces_weights:
+                weights = inputs.taps.replaced("weights", weights)
+                out = mix_values(inputs, weights)
+                rows = mix_values(chosen, gather_slots(weights, tokens.index))
         return put_rows(out, rows, tokens), weights
 
     def flops(self, queries: float, keys: float, *, training: bool = False) -> float:
@@ -201,17 +215,11 @@ class SlidingWindowAttention(Mechanism):
         each, pattern = -(-length // ways), self._pattern(0, sizes.causal, torch.device("cpu"))
         return rows + ways * sparse_flops(self, pattern, each, each, others=tokens, training=training)
 
-    def taps(self) -> dict[str, OwnTap]:
+    def taps(self) -> list[Tap]:
+        if not self.options.global_projections:
+            return []
         meaning = "rows of the global tokens, which see all, by separate matrices"
-        return (
-            {"global_scores": OwnTap(("B", "H", "G", "S"), meaning, ("input",))}
-            if self.options.global_projections
-            else {}
-        )
-
-    def shape_letters(self, num_keys: int) -> dict[str, int]:
-        """G: global tokens with separate matrices."""
-        return {"G": min(self.options.global_tokens, num_keys)} if self.options.global_projections else {}
+        return [Tap("global_scores", "B H G S", meaning, ("input",), ("global_q", "global_k", "global_v"))]
 
     def visible_mask(self, context: AttentionContext) -> Tensor:
         num_queries, num_keys = context.q_pos.shape[1], context.k_pos.shape[1]
@@ -296,16 +304,6 @@ class SlidingWindowAttention(Mechanism):
         slots = torch.arange(-before, self.block + after, device=device)
         band = band_of(window_mask(self.reach, 1, slots[before : before + self.block], slots, causal=causal))
         return Pattern(self.block, before, after, band, start)
-
-    def _global_rows(self, inputs: AttentionInputs, x_BTD: Tensor, tokens: GlobalTokens) -> Weighted:
-        """The rows of the global tokens, which see all keys, by separate matrices if there are any."""
-        context, inputs = inputs.context, inputs._replace(tap_prefix="global_")
-        rows = inputs._replace(q_BHTh=gather_slots(inputs.q_BHTh, tokens.index))
-        if self.options.global_projections:
-            q, k, v = self._projected(inputs, x_BTD, tokens)
-            rows = inputs._replace(q_BHTh=q, k_BKSh=k, v_BKSv=v)
-        key_mask = None if context.key_mask is None else context.key_mask.bool()
-        return attend_rows(rows, tokens, key_valid=key_mask, documents=context.document_ids, k_pos=context.k_pos)
 
     def _projected(self, inputs: AttentionInputs, x_BTD: Tensor, tokens: GlobalTokens) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of the global tokens, keys and values of all, by their own matrices; rotated as the others are."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from tformer.nn.taps import LETTERS
 from tformer.support.formatting import amount
 from tformer.workflows.inspect import Node, Report, Trace, Verdict
-from tformer.workflows.inspect.tensors import NAMES, shown
 from tformer.workflows.inspect.trace import ParameterUse
 
 PARAMETERS, FLOPS = "parameters", "FLOPs/token"
@@ -170,8 +170,8 @@ def _legend(trace: Trace, width: int) -> Iterator[str]:
         if not sizes and letter in trace.sizes:
             sizes.add(trace.sizes[letter])
     entries = [
-        f"{letter}{f' = {min(found[letter])}' if len(found[letter]) == 1 else ''} {NAMES[letter]}"
-        for letter in NAMES
+        f"{letter}{f' = {min(found[letter])}' if len(found[letter]) == 1 else ''} {LETTERS[letter]}"
+        for letter in LETTERS
         if letter in found
     ]
     # Lines break between entries only.
@@ -194,7 +194,8 @@ def _numbers(shape: Sequence[int]) -> str:
 
 
 def _letters(symbols: Sequence[str]) -> str:
-    return " ".join(map(shown, symbols))
+    """The symbols with dots between factors: `CPP` is C·P·P."""
+    return " ".join("+".join("·".join(term) for term in symbol.split("+")) for symbol in symbols)
 
 
 def verdict_lines(verdicts: Sequence[Verdict]) -> Iterator[str]:

@@ -4,13 +4,14 @@ The model runs on the meta device, which gives every tensor's shape and no numbe
 second. Shapes are those of real tensors; a description that does not fit a tensor is a failed assertion. Scores and
 weights are those of the explicit path of attention; training never stores them.
 
-The letters are those of `tensors.NAMES`; beside an encoder T counts the positions of the target. A tensor is named by
-its tap; the steps that training adds to a forward pass (dropout) change no shape and have the name of the tensor before
-them.
+The letters are those of `nn.taps.LETTERS`; beside an encoder T counts the positions of the target. A tensor is named by
+its tap, whose declaration also says what it is made of. The steps that training adds to a forward pass (dropout) change
+no shape and have the name of the tensor before them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
@@ -21,23 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tformer.model import Transformer
-from tformer.nn.attention.context import TapSink
-from tformer.nn.attention.multi_head import MultiHeadAttention
-from tformer.nn.classification_heads import PooledHead
+from tformer.nn.classification_heads import LabelKind, PooledHead
 from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.heads import VocabularyHead
 from tformer.nn.patches import PatchEmbedding
 from tformer.nn.stack import Stack
-from tformer.workflows.inspect.tensors import (
-    Described,
-    Tensors,
-    around,
-    attention_tensors,
-    check_shape,
-    embedding_tensors,
-    feedforward_tensors,
-    head_tensors,
-)
+from tformer.nn.taps import Tap, TapSink
 
 PARTS = {"self_attention": "self-attention", "cross_attention": "cross-attention", "feedforward": "feed-forward"}
 
@@ -106,8 +96,9 @@ def trace_shapes(
     path = _Path(model, sizes, beside or {})
     try:
         with torch.no_grad():
-            output = model(**inputs, taps=model.tap_names())
-            path.follow(output.taps)
+            declared = dict(model.taps())
+            output = model(**inputs, taps=declared)
+            path.follow(declared, output.taps)
             for name, head in model.heads.items():
                 path.follow_head(name, head, output.hidden)
     finally:
@@ -193,82 +184,75 @@ class _Path:
         for name, parameter in (*self.names.items(), *self.beside.items()):
             self.aliases.setdefault(id(parameter), []).append(name)
 
-    def follow(self, taps: Mapping[str, Tensor]) -> None:
-        """Add the described taps, in the order of computation."""
-        for (side, place, function), group in groupby(taps.items(), key=lambda tap: _module_of(tap[0])):
+    def follow(self, declared: Mapping[str, Tap], taps: Mapping[str, Tensor]) -> None:
+        """Add the tapped tensors of all stacks, in the order of computation."""
+        for (side, place, function), group in groupby(taps, key=_module_of):
             if function == "hidden":
                 continue
-            values = {path.split(".")[-1]: tensor for path, tensor in group}
+            paths = {path.rpartition(".")[2]: path for path in group}
+            each = {name: declared[path] for name, path in paths.items()}
+            values = {name: taps[path] for name, path in paths.items()}
             stack = getattr(self.model, side)
             at = "S" if "S" in self.sizes and side == "encoder" else "T"
             if place == "embedding":
-                self._follow_embedding(side, stack, at, values)
+                self._follow_embedding(side, stack, at, each, values)
             elif place == "final_norm":
-                self._follow_final_norm(side, at, values)
+                self.last = (self.stream,)
+                places = {"": f"{side}.final_norm"}
+                self._add_all(f"{side}: end", None, "", side, each, values, places, {"T": at})
             else:
-                self._follow_function(side, stack, int(place), function, at, values)
+                self._follow_function(side, stack, int(place), function, at, each, values)
             self.stream = self.last[0]
             if side == "encoder":
                 self.memory = self.stream
 
-    def _follow_embedding(self, side: str, stack: Stack, at: str, values: Mapping[str, Tensor]) -> None:
+    def _follow_embedding(
+        self, side: str, stack: Stack, at: str, declared: dict[str, Tap], values: dict[str, Tensor]
+    ) -> None:
         owner = "decoder_embedding" if side == "decoder" and self.model.encoder is not None else "embedding"
-        embedding, positions = getattr(self.model, owner), stack.positions_of(0)
-        # The stack's tap of its input has the embedding's own name.
-        values = {"input" if name == "embedding" else name: tensor for name, tensor in values.items()}
-        tensors = embedding_tensors(embedding, positions, at)
+        # The output of an embedding has the embedding's own name.
+        declared["input"], values["input"] = declared.pop("embedding"), values.pop("embedding")
         if "segments" in values and values["segments"].ndim == 1:  # a batch without segments: all have the first
-            described = tensors.described["segments"]
-            first = described._replace(symbols=described.symbols[-1:], meaning="the vector of the first segment, added")
-            tensors = tensors._replace(described=tensors.described | {"segments": first})
+            first = declared["segments"]
+            declared["segments"] = first._replace(
+                letters=first.letters.split()[-1], meaning="the vector of the first segment, added"
+            )
         places = {"": owner, "positions": _positions_name(side, stack, 0)}
         self.last, self.known = (), {}
-        self._add_all(
-            f"{side}: embedding", None, "", f"{side}.embedding", tensors, values, places, {"D": stack.d_model}
-        )
-
-    def _follow_final_norm(self, side: str, at: str, values: Mapping[str, Tensor]) -> None:
-        is_memory = side == "encoder" and "S" in self.sizes
-        meaning = "the encoder's output, read by every cross-attention" if is_memory else "the last states, normalised"
-        tensors = Tensors({"final_norm": Described("final norm", ("B", at, "D"), meaning, None, ("",))}, {})
-        self.last = (self.stream,)
-        own = {"D": getattr(self.model, side).d_model}
-        self._add_all(f"{side}: end", None, "", side, tensors, values, {"": f"{side}.final_norm"}, own)
+        self._add_all(f"{side}: embedding", None, "", f"{side}.embedding", declared, values, places, {"T": at})
 
     def _follow_function(
-        self, side: str, stack: Stack, layer: int, function: str, at: str, values: Mapping[str, Tensor]
+        self,
+        side: str,
+        stack: Stack,
+        layer: int,
+        function: str,
+        at: str,
+        declared: dict[str, Tap],
+        values: Mapping[str, Tensor],
     ) -> None:
-        block, prefix = stack.layers[layer], f"{side}.blocks.{layer}.{function}"
-        module = getattr(block, function)
-        if isinstance(module, MultiHeadAttention):
-            keys = "S" if module.is_cross else at
-            positions = None if module.is_cross else stack.positions_of(layer)
-            tensors = attention_tensors(module, positions, at, keys, self.sizes[keys])
-            after = {"heads": module.drophead.rate, "projection": block.dropout}
-        else:
-            tensors = feedforward_tensors(module, at)
-            after = {"down": block.dropout}
         if function == "feedforward" and stack.layerdrop is not None:
-            after["residual"] = stack.layerdrop.fixed[layer]
-        described = tensors.described | around(at, is_pre_norm=block.place == "pre")
-        tensors = Tensors(described, tensors.letters, {**tensors.dropout, **after})
+            declared["residual"] = declared["residual"]._replace(dropout=stack.layerdrop.fixed[layer])
+        prefix = f"{side}.blocks.{layer}.{function}"
         places = {"": prefix, "norm": f"{prefix}_norm", "positions": _positions_name(side, stack, layer)}
         self.last = (self.stream,)
         self.known = {"stream": self.stream, "memory": self.memory}
-        own = {"D": stack.d_model}
-        self._add_all(side, layer, PARTS[function], f"{side}.{layer}.{function}", tensors, values, places, own)
+        letters = {"T": at} if function == "cross_attention" else {"T": at, "S": at}
+        name = f"{side}.{layer}.{function}"
+        self._add_all(side, layer, PARTS[function], name, declared, values, places, letters)
 
-    def follow_head(self, name: str, head: nn.Module, hidden: Tensor) -> None:
+    def follow_head(self, name: str, head: Any, hidden: Tensor) -> None:
         """Add the steps from hidden states to predictions and the loss, with labels of zeros."""
-        tensors = head_tensors(head)
-        taps = TapSink(frozenset(tensors.described))
+        declared: dict[str, Tap] = {each.name: each for each in head.taps()}
+        taps = TapSink(declared)
         logits = head(hidden, taps=taps)
         values = dict(taps.values)
-        if "loss" in tensors.described:
-            labels, loss = _loss(head, logits)
-            values |= {"logits": logits, "labels": labels, "loss": loss}
+        if "logits" in declared:
+            declared["labels"], values["labels"], values["loss"] = _loss(head, logits)
+            meaning = "one number, the mean over what has a label"
+            declared["loss"] = Tap("loss", "", meaning, ("logits", "labels"))
         self.last, self.known = (self.stream,), {}
-        self._add_all(f"head {name}", None, "", f"head.{name}", tensors, values, {"": f"heads.{name}"}, {})
+        self._add_all(f"head {name}", None, "", f"head.{name}", declared, values, {"": f"heads.{name}"}, {})
 
     def _add_all(
         self,
@@ -276,38 +260,46 @@ class _Path:
         layer: int | None,
         part: str,
         prefix: str,
-        tensors: Tensors,
+        declared: Mapping[str, Tap],
         values: Mapping[str, Tensor],
         places: Mapping[str, str],
-        own: Mapping[str, int],
+        letters: Mapping[str, str],
     ) -> None:
-        """Add the steps of one module. places: full names of "" (the module) and of what else descriptions name."""
-        sizes = {**self.sizes, **own, **tensors.letters}
+        """Add the steps of one module.
+
+        places: full names of "" (the module) and of what else declarations name. letters: T and S of the module here.
+        A letter that stands alone has the size of the first tensor with it; all others are checked against these.
+        """
+        shapes = {}
+        sizes = {letter: size for letter, size in self.sizes.items() if letter not in ("D", "V")}
+        for name, tensor in values.items():
+            symbols = [letters.get(symbol, symbol) for symbol in declared[name].letters.split()]
+            if symbols[:1] == ["1"] and tensor.shape[0] != 1:  # with padding, every example has its own positions
+                symbols[0] = "B"
+            shapes[name] = tuple(symbols)
+            sizes = dict(zip(symbols, tensor.shape, strict=True)) | sizes
         self.known |= {name: f"{prefix}.{name}" for name in values}
         for name, tensor in values.items():
-            described = tensors.described[name]
-            shape, symbols = tuple(tensor.shape), described.symbols
-            if symbols[:1] == ("1",) and shape[0] != 1:  # with padding, every example has its own positions
-                symbols = ("B", *symbols[1:])
-            check_shape(shape, symbols, sizes, what=f"{title} {part} {described.name}")
-            if rate := tensors.dropout.get(f"before {name}", 0.0):
+            tap, shape = declared[name], tuple(tensor.shape)
+            shown_name = tap.title or name.replace("_", " ")
+            check_shape(shape, shapes[name], sizes, what=f"{title} {part} {shown_name}")
+            if tap.dropout_before:
                 # The sum of the tensors before it, which has the shape of the first.
                 first = next(step for _, _, step in self.seen if step.id == self.last[0])
-                self._add_dropout(title, layer, first, rate)
+                self._add_dropout(title, layer, first, tap.dropout_before, "")
             if "input" not in self.known and self.last:
                 self.known["input"] = self.last[0]
-            inputs = self.last if described.inputs is None else self._named(described.inputs)
-            parameters = tuple(use for each in described.parameters for use in self._parameters(each, places))
-            step = Step(part, described.name, symbols, shape, described.meaning, f"{prefix}.{name}", inputs,
-                        parameters)  # fmt: skip
+            inputs = self.last if tap.inputs is None else self._named(tap.inputs)
+            parameters = tuple(use for each in tap.parameters for use in self._parameters(each, places))
+            step = Step(part, shown_name, shapes[name], shape, tap.meaning, f"{prefix}.{name}", inputs, parameters)
             self.seen.append((title, layer, step))
-            self.known[name] = self.known[described.replaces or name] = step.id
-            if not described.beside:
+            self.known[name] = self.known[tap.replaces or name] = step.id
+            if not tap.beside:
                 self.last = (step.id,)
             elif name != "position_ids":
                 self.last = (*self.last, step.id)
-            if rate := tensors.dropout.get(name, 0.0):
-                self._add_dropout(title, layer, step, rate, what=DROPPED.get(name, NUMBERS))
+            if tap.dropout:
+                self._add_dropout(title, layer, step, tap.dropout, name)
 
     def _named(self, names: Sequence[str]) -> tuple[str, ...]:
         """Ids of the named tensors of this module that exist; "last" is the tensor before."""
@@ -316,10 +308,10 @@ class _Path:
         ]
         return tuple(dict.fromkeys(each for ids in found for each in ids))
 
-    def _add_dropout(self, title: str, layer: int | None, before: Step, rate: float, what: str = "") -> None:
-        meaning = (
-            f"in training {100 * rate:.3g} % of {what or NUMBERS} become 0, the others are divided by {1 - rate:.4g}"
-        )
+    def _add_dropout(self, title: str, layer: int | None, before: Step, rate: float, name: str) -> None:
+        """Add the dropout after a step, whose tap has this name."""
+        what = {"heads": "the heads", "residual": "the passes through this layer"}.get(name, "the numbers")
+        meaning = f"in training {100 * rate:.3g} % of {what} become 0, the others are divided by {1 - rate:.4g}"
         step = replace(before, name="dropout", meaning=meaning, id=f"{before.id}.dropout", inputs=self.last,
                        parameters=())  # fmt: skip
         self.seen.append((title, layer, step))
@@ -337,11 +329,6 @@ class _Path:
             yield ParameterUse(path, tuple(parameter.shape), others)
 
 
-NUMBERS = "the numbers"
-DROPPED = {"heads": "the heads", "residual": "the passes through this layer"}
-"""What training drops after these taps, where it is not single numbers."""
-
-
 def _module_of(tap: str) -> tuple[str, str, str]:
     """(encoder or decoder, "embedding", "final_norm" or the layer, function of the layer) of a tap."""
     side, place, *rest = tap.split(".")
@@ -352,18 +339,43 @@ def _positions_name(side: str, stack: Stack, layer: int) -> str:
     return f"{side}.positions" if stack.layer_positions is None else f"{side}.layer_positions.{layer}"
 
 
-def _loss(head: nn.Module, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """(labels of zeros, loss) of a head."""
+LABELS: dict[LabelKind, tuple[str, str]] = {
+    "classes": ("B", "the correct class of each example"),
+    "labels": ("B L", "1 for each label that the example has, else 0"),
+    "score": ("B", "the correct number of each example"),
+}
+"""Letters and meaning of the labels of a pooled head."""
+
+
+def _loss(head: nn.Module, logits: Tensor) -> tuple[Tap, Tensor, Tensor]:
+    """Labels of zeros with their declaration, and the loss, of a head."""
     if isinstance(head, VocabularyHead):
         labels = torch.zeros(logits.shape[:-1], dtype=torch.long, device=logits.device)
-        return labels, F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-    kind = head.label_kind if isinstance(head, PooledHead) else "labels"
+        tap = Tap("labels", "B T", "the token that is right at each position", ())
+        return tap, labels, F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    kind: LabelKind = head.label_kind if isinstance(head, PooledHead) else "labels"
+    letters, meaning = LABELS[kind] if isinstance(head, PooledHead) else ("B T", "1 where the token was replaced")
+    tap = Tap("labels", letters, meaning, ())
     if kind == "labels":
         labels = torch.zeros_like(logits)
-        return labels, F.binary_cross_entropy_with_logits(logits, labels)
+        return tap, labels, F.binary_cross_entropy_with_logits(logits, labels)
     is_class = kind == "classes"
     labels = torch.zeros(logits.shape[0], dtype=torch.long if is_class else torch.float32, device=logits.device)
-    return labels, F.cross_entropy(logits, labels) if is_class else F.mse_loss(logits.squeeze(-1), labels)
+    return tap, labels, F.cross_entropy(logits, labels) if is_class else F.mse_loss(logits.squeeze(-1), labels)
+
+
+# --- letters ---------------------------------------------------------------------------------------------------------
+
+
+def value_of(symbol: str, sizes: Mapping[str, int]) -> int:
+    """The number of a symbol, such as `Hh+Kh+Kv`."""
+    return sum(math.prod(sizes[c] if c in sizes else int(c) for c in term) for term in symbol.split("+"))
+
+
+def check_shape(shape: Sequence[int], symbols: Sequence[str], sizes: Mapping[str, int], *, what: str) -> None:
+    """Fail if a tensor does not have the shape of its symbols."""
+    expected = [value_of(symbol, sizes) for symbol in symbols]
+    assert list(shape) == expected, f"{what}: found {list(shape)}, expected {list(symbols)} = {expected}"
 
 
 # --- sections --------------------------------------------------------------------------------------------------------

@@ -21,8 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tformer.nn.attention.context import MASKED_SCORE, AttentionContext, AttentionInputs, Weighted, all_true_on_cpu
-from tformer.nn.attention.core import attend
+from tformer.nn.attention.context import MASKED_SCORE, AttentionContext, AttentionInputs, all_true_on_cpu
 
 KeysAndValues = tuple[Tensor, Tensor]
 """[B, K, R, h] and [B, K, R, v]."""
@@ -98,10 +97,10 @@ def put_rows(out_BHTv: Tensor, rows_BHRv: Tensor, tokens: GlobalTokens) -> Tenso
     return out if tokens.valid is None else out[:, :, :num_queries]
 
 
-def attend_rows(
+def row_inputs(
     inputs: AttentionInputs, tokens: GlobalTokens, *, key_valid: Tensor | None, documents: Tensor | None, k_pos: Tensor
-) -> Weighted:
-    """Outputs [B, H, R, v] of the global tokens, whose queries are those of `inputs`, and weights if they are tapped.
+) -> AttentionInputs:
+    """Inputs of `attend` for the rows [B, H, R, v] of the global tokens, whose queries are those of `inputs`.
 
     key_valid: bool [B or 1, S]; documents: [B, S]; k_pos: positions of the keys.
     """
@@ -113,7 +112,7 @@ def attend_rows(
         own = gather_numbers(documents, tokens.index)
         same = (own.unsqueeze(2) == documents.unsqueeze(1)).unsqueeze(1)
         mask = same if mask is None else mask & same
-    return attend(inputs._replace(context=AttentionContext(gather_numbers(k_pos, tokens.index), k_pos, mask=mask)))
+    return inputs._replace(context=AttentionContext(gather_numbers(k_pos, tokens.index), k_pos, mask=mask))
 
 
 @dataclass(frozen=True, slots=True)
