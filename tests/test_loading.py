@@ -16,7 +16,7 @@ import tformer
 from tformer.build import build_model
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import RunDirectory
-from tformer.checkpoint.save import save_checkpoint
+from tformer.checkpoint.save import CheckpointContents, save_checkpoint
 from tformer.loading import load, load_weights
 from tformer.model import Transformer
 from tformer.recipe.load import recipe_from_yaml
@@ -63,9 +63,8 @@ def save(run: RunDirectory, model: nn.Module, tokenizer: Tokenizer, *, step: int
         "tokenizer_json": tokenizer.to_json(),
         "tokenizer_sha256": tokenizer.sha256,
         "trainer": {"step": step},
-        "keep_last": 9,
     }
-    return save_checkpoint(run, step, **(values | changes))
+    return save_checkpoint(run, step, CheckpointContents(**(values | changes)), keep_last=9)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tests.interop.parity import randomised
 from tests.interop.test_interop_tokenizers import llama
 from tformer.build import build_model
 from tformer.checkpoint.run import RunDirectory
-from tformer.checkpoint.save import save_checkpoint
+from tformer.checkpoint.save import CheckpointContents, save_checkpoint
 from tformer.recipe.load import recipe_from_yaml
 from tformer.support.errors import InputError
 from tformer.tokenizer import TokenizerOptions, train_tokenizer
@@ -46,9 +46,16 @@ def written(folder: Path, recipe_text: str, template: str, **options: Any) -> Pa
     model = build_model(recipe_from_yaml(recipe_text, name="test").model, vocab_size=tokenizer.vocab_size)
     run = RunDirectory.create(arch="any", preset="tiny", runs_dir=folder)
     return save_checkpoint(
-        run, 1, weights=model.state_dict(), recipe_yaml=recipe_text, tokenizer_json=tokenizer.to_json(),
-        tokenizer_sha256=tokenizer.sha256, trainer={"step": 1},
-    )  # fmt: skip
+        run,
+        1,
+        CheckpointContents(
+            weights=model.state_dict(),
+            recipe_yaml=recipe_text,
+            tokenizer_json=tokenizer.to_json(),
+            tokenizer_sha256=tokenizer.sha256,
+            trainer={"step": 1},
+        ),
+    )
 
 
 def score(cli: Callable[..., Any], path: Path, folder: Path, source: str, target: str) -> float:

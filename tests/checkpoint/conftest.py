@@ -16,7 +16,7 @@ import torch
 from tests.checkpoint.attack import Subject, make_subjects
 from tformer.checkpoint.manifest import content_sha256
 from tformer.checkpoint.run import RunDirectory
-from tformer.checkpoint.save import save_checkpoint
+from tformer.checkpoint.save import CheckpointContents, save_checkpoint
 from tformer.support import files
 
 TOKENIZER = '{"model": {"type": "char"}}'
@@ -40,7 +40,9 @@ def save(run: RunDirectory, step: int, **changes: Any) -> Path:
         "optimizer": {"exp_avg/norm.gain": torch.full((2,), float(step))},
         "keep_last": 2,
     }
-    return save_checkpoint(run, step, **(values | changes))
+    values |= changes
+    options = {name: values.pop(name) for name in ("keep_last", "together") if name in values}
+    return save_checkpoint(run, step, CheckpointContents(**values), **options)
 
 
 @pytest.fixture

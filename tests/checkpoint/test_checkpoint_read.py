@@ -16,7 +16,7 @@ from tests.checkpoint.steps import steps
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint, resolve_checkpoint
 from tformer.checkpoint.run import RunDirectory
-from tformer.checkpoint.save import write_checkpoint
+from tformer.checkpoint.save import CheckpointContents, write_checkpoint
 from tformer.checkpoint.tensor_files import read_specs
 from tformer.support.errors import InputError
 from tformer.tokenizer.tokenizer import canonical_sha256
@@ -76,7 +76,14 @@ def test_a_checkpoint_directory_alone_is_enough(run: RunDirectory, tmp_path: Pat
 def test_write_checkpoint_outside_a_run(tmp_path: Path) -> None:
     for step in (1, 2):  # the second replaces the first
         write_checkpoint(
-            tmp_path / "out", step, weights=weights_at(step), recipe_yaml="", tokenizer_json="{}", trainer={}
+            tmp_path / "out",
+            step,
+            CheckpointContents(
+                weights=weights_at(step),
+                recipe_yaml="",
+                tokenizer_json="{}",
+                trainer={},
+            ),
         )
     assert os.listdir(tmp_path) == ["out"] and read_checkpoint(tmp_path / "out").step == 2
 

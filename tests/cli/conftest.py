@@ -31,7 +31,7 @@ def make_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
         from tformer.build import build_model
         from tformer.checkpoint.run import RunDirectory
-        from tformer.checkpoint.save import save_checkpoint
+        from tformer.checkpoint.save import CheckpointContents, save_checkpoint
         from tformer.recipe.load import recipe_from_yaml
         from tformer.tokenizer import TokenizerOptions, train_tokenizer
 
@@ -44,11 +44,13 @@ def make_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         save_checkpoint(
             run,
             3,
-            weights=model.state_dict(),
-            recipe_yaml=recipe,
-            tokenizer_json=tokenizer.to_json(),
-            tokenizer_sha256=tokenizer.sha256,
-            trainer={"step": 3},
+            CheckpointContents(
+                weights=model.state_dict(),
+                recipe_yaml=recipe,
+                tokenizer_json=tokenizer.to_json(),
+                tokenizer_sha256=tokenizer.sha256,
+                trainer={"step": 3},
+            ),
         )
         return Path(run.path)
 

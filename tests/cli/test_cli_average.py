@@ -30,7 +30,7 @@ STEPS = (3, 6, 9)  # 3 is what `make_run` saves
 def run(make_run: Callable[..., Path]) -> Path:
     """A run with three checkpoints, whose weights are those of the first and more."""
     from tformer.checkpoint.read import read_checkpoint
-    from tformer.checkpoint.save import write_checkpoint
+    from tformer.checkpoint.save import CheckpointContents, write_checkpoint
 
     path = make_run(seed=5)
     first = read_checkpoint(path / "checkpoints" / "step-00000003")
@@ -38,12 +38,11 @@ def run(make_run: Callable[..., Path]) -> Path:
         write_checkpoint(
             path / "checkpoints" / f"step-{step:08d}",
             step,
-            weights={name: tensor + step for name, tensor in first.weights().items() if name not in first.tied},
-            tied=first.tied,
-            recipe_yaml=first.recipe_text,
-            tokenizer_json=first.tokenizer_json,
-            tokenizer_sha256=first.tokenizer_sha256,
-            trainer={"step": step},
+            CheckpointContents.derived(
+                first,
+                weights={name: tensor + step for name, tensor in first.weights().items() if name not in first.tied},
+                trainer={"step": step},
+            ),
         )
     return path
 
@@ -80,7 +79,7 @@ def test_a_best_checkpoint_from_earlier_is_none_of_the_last(
 ) -> None:
     """As `keep_last: 2` leaves it, with a best model of step 12 and saves at every fourth step."""
     from tformer.checkpoint.read import read_checkpoint
-    from tformer.checkpoint.save import write_checkpoint
+    from tformer.checkpoint.save import CheckpointContents, write_checkpoint
 
     run = make_run(seed=6)
     first = read_checkpoint(checkpoint(run, 3))
@@ -88,11 +87,13 @@ def test_a_best_checkpoint_from_earlier_is_none_of_the_last(
         write_checkpoint(
             checkpoint(run, step),
             step,
-            weights=first.weights(),
-            recipe_yaml=first.recipe_text.replace("training: {", "training: {save_every: 4, keep_last: 2, "),
-            tokenizer_json=first.tokenizer_json,
-            trainer={"step": step},
-            score=1.0 if step == 12 else 2.0,
+            CheckpointContents.derived(
+                first,
+                weights=first.weights(),
+                recipe_yaml=first.recipe_text.replace("training: {", "training: {save_every: 4, keep_last: 2, "),
+                trainer={"step": step},
+                score=1.0 if step == 12 else 2.0,
+            ),
         )
     shutil.rmtree(checkpoint(run, 3))
     message = cli("average", "--last", 3, run, "--out", tmp_path / "average")
@@ -170,7 +171,7 @@ def test_separate_vocabularies_go_through(cli: Cli, tmp_path: Path) -> None:
 
     import tformer
     from tformer.build import build_model
-    from tformer.checkpoint.save import write_checkpoint
+    from tformer.checkpoint.save import CheckpointContents, write_checkpoint
     from tformer.recipe.load import recipe_from_yaml
     from tformer.tokenizer import TokenizerOptions, train_tokenizer
 
@@ -183,10 +184,19 @@ def test_separate_vocabularies_go_through(cli: Cli, tmp_path: Path) -> None:
         built = build_model(model, vocab_size=source.vocab_size, target_vocab_size=target.vocab_size)
         paths.append(tmp_path / f"step-{step}")
         write_checkpoint(
-            paths[-1], step, weights=built.state_dict(), tied=built.tied_names(), recipe_yaml=TRANSLATOR,
-            tokenizer_json=source.to_json(), tokenizer_sha256=source.sha256, trainer={},
-            target_tokenizer_json=target.to_json(), target_tokenizer_sha256=target.sha256,
-        )  # fmt: skip
+            paths[-1],
+            step,
+            CheckpointContents(
+                weights=built.state_dict(),
+                tied=built.tied_names(),
+                recipe_yaml=TRANSLATOR,
+                tokenizer_json=source.to_json(),
+                tokenizer_sha256=source.sha256,
+                trainer={},
+                target_tokenizer_json=target.to_json(),
+                target_tokenizer_sha256=target.sha256,
+            ),
+        )
     assert cli("average", *paths, "--out", tmp_path / "average").code == 0
     loaded = tformer.load(tmp_path / "average")
     assert loaded.text_tokenizer.sha256 == source.sha256

@@ -34,7 +34,7 @@ def make_pair_run(tmp_path_factory):
 
         from tformer.build import build_model
         from tformer.checkpoint.run import RunDirectory
-        from tformer.checkpoint.save import save_checkpoint
+        from tformer.checkpoint.save import CheckpointContents, save_checkpoint
         from tformer.recipe.load import recipe_from_yaml
         from tformer.tokenizer import TokenizerOptions, train_tokenizer
 
@@ -58,12 +58,14 @@ def make_pair_run(tmp_path_factory):
         save_checkpoint(
             run,
             3,
-            weights=model.state_dict(),
-            recipe_yaml=recipe,
-            tokenizer_json=tokenizer.to_json(),
-            tokenizer_sha256=tokenizer.sha256,
-            trainer={"step": 3},
-            **own,
+            CheckpointContents(
+                weights=model.state_dict(),
+                recipe_yaml=recipe,
+                tokenizer_json=tokenizer.to_json(),
+                tokenizer_sha256=tokenizer.sha256,
+                trainer={"step": 3},
+                **own,
+            ),
         )
         return Path(run.path)
 

@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -237,7 +238,7 @@ def test_an_untrained_table_says_so(cli: Callable[..., Any], tmp_path: Path, mon
 
     save = checkpoint.save_checkpoint
     monkeypatch.setattr(
-        checkpoint, "save_checkpoint", lambda run, step, **rest: save(run, 0, **{**rest, "trainer": {"step": 0}})
+        checkpoint, "save_checkpoint", lambda run, step, contents: save(run, 0, replace(contents, trainer={"step": 0}))
     )
     path = build_run(tmp_path, DECODER)
     outcome = cli("viz-pe", "--run", path, "-o", tmp_path / "a.html")

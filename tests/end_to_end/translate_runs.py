@@ -43,7 +43,7 @@ def build_run(
 
     from tformer.build import build_model
     from tformer.checkpoint.run import RunDirectory
-    from tformer.checkpoint.save import save_checkpoint
+    from tformer.checkpoint.save import CheckpointContents, save_checkpoint
     from tformer.recipe.load import recipe_from_yaml
     from tformer.tokenizer import TokenizerOptions, train_tokenizer
 
@@ -68,12 +68,14 @@ def build_run(
     save_checkpoint(
         run,
         3,
-        weights=model.state_dict(),
-        recipe_yaml=recipe,
-        tokenizer_json=source.to_json(),
-        tokenizer_sha256=source.sha256,
-        trainer={"step": 3},
-        **own,
+        CheckpointContents(
+            weights=model.state_dict(),
+            recipe_yaml=recipe,
+            tokenizer_json=source.to_json(),
+            tokenizer_sha256=source.sha256,
+            trainer={"step": 3},
+            **own,
+        ),
     )
     return Path(run.path)
 

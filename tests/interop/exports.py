@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tformer.build import build_model
 from tformer.checkpoint.read import Checkpoint, read_checkpoint
-from tformer.checkpoint.save import write_checkpoint
+from tformer.checkpoint.save import CheckpointContents, write_checkpoint
 from tformer.interop.exporting import Tokenizers, resolved
 from tformer.recipe.load import recipe_from_yaml
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
@@ -76,12 +76,14 @@ def checkpoint(
     write_checkpoint(
         folder,
         7,
-        weights=random_weights(recipe, tokenizers) if weights is None else weights,
-        ema=ema,
-        recipe_yaml=json.dumps(dict(recipe)),
-        tokenizer_json=None if source is None else source.to_json(),
-        target_tokenizer_json=None if target is None else target.to_json(),
-        trainer={"step": 7},
+        CheckpointContents(
+            weights=random_weights(recipe, tokenizers) if weights is None else weights,
+            ema=ema,
+            recipe_yaml=json.dumps(dict(recipe)),
+            tokenizer_json=None if source is None else source.to_json(),
+            target_tokenizer_json=None if target is None else target.to_json(),
+            trainer={"step": 7},
+        ),
     )
     return read_checkpoint(folder)
 

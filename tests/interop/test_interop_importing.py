@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import tformer
 from tests.interop import tiny_folders as tiny
 from tformer.checkpoint.read import read_checkpoint
-from tformer.checkpoint.save import write_checkpoint
+from tformer.checkpoint.save import CheckpointContents, write_checkpoint
 from tformer.interop.importing import import_folder, open_folder
 from tformer.interop.read_model import read_model
 from tformer.recipe.load import recipe_from_yaml
@@ -157,10 +157,7 @@ def test_an_import_is_an_ordinary_checkpoint(tmp_path: Path, out: Path) -> None:
     write_checkpoint(
         again,
         checkpoint.step,
-        weights=checkpoint.weights(),
-        recipe_yaml=checkpoint.recipe_text,
-        tokenizer_json=checkpoint.tokenizer_json,
-        trainer=checkpoint.trainer,
+        CheckpointContents.derived(checkpoint, checkpoint.weights(), checkpoint.trainer),
     )
     assert (again / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
 

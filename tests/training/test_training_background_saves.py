@@ -72,9 +72,9 @@ def test_steps_go_on_while_a_checkpoint_is_written(train: Cli, monkeypatch: pyte
     stepped, save, step = Event(), saving.save_checkpoint, Trainer._step
     steps: list[int] = []
 
-    def slow_save(run: Any, number: int, **arguments: Any) -> Any:
+    def slow_save(*arguments: Any, **named: Any) -> Any:
         assert stepped.wait(60), "no step while the checkpoint waits"
-        return save(run, number, **arguments)
+        return save(*arguments, **named)
 
     def counted_step(self: Trainer) -> None:
         step(self)

@@ -165,10 +165,10 @@ def test_a_signal_to_one_process_saves_all_together(
 def test_a_full_disk_ends_all_processes_with_3(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     save = saving.save_checkpoint
 
-    def full(run: Any, step: int, **parts: Any) -> Path:
+    def full(run: Any, step: int, contents: Any, **options: Any) -> Path:
         if step == 8:
             raise cannot_write(run.path, OSError(28, ""))
-        return save(run, step, **parts)
+        return save(run, step, contents, **options)
 
     monkeypatch.setattr(saving, "save_checkpoint", full)
     outcome = train("--out", "run", "--devices", 2)
@@ -182,9 +182,9 @@ def test_a_save_may_take_longer_than_the_time_limit_of_the_processes(
 ) -> None:
     save = saving.save_checkpoint
 
-    def slowly(run: Any, step: int, **parts: Any) -> Path:
+    def slowly(run: Any, step: int, contents: Any, **options: Any) -> Path:
         time.sleep(1.0 if step == 4 else 0.0)
-        return save(run, step, **parts)
+        return save(run, step, contents, **options)
 
     monkeypatch.setattr(saving, "save_checkpoint", slowly)
     outcome = train("--out", "run", "--devices", 2, "--set", "training.parallel.timeout_minutes=0.01")

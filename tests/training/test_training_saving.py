@@ -32,7 +32,7 @@ from tests.training.test_training_sharded import DDP, FSDP
 from tformer.checkpoint import parts, read
 from tformer.checkpoint.manifest import TENSOR_FILES, FileRecord
 from tformer.checkpoint.read import read_checkpoint
-from tformer.checkpoint.save import write_checkpoint
+from tformer.checkpoint.save import CheckpointContents, write_checkpoint
 from tformer.cli.app import main
 from tformer.support import files
 from tformer.support.errors import cannot_write
@@ -90,15 +90,14 @@ def in_one_file(checkpoint: Path, target: Path) -> None:
     write_checkpoint(
         target,
         read.step,
-        weights=read.weights(),
-        tied=read.tied,
-        recipe_yaml=read.recipe_text,
-        tokenizer_json=read.tokenizer_json,
-        tokenizer_sha256=read.tokenizer_sha256,
-        trainer=read.trainer,
-        optimizer=read.optimizer(),
-        ema=read.ema(),
-        score=read.manifest.score,
+        CheckpointContents.derived(
+            read,
+            weights=read.weights(),
+            trainer=read.trainer,
+            optimizer=read.optimizer(),
+            ema=read.ema(),
+            score=read.manifest.score,
+        ),
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tformer.build import build_model
-from tformer.checkpoint.save import write_checkpoint
+from tformer.checkpoint.save import CheckpointContents, write_checkpoint
 from tformer.loading import Loaded, load
 from tformer.model import Transformer
 from tformer.recipe import recipe_from_yaml
@@ -65,12 +65,14 @@ def make(folder: Path, text: str, *, ema: bool = False) -> Path:
     write_checkpoint(
         folder,
         7,
-        weights=model.state_dict(),
-        recipe_yaml=text,
-        tokenizer_json=tokenizer.to_json(),
-        tokenizer_sha256=tokenizer.sha256,
-        trainer={"step": 7},
-        ema=averages,
+        CheckpointContents(
+            weights=model.state_dict(),
+            recipe_yaml=text,
+            tokenizer_json=tokenizer.to_json(),
+            tokenizer_sha256=tokenizer.sha256,
+            trainer={"step": 7},
+            ema=averages,
+        ),
     )
     return folder
 

@@ -43,7 +43,7 @@ def make_run(
 
     from tformer.build import build_model
     from tformer.checkpoint.run import RunDirectory
-    from tformer.checkpoint.save import save_checkpoint
+    from tformer.checkpoint.save import CheckpointContents, save_checkpoint
     from tformer.recipe import recipe_from_yaml, recipe_to_yaml
 
     recipe = recipe_from_yaml(RECIPE.format(norm=norm, d_model=d_model, preset=preset, metric=metric), name="test")
@@ -57,12 +57,14 @@ def make_run(
             save_checkpoint(
                 run,
                 step,
-                weights=model.state_dict(),
-                tied=model.tied_names(),
-                recipe_yaml=text,
-                tokenizer_json=None,
-                trainer={"step": step, "finished": finished and step == steps[-1]},
-                score=2.0 + step / 100,
+                CheckpointContents(
+                    weights=model.state_dict(),
+                    tied=model.tied_names(),
+                    recipe_yaml=text,
+                    tokenizer_json=None,
+                    trainer={"step": step, "finished": finished and step == steps[-1]},
+                    score=2.0 + step / 100,
+                ),
             )
         for number, step in enumerate(steps):
             if records is None:

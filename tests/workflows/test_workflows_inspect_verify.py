@@ -14,7 +14,7 @@ from tests.cli.conftest import LETTERS
 from tformer.build import build_model
 from tformer.checkpoint.manifest import content_sha256
 from tformer.checkpoint.run import RunDirectory
-from tformer.checkpoint.save import save_checkpoint
+from tformer.checkpoint.save import CheckpointContents, save_checkpoint
 from tformer.recipe.load import recipe_from_yaml
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
@@ -34,8 +34,17 @@ def make_run(folder: Path, *, recipe: str = RECIPE, letters: str = LETTERS, chan
     run = RunDirectory.create(folder / "run", arch="gpt", preset="tiny")
     for step in (1, 2):
         weights = change({name: tensor.clone() for name, tensor in built.state_dict().items()})
-        save_checkpoint(run, step, weights=weights, recipe_yaml=recipe, tokenizer_json=tokenizer.to_json(),
-                        tokenizer_sha256=tokenizer.sha256, trainer={"step": step})  # fmt: skip
+        save_checkpoint(
+            run,
+            step,
+            CheckpointContents(
+                weights=weights,
+                recipe_yaml=recipe,
+                tokenizer_json=tokenizer.to_json(),
+                tokenizer_sha256=tokenizer.sha256,
+                trainer={"step": step},
+            ),
+        )
     run.close()
     return run.path
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from tformer.checkpoint.manifest import file_names
 from tformer.checkpoint.read import Checkpoint, read_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, is_run
-from tformer.checkpoint.save import write_checkpoint
+from tformer.checkpoint.save import CheckpointContents, write_checkpoint
 from tformer.nn.attention import ATTENTION
 from tformer.recipe.load import recipe_to_data
 from tformer.support import files
@@ -181,15 +181,12 @@ def average_checkpoints(
     write_checkpoint(
         target,
         last.step,
-        weights=means["weights"],
-        tied=last.tied,
-        recipe_yaml=last.recipe_text,
-        tokenizer_json=last.tokenizer_json,
-        tokenizer_sha256=last.tokenizer_sha256,
-        target_tokenizer_json=last.target_tokenizer_json,
-        target_tokenizer_sha256=last.target_tokenizer_sha256,
-        trainer={"step": last.step, "averaged": [_origin(checkpoint) for checkpoint in checkpoints]},
-        generator=means.get("generator"),
+        CheckpointContents.derived(
+            last,
+            weights=means["weights"],
+            trainer={"step": last.step, "averaged": [_origin(checkpoint) for checkpoint in checkpoints]},
+            generator=means.get("generator"),
+        ),
     )
     return Average(
         path=target,

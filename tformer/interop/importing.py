@@ -18,7 +18,7 @@ from torch import Tensor
 from tformer.build import build_model
 from tformer.checkpoint.average import require_new
 from tformer.checkpoint.read import Checkpoint
-from tformer.checkpoint.save import write_checkpoint
+from tformer.checkpoint.save import CheckpointContents, write_checkpoint
 from tformer.interop.foreign_checkpoint import ForeignCheckpoint, open_folder
 from tformer.recipe.model import Model
 from tformer.support import files
@@ -117,18 +117,7 @@ def import_folder(
         files.make_folders(target.absolute().parent)
     require_new(target)  # again: reading may have taken minutes
     report = _report(checkpoint, target, weights)
-    write_checkpoint(
-        target,
-        checkpoint.step,
-        weights=weights,
-        tied=checkpoint.tied,
-        recipe_yaml=checkpoint.recipe_text,
-        tokenizer_json=checkpoint.tokenizer_json,
-        tokenizer_sha256=checkpoint.tokenizer_sha256,
-        target_tokenizer_json=checkpoint.target_tokenizer_json,
-        target_tokenizer_sha256=checkpoint.target_tokenizer_sha256,
-        trainer=checkpoint.trainer,
-    )
+    write_checkpoint(target, checkpoint.step, CheckpointContents.derived(checkpoint, weights, checkpoint.trainer))
     return report
 
 

@@ -17,7 +17,7 @@ from tformer.checkpoint.background import Saver
 from tformer.checkpoint.parts import Companions, Name, divide
 from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.run import RunDirectory
-from tformer.checkpoint.save import checkpoint_bytes, save_checkpoint
+from tformer.checkpoint.save import CheckpointContents, checkpoint_bytes, save_checkpoint
 from tformer.model import Transformer
 from tformer.optim.shards import Piece, Shards
 from tformer.recipe import recipe_to_yaml
@@ -164,15 +164,17 @@ class Checkpoints:
             save_checkpoint,
             run,
             state.step,
-            **roles,
-            tied=self._parts.model.main.tied_names(),
-            recipe_yaml=self._recipe_yaml,
-            tokenizer_json=None if tokenizer is None else tokenizer.to_json(),
-            trainer=state.to_json(),
-            score=score,
-            tokenizer_sha256=None if tokenizer is None else tokenizer.sha256,
-            target_tokenizer_json=None if target is None else target.to_json(),
-            target_tokenizer_sha256=None if target is None else target.sha256,
+            CheckpointContents(
+                **roles,
+                tied=self._parts.model.main.tied_names(),
+                recipe_yaml=self._recipe_yaml,
+                tokenizer_json=None if tokenizer is None else tokenizer.to_json(),
+                trainer=state.to_json(),
+                score=score,
+                tokenizer_sha256=None if tokenizer is None else tokenizer.sha256,
+                target_tokenizer_json=None if target is None else target.to_json(),
+                target_tokenizer_sha256=None if target is None else target.sha256,
+            ),
             keep_last=prepared.recipe.training.keep_last,
             together=together if self._worker.world_size > 1 else None,
         )

@@ -16,7 +16,7 @@ from tformer.bench.workloads import SEED, Contender
 from tformer.bench.workloads.decoding import sources_of
 from tformer.build import build_model
 from tformer.checkpoint.read import read_checkpoint
-from tformer.checkpoint.save import write_checkpoint
+from tformer.checkpoint.save import CheckpointContents, write_checkpoint
 from tformer.interop.to_ctranslate2 import export_ctranslate2
 from tformer.recipe import recipe_from_yaml, recipe_to_yaml
 from tformer.recipe.recipe import Recipe
@@ -96,10 +96,12 @@ def export(folder: Path, *, recipe_yaml: str) -> Path:
     write_checkpoint(
         checkpoint,
         0,
-        weights=build_model(recipe.model).state_dict(),
-        recipe_yaml=recipe_yaml,
-        tokenizer_json=vocabulary().to_json(),
-        trainer={"step": 0},
+        CheckpointContents(
+            weights=build_model(recipe.model).state_dict(),
+            recipe_yaml=recipe_yaml,
+            tokenizer_json=vocabulary().to_json(),
+            trainer={"step": 0},
+        ),
     )
     export_ctranslate2(read_checkpoint(checkpoint), model)
     shutil.rmtree(checkpoint)

@@ -19,7 +19,7 @@ from torch import Tensor
 from tformer.build import build_model, resolve_sizes
 from tformer.checkpoint.average import require_new
 from tformer.checkpoint.read import Checkpoint
-from tformer.checkpoint.save import write_checkpoint
+from tformer.checkpoint.save import CheckpointContents, write_checkpoint
 from tformer.checkpoint.tensor_files import file_bytes, find_tied
 from tformer.loading import Loaded
 from tformer.model import Transformer
@@ -194,13 +194,12 @@ def write_pruned(
     write_checkpoint(
         out,
         checkpoint.step,
-        weights=weights,
-        tied=tied,
-        recipe_yaml=recipe_to_yaml(recipe),
-        tokenizer_json=checkpoint.tokenizer_json,
-        tokenizer_sha256=checkpoint.tokenizer_sha256,
-        target_tokenizer_json=checkpoint.target_tokenizer_json,
-        target_tokenizer_sha256=checkpoint.target_tokenizer_sha256,
-        trainer={"step": checkpoint.step, **imported, "pruned": {"name": checkpoint.path.name, **pruned}},
-        generator=generator,
+        CheckpointContents.derived(
+            checkpoint,
+            weights=weights,
+            tied=tied,
+            recipe_yaml=recipe_to_yaml(recipe),
+            trainer={"step": checkpoint.step, **imported, "pruned": {"name": checkpoint.path.name, **pruned}},
+            generator=generator,
+        ),
     )
