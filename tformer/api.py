@@ -57,7 +57,6 @@ from tformer.support.formatting import shortened
 from tformer.support.options import flags_as_keywords, from_keywords
 from tformer.support.processes import ScratchFolder, process_lock
 from tformer.tasks import task_of
-from tformer.tasks.base import Work, never, no_progress
 from tformer.tasks.evaluate import HEADS as EVALUATION_HEADS
 from tformer.tasks.evaluate import evaluate_loaded, evaluation_task
 from tformer.tokenizer.tokenizer import require_unicode
@@ -65,6 +64,7 @@ from tformer.training.display import Console
 from tformer.training.options import TrainOptions
 from tformer.training.request import find_recipe
 from tformer.training.session import run_training
+from tformer.workers.work import Work, never
 
 INPUTS = (str, os.PathLike, tuple)  # of a classifier: texts, images, pairs of texts
 SHOWN_CHARACTERS = 60
@@ -434,8 +434,6 @@ def train(data: Any = None, *, valid: Any = None, quiet: bool = False, **options
             summary = run_training(
                 chosen,
                 console=Console(stderr=True, soft_wrap=True, highlight=False, quiet=quiet),
-                progress=no_progress,
-                should_stop=never,
                 began=began,
             )
         run = _as_run(loading.load(summary["run"], device=resolve_device(chosen.device or "auto")))

@@ -19,6 +19,7 @@ from tformer.checkpoint.resolve import last_checkpoints
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.tensor_files import read_specs
 from tformer.support.errors import InputError
+from tformer.workers.work import Work
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn])
@@ -175,7 +176,8 @@ def test_both_tokenizers_come_along(run: RunDirectory, tmp_path: Path) -> None:
 
 def test_progress_counts_checkpoints(run: RunDirectory, tmp_path: Path) -> None:
     calls: list[tuple[int, int]] = []
-    average_checkpoints([keep(run, 1), keep(run, 2)], tmp_path / "a", progress=lambda *args: calls.append(args))
+    work = Work(report=lambda *args: calls.append(args))
+    average_checkpoints([keep(run, 1), keep(run, 2)], tmp_path / "a", work=work)
     assert calls == [(1, 2), (2, 2)]
 
 

@@ -16,6 +16,7 @@ from tformer.checkpoint.average import average_checkpoints
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import RunDirectory
 from tformer.support.errors import InputError, Interrupted, NotFiniteError, StorageError, TformerError
+from tformer.workers.work import Work
 
 
 def refused(message: str, paths: list[Path], out: Path, *, kind: type[TformerError] = InputError) -> TformerError:
@@ -160,12 +161,12 @@ def test_too_little_room_is_refused_before_reading(
     paths = [keep(run, 1), keep(run, 2)]
     monkeypatch.setattr("tformer.support.files.free_bytes", lambda path: 100)
     with pytest.raises(StorageError, match=r"[\d,]+ bytes needed, 100 free"):
-        average_checkpoints(paths, tmp_path / "average", progress=lambda *_: pytest.fail("was read"))
+        average_checkpoints(paths, tmp_path / "average", work=Work(report=lambda *_: pytest.fail("was read")))
     assert not (tmp_path / "average").exists()
 
 
 def test_an_interrupt_writes_nothing(run: RunDirectory, tmp_path: Path) -> None:
     paths = [keep(run, 1), keep(run, 2)]
     with pytest.raises(Interrupted):
-        average_checkpoints(paths, tmp_path / "average", should_stop=lambda: True)
+        average_checkpoints(paths, tmp_path / "average", work=Work(should_stop=lambda: True))
     assert os.listdir(tmp_path) == ["run"]

@@ -29,6 +29,7 @@ from tformer.data.sources.text import TextSource
 from tformer.support import files
 from tformer.support.device import default_cache_dir
 from tformer.support.errors import InputError, Interrupted, StorageError
+from tformer.workers.work import Work
 
 
 class InMemory:
@@ -302,7 +303,7 @@ def test_cache_honours_the_umask(rows: Path, tmp_path: Path, tokenised: Tokenise
 def test_stop_while_tokenising_leaves_nothing(rows: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     with pytest.raises(Interrupted, match="interrupted while tokenising"):
-        token_corpus(open_one(rows), ByteTokenizer(), cache_dir=cache, should_stop=lambda: True)
+        token_corpus(open_one(rows), ByteTokenizer(), cache_dir=cache, work=Work(should_stop=lambda: True))
     assert not entries(cache) and not leftovers(cache)
 
 
@@ -437,7 +438,7 @@ def test_progress_counts_bytes_of_the_total(tmp_path: Path, monkeypatch: pytest.
     path.write_text("some words\n" * 300000)
     calls: list[tuple[int, int | None]] = []
     source: TextSource = open_one(path)
-    token_corpus(source, ByteTokenizer(), cache_dir=tmp_path, progress=lambda *call: calls.append(call))
+    token_corpus(source, ByteTokenizer(), cache_dir=tmp_path, work=Work(report=lambda *call: calls.append(call)))
     assert len(calls) >= 3
     assert calls[-1] == (3300000, 3300000)
     assert [done for done, _ in calls] == sorted(done for done, _ in calls)

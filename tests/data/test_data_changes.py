@@ -31,8 +31,8 @@ from tformer.data.sources.labelled import open_labelled
 from tformer.data.sources.pairs import open_pairs
 from tformer.data.sources.rows import keep_rows
 from tformer.support.errors import InputError, Interrupted
-from tformer.tasks.base import Work
 from tformer.training import embeddings
+from tformer.workers.work import Work
 
 LINES = "".join(f"line {number} of a text\n" for number in range(3000))
 Change = Callable[[Path], object]
@@ -130,7 +130,7 @@ def test_a_text_that_changes_while_it_is_tokenised_is_refused_and_nothing_is_cac
     text: Path, change: Change, words: str
 ) -> None:
     cache, kept = text.parent / "cache", shutil.copy2(text, text.parent / "kept.txt")
-    assert_refused(lambda: tokenise(text, should_stop=once(lambda: change(text))), text, words)
+    assert_refused(lambda: tokenise(text, work=Work(should_stop=once(lambda: change(text)))), text, words)
     assert not entries(cache) and not leftovers(cache)
     shutil.copy2(kept, text)
     assert bytes(ids_of(tokenise(text))).decode() == LINES
@@ -138,7 +138,7 @@ def test_a_text_that_changes_while_it_is_tokenised_is_refused_and_nothing_is_cac
 
 def test_a_size_that_changes_is_named_with_both_values(text: Path) -> None:
     size = len(LINES)
-    error = refusal(lambda: tokenise(text, should_stop=once(lambda: truncate(text))))
+    error = refusal(lambda: tokenise(text, work=Work(should_stop=once(lambda: truncate(text)))))
     assert error.message == f"{text}: changed while it was read: size {size:,} -> {size // 2:,} bytes"
     assert error.hint == "run the command again when nothing writes to it"
 
@@ -327,7 +327,7 @@ def unfinished(text: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(entry_writer, "RECORD_BYTES", 2000)
     polls = iter(range(25))
     with pytest.raises(Interrupted):
-        tokenise(text, should_stop=lambda: next(polls, None) is None)
+        tokenise(text, work=Work(should_stop=lambda: next(polls, None) is None))
     [folder] = leftovers(text.parent / "cache")
     record = read_record(folder)
     assert record is not None and record.num_bytes > 10_000
@@ -339,7 +339,7 @@ def test_unfinished_tokens_go_with_a_text_that_changes_while_the_next_command_go
     text: Path, unfinished: Path, change: Change, words: str
 ) -> None:
     kept = shutil.copy2(text, text.parent / "kept.txt")
-    assert_refused(lambda: tokenise(text, should_stop=once(lambda: change(text), after=30)), text, words)
+    assert_refused(lambda: tokenise(text, work=Work(should_stop=once(lambda: change(text), after=30))), text, words)
     assert not unfinished.exists() and not entries(text.parent / "cache")
     shutil.copy2(kept, text)
     assert bytes(ids_of(tokenise(text))).decode() == LINES
@@ -466,8 +466,9 @@ def test_no_tokenizer_of_a_training_whose_data_changes_is_cached(
 ) -> None:
     from tformer.recipe import load_recipe
     from tformer.tasks import task_of
-    from tformer.tasks.base import TrainingStart, Work
+    from tformer.tasks.base import TrainingStart
     from tformer.tasks.tokenizers import CACHE
+    from tformer.workers.work import Work
 
     path = table(tmp_path / "a.tsv")
     arch, preset, columns = {

@@ -23,6 +23,7 @@ from tformer.data.shards.entry_writer import read_record
 from tformer.data.sources.files import Piece
 from tformer.support.errors import InputError, Interrupted, OutOfMemoryError, TformerError
 from tformer.tokenizer import TokenizerOptions, train_tokenizer
+from tformer.workers.work import Work
 
 FORK = multiprocessing.get_context("fork")
 
@@ -189,7 +190,7 @@ def interrupted(folder: Path, cache: Path, *, after: int = 25) -> Path:
             ByteTokenizer(opening=(7, 8)),  # type: ignore[arg-type]
             cache_dir=cache,
             workers=1,
-            should_stop=lambda: next(polls, None) is None,
+            work=Work(should_stop=lambda: next(polls, None) is None),
         )
     [unfinished] = leftovers(cache)
     return unfinished
@@ -220,7 +221,7 @@ def test_an_interrupted_text_goes_on_and_a_damaged_record_or_file_begins_anew(
     tokenise(folder, tmp_path / "cache")
     assert contents(tmp_path / "cache") == contents(tmp_path / "whole") and not leftovers(tmp_path / "cache")
     chunks = token_files.safe_chunks(open_one(folder).documents())
-    batches = len(list(token_files.in_batches(chunks, lambda piece: len(piece.text) + 1, task="", should_stop=None)))
+    batches = len(list(token_files.in_batches(chunks, lambda piece: len(piece.text) + 1, task="", work=Work())))
     assert (len(encoded) < batches - 10) == (damage == "nothing")
 
 
@@ -280,8 +281,7 @@ def test_waiting_for_another_process_shows_its_progress_and_can_be_interrupted(
             open_one(folder),
             ByteTokenizer(opening=(7, 8)),  # type: ignore[arg-type]
             cache_dir=unfinished.parent,
-            progress=lambda done, total: seen.append(done),
-            should_stop=lambda: next(polls, None) is None,
+            work=Work(should_stop=lambda: next(polls, None) is None, report=lambda done, total: seen.append(done)),
         )
     assert len(seen) == 3 and min(seen) > 200
     assert leftovers(unfinished.parent) == [unfinished]

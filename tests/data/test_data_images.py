@@ -22,6 +22,7 @@ from tformer.data.sources.images import (
     to_pixels,
 )
 from tformer.support.errors import Interrupted
+from tformer.workers.work import Work
 
 REAL = os.environ.get("TFORMER_DATA")
 real_data = pytest.mark.skipif(REAL is None, reason="TFORMER_DATA names no folder of real data")
@@ -178,10 +179,10 @@ def test_the_first_damaged_image_is_named_and_no_thread_stays(tmp_path: Path) ->
 def test_progress_is_reported_and_reading_can_be_stopped(tmp_path: Path) -> None:
     path = write_tree(tmp_path / "set", tree(*(f"{number % 2}/{number:03}.png" for number in range(200))))
     seen: list[tuple[int, int | None]] = []
-    open_rgb(path, progress=lambda done, total: seen.append((done, total)))
+    open_rgb(path, work=Work(report=lambda done, total: seen.append((done, total))))
     assert seen == [(64, 200), (128, 200), (192, 200), (200, 200)]
     with pytest.raises(Interrupted) as caught:
-        open_rgb(path, should_stop=lambda: True)
+        open_rgb(path, work=Work(should_stop=lambda: True))
     assert caught.value.exit_code == 130
 
 

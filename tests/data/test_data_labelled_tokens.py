@@ -21,6 +21,7 @@ from tformer.data.sources.tables import LabelledRow
 from tformer.support.errors import InputError, Interrupted
 from tformer.tokenizer import Tokenizer, TokenizerOptions, pieces, train_tokenizer
 from tformer.tokenizer.pieces import Truncation
+from tformer.workers.work import Work
 
 MODELS = ["byte-bpe", "bpe", "wordpiece", "unigram", "word", "char"]
 BERT = TextTemplate((100,), (101,), (101,), (0,), (0,), (1,), second_type=1)
@@ -182,7 +183,9 @@ def test_batches_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = tokenise(rows, seq_len=8, token_types=True)
     seen: list[tuple[int, int | None]] = []
     monkeypatch.setattr(token_files, "BATCH_CHARACTERS", 50)
-    parts = tokenise(rows, seq_len=8, token_types=True, progress=lambda done, total: seen.append((done, total)))
+    parts = tokenise(
+        rows, seq_len=8, token_types=True, work=Work(report=lambda done, total: seen.append((done, total)))
+    )
     assert len(seen) > 5 and seen[-1][0] == seen[-1][1]
     assert parts.fingerprint == whole.fingerprint and parts.truncated == whole.truncated
     for one, other in zip(whole.examples(0, range(40)), parts.examples(0, range(40)), strict=True):
@@ -243,7 +246,7 @@ def test_mistakes_are_input_errors() -> None:
 
 def test_it_can_be_interrupted() -> None:
     with pytest.raises(Interrupted, match=r"a\.tsv"):
-        tokenise(source(["a"]), should_stop=lambda: True)
+        tokenise(source(["a"]), work=Work(should_stop=lambda: True))
 
 
 # -- the fixed split ---------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from tformer.data.shards import token_files
 from tformer.data.shards.pair_tokens import PairTokens, join_pairs, tokenise_pairs
 from tformer.support.errors import InputError, Interrupted
 from tformer.tokenizer import Tokenizer, TokenizerOptions, pieces, train_tokenizer
+from tformer.workers.work import Work
 
 TEXTS = st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join)
 
@@ -85,7 +86,7 @@ def test_batches_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = tokenise(rows)
     seen: list[tuple[int, int | None]] = []
     monkeypatch.setattr(token_files, "BATCH_CHARACTERS", 50)
-    parts = tokenise(rows, progress=lambda done, total: seen.append((done, total)))
+    parts = tokenise(rows, work=Work(report=lambda done, total: seen.append((done, total))))
     assert len(seen) > 5 and seen[-1][0] == seen[-1][1]
     assert (parts.fingerprint, parts.notes, shown(parts)) == (whole.fingerprint, whole.notes, shown(whole))
 
@@ -186,7 +187,7 @@ def test_the_error_for_no_pair_left_gives_the_reasons() -> None:
 
 def test_it_can_be_interrupted() -> None:
     with pytest.raises(Interrupted, match=r"a\.tsv"):
-        tokenise(rows_of([("a", "a")]), should_stop=lambda: True)
+        tokenise(rows_of([("a", "a")]), work=Work(should_stop=lambda: True))
 
 
 # -- sets --------------------------------------------------------------------------------------------------------------

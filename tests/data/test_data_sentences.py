@@ -23,6 +23,7 @@ from tformer.data.batching.sentences import (
 from tformer.data.sources.files import Piece
 from tformer.support.errors import InputError, Interrupted
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
+from tformer.workers.work import Work
 
 
 @cache
@@ -104,7 +105,9 @@ def test_several_sources_follow_each_other_and_progress_is_reported(tmp_path: Pa
         (tmp_path / f"{name}.txt").write_text(f"{name} one.\n{name} two.\n\n{name} three.\n")
     seen: list[tuple[int, int | None]] = []
     sources = [open_one(tmp_path / "a.txt"), open_one(tmp_path / "b.txt")]
-    corpus = prepare_sentences(sources, ByteTokenizer(), progress=lambda done, total: seen.append((done, total)))
+    corpus = prepare_sentences(
+        sources, ByteTokenizer(), work=Work(report=lambda done, total: seen.append((done, total)))
+    )
     assert corpus.documents.tolist() == [0, 2, 3, 5, 6]
     assert seen[-1][0] > seen[0][0] and seen[0][1] == sum(len((tmp_path / f"{n}.txt").read_bytes()) for n in "ab")
     again = prepare_sentences(sources, ByteTokenizer())
@@ -136,7 +139,7 @@ def test_sentences_without_tokens_are_left_out() -> None:
 def test_preparation_can_be_interrupted(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("One. Two.")
     with pytest.raises(Interrupted):
-        prepare_sentences([open_one(tmp_path / "a.txt")], ByteTokenizer(), should_stop=lambda: True)
+        prepare_sentences([open_one(tmp_path / "a.txt")], ByteTokenizer(), work=Work(should_stop=lambda: True))
 
 
 def test_a_split_keeps_documents_whole() -> None:

@@ -12,6 +12,7 @@ from tformer.build import build_model
 from tformer.decoding.score import coverage_penalty, score_continuations, score_targets
 from tformer.recipe.model import Model
 from tformer.support.errors import InputError
+from tformer.workers.work import Work
 
 VOCAB, START, CONTEXT = 23, 1, 24
 
@@ -127,8 +128,7 @@ def test_interruption_leaves_the_rest_without_a_number():
         targets,
         start_ids=[START],
         batch_tokens=1,
-        should_stop=lambda: next(answers),
-        progress=lambda done, total: seen.append((done, total)),
+        work=Work(should_stop=lambda: next(answers), report=lambda done, total: seen.append((done, total))),
     )
     assert seen == [(1, 9)] and sum(math.isfinite(score.logprob) for score in scores) == 1
 

@@ -14,9 +14,9 @@ from rich.console import Console
 
 from tests.end_to_end.import_data import write_data
 from tformer.support.errors import Interrupted
-from tformer.tasks.base import no_progress
 from tformer.training.options import TrainOptions
 from tformer.training.session import run_training
+from tformer.workers.work import Work
 
 Cli = Callable[..., Any]
 TIMES = {"seconds", "tokens_per_second", "peak_share"}
@@ -66,8 +66,7 @@ def train(options: TrainOptions, *, stop_at: int | None = None) -> bool:
         run_training(
             options,
             console=Console(quiet=True, stderr=True),
-            progress=no_progress,
-            should_stop=Polls(stop_at),
+            work=Work(should_stop=Polls(stop_at)),
             began=0.0,
         )
     except Interrupted:

@@ -19,6 +19,7 @@ from tformer.nn.losses import IGNORED_LABEL
 from tformer.recipe.model import Model
 from tformer.recipe.sections import Data
 from tformer.support.errors import InputError
+from tformer.workers.work import Work
 
 VOCAB = 19
 
@@ -157,12 +158,11 @@ def test_should_stop_is_polled_before_every_batch(model):
         corpus_of(100),
         seq_len=8,
         batch_size=2,
-        should_stop=lambda: next(polls),
-        progress=lambda done, total: progress.append((done, total)),
+        work=Work(should_stop=lambda: next(polls), report=lambda done, total: progress.append((done, total))),
     )
     assert result["tokens"] == 32
     assert progress == [(16, 99), (32, 99)]
-    nothing = evaluate_lm(model, corpus_of(100), seq_len=8, batch_size=2, should_stop=lambda: True)
+    nothing = evaluate_lm(model, corpus_of(100), seq_len=8, batch_size=2, work=Work(should_stop=lambda: True))
     assert nothing["tokens"] == 0 and math.isnan(nothing["loss"])
 
 

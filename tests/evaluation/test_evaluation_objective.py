@@ -23,6 +23,7 @@ from tformer.objectives.replaced_token import ReplacedTokenOptions
 from tformer.recipe.model import Model
 from tformer.support.errors import InputError
 from tformer.tokenizer.special import SpecialIds
+from tformer.workers.work import Work
 
 SPECIAL, VOCAB, SEQ_LEN = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4), 20, 12
 
@@ -125,12 +126,15 @@ def test_interruption_is_polled_before_every_batch():
         objective_of(ClassificationOptions()),
         Texts(),
         batch_size=5,
-        should_stop=lambda: next(answers),
-        progress=lambda done, total: seen.append((done, total)),
+        work=Work(should_stop=lambda: next(answers), report=lambda done, total: seen.append((done, total))),
     )
     assert result["examples"] == 5 and seen == [(5, 17)]
     nothing = evaluate_objective(
-        build("classifier"), objective_of(ClassificationOptions()), Texts(), batch_size=5, should_stop=lambda: True
+        build("classifier"),
+        objective_of(ClassificationOptions()),
+        Texts(),
+        batch_size=5,
+        work=Work(should_stop=lambda: True),
     )
     assert nothing["examples"] == 0 and math.isnan(nothing["loss"])
 
@@ -163,7 +167,7 @@ def test_pseudo_perplexity_counts_at_most_the_tokens_asked_for_and_can_be_stoppe
     assert pseudo_perplexity(model, sequences, SPECIAL, max_tokens=9)["tokens"] == 9
     whole = pseudo_perplexity(model, sequences, SPECIAL)
     assert pseudo_perplexity(model, sequences, SPECIAL, max_tokens=10_000) == whole
-    stopped = pseudo_perplexity(model, sequences, SPECIAL, should_stop=lambda: True)
+    stopped = pseudo_perplexity(model, sequences, SPECIAL, work=Work(should_stop=lambda: True))
     assert stopped["tokens"] == 0 and math.isnan(stopped["pseudo_perplexity"])
 
 

@@ -17,6 +17,7 @@ from tformer.objectives.base import ImageContext, ObjectiveContext
 from tformer.objectives.labelled import ClassificationOptions
 from tformer.recipe.model import Model
 from tformer.tokenizer.special import SpecialIds
+from tformer.workers.work import Work
 
 VOCAB, SEQ_LEN = 23, 16
 
@@ -106,8 +107,7 @@ def test_progress_counts_samples_and_interruption_leaves_nan(model):
         collate_with(),
         head="classifier",
         batch_size=4,
-        progress=lambda done, total: seen.append((done, total)),
-        should_stop=lambda: next(answers),
+        work=Work(should_stop=lambda: next(answers), report=lambda done, total: seen.append((done, total))),
     )
     assert seen == [(4, 10), (8, 10)]
     assert int(np.isnan(scores).all(axis=1).sum()) == 2 and scores.shape == (10, 3)

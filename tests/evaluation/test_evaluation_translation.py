@@ -29,6 +29,7 @@ from tformer.recipe.model import Model
 from tformer.support.errors import InputError
 from tformer.tokenizer import TokenizerOptions, train_tokenizer
 from tformer.tokenizer.special import decoder_tokens
+from tformer.workers.work import Work
 
 CONTEXT = 20
 ROWS = [
@@ -129,7 +130,7 @@ def test_several_tasks_have_a_loss_and_a_bleu_each_and_the_whole_stays():
     ]  # fmt: skip
     together, model, seen = join_pairs(tasks), make(), []
     figures = evaluate_pairs(
-        model, objective(), together, batch_tokens=60, progress=lambda done, total: seen.append((done, total))
+        model, objective(), together, batch_tokens=60, work=Work(report=lambda done, total: seen.append((done, total)))
     )
     plain = evaluate_pairs(model, objective(), pairs_of([row for rows in parts for row in rows]), batch_tokens=60)
     assert {name: figures[name] for name in plain} == pytest.approx(plain, rel=1e-5)
@@ -165,7 +166,7 @@ def test_of_a_long_reference_the_beginning_is_compared(monkeypatch):
 def test_own_outputs_are_compared_with_the_references():
     model, seen = make(), []
     one = translator(model)
-    outputs = translate_pairs(one, pairs_of(), progress=lambda done, total: seen.append((done, total)))
+    outputs = translate_pairs(one, pairs_of(), work=Work(report=lambda done, total: seen.append((done, total))))
     assert outputs.sources == [source for source, _ in ROWS] and outputs.references == [target for _, target in ROWS]
     assert seen == [(n, len(ROWS)) for n in range(1, len(ROWS) + 1)]
     assert outputs.texts == [ones[0].text for ones in one.translate(outputs.sources)] and outputs.texts[3] == ""
@@ -182,7 +183,7 @@ def test_sources_longer_than_the_model_reads_are_cut_and_counted():
 
 
 def test_interruption_leaves_the_rest_undone():
-    outputs = translate_pairs(translator(make()), pairs_of(), should_stop=lambda: True)
+    outputs = translate_pairs(translator(make()), pairs_of(), work=Work(should_stop=lambda: True))
     reasons = [translation.finish_reason for translation in outputs.translations]
     assert reasons.count("interrupted") == len(ROWS) - 1  # the empty one is done
 

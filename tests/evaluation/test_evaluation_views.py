@@ -16,6 +16,7 @@ from tformer.evaluation.classifier import Classifier
 from tformer.evaluation.predict import GivenSamples
 from tformer.loading import Loaded, load
 from tformer.support.errors import InputError
+from tformer.workers.work import Work
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 1, 8, 8)).astype(np.uint8)
 
@@ -54,7 +55,7 @@ def test_the_probabilities_of_the_views_are_averaged(trained: Callable[..., Load
     loaded = trained(["shift", "flip"])
     one, many = Classifier(loaded), Classifier(loaded, views=4)
     seen: list[tuple[int, int]] = []
-    found = many.probabilities(many.scores(samples(), progress=lambda *done: seen.append(done)))
+    found = many.probabilities(many.scores(samples(), work=Work(report=lambda *done: seen.append(done))))
     each = [one.probabilities(one.scores(samples(view(IMAGES, number, mirrored=True)))) for number in range(4)]
     np.testing.assert_allclose(found, np.mean(each, axis=0), atol=1e-6)
     assert np.abs(found - each[0]).max() > 1e-4

@@ -13,6 +13,7 @@ from tformer.checkpoint.read import Checkpoint
 from tformer.interop.exporting import Tokenizers, export_checkpoint
 from tformer.support import files
 from tformer.support.errors import InputError, Interrupted, StorageError
+from tformer.workers.work import Work
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "link"])
@@ -78,7 +79,7 @@ def opened(tmp_path: Path) -> Iterator[Checkpoint]:
 def test_a_stop_between_tensors_leaves_nothing(opened: Checkpoint, tmp_path: Path, after: int) -> None:
     polls = iter([False] * after + [True] * 100)
     with pytest.raises(Interrupted, match="nothing written"):
-        export_checkpoint(opened, tmp_path / "out", should_stop=lambda: next(polls))
+        export_checkpoint(opened, tmp_path / "out", work=Work(should_stop=lambda: next(polls)))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from tformer.interop.importing import import_folder
 from tformer.interop.opening import is_foreign, open_checkpoint
 from tformer.support import files
 from tformer.support.errors import InputError, Interrupted, StorageError
+from tformer.workers.work import Work
 
 # --- what is refused --------------------------------------------------------------------------------------------------
 
@@ -152,7 +153,7 @@ def test_an_existing_folder_is_never_written_to(tmp_path: Path) -> None:
 def test_an_interruption_leaves_nothing(tmp_path: Path, out: Path) -> None:
     folder = tiny.gpt2(tmp_path / "folder")
     with pytest.raises(Interrupted):
-        import_folder(folder, out, should_stop=lambda: True)
+        import_folder(folder, out, work=Work(should_stop=lambda: True))
     assert not out.parent.exists()
 
 

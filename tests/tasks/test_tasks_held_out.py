@@ -18,10 +18,10 @@ from tests.training.pair_makers import RECIPE as PAIRS
 from tests.training.pair_makers import english, german
 from tformer.model import Transformer
 from tformer.tasks import task_of
-from tformer.tasks.base import Work
 from tformer.training.display import Console
 from tformer.training.options import read_words
 from tformer.training.session import run_training
+from tformer.workers.work import Work
 from tformer.workflows.sweep.grid import start_of
 from tformer.workflows.sweep.plan import Task
 
@@ -142,8 +142,7 @@ def test_validation_and_its_decoding_show_how_far_they_are(
     run_training(
         replace(options, config=tmp_path / "recipe.yaml", out=tmp_path / "run"),
         console=Console(quiet=True, stderr=True),
-        progress=progress,
-        should_stop=lambda: False,
+        work=Work(progress),
         began=0.0,
     )
     assert units.items() <= named.items()

@@ -16,7 +16,8 @@ from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
 from tformer.tasks import task_of
-from tformer.tasks.base import GivenExample, TrainingData, TrainingStart, Work
+from tformer.tasks.base import GivenExample, TrainingData, TrainingStart
+from tformer.workers.work import Work
 
 STACK = "{num_layers: 1, num_heads: 2, feedforward: {d_ff: 8}}"
 ENCODER, DECODER, BOTH = f"encoder: {STACK}", f"decoder: {STACK}", f"encoder: {STACK}, decoder: {STACK}"

@@ -12,9 +12,10 @@ import pytest
 from tformer.recipe import load_recipe
 from tformer.tasks import task_of
 from tformer.tasks import tokenizers as module
-from tformer.tasks.base import TrainingData, TrainingStart, Work
+from tformer.tasks.base import TrainingData, TrainingStart
 from tformer.tasks.tokenizers import CACHE
 from tformer.tokenizer import Tokenizer
+from tformer.workers.work import Work
 
 SETS = ("tokenizer.train.vocab_size=300", "training.batch_size=2", "training.max_steps=2", "data.seq_len=8",
         "model.max_seq_len=8")  # fmt: skip

@@ -15,6 +15,7 @@ import pytest
 from tformer.support.errors import InputError, Interrupted
 from tformer.tokenizer import TokenizerOptions, train, train_tokenizer
 from tformer.tokenizer.train import CHUNK_CHARACTERS, EvenSample, Feed, chunks, train_with_facts, utf8_length
+from tformer.workers.work import Work
 
 
 @pytest.mark.parametrize("model", ["byte-bpe", "char"])
@@ -30,7 +31,7 @@ def test_documents_are_read_lazily(model):
 
     options = TokenizerOptions(model=model)
     with pytest.raises(Interrupted):
-        train_with_facts(documents, options, size_bytes=1000, should_stop=lambda: drawn >= 2000)
+        train_with_facts(documents, options, size_bytes=1000, work=Work(should_stop=lambda: drawn >= 2000))
     assert 2000 <= drawn <= 2001
 
 
@@ -112,7 +113,7 @@ def test_progress_reports_bytes_and_ends_complete():
     train_tokenizer(
         lambda: iter(["some text "] * 500),
         TokenizerOptions(vocab_size=300),
-        progress=lambda done, total=None: seen.append((done, total)),
+        work=Work(report=lambda done, total=None: seen.append((done, total))),
     )
     assert seen[-1] == (5000, 5000)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
@@ -122,7 +123,7 @@ def test_progress_reports_bytes_and_ends_complete():
 @pytest.mark.parametrize("model", ["byte-bpe", "unigram", "word", "char"])
 def test_stop_at_once(model):
     with pytest.raises(Interrupted) as caught:
-        train_tokenizer(lambda: iter(["text"]), TokenizerOptions(model=model), should_stop=lambda: True)
+        train_tokenizer(lambda: iter(["text"]), TokenizerOptions(model=model), work=Work(should_stop=lambda: True))
     assert caught.value.exit_code == 130
 
 
@@ -136,7 +137,7 @@ def test_stop_while_the_library_trains():
         fed = True
 
     with pytest.raises(Interrupted):
-        train_with_facts(documents, TokenizerOptions(), size_bytes=1, should_stop=lambda: fed)
+        train_with_facts(documents, TokenizerOptions(), size_bytes=1, work=Work(should_stop=lambda: fed))
 
 
 def test_neither_stop_nor_error_waits_for_the_library(monkeypatch):
@@ -160,7 +161,9 @@ def test_neither_stop_nor_error_waits_for_the_library(monkeypatch):
         with pytest.raises(InputError, match=r"corpus\.txt:7"):
             train_with_facts(documents, TokenizerOptions(), size_bytes=1)
         with pytest.raises(Interrupted):
-            train_with_facts(lambda: iter(["text"]), TokenizerOptions(), size_bytes=1, should_stop=lambda: True)
+            train_with_facts(
+                lambda: iter(["text"]), TokenizerOptions(), size_bytes=1, work=Work(should_stop=lambda: True)
+            )
         assert not released.is_set()
     finally:
         released.set()

@@ -15,11 +15,11 @@ from tests.training.pair_makers import sides
 from tests.training.test_training_devices import assert_same_run, latest
 from tests.training.test_training_devices import train as gpt
 from tformer.support.errors import InputError
-from tformer.tasks.base import Work
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.options import TokenizerOptions
 from tformer.tokenizer.train import train_tokenizer
 from tformer.training.embeddings import Vectors, read_vectors
+from tformer.workers.work import Work
 
 __all__ = ["gpt"]  # fixture
 Cli = Callable[..., Any]

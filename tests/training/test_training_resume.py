@@ -20,10 +20,10 @@ from tformer.checkpoint.read import read_checkpoint
 from tformer.cli.app import main
 from tformer.data.shards.pair_tokens import PairExample
 from tformer.support.errors import Interrupted
-from tformer.tasks.base import no_progress
 from tformer.training.loop import score
 from tformer.training.options import TrainOptions
 from tformer.training.session import run_training
+from tformer.workers.work import Work
 
 TIMES = {"seconds", "tokens_per_second", "peak_share"}
 
@@ -85,8 +85,7 @@ def train(recipe: Path, out: Path, *, stop_at: int | None = None, resume: bool =
         run_training(
             request,
             console=Console(quiet=True, stderr=True),
-            progress=no_progress,
-            should_stop=polls,
+            work=Work(should_stop=polls),
             began=0.0,
         )
     except Interrupted:
@@ -221,8 +220,9 @@ def test_a_resumed_run_refuses_a_large_table_whose_middle_changed_and_whose_time
     from tformer.recipe import load_recipe
     from tformer.support.errors import InputError
     from tformer.tasks import task_of
-    from tformer.tasks.base import TrainingData, TrainingStart, Work
+    from tformer.tasks.base import TrainingData, TrainingStart
     from tformer.training.prepare import _check_fingerprint
+    from tformer.workers.work import Work
 
     monkeypatch.setattr(files, "EDGE_BYTES", 100)
     path = tmp_path / "rows.tsv"

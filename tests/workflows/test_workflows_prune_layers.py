@@ -14,6 +14,7 @@ from tests.workflows.prune_runs import EFFICIENT, make, output, output_without_l
 from tformer.checkpoint.read import read_checkpoint
 from tformer.loading import load
 from tformer.support.errors import InputError, Interrupted
+from tformer.workers.work import Work
 from tformer.workflows.prune.heads import choose_heads
 from tformer.workflows.prune.layers import (
     evenly_spaced,
@@ -391,5 +392,7 @@ def test_the_cost_is_that_of_each_layers_own_attention(tmp_path: Path) -> None:
 def test_an_interruption_writes_nothing(tmp_path: Path) -> None:
     full = make(tmp_path / "full", MODELS["gpt"])
     with pytest.raises(Interrupted):
-        prune(load(full), Plan(drop_layers="0"), tmp_path / "small", evaluate=False, should_stop=lambda: True)
+        prune(
+            load(full), Plan(drop_layers="0"), tmp_path / "small", evaluate=False, work=Work(should_stop=lambda: True)
+        )
     assert not (tmp_path / "small").exists()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from tformer.recipe.load import recipe_to_data
 from tformer.support import files
 from tformer.support.errors import InputError, Interrupted
 from tformer.support.formatting import short_hash
+from tformer.workers.work import QUIET, Work
 
 AVERAGED_ROLES = ("weights", "generator")
 # Parts of the recipe that must agree for weights to be averaged; all others may differ (another seed, more steps).
@@ -145,8 +146,7 @@ def average_checkpoints(
     paths: Sequence[str | Path],
     out: str | Path,
     *,
-    progress: Callable[..., None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
+    work: Work = QUIET,
 ) -> Average:
     """Write the mean of the checkpoints' weights (and of ELECTRA's generators) to a new folder.
 
@@ -156,14 +156,13 @@ def average_checkpoints(
     Args:
         paths: checkpoint folders, at least one; see `resolve_checkpoint` for other paths.
         out: a folder that does not exist yet, not among a run's own checkpoints.
-        progress: called with (checkpoints read, all).
-        should_stop: polled after each checkpoint; once the result is being written, it is finished.
+        work: reports the checkpoints read, and is polled after each; once the result is being written, it is finished.
 
     Raises:
         InputError: `out` exists, a checkpoint is named twice or damaged, two of them are not the same model, an integer
             tensor differs, or a weight is not finite; nothing is written.
         StorageError: the disk is full or read-only; no part of the result is left.
-        Interrupted: `should_stop` returned True; nothing is written.
+        Interrupted: `work` was stopped; nothing is written.
     """
     target = Path(out)
     require_new(target)
@@ -174,7 +173,7 @@ def average_checkpoints(
     last = checkpoints[-1]
     files.require_writable_folder(target)
     files.require_room(target, sum(record.size for record in last.manifest.files if record.role not in LEFT_OUT))
-    means = _means(checkpoints, progress=progress, should_stop=should_stop)
+    means = _means(checkpoints, work=work)
     with files.storage_errors(target):
         files.make_folders(target.absolute().parent)
     require_new(target)  # again: reading may have taken minutes
@@ -235,8 +234,7 @@ def require_new(out: Path) -> None:
 def _means(
     checkpoints: Sequence[Checkpoint],
     *,
-    progress: Callable[..., None] | None,
-    should_stop: Callable[[], bool] | None,
+    work: Work = QUIET,
 ) -> dict[str, dict[str, Tensor]]:
     """{role: {name: mean}}, without aliases. One checkpoint at a time is in memory, beside the sums."""
     sums: dict[str, dict[str, RunningMean]] = {}
@@ -244,10 +242,9 @@ def _means(
         for role in AVERAGED_ROLES:
             if checkpoint.has(role):
                 _add(sums.setdefault(role, {}), checkpoint, role)
-        if should_stop is not None and should_stop():
+        if work.should_stop():
             raise Interrupted("averaging interrupted, nothing written", signal_number=signal.SIGINT)
-        if progress is not None:
-            progress(done + 1, len(checkpoints))
+        work.report(done + 1, len(checkpoints))
     # one by one, so that each sum is freed when its mean is made
     return {role: {name: values.pop(name).value() for name in list(values)} for role, values in sums.items()}
 

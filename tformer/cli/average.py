@@ -77,13 +77,15 @@ def average(options: AverageOptions) -> None:
     with StopFlag() as flag:
         from tformer.checkpoint.average import average_checkpoints, require_new
         from tformer.checkpoint.catalog import is_complete
+        from tformer.workers.work import Work
 
         require_new(options.out)
+        work = Work(progress_reporter, flag.should_stop)
         while True:
             paths = _paths(options)
             try:
-                with progress_reporter("averaging", total=len(paths), unit="checkpoints") as progress:
-                    made = average_checkpoints(paths, options.out, progress=progress, should_stop=flag.should_stop)
+                with work.part("averaging", total=len(paths), unit="checkpoints") as part:
+                    made = average_checkpoints(paths, options.out, work=part)
                 break
             except InputError:
                 if options.last is None or all(is_complete(path) for path in paths):

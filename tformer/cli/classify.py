@@ -50,12 +50,13 @@ def classify(options: ClassifyOptions) -> None:
 
         def answer(worker: Worker) -> None:
             from tformer.evaluation.classifier import Classifier
+            from tformer.workers.work import Work
 
             with data_output(options.output, worker) as output:
                 loaded = worker.in_turn(lambda: _load(run, options))  # the first compiles kernels for all
                 show_notes([f"classifying with {loaded.path}", *loaded.notes], dim=True)
                 classifier = Classifier(
-                    loaded, batch_size=options.batch_size, views=options.views, should_stop=flag.should_stop
+                    loaded, batch_size=options.batch_size, views=options.views, work=Work(should_stop=flag.should_stop)
                 )
                 options.check_model(classifier)
                 _Session(classifier, options, flag, output).run()

@@ -40,11 +40,11 @@ def evaluate(options: EvaluationOptions) -> None:
     with StopFlag() as flag:
 
         def measure(worker: Worker) -> None:
-            from tformer.tasks.base import Work
             from tformer.tasks.evaluate import evaluate_model
+            from tformer.workers.work import Work
 
             note = partial(console.print, markup=False)
-            task, report = evaluate_model(options, Work(progress_reporter, flag.should_stop, note, worker=worker))
+            task, report = evaluate_model(options, Work(progress_reporter, flag.should_stop, note, group=worker))
             worker.total(0)  # the leader waits for the others, as it may keep the store
             if not worker.leads:
                 return

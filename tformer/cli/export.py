@@ -89,12 +89,13 @@ def _export(options: ExportOptions, shard_bytes: int, flag: StopFlag) -> ExportR
     from tformer.checkpoint.resolve import newest_checkpoint
     from tformer.interop.exporting import DTYPES, export_checkpoint
     from tformer.interop.opening import open_checkpoint
+    from tformer.workers.work import Work
 
     out, which = options.out, options.checkpoint
     assert out is not None  # `check` requires it
     require_new(out)
     checkpoint = open_checkpoint(newest_checkpoint(which=which) if options.run is None else options.run, which)
-    with progress_reporter("writing", unit="B") as progress:
+    with Work(progress_reporter, flag.should_stop).part("writing", unit="B") as part:
         if options.to == "ctranslate2":
             from tformer.interop.to_ctranslate2 import export_ctranslate2
 
@@ -103,8 +104,7 @@ def _export(options: ExportOptions, shard_bytes: int, flag: StopFlag) -> ExportR
                 out,
                 quantization=options.dtype or "fp32",
                 model_type=options.model_type,
-                progress=progress,
-                should_stop=flag.should_stop,
+                work=part,
             )
         return export_checkpoint(
             checkpoint,
@@ -112,8 +112,7 @@ def _export(options: ExportOptions, shard_bytes: int, flag: StopFlag) -> ExportR
             dtype=None if options.dtype is None else DTYPES[options.dtype],
             shard_bytes=shard_bytes,
             model_type=options.model_type,
-            progress=progress,
-            should_stop=flag.should_stop,
+            work=part,
         )
 
 

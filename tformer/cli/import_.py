@@ -77,10 +77,11 @@ def import_(options: ImportOptions) -> None:
         from tformer.checkpoint.average import require_new
         from tformer.interop.exporting import DTYPES
         from tformer.interop.importing import import_folder
+        from tformer.workers.work import Work
 
         require_new(options.out)
         folder = _folder(options.folder)
-        with progress_reporter("reading the weights", unit="files") as progress:
+        with Work(progress_reporter, flag.should_stop).part("reading the weights", unit="files") as part:
             report = import_folder(
                 folder,
                 options.out,
@@ -88,8 +89,7 @@ def import_(options: ImportOptions) -> None:
                 target_tokenizer=options.target_tokenizer,
                 ignore=options.ignore,
                 dtype=DTYPES[options.dtype],
-                progress=progress,
-                should_stop=flag.should_stop,
+                work=part,
             )
     report_result(_lines(report), report.path, report.document() if options.as_json else None)
 

@@ -109,8 +109,8 @@ def prune(options: PruneOptions) -> None:
         from tformer.decoding.inference import inference_dtype
         from tformer.loading import load
         from tformer.support.device import resolve_device
-        from tformer.tasks.base import Work
         from tformer.tasks.evaluate import held_out_data
+        from tformer.workers.work import Work
         from tformer.workflows.prune.pruning import check_plan
         from tformer.workflows.prune.pruning import prune as prune_model
 
@@ -122,23 +122,21 @@ def prune(options: PruneOptions) -> None:
         )
         show_notes(loaded.notes, dim=True)
         check_plan(loaded, options.plan)
-        held_out = None
+        held_out, work = None, Work(progress_reporter, flag.should_stop, lambda text: show_notes([text]))
         if options.plan.needs_data or not options.no_evaluate:
-            work = Work(progress_reporter, flag.should_stop, lambda text: show_notes([text]))
             try:
                 held_out = held_out_data(loaded, options.data, work, max_examples=options.max_examples)
             except InputError as error:
                 if not options.plan.needs_data:
                     error.hint = "; ".join(filter(None, (error.hint, "or prune without measuring: --no-evaluate")))
                 raise
-        with progress_reporter("pruning", unit="measurements") as progress:
+        with work.part("pruning", unit="measurements") as part:
             pruned = prune_model(
                 loaded,
                 options.plan,
                 options.out,
                 held_out=held_out,
                 evaluate=not options.no_evaluate,
-                progress=progress,
-                should_stop=flag.should_stop,
+                work=part,
             )
     report_result(report_lines(pruned), options.out, pruned.to_json() if options.as_json else None)

@@ -57,6 +57,7 @@ def _train(options: TrainOptions, stop: StopFlag, worker: Worker | None) -> None
         spinner.end()  # from here on the training shows itself
 
     from tformer.training.session import run_training
+    from tformer.workers.work import Work
     from tformer.workers.worker import Worker
 
     worker = worker or Worker()
@@ -66,8 +67,7 @@ def _train(options: TrainOptions, stop: StopFlag, worker: Worker | None) -> None
     summary = run_training(
         options,
         console=console,
-        progress=progress_reporter,
-        should_stop=stop.should_stop,
+        work=Work(progress_reporter, stop.should_stop),
         training_begins=begin,
         began=STARTED,
         worker=worker,

@@ -58,6 +58,7 @@ def train_tokenizer(options: TrainTokenizerOptions) -> None:
     from tformer.data.sources.text import open_sources
     from tformer.tokenizer.report import tokenizer_report
     from tformer.tokenizer.train import train_with_facts
+    from tformer.workers.work import Work
 
     with StopFlag() as stop:
         sources = open_sources(
@@ -68,13 +69,12 @@ def train_tokenizer(options: TrainTokenizerOptions) -> None:
         for source in sources:
             show_notes((f"reading {source.name}", *source.notes))
         try:
-            with progress_reporter("training the tokenizer", unit="B") as progress:
+            with Work(progress_reporter, stop.should_stop).part("training the tokenizer", unit="B") as part:
                 trained = train_with_facts(
                     lambda: (piece.text for source in sources for piece in source.documents()),
                     options.tokenizer,
                     size_bytes=total_bytes(sources),
-                    progress=progress,
-                    should_stop=stop.should_stop,
+                    work=part,
                 )
         except Interrupted as error:
             raise stop.interrupted(error.message) from error

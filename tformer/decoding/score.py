@@ -9,7 +9,7 @@ p_ij, 1), with p_ij the attention of target i to source j.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,7 @@ from tformer.decoding.inference import inference
 from tformer.model import Transformer
 from tformer.nn.heads import Output
 from tformer.support.errors import InputError, require_finite
-from tformer.workers.worker import ALONE, Worker
+from tformer.workers.work import QUIET, Work
 
 # Shapes: B rows, T source tokens, U decoder tokens, V vocabulary; of one row: t source tokens, u target tokens.
 
@@ -69,9 +69,7 @@ def score_targets(
     vocab_size: int | None = None,
     batch_tokens: int = 4096,
     alignments: bool = False,
-    should_stop: Callable[[], bool] | None = None,
-    progress: Callable[..., None] | None = None,
-    worker: Worker = ALONE,
+    work: Work = QUIET,
 ) -> list[TargetScore]:
     """Log-probabilities of each target after its source under an encoder-decoder, in order.
 
@@ -82,9 +80,8 @@ def score_targets(
         vocab_size: the tokenizer's; a model's vocabulary may be rounded up. None: the model's.
         batch_tokens: number of tokens of sources and targets in a batch, padding included; at least one pair.
         alignments: also return the cross-attention of the last layer of the decoder.
-        should_stop: polled before every batch; once true, the probabilities of the rest are NaN.
-        progress: called with (pairs done, number of pairs).
-        worker: this process, where several divide the batches; all get all scores. Without alignments.
+        work: reports the pairs done, and is polled before every batch; once it is stopped, the probabilities of the
+            rest are NaN. Several workers divide the batches, and all get all scores, without alignments.
 
     Raises InputError for a source or target that is longer than the model's context.
     """
@@ -97,9 +94,7 @@ def score_targets(
         vocab_size=vocab_size,
         batch_tokens=batch_tokens,
         tap=tap,
-        should_stop=should_stop,
-        progress=progress,
-        worker=worker,
+        work=work,
     )
 
 
@@ -110,9 +105,7 @@ def score_continuations(
     *,
     vocab_size: int | None = None,
     batch_tokens: int = 4096,
-    should_stop: Callable[[], bool] | None = None,
-    progress: Callable[..., None] | None = None,
-    worker: Worker = ALONE,
+    work: Work = QUIET,
 ) -> list[TargetScore]:
     """Log-probabilities of each target after its prompt (at least one token) under a decoder-only model, in order.
 
@@ -124,9 +117,7 @@ def score_continuations(
         rows,
         vocab_size=vocab_size,
         batch_tokens=batch_tokens,
-        should_stop=should_stop,
-        progress=progress,
-        worker=worker,
+        work=work,
     )
 
 
@@ -143,9 +134,7 @@ def _score(
     vocab_size: int | None,
     batch_tokens: int,
     tap: str | None = None,
-    should_stop: Callable[[], bool] | None,
-    progress: Callable[..., None] | None,
-    worker: Worker,
+    work: Work,
 ) -> list[TargetScore]:
     _check_lengths(rows, model.max_seq_len)
     scores = [
@@ -157,18 +146,17 @@ def _score(
     ]
     with inference(model):
         done = 0
-        for batch, found in worker.divide(
+        for batch, found in work.worker.divide(
             _batches(rows, batch_tokens),
             lambda batch: list(_score_batch(model, [rows[index] for index in batch], vocab_size, tap)),
-            should_stop=should_stop,
+            should_stop=work.should_stop,
             to_json=lambda found: [score.logprobs for score in found],
             from_json=lambda found: [TargetScore(tuple(logprobs)) for logprobs in found],
         ):
             for index, score in zip(batch, found, strict=True):
                 scores[index] = score
             done += len(batch)
-            if progress is not None:
-                progress(done, len(rows))
+            work.report(done, len(rows))
     return scores
 
 

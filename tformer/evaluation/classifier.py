@@ -8,9 +8,8 @@ Shapes: N inputs, L labels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -31,7 +30,7 @@ from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns
 from tformer.support.errors import InputError
 from tformer.tokenizer.special import SpecialIds
-from tformer.workers.worker import ALONE, Worker
+from tformer.workers.work import QUIET, Work
 
 HEADS = {options.kind for options in get_args(HeadOptions) if options.label_kind is not None}
 
@@ -113,15 +112,15 @@ class Classifier:
         *,
         batch_size: int | None = None,
         views: int = 1,
-        should_stop: Callable[[], bool] | None = None,
+        work: Work = QUIET,
     ) -> None:
-        """`batch_size` inputs at a time, None: as many as fit by length; `should_stop` is polled before each batch.
+        """`batch_size` inputs at a time, None: as many as fit by length; `work` is polled before each batch.
 
         views: of images, average the probabilities of this number of views. Mirror images are among them if the
         model was trained on them (`flip` in `data.augment`). Raises InputError for more than there are, and for texts.
         """
         self._loaded, self._batch_size = loaded, batch_size
-        self._should_stop = should_stop or (lambda: False)
+        self._work = work
         self._collate = plain_objective(loaded).collate
         self._head, self.kind = labelled_head(loaded.recipe)
         self.path: Path = loaded.path
@@ -163,7 +162,7 @@ class Classifier:
             size=patches.image_size,
             channels=patches.channels,
             needs_label=False,
-            should_stop=self._should_stop,
+            work=self._work,
         )
         images.seq_len = self._loaded.recipe.seq_len
         return images
@@ -177,23 +176,19 @@ class Classifier:
             raise InputError(f"--views: found {views}, {self.path} has 1 to {most} views{reason}")
         return views
 
-    def scores(
-        self, samples: Samples, *, progress: Callable[..., None] | None = None, worker: Worker = ALONE
-    ) -> np.ndarray:
+    def scores(self, samples: Samples, work: Work | None = None) -> np.ndarray:
         """fp32 [N, L] scores of tokenised texts or of images; those of the mean probabilities of several views.
 
-        worker: this process, where several divide the batches. All workers get all scores.
+        work: reports the inputs done; its workers divide the batches, and all get all scores. None: the classifier's.
         """
+        work = work or self._work
         if self.views == 1:
-            return self._scores(samples, progress, worker)
+            return self._scores(samples, work)
         total_NL: Any = 0.0
         for number in range(self.views):
-            report = None if progress is None else partial(self._report, progress, number)
-            total_NL = total_NL + self.probabilities(self._scores(View(samples, number, self.mirrored), report, worker))
+            piece = work.piece(number * len(samples), self.views * len(samples))
+            total_NL = total_NL + self.probabilities(self._scores(View(samples, number, self.mirrored), piece))
         return self._scores_of(total_NL / self.views)
-
-    def _report(self, progress: Callable[..., None], number: int, done: int, total: int) -> None:
-        progress(number * total + done, self.views * total)
 
     def _scores_of(self, probabilities_NL: np.ndarray) -> np.ndarray:
         """fp32 scores that `probabilities` turns into these."""
@@ -206,16 +201,14 @@ class Classifier:
         limits = np.finfo(np.float32)
         return np.clip(scores_NL, limits.min, limits.max).astype(np.float32)
 
-    def _scores(self, samples: Samples, progress: Callable[..., None] | None, worker: Worker) -> np.ndarray:
+    def _scores(self, samples: Samples, work: Work) -> np.ndarray:
         return predict_scores(
             self._loaded.model,
             samples,
             self._collate,
             head=self._head,
             batch_size=self._batch_size,
-            should_stop=self._should_stop,
-            progress=progress,
-            worker=worker,
+            work=work,
         )
 
     def probabilities(self, scores_NL: np.ndarray) -> np.ndarray:

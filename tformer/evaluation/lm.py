@@ -23,7 +23,7 @@ Shapes: M masked copies of a batch, T tokens, V vocabulary.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -44,7 +44,7 @@ from tformer.nn.losses import IGNORED_LABEL
 from tformer.recipe.sections import Data
 from tformer.support.errors import InputError
 from tformer.tokenizer.special import SpecialIds
-from tformer.workers.worker import ALONE, Worker
+from tformer.workers.work import QUIET, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +98,14 @@ def evaluate_lm(
     stride: int | None = None,
     document_mask: bool = False,
     head: str = "lm",
-    progress: Callable[..., None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
-    worker: Worker = ALONE,
+    work: Work = QUIET,
 ) -> dict[str, float]:
     """Loss (nats per token), perplexity, bits_per_byte, accuracy, tokens (predicted), bytes and tokens_per_second.
 
     The model runs as it is (its `compute_dtype`, on its device); the loss is summed in fp64. The result does not
     depend on `batch_size` beyond rounding. `document_mask`: tokens see their own document only, for models trained so.
-    `should_stop` is polled before every batch; once it is True, the metrics are those of the text read so far.
-    `worker`: this process, where several divide the batches; all get the metrics, added in the order of the batches.
+    `work` is polled before every batch; once it is stopped, the metrics are those of the text read so far. Several
+    workers divide the batches; all get the metrics, added in the order of the batches.
 
     Raises InputError for a text of fewer than two tokens, ValueError for a stride outside 1 … seq_len.
     """
@@ -132,17 +130,16 @@ def evaluate_lm(
     began = time.perf_counter()
     try:
         with torch.inference_mode():
-            for batch, of_batch_2 in worker.divide(
+            for batch, of_batch_2 in work.worker.divide(
                 batches(windows(len(corpus), seq_len, stride), batch_size),
                 sums_of,
-                should_stop=should_stop,
+                should_stop=work.should_stop,
                 to_json=torch.Tensor.tolist,
                 from_json=partial(torch.tensor, dtype=torch.float64, device=device),
             ):
                 sums_2 += of_batch_2
                 tokens += sum(window.stop - window.counted_from + 1 for window in batch)
-                if progress is not None:
-                    progress(tokens, total)
+                work.report(tokens, total)
     finally:
         model.train(was_training)
     nll, correct = sums_2.tolist()
@@ -216,16 +213,14 @@ def pseudo_perplexity(
     head: str = "masked_lm",
     max_tokens: int | None = None,
     batch_tokens: int | None = None,
-    should_stop: Callable[[], bool] | None = None,
-    progress: Callable[..., None] | None = None,
-    worker: Worker = ALONE,
+    work: Work = QUIET,
 ) -> dict[str, float]:
     """{"pseudo_perplexity", "loss" (nats per token), "tokens"} of sequences of ids, their special tokens included.
 
     `places`: of the one token to predict in each sequence, the longest sequences first; None: every token of each.
     `max_tokens`: maximum number of tokens, evenly spread; `batch_tokens`: of a batch, with padding; None: what
-    suits the device. `should_stop` is polled before every batch; once it is True, the metrics are those of the
-    tokens so far (NaN for none), the longest sequences first. `worker`: this process, where several divide the batches.
+    suits the device. `work` is polled before every batch; once it is stopped, the metrics are those of the tokens so
+    far (NaN for none), the longest sequences first. Several workers divide the batches.
 
     Raises InputError for a tokenizer without a mask token, and for nothing to predict.
     """
@@ -257,17 +252,16 @@ def pseudo_perplexity(
     model.eval()
     try:
         with torch.inference_mode():
-            for chosen, of_batch in worker.divide(
+            for chosen, of_batch in work.worker.divide(
                 batches(),
                 nll_of,
-                should_stop=should_stop,
+                should_stop=work.should_stop,
                 to_json=torch.Tensor.tolist,
                 from_json=partial(torch.tensor, dtype=torch.float64, device=device),
             ):
                 nll += of_batch
                 tokens = chosen.stop
-                if progress is not None:
-                    progress(tokens, total)
+                work.report(tokens, total)
     finally:
         model.train(was_training)
     loss = nll.item() / tokens if tokens else float("nan")

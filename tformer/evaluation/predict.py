@@ -27,7 +27,7 @@ from tformer.nn.heads import Output
 from tformer.objectives.base import Objective
 from tformer.support.errors import InputError, require_finite
 from tformer.support.processes import process_lock
-from tformer.workers.worker import ALONE, Worker
+from tformer.workers.work import QUIET, Work
 
 # Tokens of a batch, padding included. A CPU is a fifth slower with 16384, which its caches do not hold.
 BATCH_TOKENS = {"cpu": 4096}
@@ -80,9 +80,7 @@ def predict(
     taps: Collection[str] = (),
     batch_size: int | None = None,
     batch_tokens: int | None = None,
-    should_stop: Callable[[], bool] | None = None,
-    progress: Callable[..., None] | None = None,
-    worker: Worker = ALONE,
+    work: Work = QUIET,
 ) -> np.ndarray:
     """fp32 [N, L]: what `read` takes from the model's output for a batch, a vector for each sample.
 
@@ -93,9 +91,8 @@ def predict(
         taps: inner tensors that the output has.
         batch_size: samples at a time; None: as many as make `batch_tokens` tokens with their padding.
         batch_tokens: None: what suits the model's device.
-        should_stop: polled before every batch; once it is True, the remaining vectors are NaN.
-        progress: called with (finished samples, all samples).
-        worker: this process, where several divide the batches; all get all vectors.
+        work: reports the finished samples, and is polled before every batch; once it is stopped, the remaining vectors
+            are NaN. Several workers divide the batches, and all get all vectors.
     """
     total = len(samples)
     rng = np.random.default_rng(0)  # for random padding, which changes no score
@@ -116,17 +113,16 @@ def predict(
     model.eval()
     try:
         with torch.inference_mode():
-            for (indices, _), vectors_NL in worker.divide(
+            for (indices, _), vectors_NL in work.worker.divide(
                 batches(),
                 vectors,
-                should_stop=should_stop,
+                should_stop=work.should_stop,
                 to_json=torch.Tensor.tolist,
                 from_json=partial(torch.tensor, device=device),
             ):
                 found.append(vectors_NL)
                 done.append(indices)
-                if progress is not None:
-                    progress(sum(map(len, done)), total)
+                work.report(sum(map(len, done)), total)
     finally:
         model.train(was_training)
     if not found:
@@ -207,9 +203,7 @@ def evaluate_objective(
     batch_size: int | None = None,
     batch_tokens: int = ACCELERATOR_BATCH_TOKENS,
     seed: int = 0,
-    should_stop: Callable[[], bool] | None = None,
-    progress: Callable[..., None] | None = None,
-    worker: Worker = ALONE,
+    work: Work = QUIET,
 ) -> dict[str, float]:
     """`metrics_of` every sample once (epoch 0). Arguments and errors are those of `tally_objective`."""
     tally = tally_objective(
@@ -219,9 +213,7 @@ def evaluate_objective(
         batch_size=batch_size,
         batch_tokens=batch_tokens,
         seed=seed,
-        should_stop=should_stop,
-        progress=progress,
-        worker=worker,
+        work=work,
     )
     return metrics_of([tally])
 
@@ -260,15 +252,13 @@ def tally_objective(
     batch_size: int | None = None,
     batch_tokens: int = ACCELERATOR_BATCH_TOKENS,
     seed: int = 0,
-    should_stop: Callable[[], bool] | None = None,
-    progress: Callable[..., None] | None = None,
-    worker: Worker = ALONE,
+    work: Work = QUIET,
 ) -> Tally:
     """Sums of an objective over every sample, sorted by length: `batch_size` at a time, or `batch_tokens` tokens.
 
-    Another model that the objective runs (ELECTRA's generator) must be in evaluation mode. `should_stop` is polled
-    before every batch; once it is True, the sums are those of the samples read so far. `worker`: this process, where
-    several divide the batches; all get all sums, added in the order of the batches.
+    Another model that the objective runs (ELECTRA's generator) must be in evaluation mode. `work` is polled before
+    every batch; once it is stopped, the sums are those of the samples read so far. Several workers divide the batches;
+    all get all sums, added in the order of the batches.
 
     Raises InputError for no samples.
     """
@@ -289,16 +279,15 @@ def tally_objective(
     try:
         with _DRAWS, torch.inference_mode(), torch.random.fork_rng([device] if device.type == "cuda" else []):
             batches = length_sorted_batches(samples, batch_size=batch_size, batch_tokens=batch_tokens)
-            for _, of_batch in worker.divide(
+            for _, of_batch in work.worker.divide(
                 enumerate(batches),
                 tally_batch,
-                should_stop=should_stop,
+                should_stop=work.should_stop,
                 to_json=asdict,
                 from_json=lambda value: Tally(**value),
             ):
                 tally.add(of_batch)
-                if progress is not None:
-                    progress(tally.examples, len(samples))
+                work.report(tally.examples, len(samples))
     finally:
         model.train(was_training)
     return tally

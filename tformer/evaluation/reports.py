@@ -35,6 +35,7 @@ from tformer.objectives.base import Objective
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError, visible
 from tformer.support.formatting import as_cell, fitted
+from tformer.workers.work import Work
 
 
 def classification_report(
@@ -180,13 +181,12 @@ def evaluate_labelled(
     samples: Any,
     recipe: Recipe,
     *,
-    should_stop: Callable[[], bool],
-    progress: Callable[..., None] | None = None,
+    work: Work,
 ) -> dict[str, Any]:
     """Metrics of a validation during training: the report without intervals and tables; {} when interrupted."""
     head = recipe.objectives[0].objective.head.kind
-    scores = predict_scores(model, samples, objective.collate, head=head, should_stop=should_stop, progress=progress)
-    if should_stop():
+    scores = predict_scores(model, samples, objective.collate, head=head, work=work)
+    if work.should_stop():
         return {}
     report = REPORTS[label_kind_of(recipe)](np.asarray(samples.labels), scores, recipe.data.labels, intervals=False)
     return {name: report[name] for name in VALIDATION_METRICS if name in report}

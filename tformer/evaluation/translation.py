@@ -6,7 +6,7 @@ references; each score comes with its signature, which makes it comparable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,9 @@ from tformer.evaluation.predict import Tally, metrics_of, tally_objective
 from tformer.metrics.text import bleu, chrf, same_text, sequence_accuracy
 from tformer.model import Transformer
 from tformer.objectives.base import Objective
-from tformer.workers.worker import ALONE, Worker
+from tformer.workers.work import QUIET, Work
 
 COMPARED_CHARACTERS = 1 << 18  # of a reference: BLEU and chrF take up to 300 bytes for each
-ShouldStop = Callable[[], bool]
-Progress = Callable[..., None]
 
 
 @dataclass(frozen=True)
@@ -50,14 +48,11 @@ def evaluate_pairs(
     batch_tokens: int,
     batch_size: int | None = None,
     seed: int = 0,
-    should_stop: ShouldStop | None = None,
-    progress: Progress | None = None,
-    worker: Worker = ALONE,
+    work: Work = QUIET,
 ) -> dict[str, float]:
     """Metrics of `evaluate_objective`; of several named tasks also the loss of each, as `loss.<task>`.
 
     batch_size: pairs at a time; None: as many as make `batch_tokens` tokens of the longer side.
-    worker: this process, where several divide the batches; all get all metrics.
     """
     parts = {"": pairs}
     if pairs.named_tasks:
@@ -71,9 +66,7 @@ def evaluate_pairs(
             batch_size=batch_size,
             batch_tokens=batch_tokens,
             seed=seed,
-            should_stop=should_stop,
-            progress=_after(sum(tally.examples for tally in tallies.values()), len(pairs), progress),
-            worker=worker,
+            work=work.piece(sum(tally.examples for tally in tallies.values()), len(pairs)),
         )
     losses = {f"loss.{task}": metrics_of([tallies[task]])["loss"] for task in pairs.named_tasks}
     return metrics_of(list(tallies.values())) | losses
@@ -100,14 +93,11 @@ def translate_pairs(
     pairs: PairTokens,
     *,
     batch_size: int = 32,
-    should_stop: ShouldStop | None = None,
-    progress: Progress | None = None,
-    worker: Worker = ALONE,
+    work: Work = QUIET,
 ) -> Outputs:
     """The best translation of each source; sources longer than the model reads are cut.
 
-    should_stop: translations that it interrupts have the finish reason `interrupted`.
-    progress: called with (finished pairs, all pairs).
+    work: reports the finished pairs; translations that it interrupts have the finish reason `interrupted`.
     """
     texts = [pairs.texts(index) for index in range(len(pairs))]
     sources, references = [source for source, _ in texts], [reference for _, reference in texts]
@@ -116,11 +106,15 @@ def translate_pairs(
     def count(_row: int, _translations: list[Translation]) -> None:
         nonlocal done
         done += 1
-        if progress is not None:
-            progress(done, len(pairs))
+        work.report(done, len(pairs))
 
     found = translator.translate(
-        sources, batch_size=batch_size, should_stop=should_stop, on_text=count, too_long="cut", worker=worker
+        sources,
+        batch_size=batch_size,
+        should_stop=work.should_stop,
+        on_text=count,
+        too_long="cut",
+        worker=work.worker,
     )
     return Outputs(sources, references, [translations[0] for translations in found])
 
@@ -175,9 +169,7 @@ def score_pairs(
     start_ids: Sequence[int],
     vocab_size: int | None = None,
     batch_tokens: int = 4096,
-    should_stop: ShouldStop | None = None,
-    progress: Progress | None = None,
-    worker: Worker = ALONE,
+    work: Work = QUIET,
 ) -> list[TargetScore]:
     """The log-probability of each target, end of sequence included, as in beam search."""
     examples = pairs.examples(0, np.arange(len(pairs)))
@@ -188,12 +180,5 @@ def score_pairs(
         start_ids=start_ids,
         vocab_size=vocab_size,
         batch_tokens=batch_tokens,
-        should_stop=should_stop,
-        progress=progress,
-        worker=worker,
+        work=work,
     )
-
-
-def _after(done: int, total: int, progress: Progress | None) -> Progress | None:
-    """`progress` for one part of `total` examples, after `done` of them."""
-    return None if progress is None else lambda part, _of: progress(done + part, total)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from tformer.recipe.recipe import Recipe, SpecialTokens
 from tformer.support import files
 from tformer.support.errors import InputError, Interrupted
 from tformer.tokenizer import Tokenizer
+from tformer.workers.work import QUIET, Work
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -148,8 +149,7 @@ def export_checkpoint(
     dtype: torch.dtype | None = None,
     shard_bytes: int = SHARD_BYTES,
     model_type: str | None = None,
-    progress: Callable[[float, float], None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
+    work: Work = QUIET,
 ) -> ExportReport:
     """Write a checkpoint in the layout of Hugging Face. Averaged weights are exported when there are any.
 
@@ -159,14 +159,13 @@ def export_checkpoint(
         dtype: of the floating tensors; None: as they are stored.
         shard_bytes: the most tensor bytes of one file.
         model_type: the architecture to export as, where several compute the same; None: the family's first.
-        progress: called with (bytes written, all).
-        should_stop: polled after each tensor.
+        work: reports the bytes written, and is polled after each tensor.
 
     Raises:
         InputError: `out` exists, no class computes this model (names the fields), weights that are not the recipe's, a
             number too large for `dtype`; nothing is written.
         StorageError: the disk refuses; no part of the result is left.
-        Interrupted: `should_stop` said so; nothing is left.
+        Interrupted: `work` was stopped; nothing is left.
     """
     target = Path(out)
     require_new(target)
@@ -194,9 +193,7 @@ def export_checkpoint(
     with files.storage_errors(target, bytes_needed=needed):
         files.make_folders(target.absolute().parent)
         require_new(target)  # again: reading may have taken minutes
-        files.publish_directory(
-            target, lambda folder: _fill(folder, tensors, shards, texts, progress=progress, should_stop=should_stop)
-        )
+        files.publish_directory(target, lambda folder: _fill(folder, tensors, shards, texts, work=work))
     return ExportReport(
         path=target,
         model_type=choice.architecture.model_type,
@@ -275,18 +272,16 @@ def _fill(
     shards: Collection[Shard],
     texts: Mapping[str, str],
     *,
-    progress: Callable[[float, float], None] | None,
-    should_stop: Callable[[], bool] | None,
+    work: Work = QUIET,
 ) -> None:
     """Write every file durably into a folder that is renamed afterwards."""
     total, done = len(tensors.shapes), 0
 
     def tell() -> None:
         nonlocal done
-        if should_stop is not None and should_stop():
+        if work.should_stop():
             raise Interrupted("export interrupted, nothing written", signal_number=signal.SIGINT)
-        if progress is not None:
-            progress(min(done, total), total)
+        work.report(min(done, total), total)
         done += 1
 
     for shard in shards:

@@ -7,7 +7,7 @@ none is missing, all have the shapes that config.json promises, and every id of 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from tformer.recipe.model import Model
 from tformer.support import files
 from tformer.support.errors import InputError, Interrupted
 from tformer.tokenizer import Tokenizer
+from tformer.workers.work import QUIET, Work
 
 __all__ = ["ForeignCheckpoint", "ImportReport", "import_folder", "open_folder"]
 
@@ -81,8 +82,7 @@ def import_folder(
     target_tokenizer: Path | None = None,
     ignore: Collection[str] = (),
     dtype: torch.dtype = torch.float32,
-    progress: Callable[..., None] | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
+    work: Work = QUIET,
 ) -> ImportReport:
     """Write a Hugging Face folder as a checkpoint of step 0, which every command takes.
 
@@ -90,13 +90,13 @@ def import_folder(
         folder, tokenizer, target_tokenizer, ignore: see `open_folder`.
         out: a folder that does not exist yet.
         dtype: of the tensors to write.
-        progress: called with (weight files read, all).
-        should_stop: polled after every file; once the checkpoint is being written, it is finished.
+        work: reports the weight files read, and is polled after each; once the checkpoint is being written, it is
+            finished.
 
     Raises:
         InputError: see `open_folder`; or `out` exists, or a number does not fit into `dtype`; nothing is written.
         StorageError: the disk refuses; no part of the result is left.
-        Interrupted: `should_stop` said so; nothing is written.
+        Interrupted: `work` was stopped; nothing is written.
     """
     target = Path(out)
     require_new(target)
@@ -106,9 +106,8 @@ def import_folder(
     files.require_room(target, sum(spec.stop // spec.dtype.itemsize * dtype.itemsize for spec in specs))
 
     def file_read(done: int, total: int) -> None:
-        if progress is not None:
-            progress(done, total)
-        if should_stop():
+        work.report(done, total)
+        if work.should_stop():
             raise Interrupted("import interrupted, nothing written", signal_number=signal.SIGINT)
 
     weights = _cast(checkpoint.weights(file_read=file_read), checkpoint, dtype)

@@ -9,7 +9,7 @@ padding.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from tformer.support import files
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import decoder_tokens
+from tformer.workers.work import QUIET, Work
 
 # --dtype -> CTranslate2's name of the number format
 QUANTIZATION = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "int8", "int16": "int16"}
@@ -40,13 +41,12 @@ def export_ctranslate2(
     *,
     quantization: str = "fp32",
     model_type: str | None = None,
-    progress: Callable[[float, float], None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
+    work: Work = QUIET,
 ) -> ExportReport:
     """Write a folder that `ctranslate2.Translator` (encoder-decoders) or `ctranslate2.Generator` (decoders) opens.
 
     Args:
-        checkpoint, model_type, progress, should_stop: see `export_checkpoint`.
+        checkpoint, model_type, work: see `export_checkpoint`.
         out: a folder that does not exist yet.
         quantization: how weights are stored, a key of `QUANTIZATION`.
 
@@ -76,8 +76,7 @@ def export_ctranslate2(
             checkpoint,
             between,
             model_type=choice.architecture.model_type,
-            progress=progress,
-            should_stop=should_stop,
+            work=work,
         )
         _convert(between, made, report, recipe, choice.model, tokenizers, QUANTIZATION[quantization])
         files.remove_tree(between)

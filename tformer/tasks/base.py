@@ -7,11 +7,9 @@ writes the full evaluation report. As the same methods read the data for every c
 from __future__ import annotations
 
 import math
-import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,64 +28,20 @@ from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.recipe.data_defaults import Survey
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns, Data, SourceSpec
-from tformer.support.errors import InputError, Interrupted, NotFiniteError
+from tformer.support.errors import InputError, NotFiniteError
 from tformer.tokenizer import Tokenizer
-from tformer.workers.worker import Worker
+from tformer.workers.work import ShouldStop, Work
 
 COLUMNS = ("text", "text2", "label", "source", "target")
 """Roles of columns that an evaluation can name; the option of each is --ROLE-column."""
 
 RowKeys = tuple[tuple[str, ...], ...]
-Progress = Callable[..., AbstractContextManager[Callable[..., None]]]
-ShouldStop = Callable[[], bool]
 
 Tokenizers = tuple[Tokenizer | None, Tokenizer | None]
 """Of the source, or the only one, and of the target where it has its own. (None, None): images."""
 
 WriteSample = Callable[[Any, ShouldStop], str | None]
 """(model, should_stop) -> a sample of the model's output as text; None when interrupted."""
-
-
-def no_progress(*_: Any, **__: Any) -> AbstractContextManager[Callable[..., None]]:
-    """Progress of work that shows none."""
-    return nullcontext(lambda *_, **__: None)
-
-
-def never() -> bool:
-    """The `should_stop` of work that is never interrupted."""
-    return False
-
-
-@dataclass(frozen=True)
-class Work:
-    """Callbacks of long work; by default it shows nothing and is never stopped.
-
-    Attributes:
-        progress: `with progress(description, total=None, unit="") as report: report(done, total)`; the unit names what
-            is counted (`pairs`, `B` for bytes).
-        should_stop: polled between batches; True after an interruption.
-        note: shows one message to the user.
-        cache_dir: of token files and translations; None: the default cache directory.
-        workers: processes that tokenise a text; None: as many as there are processors.
-        worker: this process, where several divide the batches of an evaluation.
-    """
-
-    progress: Progress = no_progress
-    should_stop: ShouldStop = never
-    note: Callable[[str], None] = lambda text: None
-    cache_dir: Path | None = None
-    workers: int | None = None
-    worker: Worker = field(default_factory=Worker)
-
-    def note_all(self, *holders: Any) -> None:
-        """Show the `notes` of sources and token sets, each text once."""
-        for note in dict.fromkeys(note for holder in holders for note in holder.notes):
-            self.note(note)
-
-    def require_finished(self, doing: str) -> None:
-        """Raise Interrupted when work on the data was interrupted: its results are incomplete."""
-        if self.should_stop():
-            raise Interrupted(f"interrupted {doing}", signal_number=signal.SIGINT)
 
 
 Validate = Callable[[Any, Objective, Work], dict[str, Any]]
@@ -173,24 +127,21 @@ class HeldOut:
     recipe: Recipe
     batch_size: int | None = None
 
-    def measure(
-        self, model: Any, should_stop: ShouldStop, progress: Callable[..., None] | None = None
-    ) -> dict[str, Any]:
-        """Loss and metrics of a validation; without meaning once should_stop()."""
+    def measure(self, model: Any, work: Work) -> dict[str, Any]:
+        """Loss and metrics of a validation; without meaning once work.should_stop()."""
         return evaluate_objective(
             model,
             self.objective,
             self.samples,
             batch_size=self.batch_size,
             seed=self.recipe.seed,
-            should_stop=should_stop,
-            progress=progress,
+            work=work,
         )
 
     def validate(self, model: Any, objective: Objective, work: Work) -> dict[str, Any]:
         """`measure` by the objective of a training, which may have a generator beside the model."""
-        with work.progress("validating", total=len(self.samples), unit="examples") as report:
-            return replace(self, objective=objective).measure(model, work.should_stop, report)
+        with work.part("validating", total=len(self.samples), unit="examples") as part:
+            return replace(self, objective=objective).measure(model, part)
 
     def metric(self, metrics: dict[str, float]) -> str:
         """The name of the metric that `score` compares: the run's best_metric where it was measured."""

@@ -17,9 +17,10 @@ from tformer.evaluation.options import EvaluationOptions
 from tformer.loading import Loaded
 from tformer.metrics import perplexity
 from tformer.support.errors import InputError
-from tformer.tasks.base import ChosenData, Work, require_finite_loss
+from tformer.tasks.base import ChosenData, require_finite_loss
 from tformer.tasks.text import Text
 from tformer.tokenizer.pieces import size_for_message
+from tformer.workers.work import Work
 
 PAIR_OPTIONS = frozenset({"score", "source", "target", "source_column", "target_column", "invalid_utf8", "seq_len"})
 BATCH_TOKENS = 4096
@@ -56,16 +57,14 @@ class Continuations(Text):
         name = ", ".join(source.name for source in sources)
         if not any(targets):
             raise InputError(f"{name}: no continuation has a token")
-        with work.progress("scoring", unit="continuations") as progress:
+        with work.part("scoring", unit="continuations") as part:
             scores = score_continuations(
                 loaded.model,
                 prompts,
                 targets,
                 vocab_size=tokenizer.vocab_size,
                 batch_tokens=BATCH_TOKENS,
-                should_stop=work.should_stop,
-                progress=progress,
-                worker=work.worker,
+                work=part,
             )
         work.require_finished("before every continuation was read")
         return {"data": name, **score_report(scores)}

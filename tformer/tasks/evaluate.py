@@ -16,7 +16,8 @@ from tformer.support.device import resolve_device
 from tformer.support.errors import InputError
 from tformer.support.files import refuse_to_replace
 from tformer.tasks import TASKS, task_of
-from tformer.tasks.base import ChosenData, HeldOut, Task, Work, choose_data
+from tformer.tasks.base import ChosenData, HeldOut, Task, choose_data
+from tformer.workers.work import Work
 
 HEADS = {objective.head.kind for objective in OBJECTIVES.values()}
 

@@ -16,9 +16,10 @@ from tformer.recipe.data_defaults import ImageSurvey, Survey
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import SourceSpec
 from tformer.support.errors import InputError
-from tformer.tasks.base import ChosenData, GivenExample, Tokenizers, TrainingData, TrainingStart, Work
+from tformer.tasks.base import ChosenData, GivenExample, Tokenizers, TrainingData, TrainingStart
 from tformer.tasks.labelled import Labelled, LabelledHeldOut, chosen_part, split_labelled
 from tformer.tokenizer.special import SpecialIds
+from tformer.workers.work import Work
 
 
 class Images(Labelled):
@@ -100,14 +101,13 @@ def _read(recipe: Recipe, specs: tuple[SourceSpec, ...], labels: tuple[str, ...]
         raise InputError(f"--data: {len(specs)} sets of images, expected one", hint="put them into one folder")
     patches, path = recipe.model.patches, specs[0].path
     assert patches is not None
-    with work.progress(f"reading {path}", unit="images") as report:
+    with work.part(f"reading {path}", unit="images") as part:
         images = open_images(
             path,
             size=patches.image_size,
             channels=patches.channels,
             label_names=labels,
-            progress=report,
-            should_stop=work.should_stop,
+            work=part,
         )
     images.seq_len = recipe.seq_len
     return images

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar
@@ -36,17 +36,16 @@ from tformer.tasks.base import (
     GivenExample,
     HeldOut,
     RowKeys,
-    ShouldStop,
     Task,
     Tokenizers,
     TrainingData,
     TrainingStart,
-    Work,
     require_finite_loss,
 )
 from tformer.tasks.text import TEXT_OPTIONS
 from tformer.tasks.tokenizers import Texts, obtain_tokenizer, text_context
 from tformer.tokenizer import Tokenizer
+from tformer.workers.work import Work
 
 MAX_LISTED_LABELS = 20
 LONG_SHARE = 0.95
@@ -56,12 +55,8 @@ LONG_SHARE = 0.95
 class LabelledHeldOut(HeldOut):
     """Held-out labelled examples: the metrics are those of their report."""
 
-    def measure(
-        self, model: Any, should_stop: ShouldStop, progress: Callable[..., None] | None = None
-    ) -> dict[str, Any]:
-        return evaluate_labelled(
-            model, self.objective, self.samples, self.recipe, should_stop=should_stop, progress=progress
-        )
+    def measure(self, model: Any, work: Work) -> dict[str, Any]:
+        return evaluate_labelled(model, self.objective, self.samples, self.recipe, work=work)
 
 
 def split_labelled(samples: Any, data: Data) -> tuple[Any, Any]:
@@ -180,15 +175,13 @@ class Labelled(Task):
 
     def evaluate(self, loaded: Loaded, data: ChosenData, options: EvaluationOptions, work: Work) -> dict[str, Any]:
         """The report of the model's kind of labels on every example, and the file of mistakes if wanted."""
-        classifier = Classifier(
-            loaded, batch_size=options.batch_size, views=options.views, should_stop=work.should_stop
-        )
+        classifier = Classifier(loaded, batch_size=options.batch_size, views=options.views, work=work)
         samples, name = self.read(loaded, data, work)
         if not len(samples):
             raise InputError(f"{name}: no examples to evaluate")
         began = time.perf_counter()
-        with work.progress(f"evaluating {name}", unit="examples") as progress:
-            scores_NL = classifier.scores(samples, progress=progress, worker=work.worker)
+        with work.part(f"evaluating {name}", unit="examples") as part:
+            scores_NL = classifier.scores(samples, part)
         work.require_finished("before every example was read")
         seconds = time.perf_counter() - began
         report = REPORTS[classifier.kind](samples.labels, scores_NL, classifier.labels)
@@ -283,7 +276,7 @@ def _tokenise(
     recipe: Recipe, sources: Sequence[LabelledSource], tokenizer: Tokenizer, index: LabelIndex | None, work: Work
 ) -> LabelledTokens:
     name = ", ".join(dict.fromkeys(source.name for source in sources))
-    with work.progress(f"tokenising {name}", unit="characters") as report:
+    with work.part(f"tokenising {name}", unit="characters") as part:
         return tokenise_labelled(
             sources,
             tokenizer,
@@ -292,8 +285,7 @@ def _tokenise(
             numeric=index is None,
             truncation=recipe.data.truncation,
             token_types=recipe.model.embedding.token_types > 1,
-            progress=report,
-            should_stop=work.should_stop,
+            work=part,
         )
 
 

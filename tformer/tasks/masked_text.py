@@ -27,10 +27,11 @@ from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext, require_special_tokens
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
-from tformer.tasks.base import ChosenData, HeldOut, Work, require_finite_loss
+from tformer.tasks.base import ChosenData, HeldOut, require_finite_loss
 from tformer.tasks.text import TEXT_OPTIONS, CorpusTask, validation_batch
 from tformer.tasks.tokenizers import decoder_context, text_context
 from tformer.tokenizer import Tokenizer
+from tformer.workers.work import Work
 
 MAX_PSEUDO_TOKENS = 10_000
 """Default of --max-tokens: each token is a separate sequence."""
@@ -108,16 +109,14 @@ class MaskedText(CorpusTask):
         if options.pseudo_perplexity and all(head.kind != "masked_lm" for head in loaded.recipe.model.heads):
             raise InputError(f"--pseudo-perplexity: {loaded.path} has no head that predicts masked tokens")
         held_out = self.held_out(loaded, data, work)
-        with work.progress(f"evaluating {held_out.name}", unit="examples") as progress:
+        with work.part(f"evaluating {held_out.name}", unit="examples") as part:
             metrics = evaluate_objective(
                 loaded.model,
                 held_out.objective,
                 held_out.samples,
                 batch_size=options.batch_size or held_out.batch_size,
                 seed=loaded.recipe.seed,
-                should_stop=work.should_stop,
-                progress=progress,
-                worker=work.worker,
+                work=part,
             )
         work.require_finished("before the whole text was read")
         require_finite_loss(metrics["loss"])
@@ -135,16 +134,14 @@ class MaskedText(CorpusTask):
             sequences, places = samples.around_each_token(max_tokens, left_out=unpredicted(special_ids))
         else:
             sequences, places = _single_sequences(samples, count=min(len(samples), max_tokens)), None
-        with work.progress("masking every token alone", unit="tokens") as progress:
+        with work.part("masking every token alone", unit="tokens") as part:
             metrics = pseudo_perplexity(
                 loaded.model,
                 sequences,
                 special_ids,
                 places=places,
                 max_tokens=max_tokens,
-                should_stop=work.should_stop,
-                progress=progress,
-                worker=work.worker,
+                work=part,
             )
         work.require_finished("before the whole text was read")
         return {

@@ -55,12 +55,10 @@ from tformer.tasks.base import (
     ChosenData,
     GivenExample,
     HeldOut,
-    ShouldStop,
     Task,
     Tokenizers,
     TrainingData,
     TrainingStart,
-    Work,
     hold_out,
     require_finite_loss,
 )
@@ -68,6 +66,7 @@ from tformer.tasks.continuations import PAIR_OPTIONS, score_lines, score_report
 from tformer.tasks.sequence_teacher import translate_sources, weights_digest
 from tformer.tasks.tokenizers import LEFT_OUT, Texts, decoder_context, obtain_tokenizers
 from tformer.tokenizer import Tokenizer
+from tformer.workers.work import ShouldStop, Work
 
 BATCH_TOKENS = 4096  # of the longer side, for the loss
 BATCH_SENTENCES = 32  # decoded at a time
@@ -204,20 +203,18 @@ class Pairs(Task):
         if not len(pairs):
             raise InputError(f"{name}: no pairs to evaluate")
         if options.score:
-            with work.progress("scoring", unit="pairs") as progress:
+            with work.part("scoring", unit="pairs") as part:
                 scores = score_pairs(
                     loaded.model,
                     pairs,
                     start_ids=loaded.decoder_tokens.prefix,
                     vocab_size=loaded.target_tokenizer.vocab_size,
                     batch_tokens=BATCH_TOKENS,
-                    should_stop=work.should_stop,
-                    progress=progress,
-                    worker=work.worker,
+                    work=part,
                 )
             work.require_finished("before every pair was read")
             return {"data": name, **score_report(scores)}
-        with work.progress("reading the pairs", unit="pairs") as progress:
+        with work.part("reading the pairs", unit="pairs") as part:
             metrics: dict[str, Any] = evaluate_pairs(
                 loaded.model,
                 _objective(loaded),
@@ -225,9 +222,7 @@ class Pairs(Task):
                 batch_tokens=BATCH_TOKENS,
                 batch_size=options.batch_size,
                 seed=loaded.recipe.seed,
-                should_stop=work.should_stop,
-                progress=progress,
-                worker=work.worker,
+                work=part,
             )
         work.require_finished("before every pair was read")
         require_finite_loss(metrics["loss"])
@@ -282,23 +277,22 @@ class PairValidation:
 
     def validate(self, held_out: PairTokens, model: Transformer, objective: Objective, work: Work) -> dict[str, Any]:
         """The loss on the targets, and BLEU, chrF and exact matches of the model's own outputs."""
-        with work.progress("validating", total=len(held_out), unit="pairs") as report:
+        with work.part("validating", total=len(held_out), unit="pairs") as part:
             metrics: dict[str, Any] = evaluate_pairs(
                 model,
                 objective,
                 held_out,
                 batch_tokens=BATCH_TOKENS,
                 seed=self.recipe.seed,
-                should_stop=work.should_stop,
-                progress=report,
+                work=part,
             )
         if self.beam is not None and not work.should_stop():
             count = min(len(held_out), self.recipe.training.valid_sentences or len(held_out))
             numbers = np.arange(count)  # the first pairs; of several tasks a share of each
             decoded = held_out.subset(numbers * len(held_out) // count if held_out.named_tasks else numbers)
             translator = self._translator(model, self.beam)
-            with work.progress("decoding the validation data", total=count, unit="pairs") as report:
-                outputs = translate_pairs(translator, decoded, should_stop=work.should_stop, progress=report)
+            with work.part("decoding the validation data", total=count, unit="pairs") as part:
+                outputs = translate_pairs(translator, decoded, work=part)
             metrics |= output_metrics(outputs, decoded)
         return metrics
 
@@ -373,7 +367,7 @@ def _tokenise(
     drops_overlong = recipe.data.overlong == "drop" and not keep_all  # then nothing is ever cut
     refuses = whole and not drops_overlong
     seq_len, target_seq_len = (longest, longest) if refuses else (recipe.seq_len, recipe.target_seq_len)
-    with work.progress(f"tokenising {source.name}", unit="B") as report:
+    with work.part(f"tokenising {source.name}", unit="B") as part:
         return tokenise_pairs(
             [source],
             *tokenizers,
@@ -384,8 +378,7 @@ def _tokenise(
             max_length_ratio=recipe.data.max_length_ratio,
             keep_all=keep_all,
             tasks=tasks,
-            progress=report,
-            should_stop=work.should_stop,
+            work=part,
         )
 
 
@@ -442,14 +435,12 @@ def _decoded(
         # The first process compiles kernels for all.
         work.worker.in_turn(lambda: prepare_inference(loaded.model, loaded.model.compute_dtype))
     began = time.perf_counter()
-    with work.progress("decoding", unit="pairs") as progress:
+    with work.part("decoding", unit="pairs") as part:
         outputs = translate_pairs(
             translator,
             pairs,
             batch_size=options.batch_size or BATCH_SENTENCES,
-            should_stop=work.should_stop,
-            progress=progress,
-            worker=work.worker,
+            work=part,
         )
     work.require_finished("before every pair was read")
     seconds = time.perf_counter() - began

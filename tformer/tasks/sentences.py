@@ -13,12 +13,13 @@ from tformer.objectives import build_objective
 from tformer.objectives.base import ObjectiveContext
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
-from tformer.tasks.base import ChosenData, GivenExample, HeldOut, Tokenizers, TrainingData, TrainingStart, Work
+from tformer.tasks.base import ChosenData, GivenExample, HeldOut, Tokenizers, TrainingData, TrainingStart
 from tformer.tasks.labelled import labelled_sample
 from tformer.tasks.masked_text import MaskedText, corruption_context, loaded_objective
 from tformer.tasks.text import NO_DATA, open_text, tokenizer_documents
 from tformer.tasks.tokenizers import obtain_tokenizer
 from tformer.tokenizer import Tokenizer
+from tformer.workers.work import Work
 
 VALIDATION_PAIRS = 64  # of a batch
 
@@ -80,8 +81,8 @@ class Sentences(MaskedText):
 
 
 def _read_sentences(sources: Sequence[TextSource], tokenizer: Tokenizer, work: Work) -> SentenceCorpus:
-    with work.progress(f"splitting {', '.join(source.name for source in sources)} into sentences", unit="B") as report:
-        return prepare_sentences(sources, tokenizer, progress=report, should_stop=work.should_stop)
+    with work.part(f"splitting {', '.join(source.name for source in sources)} into sentences", unit="B") as part:
+        return prepare_sentences(sources, tokenizer, work=part)
 
 
 def _pairs(recipe: Recipe, sentences: SentenceCorpus, tokenizer: Tokenizer) -> SentencePairs:

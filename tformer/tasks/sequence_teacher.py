@@ -28,7 +28,7 @@ from tformer.metrics import bleu
 from tformer.model import Transformer
 from tformer.support.device import default_cache_dir
 from tformer.support.errors import InputError, Interrupted, cannot_write
-from tformer.tasks.base import Work
+from tformer.workers.work import Work
 
 SENTENCES = 512
 """Sentences translated between two writes, sorted by length; the most that an interruption loses."""
@@ -107,16 +107,16 @@ def _translate_rest(
 ) -> None:
     """Translate the remaining sources; append to `outputs` and to the file."""
     translator = translator_of(teacher, too_long="cut")
-    with work.progress(f"translating {name}", total=len(texts), unit="texts") as report:
+    with work.part(f"translating {name}", total=len(texts), unit="texts") as part:
         while len(outputs) < len(texts):
             done = len(outputs)
             sources = [source for source, _ in texts[done : done + SENTENCES]]
             seen = iter(range(done + 1, done + len(sources) + 1))
             found = translator.translate(
                 sources,
-                should_stop=work.should_stop,
+                should_stop=part.should_stop,
                 first_row=done,
-                on_text=lambda *_, seen=seen: report(next(seen), len(texts)),
+                on_text=lambda *_, seen=seen: part.report(next(seen), len(texts)),
             )
             if work.should_stop():
                 raise Interrupted(

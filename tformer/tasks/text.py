@@ -38,17 +38,16 @@ from tformer.tasks.base import (
     GivenExample,
     HeldOut,
     RowKeys,
-    ShouldStop,
     Task,
     Tokenizers,
     TrainingData,
     TrainingStart,
-    Work,
     hold_out,
     require_finite_loss,
 )
 from tformer.tasks.tokenizers import LEFT_OUT, Texts, obtain_tokenizer, text_context
 from tformer.tokenizer import Tokenizer
+from tformer.workers.work import ShouldStop, Work
 
 TEXT_OPTIONS = frozenset({"text_column", "invalid_utf8", "seq_len"})
 NO_DATA = "no --data: training on the documentation that comes with Python (builtin:python-docs)"
@@ -191,14 +190,13 @@ class CorpusTask(Task):
 
 def read_corpus(source: TextSource, tokenizer: Tokenizer, work: Work) -> TokenCorpus:
     """The tokens of a source, from the cache or made now."""
-    with work.progress(f"tokenising {source.name}", total=source.size_bytes(), unit="B") as report:
+    with work.part(f"tokenising {source.name}", total=source.size_bytes(), unit="B") as part:
         return token_corpus(
             source,
             tokenizer,
             cache_dir=work.cache_dir,
             workers=work.workers,
-            progress=report,
-            should_stop=work.should_stop,
+            work=part,
         )
 
 
@@ -230,7 +228,8 @@ class Text(CorpusTask):
         work: Work,
     ) -> dict[str, Any]:
         parts: list[dict[str, Any]] = []
-        with work.progress("validating", total=sum(len(corpus) - 1 for corpus in corpora), unit="tokens") as report:
+        total = sum(len(corpus) - 1 for corpus in corpora)
+        with work.part("validating", total=total, unit="tokens") as part:
             for corpus in corpora:
                 parts.append(
                     evaluate_lm(
@@ -239,8 +238,7 @@ class Text(CorpusTask):
                         seq_len=recipe.seq_len,
                         batch_size=validation_batch(recipe.seq_len),
                         document_mask=isolates_documents(recipe.data),
-                        progress=lambda done, _, before=sum(part["tokens"] for part in parts): report(before + done),
-                        should_stop=work.should_stop,
+                        work=part.piece(sum(each["tokens"] for each in parts), total),
                     )
                 )
         metrics = combine_validation(parts)
@@ -278,20 +276,18 @@ class Text(CorpusTask):
         corpora, name = self.read(loaded, data, work)
         parts = []
         for corpus in corpora:
-            with work.progress(f"evaluating {corpus.name}", unit="tokens") as progress:
-                part = evaluate_lm(
+            with work.part(f"evaluating {corpus.name}", unit="tokens") as part:
+                metrics = evaluate_lm(
                     loaded.model,
                     corpus,
                     seq_len=recipe.seq_len,
                     batch_size=options.batch_size or EVALUATION_WINDOWS,
                     stride=stride,
                     document_mask=isolates_documents(recipe.data),
-                    progress=progress,
-                    should_stop=work.should_stop,
-                    worker=work.worker,
+                    work=part,
                 )
             work.require_finished("before the whole text was read")
-            parts.append(part)
+            parts.append(metrics)
         metrics = combine_validation(parts)
         require_finite_loss(metrics["loss"])
         return {"data": name, **metrics, "seq_len": recipe.seq_len, "stride": stride or recipe.seq_len}

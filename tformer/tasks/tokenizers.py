@@ -25,9 +25,10 @@ from tformer.support import __version__
 from tformer.support.device import default_cache_dir
 from tformer.support.errors import InputError, TformerError
 from tformer.support.files import make_folders, write_text
-from tformer.tasks.base import TrainingStart, Work
+from tformer.tasks.base import TrainingStart
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 from tformer.tokenizer.decoding import word_starts
+from tformer.workers.work import Work
 
 SENTENCE_ENDS = (".", "!", "?", "。")
 """Last characters of tokens that can end a sentence, apart from closing quotes and brackets."""
@@ -175,10 +176,8 @@ def _trained(texts: Texts, options: TokenizerOptions, work: Work) -> Tokenizer:
     if file.is_file():
         with suppress(InputError):  # damaged: train it again
             return Tokenizer.load(file)
-    with work.progress("training the tokenizer", total=texts.size_bytes, unit="B") as report:
-        tokenizer = train_tokenizer(
-            texts.read, options, size_bytes=texts.size_bytes, progress=report, should_stop=work.should_stop
-        )
+    with work.part("training the tokenizer", total=texts.size_bytes, unit="B") as part:
+        tokenizer = train_tokenizer(texts.read, options, size_bytes=texts.size_bytes, work=part)
     with suppress(OSError, TformerError):  # a cache that cannot be written is no error
         make_folders(file.parent)
         write_text(file, tokenizer.to_json())

@@ -38,6 +38,7 @@ from tformer.tokenizer.pipeline import (
 from tformer.tokenizer.special import last_tokens, sentinel_tokens, special_tokens
 from tformer.tokenizer.tokenizer import Tokenizer
 from tformer.tokenizer.unigram import most_frequent, train_pieces
+from tformer.workers.work import QUIET, Work
 
 CHUNK_CHARACTERS = 16_384
 UNSEEN_EVERY = 50  # one in this number of chunks is withheld from training, to report on unseen text
@@ -187,21 +188,18 @@ def train_with_facts(
     options: TokenizerOptions,
     *,
     size_bytes: int | None = None,
-    progress: Callable[..., None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
+    work: Work = QUIET,
 ) -> Trained:
     """Train on `documents()`, a fresh iterator over texts at each call, read lazily.
 
     The text is read once more to measure it, unless `size_bytes` shows that no sample is needed.
-    `progress(done_bytes, total_bytes)` reports the reading; `should_stop` is polled throughout. Raises InputError
-    for a text or a vocabulary that is too small, Interrupted when `should_stop` returns True.
+    `work` reports the bytes read, and is polled throughout. Raises InputError for a text or a vocabulary that is too
+    small, Interrupted if `work` is stopped.
     """
     started = time.monotonic()
-    stopped = should_stop or (lambda: False)
-    report_progress = progress or (lambda done, total=None: None)
 
     def check_stop() -> None:
-        if stopped():
+        if work.should_stop():
             raise Interrupted("tokenizer training interrupted, nothing written", signal_number=signal.SIGINT)
 
     taken = {*special_tokens(options), *sentinel_tokens(options), *byte_tokens(options)}
@@ -223,9 +221,9 @@ def train_with_facts(
         def check(seen_bytes: int) -> None:
             check_stop()
             if total is None:
-                report_progress(seen_bytes, None)
+                work.report(seen_bytes, None)
             else:
-                report_progress(min(number * total + seen_bytes, readings * total), readings * total)
+                work.report(min(number * total + seen_bytes, readings * total), readings * total)
 
         return Feed(documents, share=share, withhold=options.model != "char", check=check)
 
@@ -255,7 +253,7 @@ def train_with_facts(
             "no text to train a tokenizer on: "
             + ("the input is empty" if feed.seen_bytes == 0 else "the input contains only white space")
         )
-    report_progress(readings * feed.seen_bytes, readings * feed.seen_bytes)
+    work.report(readings * feed.seen_bytes, readings * feed.seen_bytes)
     tokenizer = Tokenizer.from_json(finished(rust, options))
     _check_lossless(tokenizer, feed)
     facts = TrainingFacts(
@@ -350,13 +348,13 @@ def _in_thread(
     """
     failures: list[BaseException] = []
 
-    def work() -> None:
+    def train_in_thread() -> None:
         try:
             train()
         except BaseException as error:  # panics of the library do not derive from Exception
             failures.append(error)
 
-    thread = threading.Thread(target=work, name="tokenizer-training", daemon=True)
+    thread = threading.Thread(target=train_in_thread, name="tokenizer-training", daemon=True)
     thread.start()
     try:
         while thread.is_alive() and feed.failure is None:

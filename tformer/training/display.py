@@ -17,8 +17,8 @@ from rich.table import Column
 
 from tformer.support.errors import visible
 from tformer.support.formatting import clock, short_rate
-from tformer.tasks.base import Progress as WorkProgress
-from tformer.tasks.base import no_progress
+from tformer.workers.work import Progress as WorkProgress
+from tformer.workers.work import no_progress
 
 COLUMNS_OF_A_BAR = 110
 """Columns of a terminal in which the bar and the figures share one line."""

@@ -23,15 +23,16 @@ import torch
 from torch import Tensor
 
 from tformer.checkpoint.tensor_files import TensorSpec, read_header
-from tformer.data.sources.files import FoundFile, decode_text, raise_if_stopped, read_bytes, split_lines, unchanged
+from tformer.data.sources.files import FoundFile, decode_text, read_bytes, split_lines, unchanged
 from tformer.model import Transformer
 from tformer.optim.shards import Shards, local
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
 from tformer.support.files import open_regular
 from tformer.support.formatting import whole_number
-from tformer.tasks.base import TrainingData, Work
+from tformer.tasks.base import TrainingData
 from tformer.tokenizer import Tokenizer
+from tformer.workers.work import Work
 
 WORD_MARKS = ("▁", "Ġ")
 """First characters of tokens that begin a word: SentencePiece's and byte-level BPE's."""
@@ -176,7 +177,7 @@ def _read_text(path: Path, vectors: Vectors, tokenizer: Tokenizer, work: Work) -
     columns, header, words, number = vectors.rows.shape[1], None, 0, 0
     for number, line in enumerate(split_lines(text, name=str(path)), start=1):
         if number % LINES_BETWEEN_POLLS == 0:
-            raise_if_stopped(work.should_stop, f"reading {path}")
+            work.raise_if_stopped(f"reading {path}")
         line = line.rstrip(" \n")
         if number == 1:
             header = _header(line)
@@ -258,7 +259,7 @@ def _read_matrix(path: Path, vectors: Vectors, tokenizer: Tokenizer, work: Work)
         stream.seek(len(header) + spec.start)
         block = max(1, BLOCK_BYTES // (columns * spec.dtype.itemsize))
         for start in range(0, len(words), block):
-            raise_if_stopped(work.should_stop, f"reading {path}")
+            work.raise_if_stopped(f"reading {path}")
             number = min(block, count - start)
             content = bytearray(stream.read(number * columns * spec.dtype.itemsize))
             rows_nE = torch.frombuffer(content, dtype=spec.dtype).view(number, columns).float()

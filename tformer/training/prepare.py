@@ -35,7 +35,7 @@ from tformer.support.files import require_writable_folder
 from tformer.support.formatting import plural
 from tformer.support.processes import available_cores
 from tformer.tasks import task_of
-from tformer.tasks.base import TrainingData, Work
+from tformer.tasks.base import TrainingData
 from tformer.tasks.example import example_document
 from tformer.training.assemble import (
     Models,
@@ -49,6 +49,7 @@ from tformer.training.assemble import (
 from tformer.training.embeddings import Vectors, read_embeddings
 from tformer.training.request import RUNS, Start
 from tformer.training.teacher import check_vocabulary
+from tformer.workers.work import Work
 
 DEFAULT_EVERY = 500
 """Default maximum of steps between validations, and between checkpoints, of a training without epochs."""

@@ -27,7 +27,7 @@ from tformer.support.device import bound_products
 from tformer.support.errors import InputError, Interrupted
 from tformer.support.files import require_room, write_text
 from tformer.support.processes import ScratchFolder
-from tformer.tasks.base import Progress, ShouldStop, Work, WriteSample
+from tformer.tasks.base import WriteSample
 from tformer.training import assemble
 from tformer.training.display import Console, TrainingDisplay
 from tformer.training.embeddings import write_embeddings
@@ -42,6 +42,7 @@ from tformer.training.state import LossScaler, TrainerState
 from tformer.training.teacher import make_distillation
 from tformer.training.together import find_shared_start, prepare_together, require_same_command
 from tformer.workers.launch import number_of_workers
+from tformer.workers.work import QUIET, Work
 from tformer.workers.worker import Worker, is_lost
 
 RATE_DIGITS = 6
@@ -52,15 +53,14 @@ def run_training(
     options: TrainOptions,
     *,
     console: Console,
-    progress: Progress,
-    should_stop: ShouldStop,
+    work: Work = QUIET,
     training_begins: Callable[[], None] = lambda: None,
     began: float,
     worker: Worker | None = None,
 ) -> dict[str, Any]:
     """Train, and return the summary that `--json` prints: run, checkpoint, step, and the last metrics.
 
-    training_begins: called after preparation; from then on `should_stop` is polled between steps only.
+    training_begins: called after preparation; from then on `work` is polled between steps only.
     began: `time.monotonic()` when the command started; `--max-minutes` counts from there.
     worker: this process as one of several; all of them call this function, and the leader returns the summary.
     Raises InputError before anything is written; Interrupted after the checkpoint is saved.
@@ -76,15 +76,15 @@ def run_training(
         if worker.leads and not options.dry_run:
             check_target(start)
         cache_dir = scratch if options.dry_run else None
-        work = Work(progress, should_stop, partial(console.print, markup=False), cache_dir, options.workers)
+        work = replace(work, note=partial(console.print, markup=False), cache_dir=cache_dir, workers=options.workers)
         prepared = prepare_together(start, work, worker)
-        if should_stop():
+        if work.should_stop():
             raise Interrupted("interrupted before training began; no run was started", signal_number=signal.SIGINT)
         if options.dry_run:
             return describe(prepared, devices=devices)
         training_begins()
         with worker.joined(timeout_minutes=prepared.recipe.training.parallel.timeout_minutes):
-            with progress("making the model"):
+            with work.progress("making the model"):
                 log_to = logger_names(options.log_to)
                 session = Session(prepared, console=console, work=work, began=began, log_to=log_to, worker=worker)
             with session.run:

@@ -22,10 +22,10 @@ from tformer.support import __version__
 from tformer.support.device import Precision
 from tformer.support.errors import InputError
 from tformer.support.options import flag_of
-from tformer.tasks.base import Work
 from tformer.training.options import TrainOptions
 from tformer.training.prepare import Prepared, choose_parallel, prepare
 from tformer.training.request import Start, find_start
+from tformer.workers.work import Work
 from tformer.workers.worker import Worker
 
 SAME_COMMAND = "start the same command with the same tformer on every machine"

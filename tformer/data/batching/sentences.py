@@ -30,10 +30,11 @@ from tformer.data.permutation import derive_key, permute
 from tformer.data.shards.corpus import Example
 from tformer.data.shards.template import fitting_sizes, pair_template, text_room
 from tformer.data.shards.token_files import DOCUMENT_END, in_batches
-from tformer.data.sources.files import Piece, Progress, ShouldStop, total_bytes
+from tformer.data.sources.files import Piece, total_bytes
 from tformer.data.sources.text import TextSource
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
+from tformer.workers.work import QUIET, Work
 
 MAX_TOKENS = 1 << 29  # 2 GB
 SHORT_SHARE = 0.1  # of the spans: those with a random length instead of the greatest
@@ -134,13 +135,12 @@ def prepare_sentences(
     sources: Sequence[TextSource],
     tokenizer: Tokenizer,
     *,
-    progress: Progress | None = None,
-    should_stop: ShouldStop | None = None,
+    work: Work = QUIET,
 ) -> SentenceCorpus:
     """Split and tokenise all documents of the sources.
 
-    `progress(done_bytes, total_bytes or None)` and `should_stop()` are called about once a megabyte. Raises Interrupted
-    if the latter returns true; InputError for more than `MAX_TOKENS` tokens.
+    `work` reports the bytes done and is polled about once a megabyte. Raises Interrupted if it is stopped; InputError
+    for more than `MAX_TOKENS` tokens.
     """
     total = total_bytes(sources)
     name = ", ".join(source.name for source in sources)
@@ -150,11 +150,10 @@ def prepare_sentences(
             sentences_of(source.documents()),
             lambda sentence: len(sentence.text) + 1,
             task=f"tokenising {name}",
-            should_stop=should_stop,
+            work=work,
         ):
             builder.add(batch, tokenizer.encode_batch([f" {sentence.text}" for sentence in batch]))
-            if progress is not None:
-                progress(builder.num_bytes, total)
+            work.report(builder.num_bytes, total)
         builder.end_source()
     return builder.finish()
 

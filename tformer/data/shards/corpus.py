@@ -35,12 +35,12 @@ from tformer.data.shards import token_files
 from tformer.data.shards.array_files import MEMORY_BYTES, ArrayFile
 from tformer.data.shards.entry_writer import read_record, record_time, write_entry
 from tformer.data.shards.token_files import DamagedShardError, damaged, shard_path, storage_error, token_dtype
-from tformer.data.sources.files import Progress, ShouldStop, raise_if_stopped
 from tformer.data.sources.text import TextSource
 from tformer.support import files
 from tformer.support.errors import InputError, StorageError
 from tformer.support.processes import ScratchFolder
 from tformer.tokenizer import Tokenizer
+from tformer.workers.work import QUIET, Work
 
 WAIT_SECONDS = 0.2  # between two looks at a text that another process tokenises
 KEPT_SECONDS = 7 * 24 * 3600  # that the files of a killed process are kept for the next one to go on
@@ -202,16 +202,15 @@ def token_corpus(
     *,
     cache_dir: Path | str | None = None,
     workers: int | None = None,
-    progress: Progress | None = None,
-    should_stop: ShouldStop | None = None,
+    work: Work = QUIET,
 ) -> TokenCorpus:
     """The source's tokens, from the cache or made now, in memory that does not grow with the text.
 
     workers: processes that encode, see `encoded_batches`; the files are the same with any number.
 
-    `progress(done_bytes, total_bytes or None)` and `should_stop()` are called about once a megabyte. Raises Interrupted
-    if the latter returns true, and leaves no files behind, or those from which the next process goes on; InputError
-    for text without tokens; StorageError for a full disk.
+    `work` reports the bytes done and is polled about once a megabyte. Raises Interrupted if it is stopped, and leaves
+    no files behind, or those from which the next process goes on; InputError for text without tokens; StorageError for
+    a full disk.
     """
     token_dtype(tokenizer.vocab_size)
     if cache_dir is None:
@@ -229,14 +228,14 @@ def token_corpus(
     total, task = source.size_bytes(), f"waiting for another process that tokenises {source.name}"
 
     def wait(folder: Path) -> None:
-        raise_if_stopped(should_stop, task)
-        if progress is not None and (record := read_record(folder)) is not None:
-            progress(record.num_bytes, total)
+        work.raise_if_stopped(task)
+        if (record := read_record(folder)) is not None:
+            work.report(record.num_bytes, total)
         time.sleep(WAIT_SECONDS)
 
     with _unfinished(home, key, wait) as folder:
         if not _is_whole(home / key, source.name, tokenizer):  # else another process made it meanwhile
-            write_entry(folder, source, tokenizer, workers=workers, progress=progress, should_stop=should_stop)
+            write_entry(folder, source, tokenizer, workers=workers, work=work)
             _publish(folder, home / key)
     return _open_entry(home / key, source.name, tokenizer, notes=notes + fallback, owner=owner)
 

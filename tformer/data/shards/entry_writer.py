@@ -31,11 +31,12 @@ from tformer.data.shards.token_files import (
     storage_error,
     token_dtype,
 )
-from tformer.data.sources.files import Piece, Progress, ShouldStop
+from tformer.data.sources.files import Piece
 from tformer.data.sources.text import TextSource
 from tformer.support import __version__, files
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
+from tformer.workers.work import Work
 
 RECORD = "progress"
 RECORD_BYTES = 64 << 20  # of text between two records
@@ -100,8 +101,7 @@ def write_entry(
     tokenizer: Tokenizer,
     *,
     workers: int | None,
-    progress: Progress | None,
-    should_stop: ShouldStop | None,
+    work: Work,
 ) -> None:
     """Fill `folder`, or go on with what it holds. Raises InputError, StorageError, Interrupted, and what
     `encoded_batches` raises.
@@ -110,7 +110,7 @@ def write_entry(
 
     def batches() -> Iterator[list[Piece]]:
         chunks = safe_chunks(source.documents())
-        return in_batches(chunks, lambda chunk: len(chunk.text) + 1, task=task, should_stop=should_stop)
+        return in_batches(chunks, lambda chunk: len(chunk.text) + 1, task=task, work=work)
 
     text, todo = batches(), hashlib.sha256()
     record = read_record(folder)
@@ -129,8 +129,7 @@ def write_entry(
         for chunks, ids, lengths in encoded:
             entry.add(chunks, ids, lengths)
             entry.record_if_due()
-            if progress is not None:
-                progress(entry.written.num_bytes, total)
+            work.report(entry.written.num_bytes, total)
         entry.finish()
 
 

@@ -15,12 +15,12 @@ import numpy as np
 from tformer.data.shards.corpus import Example
 from tformer.data.shards.template import Ragged, assemble, pair_template, single_template, text_room
 from tformer.data.shards.token_files import in_batches, token_dtype
-from tformer.data.sources.files import Progress, ShouldStop
 from tformer.data.sources.labelled import LabelIndex, hold_out
 from tformer.data.sources.tables import LabelledRow
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.pieces import Truncation
+from tformer.workers.work import QUIET, Work
 
 
 class RowSource(Protocol):
@@ -104,18 +104,17 @@ def tokenise_labelled(
     numeric: bool = False,
     truncation: Truncation = "head",
     token_types: bool = False,
-    progress: Progress | None = None,
-    should_stop: ShouldStop | None = None,
+    work: Work = QUIET,
 ) -> LabelledTokens:
     """All rows of the sources, read and tokenised.
 
     Args:
         index: of the labels; None: `numeric` scores, or no labels.
         token_types: pairs get `token_type_ids`, for a model that uses them.
-        progress: called with the characters done and their total.
+        work: reports the characters done.
 
     Raises InputError for a wrong row, an unknown label, or no room beside the special tokens; Interrupted if
-    `should_stop` returns true.
+    `work` is stopped.
     """
     rows = [row for source in sources for row in source.rows()]
     name = ", ".join(dict.fromkeys(source.name for source in sources))
@@ -134,7 +133,7 @@ def tokenise_labelled(
         rows,
         lambda row: len(row.text) + len(row.text2 or "") + 1,
         task=f"tokenising {name}",
-        should_stop=should_stop,
+        work=work,
     ):
         texts = [text for row in batch for text in ((row.text, row.text2 or "") if is_pair else (row.text,))]
         encoded = tokenizer.encode_batch(texts, most=room, keep=truncation)
@@ -143,8 +142,7 @@ def tokenise_labelled(
         types.append((types_m.astype(np.uint8), lengths_n))
         truncated += cut
         done += sum(map(len, texts))
-        if progress is not None:
-            progress(done, total)
+        work.report(done, total)
     parts = [source.fingerprint() for source in sources]
     key = f"{parts} {tokenizer.sha256} {seq_len} {truncation} {index}"
     return LabelledTokens(

@@ -24,11 +24,12 @@ import numpy as np
 from tformer.data.permutation import derive_key
 from tformer.data.shards.template import Ragged, TextTemplate, assemble, single_template, text_room, texts_as_bytes
 from tformer.data.shards.token_files import in_batches, token_dtype
-from tformer.data.sources.files import Progress, ShouldStop, total_bytes
+from tformer.data.sources.files import total_bytes
 from tformer.data.sources.tables import PairRow
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.pieces import size_for_message
+from tformer.workers.work import QUIET, Work
 
 Overlong = Literal["drop", "truncate", "refuse"]
 
@@ -307,8 +308,7 @@ def tokenise_pairs(
     max_length_ratio: float | None = None,
     keep_all: bool = False,
     tasks: Sequence[str] = (),
-    progress: Progress | None = None,
-    should_stop: ShouldStop | None = None,
+    work: Work = QUIET,
 ) -> PairTokens:
     """All rows of the sources, read and tokenised.
 
@@ -319,10 +319,10 @@ def tokenise_pairs(
         max_length_ratio: of the token counts of both sides, without special tokens and before cutting.
         keep_all: for evaluation: no pair is left out, longer ones are cut (or an error).
         tasks: names that are numbered first, so that sets tokenised one by one agree; others follow in order.
-        progress: called with the bytes done and their total.
+        work: reports the bytes done.
 
     Raises InputError: a wrong row, no room beside the special tokens, no pair left, a pair that is refused for its
-    length; Interrupted if `should_stop` returns true.
+    length; Interrupted if `work` is stopped.
     """
     name = ", ".join(dict.fromkeys(source.name for source in sources))
     template = single_template(tokenizer)
@@ -338,7 +338,7 @@ def tokenise_pairs(
     total, done = total_bytes(sources), 0
     rows = (row for source in sources for row in source.rows())
     for batch in in_batches(
-        rows, lambda row: len(row.source) + len(row.target) + 2, task=f"tokenising {name}", should_stop=should_stop
+        rows, lambda row: len(row.source) + len(row.target) + 2, task=f"tokenising {name}", work=work
     ):
         texts = [[row.source for row in batch], [row.target for row in batch]]
         encoded = [
@@ -352,8 +352,7 @@ def tokenise_pairs(
             side.add([strings[n] for n in kept], [ids[n] for n in kept])
         numbers += [task_ids.setdefault(batch[n].task, len(task_ids)) for n in kept]
         done += sum(len(row.source.encode()) + len(row.target.encode()) + 2 for row in batch)
-        if progress is not None:
-            progress(done if total is None else min(done, total), total)
+        work.report(done if total is None else min(done, total), total)
     if not numbers:
         raise pair_filter.nothing_left(name)
     settings = (seq_len, target_seq_len, eos, overlong, max_length_ratio, keep_all, tuple(task_ids))

@@ -32,10 +32,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tformer.data.sources.files import Piece, ShouldStop, raise_if_stopped
+from tformer.data.sources.files import Piece
 from tformer.support import files
 from tformer.support.errors import InputError, StorageError, cannot_write
 from tformer.tokenizer.pieces import BATCH_CHARACTERS, batches_of, find_cut
+from tformer.workers.work import Work
 
 MARK_BYTES = 4096  # at least this much text between two marks
 DOCUMENT_END = b"\xff"  # in the text's hash: a byte that UTF-8 never has
@@ -218,14 +219,14 @@ def in_batches(
     characters: Callable[[Item], int],
     *,
     task: str,
-    should_stop: ShouldStop | None,
+    work: Work,
 ) -> Iterator[list[Item]]:
     """The items in batches of about `BATCH_CHARACTERS`, counted by `characters` (at least 1: a batch of any must end).
 
-    Raises Interrupted, with the name of the task, before a batch if `should_stop` returns true.
+    Raises Interrupted, with the name of the task, before a batch if `work` is stopped.
     """
     for batch in batches_of(items, characters, size=BATCH_CHARACTERS):
-        raise_if_stopped(should_stop, task)
+        work.raise_if_stopped(task)
         yield batch
 
 

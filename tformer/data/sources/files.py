@@ -15,7 +15,6 @@ import glob
 import hashlib
 import importlib
 import os
-import signal
 import stat
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 from tformer.data.sources.remote import RemoteFile, find, is_url
-from tformer.support.errors import InputError, Interrupted, StorageError
+from tformer.support.errors import InputError, StorageError
 from tformer.support.files import open_stream
 
 STANDARD_INPUT = "-"
@@ -41,9 +40,6 @@ MAX_ROW_CHARACTERS = 1 << 26  # of jsonl, csv and tsv, where a row is parsed who
 FilePath = Path | RemoteFile
 Item = TypeVar("Item")
 Errors = Literal["strict", "replace"]
-Progress = Callable[[int, int | None], object]
-"""Called with the amount done and the total (None: unknown)."""
-ShouldStop = Callable[[], bool]
 
 MAGIC_HINTS = (  # for files that are not UTF-8
     (b"\xff\xfe", "it looks like UTF-16: convert it, for example with `iconv -f UTF-16 -t UTF-8`"),
@@ -53,12 +49,6 @@ MAGIC_HINTS = (  # for files that are not UTF-8
     (b"PK\x03\x04", "it looks like a zip archive: unpack it and give the folder"),
     (b"PAR1", "it looks like Parquet: name it with the ending .parquet"),
 )
-
-
-def raise_if_stopped(should_stop: ShouldStop | None, task: str) -> None:
-    """Raise Interrupted, which names the task, if `should_stop` returns true."""
-    if should_stop is not None and should_stop():
-        raise Interrupted(f"interrupted while {task}", signal_number=signal.SIGINT)
 
 
 # -- text --------------------------------------------------------------------------------------------------------------

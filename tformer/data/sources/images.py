@@ -20,11 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tformer.data.sources.files import STANDARD_INPUT, Progress, ShouldStop, expanded, raise_if_stopped
+from tformer.data.sources.files import STANDARD_INPUT, expanded
 from tformer.data.sources.image_files import LAYOUT_HINT, MODES, Decoded, find_images, is_idx, open_idx, pillow_warnings
 from tformer.data.sources.labelled import LabelIndex, hold_out
 from tformer.data.sources.remote import is_url
 from tformer.support.errors import InputError
+from tformer.workers.work import QUIET, Work
 
 MEMORY_BYTES = 2 << 30
 THREADS = 4
@@ -125,8 +126,7 @@ def open_images(
     channels: int,
     label_names: Sequence[str] = (),
     needs_label: bool = True,
-    progress: Progress | None = None,
-    should_stop: ShouldStop | None = None,
+    work: Work = QUIET,
 ) -> ImageSet:
     """A folder or .zip with a folder per class, or an IDX file of images with its labels beside it.
 
@@ -137,7 +137,7 @@ def open_images(
         needs_label: False: images in any folders, a single image, or an IDX file without labels are read too.
 
     Raises InputError: nothing there, no image, a damaged one, no classes or one only, an empty one, an unknown label;
-    Interrupted if `should_stop` returns true.
+    Interrupted if `work` is stopped.
     """
     if str(path) == STANDARD_INPUT:
         raise InputError("images cannot come from standard input", hint=LAYOUT_HINT)
@@ -175,9 +175,7 @@ def open_images(
         return images
     resized = recoloured = 0
     if pixels is None:
-        pixels, resized, recoloured = _decode_many(
-            decode, np.arange(count), shape, name=str(path), progress=progress, should_stop=should_stop
-        )
+        pixels, resized, recoloured = _decode_many(decode, np.arange(count), shape, name=str(path), work=work)
     images.gather = pixels.__getitem__
     images.notes = _notes(str(path), count, resized=resized, recoloured=recoloured, size=size, channels=channels)
     return images
@@ -243,14 +241,13 @@ def _decode_many(
     shape: tuple[int, int, int],
     *,
     name: str = "",
-    progress: Progress | None = None,
-    should_stop: ShouldStop | None = None,
+    work: Work = QUIET,
 ) -> tuple[np.ndarray, int, int]:
     """(uint8 [B, C, Y, X], number resized, number recoloured). Of several damaged images the first is reported."""
     count = len(numbers)
     pixels = np.empty((count, *shape), dtype=np.uint8)
 
-    def work(start: int) -> tuple[int, int]:
+    def decode_chunk(start: int) -> tuple[int, int]:
         resized = recoloured = 0
         for place in range(start, min(start + CHUNK, count)):
             decoded = decode(int(numbers[place]))
@@ -263,11 +260,10 @@ def _decode_many(
     with pillow_warnings():
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="images")
         try:
-            for done, part in enumerate(pool.map(work, range(0, count, CHUNK)), 1):
-                raise_if_stopped(should_stop, f"reading {name}")
+            for done, part in enumerate(pool.map(decode_chunk, range(0, count, CHUNK)), 1):
+                work.raise_if_stopped(f"reading {name}")
                 resized, recoloured = resized + part[0], recoloured + part[1]
-                if progress is not None:
-                    progress(min(done * CHUNK, count), count)
+                work.report(min(done * CHUNK, count), count)
         finally:
             pool.shutdown(cancel_futures=True)
     return pixels, resized, recoloured

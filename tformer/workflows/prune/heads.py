@@ -30,6 +30,7 @@ from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.objectives.base import Objective, total_loss
 from tformer.recipe.model import Model
 from tformer.support.errors import InputError
+from tformer.workers.work import QUIET, Work
 
 
 def head_importance(
@@ -39,12 +40,11 @@ def head_importance(
     *,
     batch_size: int | None = None,
     seed: int = 0,
-    should_stop: Callable[[], bool] = lambda: False,
-    progress: Callable[..., None] | None = None,
+    work: Work = QUIET,
 ) -> dict[str, Tensor]:
     """Importance of heads: {name of an attention module: fp64 [H]}, each of Euclidean length 1 (or 0).
 
-    Every sample is read once, without dropout. After `should_stop` the result is incomplete.
+    Every sample is read once, without dropout. Once `work` is stopped, the result is incomplete.
     """
     if not len(samples):
         raise InputError("there is nothing to measure the importance of heads on: 0 examples")
@@ -57,7 +57,7 @@ def head_importance(
     try:
         with torch.enable_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
             for number, indices in enumerate(batches):
-                if should_stop():
+                if work.should_stop():
                     break
                 draw = np.random.default_rng([seed, number])
                 torch.manual_seed(derive_key("importance", seed, number))
@@ -65,8 +65,7 @@ def head_importance(
                 for name, gates_BH in gate_gradients(model, objective, batch).items():
                     totals[name] += gates_BH.abs().sum(dim=0).double().cpu()
                 done += len(indices)
-                if progress is not None:
-                    progress(done, len(samples))
+                work.report(done, len(samples))
     finally:
         model.train(was_training)
     return {name: total / max(float(total.norm()), 1e-300) for name, total in totals.items()}

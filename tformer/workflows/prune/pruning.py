@@ -27,6 +27,7 @@ from tformer.recipe.recipe import Recipe
 from tformer.support import files
 from tformer.support.errors import InputError, Interrupted, NotFiniteError
 from tformer.tasks.base import HeldOut
+from tformer.workers.work import QUIET, Work
 from tformer.workflows.prune.cut import (
     cut_head_weights,
     cut_heads,
@@ -55,8 +56,6 @@ from tformer.workflows.prune.plan import Plan
 ScoreNow = Callable[[], Score]
 """The current model's score, lower is better."""
 
-Progress = Callable[..., None]
-
 
 def check_plan(loaded: Loaded, plan: Plan) -> None:
     """Raise InputError for a plan that does not fit the model, before any data is read."""
@@ -66,18 +65,18 @@ def check_plan(loaded: Loaded, plan: Plan) -> None:
         require_prunable_heads(section, model, sides)
     if plan.cuts_layers:
         dry = replace(plan, strategy="every-other", max_trials=None) if plan.searches else plan
-        choose_layers(model, section, sides, dry, score=lambda: (), progress=lambda *_: None)
+        choose_layers(model, section, sides, dry, score=lambda: (), work=QUIET)
 
 
 def choose_layers(
-    model: Transformer, section: Model, sides: tuple[str, ...], plan: Plan, *, score: ScoreNow, progress: Progress
+    model: Transformer, section: Model, sides: tuple[str, ...], plan: Plan, *, score: ScoreNow, work: Work
 ) -> dict[str, LayerChoice]:
     """{stack: the layers that stay}.
 
     Args:
         section: the recipe's section of `model`.
         score: called by a search while `model` runs with a subset of its layers.
-        progress: called by a search with (subsets done, all).
+        work: a search reports the subsets done.
 
     Raises:
         InputError: the plan does not fit the stacks, or no layer would be removed.
@@ -92,7 +91,7 @@ def choose_layers(
             continue
         kept = num_kept(count, keep=plan.keep, rate=plan.rate, side=side)
         if plan.strategy == "search":
-            choices[side] = _search(model, side, kept, choices, plan, score=score, progress=progress)
+            choices[side] = _search(model, side, kept, choices, plan, score=score, work=work)
         elif plan.strategy == "learned":
             choices[side] = lowest_rates(getattr(model, side).layerdrop_rates(), kept)
         else:
@@ -110,7 +109,7 @@ def _search(
     plan: Plan,
     *,
     score: ScoreNow,
-    progress: Progress,
+    work: Work,
 ) -> LayerChoice:
     """The best subset of one stack's layers; a stack that was searched before runs with its chosen layers."""
     stack = getattr(model, side)
@@ -122,7 +121,7 @@ def _search(
         with only_layers(stack, subset):
             found = score()
         done += 1
-        progress(done, total)
+        work.report(done, total)
         return found
 
     with ExitStack() as others:
@@ -242,24 +241,23 @@ def prune(
     *,
     held_out: HeldOut | None = None,
     evaluate: bool = True,
-    progress: Progress = lambda *_: None,
-    should_stop: Callable[[], bool] = lambda: False,
+    work: Work = QUIET,
 ) -> Pruned:
     """Write the smaller model to a folder that does not exist yet.
 
     Args:
         held_out: data for a search, the importance of heads and the measurements; required where `plan.needs_data` or
             `evaluate`.
-        progress: called with (subsets searched or examples done, all).
+        work: reports the subsets searched or the examples done.
 
     Raises:
         InputError: the plan does not fit the model, or `out` exists; nothing is written.
         NotFiniteError: the loss of the original model is not finite; nothing is written.
         StorageError: the disk refuses; no part of the result is left.
-        Interrupted: `should_stop` returned True; nothing is written.
+        Interrupted: `work` was stopped; nothing is written.
     """
     assert held_out is not None or not (plan.needs_data or evaluate)
-    return _Pruning(loaded, plan, Path(out), held_out, evaluate, progress, should_stop).run()
+    return _Pruning(loaded, plan, Path(out), held_out, evaluate, work).run()
 
 
 @dataclass
@@ -271,8 +269,7 @@ class _Pruning:
     out: Path
     held_out: HeldOut | None
     evaluate: bool
-    progress: Progress
-    should_stop: Callable[[], bool]
+    work: Work
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -325,18 +322,18 @@ class _Pruning:
         if not self.plan.cuts_layers:
             return {}
         section = self.recipe.model
-        return choose_layers(self.model, section, self.sides, self.plan, score=self._score, progress=self.progress)
+        return choose_layers(self.model, section, self.sides, self.plan, score=self._score, work=self.work)
 
     def _score(self) -> Score:
         assert self.held_out is not None
-        metrics = self.held_out.measure(self.model, self.should_stop)
+        metrics = self.held_out.measure(self.model, replace(self.work, report=QUIET.report))
         self._raise_if_stopped()
         return self.held_out.score(metrics)
 
     def _measure(self) -> dict[str, Any]:
         metrics: dict[str, Any] = dict(cost(self.model, self.recipe))
         if self.evaluate and self.held_out is not None:
-            metrics |= self.held_out.measure(self.model, self.should_stop)
+            metrics |= self.held_out.measure(self.model, replace(self.work, report=QUIET.report))
             self._raise_if_stopped()
             if not math.isfinite(metrics["loss"]) and self.model is self.loaded.model:
                 raise NotFiniteError(f"the loss is {metrics['loss']}: the weights are damaged")
@@ -351,8 +348,7 @@ class _Pruning:
             held_out.samples,
             batch_size=held_out.batch_size,
             seed=self.recipe.seed,
-            should_stop=self.should_stop,
-            progress=self.progress,
+            work=self.work,
         )
         self._raise_if_stopped()
         names = ("self_attention", "cross_attention")
@@ -390,5 +386,5 @@ class _Pruning:
             )
 
     def _raise_if_stopped(self) -> None:
-        if self.should_stop():
+        if self.work.should_stop():
             raise Interrupted("pruning interrupted, nothing written", signal_number=signal.SIGINT)
