@@ -62,7 +62,7 @@ from tformer.tasks.evaluate import evaluate_loaded, evaluation_task
 from tformer.tokenizer.tokenizer import require_unicode
 from tformer.training.display import Console
 from tformer.training.options import TrainOptions
-from tformer.training.request import find_recipe
+from tformer.training.request import find_start
 from tformer.training.session import run_training
 from tformer.workers.work import Work, never
 
@@ -423,13 +423,12 @@ def train(data: Any = None, *, valid: Any = None, quiet: bool = False, **options
         paths, names = {name: _paths(value) for name, value in given.items()}, {}
         if None in paths.values():
             known = {name: "-" if path is None else path for name, path in paths.items()}
-            keys = task_of(find_recipe(_train_options(options | known))).row_keys
+            keys = task_of(find_start(_train_options(options | known), with_teacher=False).recipe).row_keys
             folder = default_cache_dir() / ROWS
             for name in [name for name, path in paths.items() if path is None]:
                 kept = keep_rows(given[name], folder, keys=keys, name=name)
                 paths[name], names[kept] = [kept], name
         chosen = _train_options(options | paths)
-        chosen.recipe_values()
         with rows_in_messages(names):
             summary = run_training(
                 chosen,

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from tformer.cli import app as program
-from tformer.cli.app import COMMANDS, RENAMED, make_app
+from tformer.cli.app import COMMANDS, make_app
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -58,26 +58,6 @@ def test_help_without_a_command_ends_with_words(cli: Callable[..., Any], words: 
     done = cli(*words)
     assert done.code == 2 and "error: no command was given" in done.err
     assert f"see '{' '.join(['tformer', *words])} --help'" in done.err
-
-
-@pytest.mark.parametrize(
-    ("name", "former", "new"),
-    [(name, former, new) for name, flags in RENAMED.items() for former, new in flags.items()],
-)
-def test_a_former_name_of_a_flag_leads_to_the_new_one(
-    name: str, former: str, new: str, cli: Callable[..., Any]
-) -> None:
-    done = cli(*name.split(), former, "x")
-    assert (done.code, done.out) == (2, "")
-    assert done.err.splitlines() == [
-        f"error: {former} of tformer {name} is now {new}",
-        f"hint: see 'tformer {name} --help'",
-    ]
-    command = typer.main.get_command(make_app(name.split()))
-    for word in name.split():
-        command = command.commands[word]  # type: ignore[attr-defined]
-    flags = {flag for parameter in command.params for flag in parameter.opts}
-    assert new in flags and former not in flags
 
 
 def test_an_interrupt_within_a_command_is_reported(

@@ -25,7 +25,7 @@ from tformer.recipe.data_defaults import (
 from tformer.recipe.load import Resolved
 from tformer.tasks import survey_of
 from tformer.training.options import TrainOptions
-from tformer.training.request import find_recipe, find_start
+from tformer.training.request import find_start
 from tformer.workflows.sweep.grid import check_model
 
 TREC = TextSurvey(5452, 10.2, 18)
@@ -246,7 +246,7 @@ def test_standard_input_running_text_and_unreadable_data_are_not_surveyed(tmp_pa
 
 
 def test_a_training_without_data_has_the_preset_as_before() -> None:
-    assert find_recipe(TrainOptions(arch="bert")) == load_recipe(arch="bert").recipe
+    assert find_start(TrainOptions(arch="bert")).recipe == load_recipe(arch="bert").recipe
 
 
 def test_the_choice_is_kept_in_the_run_and_never_made_again(tmp_path: Path) -> None:

@@ -139,21 +139,6 @@ def _listed_only() -> None:
     """Placeholder for a command that is only listed in `--help`."""
 
 
-RENAMED = {
-    "bench attention": {"--heads": "--num-heads"},
-    "bench quality": {"--seeds": "--seed", "--target": "--target-loss"},
-    "bench translate": {"--beam": "--beam-size"},
-    "classify": {"--errors": "--invalid-utf8", "--top": "--top-k"},
-    "evaluate": {"--errors": "--mistakes"},
-    "generate": {"--errors": "--invalid-utf8"},
-    "inspect": {"--layout": "--draw"},
-    "prune": {"--heads": "--drop-heads"},
-    "train": {"--errors": "--invalid-utf8"},
-    "train-tokenizer": {"--errors": "--invalid-utf8"},
-    "viz-pe": {"--heads": "--num-heads"},
-}
-"""New names of flags by command and former name: each of those meant something else in another command."""
-
 MAX_MESSAGE = 4000  # characters: a message may quote a whole file
 INTERRUPTED = 130  # exit code: 128 + SIGINT
 STORAGE_ERRNOS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -273,10 +258,6 @@ def _usage_error(error: Exception, words: Sequence[str]) -> InputError | None:
     if hasattr(error, "format_message"):  # typer's own usage errors
         context = getattr(error, "ctx", None)
         command = _command_of(words) if context is None else context.command_path
-        former_name = getattr(error, "option_name", "")
-        new_name = RENAMED.get(command.removeprefix("tformer "), {}).get(former_name)
-        if new_name is not None:
-            return InputError(f"{former_name} of {command} is now {new_name}", hint=f"see '{command} --help'")
         # typer's message is empty when no command was given; its checks by pydantic begin with "Value error".
         message = " ".join(str(error.format_message()).split()).replace("Value error, ", "") or "no command was given"
         return InputError(message, hint=f"see '{command} --help'")

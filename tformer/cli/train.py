@@ -27,7 +27,6 @@ EPILOG = examples(
 @takes_options
 def train(options: TrainOptions) -> None:
     """Train a Transformer from scratch, fine-tune another run's weights, or resume a run."""
-    options.recipe_values()  # raises what can be refused before torch is imported
     from tformer.training.loggers import logger_names
 
     logger_names(options.log_to)

@@ -1,7 +1,7 @@
-"""Values of a recipe that follow others: what a layer (file, or flags and `--set`) changes beside the keys it gives.
+"""Keys of a recipe that change automatically when a layer (a file, or flags and `--set`) sets another key.
 
     limits   training.max_steps, max_epochs and max_minutes: a layer that gives steps or epochs drops the limits of the
-             layers below; of two that it gives, the first one reached ends the training
+             layers below; if it gives two, the first one reached ends the training
     sizes    feedforward.d_ff, num_heads and num_kv_heads of a stack follow its d_model in proportion: the numbers of a
              recipe state the ratio of d_ff to d_model and the size of a head
     init     model.init.embedding_std that a layer below stated for a separate output does not suit a tied one, which
@@ -12,10 +12,9 @@ A value that the layer itself gives is never changed.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 from tformer.recipe.overrides import Draft, Origin
 from tformer.recipe.schema import value_at
@@ -32,31 +31,24 @@ LENGTHS = ("max_steps", "max_epochs")
 """The limits that define the length of the learning-rate schedule; max_minutes only ends it early."""
 
 
-class Snapshot(NamedTuple):
-    """The values of a draft and their origins before a layer was merged."""
-
-    data: dict[str, Any]
-    origins: Mapping[KeyPath, Origin]
-
-    @classmethod
-    def of(cls, draft: Draft) -> Snapshot:
-        return cls(copy.deepcopy(draft.data), dict(draft.origins))
-
-
-def follow(draft: Draft, below: Snapshot) -> list[str]:
+def follow(draft: Draft, below: Draft) -> list[str]:
     """Change what follows the values that the last layer of `draft` gives; a note for each change.
 
     below: the draft before that layer.
     """
-    return [*_limits(draft, below), *_sizes(draft, below), *_tied_init(draft, below)]
+    notes = [*_limits(draft, below)]
+    for stack in (("model", "encoder"), ("model", "decoder"), ("generator", "encoder"), ("generator", "decoder")):
+        if isinstance(value_at(stack, below.data), dict) and isinstance(value_at(stack, draft.data), dict):
+            notes += _follow_width(draft, below, stack)
+    return [*notes, *_tied_init(draft, below)]
 
 
-def _gives(draft: Draft, below: Snapshot, path: KeyPath) -> bool:
+def _gives(draft: Draft, below: Draft, path: KeyPath) -> bool:
     """Whether the last layer gave the value at `path`."""
     return path in draft.origins and draft.origins[path] != below.origins.get(path)
 
 
-def _limits(draft: Draft, below: Snapshot) -> Iterator[str]:
+def _limits(draft: Draft, below: Draft) -> Iterator[str]:
     paths = [("training", name) for name in LENGTHS]
     given = [path for path in paths if _gives(draft, below, path) and value_at(path, draft.data) is not None]
     if not given:
@@ -76,15 +68,7 @@ def _named(draft: Draft, path: KeyPath) -> str:
     return f"{'.'.join(path)} {value_at(path, draft.data)} ({draft.origin_of(path).label})"
 
 
-def _sizes(draft: Draft, below: Snapshot) -> Iterator[str]:
-    for model in ("model", "generator"):
-        for side in ("encoder", "decoder"):
-            stack = (model, side)
-            if isinstance(value_at(stack, below.data), dict) and isinstance(value_at(stack, draft.data), dict):
-                yield from _follow_width(draft, below, stack)
-
-
-def _follow_width(draft: Draft, below: Snapshot, stack: KeyPath) -> Iterator[str]:
+def _follow_width(draft: Draft, below: Draft, stack: KeyPath) -> Iterator[str]:
     """Scale the sizes of one stack that a layer below gave."""
     old_width, width = (_width(data, stack) for data in (below.data, draft.data))
     if not (_is_size(old_width) and _is_size(width)) or old_width == width:
@@ -138,7 +122,7 @@ def nearest_divisor(number: int, wanted: float) -> int:
     return min(divisors, key=lambda divisor: (abs(math.log(divisor / wanted)), divisor))
 
 
-def _tied_init(draft: Draft, below: Snapshot) -> Iterator[str]:
+def _tied_init(draft: Draft, below: Draft) -> Iterator[str]:
     """A table with the standard deviation of an untied one would give each input token itself as the prediction."""
     tie, std = ("model", "tie", "output"), ("model", "init", "embedding_std")
     stated = value_at(std, draft.data)

@@ -1,11 +1,13 @@
 """Resolve a recipe from arch, preset, file, flags and `--set`; migrate old recipes; write recipes as YAML.
 
-Precedence: defaults < preset < file < flags < `--set`; what else a layer changes is in `followers`. Every mistake is an
-`InputError` that names the place, the dotted path, what was found and what was expected.
+A value passes defaults < preset < data < file < flags < `--set` in a `Draft`, which is then frozen; what else a layer
+changes is in `followers`. Every mistake is an `InputError` that names the place, the dotted path, what was found and
+what was expected.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +21,10 @@ from tformer.nn.heads import HEADS, HeadOptions
 from tformer.objectives import OBJECTIVES
 from tformer.recipe.checks import contradictions, notes
 from tformer.recipe.data_defaults import CHOSEN, DataChoice
-from tformer.recipe.followers import Snapshot, follow
+from tformer.recipe.followers import follow
 from tformer.recipe.migrations import migrate
 from tformer.recipe.overrides import DEFAULT, Draft, flag_origin
-from tformer.recipe.presets import Base, Choice, Fitting, agree_with_stored, choose_base
+from tformer.recipe.presets import Choice, Fitting, agree_with_stored, choose_base
 from tformer.recipe.problems import problems_of, raise_problems, unusable_values
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.schema import value_at
@@ -84,38 +86,44 @@ def load_recipe(
     if all(flags.get(f"training.{key}") is not None for key in BATCH_SIZES):
         raise InputError("--batch-size and --batch-tokens exclude each other, found both")
     file = None if config is None else _read_config(Path(config))
-    draft = Draft()
-    base: Base | None = None
-    by_default, has_data = False, _names_data(flags, sets, file)
-    if base_yaml is None:
+    draft, followed, base, by_default = Draft(), [], None, False
+    # What it starts from: a checkpoint's recipe, or a preset and what the data changes in it.
+    if base_yaml is not None:
+        stored = _migrated(parse_yaml(base_yaml, name=base_name), base_name)
+        agree_with_stored(stored.value, arch=arch, preset=preset, file=file, file_name=str(config))
+        draft.merge_document(stored, label=f"file {base_name}", name=base_name)
+    else:
         base = choose_base(
             arch=arch,
             preset=preset,
             file=file,
             file_name=str(config),
             device=device,
-            has_data=has_data,
+            has_data=(has_data := _names_data(flags, sets, file)),
             fitting=fitting,
         )
         by_default = has_data and base.preset is not None and base.preset.origin == DEFAULT
-        if by_data is not None and by_default:
-            base = base._replace(preset=Choice(by_data.preset, DEFAULT))
-        _merge_preset(draft, base)
-        if by_data is not None and by_default:
-            for dotted, (value, _) in by_data.values.items():
-                draft.assign(dotted, value, CHOSEN)
-    else:
-        stored = _migrated(parse_yaml(base_yaml, name=base_name), base_name)
-        agree_with_stored(stored.value, arch=arch, preset=preset, file=file, file_name=str(config))
-        draft.merge_document(stored, label=f"file {base_name}", name=base_name)
-    followed: list[str] = []
+        by_data = by_data if by_default else None
+        if by_data is not None:
+            base = base._replace(preset=Choice(by_data.preset, DEFAULT), notes=())
+        if base.preset is not None:
+            name = f"preset {base.arch.name}/{base.preset.name}"
+            document = _migrated(read_yaml(preset_path(base.arch.name, base.preset.name)), name)
+            draft.merge_document(document, label=name, name=name, label_lines=False)
+        for dotted, (value, _) in {} if by_data is None else by_data.values.items():
+            draft.assign(dotted, value, CHOSEN)
+    # The file, and what follows it.
     if file is not None:
-        below = Snapshot.of(draft)
+        below = copy.deepcopy(draft)
         draft.merge_document(file, label=f"file {config}", name=str(config))
         followed += follow(draft, below)
-    if base is not None:
-        _record_choice(draft, base)
-    below = Snapshot.of(draft)
+    # The chosen arch and preset, whatever the preset's file contains.
+    if base is not None and base.preset is not None:
+        draft.assign("preset", base.preset.name, base.preset.origin)
+    if base is not None and (base.preset is not None or "arch" not in draft.data):
+        draft.assign("arch", base.arch.name, base.arch.origin)
+    # Flags, `--set`, and what follows both.
+    below = copy.deepcopy(draft)
     for dotted, value in flags.items():
         if dotted != POOLING:
             draft.assign(dotted, value, flag_origin(dotted))
@@ -126,13 +134,14 @@ def load_recipe(
     for text in sets:
         draft.assign_text(text)
     followed += follow(draft, below)
-    recipe = _validate(draft)
+    # Nothing changes from here on.
+    recipe = _freeze(draft)
     raise_problems(list(contradictions(recipe)), lambda path: draft.origin_of(path).where)
     origins = {".".join(leaf): draft.origins.get(leaf, DEFAULT).label for leaf in leaves(recipe_to_data(recipe))}
-    choices = [*(base.notes if base is not None else ()), *followed]
-    if base is not None and by_default and by_data is not None:
+    choices = [*(() if base is None else base.notes), *followed]
+    if base is not None and by_data is not None:
         kept = {dotted for dotted in by_data.values if draft.origin_of(tuple(dotted.split("."))) == CHOSEN}
-        choices = [by_data.note(base.arch.name, kept), *followed]
+        choices.insert(0, by_data.note(base.arch.name, kept))
     return Resolved(recipe, origins, [*choices, *notes(recipe)], choices, by_default)
 
 
@@ -140,7 +149,7 @@ def recipe_from_yaml(text: str, *, name: str) -> Recipe:
     """The recipe of a checkpoint or run, of this schema or an older one; `name`: of the recipe in messages."""
     draft = Draft()
     draft.merge_document(_migrated(parse_yaml(text, name=name), name), label=f"file {name}", name=name)
-    return _validate(draft)
+    return _freeze(draft)
 
 
 def recipe_to_yaml(recipe: Recipe, *, origins: Mapping[str, str] | None = None) -> str:
@@ -179,21 +188,6 @@ def _names_data(flags: Mapping[str, Any], sets: Sequence[str], file: Document | 
         or any(text.startswith("data.train") for text in sets)
         or (isinstance(in_file, dict) and bool(in_file.get("train")))
     )
-
-
-def _merge_preset(draft: Draft, base: Base) -> None:
-    if base.preset is not None:
-        name = f"preset {base.arch.name}/{base.preset.name}"
-        document = _migrated(read_yaml(preset_path(base.arch.name, base.preset.name)), name)
-        draft.merge_document(document, label=name, name=name, label_lines=False)
-
-
-def _record_choice(draft: Draft, base: Base) -> None:
-    """Write the chosen arch and preset into the recipe, whatever the preset's file contains."""
-    if base.preset is not None:
-        draft.assign("preset", base.preset.name, base.preset.origin)
-    if base.preset is not None or "arch" not in draft.data:
-        draft.assign("arch", base.arch.name, base.arch.origin)
 
 
 def _fit_to_objectives(draft: Draft, flags: Mapping[str, Any]) -> None:
@@ -259,7 +253,7 @@ def _migrated(document: Document, name: str) -> Document:
     return document._replace(value=migrate(document.value, name=name))
 
 
-def _validate(draft: Draft) -> Recipe:
+def _freeze(draft: Draft) -> Recipe:
     """The recipe of a draft, validated as strictly as JSON: text is not a number, a boolean not an integer."""
 
     def where(path: KeyPath) -> str:

@@ -2,7 +2,7 @@
 
 Mappings merge key by key; lists and other values replace those of the layer below. A mapping with another `kind`
 replaces the whole mapping, because the kinds have different options; `--set ….kind=` alone keeps the options that the
-new kind also has. Of batch_size and batch_tokens the higher layer's applies, and the other becomes null.
+new kind also has. batch_size excludes batch_tokens: the later layer wins and sets the other to null.
 """
 
 from __future__ import annotations
@@ -67,13 +67,6 @@ class Draft:
         self.data: dict[str, Any] = {}
         self.origins: dict[KeyPath, Origin] = {}
 
-    def merge(self, layer: Mapping[str, Any], origin: Callable[[KeyPath], Origin]) -> None:
-        """Merge a layer over the draft; `origin` returns the origin of each of its paths."""
-        self.origins[()] = origin(())
-        for key, value in layer.items():
-            self._put(self.data, (key,), value, origin)
-        self._settle_exclusive(layer, origin)
-
     def merge_document(self, document: Document, *, label: str, name: str, label_lines: bool = True) -> None:
         """Merge a YAML file over the draft; with `label_lines`, the labels of origins contain the line."""
 
@@ -83,7 +76,10 @@ class Draft:
             where = f":{document.lines[path]}" if path else ""
             return Origin(label + where if label_lines else label, name + where)
 
-        self.merge(document.value, origin)
+        self.origins[()] = origin(())
+        for key, value in document.value.items():
+            self._put(self.data, (key,), value, origin)
+        self._exclude_batch_sizes(document.value.get("training"), origin)
 
     def assign(self, dotted: str, value: Any, origin: Origin) -> None:
         """Set one value by its dotted path; list positions are numbers, and one past the end appends."""
@@ -95,8 +91,8 @@ class Draft:
                 self._forget_inside((*path[:-1], key), holder.pop(key))
                 self.origins.pop((*path[:-1], key), None)
         self._put(holder, path, value, lambda _: origin)
-        if len(path) <= 2:
-            self._settle_exclusive({path[0]: value if len(path) == 1 else {path[1]: value}}, lambda _: origin)
+        if path[0] == "training":
+            self._exclude_batch_sizes(value if len(path) == 1 else {path[1]: value}, lambda _: origin)
 
     def assign_text(self, text: str) -> None:
         """One `--set key=value` of the command line."""
@@ -147,11 +143,17 @@ class Draft:
         current = _get(holder, path)
         if isinstance(value, Mapping):
             current = self._expand_shorthand(holder, path, current)
-            if not isinstance(current, dict) or self._is_other_kind(current, value, path):
+            kind = value.get("kind")
+            if not isinstance(current, dict) or (
+                "kind" in value and kind != (current.get("kind") or default_kind(path, self.data))
+            ):
                 self._forget_inside(path, current)
                 current = {}
                 _store(holder, path, current)
-                self._name_default_kind(current, value, path)
+                field = field_at(path, self.data)
+                if "kind" not in value and field is not None and len(sections_in(field.annotation)) > 1:
+                    default = default_kind(path, self.data)
+                    current |= {} if default is None else {"kind": default}
                 self.origins[path] = origin(path)
             for key, item in value.items():
                 self._put(current, (*path, str(key)), item, origin)
@@ -177,28 +179,14 @@ class Draft:
         self.origins[(*path, key)] = self.origin_of(path)
         return _get(holder, path)
 
-    def _is_other_kind(self, current: Mapping[str, Any], value: Mapping[str, Any], path: KeyPath) -> bool:
-        if "kind" not in value:
-            return False
-        return bool(value["kind"] != (current.get("kind") or default_kind(path, self.data)))
-
-    def _name_default_kind(self, fresh: dict[str, Any], value: Mapping[str, Any], path: KeyPath) -> None:
-        """Write the schema's default kind into a new mapping of a tagged union that has no kind."""
-        field = field_at(path, self.data)
-        if "kind" not in value and field is not None and len(sections_in(field.annotation)) > 1:
-            kind = default_kind(path, self.data)
-            if kind is not None:
-                fresh["kind"] = kind
-
     def _forget_inside(self, path: KeyPath, replaced: Any) -> None:
         """Drop the origins of the values inside a mapping or list at `path` that is replaced."""
         if isinstance(replaced, dict | list):
             for known in [known for known in self.origins if known[: len(path)] == path]:
                 del self.origins[known]
 
-    def _settle_exclusive(self, layer: Mapping[str, Any], origin: Callable[[KeyPath], Origin]) -> None:
-        """Set a key of `training` to null where the layer gives only the key that excludes it."""
-        values = layer.get("training")
+    def _exclude_batch_sizes(self, values: Any, origin: Callable[[KeyPath], Origin]) -> None:
+        """Set batch_size or batch_tokens to null if a layer's `values` of `training` give only the other one."""
         if not isinstance(values, Mapping):
             return
         for given, other in (BATCH_SIZES, BATCH_SIZES[::-1]):

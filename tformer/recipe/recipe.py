@@ -26,7 +26,7 @@ from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer as LoadedTokenizer
 from tformer.tokenizer.options import TokenizerOptions
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 1
 
 
 class SpecialTokens(Section):
@@ -78,7 +78,7 @@ class Teacher(Section):
 class Recipe(Section):
     """Everything that defines a run."""
 
-    schema_version: Literal[3] = Field(default=3, alias="schema")  # version of this format
+    schema_version: Literal[1] = Field(default=1, alias="schema")  # version of this format
     arch: str = "gpt"  # family, for example gpt
     preset: str | None = None  # the shipped recipe that this one started from
     tokenizer: Tokenizer = Tokenizer()
@@ -112,11 +112,6 @@ class Recipe(Section):
     def data_kind(self) -> DataKind:
         """The kind of training data: that of the last objective, because one beside another needs more."""
         return self.objectives[-1].objective.data
-
-    @property
-    def has_teacher(self) -> bool:
-        """Whether a teacher is named."""
-        return self.teacher is not None and self.teacher.path is not None
 
     @property
     def separate_vocabularies(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from tformer.checkpoint.run import RunDirectory, is_run, list_runs
 from tformer.cost.duration import fitting
 from tformer.interop.opening import open_checkpoint
 from tformer.objectives import OBJECTIVES, unused_keys
-from tformer.recipe import Resolved, load_recipe, recipe_to_yaml
-from tformer.recipe.data_defaults import DataChoice, choose_by_data
+from tformer.recipe import Resolved, load_recipe, recipe_from_yaml, recipe_to_yaml
+from tformer.recipe.data_defaults import choose_by_data
 from tformer.recipe.followers import UNLIMITED_STEPS
-from tformer.recipe.recipe import Embeddings, Recipe, Tokenizer
+from tformer.recipe.recipe import Embeddings, Recipe, Teacher, Tokenizer
 from tformer.recipe.sections import Columns
 from tformer.support.device import resolve_device
 from tformer.support.errors import InputError
@@ -30,10 +31,13 @@ from tformer.training.teacher import (
     uses_teacher_tokenizer,
     with_teacher_vocabulary,
 )
+from tformer.workers.worker import Worker
 
 RUNS = Path("runs")
 FINE_TUNING = "bert/finetune"
 """Default preset for training a pre-trained encoder on labels."""
+
+SAME_DATA = "every machine needs the same files"
 
 REGULARIZATION = ("dropout", "attention_dropout", "activation_dropout", "layerdrop", "drophead")
 """Settings of a stack that belong to the training, not to the architecture."""
@@ -63,11 +67,6 @@ class Start(TrainingStart):
         return frozenset(kinds if same_labels else kinds - {"classifier"})
 
 
-def find_recipe(options: TrainOptions) -> Recipe:
-    """The recipe of a training, before its data is opened. Raises InputError for a wrong recipe, run or checkpoint."""
-    return _find_start(options, None).recipe
-
-
 @contextmanager
 def locked_run(options: TrainOptions) -> Iterator[RunDirectory | None]:
     """The run that `--resume` continues, locked; None for a new run and a dry run.
@@ -85,23 +84,52 @@ def locked_run(options: TrainOptions) -> Iterator[RunDirectory | None]:
         yield run
 
 
-def find_start(options: TrainOptions, run: RunDirectory | None = None) -> Start:
-    """The start of a training; `run`: that `locked_run` gives.
+def find_start(
+    options: TrainOptions, run: RunDirectory | None = None, worker: Worker | None = None, *, with_teacher: bool = True
+) -> Start:
+    """The start of a training: a new run, a resumed run or fine-tuning.
+
+    Args:
+        run: that `locked_run` gives.
+        worker: this process as one of several, which then all call this function: the leader begins, because it may
+            repair the run that is resumed, and its recipe counts, because it chooses a preset that fits the machine.
+        with_teacher: load the teacher that the recipe names.
 
     Raises InputError for anything wrong with recipe, run, checkpoint or teacher.
     """
-    start = replace(_find_start(options, run), dry_run=options.dry_run, run=run)
-    if start.recipe.has_teacher:
-        return _with_teacher(start, options)
-    if "teacher.kind" in options.recipe_values():
+    if worker is not None and worker.world_size > 1:
+        start = worker.after_leader(lambda: find_start(options, run))
+        origins = {"--resume": start.resumed, "--init-from": start.weights}
+        found = {name: "nothing" if each is None else f"step {each.step}" for name, each in origins.items()}
+        worker.require_equal(found, hint=SAME_DATA)
+        return replace(start, recipe=recipe_of_leader(start.recipe, worker))
+    if options.resume and options.init_from is not None:
+        raise InputError("--resume and --init-from exclude each other", hint="a resumed run has its own weights")
+    if options.resume:
+        start = _resume(options, run)
+    elif options.init_from is not None:
+        start = _init_from(options, options.init_from)
+    else:
+        resolved = _load(options, by_data=True)
+        start = Start(recipe=resolved.recipe, notes=tuple(resolved.notes), out=options.out)
+    start = replace(start, dry_run=options.dry_run, run=run)
+    teacher = start.recipe.teacher
+    if with_teacher and teacher is not None and teacher.path is not None:
+        return _with_teacher(start, teacher, options)
+    if with_teacher and options.distil is not None:
         raise InputError("--distil needs a teacher, found none", hint="name one: --teacher RUN")
     return start
 
 
-def _with_teacher(start: Start, options: TrainOptions) -> Start:
+def recipe_of_leader(recipe: Recipe, worker: Worker) -> Recipe:
+    """The leader's recipe, in each of several processes."""
+    text = worker.share(lambda: recipe_to_yaml(recipe))
+    return recipe if worker.leads else recipe_from_yaml(text, name="the recipe of rank 0")
+
+
+def _with_teacher(start: Start, section: Teacher, options: TrainOptions) -> Start:
     """The start with the teacher loaded and its vocabulary in the recipe, which names the teacher's checkpoint."""
-    recipe, section = start.recipe, start.recipe.teacher
-    assert section is not None
+    recipe = start.recipe
     resumed = "it teaches this run to its end; to go on without it: --set teacher.path=null" if start.resumed else None
     teacher = open_teacher(section, hint=resumed)
     check_teacher(recipe, teacher)
@@ -118,17 +146,6 @@ def _with_teacher(start: Start, options: TrainOptions) -> Start:
     return replace(start, recipe=recipe.model_copy(update={"teacher": section}), teacher=teacher, notes=notes)
 
 
-def _find_start(options: TrainOptions, run: RunDirectory | None) -> Start:
-    if options.resume:
-        if options.init_from is not None:
-            raise InputError("--resume and --init-from exclude each other", hint="a resumed run has its own weights")
-        return _resume(options, run)
-    if options.init_from is not None:
-        return _init_from(options)
-    resolved = _load_for_data(options)
-    return Start(recipe=resolved.recipe, notes=tuple(resolved.notes), out=options.out)
-
-
 def _resume(options: TrainOptions, run: RunDirectory | None) -> Start:
     out = run.path if run is not None else options.out if options.out is not None else _newest_run(options)
     recipe_file = None if out is None else out / "recipe.yaml"
@@ -137,7 +154,7 @@ def _resume(options: TrainOptions, run: RunDirectory | None) -> Start:
         run.write_recipe(read_checkpoint(latest, resumed=True).recipe_text)
         notes.append(f"{run.path} had no recipe.yaml: restored from its checkpoint {latest.name}")
     if out is None or recipe_file is None or not recipe_file.is_file():
-        resolved = _load_for_data(options)
+        resolved = _load(options, by_data=True)
         note = f"nothing to resume in {out}: the run starts" if out else "no run to resume: a new one starts"
         return Start(recipe=resolved.recipe, notes=(note, *resolved.notes), out=out, may_exist=out is not None)
     resolved = load_recipe(config=recipe_file, flags=options.recipe_values(), sets=list(options.sets))
@@ -194,10 +211,9 @@ def _newest_run(options: TrainOptions) -> Path | None:
     return None if newest is None else newest[1]
 
 
-def _init_from(options: TrainOptions) -> Start:
+def _init_from(options: TrainOptions, path: Path) -> Start:
     """The start with body and tokenizer of a checkpoint, for new data and perhaps with another recipe."""
-    assert options.init_from is not None
-    checkpoint = open_checkpoint(options.init_from)
+    checkpoint = open_checkpoint(path)
     imported = "imported" in checkpoint.trainer  # then its recipe is one for fine-tuning
     stored = checkpoint.recipe
     extra: list[str] = []
@@ -209,7 +225,7 @@ def _init_from(options: TrainOptions) -> Start:
         own = "separate" if stored.separate_vocabularies else "joint"
         raise InputError(f"--vocabulary: the vocabularies of {checkpoint.path} are {own}", hint="leave it out")
     if any(_named(options)):
-        resolved = _load(options)
+        resolved = _load(options, by_data=False)
         recipe, taken = _with_body(resolved.recipe, stored), "weights, body and tokenizer"
     else:
         resolved = load_recipe(
@@ -308,27 +324,23 @@ def _with_body(recipe: Recipe, stored: Recipe) -> Recipe:
     )
 
 
-def _load_for_data(options: TrainOptions) -> Resolved:
-    """The recipe of a new run; where it names data and no preset, with the defaults that follow the data."""
-    resolved = _load(options)
-    if not resolved.preset_by_default:
-        return resolved
-    choice = choose_by_data(resolved.recipe.arch, survey_of(resolved.recipe))
-    return resolved if choice is None else _load(options, choice)
-
-
-def _load(options: TrainOptions, by_data: DataChoice | None = None) -> Resolved:
-    arch = options.arch
+def _load(options: TrainOptions, *, by_data: bool) -> Resolved:
+    """The recipe of a new run; `by_data`: if it names data and no preset, with the defaults that follow the data."""
+    arch, flags = options.arch, options.recipe_values()
     if arch is None and options.config is None and "/" not in (options.preset or ""):
         arch = "gpt"
-    device = options.recipe_values().get("training.device", "auto")
-    return load_recipe(
+    load = partial(
+        load_recipe,
         arch=arch,
         preset=options.preset,
         config=options.config,
-        flags=options.recipe_values(),
-        sets=list(options.sets),
-        device=resolve_device(str(device)).type,
-        fitting=fitting(options.recipe_values()),
-        by_data=by_data,
+        flags=flags,
+        sets=options.sets,
+        device=resolve_device(str(flags.get("training.device", "auto"))).type,
+        fitting=fitting(flags),
     )
+    resolved = load()
+    if not by_data or not resolved.preset_by_default:
+        return resolved
+    choice = choose_by_data(resolved.recipe.arch, survey_of(resolved.recipe))
+    return resolved if choice is None else load(by_data=choice)

@@ -36,11 +36,11 @@ from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.options import TrainOptions
 from tformer.training.parallel import parallel_of
 from tformer.training.prepare import Prepared, check_target, describe, measure_peak
-from tformer.training.request import RUNS, locked_run
+from tformer.training.request import RUNS, find_start, locked_run
 from tformer.training.saving import Checkpoints
 from tformer.training.state import LossScaler, TrainerState
 from tformer.training.teacher import make_distillation
-from tformer.training.together import find_shared_start, prepare_together, require_same_command
+from tformer.training.together import prepare_together, require_same_command
 from tformer.workers.launch import number_of_workers
 from tformer.workers.work import QUIET, Work
 from tformer.workers.worker import Worker, is_lost
@@ -70,7 +70,7 @@ def run_training(
     worker = worker or Worker()
     require_same_command(options, worker)
     with locked_run(options) if worker.leads else nullcontext() as run, ScratchFolder("training") as scratch:
-        start = find_shared_start(options, run, worker)
+        start = find_start(options, run, worker)
         for note in start.notes:
             console.print(note, markup=False)
         if worker.leads and not options.dry_run:

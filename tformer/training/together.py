@@ -14,22 +14,18 @@ from pathlib import Path
 
 import torch
 
-from tformer.checkpoint.run import RunDirectory
 from tformer.data.sources.files import STANDARD_INPUT
-from tformer.recipe import recipe_from_yaml, recipe_to_yaml
-from tformer.recipe.recipe import Recipe
 from tformer.support import __version__
 from tformer.support.device import Precision
 from tformer.support.errors import InputError
 from tformer.support.options import flag_of
 from tformer.training.options import TrainOptions
 from tformer.training.prepare import Prepared, choose_parallel, prepare
-from tformer.training.request import Start, find_start
+from tformer.training.request import SAME_DATA, Start, recipe_of_leader
 from tformer.workers.work import Work
 from tformer.workers.worker import Worker
 
 SAME_COMMAND = "start the same command with the same tformer on every machine"
-SAME_DATA = "every machine needs the same files"
 OWN = {"devices", "max_restarts", "workers"}
 """Options that may differ between the processes of one training."""
 
@@ -60,20 +56,6 @@ def _digest(path: Path) -> str:
         return "no file"  # `find_start` refuses it
 
 
-def find_shared_start(options: TrainOptions, run: RunDirectory | None, worker: Worker) -> Start:
-    """`find_start` in every process, with the leader's recipe.
-
-    The leader begins, because it may repair the run that is resumed. It also chooses a preset that fits the machine.
-    """
-    if worker.world_size == 1:
-        return find_start(options, run)
-    start = worker.after_leader(lambda: find_start(options, run))
-    origins = {"--resume": start.resumed, "--init-from": start.weights}
-    found = {name: "nothing" if each is None else f"step {each.step}" for name, each in origins.items()}
-    worker.require_equal(found, hint=SAME_DATA)
-    return replace(start, recipe=_leaders(start.recipe, worker))
-
-
 def prepare_together(start: Start, work: Work, worker: Worker) -> Prepared:
     """`prepare` in every process, with the leader's choices of number format, compilation and threads."""
     if worker.world_size == 1:
@@ -83,7 +65,7 @@ def prepare_together(start: Start, work: Work, worker: Worker) -> Prepared:
     hashes = {name: "none" if each is None else each.sha256[:16] for name, each in tokenizers.items()}
     vectors = {f"vectors of {table}": each.digest() for table, each in prepared.vectors.items()}
     worker.require_equal({**hashes, **vectors, "training data": prepared.data.fingerprint}, hint=SAME_DATA)
-    recipe = _leaders(prepared.recipe, worker)
+    recipe = recipe_of_leader(prepared.recipe, worker)
     name = recipe.training.precision
     assert name != "auto"
     prepared = replace(prepared, recipe=recipe, precision=Precision(name, prepared.precision.reason))
@@ -94,9 +76,3 @@ def prepare_together(start: Start, work: Work, worker: Worker) -> Prepared:
     )
     work.note(f"parallel: {kind}, as {reason}")
     return replace(prepared, parallel=recipe.training.parallel.model_copy(update={"kind": kind}))
-
-
-def _leaders(recipe: Recipe, worker: Worker) -> Recipe:
-    """The leader's recipe."""
-    text = worker.share(lambda: recipe_to_yaml(recipe))
-    return recipe if worker.leads else recipe_from_yaml(text, name="the recipe of rank 0")
