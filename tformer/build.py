@@ -203,7 +203,6 @@ def patch_embedding(model: Model) -> PatchEmbedding:
             size=patches.size,
             channels=patches.channels,
             cls=patches.cls,
-            width=patches.stem_width,
             depth=patches.stem_depth,
             norm=_section(model, "encoder").norm if model.embedding.norm else None,
             dropout=model.embedding.dropout,

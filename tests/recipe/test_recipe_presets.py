@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import tformer
 from tformer.recipe import DEFAULT_PRESETS, list_presets, load_recipe, preset_summary
 from tformer.recipe.recipe import Recipe
 from tformer.support import shipped
@@ -39,7 +38,7 @@ def test_presets_are_found_inside_an_installed_package_first(tmp_path: Path, mon
     for folder in (package / "configs" / "gpt", package.parent / "configs" / "other"):
         folder.mkdir(parents=True)
     (package / "configs" / "gpt" / "mine.yaml").write_text("# Mine\nmodel: {decoder: {}}\n")
-    monkeypatch.setattr(tformer, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(shipped, "__file__", str(package / "support" / "shipped.py"))
     assert shipped.preset_folder() == package / "configs"
     assert list_presets() == {"gpt": ["mine"]}
     assert preset_summary("gpt", "mine") == "Mine"

@@ -10,7 +10,7 @@ from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import progress_reporter, report_result
 from tformer.support.errors import InputError
-from tformer.support.options import argument, panel
+from tformer.support.options import Json, NewFolder, argument, panel
 
 WHICH, RESULT = panel("Which checkpoints"), panel("Result")
 
@@ -42,10 +42,8 @@ class AverageOptions:
             "best checkpoint does not count.",
         ),
     ] = None
-    out: Annotated[
-        Path | None, RESULT("--out", metavar="DIR", help="Folder of the new checkpoint; must not exist yet.")
-    ] = None
-    as_json: Annotated[bool, RESULT("--json", help="One JSON document on standard output.")] = False
+    out: Annotated[NewFolder, RESULT] = None
+    as_json: Annotated[Json, RESULT] = False
 
     def check(self) -> None:
         """Raise InputError for options that can be refused before anything is read."""

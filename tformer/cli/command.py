@@ -12,7 +12,7 @@ import typer
 
 from tformer.cli.completion import completer
 from tformer.support.errors import InputError
-from tformer.support.options import Option, flag_of, out_of_bounds
+from tformer.support.options import Option, Panel, flag_of, out_of_bounds
 
 Options = TypeVar("Options")
 
@@ -24,7 +24,8 @@ def takes_options(run: Callable[[Options], None]) -> Callable[..., None]:
     """The Typer command of a function of one argument, a frozen dataclass of options.
 
     Every field is a parameter of the command: `name: Annotated[type, option("--name", help=...)] = default`, in the
-    order of the fields; other metadata is ignored. A field of type `tuple[T, ...]` takes any number of values. A field
+    order of the fields; a `Panel` beside a shared option is the one that shows it, and other metadata is ignored. A
+    field of type `tuple[T, ...]` takes any number of values. A field
     whose type is such a dataclass itself adds that one's fields, so that commands can share a group of options.
 
     The command can also be called in Python with ready options: `generate(GenerateOptions(prompt="x"))`.
@@ -55,13 +56,15 @@ def _parameters(options_type: Any) -> Iterator[inspect.Parameter]:
 def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
     default: Any = inspect.Parameter.empty if field.default is MISSING else field.default
     [declared] = [fact for fact in hint.__metadata__ if isinstance(fact, Option)]
+    panels = [fact.title for fact in hint.__metadata__ if isinstance(fact, Panel)]
     kind = hint.__origin__
     if _is_tuple(kind):
-        kind, default = list[get_args(kind)[0]], list(default)  # type: ignore[misc]
+        kind = list[get_args(kind)[0]]  # type: ignore[misc]
+        default = list(field.default) if isinstance(field.default, tuple) else default
     shown: dict[str, Any] = {
         "help": declared.help,
         "metavar": declared.metavar or (_placeholder(kind) if declared.flags else None),
-        "rich_help_panel": declared.panel,
+        "rich_help_panel": panels[0] if panels else declared.panel,
         "show_default": declared.show_default,
         "autocompletion": completer(declared.flags, declared.metavar),
     }

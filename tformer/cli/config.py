@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tformer.cli.command import examples
-from tformer.cli.completion import completer
+from tformer.cli.command import examples, takes_options
 from tformer.cli.report import aligned, emit, emit_json, emit_lines, in_columns, show_notes
 from tformer.support.errors import InputError, InputErrors
+from tformer.support.options import Arch, Json, Preset, Sets, argument, option
 
 if TYPE_CHECKING:
     from tformer.recipe.explain import Explanation
@@ -24,24 +25,51 @@ app = typer.Typer(
     epilog=examples("`tformer config list`", "`tformer config show --arch gpt --origin`", "`tformer config schema`"),
 )
 
-Arch = Annotated[
-    str | None,
-    typer.Option("--arch", help="Family, for example gpt or llama.", autocompletion=completer(["--arch"], None)),
+ForDevice = Annotated[
+    str,
+    option("--device", metavar="auto|cpu|cuda", help="Chooses the preset of an arch without --preset."),
 ]
-Preset = Annotated[
-    str | None,
-    typer.Option(
-        "--preset",
-        help="A shipped recipe of that family; see `config list`.",
-        autocompletion=completer(["--preset"], None),
-    ),
-]
-Sets = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override any key of the recipe; may be repeated."),
-]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda: chooses the preset of an arch without --preset.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+@dataclass(frozen=True)
+class ShowOptions:
+    file: Annotated[Path | None, argument("[FILE]", help="A recipe file.")] = None
+    arch: Arch = None
+    preset: Preset = None
+    objective: Annotated[
+        str | None,
+        option("--objective", help="What the model learns, as for `tformer train`; it gets the head that it needs."),
+    ] = None
+    sets: Sets = ()
+    origin: Annotated[bool, option("--origin", help="Show the origin of each value beside it.")] = False
+    device: ForDevice = "auto"
+    as_json: Json = False
+
+
+@dataclass(frozen=True)
+class ValidateOptions:
+    files: Annotated[tuple[Path, ...], argument("FILE...", help="Recipe files, partial or complete.")]
+    device: ForDevice = "auto"
+    as_json: Json = False
+
+
+@dataclass(frozen=True)
+class ExplainOptions:
+    keys: Annotated[
+        tuple[str, ...],
+        argument(
+            "[KEY]...",
+            help="Keys with dots: model.encoder.norm.place. Default: list all keys.",
+            show_default=False,
+        ),
+    ] = ()
+    as_json: Json = False
+
+
+@dataclass(frozen=True)
+class ListOptions:
+    arch: Arch = None
+    as_json: Json = False
 
 
 @app.command(
@@ -51,38 +79,28 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.
         "`tformer config show --arch llama --set model.decoder.num_layers=4 --json`",
     )
 )
-def show(
-    file: Annotated[Path | None, typer.Argument(help="A recipe file.")] = None,
-    arch: Arch = None,
-    preset: Preset = None,
-    objective: Annotated[
-        str | None, typer.Option(help="What the model learns, as for `tformer train`; it gets the head that it needs.")
-    ] = None,
-    set_: Sets = None,
-    origin: Annotated[bool, typer.Option("--origin", help="Show the origin of each value beside it.")] = False,
-    device: Device = "auto",
-    json_: Json = False,
-) -> None:
+@takes_options
+def show(options: ShowOptions) -> None:
     """Print the resolved recipe as YAML: defaults < preset < file < --objective < --set."""
     from tformer.cost.duration import fitting
     from tformer.recipe import load_recipe, recipe_to_data, recipe_to_yaml
     from tformer.training.options import TrainOptions
 
-    flags = TrainOptions(objective=objective).recipe_values()
+    flags = TrainOptions(objective=options.objective).recipe_values()
     resolved = load_recipe(
-        arch=arch,
-        preset=preset,
-        config=file,
+        arch=options.arch,
+        preset=options.preset,
+        config=options.file,
         flags=flags,
-        sets=set_ or (),
-        device=_device_kind(device),
+        sets=options.sets,
+        device=_device_kind(options.device),
         fitting=fitting(flags),
     )
     show_notes(f"note: {note}" for note in resolved.notes)
-    if json_:
+    if options.as_json:
         emit_json({"recipe": recipe_to_data(resolved.recipe), "origins": resolved.origins, "notes": resolved.notes})
     else:
-        emit(recipe_to_yaml(resolved.recipe, origins=resolved.origins if origin else None).rstrip())
+        emit(recipe_to_yaml(resolved.recipe, origins=resolved.origins if options.origin else None).rstrip())
 
 
 @app.command(
@@ -92,25 +110,22 @@ def show(
         "`tformer config validate first.yaml second.yaml --json`",
     )
 )
-def validate(
-    files: Annotated[list[Path], typer.Argument(help="Recipe files, partial or complete.", show_default=False)],
-    device: Device = "auto",
-    json_: Json = False,
-) -> None:
+@takes_options
+def validate(options: ValidateOptions) -> None:
     """Validate recipe files and the shapes of their models: `ok` for each, or the errors and exit code 2."""
-    kind = _device_kind(device)
+    kind = _device_kind(options.device)
     failures: dict[Path, InputError] = {}
-    for file in files:
+    for file in options.files:
         try:
             notes = _check(file, kind)
         except InputError as error:
             failures[file] = error
             continue
         show_notes(f"note: {file}: {note}" for note in notes)
-        if not json_:
+        if not options.as_json:
             emit(f"{file}: ok")
-    if json_:
-        emit_json([_verdict(file, failures.get(file)) for file in files])
+    if options.as_json:
+        emit_json([_verdict(file, failures.get(file)) for file in options.files])
         raise typer.Exit(2 if failures else 0)
     if failures:
         # each problem names its file, so that one error can list several files
@@ -126,24 +141,19 @@ def validate(
         "`tformer config explain`",
     )
 )
-def explain(
-    keys: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY", help="Keys with dots: model.encoder.norm.place. Default: list all keys."),
-    ] = None,
-    json_: Json = False,
-) -> None:
+@takes_options
+def explain(options: ExplainOptions) -> None:
     """Explain keys of the recipe: type, default, meaning, papers, and the presets that set them."""
     from tformer.recipe.explain import explain, explained_keys, preset_values
 
-    if not keys:
-        if json_:
+    if not options.keys:
+        if options.as_json:
             emit_json(dict(explained_keys()))
         else:
             emit_lines(in_columns(key, meaning) for key, meaning in explained_keys())
         return
-    explained = [(explain(key), preset_values(key)) for key in keys]
-    if json_:
+    explained = [(explain(key), preset_values(key)) for key in options.keys]
+    if options.as_json:
         emit_json([{"explanations": [one.to_json() for one in ones], "presets": sets} for ones, sets in explained])
         return
     for ones, sets in explained:
@@ -175,17 +185,18 @@ def schema() -> None:
         "`tformer config list --json`",
     ),
 )
-def list_(arch: Arch = None, json_: Json = False) -> None:
+@takes_options
+def list_(options: ListOptions) -> None:
     """List the shipped presets and their purpose."""
     from tformer.support.errors import did_you_mean
     from tformer.support.shipped import list_presets, preset_summary
 
     presets = list_presets()
-    if arch is not None and arch not in presets:
-        raise InputError(f"--arch: unknown arch '{arch}'", hint=did_you_mean(arch, presets))
-    chosen = [(family, name) for family, names in presets.items() if arch in (None, family) for name in names]
+    if options.arch is not None and options.arch not in presets:
+        raise InputError(f"--arch: unknown arch '{options.arch}'", hint=did_you_mean(options.arch, presets))
+    chosen = [(family, name) for family, names in presets.items() if options.arch in (None, family) for name in names]
     rows = [{"arch": family, "preset": name, "summary": preset_summary(family, name)} for family, name in chosen]
-    if json_:
+    if options.as_json:
         emit_json(rows)
         return
     emit_lines(aligned([(f"{row['arch']}/{row['preset']}", row["summary"]) for row in rows]))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.report import emit_json, emit_lines, in_columns, show_notes
-from tformer.support.options import option
+from tformer.support.options import Json, option
 
 EPILOG = examples("`tformer doctor`", "`tformer doctor --json`", "`tformer doctor --clean`")
 
@@ -16,7 +16,7 @@ EPILOG = examples("`tformer doctor`", "`tformer doctor --json`", "`tformer docto
 class DoctorOptions:
     clean: Annotated[bool, option("--clean", help="Remove what is in the caches, and do nothing else.")] = False
     no_speed: Annotated[bool, option("--no-speed", help="Leave out the speed check, which takes some seconds.")] = False
-    as_json: Annotated[bool, option("--json", help="One JSON document on standard output.")] = False
+    as_json: Json = False
 
 
 @takes_options

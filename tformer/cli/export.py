@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tformer.cli.command import examples, takes_options
@@ -12,7 +11,7 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import progress_reporter, report_result
 from tformer.support.errors import InputError
 from tformer.support.formatting import MAX_DIGITS
-from tformer.support.options import argument, panel
+from tformer.support.options import Checkpoint, Json, NewFolder, argument, panel
 
 if TYPE_CHECKING:
     from tformer.interop.exporting import ExportReport
@@ -34,10 +33,8 @@ class ExportOptions:
     run: Annotated[
         str | None, argument("RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run.")
     ] = None
-    out: Annotated[Path | None, RESULT("--out", metavar="DIR", help="Folder to write; must not exist yet.")] = None
-    checkpoint: Annotated[
-        str, RESULT("--checkpoint", metavar="best|latest|step-N", help="Which checkpoint of the run to export.")
-    ] = "best"
+    out: Annotated[NewFolder, RESULT] = None
+    checkpoint: Annotated[Checkpoint, RESULT] = "best"
     to: Annotated[Literal["huggingface", "ctranslate2"], FORMAT("--to", help="Format of the folder.")] = "huggingface"
     dtype: Annotated[
         Literal["fp32", "bf16", "fp16", "int8", "int16"] | None,
@@ -57,7 +54,7 @@ class ExportOptions:
             "with its own code; default: chosen by the recipe's arch.",
         ),
     ] = None
-    as_json: Annotated[bool, RESULT("--json", help="One JSON document on standard output.")] = False
+    as_json: Annotated[Json, RESULT] = False
 
     def check(self) -> None:
         """Raise InputError for options that can be refused before anything is read."""

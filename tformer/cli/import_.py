@@ -12,7 +12,7 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import console, progress_reporter, report_result
 from tformer.support.errors import InputError
 from tformer.support.formatting import listed
-from tformer.support.options import argument, panel
+from tformer.support.options import Json, NewFolder, argument, panel
 
 if TYPE_CHECKING:
     from tformer.interop.importing import ImportReport
@@ -39,9 +39,7 @@ class ImportOptions:
             "downloaded (needs the `hub` extra).",
         ),
     ]
-    out: Annotated[
-        Path | None, RESULT("--out", metavar="DIR", help="Folder of the new checkpoint; must not exist yet.")
-    ] = None
+    out: Annotated[NewFolder, RESULT] = None
     tokenizer: Annotated[Path | None, REPLACED("--tokenizer", metavar="FILE", help="A tokenizer.json.")] = None
     target_tokenizer: Annotated[
         Path | None,
@@ -60,7 +58,7 @@ class ImportOptions:
         ),
     ] = ()
     dtype: Annotated[Literal["fp32", "bf16", "fp16"], RESULT("--dtype", help="Number format of the weights.")] = "fp32"
-    as_json: Annotated[bool, RESULT("--json", help="One JSON document on standard output.")] = False
+    as_json: Annotated[Json, RESULT] = False
 
 
 @takes_options

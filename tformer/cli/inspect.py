@@ -15,7 +15,7 @@ from tformer.cli.report import PIPE_WIDTH, emit_json, emit_lines, show_notes
 from tformer.support.errors import InputError, did_you_mean, visible
 from tformer.support.files import require_writable
 from tformer.support.formatting import plural
-from tformer.support.options import argument, panel
+from tformer.support.options import Arch, Checkpoint, Json, Preset, RecipeFile, Sets, argument, panel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,16 +47,11 @@ class InspectOptions:
         str | None,
         argument("RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run.", show_default=False),
     ] = None
-    arch: Annotated[str | None, WHAT("--arch", help="A family, for example gpt.")] = None
-    preset: Annotated[str | None, WHAT("--preset", help="A shipped recipe of the family.")] = None
-    config: Annotated[Path | None, WHAT("--config", metavar="FILE", help="A recipe of your own.")] = None
-    set: Annotated[
-        tuple[str, ...],
-        WHAT("--set", metavar="KEY=VALUE", help="Override any key of the recipe.", show_default=False),
-    ] = ()
-    checkpoint: Annotated[str, WHAT("--checkpoint", metavar="best|latest|step-N", help="Which one of the run.")] = (
-        "best"
-    )
+    arch: Annotated[Arch, WHAT] = None
+    preset: Annotated[Preset, WHAT] = None
+    config: Annotated[RecipeFile, WHAT] = None
+    set: Annotated[Sets, WHAT] = ()
+    checkpoint: Annotated[Checkpoint, WHAT] = "best"
     batch_size: Annotated[
         int | None, SIZES("--batch-size", metavar="N", help="Examples in a forward pass; default: the recipe's.")
     ] = None
@@ -98,7 +93,7 @@ class InspectOptions:
         None
     )
     output: Annotated[Path | None, OUT("-o", "--output", metavar="FILE", help="Write to this file.")] = None
-    json: Annotated[bool, OUT("--json", help="One JSON document on standard output.")] = False
+    json: Annotated[Json, OUT] = False
 
     def check(self) -> None:
         """Raise InputError for options that exclude each other, lack others, or are out of range."""

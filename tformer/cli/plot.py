@@ -14,7 +14,7 @@ from tformer.cli.process import uncollected
 from tformer.cli.report import emit_document, show_notes
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.files import refuse_to_replace
-from tformer.support.options import argument, panel
+from tformer.support.options import PictureFormat, argument, panel
 
 if TYPE_CHECKING:
     from tformer.viz.plot.series import Choice, Run
@@ -77,9 +77,7 @@ class PlotOptions:
             help="Output file, whose suffix sets the format; -: standard output. Default: curves.html.",
         ),
     ] = None
-    format: Annotated[
-        str | None, PICTURE("--format", metavar="html|png|svg|terminal|json|csv", help="In place of the suffix.")
-    ] = None
+    format: Annotated[PictureFormat, PICTURE] = None
 
     def check(self) -> None:
         """Raise InputError for an unknown axis or an impossible weight."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tformer.cli.command import examples, takes_options
@@ -12,7 +11,7 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import progress_reporter, report_result, show_notes
 from tformer.evaluation.options import DataOptions
 from tformer.support.errors import InputError
-from tformer.support.options import DATA, Checkpoint, Device, Precision, argument, panel
+from tformer.support.options import DATA, Checkpoint, Device, Json, NewFolder, Precision, argument, panel
 from tformer.workflows.prune.plan import Plan
 
 if TYPE_CHECKING:
@@ -78,10 +77,8 @@ class PruneOptions:
         int | None, DATA("--max-examples", metavar="N", help="Maximum number of examples to measure on, evenly spread.")
     ] = None
     no_evaluate: Annotated[bool, DATA("--no-evaluate", help="Do not measure the model before and after.")] = False
-    out: Annotated[
-        Path | None, RESULT("--out", metavar="DIR", help="Folder of the new checkpoint; must not exist yet.")
-    ] = None
-    as_json: Annotated[bool, RESULT("--json", help="One JSON document on standard output.")] = False
+    out: Annotated[NewFolder, RESULT] = None
+    as_json: Annotated[Json, RESULT] = False
     checkpoint: Checkpoint = "best"
     device: Device = "auto"
     precision: Precision = "auto"

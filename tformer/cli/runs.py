@@ -6,16 +6,17 @@ import datetime
 import json
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tformer.cli.command import examples
-from tformer.cli.completion import completer
+from tformer.cli.command import examples, takes_options
 from tformer.cli.report import aligned, emit_json, emit_lines, show_notes, terminal_width
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.formatting import as_cell, decimal_bytes, duration, short_count
+from tformer.support.options import Json, argument, option
 
 if TYPE_CHECKING:
     from tformer.workflows.runs.compare import Comparison, RunDetail
@@ -32,7 +33,32 @@ app = typer.Typer(
     ),
 )
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+
+@dataclass(frozen=True)
+class ListOptions:
+    folders: Annotated[
+        tuple[Path, ...],
+        argument(
+            "[FOLDER]...",
+            help="Folders to search, subfolders (of a sweep) included; default: runs/.",
+            show_default=False,
+        ),
+    ] = ()
+    sort: Annotated[str, option("--sort", metavar="KEY", help=f"{SORTS}: the largest or best first.")] = "newest"
+    limit: Annotated[int | None, option("--limit", metavar="N", help="Show only the first N.")] = None
+    as_json: Json = False
+
+
+@dataclass(frozen=True)
+class ShowOptions:
+    run: Annotated[str | None, argument("[RUN]", help="A run, or its name under runs/; default: the newest.")] = None
+    as_json: Json = False
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    runs: Annotated[tuple[str, ...], argument("RUN...", help="Two runs or more.")]
+    as_json: Json = False
 
 
 @app.command(
@@ -43,30 +69,25 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on standar
         "`tformer runs list runs sweeps --json`",
     ),
 )
-def list_(
-    folders: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="FOLDER", help="Folders to search, subfolders (of a sweep) included; default: runs/."),
-    ] = None,
-    sort: Annotated[str, typer.Option("--sort", metavar="KEY", help=f"{SORTS}: the largest or best first.")] = "newest",
-    limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="Show only the first N.")] = None,
-    json_: Json = False,
-) -> None:
+@takes_options
+def list_(options: ListOptions) -> None:
     """List runs, the newest first: state, steps, best validation, parameters, time and size on disk.
 
     A damaged run is listed with its problems.
     """
-    _check_list_options(sort, limit)
-    if not folders and not Path("runs").is_dir():
+    known = SORTS.replace(" or ", ", ").split(", ")
+    if options.sort not in known:
+        raise InputError(f"--sort: found '{options.sort}', expected {SORTS}", hint=did_you_mean(options.sort, known))
+    if not options.folders and not Path("runs").is_dir():
         show_notes(["there is no runs/ here: train a model first, or name a folder of runs"])
-        if json_:
+        if options.as_json:
             emit_json([])
         return
     from tformer.workflows.runs.summary import find_runs, in_order, summarise_run
 
-    runs = in_order(map(summarise_run, find_runs(folders or ["runs"])), sort)
-    shown = runs[:limit]
-    if json_:
+    runs = in_order(map(summarise_run, find_runs(options.folders or ["runs"])), options.sort)
+    shown = runs[: options.limit]
+    if options.as_json:
         emit_json([run.to_json() for run in shown])
         return
     emit_lines(list_lines(shown, width=terminal_width()))
@@ -81,23 +102,14 @@ def list_(
         "`tformer runs show gpt-tiny-1 --json`",
     )
 )
-def show(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RUN",
-            help="A run, or its name under runs/; default: the newest.",
-            autocompletion=completer([], "RUN"),
-        ),
-    ] = None,
-    json_: Json = False,
-) -> None:
+@takes_options
+def show(options: ShowOptions) -> None:
     """Show one run: differences from its preset, environment, data, metrics and checkpoints."""
     from tformer.workflows.runs.compare import describe_run
     from tformer.workflows.runs.summary import find_run
 
-    detail = describe_run(find_run(run))
-    if json_:
+    detail = describe_run(find_run(options.run))
+    if options.as_json:
         emit_json(detail.to_json())
     else:
         emit_lines(show_lines(detail))
@@ -110,32 +122,17 @@ def show(
         "`tformer runs compare runs/a runs/b --json`",
     )
 )
-def compare(
-    runs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN...", help="Two runs or more.", show_default=False, autocompletion=completer([], "RUN")
-        ),
-    ],
-    json_: Json = False,
-) -> None:
+@takes_options
+def compare(options: CompareOptions) -> None:
     """Compare runs: the recipe keys that differ, side by side, then metrics, parameters, time and speed."""
     from tformer.workflows.runs.compare import compare_runs
     from tformer.workflows.runs.summary import find_run
 
-    comparison = compare_runs([find_run(name) for name in runs])
-    if json_:
+    comparison = compare_runs([find_run(name) for name in options.runs])
+    if options.as_json:
         emit_json(comparison.to_json())
     else:
         emit_lines(compare_lines(comparison, width=terminal_width()))
-
-
-def _check_list_options(sort: str, limit: int | None) -> None:
-    known = SORTS.replace(" or ", ", ").split(", ")
-    if sort not in known:
-        raise InputError(f"--sort: found '{sort}', expected {SORTS}", hint=did_you_mean(sort, known))
-    if limit is not None and limit < 1:
-        raise InputError(f"--limit must be at least 1, found {limit}")
 
 
 UNKNOWN = "-"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +17,8 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import emit, emit_json, print_table, progress_reporter, show_notes
 from tformer.support.errors import InputError, TformerError
 from tformer.support.formatting import minutes_and_seconds, plural
-from tformer.support.options import argument, flag_words, panel
+from tformer.support.options import Arch, Json, Preset, RecipeFile, Sets, argument, flag_words, panel, some_of
+from tformer.training.options import TrainOptions
 
 if TYPE_CHECKING:
     from tformer.workflows.sweep.cells import Result
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
 
 DEFAULT_ETA = 3
 
-WHAT, DATA = panel("What is compared"), panel("Data")
-HOW, RUN = panel("How it is trained"), panel("Run")
+WHAT, HOW, RUN = panel("What is compared"), panel("How it is trained"), panel("Run")
 
 EPILOG = examples(
     "`tformer sweep --arch gpt --vary model.*.positions.kind=rope,alibi,learned --out sweeps/positions`",
@@ -42,38 +42,26 @@ EPILOG = examples(
 )
 
 
-@dataclass(frozen=True)
-class TrainFlags:
-    """Options that are passed on to `tformer train`."""
+PASSED_ON = (
+    *("data", "valid", "source", "target", "valid_source", "valid_target", "text_column", "label_column", "tokenizer"),
+    *("max_minutes", "precision", "device"),
+)
+"""The options of `tformer train` that a sweep passes on to every training; others follow after `--`."""
 
-    data: Annotated[tuple[str, ...], DATA("--data", metavar="PATH", help="Training data, as for `tformer train`.")] = ()
-    valid: Annotated[tuple[str, ...], DATA("--valid", metavar="PATH", help="Validation data.")] = ()
-    source: Annotated[tuple[str, ...], DATA("--source", metavar="PATH", help="Source side of aligned text.")] = ()
-    target: Annotated[tuple[str, ...], DATA("--target", metavar="PATH", help="Target side of aligned text.")] = ()
-    valid_source: Annotated[
-        tuple[str, ...], DATA("--valid-source", metavar="PATH", help="Source side of the validation data.")
-    ] = ()
-    valid_target: Annotated[
-        tuple[str, ...], DATA("--valid-target", metavar="PATH", help="Target side of the validation data.")
-    ] = ()
-    text_column: Annotated[str | None, DATA("--text-column", help="Name or number.")] = None
-    label_column: Annotated[str | None, DATA("--label-column", help="Name or number.")] = None
-    tokenizer: Annotated[
-        Path | None, DATA("--tokenizer", help="A tokenizer.json; default: one tokenizer is trained for all variants.")
-    ] = None
-    max_minutes: Annotated[float | None, HOW("--max-minutes", help="Maximum duration of each training.")] = None
-    precision: Annotated[str | None, HOW("--precision", help="auto, fp32, bf16 or fp16.")] = None
-    device: Annotated[str | None, HOW("--device", help="auto, cpu, cuda or cuda:N.")] = None
+if TYPE_CHECKING:
+    from tformer.training.options import TrainOptions as TrainFlags
+else:
+    TrainFlags = some_of(TrainOptions, PASSED_ON)
 
 
 @dataclass(frozen=True)
 class TaskOptions:
     """Options that describe a plan of one task, in place of --plan."""
 
-    config: Annotated[Path | None, WHAT("--config", help="A recipe file.")] = None
-    arch: Annotated[str | None, WHAT("--arch", help="Family, for example gpt, instead of a recipe file.")] = None
-    preset: Annotated[str | None, WHAT("--preset", help="A shipped recipe of the family.")] = None
-    sets: Annotated[tuple[str, ...], WHAT("--set", metavar="KEY=VALUE", help="Override a key in every variant.")] = ()
+    config: Annotated[RecipeFile, WHAT] = None
+    arch: Annotated[Arch, WHAT] = None
+    preset: Annotated[Preset, WHAT] = None
+    sets: Annotated[Sets, WHAT] = ()
     vary: Annotated[
         tuple[str, ...],
         WHAT(
@@ -91,7 +79,7 @@ class TaskOptions:
             help="Add a column with the result of `tformer evaluate` with these flags.",
         ),
     ] = ()
-    train: TrainFlags = TrainFlags()
+    train: TrainFlags = field(default_factory=TrainFlags)
 
 
 @dataclass(frozen=True)
@@ -133,7 +121,7 @@ class SweepOptions:
     ] = None
     skip_invalid: Annotated[bool, RUN("--skip-invalid", help="Skip variants whose recipe is invalid.")] = False
     dry_run: Annotated[bool, RUN("--dry-run", help="List the trainings; run none.")] = False
-    as_json: Annotated[bool, RUN("--json", help="One JSON document on standard output.")] = False
+    as_json: Annotated[Json, RUN] = False
 
     def make_plan(self) -> Plan:
         """The written plan, with --seeds, --max-steps, --draws and --halving; or the plan that the options describe."""

@@ -15,7 +15,7 @@ from tformer.cli.report import aligned, emit, emit_json, emit_lines, print_table
 from tformer.data.sources.files import MAX_ROW_CHARACTERS
 from tformer.support.errors import InputError, visible
 from tformer.support.formatting import TOKEN_SIGNS, as_cell, whole_number
-from tformer.support.options import Checkpoint, Errors, argument, panel, require_at_most_one
+from tformer.support.options import Checkpoint, Errors, Json, argument, panel, require_at_most_one
 
 if TYPE_CHECKING:
     from tformer.data.encoding import TextReader
@@ -94,7 +94,7 @@ class TokenizeOptions:
         Literal["right", "left"] | None, READING("--padding-side", help="Default: as in training, else right.")
     ] = None
     checkpoint: Checkpoint = "best"
-    as_json: Annotated[bool, OUTPUT("--json", help="One JSON document on standard output.")] = False
+    as_json: Annotated[Json, OUTPUT] = False
 
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is read."""

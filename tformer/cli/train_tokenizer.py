@@ -13,7 +13,7 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import console, emit, emit_json, progress_reporter, show_notes
 from tformer.support.errors import InputError, Interrupted
 from tformer.support.files import require_writable
-from tformer.support.options import Errors, argument, panel
+from tformer.support.options import Errors, Json, TextColumn, argument, panel
 from tformer.tokenizer.options import TEXT, TokenizerOptions
 
 if TYPE_CHECKING:
@@ -40,12 +40,10 @@ class TrainTokenizerOptions:
     invalid_utf8: Annotated[Errors, TEXT("--invalid-utf8", help="Invalid UTF-8: an error, or replaced by U+FFFD.")] = (
         "strict"
     )
-    text_column: Annotated[
-        str | None, TEXT("--text-column", help="Column of csv, tsv, jsonl or parquet: name or number.")
-    ] = None
+    text_column: Annotated[TextColumn, TEXT] = None
     out: Annotated[Path, OUTPUT("--out", help="The file to write.")] = Path("tokenizer.json")
     force: Annotated[bool, OUTPUT("--force", help="Replace an existing, different file.")] = False
-    json_: Annotated[bool, OUTPUT("--json", help="The report as one JSON document on stdout.")] = False
+    as_json: Annotated[Json, OUTPUT] = False
 
 
 @takes_options
@@ -80,7 +78,7 @@ def train_tokenizer(options: TrainTokenizerOptions) -> None:
             raise stop.interrupted(error.message) from error
         trained.tokenizer.save(options.out, force=options.force)
         report = tokenizer_report(trained.tokenizer, options=options.tokenizer, facts=trained.facts)
-    if options.json_:
+    if options.as_json:
         emit_json({"path": str(options.out), "sources": [source.name for source in sources], **report})
         return
     console.print(_table(report))

@@ -14,7 +14,7 @@ from tformer.cli.command import examples, takes_options
 from tformer.cli.report import emit_document, show_notes
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.files import refuse_to_replace
-from tformer.support.options import MACHINE, Device, argument, panel
+from tformer.support.options import Checkpoint, Device, PictureFormat, argument, panel
 
 if TYPE_CHECKING:
     from tformer.loading import Loaded
@@ -106,14 +106,7 @@ class AttentionOptions:
         Path | None,
         PICTURE("-o", "--output", help="Output file, whose suffix sets the format. Default: attention.html."),
     ] = None
-    format: Annotated[
-        str | None,
-        PICTURE(
-            "--format",
-            metavar="html|png|svg|terminal|json|csv",
-            help="Output format, instead of the one given by the suffix.",
-        ),
-    ] = None
+    format: Annotated[PictureFormat, PICTURE] = None
     scale: Annotated[
         str | None,
         PICTURE(
@@ -125,9 +118,7 @@ class AttentionOptions:
     ] = None
     colours: Annotated[str, PICTURE("--colours", metavar="viridis|cividis", help="Colour map.")] = "viridis"
     max_megabytes: Annotated[float, PICTURE("--max-megabytes", help="Refuse larger files.")] = 20.0
-    checkpoint: Annotated[
-        str, MACHINE("--which", "--checkpoint", metavar="best|latest|step-N", help="Which one of the run.")
-    ] = "best"
+    checkpoint: Checkpoint = "best"
     device: Device = "auto"
 
     def check(self) -> None:

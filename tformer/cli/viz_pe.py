@@ -12,7 +12,7 @@ from tformer.cli.command import examples, takes_options
 from tformer.cli.process import uncollected
 from tformer.cli.report import emit, emit_document, show_notes
 from tformer.support.errors import InputError
-from tformer.support.options import panel
+from tformer.support.options import PictureFormat, panel
 
 if TYPE_CHECKING:
     from tformer.viz.pe.learned import Table
@@ -104,15 +104,7 @@ class PositionsOptions:
             help="The file to write: .html, .png, .svg, .txt, .json or .csv. Default: a page named after the kind.",
         ),
     ] = None
-    format: Annotated[
-        str | None,
-        RESULT(
-            "--format",
-            metavar="NAME",
-            help="html, png, svg, terminal, json or csv, in place of the suffix; text goes to standard output when no "
-            "file is named.",
-        ),
-    ] = None
+    format: Annotated[PictureFormat, RESULT] = None
 
     def settings(self) -> Settings:
         """What to show, as `tformer.viz.pe` takes it."""

@@ -79,7 +79,7 @@ def canonical(model: Model) -> dict[str, Any]:
     if not any(data[side] and data[side]["positions"]["kind"] == "learned" for side in ("encoder", "decoder")):
         data["max_seq_len"] = None  # no table of positions has this length
     if model.patches is not None:
-        del data["patches"]["stem_width"], data["patches"]["stem_depth"]  # of convolutions, which no class has
+        del data["patches"]["stem_depth"]  # of convolutions, which no class has
         if model.patches.stem == "linear":
             data["patches"]["stem"] = "conv"  # one kernel in two shapes
         if model.decoder is None:

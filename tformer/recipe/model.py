@@ -92,7 +92,6 @@ class Patches(Section):
     # linear, conv: one product of each patch, stored in two shapes; shifted: also of moved copies (arXiv
     # 2112.13492); convolutions: log2(size) layers of 3 x 3, each of which halves the image (arXiv 2104.05704)
     stem: Stem = "conv"
-    stem_width: Size = 64  # channels between the convolutions
     stem_depth: NonNegative = 0  # residual convolutions after each of the convolutions, x + conv(ReLU(RMSNorm(x)))
 
     @model_validator(mode="after")

@@ -46,7 +46,7 @@ class SourceSpec(Section):
 
     path: str  # file, folder, glob, `-` or builtin:NAME
     target_path: str | None = None  # the other side of aligned files
-    # share of a mixture; null everywhere: in proportion to the tokens, of pairs to their number
+    # mixture weight; if all are null, proportional to the tokens (pairs: to their number)
     weight: PositiveFloat | None = None
     prefix: str = ""  # text before every source
     task: str | None = None  # name in reports
@@ -70,7 +70,9 @@ class Data(Section):
     sort_window: NonNegative = 0  # examples are sorted by length inside windows of this many; 0: not sorted
     target_seq_len: Positive | None = None  # pairs: maximum number of tokens of the target; null: seq_len
     overlong: Literal["drop", "truncate"] = "drop"  # pairs longer than that: leave them out, or cut them
-    max_length_ratio: PositiveFloat | None = None  # leave out pairs with a longer side of more times the tokens
+    max_length_ratio: PositiveFloat | None = (
+        None  # drop pairs whose longer side has more than this many times the tokens
+    )
     labels: tuple[str, ...] = ()  # names of the labels in order; empty: found in the data
     label_separator: str = "|"  # what stands between the labels of one example (multi_label)
     truncation: Literal["head", "tail", "head_tail"] = "head"  # the part of a text longer than seq_len that is used
@@ -154,10 +156,10 @@ class Training(Section):
     max_epochs: PositiveFloat | None = None  # passes over the data, instead of max_steps, which then follows from them
     max_minutes: PositiveFloat | None = None  # save and stop after this number of minutes
     batch_size: BatchSize | None = 32  # examples or windows in one micro-batch
-    # tokens in one micro-batch, instead of batch_size; of pairs those of the longer side
+    # tokens in one micro-batch, instead of batch_size; pairs count their longer side
     batch_tokens: BatchSize | None = None
     grad_accum: BatchSize = 1  # micro-batches per optimizer step
-    # steps between validations; null: once an epoch, but at most 20 times; without max_epochs at least every 500 steps
+    # steps between validations; null: each epoch, at most 20 times in total; without max_epochs also every 500 steps
     eval_every: Positive | None = 500
     save_every: Positive | None = 500  # steps between checkpoints; null: with every validation
     save_every_minutes: PositiveFloat | None = None  # also save at this interval in minutes

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
-from functools import cache, partial
+from dataclasses import dataclass, fields, is_dataclass, make_dataclass
+from functools import cache
 from os import PathLike
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_origin, get_type_hints
 
 from tformer.support.errors import InputError, TformerError, did_you_mean
@@ -60,9 +61,29 @@ def argument(metavar: str, *, help: str = "", panel: str | None = None, show_def
     return Option((), help, metavar, panel, show_default)
 
 
-def panel(title: str) -> Callable[..., Option]:
-    """`option` for the options that `--help` shows under this title."""
-    return partial(option, panel=title)
+@dataclass(frozen=True)
+class Panel:
+    """A group of options in `--help`. It makes options of the group, and takes in an option that commands share.
+
+    RESULT = panel("Result")
+    out: Annotated[Path, RESULT("--out", help="The file to write.")]
+    as_json: Annotated[Json, RESULT] = False
+    """
+
+    title: str
+
+    def __call__(self, *flags: str, **facts: Any) -> Option:
+        return option(*flags, panel=self.title, **facts)
+
+
+panel = Panel
+
+
+def some_of(options_type: type[Any], names: Sequence[str]) -> type[Any]:
+    """A dataclass of options with these fields of another one."""
+    hints = get_type_hints(options_type, include_extras=True)
+    chosen = [(one.name, hints[one.name], one.default) for one in fields(options_type) if one.name in names]
+    return make_dataclass(f"Some{options_type.__name__}", chosen, frozen=True)
 
 
 def require_at_most_one(options: Iterable[tuple[str, object]]) -> None:
@@ -185,7 +206,8 @@ Errors = Literal["strict", "replace"]
 Checkpoint = Annotated[
     str, MACHINE("--checkpoint", metavar="best|latest|step-N", help="Checkpoint of the run to load.")
 ]
-Device = Annotated[str, MACHINE("--device", metavar="auto|cpu|cuda[:i]", help="auto: a GPU where there is one.")]
+DEVICE = MACHINE("--device", metavar="auto|cpu|cuda[:i]", help="auto: a GPU where there is one.")
+Device = Annotated[str, DEVICE]
 Devices = Annotated[
     str | None,
     MACHINE(
@@ -208,7 +230,24 @@ TextColumn = Annotated[
     str | None, DATA("--text-column", metavar="C", help="Column of the text in a table: name, or number from 0.")
 ]
 Text2Column = Annotated[str | None, DATA("--text2-column", metavar="C", help="Column of the second text.")]
-LabelColumn = Annotated[str | None, DATA("--label-column", metavar="C", help="Column of the label.")]
+LabelColumn = Annotated[str | None, DATA("--label-column", metavar="C", help="Column of the label or score.")]
+Arch = Annotated[str | None, option("--arch", help="Family, for example gpt or llama.")]
+Preset = Annotated[
+    str | None, option("--preset", help="A shipped recipe of the family; `tformer config list` names them.")
+]
+RecipeFile = Annotated[
+    Path | None, option("--config", metavar="FILE", help="A recipe file; its values override the preset's.")
+]
+Sets = Annotated[
+    tuple[str, ...],
+    option("--set", metavar="KEY=VALUE", help="Override any key of the recipe; may be repeated.", show_default=False),
+]
+NewFolder = Annotated[Path | None, option("--out", metavar="DIR", help="Folder to write; must not exist yet.")]
+PictureFormat = Annotated[
+    str | None,
+    option("--format", metavar="html|png|svg|terminal|json|csv", help="Output format, in place of the suffix."),
+]
+Json = Annotated[bool, option("--json", help="One JSON document on standard output.")]
 
 
 def check_quantize(quantize: str, precision: str) -> None:
@@ -244,7 +283,9 @@ BOUNDS = {
 """Numbers that have other bounds than their type: FLOAT, or COUNT of an int."""
 LEAST = {
     **dict.fromkeys(("batch_size", "seq_len", "max_length", "max_tokens", "max_new_tokens", "vocab_size"), 1),
-    **dict.fromkeys(("num_labels", "top", "keep", "last", "max_examples", "max_trials", "stop_at_step", "workers"), 1),
+    **dict.fromkeys(
+        ("num_labels", "top", "keep", "last", "limit", "max_examples", "max_trials", "stop_at_step", "workers"), 1
+    ),
     **dict.fromkeys(("seeds", "draws", "max_steps", "num_samples", "beam_size", "n_best"), 1),
     **dict.fromkeys(("seed", "min_new_tokens", "max_restarts", "length_margin", "coverage_penalty"), 0),
     "eta": 2,

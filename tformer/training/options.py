@@ -8,10 +8,22 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 from tformer.support.errors import InputError
-from tformer.support.options import Option, panel
+from tformer.support.options import (
+    DATA,
+    DEVICE,
+    Json,
+    LabelColumn,
+    Option,
+    Preset,
+    RecipeFile,
+    Sets,
+    Text2Column,
+    TextColumn,
+    panel,
+)
 from tformer.support.processes import most_processes
 
-MODEL, DATA, OPTIMIZATION = panel("Model"), panel("Data"), panel("Optimization")
+MODEL, OPTIMIZATION = panel("Model"), panel("Optimization")
 RUN, MACHINE = panel("Run"), panel("Machine")
 
 VOCABULARIES: dict[str | None, dict[str, Any]] = {
@@ -34,14 +46,9 @@ class TrainOptions:
     """The options of `tformer train`; None: not given."""
 
     arch: Annotated[str | None, MODEL("--arch", help="Family, for example gpt or llama (default gpt).")] = None
-    preset: Annotated[
-        str | None, MODEL("--preset", help="A shipped recipe of that family; `tformer config list` names them.")
-    ] = None
-    config: Annotated[Path | None, MODEL("--config", help="A recipe file; its values override the preset's.")] = None
-    sets: Annotated[
-        tuple[str, ...],
-        MODEL("--set", metavar="KEY=VALUE", help="Override any key of the recipe.", show_default=False),
-    ] = ()
+    preset: Annotated[Preset, MODEL] = None
+    config: Annotated[RecipeFile, MODEL] = None
+    sets: Annotated[Sets, MODEL] = ()
     init_from: Annotated[
         Path | None,
         MODEL(
@@ -64,17 +71,9 @@ class TrainOptions:
         tuple[str, ...],
         DATA("--valid", metavar="PATH", help="Validation data; default: a tenth of the data.", show_default=False),
     ] = ()
-    text_column: Annotated[
-        str | None,
-        DATA("--text-column", help="Column of the text: its name, or its number from 0."),
-        Key("data.columns.text"),
-    ] = None
-    text2_column: Annotated[
-        str | None, DATA("--text2-column", help="Column of the second text, for pairs."), Key("data.columns.text2")
-    ] = None
-    label_column: Annotated[
-        str | None, DATA("--label-column", help="Column of the label or score."), Key("data.columns.label")
-    ] = None
+    text_column: Annotated[TextColumn, Key("data.columns.text")] = None
+    text2_column: Annotated[Text2Column, Key("data.columns.text2")] = None
+    label_column: Annotated[LabelColumn, Key("data.columns.label")] = None
     source: Annotated[
         tuple[str, ...],
         DATA(
@@ -146,8 +145,8 @@ class TrainOptions:
         MODEL(
             "--target-embeddings",
             metavar="FILE",
-            help="Pairs: token vectors of the target side; where both sides share a table, of tokens that --embeddings "
-            "lacks.",
+            help="Pairs: token vectors of the target side. If source and target share a table, used for tokens missing "
+            "in --embeddings.",
         ),
         Key("embeddings.target_path"),
     ] = None
@@ -212,7 +211,7 @@ class TrainOptions:
             "does to its first example; do not train.",
         ),
     ] = False
-    as_json: Annotated[bool, RUN("--json", help="One JSON document on stdout.")] = False
+    as_json: Annotated[Json, RUN] = False
     batch_size: Annotated[
         int | None, OPTIMIZATION("--batch-size", help="Sequences in one micro-batch."), Key("training.batch_size")
     ] = None
@@ -220,7 +219,7 @@ class TrainOptions:
         int | None,
         OPTIMIZATION(
             "--batch-tokens",
-            help="Maximum tokens in one micro-batch, instead of --batch-size; for pairs of the longer side.",
+            help="Maximum tokens in one micro-batch, instead of --batch-size; pairs count their longer side.",
         ),
         Key("training.batch_tokens"),
     ] = None
@@ -259,11 +258,7 @@ class TrainOptions:
         ),
         Key("training.precision"),
     ] = None
-    device: Annotated[
-        str | None,
-        MACHINE("--device", metavar="auto|cpu|cuda[:i]", help="auto: a GPU where there is one."),
-        Key("training.device"),
-    ] = None
+    device: Annotated[str | None, DEVICE, MACHINE, Key("training.device")] = None
     compile: Annotated[
         str | None,
         MACHINE("--compile", metavar="auto|on|off", help="torch.compile; auto: on a GPU, for 200 steps or more."),
@@ -286,8 +281,8 @@ class TrainOptions:
         MACHINE(
             "--parallel",
             metavar="auto|ddp|fsdp|hsdp",
-            help="Each device holds the whole model (ddp), or all of them (fsdp) or groups (hsdp) divide it; auto: the "
-            "first that fits.",
+            help="ddp: a full copy per device. fsdp: split over all. hsdp: split within groups. auto: the first that "
+            "fits.",
         ),
         Key("training.parallel.kind"),
     ] = None
