@@ -33,7 +33,7 @@ ForDevice = Annotated[
 
 @dataclass(frozen=True)
 class ShowOptions:
-    file: Annotated[Path | None, argument("[FILE]", help="A recipe file.")] = None
+    file: Annotated[Path | None, argument("FILE", help="A recipe file.")] = None
     arch: Arch = None
     preset: Preset = None
     objective: Annotated[
@@ -48,7 +48,7 @@ class ShowOptions:
 
 @dataclass(frozen=True)
 class ValidateOptions:
-    files: Annotated[tuple[Path, ...], argument("FILE...", help="Recipe files, partial or complete.")]
+    files: Annotated[tuple[Path, ...], argument("FILE", help="Recipe files, partial or complete.")]
     device: ForDevice = "auto"
     as_json: Json = False
 
@@ -58,7 +58,7 @@ class ExplainOptions:
     keys: Annotated[
         tuple[str, ...],
         argument(
-            "[KEY]...",
+            "KEY",
             help="Keys with dots: model.encoder.norm.place. Default: list all keys.",
             show_default=False,
         ),

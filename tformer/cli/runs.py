@@ -39,7 +39,7 @@ class ListOptions:
     folders: Annotated[
         tuple[Path, ...],
         argument(
-            "[FOLDER]...",
+            "FOLDER",
             help="Folders to search, subfolders (of a sweep) included; default: runs/.",
             show_default=False,
         ),
@@ -51,13 +51,13 @@ class ListOptions:
 
 @dataclass(frozen=True)
 class ShowOptions:
-    run: Annotated[str | None, argument("[RUN]", help="A run, or its name under runs/; default: the newest.")] = None
+    run: Annotated[str | None, argument("RUN", help="A run, or its name under runs/; default: the newest.")] = None
     as_json: Json = False
 
 
 @dataclass(frozen=True)
 class CompareOptions:
-    runs: Annotated[tuple[str, ...], argument("RUN...", help="Two runs or more.")]
+    runs: Annotated[tuple[str, ...], argument("RUN", help="Two runs or more.")]
     as_json: Json = False
 
 

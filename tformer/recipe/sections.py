@@ -70,9 +70,8 @@ class Data(Section):
     sort_window: NonNegative = 0  # examples are sorted by length inside windows of this many; 0: not sorted
     target_seq_len: Positive | None = None  # pairs: maximum number of tokens of the target; null: seq_len
     overlong: Literal["drop", "truncate"] = "drop"  # pairs longer than that: leave them out, or cut them
-    max_length_ratio: PositiveFloat | None = (
-        None  # drop pairs whose longer side has more than this many times the tokens
-    )
+    # drop pairs whose longer side has more than this many times the tokens of the shorter; null: none
+    max_length_ratio: PositiveFloat | None = None
     labels: tuple[str, ...] = ()  # names of the labels in order; empty: found in the data
     label_separator: str = "|"  # what stands between the labels of one example (multi_label)
     truncation: Literal["head", "tail", "head_tail"] = "head"  # the part of a text longer than seq_len that is used

@@ -283,10 +283,8 @@ BOUNDS = {
 """Numbers that have other bounds than their type: FLOAT, or COUNT of an int."""
 LEAST = {
     **dict.fromkeys(("batch_size", "seq_len", "max_length", "max_tokens", "max_new_tokens", "vocab_size"), 1),
-    **dict.fromkeys(
-        ("num_labels", "top", "keep", "last", "limit", "max_examples", "max_trials", "stop_at_step", "workers"), 1
-    ),
-    **dict.fromkeys(("seeds", "draws", "max_steps", "num_samples", "beam_size", "n_best"), 1),
+    **dict.fromkeys(("num_labels", "top", "keep", "last", "max_examples", "max_trials", "stop_at_step", "workers"), 1),
+    **dict.fromkeys(("limit", "seeds", "draws", "max_steps", "num_samples", "beam_size", "n_best"), 1),
     **dict.fromkeys(("seed", "min_new_tokens", "max_restarts", "length_margin", "coverage_penalty"), 0),
     "eta": 2,
 }

@@ -79,7 +79,7 @@ def own_python(program: str, *words: str) -> list[str]:
     Python looks for modules in the current folder first (`-c`, `-m`): a file `json.py` in a folder of unknown origin
     would run there. This command never does.
     """
-    return [sys.executable, "-P", "-c", OWN_PATH + program, str(Path(__file__).resolve().parents[1]), *words]
+    return [sys.executable, "-P", "-c", OWN_PATH + program, str(Path(__file__).resolve().parents[2]), *words]
 
 
 def python_command(module: str, *words: str) -> list[str]:
