@@ -250,7 +250,10 @@ def _means(
 
 
 def _add(sums: dict[str, RunningMean], checkpoint: Checkpoint, role: str) -> None:
-    tensors = _read(checkpoint, role)
+    tensors = (checkpoint.generator() or {}) if role == "generator" else checkpoint.weights()
+    if role == "weights":
+        for alias in checkpoint.tied:
+            tensors.pop(alias, None)
     for name in list(tensors):
         tensor = tensors.pop(name)
         if name not in sums or name.endswith(RANDOM_BUFFERS):
@@ -260,13 +263,6 @@ def _add(sums: dict[str, RunningMean], checkpoint: Checkpoint, role: str) -> Non
             sums[name].add(tensor)
         except ValueError as error:
             raise InputError(f"{checkpoint.path}: {role} tensor {name} and that of the others: {error}") from None
-
-
-def _read(checkpoint: Checkpoint, role: str) -> dict[str, Tensor]:
-    """The stored tensors of a role, without aliases."""
-    if role == "generator":
-        return checkpoint.generator() or {}
-    return {name: tensor for name, tensor in checkpoint.weights().items() if name not in checkpoint.tied}
 
 
 def _order(checkpoint: Checkpoint) -> tuple[Any, ...]:

@@ -90,24 +90,16 @@ def tidy(folder: Path, *, keep_last: int | None = None) -> None:
     _point(folder / LATEST, latest(entries))
     _point(folder / BEST, best(entries))
     if keep_last is not None:
-        _prune(entries, keep_last=keep_last)
+        assert keep_last >= 1, keep_last
+        best_entry = best(entries)
+        for entry in entries[:-keep_last]:
+            if entry is not best_entry:
+                files.remove_tree(entry.path)
     for name in _names(folder):
-        if name.startswith(files.TEMPORARY) or (_STEP.fullmatch(name) and _is_half(folder / name)):
-            files.remove_tree(folder / name)
-
-
-def _is_half(path: Path) -> bool:
-    """Whether `path` is a folder without a manifest; broken links do not count."""
-    return path.is_dir() and not path.is_symlink() and not (path / files.MANIFEST).is_file()
-
-
-def _prune(entries: Sequence[Entry], *, keep_last: int) -> None:
-    assert keep_last >= 1, keep_last
-    kept = {entry.step for entry in entries[-keep_last:]}
-    best_entry = best(entries)
-    for entry in entries:
-        if entry.step not in kept and entry is not best_entry:
-            files.remove_tree(entry.path)
+        path = folder / name
+        is_half = path.is_dir() and not path.is_symlink() and not is_complete(path)
+        if name.startswith(files.TEMPORARY) or (_STEP.fullmatch(name) and is_half):
+            files.remove_tree(path)
 
 
 def _point(pointer: Path, entry: Entry | None) -> None:

@@ -187,7 +187,10 @@ class Checkpoint:
             for number, record in enumerate(records):
                 path = self.path / record.name
                 if self.verify and number % processes == rank:
-                    _check_hash(path, record)
+                    with open_regular(path) as stream:
+                        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+                    if digest != record.sha256:
+                        raise damaged_file(path, found=digest, expected=record.sha256)
                 if index is not None:
                     _check_index(self.path, index, record.name, {spec.name for spec in read_specs(path)})
                 found |= read_rows(path, wanted)
@@ -323,13 +326,6 @@ def _check_size(path: Path, record: FileRecord) -> None:
     if size != record.size:
         word = "truncated" if size < record.size else "damaged"
         raise InputError(f"{path} is {word}: it has {size:,} bytes, the manifest says {record.size:,}")
-
-
-def _check_hash(path: Path, record: FileRecord) -> None:
-    with open_regular(path) as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != record.sha256:
-        raise damaged_file(path, found=found, expected=record.sha256)
 
 
 def _read_texts(folder: Path, manifest: Manifest, *, verify: bool) -> dict[str, str]:

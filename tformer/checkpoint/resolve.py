@@ -44,7 +44,9 @@ def resolve_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str |
             f"{folder} is a Hugging Face folder, expected a run or a checkpoint of tformer",
             hint=f"make one of it: tformer import {folder} --out DIR",
         )
-    _refuse_pickles(folder)
+    pickles = sorted(entry.name for entry in folder.iterdir() if entry.suffix in PICKLE_SUFFIXES)
+    if pickles:
+        raise InputError(f"{folder} holds no tformer checkpoint but pickled weights ({pickles[0]})", hint=PICKLE_HINT)
     raise InputError(
         f"{folder} is neither a run (no {CHECKPOINTS}/) nor a checkpoint (no {MANIFEST})",
         hint=_suggest_run(folder, Path(runs_dir)),
@@ -107,7 +109,11 @@ def newest_checkpoint(
         InputError: there is none.
     """
     runs = [(run, catalog.scan(run / CHECKPOINTS)) for run in list_runs(runs_dir)]
-    saved = [(_saved_at(entries), run.name, run) for run, entries in runs if entries]
+    saved = [
+        (max((entry.path / MANIFEST).stat().st_mtime_ns for entry in entries), run.name, run)
+        for run, entries in runs
+        if entries
+    ]
     for _, _, run in sorted(saved, reverse=True):
         checkpoint = _choose(run / CHECKPOINTS, run, which)
         if usable(checkpoint):
@@ -165,21 +171,11 @@ def _from_file(path: Path) -> Path:
         return _choose(path.parent, path.parent.parent, path.name)
     if path.suffix in PICKLE_SUFFIXES:
         raise InputError(f"{path} is a pickle, not a run", hint=PICKLE_HINT)
+    holds_model = any((path.parent / name).is_file() for name in (MANIFEST, "config.json"))
     raise InputError(
         f"{path} is a file, expected a run or checkpoint folder",
-        hint=f"name the folder it is in: {path.parent}" if _is_known(path.parent) else None,
+        hint=f"name the folder it is in: {path.parent}" if holds_model else None,
     )
-
-
-def _is_known(folder: Path) -> bool:
-    """Whether a folder is a checkpoint or has the layout of Hugging Face."""
-    return any((folder / name).is_file() for name in (MANIFEST, "config.json"))
-
-
-def _refuse_pickles(folder: Path) -> None:
-    pickles = sorted(entry.name for entry in folder.iterdir() if entry.suffix in PICKLE_SUFFIXES)
-    if pickles:
-        raise InputError(f"{folder} holds no tformer checkpoint but pickled weights ({pickles[0]})", hint=PICKLE_HINT)
 
 
 def _suggest_run(path: Path, runs_dir: Path) -> str:
@@ -189,7 +185,3 @@ def _suggest_run(path: Path, runs_dir: Path) -> str:
     if path.name in names:
         return f"did you mean '{runs_dir / path.name}'?"
     return f"under {runs_dir}/: {did_you_mean(path.name, names)}"
-
-
-def _saved_at(entries: list[catalog.Entry]) -> int:
-    return max((entry.path / MANIFEST).stat().st_mtime_ns for entry in entries)

@@ -152,13 +152,10 @@ def _differences(first: Any, second: Any, path: str) -> Iterator[tuple[str, Any,
     if isinstance(first, dict) and isinstance(second, dict):
         for key in [*first, *(key for key in second if key not in first)]:
             yield from _differences(first.get(key), second.get(key), f"{path}.{key}")
-    elif first != second and not (isinstance(first, float) and _close(first, second)):
-        yield path, first, second
-
-
-def _close(first: float, second: Any) -> bool:
-    """Whether two numbers are equal up to the rounding of a square root."""
-    return isinstance(second, int | float) and abs(first - second) <= 1e-12 * abs(first)
+    elif first != second:
+        numbers = isinstance(first, float) and isinstance(second, int | float)
+        if not numbers or abs(first - second) > 1e-12 * abs(first):  # the rounding of a square root
+            yield path, first, second
 
 
 MAX_LISTED = 6

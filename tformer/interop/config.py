@@ -160,14 +160,12 @@ class Config:
     def finish(self) -> None:
         """Raise InputError for keys that were not read, except empty ones (null, false, empty lists and mappings)."""
         left = {key: value for key, value in self.values.items() if key not in self._taken | INERT}
-        odd = sorted(key for key, value in left.items() if not _empty(value))
+        odd = sorted(
+            key for key, value in left.items() if not (value is None or value is False or value in ("", [], {}))
+        )
         if odd:
             raise InputError(
                 f"{self.name}: {odd[0]}: found {left[odd[0]]!r}, a key that tformer does not support for "
                 f"{self.values.get('model_type', 'this architecture')}",
                 hint=f"if it does not change what the model computes: tformer import ... --ignore {odd[0]}",
             )
-
-
-def _empty(value: Any) -> bool:
-    return value is None or value is False or value in ("", [], {})

@@ -141,7 +141,7 @@ def extended(model: Model, weights: Weights, *, path: str, value: Any) -> Form:
     tied, some = built.tied_names(), next(iter(weights.values()))
     owners = {name: tensor for name, tensor in built.state_dict().items() if name not in tied}
     new = {
-        name: (torch.ones if _is_gain(name) else torch.zeros)(tensor.shape, dtype=some.dtype)
+        name: (torch.ones if name.endswith("norm.weight") else torch.zeros)(tensor.shape, dtype=some.dtype)
         for name, tensor in owners.items()
         if name not in weights
     }
@@ -213,7 +213,3 @@ STEPS: tuple[tuple[str, Any, Any, Maker], ...] = (
     (r"model\.heads\.(lm|masked_lm)\.bias", False, True, ZERO_BIAS),
     (r"model\.embedding\.token_types", 0, ANY, _extend("none, written as types of zeros")),
 )
-
-
-def _is_gain(name: str) -> bool:
-    return re.search(r"norm\.weight$", name) is not None

@@ -15,7 +15,7 @@ from torch import Tensor
 from tformer.build import build_model
 from tformer.checkpoint.average import require_new
 from tformer.checkpoint.read import Checkpoint, differences
-from tformer.interop.choose import Choice, choose_class_or_code, label_keys, without_learned_rates
+from tformer.interop.choose import choose_class_or_code, label_keys, without_learned_rates
 from tformer.interop.generation_config import left_unsaid, write_generation
 from tformer.interop.preprocessor import write_preprocessor
 from tformer.interop.tokenizer_config import special_keys
@@ -79,18 +79,6 @@ def resolved(recipe: Recipe, tokenizers: Tokenizers) -> Model:
         if head["kind"] == "classifier" and head["num_labels"] is None:
             head["num_labels"] = len(recipe.data.labels) or None
     return Model.model_validate({**model.model_dump(mode="json"), **sizes, "heads": heads})
-
-
-def config_of(choice: Choice, recipe: Recipe, keys: Mapping[str, Any], *, dtype: torch.dtype) -> dict[str, Any]:
-    """The content of config.json."""
-    return {
-        **label_keys(choice.model, recipe.data.labels),
-        **choice.config,
-        **keys,
-        "architectures": [choice.class_name],
-        "dtype": str(dtype).removeprefix("torch."),
-        "model_type": choice.architecture.model_type,
-    }
 
 
 def auto_class(class_name: str) -> str:
@@ -182,7 +170,14 @@ def export_checkpoint(
     tensors = outgoing(links, fixed, weights, dtype=dtype)
     shards = plan_shards(tensors, shard_bytes)
     stored = main_dtype(tensors)
-    config = config_of(choice, recipe, keys, dtype=stored)
+    config = {
+        **label_keys(choice.model, recipe.data.labels),
+        **choice.config,
+        **keys,
+        "architectures": [choice.class_name],
+        "dtype": str(stored).removeprefix("torch."),
+        "model_type": choice.architecture.model_type,
+    }
     texts = {"config.json": _json(config), **_texts(recipe, model, tokenizers), **index_document(tensors, shards)}
     code = choice.architecture.code
     if code is not None:

@@ -79,10 +79,15 @@ def read_generation(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         found = keys.take(name, default=None, kind=(int, float))
         if found is not None:
             values[ours] = found
-    values["suppress_tokens"] = sorted({*_suppressed(keys), *_forbidden(keys)[0]})
-    if stops := end_ids(config, generation_document(folder))[1:]:
-        values["stop_tokens"] = list(stops)
-    if texts := _stop_texts(keys):
+    suppressed = _checked_ids(keys, "suppress_tokens", keys.take("suppress_tokens", default=[], kind=list))
+    values["suppress_tokens"] = sorted({*suppressed, *_forbidden(keys)[0]})
+    if further := end_ids(config, generation_document(folder))[1:]:
+        values["stop_tokens"] = list(further)
+    stops = keys.take("stop_strings", default=[], kind=(str, list))
+    texts = [stops] if isinstance(stops, str) else stops
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        raise InputError(f"{keys.name}: stop_strings: found {wrong[0]!r}, expected a text")
+    if texts:
         values["stop"] = texts
     return values
 
@@ -125,7 +130,8 @@ def write_generation(recipe: Recipe, tokenizer: Tokenizer | None) -> dict[str, A
         document |= {"min_p": ours.min_p} if ours.min_p else {}
     if ours.beam_size > 1:
         penalty = ours.length_penalty if ours.length_penalty_type == "avg" else 0.0
-        document |= {"length_penalty": penalty, "early_stopping": _early_stopping(ours)}
+        theirs = next(theirs for theirs, name in STOPPING.items() if name == ours.stopping)
+        document |= {"length_penalty": penalty, "early_stopping": theirs}
     for name, value, off in (
         ("repetition_penalty", ours.repetition_penalty, 1.0),
         ("no_repeat_ngram_size", ours.no_repeat_ngram, 0),
@@ -216,10 +222,6 @@ def _choice(keys: Config) -> dict[str, Any]:
     return values
 
 
-def _suppressed(keys: Config) -> list[int]:
-    return _checked_ids(keys, "suppress_tokens", keys.take("suppress_tokens", default=[], kind=list))
-
-
 def _checked_ids(keys: Config, key: str, found: list[Any]) -> list[int]:
     """The ids of tokens that a key gives. InputError for anything else."""
     if wrong := [token for token in found if type(token) is not int]:
@@ -232,14 +234,6 @@ def _forbidden(keys: Config) -> tuple[list[int], bool]:
     words = keys.take("bad_words_ids", default=[], kind=list)
     single = [word[0] for word in words if isinstance(word, list) and len(word) == 1]
     return _checked_ids(keys, "bad_words_ids", single), len(single) < len(words)
-
-
-def _stop_texts(keys: Config) -> list[str]:
-    found = keys.take("stop_strings", default=[], kind=(str, list))
-    texts = [found] if isinstance(found, str) else found
-    if wrong := [text for text in texts if not isinstance(text, str)]:
-        raise InputError(f"{keys.name}: stop_strings: found {wrong[0]!r}, expected a text")
-    return texts
 
 
 def _problems(keys: Config, beside_encoder: bool) -> Iterator[str]:
@@ -268,7 +262,3 @@ def _unwritten(ours: Generation, ids: Mapping[str, Any], ends: set[int]) -> set[
         return set(ours.suppress_tokens)
     begins = {ids.get(f"{name}_token_id") for name in ("pad", "bos", "decoder_start")}
     return {token for token in begins if token is not None} - ends - {ids.get("forced_bos_token_id")}
-
-
-def _early_stopping(ours: Generation) -> bool | str:
-    return next(theirs for theirs, name in STOPPING.items() if name == ours.stopping)

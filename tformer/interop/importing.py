@@ -20,7 +20,6 @@ from tformer.checkpoint.average import require_new
 from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.save import CheckpointContents, write_checkpoint
 from tformer.interop.foreign_checkpoint import ForeignCheckpoint, open_folder
-from tformer.recipe.model import Model
 from tformer.support import files
 from tformer.support.errors import InputError, Interrupted
 from tformer.tokenizer import Tokenizer
@@ -128,7 +127,9 @@ def _cast(weights: dict[str, Tensor], checkpoint: Checkpoint, dtype: torch.dtype
         if name in checkpoint.tied:
             continue
         result[name] = tensor.to(dtype)
-        if torch.finfo(dtype).max < torch.finfo(tensor.dtype).max and _overflows(tensor, result[name]):
+        if torch.finfo(dtype).max < torch.finfo(tensor.dtype).max and bool(
+            (tensor.isfinite() & ~result[name].isfinite()).any()
+        ):
             largest = float(tensor[tensor.isfinite()].abs().max())
             raise InputError(
                 f"--dtype {name_of(dtype)}: {name} of {checkpoint.path} holds {largest:.4g}, which does not fit",
@@ -137,22 +138,14 @@ def _cast(weights: dict[str, Tensor], checkpoint: Checkpoint, dtype: torch.dtype
     return result
 
 
-def _overflows(before: Tensor, after: Tensor) -> bool:
-    return bool((before.isfinite() & ~after.isfinite()).any())
-
-
 def _check(checkpoint: ForeignCheckpoint, weights: Mapping[str, Tensor]) -> None:
     """Assert that the weights are exactly the model's; the folder was checked when it was opened."""
-    expected = {name: tuple(tensor.shape) for name, tensor in _bare(checkpoint.foreign.model).items()}
+    bare = build_model(checkpoint.foreign.model, device="meta").state_dict()
+    expected = {name: tuple(tensor.shape) for name, tensor in bare.items() if name not in checkpoint.tied}
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    expected = {name: shape for name, shape in expected.items() if name not in checkpoint.tied}
     assert found == expected, (
         f"the table of {checkpoint.foreign.class_name} is wrong: {found.items() ^ expected.items()}"
     )
-
-
-def _bare(model: Model) -> dict[str, Tensor]:
-    return build_model(model, device="meta").state_dict()
 
 
 def _report(checkpoint: ForeignCheckpoint, target: Path, weights: Mapping[str, Tensor]) -> ImportReport:

@@ -39,7 +39,8 @@ def read_preprocessor(folder: Path) -> dict[str, Any]:
     factor = keys.take("rescale_factor", default=RESCALE, kind=float)
     if abs(factor - RESCALE) > 1e-9:
         raise InputError(f"{keys.name}: rescale_factor: found {factor}, tformer divides pixels by 255")
-    model = _model_config(folder)
+    path = folder / "config.json"
+    model = parse_object(read_bounded(path, max_bytes=MAX_BYTES), name=str(path)) if path.exists() else {}
     size, found = model.get("image_size", USUAL_SIZE), _final_size(keys)
     if found is not None and found != (size, size):
         raise InputError(
@@ -93,11 +94,6 @@ def _keys(folder: Path) -> Config | None:
     return Config(parse_object(read_bounded(path, max_bytes=MAX_BYTES), name=str(path)), name=str(path))
 
 
-def _model_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    return parse_object(read_bounded(path, max_bytes=MAX_BYTES), name=str(path)) if path.exists() else {}
-
-
 def _per_channel(keys: Config, name: str, channels: int) -> list[float]:
     values = keys.take(name, default=[HALF] * channels, kind=list)
     if len(values) != channels or not all(isinstance(value, int | float) for value in values):
@@ -126,14 +122,10 @@ def _differences(keys: Config) -> Iterator[str]:
         yield "transformers does not resize images for this model; tformer resizes them to the model's size"
         return
     size = keys.take("size", default=USUAL_SIZE, kind=(int, dict))
-    if not (isinstance(size, Mapping) and _cuts_middle(keys, size)):
+    crop = _final_size(keys) if isinstance(size, Mapping) else None
+    if crop is None or not isinstance(size, Mapping) or not size.get("shortest_edge") == crop[0] == crop[1]:
         yield "transformers squeezes images into a square; tformer crops the middle of an oblong one"
     resample = keys.take("resample", default=2)
     if resample != BICUBIC:
         named = RESAMPLING[resample] if 0 <= resample < len(RESAMPLING) else f"method {resample}"
         yield f"transformers resizes images of another size {named}; tformer bicubic"
-
-
-def _cuts_middle(keys: Config, size: Mapping[str, Any]) -> bool:
-    crop = _final_size(keys)
-    return crop is not None and size.get("shortest_edge") == crop[0] == crop[1]

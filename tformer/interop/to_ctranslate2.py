@@ -54,7 +54,11 @@ def export_ctranslate2(
         InputError: as `export_checkpoint`; also where ctranslate2 or transformers is not installed, or the architecture
             has no known equal in CTranslate2.
     """
-    _require_installed()
+    for package in ("ctranslate2", "transformers"):
+        if importlib.util.find_spec(package) is None:
+            raise InputError(
+                f"--to ctranslate2 needs {package}, which is not installed", hint="pip install 'tformer[ctranslate2]'"
+            )
     target = Path(out)
     require_new(target)
     recipe = checkpoint.recipe
@@ -95,20 +99,12 @@ def export_ctranslate2(
         **{
             **vars(report),
             "path": target,
-            "auto_class": "ctranslate2." + ("Translator" if _translates(choice.model) else "Generator"),
+            "auto_class": "ctranslate2." + ("Generator" if choice.model.encoder is None else "Translator"),
             "dtype": quantization,
             "num_bytes": (target / "model.bin").stat().st_size,
             "files": tuple(sorted(path.name for path in target.iterdir())),
         }
     )
-
-
-def _require_installed() -> None:
-    for package in ("ctranslate2", "transformers"):
-        if importlib.util.find_spec(package) is None:
-            raise InputError(
-                f"--to ctranslate2 needs {package}, which is not installed", hint="pip install 'tformer[ctranslate2]'"
-            )
 
 
 def _convert(
@@ -169,10 +165,9 @@ def _describe(spec: Any, recipe: Recipe, model: Model, tokenizers: Tokenizers) -
     spec.config.unk_token = name(special.unk)
     spec.config.layer_norm_epsilon = model.decoder.norm.eps
     rows = model.target_vocab_size or model.vocab_size
-    if not _translates(model):
+    if model.encoder is None:
         spec.register_vocabulary(_tokens(target, rows))
         return
-    assert model.encoder is not None
     if model.encoder.num_heads != model.decoder.num_heads:
         raise InputError(
             f"--to ctranslate2: found {model.encoder.num_heads} heads in model.encoder and {model.decoder.num_heads} "
@@ -190,10 +185,6 @@ def _tokens(tokenizer: Tokenizer, rows: int | None) -> list[str]:
     """A name for every row of the embedding, also for rows without a token."""
     spellings = tokenizer.tokens + [""] * ((rows or 0) - tokenizer.vocab_size)
     return [spelling or f"<row {number}>" for number, spelling in enumerate(spellings)]
-
-
-def _translates(model: Model) -> bool:
-    return model.encoder is not None
 
 
 def _write_tokenizers(folder: Path, tokenizers: Tokenizers) -> None:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from tformer.build import resolve_sizes
-from tformer.interop.architecture import Gguf
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.choose import choose_class
 from tformer.interop.weight_files import outgoing
@@ -45,18 +44,23 @@ def write_gguf(path: Path, model: Model, weights: Mapping[str, Tensor], *, famil
         raise InputError(
             f"GGUF: {choice.class_name} is not among the models that llama.cpp computes equally: {', '.join(known)}"
         )
-    _require_activation(choice.model, choice.class_name, form)
+    assert choice.model.decoder is not None
+    if (found := choice.model.decoder.feedforward.activation) != form.activation:
+        raise InputError(
+            f"GGUF: model.decoder.feedforward.activation is {found}, llama.cpp computes {choice.class_name} with "
+            f"{form.activation}"
+        )
     for step in choice.steps:
         model, weights = step.apply(model, weights)
     assert model.decoder is not None
     links, fixed = choice.architecture.written(model, choice.class_name)
-    found = outgoing(links, fixed, weights, dtype=torch.float32)
+    tensors = outgoing(links, fixed, weights, dtype=torch.float32)
     architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == form.name)
     names = gguf.get_tensor_name_map(architecture, model.decoder.num_layers)
     writer = gguf.GGUFWriter(path, form.name)
     _describe(writer, model)
-    for name in found.shapes:
-        tensor = form.stored(model, name, found.make(name))
+    for name in tensors.shapes:
+        tensor = form.stored(model, name, tensors.make(name))
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert theirs is not None, name
         writer.add_tensor(theirs, tensor.contiguous().numpy())
@@ -68,16 +72,6 @@ def write_gguf(path: Path, model: Model, weights: Mapping[str, Tensor], *, famil
         writer.write_tensors_to_file()
     finally:
         writer.close()
-
-
-def _require_activation(model: Model, class_name: str, form: Gguf) -> None:
-    assert model.decoder is not None
-    found = model.decoder.feedforward.activation
-    if found != form.activation:
-        raise InputError(
-            f"GGUF: model.decoder.feedforward.activation is {found}, llama.cpp computes {class_name} with "
-            f"{form.activation}"
-        )
 
 
 def _describe(writer: Any, model: Model) -> None:

@@ -6,7 +6,7 @@ config.json. The roles of a tokenizer's tokens stand in its own files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -195,17 +195,11 @@ def _token(value: Any, path: Path, key: str, *, special: bool | None = None) -> 
         return AddedToken(value, special=bool(special))
     if not isinstance(value, dict) or not isinstance(value.get("content"), str):
         raise InputError(f"{path}: {key}: found {value!r}, expected a token")
-    flags = dict(_flags(value, path, key))
+    flags = {name: value[name] for name in (*FLAGS, "special") if name in value}
+    if odd := [name for name, flag in flags.items() if not isinstance(flag, bool)]:
+        raise InputError(f"{path}: {key}.{odd[0]}: found {value[odd[0]]!r}, expected true or false")
     is_special = flags.pop("special", False) if special is None else special
     return AddedToken(value["content"], special=is_special, **flags)
-
-
-def _flags(value: Mapping[str, Any], path: Path, key: str) -> Iterator[tuple[str, bool]]:
-    for name in (*FLAGS, "special"):
-        if name in value:
-            if not isinstance(value[name], bool):
-                raise InputError(f"{path}: {key}.{name}: found {value[name]!r}, expected true or false")
-            yield name, value[name]
 
 
 def _read(path: Path) -> dict[str, Any]:

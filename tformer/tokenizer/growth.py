@@ -47,7 +47,13 @@ def _steps(section: Any) -> Iterator[dict[str, Any]]:
 def _factor(step: dict[str, Any]) -> float:
     """How many times as long the step can make a text of some length."""
     if step.get("type") == "Precompiled":
-        return _longest_replacement(step.get("precompiled_charsmap"))
+        charsmap = step.get("precompiled_charsmap")
+        if not isinstance(charsmap, str):
+            return 1.0
+        # SentencePiece's map of characters: the size of a trie, the trie, then the replacements, which end in NUL.
+        data = base64.b64decode(charsmap)
+        (size,) = struct.unpack("<I", data[:4])
+        return float(max(map(len, data[4 + size :].split(b"\0")), default=1))
     added, pattern = step.get("content"), step.get("pattern")
     if step.get("type") != "Replace" or not isinstance(added, str):
         return 1.0
@@ -55,12 +61,3 @@ def _factor(step: dict[str, Any]) -> float:
     if isinstance(literal, str) and literal:
         return max(1.0, len(added) / len(literal))
     return len(added) + 1.0 if len(added) > 1 else 1.0  # a regular expression may match between any two characters
-
-
-def _longest_replacement(charsmap: Any) -> float:
-    """The longest replacement of SentencePiece's map of characters, in bytes: a trie, then texts that end in NUL."""
-    if not isinstance(charsmap, str):
-        return 1.0
-    data = base64.b64decode(charsmap)
-    (size,) = struct.unpack("<I", data[:4])
-    return float(max(map(len, data[4 + size :].split(b"\0")), default=1))

@@ -104,9 +104,10 @@ def from_characters(characters: Iterable[str], options: TokenizerOptions) -> Rus
 
 def finished(tokenizer: RustTokenizer, options: TokenizerOptions) -> str:
     """The JSON of a trained tokenizer with added tokens, sentinels, template and decoder in place."""
-    tokenizer.add_tokens(
-        [AddedToken(token, single_word=_is_word(token), normalized=False) for token in options.added_tokens]
-    )
+    for token in options.added_tokens:
+        # A token that begins and ends as a word does must not match inside a longer word.
+        is_word = all(end == "_" or unicodedata.category(end)[0] in "LMN" for end in (token[0], token[-1]))
+        tokenizer.add_tokens([AddedToken(token, single_word=is_word, normalized=False)])
     tokenizer.add_special_tokens(_as_special(sentinel_tokens(options)))
     processor = TEMPLATES[options.template].processor
     ids = tokenizer.get_vocab(with_added_tokens=True)
@@ -197,11 +198,6 @@ def _decoder(options: TokenizerOptions) -> Any:
 
 def _as_special(tokens: Iterable[str]) -> list[AddedToken]:
     return [AddedToken(token, special=True, normalized=False) for token in tokens]
-
-
-def _is_word(token: str) -> bool:
-    """Whether the token begins and ends as a word does, so that it must not match inside a longer word."""
-    return all(end == "_" or unicodedata.category(end)[0] in "LMN" for end in (token[0], token[-1]))
 
 
 def text_room(options: TokenizerOptions) -> int:

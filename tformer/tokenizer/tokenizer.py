@@ -71,8 +71,12 @@ class Tokenizer:
         self.special: SpecialIds = find_special_ids(special, document.get("post_processor"))
         self.opening: tuple[int, ...] = opening_ids(document.get("post_processor"))
         self.kind: TokenizerModel = _kind(rust, document)
-        self._table = _piece_table(document.get("decoder"), self._tokens, self._special_tokens)
-        self._characters = _CharacterTable(vocabulary, self.special.unk) if self._is_our_char() else None
+        self._table: PieceTable | None = None
+        if (read := concatenating_reader(document.get("decoder"))) is not None:
+            pieces = [b"" if token is None else read(token) for token in self._tokens]
+            self._table = PieceTable(pieces, self._special_tokens)
+        is_our_char = self.kind == "char" and self.special.unk is not None and not self._added_tokens
+        self._characters = _CharacterTable(vocabulary, self.special.unk) if is_our_char else None
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
@@ -248,18 +252,20 @@ class Tokenizer:
         ids: list[int] = []
         spans: list[tuple[int, int]] = []
         try:
-            size, at_lines = (lambda part: len(part[0])), self._starts_at_lines
-            parts = ends_of(text, most, keep, self._encode_piece_spans, size, at_lines=at_lines)
-            for place, (part_ids, part_spans) in parts:
-                ids += part_ids
-                spans += part_spans if place == 0 else [(place + start, place + stop) for start, stop in part_spans]
+            parts = ends_of(
+                text,
+                most,
+                keep,
+                lambda piece: self._call(self._rust.encode, piece, add_special_tokens=False),
+                lambda encoding: len(encoding.ids),
+                at_lines=self._starts_at_lines,
+            )
+            for place, encoding in parts:
+                ids += encoding.ids
+                spans += encoding.offsets if place == 0 else [(place + a, place + b) for a, b in encoding.offsets]
         except (TypeError, UnicodeEncodeError) as error:
             raise _not_unicode([text], error) from error
         return ids, spans
-
-    def _encode_piece_spans(self, piece: str) -> tuple[list[int], list[tuple[int, int]]]:
-        encoding = self._call(self._rust.encode, piece, add_special_tokens=False)
-        return encoding.ids, encoding.offsets
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """Two texts in the pair template: (ids, token type ids)."""
@@ -311,9 +317,6 @@ class Tokenizer:
         """Whether it is a special or an added token: text that is never cut or merged."""
         return token_id in self._special_tokens or token_id in self._added_tokens
 
-    def _is_our_char(self) -> bool:
-        return self.kind == "char" and self.special.unk is not None and not self._added_tokens
-
 
 class _CharacterTable:
     """Characters to ids by one table look-up: a hundred times as fast as the library for this kind."""
@@ -338,15 +341,6 @@ def _kind(rust: RustTokenizer, document: dict[str, Any]) -> TokenizerModel:
         return "bpe" if document["model"].get("merges") or document.get("pre_tokenizer") else "char"
     kinds: dict[str, TokenizerModel] = {"WordPiece": "wordpiece", "Unigram": "unigram", "WordLevel": "word"}
     return kinds[model]
-
-
-def _piece_table(
-    decoder: dict[str, Any] | None, tokens: Sequence[str | None], special: frozenset[int]
-) -> PieceTable | None:
-    read = concatenating_reader(decoder)
-    if read is None:
-        return None
-    return PieceTable([b"" if token is None else read(token) for token in tokens], special)
 
 
 _STANDARD_ERROR = process_lock()

@@ -347,7 +347,8 @@ def tokenise_pairs(
         ]
         kept = pair_filter.keep(batch, *encoded)
         if not template.num_special:  # an encoder needs at least one id
-            encoded[0] = [ids or _blank(tokenizer) for ids in encoded[0]]
+            blank = next(i for i in (tokenizer.special.unk, tokenizer.special.pad, 0) if i is not None)
+            encoded[0] = [ids or [blank] for ids in encoded[0]]
         for side, strings, ids in zip(sides, texts, encoded, strict=True):
             side.add([strings[n] for n in kept], [ids[n] for n in kept])
         numbers += [task_ids.setdefault(batch[n].task, len(task_ids)) for n in kept]
@@ -369,8 +370,3 @@ def tokenise_pairs(
         targets=sides[1].tokens(),
         task_numbers=np.array(numbers, dtype=np.int64),
     )
-
-
-def _blank(tokenizer: Tokenizer) -> list[int]:
-    """Ids that stand for an empty text."""
-    return [next(i for i in (tokenizer.special.unk, tokenizer.special.pad, 0) if i is not None)]

@@ -164,7 +164,8 @@ class Layout(ABC):
 
     def has_names(self, rows: Sequence[Sequence[str]], named: Mapping[str, str | int]) -> bool:
         """Whether the first of these rows holds the names of the columns."""
-        if any(isinstance(column, str) and not _are_numbers(column) for column in named.values()):
+        parts = [part for column in named.values() if isinstance(column, str) for part in column.split(",")]
+        if any(whole_number(part.strip()) is None for part in parts):
             return True  # a name that is missing is reported when columns are chosen
         return self._looks_like_names(rows[0], rows[1:])
 
@@ -361,10 +362,6 @@ def is_present(column: str | int, first: Sequence[str], *, has_names: bool) -> b
     if len(numbers) == len(parts):
         return not has_names and all(number < len(first) for number in numbers)
     return all(part in first for part in parts)
-
-
-def _are_numbers(column: str) -> bool:
-    return all(whole_number(part.strip()) is not None for part in column.split(","))
 
 
 def _flat(chosen: Chosen) -> set[int]:

@@ -460,7 +460,10 @@ def locate(path: str, *, is_known: Callable[[FilePath], bool], known: str) -> Fo
     if path == STANDARD_INPUT:
         return _spooled("standard input", sys.stdin.buffer)
     if is_url(path):
-        return _find_remote(path, is_known, known)
+        found = find(path, is_known)
+        if not found:
+            raise InputError(f"{path}: no text in this folder, or of this pattern", hint=f"known endings: {known}")
+        return Found(path, _checked(found, path))
     place = expanded(path)
     if place.is_dir():
         return _find_in_folder(place, is_known, known)
@@ -492,13 +495,6 @@ def _spooled(name: str, stream: IO[bytes]) -> Found:
     if spool.size == 0:
         raise InputError(f"{name}: is empty", hint="give a file or a pipe with text in it")
     return Found(name, spool=spool)
-
-
-def _find_remote(url: str, is_known: Callable[[FilePath], bool], known: str) -> Found:
-    found = find(url, is_known)
-    if not found:
-        raise InputError(f"{url}: no text in this folder, or of this pattern", hint=f"known endings: {known}")
-    return Found(url, _checked(found, url))
 
 
 def _checked(paths: Sequence[FilePath], name: str) -> tuple[FilePath, ...]:

@@ -246,9 +246,12 @@ def _list_zip(path: Path) -> tuple[list[_File], set[Parts], Callable[[zipfile.Zi
         if not parts or any(_is_hidden(part) for part in parts):
             continue
         is_folder = name.endswith("/")
-        folders.update(_folders_of(parts, including_last=is_folder))
+        folders.update(parts[:depth] for depth in range(1, len(parts) + is_folder))
         if not is_folder:
-            _check_entry(entry, f"{path}/{name}")
+            if entry.flag_bits & 1:
+                raise InputError(f"{path}/{name}: encrypted", hint="make the zip without a password")
+            if (size := entry.file_size) > MAX_FILE_BYTES:
+                raise InputError(f"{path}/{name}: too large for an image: {size:,} bytes, at most {MAX_FILE_BYTES:,}")
             files.append(_File(parts, f"{entry.file_size}:{entry.CRC}", entry, found))
 
     lock = threading.Lock()  # a ZipFile counts its readers without a lock
@@ -261,17 +264,6 @@ def _list_zip(path: Path) -> tuple[list[_File], set[Parts], Callable[[zipfile.Zi
             raise InputError(f"{path}/{entry.filename}: damaged in the zip: {error}") from error
 
     return files, folders, read
-
-
-def _check_entry(entry: zipfile.ZipInfo, place: str) -> None:
-    if entry.flag_bits & 1:
-        raise InputError(f"{place}: encrypted", hint="make the zip without a password")
-    if entry.file_size > MAX_FILE_BYTES:
-        raise InputError(f"{place}: too large for an image: {entry.file_size:,} bytes, at most {MAX_FILE_BYTES:,}")
-
-
-def _folders_of(parts: Parts, *, including_last: bool) -> Iterator[Parts]:
-    return (parts[:depth] for depth in range(1, len(parts) + including_last))
 
 
 def _is_hidden(name: str) -> bool:

@@ -246,15 +246,11 @@ def read_label(value: Any, rule: LabelRule, *, place: str, errors: Errors = "str
     if not label and not rule.multi:
         raise InputError(f"{place}: the label is {'empty' if value == value else 'NaN'}")
     if rule.numeric:
-        _require_score(label, place=place)
+        if not (is_number(label) and math.isfinite(float(label))):
+            raise InputError(f"{place}: the label '{_short(label)}' is not a finite number, which a score must be")
+        if abs(float(label)) > MAX_SCORE:
+            raise InputError(f"{place}: the label '{_short(label)}' is too large for a score, at most {MAX_SCORE:.3g}")
     return label
-
-
-def _require_score(label: str, *, place: str) -> None:
-    if not (is_number(label) and math.isfinite(float(label))):
-        raise InputError(f"{place}: the label '{_short(label)}' is not a finite number, which a score must be")
-    if abs(float(label)) > MAX_SCORE:
-        raise InputError(f"{place}: the label '{_short(label)}' is too large for a score, at most {MAX_SCORE:.3g}")
 
 
 def _join(values: Sequence[Any], rule: LabelRule, *, place: str) -> str:

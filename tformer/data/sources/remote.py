@@ -149,16 +149,15 @@ def _described(url: str, info: dict[str, Any]) -> RemoteFile:
     if info.get("size") is None or info.get("partial") is False:
         raise InputError(f"{url}: the server does not send parts of this file", hint="download it, and give the file")
     size = int(info["size"])
-    version = next((f"{key} {_in_seconds(info[key])}" for key in (*VERSION_KEYS, *TIME_KEYS) if info.get(key)), None)
+    key = next((key for key in (*VERSION_KEYS, *TIME_KEYS) if info.get(key)), None)
+    value = None if key is None else info[key]
+    if isinstance(value, datetime):  # stores give a time in different forms for a listing and for a single file
+        value = value.timestamp()
+    version = None if key is None else f"{key} {value}"
     if version is None:
         edges = (0, min(size, EDGE_BYTES)), (max(0, size - EDGE_BYTES), size)
         version = " ".join(hashlib.sha256(_read_range(url, *edge)).hexdigest() for edge in edges)
     return RemoteFile(url, size, version)
-
-
-def _in_seconds(value: Any) -> Any:
-    """A time as a number: stores give it in different forms for a listing and for a single file."""
-    return value.timestamp() if isinstance(value, datetime) else value
 
 
 def find(url: str, is_known: Callable[[RemoteFile], bool]) -> list[RemoteFile]:

@@ -114,8 +114,9 @@ def _line(row: Any, keys: Sequence[tuple[str, ...]], *, place: str) -> bytes:
         cells = (row,) if isinstance(row, str) else tuple(row)
         names = next((names for names in keys if len(names) == len(cells)), None)
         if names is None:
-            forms = " or ".join(_form(names) for names in keys) or "the path of a folder, not rows"
-            raise InputError(f"{place}: found {_shown(row)}, expected {forms}")
+            forms = [f"({', '.join(names)})" if len(names) > 1 else f"a {names[0]}" for names in keys]
+            expected = " or ".join(forms) or "the path of a folder, not rows"
+            raise InputError(f"{place}: found {_shown(row)}, expected {expected}")
         values = dict(zip(names, map(_plain, cells), strict=True))
     else:
         raise InputError(f"{place}: found {type(row).__name__}, expected a dict, a tuple or a string")
@@ -125,10 +126,6 @@ def _line(row: Any, keys: Sequence[tuple[str, ...]], *, place: str) -> bytes:
         raise InputError(f"{place}: {_shown(row)} holds half a surrogate pair") from error
     except (TypeError, ValueError) as error:  # ValueError: infinity
         raise InputError(f"{place}: {_shown(row)}: {error}") from error
-
-
-def _form(names: tuple[str, ...]) -> str:
-    return f"({', '.join(names)})" if len(names) > 1 else f"a {names[0]}"
 
 
 def _shown(row: Any) -> str:

@@ -156,18 +156,14 @@ def links(model: Model, class_name: str) -> list[Link]:
                 link(f"{ours}.feedforward.down.weight", f"{network}.wo.weight"),
             ]
             if side == "decoder":
-                table += _cross_attention(ours, f"{theirs}.1", rows)
+                cross = f"{theirs}.1.EncDecAttention"
+                table += [
+                    link(f"{ours}.cross_attention_norm.weight", f"{theirs}.1.layer_norm.weight"),
+                    link(f"{ours}.cross_attention.q.weight", f"{cross}.q.weight"),
+                    *fused(f"{ours}.cross_attention.kv", [f"{cross}.k", f"{cross}.v"], (rows, rows), bias=False),
+                    link(f"{ours}.cross_attention.out.weight", f"{cross}.o.weight"),
+                ]
     return table
-
-
-def _cross_attention(ours: str, theirs: str, rows: int) -> list[Link]:
-    attention = f"{theirs}.EncDecAttention"
-    return [
-        link(f"{ours}.cross_attention_norm.weight", f"{theirs}.layer_norm.weight"),
-        link(f"{ours}.cross_attention.q.weight", f"{attention}.q.weight"),
-        *fused(f"{ours}.cross_attention.kv", [f"{attention}.k", f"{attention}.v"], (rows, rows), bias=False),
-        link(f"{ours}.cross_attention.out.weight", f"{attention}.o.weight"),
-    ]
 
 
 def of_files(section: dict[str, Any], files: WeightFiles) -> dict[str, Any]:
