@@ -159,10 +159,9 @@ class Config:
 
     def finish(self) -> None:
         """Raise InputError for keys that were not read, except empty ones (null, false, empty lists and mappings)."""
-        left = {key: value for key, value in self.values.items() if key not in self._taken | INERT}
-        odd = sorted(
-            key for key, value in left.items() if not (value is None or value is False or value in ("", [], {}))
-        )
+        empty: tuple[Any, ...] = ("", [], {})
+        left = {key: value for key, value in self.values.items() if value is not None and value is not False}
+        odd = sorted(key for key in left if key not in self._taken | INERT and left[key] not in empty)
         if odd:
             raise InputError(
                 f"{self.name}: {odd[0]}: found {left[odd[0]]!r}, a key that tformer does not support for "

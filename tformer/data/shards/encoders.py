@@ -7,7 +7,6 @@ and the result does not depend on the number of workers. They end with this proc
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -50,7 +49,10 @@ def encoded_batches(
     Raises InputError for an id outside the vocabulary; TformerError when a worker is killed; what `batches` raises.
     """
     first = list(islice(batches, FEW_BATCHES))
-    count = default_workers() if workers is None else workers
+    if workers is None:
+        count = available_cores() if sys.platform == "linux" else 1  # forking is safe on Linux only
+    else:
+        count = workers
     batches = chain(first, batches)
     if len(first) < FEW_BATCHES and workers is None:
         for batch in batches:
@@ -62,11 +64,6 @@ def encoded_batches(
             yield batch, *found
     else:
         yield from _by_workers(batches, tokenizer, count)
-
-
-def default_workers() -> int:
-    """Processes that encode a text if no number is given: forking is safe on Linux only."""
-    return available_cores() if sys.platform == "linux" else 1
 
 
 def encode(
@@ -124,11 +121,16 @@ class _Worker:
     """A forked process that encodes texts."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._dtype = token_dtype(tokenizer.vocab_size)
         self._connection, far_end = Pipe()
         parent = os.getpid()
         with single_threaded():  # the threads of the library are not in the child
-            self._pid = _forked()
+            try:
+                self._pid = os.fork()
+            except OSError as error:
+                raise OutOfMemoryError(
+                    f"the system starts no further process: {error.strerror}",
+                    hint="give fewer --workers, or raise the limits of memory and processes (ulimit -v, ulimit -u)",
+                ) from error
             if self._pid == 0:
                 try:
                     number = far_end.fileno()  # a lock on the cache must end with the parent
@@ -140,25 +142,21 @@ class _Worker:
         far_end.close()
 
     def send(self, texts: Sequence[str]) -> None:
-        encoded = [text.encode("utf-8", "surrogatepass") for text in texts]  # the tokenizer refuses what is not Unicode
         try:
-            self._connection.send_bytes(np.array([len(data) for data in encoded], dtype=np.int64).tobytes())
-            self._connection.send_bytes(b"".join(encoded))
+            self._connection.send(texts)
         except OSError:
             raise self._ended() from None
 
     def receive(self) -> tuple[np.ndarray, np.ndarray]:
         """(ids, lengths) of the texts that were sent first. Raises what `encode` raised in the worker."""
         try:
-            kind, content, lengths = (self._connection.recv_bytes() for _ in range(3))
+            answer = self._connection.recv()
         except (EOFError, OSError):
             raise self._ended() from None
-        if kind == b"refused":
-            message, hint = json.loads(content)
-            raise InputError(message, hint=hint)
-        if kind == b"failed":
-            raise RuntimeError(content.decode())
-        return np.frombuffer(content, dtype=self._dtype), np.frombuffer(lengths, dtype=np.int64)
+        if isinstance(answer, Exception):
+            raise answer
+        ids, lengths = answer
+        return ids, lengths
 
     def _ended(self) -> TformerError:
         code = self._wait()
@@ -180,46 +178,28 @@ class _Worker:
         return os.waitstatus_to_exitcode(status)
 
 
-def _forked() -> int:
-    """`os.fork()`. Raises OutOfMemoryError where the system has no room for a process."""
-    try:
-        return os.fork()
-    except OSError as error:
-        raise OutOfMemoryError(
-            f"the system starts no further process: {error.strerror}",
-            hint="give fewer --workers, or raise the limits of memory and processes (ulimit -v, ulimit -u)",
-        ) from error
-
-
 def _work(connection: Connection, tokenizer: Tokenizer, parent: int) -> None:
-    """The worker: encode what arrives until the connection ends."""
+    """The worker: answer what arrives with ids and lengths, or with an error to raise, until the connection ends."""
     end_with_parent(parent)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the parent handles a signal to the group, and ends this process
     received: SimpleQueue[list[str] | None] = SimpleQueue()
+
+    def receive() -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                received.put(connection.recv())
+        received.put(None)
+
     # A thread receives, so that the parent never waits for a worker that waits for the parent.
-    threading.Thread(target=_receive, args=(connection, received), daemon=True).start()
+    threading.Thread(target=receive, daemon=True).start()
     with suppress(BrokenPipeError, ConnectionResetError):
         while (texts := received.get()) is not None:
-            for part in _answer(tokenizer, texts):
-                connection.send_bytes(part)
-
-
-def _receive(connection: Connection, received: SimpleQueue[list[str] | None]) -> None:
-    with suppress(EOFError, OSError):
-        while True:
-            sizes = np.frombuffer(connection.recv_bytes(), dtype=np.int64)
-            data, ends = connection.recv_bytes(), np.cumsum(sizes).tolist()
-            bounds = zip([0, *ends[:-1]], ends, strict=True)
-            received.put([data[start:end].decode("utf-8", "surrogatepass") for start, end in bounds])
-    received.put(None)
-
-
-def _answer(tokenizer: Tokenizer, texts: list[str]) -> tuple[bytes, bytes, bytes]:
-    try:
-        ids, lengths = encode(tokenizer, texts, at_once=ENCODED_AT_ONCE)
-    except InputError as error:
-        return b"refused", json.dumps([error.message, error.hint]).encode(), b""
-    except BaseException:  # the library's panics do not derive from Exception
-        return b"failed", traceback.format_exc().encode(), b""
-    return b"encoded", ids.tobytes(), lengths.tobytes()
+            answer: object
+            try:
+                answer = encode(tokenizer, texts, at_once=ENCODED_AT_ONCE)
+            except InputError as error:
+                answer = error
+            except BaseException:  # the library's panics do not derive from Exception
+                answer = RuntimeError(traceback.format_exc())
+            connection.send(answer)
