@@ -34,12 +34,8 @@ Cli = Callable[..., Any]
         (["--arch", "gpt", "--batch-size", 0], "--batch-size must be at least 1, found 0"),
         (["--arch", "gpt", "--vocab-size", 10**23], "--vocab-size must be at most 1,000,000,000,000"),
         (["--arch", "llama", "--shapes", "--seq-len", 10**9], "1 examples of 1,000,000,000 positions are too many"),
-        (["--arch", "gpt", "--draw", "pdf"], "--draw: found 'pdf', expected mermaid, dot or tree"),
+        (["--arch", "gpt", "--draw", "pdf"], "--draw: found 'pdf', expected mermaid"),
         (["--arch", "gpt", "-o", "x.png"], "x.png: unknown suffix, expected one of .mmd"),
-        (
-            ["--arch", "gpt", "--draw", "dot", "-o", "x.mmd"],
-            "--draw dot disagrees with x.mmd, which is for mermaid",
-        ),
         (["--arch", "gpt", "--precision", "fp8"], "--precision: found 'fp8'"),
         (["--arch", "gpt", "--device", "tpu"], "--device: found 'tpu', expected auto, cpu or cuda"),
         (["--arch", "gtp"], "unknown arch 'gtp'"),
@@ -69,7 +65,7 @@ def test_json_is_one_document(cli: Cli) -> None:
     shapes = json.loads(cli("inspect", "--arch", "gpt", "--preset", "small", "--shapes", "--json").out)
     logits = [step for part in shapes["sections"] for step in part["steps"] if step["name"] == "logits"]
     assert [(step["shape"], step["symbols"]) for step in logits] == [([1, 8, 50257], ["B", "T", "V"])]
-    drawn = json.loads(cli("inspect", "--arch", "gpt", "--preset", "small", "--draw", "dot", "--json").out)
+    drawn = json.loads(cli("inspect", "--arch", "gpt", "--preset", "small", "--draw", "mermaid", "--json").out)
     assert {edge["kind"] for edge in drawn["edges"]} == {"flow", "residual", "tied"}
 
 
@@ -95,7 +91,7 @@ def test_amounts_have_three_digits() -> None:
 
 
 def test_files_by_suffix(cli: Cli, tmp_path: Path) -> None:
-    for name, start in (("x.mmd", "flowchart BT"), ("x.dot", "digraph model {"), ("x.txt", "gpt/tiny: ")):
+    for name, start in (("x.mmd", "flowchart BT"), ("x.txt", "gpt/tiny: ")):
         outcome = cli("inspect", "--arch", "gpt", "--preset", "tiny", "-o", tmp_path / name)
         assert outcome.code == 0 and outcome.out == "" and (tmp_path / name).read_text().startswith(start)
     assert cli("inspect", "--arch", "gpt", "--preset", "tiny", "-o", tmp_path / "x.json").code == 0

@@ -1,4 +1,4 @@
-"""The architecture as a graph: what is joined to what, and text that the drawing programs can read."""
+"""The architecture as a graph: what is joined to what, and text that Mermaid can read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tformer.recipe.model import Model
-from tformer.workflows.inspect.layout import Layout, lay_out, to_dot, to_mermaid, to_tree
+from tformer.workflows.inspect.layout import Group, Layout, lay_out, to_mermaid
 
 STACK: dict[str, Any] = {"num_layers": 3, "num_heads": 4}
 
@@ -51,35 +51,11 @@ def parse_mermaid(text: str) -> tuple[set[str], set[tuple[str, str]], int]:
     return nodes, edges, frames
 
 
-def parse_dot(text: str) -> tuple[set[str], set[tuple[str, str]], int]:
-    quoted = r'"((?:[^"\\]|\\.)*)"'
-    first, *lines = text.splitlines()
-    assert first == "digraph model {"
-    nodes: set[str] = set()
-    edges: set[tuple[str, str]] = set()
-    depth, frames = 1, 0
-    for line in map(str.strip, lines):
-        if re.fullmatch(rf"subgraph {quoted} {{", line):
-            depth, frames = depth + 1, frames + 1
-        elif line == "}":
-            depth -= 1
-        elif match := re.fullmatch(rf"{quoted} -> {quoted} \[label={quoted}, style=\w+(, [\w=]+)*\];", line):
-            edges.add((match[1], match[2]))
-        elif match := re.fullmatch(rf"{quoted} \[label={quoted}, shape=\w+\];", line):
-            nodes.add(match[1])
-        else:
-            assert re.fullmatch(
-                rf"(rankdir=BT|labeljust=l|label={quoted}|(graph|node|edge) \[fontname={quoted}\]);", line
-            ), line
-    assert depth == 0
-    return nodes, edges, frames
-
-
 @pytest.mark.parametrize("name", MODELS)
-def test_both_languages_say_the_same_graph(name: str) -> None:
+def test_the_flowchart_has_the_nodes_and_edges_of_the_graph(name: str) -> None:
     layout = lay_out(MODELS[name], title=NAMED)
     nodes, edges, frames = parse_mermaid(to_mermaid(layout))
-    assert parse_dot(to_dot(layout)) == (nodes, edges, frames)
+    assert frames == to_mermaid(layout).count("subgraph")
     assert {end for edge in edges for end in edge} <= nodes
     assert nodes == {node.id for node in layout.root.nodes()}
     assert edges == {(edge.start, edge.end) for edge in layout.edges}
@@ -112,23 +88,24 @@ def test_untied_tables_are_not_joined() -> None:
 
 
 def test_equal_layers_are_drawn_once_and_others_apart() -> None:
-    titles = [line.strip() for line in to_tree(lay_out(MODELS["own heads"], title="x")).splitlines()]
-    layers = [title.lstrip("│├└─ ") for title in titles if "layer" in title and "norm" not in title]
-    assert layers == ["layer 0", "layer 1", "layer 2"]
-    assert "layers 0-2 (× 3)" in to_tree(lay_out(MODELS["decoder"], title="x"))
+    def layers(name: str) -> list[str]:
+        [side] = [member for member in lay_out(MODELS[name], title="x").root.members if isinstance(member, Group)]
+        return [member.title for member in side.members if isinstance(member, Group)]
+
+    assert layers("own heads") == ["layer 0", "layer 1", "layer 2"]
+    assert layers("decoder") == ["layers 0-2 (× 3)"]
 
 
-def test_the_tree_names_kinds_heads_and_ties() -> None:
-    tree = to_tree(lay_out(BOTH, title="both"))
-    for words in ("cross-attention, full, 4 heads of 4 (K, V of the encoder's output)", "16 → 64 → 16",
-                  "head: lm, 11 tokens (decoder's table)", "positions, learned"):  # fmt: skip
-        assert words in tree, tree
+def test_nodes_name_kinds_heads_and_sizes() -> None:
+    texts = [", ".join(node.lines) for node in lay_out(BOTH, title="both").root.nodes()]
+    for words in ("cross-attention, full, 4 heads of 4", "feed-forward, 16 → 64 → 16, gelu", "head: lm, 11 tokens",
+                  "positions, learned"):  # fmt: skip
+        assert words in texts, texts
 
 
 def test_electra_is_drawn_with_its_generator() -> None:
     layout = lay_out(MODELS["own heads"], title="x", generator=model(encoder=STACK, heads=[{"kind": "masked_lm"}]))
-    nodes, edges, _ = parse_mermaid(to_mermaid(layout))
-    assert parse_dot(to_dot(layout))[:2] == (nodes, edges)
+    _, edges, _ = parse_mermaid(to_mermaid(layout))
     assert ("generator_head_masked_lm", "discriminator_encoder_input") in edges
     shared = ("discriminator_encoder_embedding", "generator_encoder_embedding")
     assert shared in edges_of(layout, "tied")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import PIPE_WIDTH, emit_json, emit_lines, show_notes
-from tformer.support.errors import InputError, did_you_mean, visible
+from tformer.support.errors import InputError, visible
 from tformer.support.files import require_writable
 from tformer.support.formatting import plural
 from tformer.support.options import Arch, Checkpoint, Json, Preset, RecipeFile, Sets, argument, panel
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from tformer.workflows.inspect import Question, Subject, Trace
 
 MOST_SCORES = 2**48  # of one head with --shapes: the elements of larger tensors cannot be counted
-LAYOUTS = ("mermaid", "dot", "tree")
 PAGE = ".html"
-LAYOUT_SUFFIXES = {".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot", ".gv": "dot"}
+DRAWN = (".mmd", ".mermaid")  # suffixes of files with a drawing
 SHORT = 8  # positions of --shapes without a text and without a length
 
 WHAT, SIZES, VIEW, OUT = panel("Which model"), panel("At which sizes"), panel("What to show"), panel("Result")
@@ -85,7 +84,7 @@ class InspectOptions:
         str | None, VIEW("--target", help="Its target, for a model of sources and targets; default: the text.")
     ] = None
     image: Annotated[Path | None, VIEW("--image", metavar="FILE", help="An image in place of a text.")] = None
-    layout: Annotated[str | None, VIEW("--draw", metavar="mermaid|dot|tree", help="Draw the architecture.")] = None
+    draw: Annotated[str | None, VIEW("--draw", metavar="mermaid", help="Draw the architecture.")] = None
     verify: Annotated[
         bool, VIEW("--verify", help="Check the files of a checkpoint, or of all checkpoints of a run.")
     ] = False
@@ -101,7 +100,7 @@ class InspectOptions:
         named = [option for option, value in recipes if value is not None]
         if self.run is not None and named:
             raise InputError(f"RUN and {named[0]} exclude each other: {self.run} has its own recipe")
-        views = [("--shapes", self.shapes), ("--draw", self.drawing() is not None), ("--verify", self.verify)]
+        views = [("--shapes", self.shapes), ("--draw", self.draws()), ("--verify", self.verify)]
         chosen = [option for option, wanted in views if wanted]
         if len(chosen) > 1:
             raise InputError(f"{chosen[0]} and {chosen[1]} exclude each other")
@@ -131,23 +130,17 @@ class InspectOptions:
 
         return GivenExample(*parts)
 
-    def drawing(self) -> str | None:
-        """The kind of drawing: of --draw, or by the suffix of the file. InputError for an unknown one."""
-        layout, output = self.layout, self.output
-        if layout is not None and layout not in LAYOUTS:
-            raise InputError(
-                f"--draw: found '{layout}', expected mermaid, dot or tree", hint=did_you_mean(layout, LAYOUTS)
-            )
-        suffix = "" if output is None else output.suffix.lower()
-        known = (*LAYOUT_SUFFIXES, ".txt", ".json", ".md", PAGE)
+    def draws(self) -> bool:
+        """Whether to draw the architecture: by --draw or the suffix of the file. InputError for an unknown one."""
+        if self.draw not in (None, "mermaid"):
+            raise InputError(f"--draw: found '{self.draw}', expected mermaid")
+        suffix = "" if self.output is None else self.output.suffix.lower()
+        known = (*DRAWN, ".txt", ".json", ".md", PAGE)
         if suffix == PAGE and not self.shapes:
-            raise InputError(f"{output}: a page is for --shapes, which is missing")
-        if output is not None and str(output) != "-" and suffix not in known:
-            raise InputError(f"{output}: unknown suffix, expected one of {', '.join(known)}")
-        by_suffix = LAYOUT_SUFFIXES.get(suffix)
-        if by_suffix is not None and layout not in (None, by_suffix):
-            raise InputError(f"--draw {layout} disagrees with {output}, which is for {by_suffix}")
-        return layout or by_suffix
+            raise InputError(f"{self.output}: a page is for --shapes, which is missing")
+        if self.output is not None and str(self.output) != "-" and suffix not in known:
+            raise InputError(f"{self.output}: unknown suffix, expected one of {', '.join(known)}")
+        return self.draw is not None or suffix in DRAWN
 
     def question(self) -> Question:
         """The model and its sizes, as `tformer.workflows.inspect` takes them."""
@@ -184,12 +177,11 @@ def inspect(options: InspectOptions) -> None:
     if options.verify:
         _verify(options)
         return
-    drawing = options.drawing()
     page = None
     if options.shapes:
         lines, document, page = _shapes(options)
-    elif drawing is not None:
-        lines, document = _layout(options.question(), drawing)
+    elif options.draws():
+        lines, document = _layout(options.question())
     else:
         lines, document = _report(options.question(), options.depth)
     _write(lines, document, options, page)
@@ -276,12 +268,12 @@ def _refuse_many_scores(batch_size: int, longest: int) -> None:
         )
 
 
-def _layout(question: Question, layout: str) -> tuple[list[str], Any]:
-    from tformer.workflows.inspect import DRAWINGS, lay_out, read_subject
+def _layout(question: Question) -> tuple[list[str], Any]:
+    from tformer.workflows.inspect import lay_out, read_subject, to_mermaid
 
     subject = read_subject(question)
     drawn = lay_out(subject.recipe.model, title=subject.name, generator=subject.recipe.generator)
-    return DRAWINGS[layout](drawn).splitlines(), {"name": subject.name, "layout": layout, **drawn.to_json()}
+    return to_mermaid(drawn).splitlines(), {"name": subject.name, "layout": "mermaid", **drawn.to_json()}
 
 
 def _verify(options: InspectOptions) -> None:

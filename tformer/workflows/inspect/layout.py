@@ -1,11 +1,11 @@
-"""The architecture as a graph, drawn as Mermaid, Graphviz dot or an indented tree.
+"""The architecture as a graph, drawn as a Mermaid flowchart.
 
 Consecutive layers with equal recipe sections are drawn once, with their number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Literal
@@ -180,8 +180,12 @@ class _Drawing:
         block = Group(f"{side}_{number}", which)
         group.members.append(block)
         causal = "causal self-attention" if side == "decoder" else "self-attention"
-        heads = _heads_of(sizes)
-        at = self._part(block, "self", at, section, causal, *_attention_lines(section), heads)
+        shared = "" if sizes.num_kv_heads == sizes.num_heads else f", {sizes.num_kv_heads} kv"
+        heads = f"{sizes.num_heads} head{'s' * (sizes.num_heads > 1)} of {sizes.head_dim}{shared}"
+        # The kind of attention with its main option, and the positions that act in it.
+        options, inside = section.attention, section.positions.module.acts_in_attention
+        described = [options.kind, options.summary(), section.positions.kind if inside else None]
+        at = self._part(block, "self", at, section, causal, ", ".join(filter(None, described)), heads)
         if memory is not None:
             kind = cross_attention_options(section.attention).kind
             at = self._part(block, "cross", at, section, "cross-attention", kind, heads)
@@ -222,24 +226,8 @@ class _Drawing:
                 self._edge(embedding, id_, "tied", "tied")
 
 
-def _heads_of(sizes: Sizes) -> str:
-    shared = "" if sizes.num_kv_heads == sizes.num_heads else f", {sizes.num_kv_heads} kv"
-    return f"{sizes.num_heads} head{'s' * (sizes.num_heads > 1)} of {sizes.head_dim}{shared}"
-
-
-def _attention_lines(section: StackSection) -> list[str]:
-    """The kind of attention with its main option, and the positions that act in it."""
-    options = section.attention
-    summary = options.summary()
-    line = options.kind if summary is None else f"{options.kind}, {summary}"
-    inside = section.positions.module.acts_in_attention
-    return [f"{line}, {section.positions.kind}" if inside else line]
-
-
 MERMAID_FORMS = {"data": ("([", "])"), "module": ("[", "]"), "sum": ("((", "))")}
 MERMAID_ARROWS = {"flow": "-->", "residual": "-.->", "cross": "==>", "tied": "-.-"}
-DOT_SHAPES = {"data": "ellipse", "module": "box", "sum": "circle"}
-DOT_STYLES = {"flow": "solid", "residual": "dashed", "cross": "bold", "tied": "dotted"}
 
 
 def to_mermaid(layout: Layout) -> str:
@@ -269,63 +257,3 @@ def _mermaid_text(text: str) -> str:
     for plain, escaped in (("#", "#35;"), ('"', "#quot;"), ("<", "#lt;"), (">", "#gt;")):
         text = text.replace(plain, escaped)
     return text
-
-
-def to_dot(layout: Layout) -> str:
-    """A directed graph with a cluster for each frame, from bottom to top."""
-    fonts = [f'  {what} [fontname="sans-serif"];' for what in ("graph", "node", "edge")]
-    lines = ["digraph model {", "  rankdir=BT;", "  labeljust=l;", *fonts]
-    lines += _dot_group(layout.root, "  ")
-    for edge in layout.edges:
-        extra = ", dir=none, constraint=false" if edge.kind == "tied" else ""
-        lines.append(
-            f"  {_dot_text(edge.start)} -> {_dot_text(edge.end)} "
-            f"[label={_dot_text(edge.label)}, style={DOT_STYLES[edge.kind]}{extra}];"
-        )
-    return "\n".join([*lines, "}"]) + "\n"
-
-
-def _dot_group(group: Group, indent: str) -> Iterator[str]:
-    yield f"{indent}subgraph {_dot_text('cluster_' + group.id)} {{"
-    yield f"{indent}  label={_dot_text(group.title)};"
-    for member in group.members:
-        if isinstance(member, Group):
-            yield from _dot_group(member, indent + "  ")
-        else:
-            text = _dot_text("\n".join(member.lines))
-            yield f"{indent}  {_dot_text(member.id)} [label={text}, shape={DOT_SHAPES[member.kind]}];"
-    yield f"{indent}}}"
-
-
-def _dot_text(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
-
-
-def to_tree(layout: Layout) -> str:
-    """An indented tree in the order of the data flow; further inputs of a node follow in parentheses."""
-    reads: dict[str, list[str]] = {}
-    for edge in layout.edges:
-        if edge.kind in ("cross", "tied"):
-            start = edge.start.partition("_")[0]
-            what = f"{edge.label} of the {start}'s output" if edge.kind == "cross" else f"{start}'s table"
-            reads.setdefault(edge.end, []).append(what)
-    return "\n".join(_tree_group(layout.root, "", reads)) + "\n"
-
-
-def _tree_group(group: Group, indent: str, reads: dict[str, list[str]]) -> Iterator[str]:
-    yield f"{indent}{group.title}"
-    members = [member for member in group.members if not (isinstance(member, Node) and member.kind == "sum")]
-    for number, member in enumerate(members):
-        last = number == len(members) - 1
-        branch, rest = ("└─ ", "   ") if last else ("├─ ", "│  ")
-        if isinstance(member, Group):
-            first, *others = _tree_group(member, "", reads)
-            yield f"{indent}{branch}{first}"
-            yield from (f"{indent}{rest}{line}" for line in others)
-        else:
-            extra = [f"({what})" for what in reads.get(member.id, [])]
-            yield f"{indent}{branch}{', '.join(member.lines)} {' '.join(extra)}".rstrip()
-
-
-DRAWINGS: dict[str, Callable[[Layout], str]] = {"mermaid": to_mermaid, "dot": to_dot, "tree": to_tree}
