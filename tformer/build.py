@@ -152,26 +152,21 @@ def _token_embedding(model: Model, side: str, vocab_size: int | None) -> TokenEm
             f"model.embedding.convolution: found {options.convolution}, expected 0: a token would read later ones",
             hint="a model with an encoder may have one",
         )
+    width = resolve_sizes(model, side).d_model
     return TokenEmbedding(
         vocab_size,
-        resolve_sizes(model, side).d_model,
+        width,
         size=options.size,
         scale=options.scale,
         fixnorm=options.fixnorm,
         token_types=options.token_types,
-        ngrams=_ngrams(model, side),
+        ngrams=NgramEmbedding(options.size or width, longest=options.ngram, rows=options.ngram_rows)
+        if options.ngram > 1
+        else None,
         convolution=options.convolution if side == "encoder" else 0,
         norm=_section(model, side).norm if options.norm else None,
         dropout=options.dropout,
     )
-
-
-def _ngrams(model: Model, side: str) -> NgramEmbedding | None:
-    options = model.embedding
-    if options.ngram == 1:
-        return None
-    size = options.size or resolve_sizes(model, side).d_model
-    return NgramEmbedding(size, longest=options.ngram, rows=options.ngram_rows)
 
 
 def _decoder_embedding(
@@ -228,12 +223,13 @@ def _stack(model: Model, side: str, *, patches: PatchEmbedding | None) -> Stack:
         for number, layer in enumerate(layers)
     ]
     _fit_mechanisms(blocks, layers, first, path=f"model.{side}")
+    rates = [layer.layerdrop_rate for layer in layers]
     return Stack(
         blocks,
         positions=positions,
         final_norm=build_norm(norm, sizes.d_model) if section.final_norm else None,
         d_model=sizes.d_model,
-        layerdrop=_layerdrop(layers),
+        layerdrop=LayerDrop(rates, learned=layers[0].learns_layerdrop) if any(rates) else None,
     )
 
 
@@ -259,11 +255,6 @@ def _fit_mechanisms(blocks: list[Block], layers: list[StackSection], positions: 
                 mechanism.share_with(first)
             except ValueError as error:
                 raise InputError(f"{path}.attention.{error}") from error
-
-
-def _layerdrop(layers: list[StackSection]) -> LayerDrop | None:
-    rates = [layer.layerdrop_rate for layer in layers]
-    return LayerDrop(rates, learned=layers[0].learns_layerdrop) if any(rates) else None
 
 
 def _positions_maker(model: Model, side: str, sizes: Sizes, patches: PatchEmbedding | None) -> Callable[[], Positions]:

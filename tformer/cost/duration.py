@@ -16,7 +16,6 @@ from typing import Any
 from tformer.build import build_model
 from tformer.cost.flops import example_flops
 from tformer.recipe.load import load_recipe
-from tformer.recipe.model import Model
 from tformer.recipe.presets import Fit, Fitting
 from tformer.recipe.recipe import Recipe
 from tformer.support.device import CpuSpeed, cpu_speed
@@ -43,21 +42,15 @@ def training_work(recipe: Recipe, *, lengths: tuple[float, float] | None = None)
     flops = example_flops(recipe, model, generator, source_length=source, target_length=target).training
     both = recipe.model.is_encoder_decoder
     by_side = {"encoder": source, "decoder": target if both else source}
-    elements = sum(_elements(section, by_side) for section in (recipe.model, recipe.generator) if section is not None)
+    elements: float = 0  # in the residual streams of all layers, for one example
+    for section in filter(None, (recipe.model, recipe.generator)):
+        for side, length in by_side.items():
+            if (stack := getattr(section, side)) is not None:
+                elements += stack.num_layers * (stack.d_model or section.d_model) * length
     training = recipe.training
     longest = max(source, target) if both else source
     examples = training.grad_accum * (training.batch_size or max(1.0, (training.batch_tokens or 1) / longest))
     return examples * flops, examples * elements
-
-
-def _elements(section: Model, lengths: Mapping[str, float]) -> float:
-    """Numbers in the residual streams of all layers, for one example."""
-    sides = {side: getattr(section, side) for side in lengths}
-    return sum(
-        stack.num_layers * (stack.d_model or section.d_model) * lengths[side]
-        for side, stack in sides.items()
-        if stack is not None
-    )
 
 
 def seconds_per_step(work: tuple[float, float], speed: CpuSpeed, precision: str) -> float:
@@ -77,13 +70,6 @@ def expected_note(recipe: Recipe, *, first_step: int, lengths: tuple[int, int]) 
     note = f"expected on this CPU: {about(steps * step)} of training ({plural(steps, 'step')})"
     hardware = preset_hardware(recipe.arch, recipe.preset) if recipe.preset is not None else None
     return note if hardware is None else f"{note}; hardware of {recipe.arch}/{recipe.preset}'s figures: {hardware}"
-
-
-def least_rate(work: tuple[float, float], steps: int, speed: CpuSpeed) -> float:
-    """The lowest rate of products, in FLOP/s, at which this number of steps takes at most `FIRST_RUN_SECONDS`."""
-    flops, elements = work
-    left = FIRST_RUN_SECONDS / steps - elements / speed.elements_per_second
-    return flops / left if left > 0 else float("inf")
 
 
 def fitting(flags: Mapping[str, Any]) -> Fitting:
@@ -111,7 +97,10 @@ def fitting_preset(arch: str, presets: Sequence[str], speed: CpuSpeed, precision
             continue
         is_larger = place < presets.index(chosen)
         bound = other if is_larger else presets[place - 1]
-        limit = least_rate(works[bound], steps[bound], speed)
+        # The lowest rate of products at which the steps take at most FIRST_RUN_SECONDS.
+        flops, elements = works[bound]
+        left = FIRST_RUN_SECONDS / steps[bound] - elements / speed.elements_per_second
+        limit = flops / left if left > 0 else float("inf")
         where = f"{'from' if is_larger else 'below'} {amount(limit, 'FLOP/s')}"
         if limit == float("inf"):
             where = "with more threads"

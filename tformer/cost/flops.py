@@ -131,16 +131,13 @@ def _model_flops(recipe: Recipe, model: Transformer, lengths: dict[str, float]) 
     if isinstance(model.embedding, PatchEmbedding):
         training -= model.embedding.flops()[0]  # pixels need no gradient
     if recipe.training.activation_checkpointing:
-        kept = _kept_products(model)
+        kept = set()  # last products of blocks: nothing behind them needs them, so they are not recomputed
+        for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+            for number, block in enumerate(() if stack is None else stack.layers):
+                if block.place == "pre" and not block.dropout:
+                    kept.add(f"{side}.blocks.{number}.feedforward.down")
         training += sum(flops for name, flops in parts.items() if ".blocks." in name and name not in kept)
     return Flops(forward, training)
-
-
-def _kept_products(model: Transformer) -> set[str]:
-    """Last products of blocks that activation checkpointing does not recompute: nothing behind them needs them."""
-    stacks = ((side, getattr(model, side)) for side in ("encoder", "decoder"))
-    blocks = ((f"{side}.blocks.{n}", block) for side, stack in stacks if stack for n, block in enumerate(stack.layers))
-    return {f"{path}.feedforward.down" for path, block in blocks if block.place == "pre" and not block.dropout}
 
 
 def labelled_share(recipe: Recipe) -> float:

@@ -4,16 +4,17 @@ Optimizer state and gradients are fp32; `copies` are the weights in the compute 
 Activations are the tensors that autograd saves until the backward pass, in the compute dtype, a token and layer:
 
     norm            its input, in fp32 where the kind or the device widens it
-    projections     their inputs: the normed stream, the joined heads
+    projections     their inputs: the normalised stream, the joined heads
     attention       Q, K, V of one product; rotated or normalised Q and K beside them; the weights where a call is so
                     small that they are not recomputed (`attend_chunked`, `attend_blocked`)
     feed-forward    the inputs of the activation and of the last product: 2 d_ff, for relu d_ff, gated 4 d_ff
     dropout         one number for each that it may drop
 
-Larger calls of attention recompute their scores in the backward pass. `saved_values` of a kind of attention counts
-its tensors beside Q, K, V and the output, `saved_bytes` of a norm those of its input. The workspace is temporary:
-the largest step of a layer, or the loss. On a CPU the C library keeps freed memory between blocks in use (`held`): a
-measured share of the activations. Gradients fill up while activations are freed, so the sum is an upper bound.
+Larger calls of attention recompute their scores in the backward pass. `saved_values` of an attention kind counts
+what it saves in addition to Q, K, V and the output; `saved_bytes` of a norm is what it saves of its input. The
+workspace is temporary: the largest step of a layer, or the loss. On a CPU the C library keeps freed memory between
+blocks in use (`held`), a measured fraction of the activations. Gradients fill up while activations are freed, so the
+sum is an upper bound.
 """
 
 # Shapes: N tokens of a forward pass, B rows of T, S keys, H heads, K kv heads, W d_model.
@@ -35,7 +36,7 @@ from tformer.nn.init import hidden_matrices
 from tformer.nn.layer_norm import FP32_BYTES
 from tformer.nn.losses import LOGIT_ELEMENTS
 from tformer.nn.norm import NORMS
-from tformer.nn.positions import PositionOptions, PositionSizes
+from tformer.nn.positions import PositionSizes
 from tformer.optim.optimizers import OPTIMIZERS, algorithm_of
 from tformer.recipe.model import Model, Stack, layer_sections
 from tformer.recipe.recipe import Recipe
@@ -121,9 +122,21 @@ def estimate_memory(
         activations, workspace = activations + saved, max(workspace, temporary)
         last = shape
     width = resolve_sizes(model, "decoder" if model.decoder is not None else "encoder").d_model
-    head, head_workspace = _head_bytes(model, width, last, labelled_share)
-    activations += head + _input_bytes(model, rows, length, dtype.itemsize)
     weights, itemsize = num_parameters * FP32_BYTES, dtype.itemsize
+    if not any(head.over_vocabulary for head in model.heads):
+        activations += last.tokens * width * itemsize
+    else:  # the loss saves the gradients of its input and, in fp32, of its matrix
+        tokens, classes = int(last.tokens * labelled_share), model.target_vocab_size or model.vocab_size or 0
+        activations += tokens * width * itemsize + classes * (model.embedding.size or width) * FP32_BYTES
+        wide = 0 if on_cpu else CHUNK_COPIES * FP32_BYTES
+        workspace = max(workspace, min(tokens * classes, LOGIT_ELEMENTS) * (itemsize + wide))
+    # Convolutions before the first layer: of images, or over tokens (windows, and their ReLU).
+    if model.patches is not None:
+        with torch.device("meta"):
+            activations += rows * patch_embedding(model).saved_bytes(itemsize)
+    elif model.embedding.convolution:
+        window = (model.embedding.convolution + 1) * (model.embedding.size or model.d_model)
+        activations += rows * length * window * itemsize
     return MemoryEstimate(
         weights=weights * (2 if ema else 1),
         gradients=weights,
@@ -131,7 +144,7 @@ def estimate_memory(
         activations=activations,
         teacher=teacher_parameters * itemsize,
         copies=num_parameters * itemsize if itemsize < FP32_BYTES else 0,
-        workspace=max(workspace, head_workspace),
+        workspace=workspace,
         held=int(HELD_SHARE * activations) if on_cpu else 0,
     )
 
@@ -223,42 +236,30 @@ def _stack_bytes(model: Model, side: str, shape: _Shape, source: int | None, *, 
     return sum(each) + embedding, workspace
 
 
-def _input_bytes(model: Model, rows: int, length: int, itemsize: int) -> int:
-    """Bytes that convolutions before the first layer save: of images, or over tokens (windows, and their ReLU)."""
-    if model.patches is not None:
-        with torch.device("meta"):
-            return rows * patch_embedding(model).saved_bytes(itemsize)
-    width = model.embedding.convolution
-    return rows * length * (width + (width > 0)) * (model.embedding.size or model.d_model) * itemsize
-
-
-def _head_bytes(model: Model, width: int, shape: _Shape, share: float) -> tuple[int, int]:
-    """(bytes saved by the head: gradients of its input and, in fp32, of its matrix; workspace of the loss)."""
-    tokens = int(shape.tokens * share)
-    if not any(head.over_vocabulary for head in model.heads):
-        return shape.tokens * width * shape.itemsize, 0
-    rows = model.target_vocab_size or model.vocab_size or 0
-    chunk = min(tokens * rows, LOGIT_ELEMENTS)
-    wide = 0 if shape.on_cpu else CHUNK_COPIES * FP32_BYTES
-    saved = tokens * width * shape.itemsize + rows * (model.embedding.size or width) * FP32_BYTES
-    return saved, chunk * (shape.itemsize + wide)
-
-
 def _layer_bytes(
     layer: Stack, sizes: Sizes, shape: _Shape, *, max_seq_len: int, causal: bool, source_length: int | None
 ) -> int:
     """Bytes that one layer saves until its backward pass. source_length: positions of the encoder that it reads."""
-    values = _attention_values(layer, sizes, shape, max_seq_len) + _feedforward_values(layer, sizes)
-    saved = int(shape.tokens * values) * shape.itemsize + _weight_bytes(layer, sizes, shape, shape.length, causal)
+    width, options = sizes.d_model, layer.feedforward
+    queries, keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+    values, joined = sizes.num_kv_heads * sizes.value_dim, sizes.num_heads * sizes.value_dim
+    dropped = width if layer.dropout else 0  # by the dropout of a function's output
+    # Numbers of a token. Self-attention: input, Q K V, rotated or normalised Q and K, joined heads, and the kind's own.
+    numbers: float = width + queries + keys + values + joined + dropped
+    numbers += (queries + keys) * (bool(layer.attention.qk_norm) + layer.positions.module.has_rotate)
+    numbers += layer.attention.saved_values(
+        queries=queries, keys=keys, values=values, itemsize=shape.itemsize, max_seq_len=max_seq_len
+    )
+    # Feed-forward: input, and the inputs of the activation and of the last product.
+    numbers += width + (options.saved_copies + (layer.activation_dropout > 0)) * options.hidden_size(width) + dropped
+    saved = int(shape.tokens * numbers) * shape.itemsize + _weight_bytes(layer, sizes, shape, shape.length, causal)
     functions = 2
     if source_length is not None:
-        heads = sizes.num_heads * (sizes.head_dim + sizes.value_dim)
-        source = sizes.num_kv_heads * (sizes.head_dim + sizes.value_dim)
-        saved += shape.tokens * (sizes.d_model + heads + _dropped(layer.dropout, sizes.d_model)) * shape.itemsize
-        saved += shape.rows * source_length * source * shape.itemsize
+        saved += shape.tokens * (width + queries + joined + dropped) * shape.itemsize
+        saved += shape.rows * source_length * (keys + values) * shape.itemsize
         saved += _weight_bytes(layer, sizes, shape, source_length, causal=False)
         functions = 3
-    norm = NORMS[layer.norm.kind].saved_bytes(sizes.d_model, shape.itemsize, on_cpu=shape.on_cpu)
+    norm = NORMS[layer.norm.kind].saved_bytes(width, shape.itemsize, on_cpu=shape.on_cpu)
     return saved + functions * shape.tokens * norm
 
 
@@ -272,44 +273,21 @@ def _layer_workspace(layer: Stack, sizes: Sizes, shape: _Shape, *, source_length
     return max(products, chunk * (2 * FP32_BYTES + 3 * shape.itemsize))
 
 
-def _attention_values(layer: Stack, sizes: Sizes, shape: _Shape, max_seq_len: int) -> float:
-    """Numbers a token of self-attention: input, Q K V, joined heads, dropout of the output."""
-    q, k = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
-    v, heads = sizes.num_kv_heads * sizes.value_dim, sizes.num_heads * sizes.value_dim
-    values: float = sizes.d_model + q + k + v + heads + _dropped(layer.dropout, sizes.d_model)
-    values += (q + k) * (bool(layer.attention.qk_norm) + layer.positions.module.has_rotate)
-    return values + layer.attention.saved_values(
-        queries=q, keys=k, values=v, itemsize=shape.itemsize, max_seq_len=max_seq_len
-    )
-
-
-def _feedforward_values(layer: Stack, sizes: Sizes) -> int:
-    """Numbers a token of the feed-forward: input, inputs of the activation and of the last product, dropout."""
-    options = layer.feedforward
-    copies = options.saved_copies + (layer.activation_dropout > 0)
-    return sizes.d_model + copies * options.hidden_size(sizes.d_model) + _dropped(layer.dropout, sizes.d_model)
-
-
-def _dropped(rate: float, width: int) -> int:
-    return width if rate else 0
-
-
 def _forms_scores(layer: Stack, shape: _Shape) -> bool:
     """Whether attention takes the explicit path, which stores scores: what no fused kernel can do (`core.attend`)."""
     positions = layer.positions.module
+    if positions.has_bias and shape.itemsize >= FP32_BYTES:  # if it is learned, as a module of the smallest sizes shows
+        smallest = layer.positions.build(PositionSizes(4, 1, 4, 4, 1, bidirectional=False, grid=(1, 1, False)))
+        adds_bias = any(True for _ in smallest.parameters())
+    else:
+        adds_bias = positions.has_bias
     return (
         (layer.attention_dropout > 0 and shape.on_cpu)
         or positions.has_score
         or positions.has_mix
-        or (positions.has_bias and (shape.itemsize < FP32_BYTES or _is_learned(layer.positions)))
+        or adds_bias
         or layer.attention.mechanism.forms_scores
     )
-
-
-def _is_learned(positions: PositionOptions) -> bool:
-    """Whether a kind of positions has parameters: those of a module of the smallest sizes."""
-    module = positions.build(PositionSizes(4, 1, 4, 4, 1, bidirectional=False, grid=(1, 1, False)))
-    return any(True for _ in module.parameters())
 
 
 def _weight_bytes(layer: Stack, sizes: Sizes, shape: _Shape, num_keys: int, causal: bool) -> int:

@@ -1,30 +1,36 @@
 """Memory of one of N ranks (processes, each with a device) and the bytes that it sends in a step: DDP, FSDP2, HSDP.
 
-N ranks hold R = N / S replicas of the model, each divided into S shards: S = 1 in DDP, N in FSDP, and with HSDP the
-size of a group of ranks that share one replica. A rank holds ceil(rows / S) rows of each tensor, of weights, gradients
-and optimizer state alike (ZeRO, arXiv 1910.02054; FSDP, 2304.11277).
+Layout. N ranks hold R = N / S replicas of the model. Each replica is divided into S shards: S = 1 in DDP, N in FSDP;
+in HSDP, S is the size of a group of ranks that share one replica. A rank holds ceil(rows / S) rows of each weight,
+gradient and optimizer state (ZeRO, arXiv 1910.02054; FSDP, 2304.11277).
 
-FSDP2 gathers the weights of a unit when they are needed and frees them afterwards. A unit is a block; one more, the
-root, has all other parameters and stays gathered from the forward to the end of the backward pass. Blocks travel in the
-number format of the computation (g bytes), the root in fp32, gradients in that of `reduce` (s bytes). With P parameters
-in units (those of the root P_0) and m micro-batches in a step, the tensors of each collective have together
+Units. FSDP2 gathers the weights of a unit when they are needed and frees them afterwards. Each block is a unit. One
+more, the root, has all other parameters; it stays gathered from the forward to the end of the backward pass. Blocks
+are sent in the compute dtype (g bytes a number), the root in fp32, gradients in the dtype of `reduce` (s bytes).
 
-    all-gather   m (4 P_0 + 2 g (P - P_0))   before a block's forward and again before its backward; S > 1. Where blocks
-                                             stay gathered in between (`reshard` false), m (4 P_0 + g (P - P_0))
-    reduce-scatter    m s P             after a unit's backward; S > 1
-    all-reduce        s P / S           once a step; R > 1
-    all-to-all        8 P'              gradients to the owners of P' parameters that are updated whole (Muon,
-                                        Adafactor), and the new weights back; S > 1
+Traffic. Let P be all parameters, P_0 those of the root, and m the micro-batches in a step. The tensors of each
+collective have together
 
-of which a rank of a ring of n sends, and receives, (n - 1) / n bytes for every byte that is gathered or scattered, and
-twice as many for those that are reduced everywhere; of the last one its rows. Loss, counts and gradient norm are some
-numbers more.
+    all-gather       m (4 P_0 + 2 g (P - P_0))   if S > 1: before a block's forward and again before its backward.
+                     m (4 P_0 + g (P - P_0))     if blocks stay gathered in between (`reshard` false)
+    reduce-scatter   m s P                       if S > 1: after a unit's backward
+    all-reduce       s P / S                     if R > 1: once a step
+    all-to-all       8 P'                        if S > 1: gradients to the owners of P' parameters that are updated
+                                                 whole (Muon, Adafactor), and the new weights back
+
+A rank in a ring of n ranks sends, and receives,
+
+    - (n - 1) / n bytes for each byte of an all-gather or a reduce-scatter,
+    - 2 (n - 1) / n bytes for each byte of an all-reduce,
+    - the bytes of its own rows in an all-to-all.
+
+Loss, counts and gradient norm add a few numbers.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -164,15 +170,26 @@ class Shards:
 
     @classmethod
     def of(cls, models: Sequence[Transformer], layout: Layout) -> Shards:
-        """Those of models on any device, also meta. A parameter of two models belongs to the first."""
+        """The shards of models on any device, also meta. A parameter of two models belongs to the first."""
         uses = Counter(id(p) for model in models for _, p in model.named_parameters(remove_duplicate=False))
         stacks = [stack for model in models for stack in (model.encoder, model.decoder) if stack is not None]
         blocks = [list(block.parameters()) for stack in stacks for block in stack.layers]
         inside = {id(p) for block in blocks for p in block}
         outside = {id(p): p for model in models for p in model.parameters() if id(p) not in inside}
         heads = {id(p) for model in models for p in model.heads.parameters()}
-        root, *rest = (_unit(parameters, uses, heads, layout.shards) for parameters in (outside.values(), *blocks))
-        return cls(layout, root, tuple(rest))
+
+        def unit(parameters: Iterable[nn.Parameter]) -> Unit:
+            # Rows are divided.
+            sizes = [(p, -(-p.shape[0] // layout.shards) * (p.numel() // p.shape[0])) for p in parameters]
+            return Unit(
+                shard=sum(size for _, size in sizes),
+                trained=sum(size for p, size in sizes if p.requires_grad),
+                matrices=sum(size for p, size in sizes if p.requires_grad and p.ndim == 2),
+                reused=max((p.numel() for p, _ in sizes if p.requires_grad and uses[id(p)] > 1), default=0),
+                heads=sum(p.numel() for p, _ in sizes if p.requires_grad and id(p) in heads),
+            )
+
+        return cls(layout, unit(outside.values()), tuple(map(unit, blocks)))
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -180,35 +197,21 @@ class Shards:
 
     @property
     def held(self) -> int:
-        """Numbers of all parameters that one rank holds."""
+        """Number of elements of all parameters that one rank holds."""
         return sum(unit.shard for unit in self.units)
 
     @property
     def trained(self) -> int:
-        """Of these, the ones with a gradient."""
+        """Number of these elements that have a gradient."""
         return sum(unit.trained for unit in self.units)
 
-    def state_numbers(self, optimizer: OptimizerKind) -> int:
-        """Numbers of the optimizer's state of one rank, on average; what a kind leaves to AdamW has both moments."""
-        own = sum(unit.matrices for unit in self.blocks) if optimizer.hidden_only else self.trained
-        return own * optimizer.moments + (self.trained - own) * OPTIMIZERS["adamw"].moments
-
     def owned(self, optimizer: OptimizerKind) -> int:
-        """Numbers of the whole tensors that one rank updates for all, on average."""
-        if not optimizer.reads_whole:
-            return 0
+        """Number of elements of the whole tensors that one rank updates for all ranks, on average."""
+        return self.updated(optimizer) if optimizer.reads_whole else 0
+
+    def updated(self, optimizer: OptimizerKind) -> int:
+        """Number of elements that this optimizer itself updates; AdamW updates the others."""
         return sum(unit.matrices for unit in self.blocks) if optimizer.hidden_only else self.trained
-
-
-def _unit(parameters: Iterable[nn.Parameter], uses: Mapping[int, int], heads: Set[int], shards: int) -> Unit:
-    sizes = [(p, -(-p.shape[0] // shards) * (p.numel() // p.shape[0])) for p in parameters]  # rows are divided
-    return Unit(
-        shard=sum(size for _, size in sizes),
-        trained=sum(size for p, size in sizes if p.requires_grad),
-        matrices=sum(size for p, size in sizes if p.requires_grad and p.ndim == 2),
-        reused=max((p.numel() for p, _ in sizes if p.requires_grad and uses[id(p)] > 1), default=0),
-        heads=sum(p.numel() for p, _ in sizes if p.requires_grad and id(p) in heads),
-    )
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
@@ -225,35 +228,33 @@ def rank_memory(whole: MemoryEstimate, shards: Shards, optimizer: OptimizerKind,
         return whole
     weights, gradients = shards.held * FP32_BYTES, shards.trained * FP32_BYTES
     gathered, exchanged = _gathered_bytes(shards)
+    updated, layout = shards.updated(optimizer), shards.layout
+    moments = updated * optimizer.moments + (shards.trained - updated) * OPTIMIZERS["adamw"].moments
+    # Copies of weights in the compute dtype: of the root alone, as blocks arrive in it.
+    copies = shards.root.shard * layout.shards * layout.weight_bytes if layout.weight_bytes < FP32_BYTES else 0
     return replace(
         whole,
         weights=weights * (2 if ema else 1) + shards.owned(optimizer) * FP32_BYTES,
         gradients=gradients,
-        optimizer=FP32_BYTES * shards.state_numbers(optimizer),
+        optimizer=FP32_BYTES * moments,
         gathered=gathered,
         exchanged=exchanged,
-        copies=_copied_bytes(shards),
+        copies=copies,
     )
-
-
-def _copied_bytes(shards: Shards) -> int:
-    """Bytes of the copies of weights in the number format of the computation: the root's, as blocks arrive in it."""
-    layout = shards.layout
-    return shards.root.shard * layout.shards * layout.weight_bytes if layout.weight_bytes < FP32_BYTES else 0
 
 
 def _gathered_bytes(shards: Shards) -> tuple[int, int]:
     """(bytes of weights that are gathered in the backward of a block, more bytes of an exchange at the peak).
 
-    The peak is the largest sum at these moments, with the bytes W and w of the root and of the largest block (their
-    gradients have as many; of w each part in its own number format):
+    Memory peaks at one of four moments. W: bytes of the root; w: bytes of the largest block. Gradients have as many,
+    each in its own dtype.
 
-        first block gathered       2 W + w      the root's buffer is freed after the block's copy
-        backward of a block        W + 4 w      the next block's buffer; own gradients; those of the block before; and
-                                                those of the heads. Where blocks stay gathered, all weights in place of
-                                                W + 3 w
-        last gradients of the root 2 W + w      and twice those of a table that several modules use
-        root's gradients reduced   2 W
+        first block gathered         2 W + w   the root's buffer is freed after the block is copied
+        backward of a block          W + 4 w   also the next block's buffer, its own gradients, those of the block
+                                               before, and those of the heads; if blocks stay gathered, all weights
+                                               in place of W + 3 w
+        last gradients of the root   2 W + w   and twice those of a table that several modules use
+        root's gradients reduced     2 W
     """
     layout, largest = shards.layout, max(shards.blocks, key=lambda unit: unit.shard)
     size, sent = layout.shards, layout.gradient_bytes

@@ -230,7 +230,12 @@ class Output:
         head = self._vocabulary_head(name)
         hidden_ND, labels_N = self.hidden.flatten(0, 1), labels_BT.flatten()
         labelled_N = labels_N != IGNORED_LABEL
-        if options.get("reduction", "sum") == "sum" and _leaves_out(head, labelled_N):
+        # Whether the head skips positions without a label. Counting them would synchronise a GPU.
+        if labelled_N.device.type == "cpu":
+            skips = int(labelled_N.sum()) < (1 - FEW) * len(labelled_N)
+        else:
+            skips = head.labels_are_few
+        if options.get("reduction", "sum") == "sum" and skips:
             places_n = _places(labelled_N, num_labels)
             hidden_ND, labels_N = hidden_ND.index_select(0, places_n), labels_N.index_select(0, places_n)
         if head.product is not None:
@@ -278,13 +283,6 @@ class CachedOutput(Output):
         if name not in self.formed:
             self.formed[name] = super().head(name)
         return self.formed[name]
-
-
-def _leaves_out(head: VocabularyHead, labelled_N: Tensor) -> bool:
-    """Whether positions without a label are left out before the head. Counting them would synchronise a GPU."""
-    if labelled_N.device.type != "cpu":
-        return head.labels_are_few
-    return int(labelled_N.sum()) < (1 - FEW) * len(labelled_N)
 
 
 def _places(chosen_N: Tensor, count: int | None) -> Tensor:

@@ -36,7 +36,7 @@ from tformer.nn.options import require, require_positive
 from tformer.nn.own_rows import RANDOM_FILLS
 from tformer.nn.patches import PatchEmbedding
 from tformer.nn.positions.base import Positions
-from tformer.nn.stack import Block, Stack
+from tformer.nn.stack import Stack
 from tformer.nn.structured_dropout import LayerDrop
 
 
@@ -134,7 +134,13 @@ def initialise(
     """Draw every parameter of `model`; `around` is entered for each module before its own parameters are drawn."""
     embedding_std = options.std if options.embedding_std is None else options.embedding_std
     output_std = options.std if options.output_std is None else options.output_std
-    residual = dict(_residual_projections(model))
+    residual: dict[nn.Module, float] = {}  # what writes into a stream, with the factor that keeps the stream's variance
+    for stack in model.modules():
+        if isinstance(stack, Stack):
+            functions = [each for block in stack.layers for each in (block.self_attention, block.cross_attention)]
+            outputs = [each.out for each in functions if each is not None]
+            outputs += [block.feedforward.down for block in stack.layers]
+            residual |= dict.fromkeys(outputs, 1.0 / math.sqrt(len(outputs)))
     parts = {matrix: rows for _, matrix, rows in block_matrices(model)}
     for module in model.modules():
         with around(module):
@@ -169,20 +175,6 @@ def initialise(
                     module.weight.normal_(0.0, output_std)
                 if module.bias is not None:
                     module.bias.zero_()
-
-
-def _residual_projections(model: nn.Module) -> Iterator[tuple[Linear, float]]:
-    """The matrices that write into a residual stream, with the factor that keeps its variance constant with depth."""
-    for stack in model.modules():
-        if isinstance(stack, Stack):
-            outputs = [output for block in stack.layers for output in _outputs(block)]
-            for output in outputs:
-                yield output, 1.0 / math.sqrt(len(outputs))
-
-
-def _outputs(block: Block) -> list[Linear]:
-    cross = [block.cross_attention.out] if block.cross_attention is not None else []
-    return [block.self_attention.out, *cross, block.feedforward.down]
 
 
 class NoDraws(TorchFunctionMode):

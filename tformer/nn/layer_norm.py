@@ -83,7 +83,7 @@ class Norm(nn.Module):
     has_bias: ClassVar[bool] = True
     has_groups: ClassVar[bool] = False
     kernel: ClassVar[str | None] = None
-    """Its name in the C kernels, where a product can begin with it; None: it is computed before."""
+    """Name of the C kernel that computes this norm together with the next product; None if there is none."""
     fp32_copies: ClassVar[int] = 0
     """Number of fp32 copies of the input saved for the backward pass; 0: the input itself and two statistics."""
     mixes_rows: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""Models of which this process keeps some rows of each parameter, as one of several that divide them (FSDP2).
+"""Builds a model of which this process stores only its FSDP2 rows: some rows of each parameter.
 
 Their parameters are on the meta device. Every number is drawn as by one process, since it depends on the draws before
 it, but a tensor is whole only while its module is initialised.

@@ -15,7 +15,7 @@ Shape legend: x [B, T, D].
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, cast
@@ -204,7 +204,12 @@ class Stack(nn.Module):
     ) -> Tensor:
         """Embedded input → last hidden states, [B, T, D]."""
         x_BTD = tap(taps, "embedding", x_BTD)
-        context = self._shared_by_layers(x_BTD, context)
+        # Computed once for all layers: the dense mask, if one reads it, and the rotation.
+        if any(block.self_attention.mechanism.reads_dense_mask for block in self.layers):
+            context = context.with_mask()
+        if self.positions is not None and self.positions.has_rotate:
+            heads = max(block.self_attention.num_heads for block in self.layers)
+            context = replace(context, rotation=self.positions.prepare(x_BTD, context.q_pos, heads=heads))
         draw = self.layerdrop() if self.layerdrop is not None else None
         run_layers = self._run_layers if draw is None else self._run_drawn_layers
         run = partial(run_layers, x_BTD, context, cache, taps, draw)
@@ -213,15 +218,6 @@ class Stack(nn.Module):
         else:
             x_BTD = run()
         return x_BTD if self.final_norm is None else tap(taps, "final_norm", self.final_norm(x_BTD))
-
-    def _shared_by_layers(self, x_BTD: Tensor, context: AttentionContext) -> AttentionContext:
-        """The context with what is computed once for all layers: the dense mask, if one reads it, and the rotation."""
-        if any(block.self_attention.mechanism.reads_dense_mask for block in self.layers):
-            context = context.with_mask()
-        if self.positions is not None and self.positions.has_rotate:
-            heads = max(block.self_attention.num_heads for block in self.layers)
-            context = replace(context, rotation=self.positions.prepare(x_BTD, context.q_pos, heads=heads))
-        return context
 
     def _run_layers(
         self, x_BTD: Tensor, context: AttentionContext, cache: AnyCache | None, taps: TapSink | None, draw: Draw | None
@@ -246,7 +242,9 @@ class Stack(nn.Module):
 
     def _recomputed(self, block: Block) -> Callable[..., Tensor]:
         """`block` under activation checkpointing."""
-        context_fn = partial(_count_once, block) if self._has_statistics else noop_context_fn
+        context_fn = noop_context_fn
+        if self._has_statistics:  # the second forward does not update the statistics of BatchNorm again
+            context_fn = lambda: (nullcontext(), frozen_statistics(block))  # noqa: E731
         shared = block.self_attention.drophead.shared
         if shared is not None:
             assert not self._has_statistics, "statistics of a batch are those of one process"
@@ -258,8 +256,3 @@ def _is_plain_step(x_BTD: Tensor, context: AttentionContext) -> bool:
     """Whether this is one new position of each row that sees all slots, in eager inference on a CPU."""
     plain = x_BTD.device.type == "cpu" and x_BTD.shape[1] == 1 and context.mask is None
     return plain and not torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling()
-
-
-def _count_once(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Context managers of a checkpointed block's two forwards: BatchNorm updates its statistics in the first only."""
-    return nullcontext(), frozen_statistics(block)
