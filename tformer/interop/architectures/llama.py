@@ -182,7 +182,7 @@ def read_body(
     stack = section["decoder"]
     stack["num_kv_heads"] = size_or_missing(config, "num_key_value_heads", kv_heads) or stack["num_heads"]
     stack["positions"] = read_rope(config, max_seq_len=section["max_seq_len"])
-    stack["attention"] = {"qkv_bias": qkv_bias, "out_bias": out_bias}
+    stack["attention"] = {"kind": "full", "qkv_bias": qkv_bias, "out_bias": out_bias}
     if qk_norm:
         stack["attention"] |= {"qk_norm": "learned", "qk_norm_eps": stack["norm"]["eps"]}
     stack["feedforward"]["bias"] = mlp_bias

@@ -36,6 +36,7 @@ CONFIG = ConfigTable(
     ),
     fixed={
         "decoder.positions": {"kind": "learned", "offset": 2},
+        "decoder.attention.kind": "full",
         "decoder.norm": {"place": "pre", "eps": 1e-5},
         "heads": [{"kind": "lm"}],
     },

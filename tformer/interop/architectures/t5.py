@@ -59,7 +59,7 @@ FIXED = {
     for side in SIDES
     for path, value in {
         "positions.kind": "t5_bias",
-        "attention": {"qkv_bias": False, "out_bias": False, "scale": 1.0},
+        "attention": {"kind": "full", "qkv_bias": False, "out_bias": False, "scale": 1.0},
         "feedforward.bias": False,
         "norm": {"kind": "rmsnorm", "place": "pre"},
         "final_norm": True,

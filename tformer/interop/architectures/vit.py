@@ -29,7 +29,12 @@ CONFIG = ConfigTable(
         Row("qkv_bias", "encoder.attention.qkv_bias", True),
         Row("num_channels", "patches.channels", 3),
     ),
-    fixed={"encoder.positions.kind": "learned", "encoder.norm.place": "pre", "encoder.final_norm": True},
+    fixed={
+        "encoder.positions.kind": "learned",
+        "encoder.attention.kind": "full",
+        "encoder.norm.place": "pre",
+        "encoder.final_norm": True,
+    },
     ignored=("encoder_stride", "pooler_act", "pooler_output_size"),  # keys of heads that this class lacks
 )
 
