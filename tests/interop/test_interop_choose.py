@@ -60,7 +60,10 @@ def resolved(values: dict[str, Any]) -> Model:
 
 
 def preset(name: str) -> Recipe:
-    return Recipe.model_validate(yaml.safe_load((CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")))
+    values = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text(encoding="utf-8"))
+    for side in values["model"].keys() & {"encoder", "decoder"}:
+        values["model"][side]["attention"] = {"kind": "full", **values["model"][side].get("attention", {})}
+    return Recipe.model_validate(values)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -90,11 +93,11 @@ def gpt(**decoder: Any) -> Model:
         ({"norm": {"kind": "groupnorm", "groups": 2}}, "model.decoder.norm.kind: groupnorm"),
         ({"positions": {"kind": "shaw"}}, "model.decoder.positions.kind: shaw"),
         ({"feedforward": {"activation": "relu2"}}, "model.decoder.feedforward.activation: relu2"),
-        ({"attention": {"qk_norm": True}}, "model.decoder.attention.qk_norm is true"),
+        ({"attention": {"kind": "full", "qk_norm": True}}, "model.decoder.attention.qk_norm is true"),
         ({"layers": {"0": {"norm": {"eps": 0.1}}}}, "model.decoder.layers"),
         ({"value_dim": 3}, "model.decoder.value_dim is 3, expected 4"),
         ({"norm": {"place": "post"}}, "model.decoder.norm.place is post, expected pre"),
-        ({"attention": {"scale": 1.0}}, "model.decoder.attention.scale is 1.0, expected 0.5"),
+        ({"attention": {"kind": "full", "scale": 1.0}}, "model.decoder.attention.scale is 1.0, expected 0.5"),
         ({"final_norm": False}, "model.decoder.final_norm is false, expected true"),
     ],
 )
@@ -156,7 +159,7 @@ def test_the_family_of_the_recipe_goes_first_and_as_another_when_asked() -> None
 
 
 def test_a_class_that_fits_directly_goes_before_one_that_needs_a_change() -> None:
-    biased = {"attention": {"qkv_bias": True, "out_bias": False}}
+    biased = {"attention": {"kind": "full", "qkv_bias": True, "out_bias": False}}
     model = preset("llama/tiny").model.model_dump(mode="json")
     choice = choose_class(resolved({**model, "decoder": {**model["decoder"], **biased}}), family="llama")
     assert choice.class_name == "Qwen2ForCausalLM" and not choice.steps

@@ -27,7 +27,7 @@ SINES = {**SIDE, "positions": {"kind": "sinusoidal", "layout": "interleaved"}}
 BIASES: dict[str, Any] = {
     **SIDE,
     "positions": {"kind": "t5_bias", "buckets": 8, "max_distance": 12},
-    "attention": {"qkv_bias": False, "out_bias": False, "scale": 1.0},
+    "attention": {"kind": "full", "qkv_bias": False, "out_bias": False, "scale": 1.0},
     "feedforward": {"d_ff": 24, "activation": "relu", "bias": False},
     "norm": {"kind": "rmsnorm", **NORM},
 }
@@ -36,7 +36,7 @@ ROPE = {
     **SIDE,
     "num_kv_heads": 1,
     "positions": {"kind": "rope", "layout": "interleaved"},
-    "attention": {"qkv_bias": False, "out_bias": False},
+    "attention": {"kind": "full", "qkv_bias": False, "out_bias": False},
     "feedforward": {"d_ff": 24, "activation": "silu", "gated": True, "bias": False},
     "norm": {"kind": "rmsnorm", **NORM},
 }

@@ -117,7 +117,7 @@ def test_qwen3(tmp_path: Path, values: dict[str, Any], left: bool) -> None:
 @pytest.mark.parametrize("kind", [True, "learned"])
 def test_normalised_queries_and_keys_are_exported_as_qwen3(kind: bool | str) -> None:
     """Without gains they get gains of one; adjacent rotary pairs become halves, with their gains."""
-    attention = {"qk_norm": kind, "qkv_bias": False, "out_bias": False, "qk_norm_eps": 1e-5}
+    attention = {"kind": "full", "qk_norm": kind, "qkv_bias": False, "out_bias": False, "qk_norm_eps": 1e-5}
     section = Model.model_validate({
         "d_model": 16,
         "vocab_size": 61,
@@ -153,7 +153,7 @@ def test_without_being_asked_heads_that_do_not_divide_the_width_are_exported_as_
             "num_heads": 3,
             "head_dim": 6,
             "positions": {"kind": "rope"},
-            "attention": {"qkv_bias": False, "out_bias": False},
+            "attention": {"kind": "full", "qkv_bias": False, "out_bias": False},
             "feedforward": {"d_ff": 27, "activation": "silu", "gated": True, "bias": False},
             "norm": {"kind": "rmsnorm"},
         },

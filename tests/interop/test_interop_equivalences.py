@@ -17,7 +17,7 @@ from tformer.recipe.model import Model
 STACK: dict[str, Any] = {"num_layers": 2, "num_heads": 2, "feedforward": {"d_ff": 12}, "norm": {"eps": 0.02}}
 SINES = {"positions": {"kind": "sinusoidal", "layout": "interleaved"}}
 BARE = {
-    "attention": {"qkv_bias": False, "out_bias": False},
+    "attention": {"kind": "full", "qkv_bias": False, "out_bias": False},
     "feedforward": {"d_ff": 12, "bias": False},
     "norm": {"kind": "layernorm", "learned": False},
 }

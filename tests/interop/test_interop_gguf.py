@@ -27,7 +27,7 @@ LLAMA_STACK: dict[str, Any] = {
     "num_heads": 4,
     "num_kv_heads": 2,
     "positions": {"kind": "rope", "layout": "halves", "base": 500.0},
-    "attention": {"qkv_bias": False, "out_bias": False},
+    "attention": {"kind": "full", "qkv_bias": False, "out_bias": False},
     "feedforward": {"d_ff": 48, "activation": "silu", "gated": True, "bias": False},
     "norm": {"kind": "rmsnorm", **NORM},
 }

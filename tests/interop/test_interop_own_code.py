@@ -20,7 +20,12 @@ from tformer.support.errors import InputError
 from tformer.tokenizer import TokenizerOptions, train_tokenizer
 
 TOLERANCE = 2e-5  # of the largest logit
-STACK: dict[str, Any] = {"num_layers": 2, "num_heads": 2, "feedforward": {"d_ff": 24}, "attention": {"qk_norm": True}}
+STACK: dict[str, Any] = {
+    "num_layers": 2,
+    "num_heads": 2,
+    "feedforward": {"d_ff": 24},
+    "attention": {"kind": "full", "qk_norm": True},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -115,12 +120,18 @@ def test_every_kind_of_positions_is_computed_alike(positions: dict[str, Any], si
     [
         {"norm": {"kind": "scalenorm", "place": "post"}, "final_norm": False},
         {"norm": {"kind": "rmsnorm", "learned": False}},
-        {"norm": {"bias": False, "eps": 1e-3}, "attention": {"qk_norm": True, "qkv_bias": False, "out_bias": False}},
+        {
+            "norm": {"bias": False, "eps": 1e-3},
+            "attention": {"kind": "full", "qk_norm": True, "qkv_bias": False, "out_bias": False},
+        },
         {"num_heads": 4, "num_kv_heads": 2, "head_dim": 6, "value_dim": 5},
         {"feedforward": {"d_ff": 20, "activation": "relu2", "gated": True, "bias": False}},
-        {"attention": {"scale": 0.3, "qk_norm": True}},
+        {"attention": {"kind": "full", "scale": 0.3, "qk_norm": True}},
         {"d_model": 12},
-        {"attention": {"qk_norm": "learned", "qk_norm_eps": 1e-3}, "feedforward": {"d_ff": 24, "activation": "relu2"}},
+        {
+            "attention": {"kind": "full", "qk_norm": "learned", "qk_norm_eps": 1e-3},
+            "feedforward": {"d_ff": 24, "activation": "relu2"},
+        },
     ],
     ids=["scalenorm", "rmsnorm", "no biases", "grouped heads", "gated", "scale", "own width", "learned QK-norm"],
 )
