@@ -18,10 +18,8 @@ from tformer.support.formatting import plural
 from tformer.support.options import Arch, Checkpoint, Json, Preset, RecipeFile, Sets, argument, panel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tformer.tasks.base import GivenExample
-    from tformer.workflows.inspect import Question, Subject, Trace
+    from tformer.workflows.inspect import Question, Trace
 
 MOST_SCORES = 2**48  # of one head with --shapes: the elements of larger tensors cannot be counted
 PAGE = ".html"
@@ -213,7 +211,11 @@ def _shapes(options: InspectOptions) -> tuple[list[str], Any, str | None]:
         _refuse_many_scores(batch_size, max(one.shape[1] for one in given.values()))
         inputs = {name: one.new_empty((batch_size, *one.shape[1:])) for name, one in given.items()}
     else:
-        sizes = _lengths(question, subject)
+        # Short lengths, unless the command line or the model says otherwise.
+        has_length = question.seq_len is not None or subject.recipe.model.patches is not None
+        source = subject.source_length if has_length else min(SHORT, subject.source_length)
+        target = min(SHORT - 2, subject.target_length) if question.seq_len is None else question.seq_len
+        sizes = {"source_length": source, "target_length": target}
         _refuse_many_scores(batch_size, max(sizes.values()))
         inputs = empty_inputs(subject.model, batch_size=batch_size, **sizes)
     traces: dict[str, Trace] = {}
@@ -232,32 +234,20 @@ def _shapes(options: InspectOptions) -> tuple[list[str], Any, str | None]:
         document["generator"] = traces[headings["generator"]].to_json()
     page = None
     if options.output is not None and options.output.suffix.lower() == PAGE:
-        page = _page(subject, traces, document.get("example"))
+        from tformer.nn.taps import LETTERS
+        from tformer.viz.shapes import render
+
+        page = render(
+            {title: trace.to_json() for title, trace in traces.items()},
+            title="Shapes",
+            subtitle=f"The path of a tensor through {subject.name}",
+            names=LETTERS,
+            example=document.get("example"),
+            notes=subject.notes,
+        )
     for title, trace in traces.items():
         lines += [*((title, "") if title else ()), *trace_lines(trace, width=width), ""]
     return lines[:-1], document | traces[title].to_json() | {"notes": list(subject.notes)}, page
-
-
-def _page(subject: Subject, traces: Mapping[str, Trace], example: Mapping[str, Any] | None) -> str:
-    from tformer.nn.taps import LETTERS
-    from tformer.viz.shapes import render
-
-    return render(
-        {title: trace.to_json() for title, trace in traces.items()},
-        title="Shapes",
-        subtitle=f"The path of a tensor through {subject.name}",
-        names=LETTERS,
-        example=example,
-        notes=subject.notes,
-    )
-
-
-def _lengths(question: Question, subject: Subject) -> dict[str, int]:
-    """The lengths of --shapes without an example: short ones, unless the command line or the model says otherwise."""
-    has_length = question.seq_len is not None or subject.recipe.model.patches is not None
-    source = subject.source_length if has_length else min(SHORT, subject.source_length)
-    target = min(SHORT - 2, subject.target_length) if question.seq_len is None else question.seq_len
-    return {"source_length": source, "target_length": target}
 
 
 def _refuse_many_scores(batch_size: int, longest: int) -> None:

@@ -4,9 +4,9 @@ DropHead drops whole attention heads while training, for each sample:
 
     gate_h = keep_h · H / Σ keep,   keep_h ~ Bernoulli(1 − p), at least one kept
 
-The gates of a sample add up to H whatever was kept, so by symmetry E[gate_h] = 1: evaluation needs no correction. The
-paper's schedule is V-shaped in the step t, with w warm-up steps out of N: it breaks up dominating heads early, leaves
-the middle of training alone and regularises its end.
+The gates of a sample add up to H, so by symmetry E[gate_h] = 1: evaluation needs no correction. The paper's schedule is
+V-shaped in the step t, with w warm-up steps out of N. Early it breaks up dominating heads, in the middle it does
+nothing, and at the end it regularises:
 
     p(t) = p_start (1 − t / w)           t ≤ w
     p(t) = p_end (t − w) / (N − w)       t > w
@@ -15,23 +15,24 @@ LayerDrop skips whole layers while training, so that shallower models can be cut
 
     keep_d = [u_d > p_d],   u_d ~ U(0, 1), redrawn in every forward;   a kept layer is not rescaled        (as fairseq)
 
-Data-driven rates (the paper's third pruning strategy) learn one logit a_d per layer under a fixed mean rate p:
+Learned rates (the paper's third pruning strategy). Each layer has a logit a_d; the mean rate p is fixed:
 
     p_d = σ(a_d + c(a)),   c(a) such that mean_d p_d = p;   q_d = 1 − p_d is the probability of keeping layer d
 
-c is found by bisection without a gradient; a Newton step from there adds dc/da_d = −σ'_d / Σ_e σ'_e, the implicit
-derivative, so that gradients are those of rates that keep their mean. A layer f has a gate z_d, 1 if kept and 0 if
-dropped, and the output x + z_d (f(x) − x). With L(z) the loss, the exact gradient is dE[L]/dq_d = E[L(z_d = 1) −
-L(z_d = 0)], the mean slope ∂L/∂z_d over z_d from 0 to 1. It is estimated by the trapezoidal rule, from the slope at the
-end that was drawn:
+c is found by bisection, without a gradient. A Newton step from there has length 0, but carries the implicit derivative
+dc/da_d = −σ'_d / Σ_e σ'_e, so gradients are those of rates that keep their mean.
+
+Their gradient. A layer f has a gate z_d, 1 if kept and 0 if dropped, and the output x + z_d (f(x) − x). With L(z) the
+loss, the exact gradient is dE[L]/dq_d = E[L(z_d = 1) − L(z_d = 0)]: the mean slope ∂L/∂z_d over z_d from 0 to 1. The
+trapezoidal rule estimates it from the slope at the end that was drawn:
 
     straight-through:  z_d + ½ (q_d − stop(q_d)) / stop(probability of the draw: q_d if kept, p_d if dropped)
 
-The expected gradient is ½ E[∂L/∂z_d at 1] + ½ E[∂L/∂z_d at 0]: exact, and the estimator unbiased, if L is at most
-quadratic in each gate alone; else its bias is the trapezoid's, third order in z_d. The slope at z_d = 1 alone is no
-substitute: the network has adapted to the layers that run, so it is near 0 there and often has the wrong sign. The
-slope of a dropped layer costs its forward pass, without a gradient and in evaluation mode, so it draws nothing. (The
-paper scores layers by their activations; here a rate belongs to the layer, which is what pruning needs.)
+Its expectation is ½ E[∂L/∂z_d at 1] + ½ E[∂L/∂z_d at 0]. That is exact if L is at most quadratic in each gate alone;
+else the bias is that of the trapezoid, third order in z_d. The slope at z_d = 1 alone would not do: the network has
+adapted to the layers that run, so that slope is near 0 and often has the wrong sign. The slope of a dropped layer costs
+its forward pass, without a gradient and in evaluation mode, so it draws nothing. (The paper scores layers by their
+activations; here a rate belongs to the layer, which is what pruning needs.)
 
 Shapes: gates [B, H, 1, 1]; L layers.
 """
@@ -39,7 +40,7 @@ Shapes: gates [B, H, 1, 1]; L layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -143,19 +144,21 @@ class SharedDraws:
 
     def repeated(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         """Context managers of a checkpointed block's two forwards: the second draws what the first drew."""
-        states = {name: generator.get_state() for name, generator in self._generators.items()}
-        return nullcontext(), self._from(states)
+        generators = list(self._generators.values())
+        first = [generator.get_state() for generator in generators]
 
-    @contextmanager
-    def _from(self, states: Mapping[str, Tensor]) -> Iterator[None]:
-        current = {name: generator.get_state() for name, generator in self._generators.items()}
-        for name, generator in self._generators.items():
-            generator.set_state(states[name])
-        try:
-            yield
-        finally:
-            for name, generator in self._generators.items():
-                generator.set_state(current[name])
+        @contextmanager
+        def second() -> Iterator[None]:
+            current = [generator.get_state() for generator in generators]
+            for generator, state in zip(generators, first, strict=True):
+                generator.set_state(state)
+            try:
+                yield
+            finally:
+                for generator, state in zip(generators, current, strict=True):
+                    generator.set_state(state)
+
+        return nullcontext(), second()
 
 
 def drop_heads(
@@ -268,19 +271,13 @@ class Draw(NamedTuple):
         if self.keep[layer]:
             y = run()
             return y + self.slack_L[layer] * (y - x).detach()
-        with torch.no_grad(), _in_evaluation(block):
-            update = run() - x
+        block.eval()  # it draws nothing and updates no statistics
+        try:
+            with torch.no_grad():
+                update = run() - x
+        finally:
+            block.train()
         return x + self.slack_L[layer] * update
-
-
-@contextmanager
-def _in_evaluation(block: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a training `block`: it draws nothing and updates no statistics."""
-    block.eval()
-    try:
-        yield
-    finally:
-        block.train()
 
 
 class LayerDrop(nn.Module):

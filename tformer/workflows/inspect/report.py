@@ -99,28 +99,26 @@ def _node(module: nn.Module, name: str, path: str, flops: Mapping[str, float], o
 
 
 def _folded(nodes: Iterable[Node]) -> Iterator[Node]:
-    """Equal neighbours with numbers as names, folded into one node."""
-    group: list[Node] = []
+    """Equal neighbours with numbers as names, folded into one node with the numbers of all."""
+    groups: list[list[Node]] = []
     for node in nodes:
-        if group and not (node.name.isdecimal() and node.shape() == group[0].shape()):
-            yield _together(group)
-            group = []
-        group.append(node)
-    if group:
-        yield _together(group)
-
-
-def _together(group: list[Node]) -> Node:
-    first, count = group[0], len(group)
-    if count == 1:
-        return first
-    return replace(
-        first,
-        name=f"{first.name}-{group[-1].name}",
-        parameters=first.parameters * count,
-        flops=first.flops * count,
-        count=count,
-    )
+        if groups and node.name.isdecimal() and node.shape() == groups[-1][0].shape():
+            groups[-1].append(node)
+        else:
+            groups.append([node])
+    for first, *others in groups:
+        count = 1 + len(others)
+        yield (
+            first
+            if not others
+            else replace(
+                first,
+                name=f"{first.name}-{others[-1].name}",
+                parameters=first.parameters * count,
+                flops=first.flops * count,
+                count=count,
+            )
+        )
 
 
 def _detail(module: nn.Module) -> str:

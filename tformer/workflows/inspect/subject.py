@@ -56,10 +56,6 @@ class Question:
     precision: str | None = None
     device: str = "cpu"
 
-    @property
-    def names_recipe(self) -> bool:
-        return any(value is not None for value in (self.arch, self.preset, self.config))
-
 
 @dataclass(frozen=True)
 class Subject:
@@ -94,10 +90,13 @@ class Subject:
 
 def read_subject(question: Question) -> Subject:
     """Find and build the model. InputError for one that does not exist, and for impossible sizes."""
-    checkpoint = None if question.names_recipe else _checkpoint_of(question)
+    checkpoint = None
+    if all(value is None for value in (question.arch, question.preset, question.config)):
+        path = newest_checkpoint(which=question.which) if question.path is None else question.path
+        checkpoint = open_checkpoint(path, question.which)
     recipe, notes = _recipe_of(question, checkpoint)
     recipe, assumed = _sized(recipe, question, checkpoint)
-    labels = _labels(recipe, question)
+    labels = question.num_labels or len(recipe.data.labels) or None
     if labels is None and any(getattr(head, "num_labels", 1) is None for head in recipe.model.heads):
         labels = ASSUMED_LABELS
         assumed.append(f"labels: {labels} are assumed (--num-labels)")
@@ -108,6 +107,11 @@ def read_subject(question: Question) -> Subject:
         tie_embeddings(generator, model)
     source, target = _lengths(recipe, model, question.seq_len)
     name = f"{recipe.arch}/{recipe.preset}" if recipe.preset is not None else recipe.arch
+    training = recipe.training
+    batch_size = training.batch_size or max(1, (training.batch_tokens or 1) // max(source, target))
+    precision = question.precision or training.precision
+    if precision == "auto":
+        precision = "bf16" if question.device.startswith("cuda") or has_bf16_instructions() else "fp32"
     return Subject(
         name=str(question.config or name) if checkpoint is None else str(checkpoint.path),
         recipe=recipe,
@@ -115,8 +119,8 @@ def read_subject(question: Question) -> Subject:
         generator=generator,
         source_length=source,
         target_length=target,
-        batch_size=question.batch_size or _batch_size(recipe, max(source, target)),
-        dtype=DTYPES[_precision(recipe, question)],
+        batch_size=question.batch_size or batch_size,
+        dtype=DTYPES[precision],
         device=question.device,
         notes=(*notes, *assumed),
         checkpoint=checkpoint,
@@ -140,11 +144,6 @@ def given_batch(subject: Subject, given: GivenExample) -> tuple[Batch, dict[str,
     objective, samples = build_objective(recipe.objectives, context), [sample]
     batch = objective.collate(samples, rng=np.random.default_rng(recipe.seed))
     return batch, example_document(objective, samples, batch, tokenizers, labels=recipe.data.labels)
-
-
-def _checkpoint_of(question: Question) -> Checkpoint:
-    path = newest_checkpoint(which=question.which) if question.path is None else question.path
-    return open_checkpoint(path, question.which)
 
 
 def _recipe_of(question: Question, checkpoint: Checkpoint | None) -> tuple[Recipe, list[str]]:
@@ -177,27 +176,18 @@ def _sized(recipe: Recipe, question: Question, checkpoint: Checkpoint | None) ->
             size = question.vocab_size
         elif getattr(recipe.model, key) is not None:
             continue
+        elif found := stored.get(key):
+            size = found
         else:
-            size = stored.get(key) or _assumed_vocabulary(recipe, assumed)
+            size, why = recipe.tokenizer.train.vocab_size, "tokenizer.train.vocab_size"
+            if recipe.tokenizer.train.model == "char":
+                size, why = PRINTABLE_CHARACTERS, "printable ASCII"
+            assumed.append(f"vocabulary: {size:,} tokens are assumed, {why} (--vocab-size)")
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={key: size})})
     if recipe.generator is not None:
         generator = recipe.generator.model_copy(update={"vocab_size": recipe.model.vocab_size})
         recipe = recipe.model_copy(update={"generator": generator})
     return recipe, assumed[:1]
-
-
-def _assumed_vocabulary(recipe: Recipe, assumed: list[str]) -> int:
-    train = recipe.tokenizer.train
-    if train.model == "char":
-        size, why = PRINTABLE_CHARACTERS, "printable ASCII"
-    else:
-        size, why = train.vocab_size, "tokenizer.train.vocab_size"
-    assumed.append(f"vocabulary: {size:,} tokens are assumed, {why} (--vocab-size)")
-    return size
-
-
-def _labels(recipe: Recipe, question: Question) -> int | None:
-    return question.num_labels or len(recipe.data.labels) or None
 
 
 def _lengths(recipe: Recipe, model: Transformer, asked: int | None) -> tuple[int, int]:
@@ -215,15 +205,3 @@ def _lengths(recipe: Recipe, model: Transformer, asked: int | None) -> tuple[int
                 hint=f"to compute the cost of a longer model: --set model.max_seq_len={asked}",
             )
     return asked, asked
-
-
-def _batch_size(recipe: Recipe, length: int) -> int:
-    training = recipe.training
-    return training.batch_size or max(1, (training.batch_tokens or 1) // length)
-
-
-def _precision(recipe: Recipe, question: Question) -> str:
-    name = question.precision or recipe.training.precision
-    if name != "auto":
-        return name
-    return "bf16" if question.device.startswith("cuda") or has_bf16_instructions() else "fp32"

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from tformer.nn.taps import LETTERS
 from tformer.support.formatting import amount
 from tformer.workflows.inspect import Node, Report, Trace, Verdict
-from tformer.workflows.inspect.trace import ParameterUse
 
 PARAMETERS, FLOPS = "parameters", "FLOPs/token"
 LEAST_MEANING = 18  # columns; with fewer, the meaning of a tensor goes below it
@@ -19,7 +18,8 @@ def report_lines(report: Report, *, width: int, depth: int | None) -> Iterator[s
     subject = report.subject
     beside = f" and {report.generator_parameters:,} of the generator" if report.generator_parameters else ""
     yield from textwrap.wrap(f"{subject.name}: {report.parameters:,} parameters{beside}", width)
-    yield from _note_lines(subject.notes, width)
+    for note in subject.notes:
+        yield from textwrap.wrap(f"note: {note}", width, subsequent_indent="  ")
     yield ""
     for tree in report.trees:
         yield from tree_lines(tree, width=width, depth=depth, tokens=subject.tokens)
@@ -32,11 +32,6 @@ def report_lines(report: Report, *, width: int, depth: int | None) -> Iterator[s
             yield from textwrap.wrap(f"heads of the {side}'s layers: {' '.join(map(str, heads))}", width)
     yield ""
     yield from _cost_lines(report)
-
-
-def _note_lines(notes: Sequence[str], width: int) -> Iterator[str]:
-    for note in notes:
-        yield from textwrap.wrap(f"note: {note}", width, subsequent_indent="  ")
 
 
 def tree_lines(tree: Node, *, width: int, depth: int | None, tokens: int) -> Iterator[str]:
@@ -137,14 +132,22 @@ def trace_lines(trace: Trace, *, width: int) -> Iterator[str]:
     yield from _legend(trace, width)
     for section in trace.sections:
         yield ""
-        yield from textwrap.wrap(_title(section.title, section.layers), width)
+        title, layers = section.title, section.layers
+        if layers:
+            more = len(layers) - 1
+            numbered = f"{layers[1]}-{layers[-1]}" if more > 1 else ""
+            if more == 1 or layers[-1] - layers[0] != more:
+                numbered = ", ".join(map(str, layers[1:]))
+            title += f", layer {layers[0]}" + (f" (× {more} more with equal shapes: {numbered})" if more else "")
+        yield from textwrap.wrap(title, width)
         part = ""
         for step in section.steps:
             if step.part != part:
                 part = step.part
                 yield f" {part}"
             line = f"  {_numbers(step.shape):<{numbers}}  {_letters(step.symbols):<{letters}}  {step.name}"
-            meaning = "; ".join([step.meaning, *map(_tied, filter(lambda used: used.tied, step.parameters))])
+            tied = (f"{used.name} is tied to {', '.join(used.tied)}" for used in step.parameters if used.tied)
+            meaning = "; ".join([step.meaning, *tied])
             if not stacked:
                 first, *others = textwrap.wrap(meaning, width - left)
                 yield f"{line:<{left}}{first}"
@@ -152,10 +155,6 @@ def trace_lines(trace: Trace, *, width: int) -> Iterator[str]:
             else:
                 yield line.rstrip()
                 yield from textwrap.wrap(meaning, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
-
-
-def _tied(parameter: ParameterUse) -> str:
-    return f"{parameter.name} is tied to {', '.join(parameter.tied)}"
 
 
 def _legend(trace: Trace, width: int) -> Iterator[str]:
@@ -177,16 +176,6 @@ def _legend(trace: Trace, width: int) -> Iterator[str]:
     # Lines break between entries only.
     lines = textwrap.wrap(", ".join(entry.replace(" ", "\u00a0") for entry in entries), width)
     yield from (line.replace("\u00a0", " ") for line in lines)
-
-
-def _title(title: str, layers: Sequence[int]) -> str:
-    if not layers:
-        return title
-    more = len(layers) - 1
-    others = "" if not more else f" (× {more} more with equal shapes: {layers[1]}-{layers[-1]})"
-    if more == 1 or (more and layers[-1] - layers[0] != more):
-        others = f" (× {more} more with equal shapes: {', '.join(map(str, layers[1:]))})"
-    return f"{title}, layer {layers[0]}{others}"
 
 
 def _numbers(shape: Sequence[int]) -> str:

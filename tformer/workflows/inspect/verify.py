@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tformer.build import build_model
 from tformer.checkpoint.catalog import BEST, LATEST, is_complete, read_pointer
@@ -82,17 +81,13 @@ def _verify_run(run: Path, should_stop: ShouldStop) -> list[Verdict]:
     problems = [] if steps else ["the run has no checkpoint yet"]
     for name in (LATEST, BEST):
         pointer = run / CHECKPOINTS / name
-        if pointer.exists() and not any(_leads_to_a_checkpoint(pointer) for _ in range(POINTER_READINGS)):
+        readings = (read_pointer(pointer) for _ in range(POINTER_READINGS))
+        if pointer.exists() and not any(step and is_complete(pointer.parent / step) for step in readings):
             problems.append(f"{CHECKPOINTS}/{name} points at no checkpoint of the run")
     recipe = run / FILE_NAMES["recipe"]
     if recipe.is_file():
         problems += _problems_of(lambda: RunDirectory(run).recipe(name=recipe.name))
     return [*verdicts, *([Verdict(run, tuple(problems))] if problems else [])]
-
-
-def _leads_to_a_checkpoint(pointer: Path) -> bool:
-    name = read_pointer(pointer)
-    return name is not None and is_complete(pointer.parent / name)
 
 
 def _verify_folder(folder: Path, should_stop: ShouldStop) -> Verdict:
@@ -207,7 +202,9 @@ def _tensor_problems(checkpoint: Checkpoint, recipe: Recipe, role: str, counts: 
     if role == "weights":
         problems = differences(state, tensors, aliases=checkpoint.tied)
     elif role == "optimizer":
-        parameters = _parameters(recipe, checkpoint)
+        parameters = set(_built(recipe.model, recipe, checkpoint).state_dict())
+        if recipe.generator is not None:
+            parameters |= {f"generator.{name}" for name in _built(recipe.generator, recipe, checkpoint).state_dict()}
         strays = sorted({name.rpartition(".")[0] for name in tensors} - parameters)
         problems = [f"state of {strays[0]} and {len(strays) - 1} more, which are no parameters"] if strays else []
     else:  # averages are those of parameters, a generator omits shared ones
@@ -216,33 +213,22 @@ def _tensor_problems(checkpoint: Checkpoint, recipe: Recipe, role: str, counts: 
         problems = differences(wanted, tensors, aliases={})
     tied = {} if model is None or role == "optimizer" else model.tied_names()
     for alias, owner in tied.items():
-        if alias in tensors and owner in tensors and _differ(tensors[alias], tensors[owner]):
+        one, other = tensors.get(alias), tensors.get(owner)
+        if one is not None and other is not None and one is not other and not torch.equal(one, other):
             problems = [*problems, f"{alias} and {owner} are tied, but differ in the file"]
     yield from (f"{role} and recipe disagree: {problem}" for problem in problems)
 
 
-def _differ(one: Tensor, other: Tensor) -> bool:
-    return one is not other and not torch.equal(one, other)
-
-
 def _built(model: Model, recipe: Recipe, checkpoint: Checkpoint) -> Transformer:
     """The model of a recipe on the meta device: names, shapes and ties."""
-    labels = len(recipe.data.labels) or None
     rows = embedding_rows(checkpoint)
     return build_model(
         model,
         vocab_size=rows["vocab_size"],
         target_vocab_size=rows["target_vocab_size"],
-        num_labels=labels,
+        num_labels=len(recipe.data.labels) or None,
         device="meta",
     )
-
-
-def _parameters(recipe: Recipe, checkpoint: Checkpoint) -> set[str]:
-    names = set(_built(recipe.model, recipe, checkpoint).state_dict())
-    if recipe.generator is not None:
-        names |= {f"generator.{name}" for name in _built(recipe.generator, recipe, checkpoint).state_dict()}
-    return names
 
 
 def _problems_of(work: Callable[[], object]) -> list[str]:
