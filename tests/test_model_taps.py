@@ -27,7 +27,7 @@ def decoder(**changes: Any) -> dict[str, Any]:
 GLOBAL = {"kind": "sliding_window", "window": 4, "global_tokens": 2, "global_projections": True}
 FAMILIES: dict[str, dict[str, Any]] = {
     "gpt": decoder(positions={"kind": "learned"}),
-    "llama": decoder(num_kv_heads=2, positions={"kind": "rope"}, attention={"qk_norm": True},
+    "llama": decoder(num_kv_heads=2, positions={"kind": "rope"}, attention={"kind": "full", "qk_norm": True},
                      feedforward={"d_ff": 24, "gated": True, "activation": "silu"}),
     "bert": {**encoder(norm={"place": "post"}, final_norm=False, positions={"kind": "learned"}),
              "embedding": {"token_types": 2, "norm": True, "size": 8}},

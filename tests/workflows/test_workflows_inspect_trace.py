@@ -180,7 +180,7 @@ def test_linformer_mixes_positions_into_fewer() -> None:
 def test_scores_are_told_with_their_formula() -> None:
     for changes, formula in (
         ({}, "Q·Kᵀ/√h: how well each query fits each key, later keys masked"),
-        ({"attention": {"scale": 1.0}}, "Q·Kᵀ: how"),
+        ({"attention": {"kind": "full", "scale": 1.0}}, "Q·Kᵀ: how"),
         ({"attention": {"kind": "additive"}}, "w · tanh(Q + K): how"),
     ):
         trace = traced(build_model(section(decoder=stack(**changes)), device="meta"))
