@@ -24,12 +24,12 @@ from tformer.bench.options import QualityOptions
 from tformer.bench.processes import over_limit
 from tformer.bench.report import Table, markdown
 from tformer.checkpoint.logs import read_metrics
-from tformer.data.sources.files import STANDARD_INPUT
 from tformer.data.sources.text import open_sources
 from tformer.metrics import Stat
 from tformer.recipe import load_recipe
 from tformer.support.device import peak_resident_bytes, resolve_device
 from tformer.support.errors import InputError
+from tformer.support.files import STANDARD_INPUT
 from tformer.support.formatting import binary_bytes
 from tformer.support.processes import ScratchFolder, python_command
 

@@ -214,7 +214,8 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         _end_of_pipe()
     except SystemExit:
-        if stdout_is_pipe and _stdout_ended():
+        # typer and rich exit with 1 where they find a pipe closed, after replacing the stream or its descriptor
+        if stdout_is_pipe and (type(sys.stdout).__name__ == "PacifyFlushWrapper" or not _is_pipe(sys.stdout)):
             _end_of_pipe()
         raise
     except KeyboardInterrupt:
@@ -230,11 +231,6 @@ def _is_pipe(stream: TextIO) -> bool:
         return stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
     except (OSError, ValueError):  # a stream of a test
         return False
-
-
-def _stdout_ended() -> bool:
-    """Whether typer or rich found a pipe closed: they exit with 1, after replacing the stream or its descriptor."""
-    return type(sys.stdout).__name__ == "PacifyFlushWrapper" or not _is_pipe(sys.stdout)
 
 
 def _end_of_pipe() -> NoReturn:

@@ -11,9 +11,9 @@ from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import DataOutput, console, data_output, show_notes
 from tformer.cli.workers import Part, require_input_file, run_in_workers
-from tformer.evaluation.answers import STANDARD_INPUT, AnswerFormat, ClassifyOptions
+from tformer.evaluation.answers import AnswerFormat, ClassifyOptions
 from tformer.support.errors import InputError
-from tformer.support.files import refuse_to_replace
+from tformer.support.files import STANDARD_INPUT, refuse_to_replace
 from tformer.support.options import flag_words
 
 if TYPE_CHECKING:

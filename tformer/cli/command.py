@@ -63,7 +63,9 @@ def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
         default = list(field.default) if isinstance(field.default, tuple) else default
     shown: dict[str, Any] = {
         "help": declared.help,
-        "metavar": declared.metavar or (_placeholder(kind) if declared.flags else None),
+        # in place of typer's `<int>`; a flag and choices have none
+        "metavar": declared.metavar
+        or next((PLACEHOLDERS[one] for one in (kind, *get_args(kind)) if declared.flags and one in PLACEHOLDERS), None),
         "rich_help_panel": panels[0] if panels else declared.panel,
         "show_default": declared.show_default,
         "autocompletion": completer(declared.flags, declared.metavar),
@@ -72,11 +74,6 @@ def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
     )
-
-
-def _placeholder(kind: Any) -> str | None:
-    """The name of a value in help, in place of typer's `<int>`; None for a flag and for choices."""
-    return next((PLACEHOLDERS[one] for one in (kind, *get_args(kind)) if one in PLACEHOLDERS), None)
 
 
 def _filled(options_type: Any, values: dict[str, Any]) -> Any:

@@ -9,15 +9,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import typer
 
+from tformer.support.files import RUNS
 from tformer.support.shipped import list_presets
 
 Completer = Callable[[typer.Context, str], list[str]]
 
-RUNS = Path("runs")
 LITERAL = re.compile(r"[a-z0-9][a-z0-9-]*")  # a choice within `best|latest|step-N`
 
 

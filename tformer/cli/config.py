@@ -125,7 +125,8 @@ def validate(options: ValidateOptions) -> None:
         if not options.as_json:
             emit(f"{file}: ok")
     if options.as_json:
-        emit_json([_verdict(file, failures.get(file)) for file in options.files])
+        problems = {file: {"error": error.message, "hint": error.hint} for file, error in failures.items()}
+        emit_json([{"file": str(file), "ok": file not in failures, **problems.get(file, {})} for file in options.files])
         raise typer.Exit(2 if failures else 0)
     if failures:
         # each problem names its file, so that one error can list several files
@@ -245,8 +246,3 @@ def _check(file: Path, device: str) -> list[str]:
     except InputError as error:
         raise InputError(f"{file}: {error.message}", hint=error.hint) from None
     return resolved.notes
-
-
-def _verdict(file: Path, error: InputError | None) -> dict[str, object]:
-    problem = {} if error is None else {"error": error.message, "hint": error.hint}
-    return {"file": str(file), "ok": error is None, **problem}

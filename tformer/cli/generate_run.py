@@ -11,7 +11,6 @@ from tformer.cli.report import DataOutput, console, show_notes
 from tformer.decoding.completion import OnToken
 from tformer.decoding.fill_mask import Candidate, fill_mask
 from tformer.decoding.lines import (
-    STANDARD_INPUT,
     LineWindow,
     line_blocks,
     name_of,
@@ -33,6 +32,7 @@ from tformer.decoding.writers import (
 )
 from tformer.loading import Loaded
 from tformer.support.errors import InputError
+from tformer.support.files import STANDARD_INPUT
 from tformer.support.formatting import as_one_line
 from tformer.workers.worker import Worker
 

@@ -122,7 +122,13 @@ def find_curves(names: Sequence[str]) -> list[Path]:
     from tformer.workflows.runs.summary import find_run, find_runs, looks_like_run
 
     if not names:
-        return [_newest()]
+        runs = find_runs(["runs"]) if Path("runs").is_dir() else []
+        logging = [run for run in runs if (run / METRICS_FILE).is_file()]
+        if not logging:
+            raise InputError(
+                "there is no run with metrics under runs/", hint="train one first: tformer train --arch gpt"
+            )
+        return [max(logging, key=lambda run: (run / METRICS_FILE).stat().st_mtime)]
     found: list[Path] = []
     for name in names:
         path = Path(name)
@@ -132,16 +138,6 @@ def find_curves(names: Sequence[str]) -> list[Path]:
         else:
             found.append(path if path.is_dir() else find_run(name))
     return found
-
-
-def _newest() -> Path:
-    from tformer.workflows.runs.summary import find_runs
-
-    runs = find_runs(["runs"]) if Path("runs").is_dir() else []
-    logging = [run for run in runs if (run / METRICS_FILE).is_file()]
-    if not logging:
-        raise InputError("there is no run with metrics under runs/", hint="train one first: tformer train --arch gpt")
-    return max(logging, key=lambda run: (run / METRICS_FILE).stat().st_mtime)
 
 
 def _with_metrics(runs: list[Run]) -> list[Run]:

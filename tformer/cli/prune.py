@@ -36,24 +36,19 @@ def report_lines(pruned: Pruned) -> Iterator[str]:
         yield f"note: {note}"
     if pruned.data is not None:
         yield f"measured on {pruned.data}"
-    rows = [
-        (name, _cell(name, value), _cell(name, pruned.after[name]), _change(name, value, pruned.after[name]))
-        for name, value in pruned.before.items()
-        if name not in LEFT_OUT and name in pruned.after and isinstance(value, int | float)
-    ]
-    table = [("", "before", "after", ""), *rows]
+    table = [("", "before", "after", "")]
+    for name, value in pruned.before.items():
+        if name in LEFT_OUT or name not in pruned.after or not isinstance(value, int | float):
+            continue
+        later = pruned.after[name]
+        if name in COST:
+            table.append((name, f"{value:,.0f}", f"{later:,.0f}", f"{later / value - 1:+.1%}"))
+        else:
+            table.append((name, f"{value:,.4f}", f"{later:,.4f}", f"{later - value:+.4f}"))
     widths = [max(len(row[column]) for row in table) for column in range(4)]
     for name, before, after, change in table:
         line = f"{name:<{widths[0]}}  {before:>{widths[1]}}  {after:>{widths[2]}}  {change:>{widths[3]}}"
         yield line.rstrip()
-
-
-def _cell(name: str, value: float) -> str:
-    return f"{value:,.0f}" if name in COST else f"{value:,.4f}"
-
-
-def _change(name: str, before: float, after: float) -> str:
-    return f"{after / before - 1:+.1%}" if name in COST else f"{after - before:+.4f}"
 
 
 EPILOG = examples(

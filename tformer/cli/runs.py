@@ -136,12 +136,7 @@ def compare(options: CompareOptions) -> None:
 
 
 UNKNOWN = "-"
-DROPPED_FIRST = (
-    "size",
-    "parameters",
-    "time",
-    "recipe",
-)  # columns of the list that a narrow terminal omits first
+DROPPED_FIRST = ("size", "parameters", "time", "recipe")  # columns of the list that a narrow terminal omits first
 NUMBERS = frozenset({"step", "parameters", "time", "size"})
 
 
@@ -157,19 +152,13 @@ def list_lines(runs: Sequence[RunSummary], *, width: int | None = None) -> Itera
         if width is None or max(map(len, table)) <= width:
             break
     else:
-        yield from _list_blocks(runs, rows)
+        for run, row in zip(runs, rows, strict=True):
+            yield from (row["run"], f"  {row['state']}, step {row['step']}", f"  best {row['best']}")
+            yield from _problem_lines(run)
         return
     yield table[0]
     for line, run in zip(table[1:], runs, strict=True):
         yield line
-        yield from _problem_lines(run)
-
-
-def _list_blocks(runs: Sequence[RunSummary], rows: Sequence[dict[str, str]]) -> Iterator[str]:
-    for run, row in zip(runs, rows, strict=True):
-        yield row["run"]
-        yield f"  {row['state']}, step {row['step']}"
-        yield f"  best {row['best']}"
         yield from _problem_lines(run)
 
 
@@ -194,6 +183,7 @@ def _problem_lines(run: RunSummary) -> Iterator[str]:
 def show_lines(detail: RunDetail) -> Iterator[str]:
     """All details of one run, section after section."""
     run = detail.summary
+    rate = "" if run.tokens_per_second is None else f", {run.tokens_per_second:,.0f} tokens/s"
     facts = {
         "run": str(run.path),
         "recipe": run.kind or UNKNOWN,
@@ -201,7 +191,7 @@ def show_lines(detail: RunDetail) -> Iterator[str]:
         "step": _step(run),
         "best": _best(run),
         "parameters": UNKNOWN if run.parameters is None else f"{run.parameters:,}",
-        "time": _time(run),
+        "time": UNKNOWN if run.seconds is None else duration(run.seconds) + rate,
         "size": decimal_bytes(run.size_bytes),
         "updated": datetime.datetime.fromtimestamp(run.updated).isoformat(" ", "seconds") if run.updated else UNKNOWN,
     }
@@ -305,13 +295,6 @@ def _step(run: RunSummary) -> str:
 
 def _best(run: RunSummary) -> str:
     return UNKNOWN if run.best is None else f"{run.best.metric} {figure(run.best.value)} @ {run.best.step}"
-
-
-def _time(run: RunSummary) -> str:
-    if run.seconds is None:
-        return UNKNOWN
-    rate = run.tokens_per_second
-    return duration(run.seconds) + ("" if rate is None else f", {rate:,.0f} tokens/s")
 
 
 def text_of(value: Any) -> str:

@@ -14,6 +14,7 @@ from tformer.cli.command import examples, takes_options
 from tformer.cli.report import aligned, emit, emit_json, emit_lines, print_table, show_notes
 from tformer.data.sources.files import MAX_ROW_CHARACTERS
 from tformer.support.errors import InputError, visible
+from tformer.support.files import STANDARD_INPUT
 from tformer.support.formatting import TOKEN_SIGNS, as_cell, whole_number
 from tformer.support.options import Checkpoint, Errors, Json, argument, panel, require_at_most_one
 
@@ -157,7 +158,8 @@ def tokenize(options: TokenizeOptions) -> None:
             emit_json({"tokenizers": documents})
             return
         for document in documents:
-            _show_decoded(document)
+            pieces = "|".join(piece.translate(TOKEN_SIGNS) for piece in document["pieces"])
+            emit_lines([f"{document['path']}: {pieces}", as_cell(document["text"])])
         return
     subjects = [replace(subject, reader=options.reader(subject)) for subject in subjects]
     _report(options, subjects)
@@ -173,7 +175,7 @@ def _texts(options: TokenizeOptions) -> Iterator[Named]:
         second = () if options.text2 is None else (options.text2,)
         yield from ((f"--text {number}", (text, *second)) for number, text in enumerate(options.text, start=1))
         return
-    from tformer.decoding.lines import BLOCK_LINES, STANDARD_INPUT, line_blocks, name_of
+    from tformer.decoding.lines import BLOCK_LINES, line_blocks, name_of
 
     path = STANDARD_INPUT if options.input_path is None else options.input_path
     blocks = line_blocks(path, errors=options.invalid_utf8, size=BLOCK_LINES)
@@ -245,7 +247,11 @@ def _show_subject(subject: Subject, readings: Iterable[Reading], *, alone: bool,
     from tformer.workflows.tokenizing import Totals, described
 
     facts, totals = described(subject), Totals(subject.tokenizer)
-    _show_facts(facts)
+    pair = f", pair {facts['pair_template']}" if facts["pair_template"] else ""
+    length = f", at most {facts['max_length']:,} tokens" if facts["max_length"] else ""
+    about = f"{facts['model']}, {facts['vocab_size']:,} entries, template {facts['template']}{pair}{length}"
+    special = " ".join(f"{role}={one['token']}:{one['id']}" for role, one in facts["special_tokens"].items())
+    emit_lines([f"{facts['path']}: {about}", f"special tokens: {special or 'none'}"])
     few: list[Reading] = []  # the texts so far, while their tokens are few
     for reading in readings:
         totals.add(reading)
@@ -261,14 +267,6 @@ def _show_subject(subject: Subject, readings: Iterable[Reading], *, alone: bool,
     elif alone:
         show_notes([f"more than {MOST_DETAILED} tokens: --json has the id and the offsets of each"])
     return {**facts, "totals": totals.document()}
-
-
-def _show_facts(document: dict[str, Any]) -> None:
-    pair = f", pair {document['pair_template']}" if document["pair_template"] else ""
-    length = f", at most {document['max_length']:,} tokens" if document["max_length"] else ""
-    facts = f"{document['model']}, {document['vocab_size']:,} entries, template {document['template']}{pair}{length}"
-    special = " ".join(f"{role}={one['token']}:{one['id']}" for role, one in document["special_tokens"].items())
-    emit_lines([f"{document['path']}: {facts}", f"special tokens: {special or 'none'}"])
 
 
 def _show_reading(subject: Subject, reading: Reading, *, number: int | None) -> None:
@@ -329,8 +327,3 @@ def _show_totals(documents: Sequence[dict[str, Any]]) -> None:
         rows.append([document["path"], document["model"], f"{document['vocab_size']:,}", *counts, *rest])
     plain = "\n".join(aligned([headings, *rows], right=headings[2:]))
     print_table(headings, rows, title="All texts, template excluded", markdown=plain, text_columns=2)
-
-
-def _show_decoded(document: dict[str, Any]) -> None:
-    pieces = "|".join(piece.translate(TOKEN_SIGNS) for piece in document["pieces"])
-    emit_lines([f"{document['path']}: {pieces}", as_cell(document["text"])])

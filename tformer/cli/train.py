@@ -60,7 +60,8 @@ def _train(options: TrainOptions, stop: StopFlag, worker: Worker | None) -> None
     from tformer.workers.worker import Worker
 
     worker = worker or Worker()
-    idle = options.of_several_processes()
+    of_several = {"--parallel": options.parallel, "--max-restarts": options.max_restarts or None}
+    idle = [f"{flag} {value}" for flag, value in of_several.items() if value not in (None, "auto")]
     if worker.world_size == 1 and not options.dry_run and idle:
         console.print(f"one process: {', '.join(idle)} without effect (several: --devices N)", markup=False)
     summary = run_training(

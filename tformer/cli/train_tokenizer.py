@@ -49,7 +49,12 @@ class TrainTokenizerOptions:
 @takes_options
 def train_tokenizer(options: TrainTokenizerOptions) -> None:
     """Train a tokenizer on your own text and report how it encodes it."""
-    _check_output(options)
+    out = options.out
+    if out.is_dir():
+        raise InputError(f"--out {out} is a directory, expected a file", hint=f"try {out / 'tokenizer.json'}")
+    require_writable(out, option="--out")
+    if out.exists() and not options.force and not _may_be_same(out, options.tokenizer):
+        raise InputError(f"--out {out} already exists and is a different file", hint="--force replaces it")
 
     from tformer.data.sources.columns import parse_column
     from tformer.data.sources.files import total_bytes
@@ -84,16 +89,6 @@ def train_tokenizer(options: TrainTokenizerOptions) -> None:
     console.print(_table(report))
     show_notes(_remarks(report))
     emit(str(options.out))
-
-
-def _check_output(options: TrainTokenizerOptions) -> None:
-    """Raise InputError, before the training, for an output that could not be written after it."""
-    out = options.out
-    if out.is_dir():
-        raise InputError(f"--out {out} is a directory, expected a file", hint=f"try {out / 'tokenizer.json'}")
-    require_writable(out, option="--out")
-    if out.exists() and not options.force and not _may_be_same(out, options.tokenizer):
-        raise InputError(f"--out {out} already exists and is a different file", hint="--force replaces it")
 
 
 def _may_be_same(out: Path, options: TokenizerOptions) -> bool:

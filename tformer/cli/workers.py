@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from tformer.cli.process import StopFlag
 from tformer.cli.report import console, spinner
 from tformer.support.errors import InputError, Interrupted, TformerError
-
-STANDARD_INPUT = "-"
+from tformer.support.files import STANDARD_INPUT
 
 if TYPE_CHECKING:
     from tformer.workers.worker import Failure, Worker
@@ -77,11 +76,14 @@ def run_in_workers(
 
         return Job(run, chosen.words)
 
+    import torch
+
     spinner.end()  # from here on the process of rank 0 shows the progress
     launch(
         count,
         job,
-        forks=_can_fork(device),
+        # Workers can be copies of this process on Linux, without GPUs, whose driver does not survive a fork.
+        forks=sys.platform == "linux" and (device == "cpu" or torch.cuda.device_count() == 0),
         signal_number=lambda: stop.signal_number if stop.should_stop() else None,
         max_restarts=max_restarts,
         note=lambda text: console.print(text, markup=False),
@@ -95,13 +97,6 @@ def _how_to_continue(run: Path) -> str:
     latest = RunDirectory(run).latest()
     place = "its beginning: there is no checkpoint" if latest is None else str(latest)
     return f"continue with: tformer train --resume --out {run}, from {place}"
-
-
-def _can_fork(device: str) -> bool:
-    """Whether workers can be copies of this process: on Linux, without GPUs, whose driver does not survive a fork."""
-    import torch
-
-    return sys.platform == "linux" and (device == "cpu" or torch.cuda.device_count() == 0)
 
 
 def _run_as_one_of_several(worker: Worker, part: Part, devices: str | None, device: str, stop: StopFlag) -> None:

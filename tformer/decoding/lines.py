@@ -18,13 +18,15 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from tformer.data.sources.files import MAX_ROW_CHARACTERS, Errors, decode_text, read_bytes
+from tformer.data.sources.files import MAX_ROW_CHARACTERS, decode_text, read_bytes
 from tformer.data.sources.labelled import open_labelled
 from tformer.data.sources.pairs import with_prefix
 from tformer.data.sources.tables import table_format
 from tformer.decoding.sentences import Places, SentenceReader
 from tformer.recipe.sections import Columns, SourceSpec
 from tformer.support.errors import InputError
+from tformer.support.files import STANDARD_INPUT
+from tformer.support.options import Errors
 from tformer.tokenizer.pieces import batches_of
 
 BLOCK_LINES = 4096
@@ -32,8 +34,6 @@ BLOCK_CHARACTERS = 1 << 24  # at which a block of fewer lines ends
 CHECKED_LINES = 1024  # lines that are checked at a time
 WINDOW_BATCHES = 16  # batches in a window of a file
 CHUNK_BYTES = 1 << 16
-STANDARD_INPUT = "-"
-
 Text = tuple[str, str | None]
 """A text and None, or a pair of texts."""
 Item = TypeVar("Item")

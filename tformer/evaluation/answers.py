@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tformer.data.sources.files import MAX_ROW_CHARACTERS
 from tformer.support.errors import InputError
+from tformer.support.files import STANDARD_INPUT
 from tformer.support.formatting import as_cell
 from tformer.support.options import (
     MACHINE,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from tformer.recipe.sections import Columns
 
 INPUT, ANSWER = panel("What to classify"), panel("The answer")
-STANDARD_INPUT = "-"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from tformer.objectives import check_combination, unused_keys
 from tformer.objectives.base import WINDOWED, Objective
 from tformer.optim.optimizers import OPTIMIZERS
 from tformer.optim.schedules import READS_VALIDATION_LOSS
-from tformer.recipe.model import Stack, layer_sections
+from tformer.recipe.model import layer_sections
 from tformer.recipe.problems import Problem, raise_problems
 from tformer.recipe.recipe import Recipe, Teacher
 from tformer.recipe.yaml_text import KeyPath
@@ -39,8 +39,7 @@ def contradictions(recipe: Recipe) -> Iterator[Problem]:
     yield from _unused_sources(recipe)
     yield from _unfit_vocabularies(recipe)
     yield from _unmet_needs(recipe)
-    yield from _mixed_documents(recipe)
-    yield from _unfit_implementation(recipe)
+    yield from _unfit_attention(recipe)
     yield from _unfit_teaching(recipe)
     yield from _unfit_embeddings(recipe)
     yield from _unfit_regularisation(recipe)
@@ -147,22 +146,19 @@ def _unfit_combination(recipe: Recipe) -> Iterator[Problem]:
         yield Problem(("generator",), f"found {found}, expected {expected} with the objective {kind}")
 
 
-def _mixed_documents(recipe: Recipe) -> Iterator[Problem]:
-    """`document_mask` with attention that cannot separate the documents of a row."""
-    if not recipe.data.document_mask or recipe.data.packing == "none":
-        return
-    for side, layer in _layers(recipe):
-        if layer.attention.mechanism.one_document:
-            text = f"found true, expected false with model.{side}.attention.kind {layer.attention.kind}"
-            yield Problem(
-                ("data", "document_mask"), text, "it mixes all tokens of a row: data.packing=none separates documents"
-            )
-            return
-
-
-def _unfit_implementation(recipe: Recipe) -> Iterator[Problem]:
-    """FlexAttention with dropout or positions that change single scores or weights."""
-    for side, layer in _layers(recipe):
+def _unfit_attention(recipe: Recipe) -> Iterator[Problem]:
+    """`document_mask` with attention that mixes the documents of a row; FlexAttention with changes of single scores."""
+    layers = [
+        (side, layer)
+        for side, stack in recipe.model.stacks.items()
+        for layer in layer_sections(stack, path=f"model.{side}")
+    ]
+    mixing = [(side, layer.attention.kind) for side, layer in layers if layer.attention.mechanism.one_document]
+    if mixing and recipe.data.document_mask and recipe.data.packing != "none":
+        text = "found true, expected false with model.{}.attention.kind {}".format(*mixing[0])
+        hint = "it mixes all tokens of a row: data.packing=none separates documents"
+        yield Problem(("data", "document_mask"), text, hint)
+    for side, layer in layers:
         if not layer.attention.fused_only:
             continue
         text, kind = f"found flex, expected auto or blocks with model.{side}", layer.positions.kind
@@ -171,15 +167,6 @@ def _unfit_implementation(recipe: Recipe) -> Iterator[Problem]:
         if unfit:
             yield Problem(("model", side, "attention", "implementation"), f"{text}.{unfit}")
             return
-
-
-def _layers(recipe: Recipe) -> Iterator[tuple[str, Stack]]:
-    """The section of every layer, with the name of its stack."""
-    for side in ("encoder", "decoder"):
-        stack = getattr(recipe.model, side)
-        if stack is not None:
-            for layer in layer_sections(stack, path=f"model.{side}"):
-                yield side, layer
 
 
 def _unfit_teaching(recipe: Recipe) -> Iterator[Problem]:
@@ -258,11 +245,18 @@ def notes(recipe: Recipe) -> Iterator[str]:
         yield "data.document_mask does nothing: data.packing is none, so documents never see each other anyway"
     yield from _wide_output(recipe)
     yield from _unused_teacher_keys(recipe)
-    yield from _unused_keys(recipe)
+    kinds = [objective.kind for objective in recipe.objectives]
+    for key in unused_keys(kinds):
+        section, _, name = key.rpartition(".")
+        owner = attrgetter(section)(recipe) if section else recipe
+        value = getattr(owner, name)
+        if value != type(owner).model_fields[name].default:
+            found = f" ({value})" if isinstance(value, (int, float, str)) else ""
+            yield f"{key}{found} is not used by {' and '.join(kinds)}"
 
 
 def _wide_output(recipe: Recipe) -> Iterator[str]:
-    """A tied output whose first logits vary so much that the first loss is far above that of equal probabilities."""
+    """A tied output with first logits so spread that the first loss is far above the loss of equal probabilities."""
     model, std = recipe.model, recipe.model.init.embedding_std
     plain = any(head.over_vocabulary and getattr(head, "scale", "none") == "none" for head in model.heads)
     if std is None or not plain or not model.tie.output or model.embedding.fixnorm or model.patches is not None:
@@ -292,16 +286,3 @@ def _unused_teacher_keys(recipe: Recipe) -> Iterator[str]:
         yield "the teacher has no effect: teacher.alpha is 1, and its hidden states and attention have no weight"
     elif (teacher.hidden or teacher.attention) and recipe.training.activation_checkpointing:
         yield "training.activation_checkpointing does nothing beside teacher.hidden or teacher.attention"
-
-
-def _unused_keys(recipe: Recipe) -> Iterator[str]:
-    """Keys that were set and that no objective of this recipe reads."""
-    kinds = [objective.kind for objective in recipe.objectives]
-    who = " and ".join(kinds)
-    for key in unused_keys(kinds):
-        section, _, name = key.rpartition(".")
-        owner = attrgetter(section)(recipe) if section else recipe
-        value = getattr(owner, name)
-        if value != type(owner).model_fields[name].default:
-            found = f" ({value})" if isinstance(value, (int, float, str)) else ""
-            yield f"{key}{found} is not used by {who}"

@@ -63,21 +63,17 @@ def explain(path: str) -> list[Explanation]:
     """The explanations of a dotted path; positions in lists may be left out. Raises InputError for an unknown key."""
     places = _places(path)
     if places[0].name == "kind" and places[0].is_of_kind:
-        return [_of_kinds(path, *explain(path.removesuffix(".kind")))]
+        [section] = explain(path.removesuffix(".kind"))
+        default = section.default.get("kind", MISSING) if isinstance(section.default, dict) else MISSING
+        return [dataclasses.replace(section, path=path, type=" | ".join(section.choices), default=default, keys=())]
     found: dict[tuple[Any, ...], Explanation] = {}
-    for section, name, field, is_of_kind in places:
-        kinds = tuple(map(str, kinds_of(section))) if is_of_kind else ()
-        one = _explain(path, section, name, field, kinds)
+    for holder, name, field, is_of_kind in places:
+        kinds = tuple(map(str, kinds_of(holder))) if is_of_kind else ()
+        one = _explain(path, holder, name, field, kinds)
         same = (one.type, json.dumps(one.default, default=str), one.meaning, one.keys)
         earlier = found.get(same)
         found[same] = one if earlier is None else dataclasses.replace(earlier, kinds=(*earlier.kinds, *kinds))
     return list(found.values())
-
-
-def _of_kinds(path: str, section: Explanation) -> Explanation:
-    """The key `kind` of a section that has kinds."""
-    default = section.default.get("kind", MISSING) if isinstance(section.default, dict) else MISSING
-    return dataclasses.replace(section, path=path, type=" | ".join(section.choices), default=default, keys=())
 
 
 def explained_keys() -> Iterator[tuple[str, str]]:
@@ -164,10 +160,11 @@ def _explain(path: str, section: type, name: str, field: SchemaField, kinds: tup
     meaning = "; ".join(filter(None, parts))
     sources = (described, about) if inner or described is None else (described, inspect.getdoc(section))
     papers = next((ids for text in sources if (ids := tuple(dict.fromkeys(ARXIV.findall(text or ""))))), ())
+    definition = _schema() if section is Recipe else _schema()["$defs"][section.__name__]
     return Explanation(
         path=path,
         kinds=kinds,
-        type=_type_text(_property(section, name)),
+        type=_type_text(definition["properties"][name]),
         default=field.default,
         meaning=meaning,
         papers=papers,
@@ -198,12 +195,6 @@ BOUNDS = {"exclusiveMinimum": "above", "minimum": "at least", "exclusiveMaximum"
 @cache
 def _schema() -> dict[str, Any]:
     return json_schema()
-
-
-def _property(section: type, name: str) -> Mapping[str, Any]:
-    definition = _schema() if section is Recipe else _schema()["$defs"][section.__name__]
-    found: Mapping[str, Any] = definition["properties"][name]
-    return found
 
 
 def _type_text(schema: Mapping[str, Any]) -> str:

@@ -170,8 +170,11 @@ def layer_sections(section: Stack, *, path: str) -> list[Stack]:
                 raise InputError(f"{place}.{key}: not an option of a single layer", hint=did_you_mean(key, LAYER_KEYS))
         if overrides.get("num_heads", section.num_heads) != section.num_heads:
             _check_num_heads(section, path, place)
-        if "layerdrop" in overrides:
-            _check_layerdrop(section, overrides["layerdrop"], path, place)
+        if "layerdrop" in overrides and section.learns_layerdrop:
+            learned = f"{path}.layerdrop learns the rate of every layer"
+            raise InputError(f"{place}.layerdrop: {learned}, so no layer has its own")
+        if isinstance(overrides.get("layerdrop"), dict):
+            raise InputError(f"{place}.layerdrop: found a mapping, expected a number: one layer's rate is not learned")
     return [
         _with_overrides(section, section.layers.get(layer, {}), f"{path}.layers.{layer}")
         for layer in range(section.num_layers)
@@ -191,13 +194,6 @@ def _check_num_heads(section: Stack, path: str, place: str) -> None:
             f"{place}.num_heads: every layer needs the {section.num_heads} heads of {path}, which share "
             f"{section.num_kv_heads} key/value heads (num_kv_heads)"
         )
-
-
-def _check_layerdrop(section: Stack, rate: Any, path: str, place: str) -> None:
-    if section.learns_layerdrop:
-        raise InputError(f"{place}.layerdrop: {path}.layerdrop learns the rate of every layer, so no layer has its own")
-    if isinstance(rate, dict):
-        raise InputError(f"{place}.layerdrop: found a mapping, expected a number: one layer's rate is not learned")
 
 
 def _with_overrides(section: Stack, overrides: dict[str, Any], place: str) -> Stack:

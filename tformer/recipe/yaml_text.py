@@ -264,7 +264,9 @@ def _flow(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(_flow(item) for item in value) + "]"
     if isinstance(value, str):
-        return value if _is_plain_text(value) else _quoted(value)
+        in_yaml_1_1 = YAML_1_1.resolve(yaml.ScalarNode, value, (True, False)) == "tag:yaml.org,2002:str"
+        is_plain = in_yaml_1_1 and isinstance(resolve_scalar(value), str) and PLAIN.fullmatch(value)
+        return value if is_plain else _quoted(value)
     if isinstance(value, float):
         return _float(value)
     return json.dumps(value)  # null, true, false and integers are spelled as in JSON
@@ -273,11 +275,6 @@ def _flow(value: Any) -> str:
 def _key(key: str) -> str:
     """A key with quotes if its characters need them; any key is read as text."""
     return key if PLAIN.fullmatch(key) else _quoted(key)
-
-
-def _is_plain_text(value: str) -> bool:
-    in_yaml_1_1 = YAML_1_1.resolve(yaml.ScalarNode, value, (True, False)) == "tag:yaml.org,2002:str"
-    return in_yaml_1_1 and isinstance(resolve_scalar(value), str) and PLAIN.fullmatch(value) is not None
 
 
 def _quoted(value: str) -> str:

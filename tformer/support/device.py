@@ -282,7 +282,9 @@ def cpu_speed(threads: int | None = None) -> CpuSpeed:
     """
     threads = torch.get_num_threads() if threads is None else threads
     if (given := os.environ.get(SPEED)) is not None:
-        return CpuSpeed(dict.fromkeys(("fp32", "bf16"), _given_speed(given)), float("inf"), f"by {SPEED}")
+        if not (number := whole_number(given)):
+            raise InputError(f"{SPEED}={given}: expected a whole number above 0, in billions of operations a second")
+        return CpuSpeed(dict.fromkeys(("fp32", "bf16"), number * 1e9), float("inf"), f"by {SPEED}")
     used = (torch.backends.cpu.get_cpu_capability(), os.environ.get("ONEDNN_MAX_CPU_ISA"), torch.__version__)
     key = hashlib.sha256(repr((device_name(torch.device("cpu")), threads, used)).encode()).hexdigest()[:16]
     file = default_cache_dir() / SPEED_FOLDER / f"{key}.json"
@@ -294,13 +296,6 @@ def cpu_speed(threads: int | None = None) -> CpuSpeed:
             file.parent.mkdir(parents=True, exist_ok=True)
             files.write_file(file, [json.dumps(rates).encode()])
     return CpuSpeed(rates, threads * ELEMENTS_PER_SECOND, f"measured once, kept in {file.parent}")
-
-
-def _given_speed(text: str) -> float:
-    number = whole_number(text)
-    if not number:
-        raise InputError(f"{SPEED}={text}: expected a whole number above 0, in billions of operations a second")
-    return number * 1e9
 
 
 def _stored_rates(file: Path) -> dict[str, float] | None:

@@ -138,6 +138,12 @@ def looks_like_pickle(data: bytes) -> bool:
     return data[:4] == b"PK\x03\x04" or (len(data) >= 2 and data[0] == 0x80 and 2 <= data[1] <= 5)
 
 
+STANDARD_INPUT = "-"
+"""The path that means standard input."""
+
+RUNS = Path("runs")
+"""The folder of runs."""
+
 TEMPORARY = ".tmp-"  # prefix of unfinished files and folders; removed at the next start
 LONG_NAME = 200  # bytes of a file's name; the prefix and the number of a process make it longer, to at most 255
 WRITE_BYTES = 64 << 20  # Linux writes at most 2 GiB per call

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from tformer.data.sources.files import STANDARD_INPUT
 from tformer.recipe.data_defaults import Survey
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
+from tformer.support.files import STANDARD_INPUT
 from tformer.tasks.base import Task
 from tformer.tasks.continuations import Continuations
 from tformer.tasks.images import Images

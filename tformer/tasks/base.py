@@ -18,7 +18,6 @@ import numpy as np
 from tformer.checkpoint.read import Checkpoint
 from tformer.data.shards.array_files import ArrayFile
 from tformer.data.sources.columns import parse_column
-from tformer.data.sources.files import STANDARD_INPUT, Errors
 from tformer.decoding.prompts import task_prefix
 from tformer.evaluation.options import DataOptions, EvaluationOptions
 from tformer.evaluation.predict import Samples, evaluate_objective
@@ -29,6 +28,8 @@ from tformer.recipe.data_defaults import Survey
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns, Data, SourceSpec
 from tformer.support.errors import InputError, NotFiniteError
+from tformer.support.files import STANDARD_INPUT
+from tformer.support.options import Errors
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import ShouldStop, Work
 

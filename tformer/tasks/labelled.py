@@ -16,7 +16,6 @@ import numpy as np
 
 from tformer.data.shards.corpus import Example
 from tformer.data.shards.labelled_tokens import LabelledTokens, labels_of, tokenise_labelled
-from tformer.data.sources.files import Errors
 from tformer.data.sources.labelled import LabelIndex, LabelledSource, collect_labels, hold_out, open_labelled
 from tformer.data.sources.tables import LabelledRow
 from tformer.evaluation.classifier import Classifier, GivenRows, plain_objective
@@ -31,6 +30,7 @@ from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns, Data, SourceSpec
 from tformer.support.errors import InputError
 from tformer.support.formatting import listed
+from tformer.support.options import Errors
 from tformer.tasks.base import (
     ChosenData,
     GivenExample,

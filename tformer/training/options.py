@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -309,11 +310,6 @@ class TrainOptions:
             devices=self.devices,
         )
 
-    def of_several_processes(self) -> list[str]:
-        """The given options that say what only several processes do."""
-        given = {"--parallel": self.parallel, "--max-restarts": self.max_restarts or None}
-        return [f"{flag} {value}" for flag, value in given.items() if value not in (None, "auto")]
-
     def recipe_values(self) -> dict[str, Any]:
         """The values of the recipe that the options set, by dotted key.
 
@@ -331,7 +327,9 @@ class TrainOptions:
                     is_column = fact.path.startswith("data.columns.")
                     plain = str(value) if isinstance(value, Path) else value
                     values[fact.path] = parse_column(plain) if is_column else plain
-        return values | self._data_values() | self._vocabulary_values() | self._objective_values()
+        if self.objective is not None:
+            values["objectives"] = [{"kind": kind.strip()} for kind in self.objective.split(",")]
+        return values | self._data_values() | self._vocabulary_values()
 
     def _data_values(self) -> dict[str, Any]:
         """Entries of the recipe's data section."""
@@ -376,11 +374,6 @@ class TrainOptions:
             "tokenizer.target_path": str(self.target_tokenizer),
         }
 
-    def _objective_values(self) -> dict[str, Any]:
-        if self.objective is None:
-            return {}
-        return {"objectives": [{"kind": kind.strip()} for kind in self.objective.split(",")]}
-
 
 def train_flags() -> dict[str, str]:
     """{flag: name of the field} of every option of `tformer train`."""
@@ -400,8 +393,10 @@ def read_words(words: Sequence[str]) -> TrainOptions:
 
     names, hints = train_flags(), get_type_hints(TrainOptions)
     values: dict[str, Any] = {}
-    for flag, text in _flags_with_values(words):
+    for word, after in zip_longest(words, words[1:]):
+        flag, equals, given = word.partition("=")
         name = names.get(flag)
+        text = given if equals else None if after is None or after.startswith("--") else after
         if name is None or text is None:
             continue
         if hints[name] == tuple[str, ...]:
@@ -411,16 +406,6 @@ def read_words(words: Sequence[str]) -> TrainOptions:
         else:
             values[name] = text if str in get_args(hints[name]) else resolve_scalar(text)
     return TrainOptions(**values)
-
-
-def _flags_with_values(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Each flag and its value, which is the next word unless that is a flag too."""
-    for index, word in enumerate(words):
-        if not word.startswith("--"):
-            continue
-        flag, equals, value = word.partition("=")
-        after = words[index + 1] if index + 1 < len(words) else None
-        yield flag, value if equals else None if after is None or after.startswith("--") else after
 
 
 def _entries(paths: Sequence[str], sources: Sequence[str], targets: Sequence[str], names: str) -> list[dict[str, str]]:

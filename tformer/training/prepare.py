@@ -31,7 +31,7 @@ from tformer.support.device import (
     resolve_precision,
 )
 from tformer.support.errors import InputError
-from tformer.support.files import require_writable_folder
+from tformer.support.files import RUNS, require_writable_folder
 from tformer.support.formatting import plural
 from tformer.support.processes import available_cores
 from tformer.tasks import task_of
@@ -47,7 +47,7 @@ from tformer.training.assemble import (
     vocabulary_size,
 )
 from tformer.training.embeddings import Vectors, read_embeddings
-from tformer.training.request import RUNS, Start
+from tformer.training.request import Start
 from tformer.training.teacher import check_vocabulary
 from tformer.workers.work import Work
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +21,7 @@ from tformer.recipe.recipe import Embeddings, Recipe, Teacher, Tokenizer
 from tformer.recipe.sections import Columns
 from tformer.support.device import resolve_device
 from tformer.support.errors import InputError
+from tformer.support.files import RUNS
 from tformer.tasks import survey_of
 from tformer.tasks.base import TrainingStart
 from tformer.training.options import TrainOptions
@@ -33,7 +34,6 @@ from tformer.training.teacher import (
 )
 from tformer.workers.worker import Worker
 
-RUNS = Path("runs")
 FINE_TUNING = "bert/finetune"
 """Default preset for training a pre-trained encoder on labels."""
 
@@ -217,7 +217,9 @@ def _init_from(options: TrainOptions, path: Path) -> Start:
     imported = "imported" in checkpoint.trainer  # then its recipe is one for fine-tuning
     stored = checkpoint.recipe
     extra: list[str] = []
-    if not (imported or any(_named(options)) or options.config) and _learns_labels_first(options, stored):
+    given = [OBJECTIVES[kind].data for kind in _given_objectives(options) if kind in OBJECTIVES]
+    learns_labels_first = "labelled" in given and stored.data_kind != "labelled" and stored.model.decoder is None
+    if learns_labels_first and not (imported or any(_named(options)) or options.config):
         options = replace(options, preset=FINE_TUNING)
         extra.append(f"training as in preset {FINE_TUNING}, as neither --preset nor --config was given")
     separate = options.recipe_values().get("tokenizer.separate", stored.separate_vocabularies)
@@ -249,12 +251,6 @@ def _given_objectives(options: TrainOptions) -> list[str]:
     return [str(entry["kind"]) for entry in options.recipe_values().get("objectives", ())]
 
 
-def _learns_labels_first(options: TrainOptions, stored: Recipe) -> bool:
-    """Whether an encoder pre-trained on text is now trained on labels."""
-    given = [OBJECTIVES[kind].data for kind in _given_objectives(options) if kind in OBJECTIVES]
-    return "labelled" in given and stored.data_kind != "labelled" and stored.model.decoder is None
-
-
 def _with_new_data(stored: Recipe, options: TrainOptions) -> Recipe:
     """The stored recipe for new data and another machine: their settings are reset to defaults."""
     training = stored.training
@@ -264,9 +260,16 @@ def _with_new_data(stored: Recipe, options: TrainOptions) -> Recipe:
     needs_generator = any(OBJECTIVES[kind].needs_generator for kind in objectives if kind in OBJECTIVES)
     opened: dict[str, Any] = {"train": (), "valid": (), "labels": (), "columns": Columns()}
     machine = {"precision": "auto", "compile": "auto", "device": "auto", "threads": None}
-    sections = {"data": stored.data.model_copy(update=opened), "training": training.model_copy(update=machine)}
+    sections: dict[str, Any] = {
+        "data": stored.data.model_copy(update=opened),
+        "training": training.model_copy(update=machine),
+    }
     if set(objectives) <= OBJECTIVES.keys():  # else loading the recipe raises an error
-        sections |= _without(unused_keys(objectives), {**sections, "generation": stored.generation})
+        sections["generation"] = stored.generation
+        for section, _, name in (key.partition(".") for key in unused_keys(objectives)):
+            if section in sections and name in type(sections[section]).model_fields:
+                default = type(sections[section]).model_fields[name].get_default()
+                sections[section] = sections[section].model_copy(update={name: default})
     return stored.model_copy(
         update={
             **sections,
@@ -276,16 +279,6 @@ def _with_new_data(stored: Recipe, options: TrainOptions) -> Recipe:
             "embeddings": Embeddings(),
         }
     )
-
-
-def _without(keys: Iterable[str], sections: dict[str, Any]) -> dict[str, Any]:
-    """Sections of a recipe with these keys reset to their defaults."""
-    cleared = dict(sections)
-    for section, _, name in (key.partition(".") for key in keys):
-        if section in cleared and name in type(cleared[section]).model_fields:
-            default = type(cleared[section]).model_fields[name].get_default()
-            cleared[section] = cleared[section].model_copy(update={name: default})
-    return cleared
 
 
 def _own_tokenizers(stored: Recipe, paths: Mapping[str, str | None]) -> Tokenizer:

@@ -25,7 +25,7 @@ from tformer.objectives.base import Objective
 from tformer.recipe import recipe_to_data, recipe_to_yaml
 from tformer.support.device import bound_products
 from tformer.support.errors import InputError, Interrupted
-from tformer.support.files import require_room, write_text
+from tformer.support.files import RUNS, require_room, write_text
 from tformer.support.processes import ScratchFolder
 from tformer.tasks.base import WriteSample
 from tformer.training import assemble
@@ -36,7 +36,7 @@ from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.options import TrainOptions
 from tformer.training.parallel import parallel_of
 from tformer.training.prepare import Prepared, check_target, describe, measure_peak
-from tformer.training.request import RUNS, find_start, locked_run
+from tformer.training.request import find_start, locked_run
 from tformer.training.saving import Checkpoints
 from tformer.training.state import LossScaler, TrainerState
 from tformer.training.teacher import make_distillation

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from tformer.data.sources.files import STANDARD_INPUT
 from tformer.support import __version__
 from tformer.support.device import Precision
 from tformer.support.errors import InputError
+from tformer.support.files import STANDARD_INPUT
 from tformer.support.options import flag_of
 from tformer.training.options import TrainOptions
 from tformer.training.prepare import Prepared, choose_parallel, prepare

@@ -23,13 +23,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
+from typing import IO, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from tformer.data.sources.remote import RemoteFile, find, is_url
 from tformer.support.errors import InputError, StorageError
-from tformer.support.files import open_stream
+from tformer.support.files import STANDARD_INPUT, open_stream
+from tformer.support.options import Errors
 
-STANDARD_INPUT = "-"
 PIECE_BYTES = 1 << 20
 EDGE_BYTES = 1 << 20  # of each end of a file, for its fingerprint
 SAMPLES = 64  # blocks between these ends, evenly spread
@@ -39,7 +39,6 @@ MAX_ROW_CHARACTERS = 1 << 26  # of jsonl, csv and tsv, where a row is parsed who
 
 FilePath = Path | RemoteFile
 Item = TypeVar("Item")
-Errors = Literal["strict", "replace"]
 
 MAGIC_HINTS = (  # for files that are not UTF-8
     (b"\xff\xfe", "it looks like UTF-16: convert it, for example with `iconv -f UTF-16 -t UTF-8`"),

@@ -20,11 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tformer.data.sources.files import STANDARD_INPUT, expanded
+from tformer.data.sources.files import expanded
 from tformer.data.sources.image_files import LAYOUT_HINT, MODES, Decoded, find_images, is_idx, open_idx, pillow_warnings
 from tformer.data.sources.labelled import LabelIndex, hold_out
 from tformer.data.sources.remote import is_url
 from tformer.support.errors import InputError
+from tformer.support.files import STANDARD_INPUT
 from tformer.workers.work import QUIET, Work
 
 MEMORY_BYTES = 2 << 30

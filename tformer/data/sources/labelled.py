@@ -18,10 +18,11 @@ import numpy as np
 from tformer.data.permutation import derive_key, permute_by_network
 from tformer.data.sources.builtin import PREFIX, BuiltinLabelled, find_builtin_rows
 from tformer.data.sources.columns import Column, LabelledLayout, is_number
-from tformer.data.sources.files import Content, Errors, Part, Source, SourceSpec, format_ending, locate
+from tformer.data.sources.files import Content, Part, Source, SourceSpec, format_ending, locate
 from tformer.data.sources.tables import FORMATS, LabelledRow, Table, guessed_columns, open_tables, whole_characters
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.formatting import shortened
+from tformer.support.options import Errors
 
 SHOWN_CHARACTERS = 60  # of a label in a message
 FEW_CLASSES = 20  # up to this number of classes, some of each are held out, also beyond the fraction

@@ -14,19 +14,10 @@ from typing import Protocol
 
 from tformer.data.sources.builtin import PREFIX, BuiltinPairs, find_builtin_rows
 from tformer.data.sources.columns import Column, PairLayout
-from tformer.data.sources.files import (
-    Content,
-    Errors,
-    Part,
-    Source,
-    SourceSpec,
-    expanded,
-    format_ending,
-    locate,
-    split_lines,
-)
+from tformer.data.sources.files import Content, Part, Source, SourceSpec, expanded, format_ending, locate, split_lines
 from tformer.data.sources.tables import FORMATS, PairRow, Table, guessed_columns, open_tables, table_format
 from tformer.support.errors import InputError
+from tformer.support.options import Errors
 
 
 class PairSpec(SourceSpec, Protocol):

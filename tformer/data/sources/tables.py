@@ -26,18 +26,10 @@ from tformer.data.sources.columns import (
     is_present,
     require_single,
 )
-from tformer.data.sources.files import (
-    MAX_ROW_CHARACTERS,
-    Content,
-    Errors,
-    FilePath,
-    Found,
-    format_ending,
-    size_of,
-    split_lines,
-)
+from tformer.data.sources.files import MAX_ROW_CHARACTERS, Content, FilePath, Found, format_ending, size_of, split_lines
 from tformer.data.sources.parquet import parquet_rows, parquet_schema
 from tformer.support.errors import InputError, did_you_mean
+from tformer.support.options import Errors
 
 HEAD_ROWS = 200  # from which columns are guessed
 HEAD_CHARACTERS = 1 << 16  # of each cell there

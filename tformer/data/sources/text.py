@@ -19,7 +19,6 @@ from tformer.data.sources.builtin import PREFIX, BuiltinText, find_builtin
 from tformer.data.sources.columns import Column
 from tformer.data.sources.files import (
     Content,
-    Errors,
     FilePath,
     FoundFile,
     Part,
@@ -35,6 +34,7 @@ from tformer.data.sources.files import (
 from tformer.data.sources.tables import table_format, text_column
 from tformer.support import files
 from tformer.support.errors import InputError, TformerError
+from tformer.support.options import Errors
 
 TEXT_ENDINGS = frozenset(
     f".{name}"
