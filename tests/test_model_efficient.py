@@ -1,4 +1,4 @@
-"""Whole models with sliding windows and BigBird: padding, cached decoding, encoder-decoders, gradients, refusals."""
+"""Whole models with other kinds of attention than full: padding, causality, caches, gradients, weights, refusals."""
 
 from __future__ import annotations
 
@@ -28,8 +28,25 @@ POSITIONS: dict[str, dict[str, Any]] = {
     "shaw": {"kind": "shaw", "clip": 4},
     "learned": {"kind": "learned"},
 }
-every_kind = pytest.mark.parametrize("attention", list(ATTENTION.values()), ids=list(ATTENTION))
+LINEAR: dict[str, dict[str, Any]] = {
+    "linformer": {"kind": "linformer", "rank": 4},
+    "linformer-layerwise": {"kind": "linformer", "rank": 4, "sharing": "layerwise"},
+    "performer": {"kind": "performer", "features": 16},
+    "performer-relu": {"kind": "performer", "features": 16, "kernel": "relu"},
+}
+OTHERS = {**LINEAR, "additive": {"kind": "additive"}}
+every_sparse_kind = pytest.mark.parametrize("attention", list(ATTENTION.values()), ids=list(ATTENTION))
+every_kind = pytest.mark.parametrize("attention", [*ATTENTION.values(), *OTHERS.values()], ids=[*ATTENTION, *OTHERS])
 every_position = pytest.mark.parametrize("positions", list(POSITIONS.values()), ids=list(POSITIONS))
+PAIRS = {
+    f"{kind}, {position}": (attention, options)
+    for kind, attention in {**ATTENTION, **OTHERS}.items()
+    for position, options in POSITIONS.items()
+    if kind in ATTENTION or position in ("rope", "learned")  # Linformer and Performer have no scores to change
+}
+every_pair = pytest.mark.parametrize(("attention", "positions"), list(PAIRS.values()), ids=list(PAIRS))
+CAUSAL = {name: pair for name, pair in PAIRS.items() if not name.startswith("linformer")}
+every_causal_pair = pytest.mark.parametrize(("attention", "positions"), list(CAUSAL.values()), ids=list(CAUSAL))
 
 
 def make(attention: dict[str, Any], positions: dict[str, Any], *sides: str, **stack: Any) -> Transformer:
@@ -64,14 +81,13 @@ def left_padded(batch: int) -> tuple[Tensor, Tensor]:
 # --- encoders ---------------------------------------------------------------------------------------------------------
 
 
-@every_kind
-@every_position
+@every_pair
 @pytest.mark.parametrize("side", ["left", "right"])
 @torch.no_grad()
 def test_padding_changes_nothing(attention: dict[str, Any], positions: dict[str, Any], side: str) -> None:
     model = make(attention, positions, "encoder")
     ids, mask = left_padded(3)
-    if side == "right":
+    if side == "right" or attention["kind"] == "linformer":  # its projections are of slots: padding would move a text
         ids, mask = ids.flip(1), mask.flip(1)
     together = model(ids, attention_mask=mask).logits
     for row in range(3):
@@ -84,7 +100,8 @@ def test_every_parameter_learns(attention: dict[str, Any]) -> None:
     encoder = attention["kind"] == "sliding_window" and "global_tokens" in attention
     options = {**attention, "global_projections": encoder}
     options = options if encoder else attention
-    model = make(options, {"kind": "rope"}, "encoder", attention_dropout=0.1).train()
+    dropout = 0.0 if attention["kind"] == "performer" else 0.1
+    model = make(options, {"kind": "rope"}, "encoder", attention_dropout=dropout).train()
     ids, mask = left_padded(2)
     model(ids, attention_mask=mask).logits.square().sum().backward()
     for name, parameter in model.named_parameters():
@@ -119,11 +136,13 @@ def test_layers_may_have_windows_of_their_own() -> None:
 
 @every_kind
 def test_weights_can_be_looked_at(attention: dict[str, Any]) -> None:
-    model = make(attention, {"kind": "alibi"}, "encoder")
+    model = make(attention, {"kind": "rope" if attention in LINEAR.values() else "alibi"}, "encoder")
     ids, mask = left_padded(2)
     name = "encoder.1.self_attention.weights"
     seen, plain = model(ids, attention_mask=mask, taps={name}), model(ids, attention_mask=mask)
-    torch.testing.assert_close(seen.taps[name].sum(-1)[0], torch.ones(4, LENGTH))
+    assert seen.taps[name].shape == (2, 4, LENGTH, LENGTH)
+    if attention["kind"] != "linformer":
+        torch.testing.assert_close(seen.taps[name].sum(-1)[0], torch.ones(4, LENGTH))
     torch.testing.assert_close(seen.logits[mask.bool()], plain.logits[mask.bool()], atol=1e-5, rtol=0)
 
 
@@ -132,7 +151,7 @@ def test_checkpointing_changes_no_gradient(attention: dict[str, Any]) -> None:
     ids, mask = left_padded(2)
     gradients = []
     for checkpointing in (False, True):
-        model = make(attention, {"kind": "t5_bias"}, "encoder").train()
+        model = make(attention, {"kind": "rope" if attention in LINEAR.values() else "t5_bias"}, "encoder").train()
         assert model.encoder is not None
         model.encoder.checkpointing = checkpointing
         model(ids, attention_mask=mask).logits.square().sum().backward()
@@ -144,8 +163,7 @@ def test_checkpointing_changes_no_gradient(attention: dict[str, Any]) -> None:
 # --- decoders ---------------------------------------------------------------------------------------------------------
 
 
-@every_kind
-@every_position
+@every_causal_pair
 @torch.no_grad()
 def test_a_causal_model_never_sees_the_future(attention: dict[str, Any], positions: dict[str, Any]) -> None:
     model = make(attention, positions, "decoder")
@@ -157,7 +175,7 @@ def test_a_causal_model_never_sees_the_future(attention: dict[str, Any], positio
     assert not torch.equal(before[:, 37:], after[:, 37:])
 
 
-@every_kind
+@every_sparse_kind
 @every_position
 @pytest.mark.parametrize("padded", [False, True])
 @torch.no_grad()
@@ -178,7 +196,7 @@ def test_cached_decoding_equals_the_whole_sequence(
             start += size
 
 
-@every_kind
+@every_sparse_kind
 @torch.no_grad()
 def test_rows_of_a_cache_may_move(attention: dict[str, Any]) -> None:
     """Reordered, thinned out and given beams, each row goes on as the text that it is."""
@@ -204,7 +222,7 @@ def test_rows_of_a_cache_may_move(attention: dict[str, Any]) -> None:
     torch.testing.assert_close(logits[:, -1], whole[:, -1], atol=2e-5, rtol=0)
 
 
-@every_kind
+@every_sparse_kind
 @torch.no_grad()
 def test_packed_documents_are_as_if_alone(attention: dict[str, Any]) -> None:
     """Positions begin anew; blocks and global tokens are the sequence's, so only plain windows are quite the same."""
@@ -224,7 +242,7 @@ def test_packed_documents_are_as_if_alone(attention: dict[str, Any]) -> None:
 # --- encoder-decoders and refusals ------------------------------------------------------------------------------------
 
 
-@every_kind
+@every_sparse_kind
 @torch.no_grad()
 def test_beside_these_kinds_cross_attention_is_full(attention: dict[str, Any]) -> None:
     model = make(attention, {"kind": "rope"}, "encoder", "decoder")
