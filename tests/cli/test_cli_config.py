@@ -144,30 +144,6 @@ def test_list_names_every_preset_with_its_headline(cli: Cli) -> None:
     assert {row["arch"] for row in rows} == {"llama"}
 
 
-MISTAKES = {
-    "unknown arch": (["show", "--arch", "gtp"], "--arch: unknown arch 'gtp'", "did you mean 'gpt'?"),
-    "unknown preset": (["show", "--preset", "smal"], "--preset: unknown preset 'smal' of gpt", "did you mean 'small'?"),
-    "unknown key": (["show", "--set", "optimizer.lrr=1"], "--set: optimizer.lrr: unknown key, did you mean 'lr'?", ""),
-    "wrong type": (["show", "--set", "seed=x"], "--set: seed: found the text 'x', expected an integer", ""),
-    "zero": (["show", "--set", "training.grad_accum=0"], "training.grad_accum: found 0, expected more than 0", ""),
-    "missing file": (["show", "none.yaml"], "none.yaml: no such file", ""),
-    "missing file to validate": (["validate", "none.yaml"], "none.yaml: no such file", ""),
-    "unknown device": (["show", "--device", "gpu"], "--device: found 'gpu', expected auto, cpu or cuda", ""),
-    "unknown arch to list": (["list", "--arch", "gtp"], "--arch: unknown arch 'gtp'", "did you mean 'gpt'?"),
-    "unknown option": (["show", "--archs", "gpt"], "--archs", ""),
-}
-
-
-@pytest.mark.parametrize(("arguments", "message", "hint"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], message: str, hint: str, cli: Cli) -> None:
-    done = cli("config", *arguments)
-    assert done.code == 2
-    assert done.out == ""
-    error, *hints = done.err.splitlines()
-    assert error.startswith("error: ") and message in error
-    assert hint in " ".join(hints) and len(hints) <= 1
-
-
 def test_every_command_shows_three_examples() -> None:
     assert [len(examples) for examples in EXAMPLES] == [3] * len(EXAMPLES)
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.end_to_end.conftest import ENCODER, IMAGES
-from tests.end_to_end.labelled_examples import sentences, write_images, write_table
+from tests.end_to_end.conftest import IMAGES
+from tests.end_to_end.labelled_examples import write_images
 from tformer.checkpoint.manifest import content_sha256
 from tformer.checkpoint.run import RunDirectory
 from tformer.support import files
@@ -86,22 +86,6 @@ def test_a_missing_recipe_is_restored_from_the_newest_checkpoint(cli: Cli, finis
     assert recipe.read_text() == text
 
 
-def test_missing_file(train: Callable[..., str], tmp_path: Path) -> None:
-    assert "nothing.txt" in train("--data", tmp_path / "nothing.txt")
-
-
-@pytest.mark.parametrize("content", ["", " \n\t\n  "], ids=["empty", "white space only"])
-def test_file_without_text(content: str, train: Callable[..., str], tmp_path: Path) -> None:
-    (tmp_path / "blank.txt").write_text(content)
-    assert "blank.txt" in train("--data", tmp_path / "blank.txt")
-
-
-def test_file_shorter_than_one_sequence(train: Callable[..., str], tmp_path: Path) -> None:
-    (tmp_path / "short.txt").write_text("abcdefgh")
-    message = train("--data", tmp_path / "short.txt")
-    assert "short.txt" in message and "17" in message  # 16 tokens and the label of the last
-
-
 def test_invalid_utf8_names_file_line_and_byte(
     train: Callable[..., str], cli: Cli, tiny_recipe: Path, text_file: Path, tmp_path: Path
 ) -> None:
@@ -114,79 +98,6 @@ def test_invalid_utf8_names_file_line_and_byte(
         "train", "--config", tiny_recipe, "--data", bad, "--invalid-utf8", "replace", "--out", tmp_path / "run"
     )
     assert accepted.code == 0, accepted.err
-
-
-def test_directory_with_nothing_readable(train: Callable[..., str], tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "picture.png").write_bytes(b"\x89PNG\x00\x01")
-    assert "folder" in train("--data", tmp_path / "folder")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--arch", "gtp"], ["gtp", "did you mean 'gpt'"]),
-        (["--arch", "gpt", "--preset", "tinny"], ["tinny", "did you mean 'tiny'"]),
-        (["--set", "model.decoder.num_layer=3"], ["model.decoder.num_layer", "did you mean 'num_layers'"]),
-        (["--set", "schedule.kind=cosin"], ["schedule.kind", "cosin", "cosine"]),
-        (["--set", "model.d_model=wide"], ["model.d_model", "wide"]),
-        (["--set", "model.d_model=-16"], ["model.d_model", "-16"]),
-        (["--set", "training.batch_size=0"], ["training.batch_size", "0"]),
-        (["--set", "optimizer.lr=.nan"], ["optimizer.lr", "nan"]),
-        (["--lr", "nan"], ["lr", "nan"]),
-        (["--lr", "-1"], ["lr", "-1"]),
-        (["--max-steps", "0"], ["--max-steps", "at least 1, found 0"]),
-        (["--set", "model.decoder.num_heads=3"], ["num_heads", "3", "16"]),
-        (
-            [
-                "--set",
-                "model.d_model=15",
-                "--set",
-                "model.decoder.num_heads=3",
-                "--set",
-                "model.decoder.positions={kind: sinusoidal}",
-            ],
-            ["15", "even", "sinusoidal"],
-        ),
-        (["--set", "tokenizer.train.vocab_size=5000000000"], ["5000000000"]),
-        (["--precision", "int3"], ["precision", "int3", "bf16"]),
-        (["--device", "tpu"], ["tpu"]),
-        (["--device", "cuda:99"], ["cuda:99"]),
-        (["--set", "nonsense"], ["nonsense"]),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) and value and value[0].startswith("--") else "",
-)
-def test_wrong_configuration(
-    arguments: list[str],
-    words: list[str],
-    refused: Callable[..., str],
-    tiny_recipe: Path,
-    text_file: Path,
-    tmp_path: Path,
-) -> None:
-    base = [] if "--arch" in arguments else ["--config", tiny_recipe]
-    message = refused(2, "train", *base, "--data", text_file, "--out", tmp_path / "run", *arguments)
-    for word in words:
-        assert word.lower() in message.lower(), message
-
-
-@pytest.mark.parametrize(
-    ("yaml_text", "word"),
-    [
-        ("seed: 1\nseed: 2\n", "seed"),
-        ("model: &m {d_model: 16}\ngenerator: *m\n", "anchor"),
-        ("model: !!python/object/apply:os.system ['true']\n", "tag"),
-        ("- a list\n", "mapping"),
-        ("model: {d_model: 16\n", "broken.yaml"),
-        ("a: " + "[" * 5000 + "]" * 5000 + "\n", "broken.yaml"),
-    ],
-    ids=["duplicate key", "alias", "tag", "not a mapping", "syntax", "deep nesting"],
-)
-def test_dangerous_or_broken_yaml(yaml_text: str, word: str, refused: Callable[..., str], tmp_path: Path) -> None:
-    path = tmp_path / "broken.yaml"
-    path.write_text(yaml_text)
-    message = refused(2, "train", "--config", path, "--out", tmp_path / "run")
-    assert "broken.yaml" in message and word in message.lower(), message
 
 
 def test_prompt_longer_than_the_context(refused: Callable[..., str], cli: Cli, finished_run: Path) -> None:
@@ -332,88 +243,6 @@ def test_closed_streams_are_no_internal_error(closed: str, code: int) -> None:
     assert ("standard output is closed" in outcome.stderr) == (code == 3)
 
 
-@pytest.fixture
-def refused_training(cli: Cli, tmp_path: Path) -> Callable[..., str]:
-    """`refused(*arguments)`: a training that must be refused; gives its message."""
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(ENCODER)
-    images = tmp_path / "images.yaml"
-    images.write_text(IMAGES)
-
-    def run(*arguments: object, of_images: bool = False) -> str:
-        out = tmp_path / "run"
-        outcome = cli("train", "--config", images if of_images else recipe, "--out", out, *arguments)
-        assert outcome.code == 2, outcome.err
-        assert outcome.out == "" and not out.exists()
-        [line] = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
-        assert "internal error" not in line
-        return str(outcome.err[outcome.err.index("error: ") :]).replace("\n", " ")
-
-    return run
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    return write_table(tmp_path / "train.tsv", ("label", "text"), sentences(40, 0))
-
-
-def test_unknown_label_in_valid(refused_training: Callable[..., str], table: Path, tmp_path: Path) -> None:
-    valid = write_table(tmp_path / "valid.tsv", ("label", "text"), [("tool", "the saw"), ("plant", "the oak")])
-    message = refused_training("--data", table, "--valid", valid)
-    assert "valid.tsv:3" in message and "'plant'" in message and "animal" in message
-
-
-def test_missing_column(refused_training: Callable[..., str], table: Path) -> None:
-    message = refused_training("--data", table, "--label-column", "lable")
-    assert "no column 'lable'" in message and "label" in message and "text" in message
-
-
-def test_wrong_number_of_fields(refused_training: Callable[..., str], table: Path) -> None:
-    with table.open("a") as file:
-        file.write("animal\tthe cat\tand more\n")
-    message = refused_training("--data", table)
-    assert "train.tsv:42" in message and "expected 2" in message and "found 3" in message
-
-
-def test_one_class_only(refused_training: Callable[..., str], tmp_path: Path) -> None:
-    rows = [("tool", f"the saw {number}") for number in range(20)]
-    assert "one class only" in refused_training("--data", write_table(tmp_path / "one.tsv", ("label", "text"), rows))
-
-
-def test_pairs_in_valid_alone(refused_training: Callable[..., str], table: Path, tmp_path: Path) -> None:
-    rows = [("tool", "the saw", "the axe"), ("animal", "the cat", "the dog")]
-    valid = write_table(tmp_path / "pairs.tsv", ("label", "text", "text2"), rows)
-    message = refused_training("--data", table, "--valid", valid)
-    assert "pairs.tsv" in message and "two" in message
-
-
-def test_score_that_is_no_number(refused_training: Callable[..., str], tmp_path: Path) -> None:
-    rows = [("1.5", "the saw"), ("high", "the axe")]
-    data = write_table(tmp_path / "scores.tsv", ("score", "text"), rows)
-    message = refused_training(
-        "--data", data, "--text-column", "text", "--label-column", "score", "--objective", "regression"
-    )
-    assert "scores.tsv:3" in message and "'high'" in message
-
-
-def test_a_file_in_a_folder_of_images_that_is_none(refused_training: Callable[..., str], tmp_path: Path) -> None:
-    folder = write_images(tmp_path / "images", 6)
-    next(path for path in folder.iterdir() if path.is_dir()).joinpath("notes.txt").write_text("not an image")
-    assert "notes.txt" in refused_training("--data", folder, of_images=True)
-
-
-def test_images_of_one_class(refused_training: Callable[..., str], tmp_path: Path) -> None:
-    folder = tmp_path / "one" / "cat"
-    folder.mkdir(parents=True)
-    for number in range(4):
-        Image.new("L", (8, 8), number).save(folder / f"{number}.png")
-    assert "class" in refused_training("--data", folder.parent, of_images=True)
-
-
-def test_a_model_of_images_without_images(refused_training: Callable[..., str]) -> None:
-    assert "needs images" in refused_training(of_images=True)
-
-
 def test_an_image_of_another_size_is_resized_and_that_is_said(cli: Cli, tmp_path: Path) -> None:
     folder = write_images(tmp_path / "images", 6)
     first = next(path for path in folder.iterdir() if path.is_dir())
@@ -423,15 +252,3 @@ def test_an_image_of_another_size_is_resized_and_that_is_said(cli: Cli, tmp_path
     outcome = cli("train", "--config", recipe, "--data", folder, "--out", tmp_path / "run", "--max-steps", "2")
     assert outcome.code == 0, outcome.err
     assert "resized" in outcome.err
-
-
-def test_masked_lm_without_a_mask_token(refused_training: Callable[..., str], tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("the cat sat on the mat\n" * 50)
-    flags = ("--set", "tokenizer.train.template=gpt")
-    assert "mask token" in refused_training("--data", text, "--objective", "masked_lm", *flags)
-
-
-def test_objectives_that_do_not_go_together(refused_training: Callable[..., str], table: Path) -> None:
-    assert "masked_lm, next_sentence" in refused_training("--data", table, "--objective", "classification,regression")
-    assert "generator" in refused_training("--data", table, "--objective", "replaced_token")

@@ -14,26 +14,6 @@ from tests.end_to_end.translate_runs import DECODER, refusal
 from tformer.support import files
 
 
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        (["--shard-size", "big"], "--shard-size"),
-        (["--shard-size", "0GB"], "--shard-size"),
-        (["--dtype", "fp8"], "--dtype"),
-        (["--dtype", "int8"], "CTranslate2"),
-        (["--to", "onnx"], "--to"),
-        (["--as", "gtp2"], "'gtp2'"),
-        (["--as", "opt"], "OPTForCausalLM comes nearest: model.decoder.positions.offset"),
-        (["--checkpoint", "step-99"], "step-99"),
-    ],
-)
-def test_a_mistake_is_one_clear_line_and_nothing_is_written(
-    cli: Callable[..., Any], trained: Callable[[str], Path], tmp_path: Path, options: list[str], word: str
-) -> None:
-    assert word in refusal(cli("export", trained("gpt"), "--out", tmp_path / "hf", *options))
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_model_that_neither_a_class_nor_the_own_code_computes_is_refused_by_field(
     cli: Callable[..., Any], random_run: Callable[..., Path], tmp_path: Path
 ) -> None:
