@@ -61,8 +61,9 @@ def resolved(values: dict[str, Any]) -> Model:
 
 def preset(name: str) -> Recipe:
     values = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text(encoding="utf-8"))
-    for side in values["model"].keys() & {"encoder", "decoder"}:
-        values["model"][side]["attention"] = {"kind": "full", **values["model"][side].get("attention", {})}
+    for section in (values["model"], values.get("generator", {})):
+        for side in section.keys() & {"encoder", "decoder"}:
+            section[side]["attention"] = {"kind": "full", **section[side].get("attention", {})}
     return Recipe.model_validate(values)
 
 

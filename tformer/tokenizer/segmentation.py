@@ -133,7 +133,9 @@ class UnigramSegmenter(Segmenter):
         self._ids = {
             piece: (number, score * rate)
             for number, (piece, score) in enumerate(model["vocab"])
-            if number != unknown and not self._whole_V[number] and not _is_byte(piece)
+            if number != unknown
+            and not self._whole_V[number]
+            and not (len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"))  # a byte
         }
         self._longest = max(map(len, self._ids), default=0)
         self._lattice = lru_cache(CACHED_WORDS)(self._find_lattice)
@@ -168,10 +170,6 @@ class UnigramSegmenter(Segmenter):
             before.append(largest + math.log(sums[-1]) if sums else -math.inf)
             lattice.append((sums, arcs))
         return lattice
-
-
-def _is_byte(piece: str) -> bool:
-    return len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">")
 
 
 def segmenter_of(tokenizer: Tokenizer, rate: float) -> Segmenter:

@@ -207,10 +207,14 @@ def train_with_facts(
         raise InputError(f"added_tokens: found {min(both)}, which is a special token of template {options.template}")
     if options.model != "char":
         text_room(options)  # refuses a vocabulary that is too small before any text is read
-    limit = _sample_limit(options)
+    megabytes = None if options.model == "char" else options.sample_mb or SAMPLE_MB[options.model]
+    limit = None if megabytes is None else megabytes * 1_000_000
     total = size_bytes
     if limit is not None and (total is None or total > limit):
-        total = _measure(documents, check_stop)
+        total = 0
+        for text in documents():
+            check_stop()
+            total += utf8_length(text)
 
     share = limit / total if limit is not None and total is not None and total > limit else 1.0
     readings = 2 if options.model == "wordpiece" else 1
@@ -235,13 +239,20 @@ def train_with_facts(
                 characters.update(text)
             rust = from_characters(characters, options)
         case "unigram":
-            rust = _train_unigram(feed, options, check_stop)
+            pre_tokenizer = training_pre_tokenizer(options)
+            words: Counter[str] = Counter()
+            for text in _normalized(feed, options):
+                words.update(word for word, _ in pre_tokenizer.pre_tokenize_str(text))
+            pieces: list[tuple[str, float]] = []
+            _in_thread(lambda: pieces.extend(train_pieces(words, text_room(options))), feed, options, check_stop)
+            rust = from_pieces(pieces, options)
         case "wordpiece":
             alphabet = _wordpiece_alphabet(read, options, check_stop)
             rust = _train_model(feed, untrained(options, alphabet), options, check_stop)
         case "bpe":
             rust = _train_model(feed, untrained(options), options, check_stop)
-            if rust.get_vocab_size() == options.vocab_size - len(last_tokens(options)) and not _has_merges(rust):
+            is_full = rust.get_vocab_size() == options.vocab_size - len(last_tokens(options))
+            if is_full and not json.loads(rust.to_str())["model"]["merges"]:
                 # Characters fill the vocabulary, and the library chose among the rarest at random.
                 counts = _count_characters(read(1), options)
                 alphabet = sorted(most_frequent(counts, text_room(options)))
@@ -265,21 +276,6 @@ def train_with_facts(
         unseen_sample=tuple(feed.unseen.texts),
     )
     return Trained(tokenizer, facts)
-
-
-def _sample_limit(options: TokenizerOptions) -> int | None:
-    if options.model == "char":
-        return None
-    megabytes = options.sample_mb or SAMPLE_MB[options.model]
-    return None if megabytes is None else megabytes * 1_000_000
-
-
-def _measure(documents: Documents, check_stop: Callable[[], None]) -> int:
-    total = 0
-    for text in documents():
-        check_stop()
-        total += utf8_length(text)
-    return total
 
 
 def _normalized(feed: Feed, options: TokenizerOptions) -> Iterator[str]:
@@ -314,20 +310,6 @@ def _wordpiece_alphabet(
         counts = _count_characters(read(0), options)
         characters = set(most_frequent(Counter({c: counts[c] for c in characters}), limit))
     return sorted((entry for entry in entries if entry[-1] in characters), key=lambda entry: (len(entry), entry))
-
-
-def _has_merges(rust: RustTokenizer) -> bool:
-    return bool(json.loads(rust.to_str())["model"]["merges"])
-
-
-def _train_unigram(feed: Feed, options: TokenizerOptions, check_stop: Callable[[], None]) -> RustTokenizer:
-    pre_tokenizer = training_pre_tokenizer(options)
-    words: Counter[str] = Counter()
-    for text in _normalized(feed, options):
-        words.update(word for word, _ in pre_tokenizer.pre_tokenize_str(text))
-    pieces: list[tuple[str, float]] = []
-    _in_thread(lambda: pieces.extend(train_pieces(words, text_room(options))), feed, options, check_stop)
-    return from_pieces(pieces, options)
 
 
 def _train_model(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterable
 
 import sentencepiece
 
@@ -25,7 +24,10 @@ def train_pieces(words: Counter[str], size: int) -> list[tuple[str, float]]:
 
     Every character of the words is a piece; where there are more than `size`, the most frequent are.
     """
-    to_private, from_private = _private_characters(words)
+    used = set().union(*words)
+    free = (code for code in range(FIRST_PRIVATE, 0x10FFFE) if chr(code) not in used)
+    to_private = {ord(character): code for character, code in zip(RESERVED, free, strict=False)}
+    from_private = {code: character for character, code in to_private.items()}
     words = _without_rare_characters(Counter({word.translate(to_private): n for word, n in words.items()}), size)
     if not words:
         return []
@@ -79,11 +81,3 @@ def _without_rare_characters(words: Counter[str], limit: int) -> Counter[str]:
             if part:
                 parts[part] += count
     return parts
-
-
-def _private_characters(words: Iterable[str]) -> tuple[dict[int, int], dict[int, int]]:
-    """Translations from the reserved characters to private-use characters that the words do not contain, and back."""
-    used = set().union(*words)
-    free = (code for code in range(FIRST_PRIVATE, 0x10FFFE) if chr(code) not in used)
-    to_private = {ord(character): code for character, code in zip(RESERVED, free, strict=False)}
-    return to_private, {code: character for character, code in to_private.items()}

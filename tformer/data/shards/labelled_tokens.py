@@ -143,6 +143,12 @@ def tokenise_labelled(
         truncated += cut
         done += sum(map(len, texts))
         work.report(done, total)
+    notes: tuple[str, ...] = ()
+    if truncated:
+        share = f"{truncated / len(rows):.1%}" if truncated / len(rows) >= 0.001 else "less than 0.1%"
+        what = "pairs" if is_pair else "texts"
+        cut_note = f"{truncated:,} of {len(rows):,} {what} are longer than {seq_len} tokens and were cut ({share})"
+        notes = (f"{name}: {cut_note}",)
     parts = [source.fingerprint() for source in sources]
     key = f"{parts} {tokenizer.sha256} {seq_len} {truncation} {index}"
     return LabelledTokens(
@@ -151,7 +157,7 @@ def tokenise_labelled(
         seq_len=seq_len,
         labels=labels,
         truncated=truncated,
-        notes=_truncation_note(name, truncated, len(rows), seq_len, "pair" if is_pair else "text"),
+        notes=notes,
         _ids=Ragged.join(ids),
         _types=Ragged.join(types) if token_types and is_pair else None,
         _rows=rows,
@@ -168,10 +174,3 @@ def labels_of(rows: Sequence[LabelledRow], index: LabelIndex | None, *, numeric:
     if index is None:
         return np.array([float(row.label or 0) for row in rows], dtype=np.float32)
     return index.encode_all([row.label or "" for row in rows], [row.place for row in rows])
-
-
-def _truncation_note(name: str, truncated: int, total: int, seq_len: int, what: str) -> tuple[str, ...]:
-    if not truncated:
-        return ()
-    share = f"{truncated / total:.1%}" if truncated / total >= 0.001 else "less than 0.1%"
-    return (f"{name}: {truncated:,} of {total:,} {what}s are longer than {seq_len} tokens and were cut ({share})",)

@@ -140,7 +140,14 @@ class Table:
         assert names is not None, "every column of jsonl and Parquet has a name"
         keys = {role: [names[column] for column in numbers] for role, numbers in self.columns.items()}
         required = [(role, key) for role in self.layout.required for key in keys.get(role, ())]
-        for number, record in self._records([key for several in keys.values() for key in several]):
+        records: Iterator[tuple[int, Mapping[str, Any]]]
+        if self.format == ".jsonl":
+            records = json_objects(self.content)
+        else:
+            read = [key for several in keys.values() for key in several]
+            rows = enumerate(parquet_rows(self.content.file, read), 1)
+            records = ((number, dict(zip(read, row, strict=True))) for number, row in rows)
+        for number, record in records:
             place = f"{name}:{number}"
             for role, key in required:
                 if key not in record:
@@ -154,12 +161,6 @@ class Table:
                     for role, several in keys.items()
                 ],
             )
-
-    def _records(self, keys: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        if self.format == ".jsonl":
-            return json_objects(self.content)
-        rows = enumerate(parquet_rows(self.content.file, keys), 1)
-        return ((number, dict(zip(keys, row, strict=True))) for number, row in rows)
 
 
 def open_table(content: Content, layout: Layout, *, columns: object, preferred: object = None) -> Table:
@@ -347,7 +348,14 @@ def _delimited_texts(content: Content, column: Column) -> Iterator[str]:
         if not row:
             continue
         if index is None:
-            index = _find_name(row, str(column or DEFAULT_COLUMN), name=content.name)
+            wanted = str(column or DEFAULT_COLUMN)
+            if wanted not in row:
+                raise InputError(
+                    f"{content.name}:1: no column '{wanted}' in the first row; {did_you_mean(wanted, row)}",
+                    hint=f"{column_hint('text')}, or give its number from 0 when there is no row of names",
+                )
+            require_single(row, wanted, name=f"{content.name}:1")
+            index = row.index(wanted)
             continue
         if index >= len(row):
             raise InputError(
@@ -355,16 +363,6 @@ def _delimited_texts(content: Content, column: Column) -> Iterator[str]:
                 hint=column_hint("text"),
             )
         yield row[index]
-
-
-def _find_name(names: Sequence[str], wanted: str, *, name: str) -> int:
-    if wanted not in names:
-        raise InputError(
-            f"{name}:1: no column '{wanted}' in the first row; {did_you_mean(wanted, names)}",
-            hint=f"{column_hint('text')}, or give its number from 0 when there is no row of names",
-        )
-    require_single(names, wanted, name=f"{name}:1")
-    return names.index(wanted)
 
 
 def _parquet_texts(content: Content, column: Column) -> Iterator[str]:
