@@ -45,6 +45,10 @@ def save(run: RunDirectory, step: int, **changes: Any) -> Path:
     return save_checkpoint(run, step, CheckpointContents(**values), **options)
 
 
+def steps(run: RunDirectory) -> list[int]:
+    return [entry.step for entry in run.checkpoints()]
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[RunDirectory]:
     with RunDirectory.create(tmp_path / "run", arch="gpt", preset="tiny") as made:

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.checkpoint.conftest import TOKENIZER, rewrite_manifest, save, weights_at
-from tests.checkpoint.steps import steps
+from tests.checkpoint.conftest import TOKENIZER, rewrite_manifest, save, steps, weights_at
 from tformer.checkpoint import tensor_files
 from tformer.checkpoint.manifest import FORMAT
 from tformer.checkpoint.read import read_checkpoint

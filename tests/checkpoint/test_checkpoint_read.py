@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.checkpoint.conftest import TOKENIZER, save, tree, weights_at
-from tests.checkpoint.steps import steps
+from tests.checkpoint.conftest import TOKENIZER, save, steps, tree, weights_at
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint, resolve_checkpoint
 from tformer.checkpoint.run import RunDirectory

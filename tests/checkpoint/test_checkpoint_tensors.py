@@ -245,3 +245,21 @@ def test_pipes_and_folders_are_refused_without_blocking(tmp_path: Path) -> None:
 def test_types_that_the_format_lacks_are_named() -> None:
     with pytest.raises(ValueError, match=r"tensor z has type torch\.complex64"):
         file_bytes({"z": torch.zeros(1, dtype=torch.complex64)})
+
+
+@pytest.mark.parametrize("length", [0x0280, 0x0380, 0x0480, 0x0580])
+def test_a_header_whose_length_begins_like_a_pickle_is_read(length: int, tmp_path: Path) -> None:
+    path, tensors = tmp_path / "model.safetensors", {"x" * 100: torch.ones(2)}
+    safetensors.torch.save_file(tensors, path)
+    data = path.read_bytes()
+    old = 8 + int.from_bytes(data[:8], "little")
+    path.write_bytes(length.to_bytes(8, "little") + data[8:old].ljust(length) + data[old:])
+    assert torch.equal(read_tensors(path, sha256=None)["x" * 100], torch.ones(2))
+
+
+def test_a_pointer_of_git_lfs_is_called_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(InputError, match="pointer of Git LFS") as caught:
+        read_tensors(path, sha256=None)
+    assert caught.value.hint == "git lfs pull"

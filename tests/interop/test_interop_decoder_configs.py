@@ -1,4 +1,7 @@
-"""Configs of decoders as the hub has them: read whole, counted as published, or refused by the name of a key."""
+"""Configs of decoders as the hub has them: read whole, counted as published, or refused by the name of a key.
+
+What config.json does not say means, for every architecture, what it means to the class.
+"""
 
 from __future__ import annotations
 
@@ -191,3 +194,23 @@ def test_what_tformer_lacks_is_refused_by_the_name_of_its_key(config: dict[str, 
     with pytest.raises(InputError) as refused:
         read(config)
     assert f"config.json: {key}" in refused.value.message and "\n" not in refused.value.message
+
+
+CLASSES = [
+    (name, written)
+    for name, architecture in ARCHITECTURES.items()
+    if architecture.code is None  # the others are no classes of the library
+    for written in architecture.classes
+]
+WITHOUT_WINDOW = {"mistral": {"sliding_window": None}}  # its own, 4096, would be refused
+
+
+@pytest.mark.parametrize(("model_type", "class_name"), CLASSES)
+def test_a_missing_key_means_the_default_of_the_class(model_type: str, class_name: str) -> None:
+    def of_class(values: dict[str, Any]) -> Model:
+        config = Config({**values, "model_type": model_type, **WITHOUT_WINDOW.get(model_type, {})})
+        section = ARCHITECTURES[model_type].read(config, class_name)
+        config.finish()
+        return Model.model_validate(section)
+
+    assert of_class({}) == of_class(transformers.CONFIG_MAPPING[model_type]().to_dict())

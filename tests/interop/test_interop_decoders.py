@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen2, Qwen3, OPT and Bloom with the head of a language model, there and back."""
+"""GPT-2, Llama, Mistral, Qwen2, Qwen3, OPT and Bloom with the head of a language model, there and back."""
 
 from __future__ import annotations
 
@@ -234,3 +234,23 @@ def test_bloom(tmp_path: Path, heads: int, tied: bool, left: bool) -> None:
     model, foreign = assert_parity(transformers.BloomForCausalLM(config), inputs, tmp_path, mask=mask)
     assert bool(model.tied_names()) == tied
     assert foreign.model.max_seq_len == 2048  # ALiBi has no length
+
+
+def gpt2_config(**values: Any) -> Any:
+    sizes = {"vocab_size": 61, "n_positions": 23, "n_embd": 20, "n_layer": 3, "n_head": 5, "n_inner": 36}
+    return transformers.GPT2Config(**{**sizes, "bos_token_id": 0, "eos_token_id": 0, **values})
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+def test_gpt2(tmp_path: Path, left: bool) -> None:
+    reference = transformers.GPT2LMHeadModel(gpt2_config(layer_norm_epsilon=0.02))
+    mask = padding(11, 11, 8, 5, left=left)
+    inputs = {"input_ids": tokens(3, 11, vocabulary=61), "attention_mask": mask}
+    places = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    assert_parity(reference, inputs, tmp_path, mask=mask, their_inputs=inputs | places)
+
+
+def test_gpt2_with_an_untied_output_and_another_activation(tmp_path: Path) -> None:
+    reference = transformers.GPT2LMHeadModel(gpt2_config(tie_word_embeddings=False, activation_function="relu"))
+    model, _ = assert_parity(reference, {"input_ids": tokens(2, 23, vocabulary=61)}, tmp_path)
+    assert not model.tied_names()
