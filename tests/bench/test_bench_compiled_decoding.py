@@ -12,7 +12,8 @@ from tformer.bench.options import GenerateOptions, ModelOptions, ProductOptions
 from tformer.bench.speed import WORKS, resolve
 from tformer.bench.workloads import Task
 from tformer.bench.workloads import decoding as inference
-from tformer.decoding.inference import CompiledDecoder, compile_decoding
+from tformer.decoding.buckets import CompiledDecoder
+from tformer.decoding.compilation import compile_decoding
 from tformer.recipe import recipe_from_yaml
 from tformer.support.errors import InputError
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from tformer.build import build_model
-from tformer.decoding import inference
-from tformer.decoding.inference import AUTO_STEPS
+from tformer.decoding import compilation
+from tformer.decoding.compilation import AUTO_STEPS
 from tformer.decoding.options import GenerateOptions
 from tformer.decoding.writers import count_lines, decoding_steps, names_of_models
 from tformer.recipe.model import Model
@@ -305,7 +305,7 @@ MANY = AUTO_STEPS
 
 def compiles(options: GenerateOptions, one: Any, device: torch.device) -> bool:
     """Whether the step is compiled; the note on it goes to the model's notes."""
-    decision, note = inference.decide_compilation(
+    decision, note = compilation.decide_compilation(
         one.model, device, options.compile, quantize=options.quantize, steps=lambda: decoding_steps(options, one)
     )
     one.notes += [] if note is None else [note]
@@ -321,7 +321,7 @@ def loaded(kind: str = "full") -> Any:
 
 @pytest.fixture(autouse=True)
 def compilers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inference, "missing_compiler", lambda device: None)
+    monkeypatch.setattr(compilation, "missing_compiler", lambda device: None)
 
 
 @pytest.mark.parametrize(
@@ -358,7 +358,7 @@ def test_a_kind_that_cannot_be_compiled_is_told_once_and_decoded_as_it_is() -> N
 
 
 def test_without_a_compiler_auto_goes_on_and_on_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inference, "missing_compiler", lambda device: "Triton")
+    monkeypatch.setattr(compilation, "missing_compiler", lambda device: "Triton")
     one = loaded()
     assert not compiles(GenerateOptions(max_new_tokens=MANY), one, CUDA)
     assert one.notes == ["decoded uncompiled: found no Triton"]
@@ -376,7 +376,7 @@ def test_8_bits_and_compiling_exclude_each_other() -> None:
 def test_the_text_is_the_same(cli: Any, random_run: Path, how: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     command = ("generate", random_run, "--prompt", "abc", "--max-new-tokens", "8", *how)
     expected = cli(*command)
-    monkeypatch.setattr(inference, "compile_decoding", partial(inference.compile_decoding, backend="eager"))
+    monkeypatch.setattr(compilation, "compile_decoding", partial(compilation.compile_decoding, backend="eager"))
     found = cli(*command, "--compile", "on")
     assert found.code == 0, found.err
     assert found.out == expected.out

@@ -14,18 +14,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tests.decoding.random_models import random_model
 from tests.pairwise import pairwise
 from tformer.build import build_model
-from tformer.decoding import inference as compiled
+from tformer.decoding import buckets
 from tformer.decoding.beam_search import beam_search
+from tformer.decoding.buckets import BucketedCache, CompiledDecoder, make_step
+from tformer.decoding.compilation import compile_decoding, missing_compiler, no_compiled_steps
 from tformer.decoding.generate import generate
-from tformer.decoding.inference import (
-    BucketedCache,
-    CompiledDecoder,
-    cast_matrices,
-    compile_decoding,
-    make_step,
-    missing_compiler,
-    no_compiled_steps,
-)
+from tformer.decoding.inference import cast_matrices
 from tformer.decoding.settings import BeamSettings, GenerationSettings
 from tformer.decoding.stepper import EnsembleStepper, ModelStepper
 from tformer.model import Transformer
@@ -217,7 +211,7 @@ def test_two_searches_of_one_model_do_not_share_memory() -> None:
 
 
 def test_memory_of_batches_long_past_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "MAX_FREE_CACHES", 1)
+    monkeypatch.setattr(buckets, "MAX_FREE_CACHES", 1)
     model = make(num_layers=1)
     decoder = attach(model)
     for count in range(1, 5):
@@ -227,7 +221,7 @@ def test_memory_of_batches_long_past_is_given_back(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("most", [2, pytest.param(64, marks=slow)])
 def test_more_shapes_than_the_compiler_takes_by_itself(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "MOST_GRAPHS", most)
+    monkeypatch.setattr(buckets, "MOST_GRAPHS", most)
     model = make(num_layers=1)
     attach(model)
     with torch._dynamo.config.patch(recompile_limit=1):
@@ -255,7 +249,7 @@ def test_additive_attention_is_compiled_too() -> None:
 
 def test_without_a_compiler_it_is_said_before_anything_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(InputError, match=r"found no C\+\+ compiler"):
         compile_decoding(make(), torch.float32)
 
@@ -302,7 +296,7 @@ def test_generated_code_writes_the_same() -> None:
 @slow
 def test_marked_addresses_change_neither_graphs_nor_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where each step begins a replay and the memory of a cache is named to the compiler."""
-    monkeypatch.setattr(compiled, "replays_graphs", lambda device: True)
+    monkeypatch.setattr(buckets, "replays_graphs", lambda device: True)
     begun: list[None] = []
     monkeypatch.setattr("torch.compiler.cudagraph_mark_step_begin", lambda: begun.append(None))
     model = make(encoder=True)
@@ -417,7 +411,7 @@ def test_the_traced_step_copies_nothing_to_or_from_the_host(device: torch.device
 def test_between_steps_too_rows_move_within_their_memory(
     beams: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled, "replays_graphs", lambda device: True)
+    monkeypatch.setattr(buckets, "replays_graphs", lambda device: True)
     marked: list[Any] = []
     monkeypatch.setattr("torch._dynamo.mark_static_address", lambda tensor, guard: marked.append((tensor, guard)))
     steps: list[str] = []

@@ -15,6 +15,7 @@ import torch
 from tests.decoding.random_models import PROMPTS, VOCAB, tiny_model, tokens
 from tformer.build import build_model
 from tformer.decoding import inference as inference_module
+from tformer.decoding.compilation import prepare_decoding
 from tformer.decoding.generate import generate
 from tformer.decoding.inference import (
     QUANTIZE,
@@ -24,7 +25,6 @@ from tformer.decoding.inference import (
     decoding_dtype,
     inference,
     inference_dtype,
-    prepare_decoding,
     prepare_inference,
 )
 from tformer.decoding.settings import GenerationSettings

@@ -31,7 +31,7 @@ STACKS: dict[str, dict[str, Any]] = {
     "t5_bias-rms": {
         "positions": {"kind": "t5_bias", "buckets": 8, "max_distance": 16},
         "norm": {"kind": "rmsnorm", "place": "pre"},
-        "attention": {"scale": 1.0},
+        "attention": {"kind": "full", "scale": 1.0},
     },
     "rope-grouped": {"positions": {"kind": "rope"}, "num_kv_heads": 2, "attention": {"qk_norm": True}},
     "alibi": {"positions": {"kind": "alibi"}},

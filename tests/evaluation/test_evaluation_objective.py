@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from tformer.build import build_model
 from tformer.data.shards.corpus import Example
 from tformer.evaluation.lm import pseudo_perplexity
-from tformer.evaluation.predict import evaluate_objective
+from tformer.evaluation.predict import tally_objective
 from tformer.objectives import build_objective
 from tformer.objectives.base import ObjectiveContext
 from tformer.objectives.labelled import ClassificationOptions, RegressionOptions
@@ -45,6 +45,10 @@ class Texts:
         return [self.rows[index] for index in indices]
 
 
+def measured(*arguments: Any, **options: Any) -> dict[str, float]:
+    return tally_objective(*arguments, **options).metrics()
+
+
 def build(*heads: str, **options: Any):
     torch.manual_seed(0)
     section = Model(
@@ -69,7 +73,7 @@ def test_the_loss_is_that_of_all_samples_at_once_whatever_the_batch_size():
         (RegressionOptions(), "regression", True),
     ):
         model, texts = build(head), Texts(score=score)
-        results = [evaluate_objective(model, objective_of(options), texts, batch_size=size) for size in (1, 4, 100)]
+        results = [measured(model, objective_of(options), texts, batch_size=size) for size in (1, 4, 100)]
         for result in results:
             assert result == pytest.approx(results[0], rel=1e-5) and result["examples"] == 17
         assert model.training
@@ -77,7 +81,7 @@ def test_the_loss_is_that_of_all_samples_at_once_whatever_the_batch_size():
 
 def test_classification_reports_accuracy_and_no_perplexity():
     model, texts = build("classifier"), Texts()
-    result = evaluate_objective(model, objective_of(ClassificationOptions()), texts, batch_size=5)
+    result = measured(model, objective_of(ClassificationOptions()), texts, batch_size=5)
     assert result.keys() == {"loss", "accuracy", "examples"}
     model.eval()
     with torch.no_grad():
@@ -89,17 +93,17 @@ def test_classification_reports_accuracy_and_no_perplexity():
 
 def test_masked_lm_asks_the_same_questions_every_time_and_other_seeds_ask_others():
     model, objective = build("masked_lm"), objective_of(MaskedLmOptions(mask_share=0.3, label_smoothing=0.1))
-    first, again, other = (evaluate_objective(model, objective, Texts(), batch_size=5, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (measured(model, objective, Texts(), batch_size=5, seed=seed) for seed in (1, 1, 2))
     assert first == again and first != other
     assert first.keys() == {"loss", "accuracy", "perplexity", "examples"}
-    plain = evaluate_objective(model, objective_of(MaskedLmOptions(mask_share=0.3)), Texts(), batch_size=5, seed=1)
+    plain = measured(model, objective_of(MaskedLmOptions(mask_share=0.3)), Texts(), batch_size=5, seed=1)
     assert first["perplexity"] == pytest.approx(math.exp(plain["loss"]), rel=1e-5)
 
 
 def test_several_objectives_report_each_term():
     model = build("masked_lm", "next_sentence")
     objective = objective_of(MaskedLmOptions(), NextSentenceOptions(weight=0.5))
-    result = evaluate_objective(model, objective, Texts(), batch_size=5)
+    result = measured(model, objective, Texts(), batch_size=5)
     assert result["loss"] == pytest.approx(result["masked_lm_loss"] + 0.5 * result["next_sentence_loss"])
     assert 0 <= result["next_sentence_accuracy"] <= 1 and "accuracy" in result and "perplexity" in result
 
@@ -110,10 +114,10 @@ def test_replaced_tokens_are_drawn_beside_the_streams_of_training():
     objective = objective_of(ReplacedTokenOptions(mask_share=0.3), generator=generator)
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    first = evaluate_objective(model, objective, Texts(), batch_size=5)
+    first = measured(model, objective, Texts(), batch_size=5)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(6)
-    assert evaluate_objective(model, objective, Texts(), batch_size=5) == first
+    assert measured(model, objective, Texts(), batch_size=5) == first
     assert first["loss"] == pytest.approx(50 * first["replaced_token_loss"] + first["generator_loss"])
     assert {"accuracy", "generator_accuracy"} <= first.keys() and "perplexity" not in first
 
@@ -121,7 +125,7 @@ def test_replaced_tokens_are_drawn_beside_the_streams_of_training():
 def test_interruption_is_polled_before_every_batch():
     seen: list[tuple[int, int]] = []
     answers = iter([False, True])
-    result = evaluate_objective(
+    result = measured(
         build("classifier"),
         objective_of(ClassificationOptions()),
         Texts(),
@@ -129,7 +133,7 @@ def test_interruption_is_polled_before_every_batch():
         work=Work(should_stop=lambda: next(answers), report=lambda done, total: seen.append((done, total))),
     )
     assert result["examples"] == 5 and seen == [(5, 17)]
-    nothing = evaluate_objective(
+    nothing = measured(
         build("classifier"),
         objective_of(ClassificationOptions()),
         Texts(),
@@ -141,7 +145,7 @@ def test_interruption_is_polled_before_every_batch():
 
 def test_no_samples_are_an_error():
     with pytest.raises(InputError, match="0 examples"):
-        evaluate_objective(build("classifier"), objective_of(ClassificationOptions()), Texts(0), batch_size=5)
+        measured(build("classifier"), objective_of(ClassificationOptions()), Texts(0), batch_size=5)
 
 
 @pytest.mark.parametrize("transform", [True, False])

@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.test_presets_build import read
 from tests.training.small_steps import PRESETS
 from tests.training.worlds import Training, in_processes, largest_difference, recipe_of, samples_of
-from tformer.evaluation.predict import evaluate_objective
+from tformer.evaluation.predict import tally_objective
 from tformer.optim.shards import local
 from tformer.recipe.sections import Parallelism
 from tformer.support.device import DTYPES
@@ -304,7 +304,7 @@ def validation_loss(training: Training) -> dict[str, float]:
     """What an evaluation of the models in training measures, in inference mode as every validation."""
     data, main = samples_of(training.recipe), training.models.main
     training.models.eval()
-    return evaluate_objective(main, training.trainer.parts.objective, data, batch_size=4)
+    return tally_objective(main, training.trainer.parts.objective, data, batch_size=4).metrics()
 
 
 def test_process_0_validates_spread_models_with_one_block_gathered_at_a_time(tmp_path: Path) -> None:

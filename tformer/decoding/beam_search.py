@@ -18,7 +18,7 @@ a beam, c candidates of a group.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +30,7 @@ from tformer.decoding.sampling import block_repeated_ngrams, force_token, pad_le
 from tformer.decoding.settings import BeamSettings, FinishReason, Hypothesis
 from tformer.decoding.stepper import Stepper
 from tformer.support.errors import InputError, require_finite
+from tformer.workers.work import ShouldStop, never
 
 
 class FinishedHypotheses:
@@ -290,7 +291,7 @@ def beam_search(
     limits: Sequence[int] | None = None,
     histories: Sequence[Sequence[int]] | None = None,
     suppressed: Sequence[int] = (),
-    should_stop: Callable[[], bool] | None = None,
+    should_stop: ShouldStop = never,
 ) -> list[list[Hypothesis]]:
     """All finished hypotheses of each sentence of the stepper, best first; at least one.
 
@@ -318,11 +319,10 @@ def beam_search(
     bounds = rooms if limits is None else [min(pair) for pair in zip(limits, rooms, strict=True)]
     histories = [()] * sentences if histories is None else histories
     state = BeamState(settings, limits=bounds, histories=histories, suppressed=suppressed)
-    stops = should_stop or (lambda: False)
-    if not stops():
+    if not should_stop():
         logprobs_RV = stepper.start(settings.beam_size)
         device = logprobs_RV.device
-        while (moves := state.advance(logprobs_RV)) is not None and not stops():
+        while (moves := state.advance(logprobs_RV)) is not None and not should_stop():
             if moves.kept is not None:
                 stepper.keep(torch.from_numpy(moves.kept).to(device))
             if moves.rows_R is not None:

@@ -9,8 +9,8 @@ masks the answers are not a joint choice.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
@@ -86,13 +86,17 @@ def fill_mask(model: Transformer, tokenizer: Tokenizer, text: str, *, top: int) 
         require_finite(probabilities_MV, "probabilities")
         best = probabilities_MV.sort(dim=-1, descending=True, stable=True)
         values, order = best.values.tolist(), best.indices.tolist()
-    return [
-        [
-            Candidate(_spelling(tokenizer, token_id), token_id, probability, _filled(tokenizer, cloze, mask, token_id))
-            for token_id, probability in _allowed(tokenizer, order[mask], values[mask], top)
-        ]
-        for mask in range(len(cloze.places))
-    ]
+    candidates = []
+    for mask in range(len(cloze.places)):
+        ranked = zip(order[mask], values[mask], strict=True)
+        of_text = (pair for pair in ranked if not tokenizer.is_special(pair[0]) and _has_token(tokenizer, pair[0]))
+        candidates.append(
+            [
+                Candidate(_spelling(tokenizer, token), token, probability, _filled(tokenizer, cloze, mask, token))
+                for token, probability in islice(of_text, top)
+            ]
+        )
+    return candidates
 
 
 def _read(tokenizer: Tokenizer, text: str, mask_id: int, *, most: int) -> _Cloze:
@@ -117,17 +121,6 @@ def _read(tokenizer: Tokenizer, text: str, mask_id: int, *, most: int) -> _Cloze
         ids.append(mask_id)
         end = mask.end()
     return _Cloze(text, [*ids, *tokenizer.encode(text[end:], most=most)], places, [mask.span() for mask in masks])
-
-
-def _allowed(tokenizer: Tokenizer, order: Sequence[int], values: Sequence[float], top: int) -> list[tuple[int, float]]:
-    """The first `top` ids that stand for text."""
-    found: list[tuple[int, float]] = []
-    for token_id, probability in zip(order, values, strict=True):
-        if len(found) == top:
-            break
-        if not tokenizer.is_special(token_id) and _has_token(tokenizer, token_id):
-            found.append((token_id, probability))
-    return found
 
 
 def _has_token(tokenizer: Tokenizer, token_id: int) -> bool:

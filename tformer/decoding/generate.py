@@ -13,20 +13,22 @@ Legend: B live completions, T tokens fed, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from tformer.decoding.buckets import BucketedCache
 from tformer.decoding.completion import Completion, OnToken, check_prompts
-from tformer.decoding.inference import BucketedCache, inference
+from tformer.decoding.inference import inference
 from tformer.decoding.sampling import TokenChooser
 from tformer.decoding.settings import Generated, GenerationSettings
 from tformer.model import Transformer
 from tformer.nn.cache import ModelCache, fastest_dtype
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
+from tformer.workers.work import ShouldStop, never
 
 FILLER = 0  # any id will do: the mask hides it
 
@@ -106,7 +108,7 @@ def generate(
     num_start: int = 0,
     suppressed: Sequence[int] = (),
     on_token: OnToken | None = None,
-    should_stop: Callable[[], bool] | None = None,
+    should_stop: ShouldStop = never,
     first_row: int = 0,
 ) -> list[list[Generated]]:
     """`settings.num_samples` completions of each prompt, in order.
@@ -155,7 +157,7 @@ def generate(
                 vocab_size=None if tokenizer is None else tokenizer.vocab_size,
                 suppressed=suppressed,
             ),
-            should_stop=should_stop or (lambda: False),
+            should_stop=should_stop,
         )
     return collect(completions, settings.num_samples)
 
@@ -206,7 +208,7 @@ def _run(
     *,
     sources: Sequence[Sequence[int]] | None,
     chooser: TokenChooser,
-    should_stop: Callable[[], bool],
+    should_stop: ShouldStop,
 ) -> None:
     live = list(completions)
     cache: ModelCache | BucketedCache | None = None

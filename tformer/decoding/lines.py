@@ -34,6 +34,7 @@ BLOCK_CHARACTERS = 1 << 24  # at which a block of fewer lines ends
 CHECKED_LINES = 1024  # lines that are checked at a time
 WINDOW_BATCHES = 16  # batches in a window of a file
 CHUNK_BYTES = 1 << 16
+
 Text = tuple[str, str | None]
 """A text and None, or a pair of texts."""
 Item = TypeVar("Item")
@@ -51,7 +52,10 @@ def line_blocks(path: str, *, errors: Errors, size: int) -> Iterator[list[str]]:
     `MAX_ROW_CHARACTERS`, of which no more are read.
     """
     name, from_stdin = name_of(path), path == STANDARD_INPUT
-    chunks = _stdin_chunks() if from_stdin else read_bytes(Path(path))
+    if from_stdin:  # the bytes that have arrived, without waiting for a whole chunk
+        chunks = iter(lambda: os.read(sys.stdin.fileno(), CHUNK_BYTES), b"")
+    else:
+        chunks = read_bytes(Path(path))
     lines: list[str] = []
     unfinished: list[str] = []  # parts of a line that has no end yet
     done = held = length = 0  # lines done, characters of `lines` and of `unfinished`
@@ -82,11 +86,6 @@ def blocks(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
     """Lists of `size` items; the last may be shorter."""
     while block := list(islice(items, size)):
         yield block
-
-
-def _stdin_chunks() -> Iterator[bytes]:
-    """The bytes that have arrived, without waiting for a whole chunk."""
-    return iter(lambda: os.read(sys.stdin.fileno(), CHUNK_BYTES), b"")
 
 
 def _more_is_waiting() -> bool:

@@ -222,7 +222,11 @@ class TokenChooser:
         settings = self._settings
         logits_BV = logits_BV[:, : self._vocab_size].float()
         require_finite(logits_BV.amax(-1), "logits")  # the largest shows NaN and +inf; -inf rules a token out
-        scores_BV = self._with_rules(self._without_suppressed(logits_BV))
+        scores_BV = logits_BV
+        if len(self._suppressed_N):
+            self._suppressed_N = self._suppressed_N[self._suppressed_N < logits_BV.shape[-1]].to(logits_BV.device)
+            scores_BV = logits_BV.index_fill(-1, self._suppressed_N, NEVER)
+        scores_BV = self._with_rules(scores_BV)
         if settings.greedy:
             ids_B = scores_BV.argmax(-1)
         else:
@@ -246,12 +250,6 @@ class TokenChooser:
         self._uniforms = [self._uniforms[row] for row in rows] if self._uniforms else []
         if self._tokens_BT is not None:
             self._tokens_BT = self._tokens_BT[list(rows)]
-
-    def _without_suppressed(self, logits_BV: Tensor) -> Tensor:
-        if not len(self._suppressed_N):
-            return logits_BV
-        self._suppressed_N = self._suppressed_N[self._suppressed_N < logits_BV.shape[-1]].to(logits_BV.device)
-        return logits_BV.index_fill(-1, self._suppressed_N, NEVER)
 
     def _with_rules(self, scores_BV: Tensor) -> Tensor:
         """The scores with repeated tokens penalised, and with ends of sequence ruled out or forced."""

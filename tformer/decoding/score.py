@@ -136,7 +136,13 @@ def _score(
     tap: str | None = None,
     work: Work,
 ) -> list[TargetScore]:
-    _check_lengths(rows, model.max_seq_len)
+    for number, row in enumerate(rows, start=1):
+        for side, length in (("source", len(row.source or ())), ("target", row.decoder_length)):
+            if length > model.max_seq_len:
+                raise InputError(
+                    f"{side} {number} has {length:,} tokens, but the model's context holds {model.max_seq_len:,}",
+                    hint="shorten it",
+                )
     scores = [
         TargetScore(
             (float("nan"),) * len(row.target),
@@ -158,16 +164,6 @@ def _score(
             done += len(batch)
             work.report(done, len(rows))
     return scores
-
-
-def _check_lengths(rows: Sequence[_Row], max_seq_len: int) -> None:
-    for number, row in enumerate(rows, start=1):
-        for side, length in (("source", len(row.source or ())), ("target", row.decoder_length)):
-            if length > max_seq_len:
-                raise InputError(
-                    f"{side} {number} has {length:,} tokens, but the model's context holds {max_seq_len:,}",
-                    hint="shorten it",
-                )
 
 
 def _batches(rows: Sequence[_Row], batch_tokens: int) -> Iterator[list[int]]:

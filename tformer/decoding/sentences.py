@@ -107,7 +107,13 @@ class SentenceReader:
         sentences = []
         for row, (ids, prefix) in enumerate(zip(encoded, prefixes, strict=True), start=first_row):
             fitting = self._cut(ids) if cut else self._checked(ids, texts[row - first_row], row, places)
-            sentences.append(self._sentence(fitting, self._start(prefix, row, places)))
+            start = self._start(prefix, row, places)
+            limit = min(self._max_new_tokens, self._max_prefix - len(start) + 1)  # the last one is never read
+            if self._length_margin is not None:
+                limit = max(1, min(limit, len(fitting) + self._length_margin))
+            before, after = self._template.prefix, self._template.suffix
+            text_slice = slice(len(before), len(before) + len(fitting))
+            sentences.append(Sentence((*before, *fitting, *after), text_slice, start, limit))
         return sentences
 
     def check_sources(self, texts: Sequence[str], *, first_row: int, places: Places) -> None:
@@ -132,15 +138,6 @@ class SentenceReader:
     def _room(self) -> int:
         """Maximum number of the text's own ids."""
         return max(0, self._max_source - self._template.num_special)
-
-    def _sentence(self, ids: list[int], prefix: tuple[int, ...]) -> Sentence:
-        template = self._template
-        limit = min(self._max_new_tokens, self._max_prefix - len(prefix) + 1)  # the last one is never read
-        if self._length_margin is not None:
-            limit = max(1, min(limit, len(ids) + self._length_margin))
-        start = len(template.prefix)
-        source = (*template.prefix, *ids, *template.suffix)
-        return Sentence(source, slice(start, start + len(ids)), prefix, limit)
 
     def _cut(self, ids: list[int]) -> list[int]:
         self.cut += len(ids) > self._room

@@ -20,9 +20,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tformer.decoding.buckets import BucketedCache
 from tformer.decoding.completion import check_prompts
 from tformer.decoding.generate import check_sources, feed, read_prompts
-from tformer.decoding.inference import BucketedCache, inference
+from tformer.decoding.inference import inference
 from tformer.model import Transformer
 from tformer.nn.cache import ModelCache
 from tformer.nn.heads import VocabularyHead
@@ -102,7 +103,11 @@ class ModelStepper:
         # The last token of a hypothesis is chosen, not read: it needs no place in the context.
         self.rooms = [min(capacity, model.max_seq_len - len(prompt) + 1) for prompt in prompts]
         self.num_sentences = len(prompts)
-        self.vocab_size = _model_vocab_size(model) if vocab_size is None else vocab_size
+        if vocab_size is None:
+            head = next(iter(model.heads.values()))
+            assert isinstance(head, VocabularyHead), "a stepper needs a model whose first head is over the vocabulary"
+            vocab_size = head.weight.shape[0]
+        self.vocab_size = vocab_size
 
     def start(self, beams: int) -> Tensor:
         """See `Stepper`. NotFiniteError for NaN or infinity."""
@@ -114,7 +119,12 @@ class ModelStepper:
                 self.num_sentences, longest, device=self._device, dtype=self._model.compute_dtype
             )
             logits_SV, mask_ST = read_prompts(self._model, self._prompts, read, sources=self._sources)
-            self._cache = self._fanned_out(read, beams, capacity=longest + max(self.rooms) - 1)
+            capacity = longest + max(self.rooms) - 1
+            self._cache: ModelCache | BucketedCache = read  # every row becomes `beams` rows
+            if self._model.compiled_decoder is None:
+                read.fan_out(beams, capacity=capacity)
+            else:
+                self._cache = self._model.compiled_decoder.begin(read, capacity=capacity, beams=beams)
             # Position of the next token, [1, 1] for all rows or [R, 1].
             if mask_ST is None:
                 self._positions = torch.full((1, 1), longest, device=self._device)
@@ -151,24 +161,10 @@ class ModelStepper:
         self.num_sentences = len(sentences)
         self._sentence_rows = self._sentence_rows[: self.num_sentences * self._beams]
 
-    def _fanned_out(self, read: ModelCache, beams: int, *, capacity: int) -> ModelCache | BucketedCache:
-        """Every row of the prefill as `beams` rows, with room for `capacity` positions."""
-        if self._model.compiled_decoder is None:
-            read.fan_out(beams, capacity=capacity)
-            return read
-        begun: BucketedCache = self._model.compiled_decoder.begin(read, capacity=capacity, beams=beams)
-        return begun
-
     @torch.no_grad()
     def _log_probabilities(self, logits: Tensor) -> Tensor:
         # Outside of inference mode, so that a caller outside of it may change them in place.
         return logits[:, : self.vocab_size].log_softmax(dim=-1)
-
-
-def _model_vocab_size(model: Transformer) -> int:
-    head = next(iter(model.heads.values()))
-    assert isinstance(head, VocabularyHead), "a stepper needs a model whose first head is over the vocabulary"
-    return head.weight.shape[0]
 
 
 class EnsembleStepper:

@@ -34,6 +34,7 @@ from tformer.model import Transformer
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import DecoderTokens
+from tformer.workers.work import ShouldStop, never
 from tformer.workers.worker import ALONE, Worker
 
 
@@ -154,7 +155,7 @@ class Translator:
         *,
         target_prefixes: Sequence[str] | None = None,
         batch_size: int = 32,
-        should_stop: Callable[[], bool] | None = None,
+        should_stop: ShouldStop = never,
         first_row: int = 0,
         on_text: OnText | None = None,
         too_long: TooLong | None = None,
@@ -178,7 +179,6 @@ class Translator:
 
         Raises what `SentenceReader.read` does, before anything is decoded.
         """
-        stops = should_stop or (lambda: False)
         sentences = self.reader.read(texts, target_prefixes, first_row=first_row, too_long=too_long, places=places)
         empty = replace(EMPTY, alignment=()) if self._alignments else EMPTY
         results = [[replace(empty, finish_reason="interrupted")] for _ in texts]
@@ -193,14 +193,14 @@ class Translator:
                 finish(index, [empty])
 
         def decode(batch: list[int]) -> list[list[Translation]]:
-            found = self._decode([sentences[index] for index in batch], stops, row=first_row + batch[0])
+            found = self._decode([sentences[index] for index in batch], should_stop, row=first_row + batch[0])
             pairs = zip((sentences[index] for index in batch), found, strict=True)
             return self._aligned([(sentence, answers) for sentence, answers in pairs if not sentence.is_empty])
 
         for batch, found in worker.divide(
             self._batches(sentences, batch_size),
             decode,
-            should_stop=stops,
+            should_stop=should_stop,
             to_json=lambda found: [[asdict(answer) for answer in answers] for answers in found],
             from_json=lambda found: [[Translation.from_json(answer) for answer in answers] for answers in found],
         ):
@@ -220,9 +220,7 @@ class Translator:
             if not all(sentences[index].is_empty for index in batch):
                 yield batch
 
-    def _decode(
-        self, sentences: Sequence[Sentence], should_stop: Callable[[], bool], *, row: int
-    ) -> list[list[Translation]]:
+    def _decode(self, sentences: Sequence[Sentence], should_stop: ShouldStop, *, row: int) -> list[list[Translation]]:
         """The translations of each sentence, best first. `row`: number of the first, for the seeds of sampling."""
         if isinstance(self._settings, GenerationSettings):
             return self._sample(self._settings, sentences, should_stop, row=row)
@@ -257,7 +255,7 @@ class Translator:
     # --- beam search --------------------------------------------------------------------------------------------------
 
     def _search(
-        self, settings: BeamSettings, sentences: Sequence[Sentence], should_stop: Callable[[], bool]
+        self, settings: BeamSettings, sentences: Sequence[Sentence], should_stop: ShouldStop
     ) -> list[list[Translation]]:
         limits = [sentence.limit for sentence in sentences]
         sources, starts = [sentence.source for sentence in sentences], self._starts(sentences)
@@ -311,7 +309,7 @@ class Translator:
         self,
         settings: GenerationSettings,
         sentences: Sequence[Sentence],
-        should_stop: Callable[[], bool],
+        should_stop: ShouldStop,
         *,
         row: int,
     ) -> list[list[Translation]]:
@@ -375,7 +373,7 @@ class Continuer:
         texts: Sequence[str],
         *,
         batch_size: int = 32,
-        should_stop: Callable[[], bool] | None = None,
+        should_stop: ShouldStop = never,
         first_row: int = 0,
     ) -> list[list[Translation]]:
         """Up to `n_best` continuations of each text, best first, in order. InputError for a prompt that is too long."""
@@ -400,7 +398,7 @@ class Continuer:
         )
         return [prompt if len(prompt) <= limit else prompt[-max(1, limit // 2) :] for prompt in prompts]
 
-    def _search(self, prompts: Sequence[list[int]], should_stop: Callable[[], bool] | None) -> list[list[Hypothesis]]:
+    def _search(self, prompts: Sequence[list[int]], should_stop: ShouldStop) -> list[list[Hypothesis]]:
         capacity, vocab_size = self._settings.max_new_tokens, self._tokenizer.vocab_size
         stepper = EnsembleStepper(
             [ModelStepper(model, prompts, capacity=capacity, vocab_size=vocab_size) for model in self._models]

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import torch
 
+from tformer.decoding.compilation import prepare_decoding
 from tformer.decoding.completion import OnToken
 from tformer.decoding.generate import generate
-from tformer.decoding.inference import decoding_dtype, prepare_decoding
+from tformer.decoding.inference import decoding_dtype
 from tformer.decoding.lines import LineWindow
 from tformer.decoding.loaded import require_same_vocabularies, translator_of
 from tformer.decoding.options import GenerateOptions, Use
@@ -28,8 +29,8 @@ from tformer.nn.products import row_class
 from tformer.support.device import resolve_device
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
+from tformer.workers.work import ShouldStop, never
 
-ShouldStop = Callable[[], bool]
 MASK_CANDIDATES = 5
 
 
@@ -151,7 +152,7 @@ class Sampler:
         *,
         first_row: int = 0,
         on_token: OnToken | None = None,
-        should_stop: ShouldStop | None = None,
+        should_stop: ShouldStop = never,
     ) -> list[list[Generated]]:
         """The completions of each prompt; see `generate` for the arguments."""
         tokenizer, settings = self.loaded.text_tokenizer, self.settings

@@ -177,7 +177,7 @@ class Classifier:
         return views
 
     def scores(self, samples: Samples, work: Work | None = None) -> np.ndarray:
-        """fp32 [N, L] scores of tokenised texts or of images; those of the mean probabilities of several views.
+        """fp32 [N, L] scores of tokenised texts or images. With several views, averages the probabilities of an image.
 
         work: reports the inputs done; its workers divide the batches, and all get all scores. None: the classifier's.
         """

@@ -37,6 +37,7 @@ from tformer.data.batching.batch import Batch
 from tformer.data.batching.padding import pad_layout
 from tformer.data.batching.windows import restarting_positions
 from tformer.data.shards.corpus import TokenCorpus
+from tformer.decoding.inference import inference
 from tformer.evaluation.predict import default_batch_tokens
 from tformer.metrics import bits_per_byte, perplexity
 from tformer.model import Transformer
@@ -125,23 +126,18 @@ def evaluate_lm(
         _, nll_sum, _, correct_sum = model(**loaded.model_inputs()).loss_terms(head, loaded.labels)
         return torch.stack([nll_sum.double(), correct_sum.double()])
 
-    was_training = model.training
-    model.eval()
     began = time.perf_counter()
-    try:
-        with torch.inference_mode():
-            for batch, of_batch_2 in work.worker.divide(
-                batches(windows(len(corpus), seq_len, stride), batch_size),
-                sums_of,
-                should_stop=work.should_stop,
-                to_json=torch.Tensor.tolist,
-                from_json=partial(torch.tensor, dtype=torch.float64, device=device),
-            ):
-                sums_2 += of_batch_2
-                tokens += sum(window.stop - window.counted_from + 1 for window in batch)
-                work.report(tokens, total)
-    finally:
-        model.train(was_training)
+    with inference(model):
+        for batch, of_batch_2 in work.worker.divide(
+            batches(windows(len(corpus), seq_len, stride), batch_size),
+            sums_of,
+            should_stop=work.should_stop,
+            to_json=torch.Tensor.tolist,
+            from_json=partial(torch.tensor, dtype=torch.float64, device=device),
+        ):
+            sums_2 += of_batch_2
+            tokens += sum(window.stop - window.counted_from + 1 for window in batch)
+            work.report(tokens, total)
     nll, correct = sums_2.tolist()
     return summarise(
         nll,
@@ -248,22 +244,17 @@ def pseudo_perplexity(
         rows = [sequences[row] for row in row_of[chosen]]
         return _masked_nll(model, rows, place_of[chosen], mask_id, head, device).double()
 
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            for chosen, of_batch in work.worker.divide(
-                batches(),
-                nll_of,
-                should_stop=work.should_stop,
-                to_json=torch.Tensor.tolist,
-                from_json=partial(torch.tensor, dtype=torch.float64, device=device),
-            ):
-                nll += of_batch
-                tokens = chosen.stop
-                work.report(tokens, total)
-    finally:
-        model.train(was_training)
+    with inference(model):
+        for chosen, of_batch in work.worker.divide(
+            batches(),
+            nll_of,
+            should_stop=work.should_stop,
+            to_json=torch.Tensor.tolist,
+            from_json=partial(torch.tensor, dtype=torch.float64, device=device),
+        ):
+            nll += of_batch
+            tokens = chosen.stop
+            work.report(tokens, total)
     loss = nll.item() / tokens if tokens else float("nan")
     return {"pseudo_perplexity": perplexity(loss), "loss": loss, "tokens": tokens}
 

@@ -22,6 +22,7 @@ from torch import nn
 
 from tformer.data.batching.batch import Batch
 from tformer.data.permutation import derive_key
+from tformer.decoding.inference import inference
 from tformer.metrics import perplexity
 from tformer.nn.heads import Output
 from tformer.objectives.base import Objective
@@ -109,22 +110,17 @@ def predict(
         batch = item[1].to(device)
         return read(model(**batch.model_inputs(), taps=taps), batch).float()
 
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            for (indices, _), vectors_NL in work.worker.divide(
-                batches(),
-                vectors,
-                should_stop=work.should_stop,
-                to_json=torch.Tensor.tolist,
-                from_json=partial(torch.tensor, device=device),
-            ):
-                found.append(vectors_NL)
-                done.append(indices)
-                work.report(sum(map(len, done)), total)
-    finally:
-        model.train(was_training)
+    with inference(model):
+        for (indices, _), vectors_NL in work.worker.divide(
+            batches(),
+            vectors,
+            should_stop=work.should_stop,
+            to_json=torch.Tensor.tolist,
+            from_json=partial(torch.tensor, device=device),
+        ):
+            found.append(vectors_NL)
+            done.append(indices)
+            work.report(sum(map(len, done)), total)
     if not found:
         return np.full((total, 0), np.nan, dtype=np.float32)
     found_NL = torch.cat(found).cpu().numpy()  # one copy from the device, at the end
@@ -183,65 +179,27 @@ class Tally:
         self.examples += other.examples
         self.predicts_tokens |= other.predicts_tokens
 
+    def metrics(self) -> dict[str, float]:
+        """The metrics (NaN without examples).
 
-def tally_of(objective: Objective, model: nn.Module, batch: Batch, *, examples: int) -> Tally:
-    """The terms and metrics of a batch with this number of examples."""
-    result = objective.loss(model, batch)
-    sums, weights = dict[str, float](), dict[str, float]()
-    for name, term in result.terms.items():
-        sums |= {f"term {name}.sum": float(term.sum), f"term {name}.count": float(term.count)}
-        weights[name] = term.weight
-    sums |= {name: float(value) for name, value in result.metrics.items()}
-    return Tally(sums, weights, examples, any(member.predicts_tokens for member in objective.members))
-
-
-def evaluate_objective(
-    model: nn.Module,
-    objective: Objective,
-    samples: Samples,
-    *,
-    batch_size: int | None = None,
-    batch_tokens: int = ACCELERATOR_BATCH_TOKENS,
-    seed: int = 0,
-    work: Work = QUIET,
-) -> dict[str, float]:
-    """`metrics_of` every sample once (epoch 0). Arguments and errors are those of `tally_objective`."""
-    tally = tally_objective(
-        model,
-        objective,
-        samples,
-        batch_size=batch_size,
-        batch_tokens=batch_tokens,
-        seed=seed,
-        work=work,
-    )
-    return metrics_of([tally])
-
-
-def metrics_of(tallies: Sequence[Tally]) -> dict[str, float]:
-    """Metrics over all tallies together (NaN without examples).
-
-    - loss: sum over the terms of weight * sum / count, as in training but without dropout and augmentation;
-    - <term>_loss: sum / count, where there are several terms;
-    - accuracy, and <name>_accuracy for each further part that reports one (next_sentence, generator);
-    - perplexity where tokens are predicted, never smoothed;
-    - examples: number of examples.
-    """
-    total = Tally()
-    for tally in tallies:
-        total.add(tally)
-    sums, weights = total.sums, total.weights
-    losses = {name: _ratio(sums[f"term {name}.sum"], sums[f"term {name}.count"]) for name in weights}
-    metrics = {"loss": sum(weights[name] * loss for name, loss in losses.items()) if losses else float("nan")}
-    if len(losses) > 1:
-        metrics |= {f"{name}_loss": loss for name, loss in losses.items()}
-    for name in list(sums):
-        if name.endswith("correct"):
-            prefix = name.removesuffix("correct")
-            metrics[f"{prefix.replace('.', '_')}accuracy"] = _ratio(sums[name], sums[f"{prefix}count"])
-    if total.predicts_tokens:
-        metrics["perplexity"] = perplexity(_ratio(sums["nll_sum"], sums["count"]))
-    return metrics | {"examples": total.examples}
+        - loss: sum over the terms of weight * sum / count, as in training but without dropout and augmentation;
+        - <term>_loss: sum / count, where there are several terms;
+        - accuracy, and <name>_accuracy for each further part that reports one (next_sentence, generator);
+        - perplexity where tokens are predicted, never smoothed;
+        - examples: number of examples.
+        """
+        sums, weights = defaultdict(float, self.sums), self.weights
+        losses = {name: _ratio(sums[f"term {name}.sum"], sums[f"term {name}.count"]) for name in weights}
+        metrics = {"loss": sum(weights[name] * loss for name, loss in losses.items()) if losses else float("nan")}
+        if len(losses) > 1:
+            metrics |= {f"{name}_loss": loss for name, loss in losses.items()}
+        for name in list(sums):
+            if name.endswith("correct"):
+                prefix = name.removesuffix("correct")
+                metrics[f"{prefix.replace('.', '_')}accuracy"] = _ratio(sums[name], sums[f"{prefix}count"])
+        if self.predicts_tokens:
+            metrics["perplexity"] = perplexity(_ratio(sums["nll_sum"], sums["count"]))
+        return metrics | {"examples": self.examples}
 
 
 def tally_objective(
@@ -272,24 +230,25 @@ def tally_objective(
         draw = np.random.default_rng([seed, number])
         torch.manual_seed(derive_key("evaluation", seed, number))
         batch = objective.collate(samples.examples(0, indices), rng=draw, training=False)
-        return tally_of(objective, model, batch.to(device), examples=len(indices))
+        result = objective.loss(model, batch.to(device))
+        sums, weights = dict[str, float](), dict[str, float]()
+        for name, term in result.terms.items():
+            sums |= {f"term {name}.sum": float(term.sum), f"term {name}.count": float(term.count)}
+            weights[name] = term.weight
+        sums |= {name: float(value) for name, value in result.metrics.items()}
+        return Tally(sums, weights, len(indices), any(member.predicts_tokens for member in objective.members))
 
-    was_training = model.training
-    model.eval()
-    try:
-        with _DRAWS, torch.inference_mode(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-            batches = length_sorted_batches(samples, batch_size=batch_size, batch_tokens=batch_tokens)
-            for _, of_batch in work.worker.divide(
-                enumerate(batches),
-                tally_batch,
-                should_stop=work.should_stop,
-                to_json=asdict,
-                from_json=lambda value: Tally(**value),
-            ):
-                tally.add(of_batch)
-                work.report(tally.examples, len(samples))
-    finally:
-        model.train(was_training)
+    with inference(model), _DRAWS, torch.random.fork_rng([device] if device.type == "cuda" else []):
+        batches = length_sorted_batches(samples, batch_size=batch_size, batch_tokens=batch_tokens)
+        for _, of_batch in work.worker.divide(
+            enumerate(batches),
+            tally_batch,
+            should_stop=work.should_stop,
+            to_json=asdict,
+            from_json=lambda value: Tally(**value),
+        ):
+            tally.add(of_batch)
+            work.report(tally.examples, len(samples))
     return tally
 
 

@@ -213,22 +213,18 @@ def report_lines(report: dict[str, Any]) -> Iterator[str]:
     yield f"examples {report['examples']}"
     if "per_class" in report:
         yield ""
-        yield from _class_lines(report["per_class"])
+        rows = [
+            [
+                _label(name, NAME_WIDTH),
+                *(f"{scores[key]:.4f}" for key in ("precision", "recall", "f1")),
+                str(scores["support"]),
+            ]
+            for name, scores in report["per_class"].items()
+        ]
+        yield from _aligned([["class", "precision", "recall", "f1", "support"], *rows])
     if "confusion" in report:
         yield ""
         yield from _confusion_lines(list(report["per_class"]), report["confusion"])
-
-
-def _class_lines(per_class: dict[str, dict[str, float]]) -> Iterator[str]:
-    rows = [
-        [
-            _label(name, NAME_WIDTH),
-            *(f"{scores[key]:.4f}" for key in ("precision", "recall", "f1")),
-            str(scores["support"]),
-        ]
-        for name, scores in per_class.items()
-    ]
-    yield from _aligned([["class", "precision", "recall", "f1", "support"], *rows])
 
 
 def _confusion_lines(names: Sequence[str], counts: Sequence[Sequence[int]]) -> Iterator[str]:

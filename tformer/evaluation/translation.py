@@ -18,7 +18,7 @@ from tformer.data.shards.pair_tokens import PairTokens
 from tformer.decoding.score import TargetScore, score_targets
 from tformer.decoding.translate import Translation, Translator
 from tformer.evaluation.mistakes import write_examples
-from tformer.evaluation.predict import Tally, metrics_of, tally_objective
+from tformer.evaluation.predict import Tally, tally_objective
 from tformer.metrics.text import bleu, chrf, same_text, sequence_accuracy
 from tformer.model import Transformer
 from tformer.objectives.base import Objective
@@ -50,7 +50,7 @@ def evaluate_pairs(
     seed: int = 0,
     work: Work = QUIET,
 ) -> dict[str, float]:
-    """Metrics of `evaluate_objective`; of several named tasks also the loss of each, as `loss.<task>`.
+    """The metrics of all pairs. If there are several named tasks, adds the loss of each as `loss.<task>`.
 
     batch_size: pairs at a time; None: as many as make `batch_tokens` tokens of the longer side.
     """
@@ -68,16 +68,18 @@ def evaluate_pairs(
             seed=seed,
             work=work.piece(sum(tally.examples for tally in tallies.values()), len(pairs)),
         )
-    losses = {f"loss.{task}": metrics_of([tallies[task]])["loss"] for task in pairs.named_tasks}
-    return metrics_of(list(tallies.values())) | losses
+    total = Tally()
+    for tally in tallies.values():
+        total.add(tally)
+    return total.metrics() | {f"loss.{task}": tallies[task].metrics()["loss"] for task in pairs.named_tasks}
 
 
 def output_metrics(
     outputs: Outputs, pairs: PairTokens, *, tokenize: str = "13a", lowercase: bool = False
 ) -> dict[str, Any]:
-    """`translation_metrics` of the outputs; of several named tasks also the BLEU of each, as `bleu.<task>`.
+    """`translation_metrics` of the outputs. If there are several named tasks, adds the BLEU of each as `bleu.<task>`.
 
-    Of a reference, `COMPARED_CHARACTERS` are compared.
+    Compares the first `COMPARED_CHARACTERS` of a reference.
     """
     options: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase}
     compared = [reference[:COMPARED_CHARACTERS] for reference in outputs.references]

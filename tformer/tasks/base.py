@@ -20,7 +20,7 @@ from tformer.data.shards.array_files import ArrayFile
 from tformer.data.sources.columns import parse_column
 from tformer.decoding.prompts import task_prefix
 from tformer.evaluation.options import DataOptions, EvaluationOptions
-from tformer.evaluation.predict import Samples, evaluate_objective
+from tformer.evaluation.predict import Samples, tally_objective
 from tformer.loading import Loaded
 from tformer.metrics import lower_is_better
 from tformer.objectives.base import Objective, ObjectiveContext
@@ -130,14 +130,14 @@ class HeldOut:
 
     def measure(self, model: Any, work: Work) -> dict[str, Any]:
         """Loss and metrics of a validation; without meaning once work.should_stop()."""
-        return evaluate_objective(
+        return tally_objective(
             model,
             self.objective,
             self.samples,
             batch_size=self.batch_size,
             seed=self.recipe.seed,
             work=work,
-        )
+        ).metrics()
 
     def validate(self, model: Any, objective: Objective, work: Work) -> dict[str, Any]:
         """`measure` by the objective of a training, which may have a generator beside the model."""

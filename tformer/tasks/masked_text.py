@@ -18,7 +18,7 @@ from tformer.data.shards.corpus import Example, TokenCorpus
 from tformer.data.shards.template import single_template
 from tformer.evaluation.lm import pseudo_perplexity, unpredicted
 from tformer.evaluation.options import EvaluationOptions
-from tformer.evaluation.predict import Samples, evaluate_objective
+from tformer.evaluation.predict import Samples, tally_objective
 from tformer.interop.opening import open_checkpoint
 from tformer.loading import Loaded, load_generator
 from tformer.model import Transformer
@@ -110,14 +110,14 @@ class MaskedText(CorpusTask):
             raise InputError(f"--pseudo-perplexity: {loaded.path} has no head that predicts masked tokens")
         held_out = self.held_out(loaded, data, work)
         with work.part(f"evaluating {held_out.name}", unit="examples") as part:
-            metrics = evaluate_objective(
+            metrics = tally_objective(
                 loaded.model,
                 held_out.objective,
                 held_out.samples,
                 batch_size=options.batch_size or held_out.batch_size,
                 seed=loaded.recipe.seed,
                 work=part,
-            )
+            ).metrics()
         work.require_finished("before the whole text was read")
         require_finite_loss(metrics["loss"])
         report = {"data": held_out.name, **metrics}

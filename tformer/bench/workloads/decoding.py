@@ -12,14 +12,9 @@ from tformer.bench.workloads.train import SPECIAL, random_ids
 from tformer.build import build_model, layer_sizes
 from tformer.cost.flops import HEADS, attention_flops, product_flops, product_shape
 from tformer.decoding.beam_search import beam_search
+from tformer.decoding.compilation import compile_decoding, no_compiled_steps, require_compiler
 from tformer.decoding.generate import generate
-from tformer.decoding.inference import (
-    cast_matrices,
-    compile_decoding,
-    no_compiled_steps,
-    prepare_inference,
-    require_compiler,
-)
+from tformer.decoding.inference import cast_matrices, prepare_inference
 from tformer.decoding.prompts import suppressed_tokens
 from tformer.decoding.settings import BeamSettings, GenerationSettings
 from tformer.decoding.stepper import ModelStepper
