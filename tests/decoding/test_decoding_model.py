@@ -60,7 +60,7 @@ def test_cached_logits_equal_uncached_logits_at_every_step(positions):
 
 
 @pytest.mark.parametrize(
-    "stack", [{"num_kv_heads": 2}, {"head_dim": 4, "value_dim": 10}, {"attention": {"qk_norm": True}}]
+    "stack", [{"num_kv_heads": 2}, {"head_dim": 4, "value_dim": 10}, {"attention": {"kind": "full", "qk_norm": True}}]
 )
 def test_head_shapes_do_not_matter(stack):
     model = tiny_model("rope", **stack)

@@ -33,7 +33,7 @@ STACKS: dict[str, dict[str, Any]] = {
         "norm": {"kind": "rmsnorm", "place": "pre"},
         "attention": {"kind": "full", "scale": 1.0},
     },
-    "rope-grouped": {"positions": {"kind": "rope"}, "num_kv_heads": 2, "attention": {"qk_norm": True}},
+    "rope-grouped": {"positions": {"kind": "rope"}, "num_kv_heads": 2, "attention": {"kind": "full", "qk_norm": True}},
     "alibi": {"positions": {"kind": "alibi"}},
     "shaw-wide-values": {"positions": {"kind": "shaw", "clip": 3}, "head_dim": 4, "value_dim": 10},
 }

@@ -12,7 +12,7 @@ import typer
 
 from tformer.cli.completion import completer
 from tformer.support.errors import InputError
-from tformer.support.options import Option, Panel, flag_of, out_of_bounds
+from tformer.support.options import Panel, declared_option, facts_of, flag_of, out_of_bounds
 
 Options = TypeVar("Options")
 
@@ -50,14 +50,13 @@ def _parameters(options_type: Any) -> Iterator[inspect.Parameter]:
         if is_dataclass(hint):
             yield from _parameters(hint)
         else:
-            yield _parameter(field, hint)
+            yield _parameter(field, hint, get_type_hints(options_type)[field.name])
 
 
-def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
+def _parameter(field: Field[Any], hint: Any, kind: Any) -> inspect.Parameter:
     default: Any = inspect.Parameter.empty if field.default is MISSING else field.default
-    [declared] = [fact for fact in hint.__metadata__ if isinstance(fact, Option)]
-    panels = [fact.title for fact in hint.__metadata__ if isinstance(fact, Panel)]
-    kind = hint.__origin__
+    declared = declared_option(hint)
+    panels = [fact.title for fact in facts_of(hint) if isinstance(fact, Panel)]
     if _is_tuple(kind):
         kind = list[get_args(kind)[0]]  # type: ignore[misc]
         default = list(field.default) if isinstance(field.default, tuple) else default

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tformer.decoding.settings import ContextPolicy, FinishReason, Generated, GenerationSettings
+from tformer.decoding.settings import FinishReason, Generated, GenerationSettings
+from tformer.support.decoding import ContextPolicy
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.decoding import StreamDecoder

@@ -6,12 +6,13 @@ This module imports no model, so that `--help` is fast.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_hints
 
 from tformer.data.sources.files import MAX_ROW_CHARACTERS
+from tformer.support import decoding as row
+from tformer.support.decoding import BEAMS, SAMPLING, Neutral, Use
 from tformer.support.errors import InputError
 from tformer.support.options import (
     MACHINE,
@@ -24,6 +25,7 @@ from tformer.support.options import (
     Quantize,
     argument,
     check_quantize,
+    facts_of,
     panel,
     require_at_most_one,
 )
@@ -32,25 +34,9 @@ if TYPE_CHECKING:
     from tformer.decoding.settings import BeamSettings, GenerationSettings
     from tformer.recipe.sections import Generation
 
-PROMPT, BEAMS, SAMPLING = panel("What to continue or translate"), panel("Beam search"), panel("Sampling")
-LENGTH, OUTPUT = panel("Length and repetition"), panel("Output")
+PROMPT, OUTPUT = panel("What to continue or translate"), panel("Output")
 BATCH_OF_PROMPTS, BATCH_OF_SOURCES = 16, 32
 DEFAULT_SEED = 1337
-
-
-class Use(Enum):
-    """The models or methods that an option applies to; an option without one applies to all."""
-
-    SAMPLE = "drawing samples"
-    SEARCH = "beam search"
-    SOURCE = "sources of encoder-decoders"
-    TEXT = "models that write text: not for filling masks"
-
-
-class Neutral(NamedTuple):
-    """The value of an option that means the same as leaving it out."""
-
-    value: Any
 
 
 @dataclass(frozen=True)
@@ -109,71 +95,14 @@ class GenerateOptions:
         Use.SOURCE,
     ] = None
 
-    beam_size: Annotated[
-        int | None,
-        BEAMS("--beam-size", metavar="B", help="Hypotheses kept at every step; 1 is greedy."),
-        Use.SEARCH,
-    ] = None
-    n_best: Annotated[
-        int | None,
-        BEAMS(
-            "--n-best",
-            metavar="N",
-            help="Print up to N different texts per input line (a text that several groups of --beam-groups found, "
-            "once for each), best first, as tab-separated INDEX, SCORE and TEXT; INDEX is the number of the input "
-            "line, from 0.",
-        ),
-        Use.SEARCH,
-    ] = None
-    length_penalty: Annotated[
-        float | None,
-        BEAMS("--length-penalty", metavar="A", help="A above 0 favours long texts, below 0 short ones."),
-        Use.SEARCH,
-    ] = None
-    length_penalty_type: Annotated[
-        Literal["gnmt", "avg", "none"] | None,
-        BEAMS(
-            "--length-penalty-type", help="Divisor of a log-probability: gnmt ((5 + length)/6)^A, avg length^A, none 1."
-        ),
-        Use.SEARCH,
-    ] = None
-    coverage_penalty: Annotated[
-        float | None,
-        BEAMS(
-            "--coverage-penalty",
-            metavar="C",
-            help="Penalise source tokens with little attention: add C times the sum of log min(attention, 1) over the "
-            "source tokens to a score.",
-        ),
-        Use.SEARCH,
-        Use.SOURCE,
-        Neutral(0),
-    ] = None
-    stopping: Annotated[
-        Literal["beam", "heuristic", "exhaustive"] | None,
-        BEAMS(
-            "--stopping",
-            help="When the search of a text stops. beam: B hypotheses are finished. heuristic: B are finished, and no "
-            "unfinished one, scored at its present length, beats the worst of them. exhaustive: B are finished, and "
-            "no unfinished one can beat the worst of them at any allowed length. Default: the recipe's.",
-        ),
-        Use.SEARCH,
-    ] = None
-    beam_groups: Annotated[
-        int | None,
-        BEAMS("--beam-groups", metavar="G", help="Divide the beam into G groups that choose different tokens."),
-        Use.SEARCH,
-    ] = None
-    diversity_penalty: Annotated[
-        float | None,
-        BEAMS(
-            "--diversity-penalty",
-            metavar="X",
-            help="Subtract X from a token's score for each hypothesis of an earlier group that chose it at this step.",
-        ),
-        Use.SEARCH,
-        Neutral(0),
-    ] = None
+    beam_size: row.BeamSize | None = None
+    n_best: row.NBest | None = None
+    length_penalty: row.LengthPenalty | None = None
+    length_penalty_type: row.LengthPenaltyType | None = None
+    coverage_penalty: row.CoveragePenalty | None = None
+    stopping: row.Stopping | None = None
+    beam_groups: row.BeamGroups | None = None
+    diversity_penalty: row.DiversityPenalty | None = None
     ensemble: Annotated[
         tuple[str, ...],
         BEAMS(
@@ -186,79 +115,22 @@ class GenerateOptions:
         Use.SEARCH,
     ] = ()
 
-    temperature: Annotated[
-        float | None, SAMPLING("--temperature", help="Divisor of the logits; 0: greedy."), Use.SAMPLE, Neutral(0)
-    ] = None
-    top_k: Annotated[
-        int | None,
-        SAMPLING("--top-k", help="Keep the K most probable tokens; 0: all. For a [MASK]: how many to show (5)."),
-        Use.SAMPLE,
-        Neutral(0),
-    ] = None
-    top_p: Annotated[
-        float | None,
-        SAMPLING("--top-p", help="Keep the smallest set of most probable tokens with a total probability of P."),
-        Use.SAMPLE,
-        Neutral(1),
-    ] = None
-    min_p: Annotated[
-        float | None,
-        SAMPLING("--min-p", help="Keep tokens at least P times as probable as the most probable one."),
-        Use.SAMPLE,
-        Neutral(0),
-    ] = None
+    temperature: row.Temperature | None = None
+    top_k: row.TopK | None = None
+    top_p: row.TopP | None = None
+    min_p: row.MinP | None = None
     greedy: Annotated[bool, SAMPLING("--greedy", help="Take the most probable token at every step."), Use.TEXT] = False
-    num_samples: Annotated[
-        int, SAMPLING("--num-samples", help="Number of completions per prompt."), Use.SAMPLE, Neutral(1)
-    ] = 1
+    num_samples: row.NumSamples = 1
     seed: Annotated[int, SAMPLING("--seed", help="The same seed gives the same text.")] = DEFAULT_SEED
-    stop: Annotated[
-        tuple[str, ...],
-        SAMPLING(
-            "--stop",
-            help="End the completion before this text (not with beam search); may be repeated.",
-            show_default=False,
-        ),
-        Use.TEXT,
-    ] = ()
+    stop: row.Stop = ()
 
-    max_new_tokens: Annotated[
-        int | None, LENGTH("--max-new-tokens", help="Maximum length of a completion in tokens."), Use.TEXT
-    ] = None
-    min_new_tokens: Annotated[
-        int | None, LENGTH("--min-new-tokens", help="Minimum length of a completion in tokens."), Use.TEXT, Neutral(0)
-    ] = None
-    at_limit: Annotated[
-        Literal["cut", "end"] | None,
-        LENGTH(
-            "--at-limit",
-            help="What becomes of a text at its maximum length. cut: it stops without an end (with the end that the "
-            "model forces, if any). end: its last token is the end of sequence, whose log-probability counts.",
-        ),
-        Use.TEXT,
-        Neutral("cut"),
-    ] = None
-    length_margin: Annotated[
-        int | None,
-        LENGTH("--length-margin", metavar="N", help="Limit an output to the length of its source plus N tokens."),
-        Use.SOURCE,
-    ] = None
-    repetition_penalty: Annotated[
-        float | None,
-        LENGTH("--repetition-penalty", help="Above 1 makes tokens that were already used less likely."),
-        Use.TEXT,
-    ] = None
-    no_repeat_ngram: Annotated[
-        int | None, LENGTH("--no-repeat-ngram", metavar="N", help="Never repeat a sequence of N tokens."), Use.TEXT
-    ] = None
-    context: Annotated[
-        Literal["slide", "error"],
-        LENGTH(
-            "--context",
-            help="When the context of a decoder-only model is full. slide: continue with its last half (beam search "
-            "stops). error: stop, and refuse a longer prompt. For sources see --too-long.",
-        ),
-    ] = "slide"
+    max_new_tokens: row.MaxNewTokens | None = None
+    min_new_tokens: row.MinNewTokens | None = None
+    at_limit: row.AtLimit | None = None
+    length_margin: row.LengthMargin | None = None
+    repetition_penalty: row.RepetitionPenalty | None = None
+    no_repeat_ngram: row.NoRepeatNgram | None = None
+    context: row.ContextPolicy = "slide"
 
     output: Annotated[Path | None, OUTPUT("--output", help="Write to this file instead of standard output.")] = None
     as_json: Annotated[
@@ -430,7 +302,7 @@ def _declared() -> list[_Declared]:
     """The fields with a `Use`."""
     found = []
     for name, hint in get_type_hints(GenerateOptions, include_extras=True).items():
-        facts = hint.__metadata__
+        facts = facts_of(hint)
         uses = frozenset(fact for fact in facts if isinstance(fact, Use))
         neutral = next((fact.value for fact in facts if isinstance(fact, Neutral)), None)
         if uses:

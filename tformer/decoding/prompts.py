@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from tformer.data.encoding import encode_prompt
 from tformer.decoding.completion import prompt_too_long
-from tformer.decoding.settings import ContextPolicy
 from tformer.recipe.recipe import Recipe
+from tformer.support.decoding import ContextPolicy
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.pieces import size_for_message
 from tformer.tokenizer.special import DecoderTokens, SpecialIds

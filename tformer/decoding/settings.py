@@ -16,58 +16,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import reduce
+from functools import cache, reduce
 from operator import add
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, get_type_hints
 
 from tformer.recipe.sections import Generation
+from tformer.support import decoding as row
+from tformer.support.decoding import Must
 from tformer.support.errors import InputError
-from tformer.support.options import out_of_bounds
+from tformer.support.options import facts_of, out_of_bounds
 
 FinishReason = Literal["eos", "stop", "length", "context", "interrupted"]
-ContextPolicy = Literal["slide", "error"]
-Stopping = Literal["beam", "heuristic", "exhaustive"]
-LengthPenaltyType = Literal["gnmt", "avg", "none"]
-AtLimit = Literal["cut", "end"]
 
-LENGTH_PENALTIES: dict[LengthPenaltyType, Callable[[int, float], float]] = {
+LENGTH_PENALTIES: dict[row.LengthPenaltyType, Callable[[int, float], float]] = {
     "gnmt": lambda length, alpha: ((5.0 + length) / 6.0) ** alpha,
     "avg": lambda length, alpha: float(length) ** alpha,
     "none": lambda length, alpha: 1.0,
 }
 
 
-def length_penalty(length: int, *, alpha: float, kind: LengthPenaltyType) -> float:
+def length_penalty(length: int, *, alpha: float, kind: row.LengthPenaltyType) -> float:
     """lp(length), above zero. A hypothesis without tokens counts as one of length 1: its sum is 0 all the same."""
     return LENGTH_PENALTIES[kind](max(length, 1), alpha)
 
 
-def _at_least(least: int, off: str) -> tuple[Callable[[Any], bool], str]:
-    return lambda value: value >= least, f"at least {least}{off}"
+@cache
+def _conditions(settings: type) -> dict[str, Must]:
+    """What each value of the settings must be; `tformer.support.options` has the bounds of those that are numbers."""
+    hints = get_type_hints(settings, include_extras=True)
+    return {name: fact for name, hint in hints.items() for fact in facts_of(hint) if isinstance(fact, Must)}
 
 
-def _one_of(choices: Any) -> tuple[Callable[[Any], bool], str]:
-    *most, last = get_args(choices)
-    return lambda value: value in (*most, last), f"{', '.join(most)} or {last}"
-
-
-BOUNDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "at_limit": _one_of(AtLimit),
-    "repetition_penalty": (lambda value: 0 < value < float("inf"), "above 0 (1 is off) and finite"),
-    "no_repeat_ngram": _at_least(0, " (0 is off)"),
-    "temperature": (lambda value: 0 <= value < float("inf"), "at least 0 (0 is greedy) and finite"),
-    "top_k": _at_least(0, " (0 is off)"),
-    "top_p": (lambda value: 0 < value <= 1, "above 0 and at most 1 (1 is off)"),
-    "min_p": (lambda value: 0 <= value < 1, "at least 0 (0 is off) and below 1"),
-    "stop_texts": (all, "texts that are not empty"),
-    "context": _one_of(ContextPolicy),
-    "length_penalty": (lambda value: -10 <= value <= 10, "between -10 and 10 (0 is off)"),
-    "length_penalty_type": _one_of(LengthPenaltyType),
-    "stopping": _one_of(Stopping),
-    "beam_groups": _at_least(1, " (1 is off)"),
-    "diversity_penalty": (lambda value: 0 <= value < float("inf"), "at least 0 (0 is off) and finite"),
-}
-"""Condition of each setting, as code and as text; `tformer.support.options` has those that are numbers alone."""
+DEFAULT = Generation()
 
 
 @dataclass(frozen=True)
@@ -79,14 +59,14 @@ class DecodingSettings:
     other, whose probability counts (fairseq's `max_len`).
     """
 
-    max_new_tokens: int = 200
-    min_new_tokens: int = 0  # number of tokens before an end of sequence
-    repetition_penalty: float = 1.0  # 1: off
-    no_repeat_ngram: int = 0  # 0: off
+    max_new_tokens: row.MaxNewTokens = DEFAULT.max_new_tokens
+    min_new_tokens: row.MinNewTokens = DEFAULT.min_new_tokens  # number of tokens before an end of sequence
+    repetition_penalty: row.RepetitionPenalty = DEFAULT.repetition_penalty  # 1: off
+    no_repeat_ngram: row.NoRepeatNgram = DEFAULT.no_repeat_ngram  # 0: off
     eos_id: int | None = None  # None: only length, stop tokens and stop texts end a text
-    stop_tokens: tuple[int, ...] = ()  # end a text like `eos_id`
+    stop_tokens: tuple[int, ...] = DEFAULT.stop_tokens  # end a text like `eos_id`
     forced_eos: int | None = None  # the last of `max_new_tokens` is this one
-    at_limit: AtLimit = "cut"
+    at_limit: row.AtLimit = DEFAULT.at_limit
     suppress_tokens: tuple[int, ...] | None = None  # never written; None: those of `suppressed_tokens`
 
     def __post_init__(self) -> None:
@@ -118,9 +98,9 @@ class DecodingSettings:
     @classmethod
     def _check(cls, values: Mapping[str, Any], *, names: Mapping[str, str]) -> None:
         """Raise InputError for settings that cannot be decoded with. `names`: of values that have no flag."""
-        for name, (holds, expected) in BOUNDS.items():
-            if name in values and not holds(values[name]):
-                raise InputError(f"{names.get(name, name)} must be {expected}, found {values[name]}")
+        for name, must in _conditions(cls).items():  # type: ignore[arg-type]  # mypy: a dataclass has no hash
+            if not must.holds(values[name]):
+                raise InputError(f"{names.get(name, name)} must be {must.words}, found {values[name]}")
         for name, value in values.items():
             if wrong := out_of_bounds(name, value):
                 raise InputError(f"{names.get(name, name)} {wrong}")
@@ -142,15 +122,15 @@ class GenerationSettings(DecodingSettings):
     finish reason `context`.
     """
 
-    temperature: float = 1.0  # 0: greedy
-    top_k: int = 0  # 0: off
-    top_p: float = 1.0  # 1: off
-    min_p: float = 0.0  # 0: off
-    stop_texts: tuple[str, ...] = ()
+    temperature: row.Temperature = DEFAULT.temperature  # 0: greedy
+    top_k: row.TopK = DEFAULT.top_k  # 0: off
+    top_p: row.TopP = DEFAULT.top_p  # 1: off
+    min_p: row.MinP = DEFAULT.min_p  # 0: off
+    stop_texts: row.Stop = DEFAULT.stop
     seed: int = 0
-    num_samples: int = 1  # completions per prompt
+    num_samples: row.NumSamples = 1  # completions per prompt
     logprobs: bool = False
-    context: ContextPolicy = "slide"
+    context: row.ContextPolicy = "slide"
 
     @property
     def greedy(self) -> bool:
@@ -183,14 +163,14 @@ class BeamSettings(DecodingSettings):
     adds nothing to `score`, and the model's own log-probability to `logprob`.
     """
 
-    beam_size: int = 4
-    n_best: int = 1
-    length_penalty: float = 1.0  # alpha
-    length_penalty_type: LengthPenaltyType = "avg"
+    beam_size: row.BeamSize = 4
+    n_best: row.NBest = 1
+    length_penalty: row.LengthPenalty = DEFAULT.length_penalty  # alpha
+    length_penalty_type: row.LengthPenaltyType = DEFAULT.length_penalty_type
     counted_start: int = 0  # tokens before the new ones that the length penalty counts: a forced first of every target
-    stopping: Stopping = "heuristic"
-    beam_groups: int = 1  # 1: off
-    diversity_penalty: float = 0.0  # 0: off
+    stopping: row.Stopping = DEFAULT.stopping
+    beam_groups: row.BeamGroups = DEFAULT.beam_groups  # 1: off
+    diversity_penalty: row.DiversityPenalty = DEFAULT.diversity_penalty  # 0: off
 
     def penalty(self, length: int) -> float:
         """What the sum of log-probabilities is divided by; `length`: number of new tokens."""

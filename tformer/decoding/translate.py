@@ -23,7 +23,6 @@ from tformer.decoding.score import Links, coverage_penalty, links_of, mean_atten
 from tformer.decoding.sentences import LINES, Places, Sentence, SentenceReader, TooLong
 from tformer.decoding.settings import (
     BeamSettings,
-    ContextPolicy,
     FinishReason,
     Generated,
     GenerationSettings,
@@ -31,6 +30,7 @@ from tformer.decoding.settings import (
 )
 from tformer.decoding.stepper import EnsembleStepper, ModelStepper
 from tformer.model import Transformer
+from tformer.support.decoding import ContextPolicy
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import DecoderTokens

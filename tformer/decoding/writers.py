@@ -18,7 +18,7 @@ from tformer.decoding.generate import generate
 from tformer.decoding.inference import decoding_dtype
 from tformer.decoding.lines import LineWindow
 from tformer.decoding.loaded import require_same_vocabularies, translator_of
-from tformer.decoding.options import GenerateOptions, Use
+from tformer.decoding.options import GenerateOptions
 from tformer.decoding.prompts import OnCut, encode_prompts, suppressed_tokens, task_prefix
 from tformer.decoding.sentences import LINES, SentenceReader
 from tformer.decoding.settings import BeamSettings, Generated, GenerationSettings
@@ -26,6 +26,7 @@ from tformer.decoding.translate import Continuer, Translation
 from tformer.loading import Loaded, load
 from tformer.nn.heads import HEADS
 from tformer.nn.products import row_class
+from tformer.support.decoding import Use
 from tformer.support.device import resolve_device
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer

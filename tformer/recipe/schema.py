@@ -20,7 +20,7 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.yaml_text import KeyPath
-from tformer.support.options import Option
+from tformer.support.options import Option, facts_of
 
 
 class SchemaField(NamedTuple):
@@ -199,7 +199,8 @@ def field_descriptions(section: type) -> Iterator[tuple[str, str]]:
     field, in the class or in one that it inherits from."""
     written = {name: field.alias or name for name, field in getattr(section, "model_fields", {}).items()}
     for name, hint in get_type_hints(section, include_extras=True).items():
-        yield from ((name, fact.help) for fact in getattr(hint, "__metadata__", ()) if isinstance(fact, Option))
+        if name not in written:  # keys of pydantic sections are described by comments
+            yield from ((name, fact.help) for fact in facts_of(hint) if isinstance(fact, Option))
     for parent in reversed(section.__mro__):
         if parent.__module__.startswith("tformer."):
             yield from ((written.get(name, name), comment) for name, comment in _commented_fields(parent).items())

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from tformer.data.sources.augmentation import AugmentationName
 from tformer.optim.optimizers import OptimizerName
 from tformer.optim.schedules import ScheduleName
+from tformer.support import decoding as row
 
 # Ceilings above anything that can be trained, so that no recipe makes a command run or allocate without end.
 MAX_LAYERS = 1024
@@ -194,27 +195,27 @@ class Training(Section):
 class Generation(Section):
     """Defaults of `tformer generate` for this model; flags override them."""
 
-    max_new_tokens: BatchSize = 200  # maximum length of an output
-    temperature: NonNegativeFloat = 1.0  # divides the logits before sampling; 0: greedy
-    top_k: NonNegative = 0  # sample from this many most probable tokens; 0: off
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # nucleus sampling (arXiv 1904.09751); 1: off
-    min_p: Probability = 0.0  # minimum probability, as a share of the highest (arXiv 2407.01082); 0: off
-    repetition_penalty: PositiveFloat = 1.0  # makes used tokens less likely (arXiv 1909.05858); 1: off
-    no_repeat_ngram: NonNegative = 0  # never repeat a sequence of this many tokens (arXiv 1705.04304); 0: off
-    min_new_tokens: NonNegative = 0  # minimum length of an output
+    max_new_tokens: row.MaxNewTokens = 200  # maximum length of an output
+    temperature: row.Temperature = 1.0  # divides the logits before sampling; 0: greedy
+    top_k: row.TopK = 0  # sample from this many most probable tokens; 0: off
+    top_p: row.TopP = 1.0  # nucleus sampling (arXiv 1904.09751); 1: off
+    min_p: row.MinP = 0.0  # minimum probability, as a share of the highest (arXiv 2407.01082); 0: off
+    repetition_penalty: row.RepetitionPenalty = 1.0  # makes used tokens less likely (arXiv 1909.05858); 1: off
+    no_repeat_ngram: row.NoRepeatNgram = 0  # never repeat a sequence of this many tokens (arXiv 1705.04304); 0: off
+    min_new_tokens: row.MinNewTokens = 0  # minimum length of an output
     # at the maximum length: cut the text, or end it with eos, whose probability counts
-    at_limit: Literal["cut", "end"] = "cut"
-    length_margin: NonNegative | None = None  # encoder-decoders: maximum tokens beyond the source's
-    beam_size: Size = 1  # hypotheses kept at every step; 1: no beam search
-    length_penalty: float = 1.0  # exponent A of the divisor of a log-probability; higher: longer texts
+    at_limit: row.AtLimit = "cut"
+    length_margin: row.LengthMargin | None = None  # encoder-decoders: maximum tokens beyond the source's
+    beam_size: row.BeamSize = 1  # hypotheses kept at every step; 1: no beam search
+    length_penalty: row.LengthPenalty = 1.0  # exponent A of the divisor of a log-probability; higher: longer texts
     # divisor: gnmt ((5 + length)/6)^A (arXiv 1609.08144); avg length^A; none 1
-    length_penalty_type: Literal["gnmt", "avg", "none"] = "avg"
-    coverage_penalty: NonNegativeFloat = 0.0  # weight of the source's coverage (arXiv 1609.08144); 0: off
+    length_penalty_type: row.LengthPenaltyType = "avg"
+    coverage_penalty: row.CoveragePenalty = 0.0  # weight of the source's coverage (arXiv 1609.08144); 0: off
     # when a beam search ends. beam: beam_size hypotheses have finished; heuristic: also no unfinished one scores higher
     # than the worst finished one; exhaustive: none can score higher any more
-    stopping: Literal["beam", "heuristic", "exhaustive"] = "heuristic"
-    beam_groups: Size = 1  # groups of diverse beam search (arXiv 1610.02424); 1: off
-    diversity_penalty: NonNegativeFloat = 0.0  # subtracted from the score of tokens that an earlier group chose
+    stopping: row.Stopping = "heuristic"
+    beam_groups: row.BeamGroups = 1  # groups of diverse beam search (arXiv 1610.02424); 1: off
+    diversity_penalty: row.DiversityPenalty = 0.0  # subtracted from the score of tokens that an earlier group chose
     suppress_tokens: tuple[NonNegative, ...] | None = None  # ids never generated; null: pad and those at the start
-    stop: tuple[str, ...] = ()  # texts that end an output
+    stop: row.Stop = ()  # texts that end an output
     stop_tokens: tuple[NonNegative, ...] = ()  # further ids that end a text (Llama 3 has several)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, fields, is_dataclass, make_dataclass
 from functools import cache
 from os import PathLike
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from tformer.support.errors import InputError, TformerError, did_you_mean
 
@@ -93,11 +93,20 @@ def require_at_most_one(options: Iterable[tuple[str, object]]) -> None:
         raise InputError(f"{given[0]} and {given[1]} exclude each other")
 
 
+def facts_of(hint: Any) -> tuple[Any, ...]:
+    """The metadata of a type `Annotated[T, ...]`, or of `Annotated[T, ...] | None`."""
+    return tuple(fact for each in (hint, *get_args(hint)) for fact in getattr(each, "__metadata__", ()))
+
+
+def declared_option(hint: Any) -> Option:
+    """How a field of this type is given on the command line."""
+    [declared] = [fact for fact in facts_of(hint) if isinstance(fact, Option)]
+    return declared
+
+
 def flag_of(options_type: type[Any], name: str) -> str:
     """The flag of a field."""
-    metadata = get_type_hints(options_type, include_extras=True)[name].__metadata__
-    [declared] = [fact for fact in metadata if isinstance(fact, Option)]
-    return declared.flags[0]
+    return declared_option(get_type_hints(options_type, include_extras=True)[name]).flags[0]
 
 
 def command_line(words: Sequence[str], options: Any) -> str:
@@ -113,7 +122,7 @@ def flag_words(options: Any) -> Iterator[str]:
         if is_dataclass(value):
             yield from flag_words(value)
         elif value != field.default:
-            [declared] = [fact for fact in hints[field.name].__metadata__ if isinstance(fact, Option)]
+            declared = declared_option(hints[field.name])
             for item in value if isinstance(value, tuple) else (value,):
                 yield from declared.flags[:1]
                 if item is not True:
@@ -169,7 +178,7 @@ def _keywords(options_type: type[Any]) -> dict[str, tuple[str, Any]]:
     """{keyword: (name, type)} of the fields that have a flag."""
     types, found = get_type_hints(options_type), {}
     for name, hint in get_type_hints(options_type, include_extras=True).items():
-        [declared] = [fact for fact in hint.__metadata__ if isinstance(fact, Option)]
+        declared = declared_option(hint)
         if declared.flags:
             found[as_keyword(declared.flags[0])] = (name, types[name])
     return found

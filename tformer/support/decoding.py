@@ -1,0 +1,232 @@
+"""The settings of decoding, one row each: type, bounds, flag, help, and the models or methods that it is for.
+
+Three places have fields of these types, and follow their rows: the recipe's section `generation`, which has the
+defaults; the options of `tformer generate` (None: not given); and the settings of sampling and beam search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Annotated, Any, Literal, NamedTuple
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from tformer.support.options import panel
+
+BEAMS, SAMPLING, LENGTH = panel("Beam search"), panel("Sampling"), panel("Length and repetition")
+MOST_TOKENS, MOST_BEAMS = 2**30, 2**20
+INFINITE = float("inf")
+
+
+class Use(Enum):
+    """The models or methods that an option is for; an option without one is for all."""
+
+    SAMPLE = "drawing samples"
+    SEARCH = "beam search"
+    SOURCE = "sources of encoder-decoders"
+    TEXT = "models that write text: not for filling masks"
+
+
+class Neutral(NamedTuple):
+    """The value of an option that means the same as leaving it out."""
+
+    value: Any
+
+
+class Must(NamedTuple):
+    """What a value must be, as code and in words. Recipes have the bounds of `annotated_types`."""
+
+    holds: Callable[[Any], bool]
+    words: str
+
+
+def at_least(least: int, off: str) -> Must:
+    return Must(lambda value: value >= least, f"at least {least}{off}")
+
+
+def one_of(*choices: str) -> Must:
+    return Must(lambda value: value in choices, f"{', '.join(choices[:-1])} or {choices[-1]}")
+
+
+# --- length and repetition --------------------------------------------------------------------------------------------
+
+MaxNewTokens = Annotated[
+    int,
+    Gt(0),
+    Le(MOST_TOKENS),
+    LENGTH("--max-new-tokens", help="Maximum length of a completion in tokens."),
+    Use.TEXT,
+]
+MinNewTokens = Annotated[
+    int,
+    Ge(0),
+    LENGTH("--min-new-tokens", help="Minimum length of a completion in tokens."),
+    Use.TEXT,
+    Neutral(0),
+]
+AtLimit = Annotated[
+    Literal["cut", "end"],
+    one_of("cut", "end"),
+    LENGTH(
+        "--at-limit",
+        help="What becomes of a text at its maximum length. cut: it stops without an end (with the end that the "
+        "model forces, if any). end: its last token is the end of sequence, whose log-probability counts.",
+    ),
+    Use.TEXT,
+    Neutral("cut"),
+]
+LengthMargin = Annotated[
+    int,
+    Ge(0),
+    LENGTH("--length-margin", metavar="N", help="Limit an output to the length of its source plus N tokens."),
+    Use.SOURCE,
+]
+RepetitionPenalty = Annotated[
+    float,
+    Gt(0),
+    Must(lambda value: 0 < value < INFINITE, "above 0 (1 is off) and finite"),
+    LENGTH("--repetition-penalty", help="Above 1 makes tokens that were already used less likely."),
+    Use.TEXT,
+]
+NoRepeatNgram = Annotated[
+    int,
+    Ge(0),
+    at_least(0, " (0 is off)"),
+    LENGTH("--no-repeat-ngram", metavar="N", help="Never repeat a sequence of N tokens."),
+    Use.TEXT,
+]
+ContextPolicy = Annotated[
+    Literal["slide", "error"],
+    one_of("slide", "error"),
+    LENGTH(
+        "--context",
+        help="When the context of a decoder-only model is full. slide: continue with its last half (beam search "
+        "stops). error: stop, and refuse a longer prompt. For sources see --too-long.",
+    ),
+]
+
+# --- sampling ---------------------------------------------------------------------------------------------------------
+
+Temperature = Annotated[
+    float,
+    Ge(0),
+    Must(lambda value: 0 <= value < INFINITE, "at least 0 (0 is greedy) and finite"),
+    SAMPLING("--temperature", help="Divisor of the logits; 0: greedy."),
+    Use.SAMPLE,
+    Neutral(0),
+]
+TopK = Annotated[
+    int,
+    Ge(0),
+    at_least(0, " (0 is off)"),
+    SAMPLING("--top-k", help="Keep the K most probable tokens; 0: all. For a [MASK]: how many to show (5)."),
+    Use.SAMPLE,
+    Neutral(0),
+]
+TopP = Annotated[
+    float,
+    Gt(0),
+    Le(1),
+    Must(lambda value: 0 < value <= 1, "above 0 and at most 1 (1 is off)"),
+    SAMPLING("--top-p", help="Keep the smallest set of most probable tokens with a total probability of P."),
+    Use.SAMPLE,
+    Neutral(1),
+]
+MinP = Annotated[
+    float,
+    Ge(0),
+    Lt(1),
+    Must(lambda value: 0 <= value < 1, "at least 0 (0 is off) and below 1"),
+    SAMPLING("--min-p", help="Keep tokens at least P times as probable as the most probable one."),
+    Use.SAMPLE,
+    Neutral(0),
+]
+NumSamples = Annotated[int, SAMPLING("--num-samples", help="Number of completions per prompt."), Use.SAMPLE, Neutral(1)]
+Stop = Annotated[
+    tuple[str, ...],
+    Must(all, "texts that are not empty"),
+    SAMPLING(
+        "--stop",
+        help="End the completion before this text (not with beam search); may be repeated.",
+        show_default=False,
+    ),
+    Use.TEXT,
+]
+
+# --- beam search ------------------------------------------------------------------------------------------------------
+
+BeamSize = Annotated[
+    int,
+    Gt(0),
+    Le(MOST_BEAMS),
+    BEAMS("--beam-size", metavar="B", help="Hypotheses kept at every step; 1 is greedy."),
+    Use.SEARCH,
+]
+NBest = Annotated[
+    int,
+    BEAMS(
+        "--n-best",
+        metavar="N",
+        help="Print up to N different texts per input line (a text that several groups of --beam-groups found, "
+        "once for each), best first, as tab-separated INDEX, SCORE and TEXT; INDEX is the number of the input "
+        "line, from 0.",
+    ),
+    Use.SEARCH,
+]
+LengthPenalty = Annotated[
+    float,
+    Must(lambda value: -10 <= value <= 10, "between -10 and 10 (0 is off)"),
+    BEAMS("--length-penalty", metavar="A", help="A above 0 favours long texts, below 0 short ones."),
+    Use.SEARCH,
+]
+LengthPenaltyType = Annotated[
+    Literal["gnmt", "avg", "none"],
+    one_of("gnmt", "avg", "none"),
+    BEAMS("--length-penalty-type", help="Divisor of a log-probability: gnmt ((5 + length)/6)^A, avg length^A, none 1."),
+    Use.SEARCH,
+]
+CoveragePenalty = Annotated[
+    float,
+    Ge(0),
+    BEAMS(
+        "--coverage-penalty",
+        metavar="C",
+        help="Penalise source tokens with little attention: add C times the sum of log min(attention, 1) over the "
+        "source tokens to a score.",
+    ),
+    Use.SEARCH,
+    Use.SOURCE,
+    Neutral(0),
+]
+Stopping = Annotated[
+    Literal["beam", "heuristic", "exhaustive"],
+    one_of("beam", "heuristic", "exhaustive"),
+    BEAMS(
+        "--stopping",
+        help="When the search of a text stops. beam: B hypotheses are finished. heuristic: B are finished, and no "
+        "unfinished one, scored at its present length, beats the worst of them. exhaustive: B are finished, and "
+        "no unfinished one can beat the worst of them at any allowed length. Default: the recipe's.",
+    ),
+    Use.SEARCH,
+]
+BeamGroups = Annotated[
+    int,
+    Gt(0),
+    Le(MOST_BEAMS),
+    at_least(1, " (1 is off)"),
+    BEAMS("--beam-groups", metavar="G", help="Divide the beam into G groups that choose different tokens."),
+    Use.SEARCH,
+]
+DiversityPenalty = Annotated[
+    float,
+    Ge(0),
+    Must(lambda value: 0 <= value < INFINITE, "at least 0 (0 is off) and finite"),
+    BEAMS(
+        "--diversity-penalty",
+        metavar="X",
+        help="Subtract X from a token's score for each hypothesis of an earlier group that chose it at this step.",
+    ),
+    Use.SEARCH,
+    Neutral(0),
+]
