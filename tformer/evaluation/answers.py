@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tformer.data.sources.files import MAX_ROW_CHARACTERS, STANDARD_INPUT
+from tformer.data.sources.files import MAX_ROW_CHARACTERS
 from tformer.support.errors import InputError
 from tformer.support.files import STANDARD_INPUT
 from tformer.support.formatting import as_cell
