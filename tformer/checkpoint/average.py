@@ -168,7 +168,8 @@ def average_checkpoints(
     require_new(target)
     opened = [read_checkpoint(path) for path in paths]
     require_distinct(opened)
-    checkpoints = sorted(opened, key=_order)
+    # By the step, then by the content, so that the order of the arguments does not matter.
+    checkpoints = sorted(opened, key=lambda one: (one.step, sorted(r.sha256 for r in one.manifest.by_role("weights"))))
     require_same_model(checkpoints)
     last = checkpoints[-1]
     files.require_writable_folder(target)
@@ -263,11 +264,6 @@ def _add(sums: dict[str, RunningMean], checkpoint: Checkpoint, role: str) -> Non
             sums[name].add(tensor)
         except ValueError as error:
             raise InputError(f"{checkpoint.path}: {role} tensor {name} and that of the others: {error}") from None
-
-
-def _order(checkpoint: Checkpoint) -> tuple[Any, ...]:
-    """Sort key: the step, then the content, so that the order of the arguments does not matter."""
-    return checkpoint.step, sorted(record.sha256 for record in checkpoint.manifest.by_role("weights"))
 
 
 def _origin(checkpoint: Checkpoint) -> dict[str, Any]:

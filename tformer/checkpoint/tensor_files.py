@@ -64,7 +64,10 @@ class TensorSpec:
 
 def plan_file(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
     """The header's bytes (length prefix included) and the names in the order of their data."""
-    names = sorted(tensors, key=lambda name: (-_RANKS[_known(name, tensors[name].dtype)], name))
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _RANKS:
+            raise ValueError(f"tensor {name} has type {tensor.dtype}, which safetensors cannot hold")
+    names = sorted(tensors, key=lambda name: (-_RANKS[tensors[name].dtype], name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers refuses files that do not say so
     position = 0
     for name in names:
@@ -79,12 +82,6 @@ def plan_file(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, names
-
-
-def _known(name: str, dtype: torch.dtype) -> torch.dtype:
-    if dtype not in _RANKS:
-        raise ValueError(f"tensor {name} has type {dtype}, which safetensors cannot hold")
-    return dtype
 
 
 def read_header(stream: BinaryIO, *, name: str) -> tuple[bytes, list[TensorSpec]]:

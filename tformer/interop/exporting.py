@@ -203,7 +203,8 @@ def export_checkpoint(
         notes=(
             *checkpoint.notes,
             *(step.note for step in choice.steps),
-            *_left_out(checkpoint),
+            *(["averaged weights are exported"] if checkpoint.has("ema") else []),
+            *(["the generator that the model was trained beside is left out"] if checkpoint.has("generator") else []),
             *left_unsaid(recipe),
             *own_rules_note(choice.architecture, tokenizers.source),
             *(text_ends_note(tokenizers.source, recipe.tokenizer.special_ids) if _is_language_model(recipe) else ()),
@@ -285,15 +286,6 @@ def _fill(
         if "/" in name and not (folder / name).parent.is_dir():
             files.mkdir((folder / name).parent)
         files.write_durably(folder / name, [text.encode("utf-8")])
-
-
-def _left_out(checkpoint: Checkpoint) -> list[str]:
-    notes = []
-    if checkpoint.has("ema"):
-        notes.append("averaged weights are exported")
-    if checkpoint.has("generator"):
-        notes.append("the generator that the model was trained beside is left out")
-    return notes
 
 
 def _json(document: Mapping[str, Any]) -> str:

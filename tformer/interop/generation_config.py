@@ -19,7 +19,6 @@ from typing import Any
 from tformer.interop.config import Config
 from tformer.interop.tokenizer_config import end_ids, special_ids, special_keys
 from tformer.recipe.recipe import Recipe
-from tformer.recipe.sections import Generation
 from tformer.support.errors import InputError
 from tformer.support.files import parse_object, read_bounded
 from tformer.tokenizer import Tokenizer
@@ -97,7 +96,13 @@ def generation_notes(folder: Path, config: Mapping[str, Any]) -> tuple[str, ...]
     if not _writes(config):
         return ()
     keys = _keys(folder, config)
-    problems = [*_problems(keys, bool(_start_tokens(folder, config))), *_missing_end(folder, config)]
+    problems = list(_problems(keys, bool(_start_tokens(folder, config))))
+    document = generation_document(folder)
+    if document is not None and not end_ids({}, document) and (ends := end_ids(config, None)):
+        # `generate` of transformers would write to the longest length
+        problems.append(
+            f"no eos_token_id, so that transformers would not stop; tformer stops at {ends[0]}, that of config.json"
+        )
     return tuple(f"{keys.name}: {problem}" for problem in problems)
 
 
@@ -116,12 +121,17 @@ def write_generation(recipe: Recipe, tokenizer: Tokenizer | None) -> dict[str, A
     beside_encoder = recipe.model.encoder is not None
     forced = int(beside_encoder and ids["forced_bos_token_id"] is not None)
     samples = not beside_encoder and ours.beam_size == 1 and ours.temperature > 0
+    if ours.suppress_tokens is not None:
+        suppressed = set(ours.suppress_tokens)
+    else:  # the tokens that this model's decoder begins with
+        begins = {ids.get(f"{name}_token_id") for name in ("pad", "bos", "decoder_start")}
+        suppressed = {token for token in begins if token is not None} - {*ends, ids.get("forced_bos_token_id")}
     document = {
         **ids,
         "max_new_tokens": ours.max_new_tokens + forced,
         "do_sample": samples,
         "num_beams": ours.beam_size,
-        "suppress_tokens": sorted(_unwritten(ours, ids, set(ends))) or None,
+        "suppress_tokens": sorted(suppressed) or None,
     }
     if ours.min_new_tokens:
         document["min_new_tokens"] = ours.min_new_tokens + forced
@@ -191,13 +201,6 @@ def _start_tokens(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     return (ids.get("decoder_start", 0), *([ids["forced_bos"]] if "forced_bos" in ids else []))
 
 
-def _missing_end(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
-    """A note where `generate` of transformers finds no end of sequence, and so writes to the longest length."""
-    document = generation_document(folder)
-    if document is not None and not end_ids({}, document) and (ends := end_ids(config, None)):
-        yield f"no eos_token_id, so that transformers would not stop; tformer stops at {ends[0]}, that of config.json"
-
-
 def _forced(start: tuple[int, ...]) -> int:
     return max(0, len(start) - 1)
 
@@ -254,11 +257,3 @@ def _problems(keys: Config, beside_encoder: bool) -> Iterator[str]:
     penalty = keys.take("length_penalty", default=1.0, kind=float)
     if abs(penalty) > MAX_LENGTH_PENALTY:
         yield f"length_penalty {penalty} is beyond {MAX_LENGTH_PENALTY}, the largest that tformer supports: left out"
-
-
-def _unwritten(ours: Generation, ids: Mapping[str, Any], ends: set[int]) -> set[int]:
-    """Suppressed tokens of this model's decoder: the recipe's, or pad and the start tokens."""
-    if ours.suppress_tokens is not None:
-        return set(ours.suppress_tokens)
-    begins = {ids.get(f"{name}_token_id") for name in ("pad", "bos", "decoder_start")}
-    return {token for token in begins if token is not None} - ends - {ids.get("forced_bos_token_id")}

@@ -110,7 +110,13 @@ def import_folder(
             raise Interrupted("import interrupted, nothing written", signal_number=signal.SIGINT)
 
     weights = _cast(checkpoint.weights(file_read=file_read), checkpoint, dtype)
-    _check(checkpoint, weights)
+    bare = build_model(checkpoint.foreign.model, device="meta").state_dict()
+    expected = {name: tuple(tensor.shape) for name, tensor in bare.items() if name not in checkpoint.tied}
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    # The folder was checked when it was opened.
+    assert found == expected, (
+        f"the table of {checkpoint.foreign.class_name} is wrong: {found.items() ^ expected.items()}"
+    )
     with files.storage_errors(target):
         files.make_folders(target.absolute().parent)
     require_new(target)  # again: reading may have taken minutes
@@ -138,22 +144,17 @@ def _cast(weights: dict[str, Tensor], checkpoint: Checkpoint, dtype: torch.dtype
     return result
 
 
-def _check(checkpoint: ForeignCheckpoint, weights: Mapping[str, Tensor]) -> None:
-    """Assert that the weights are exactly the model's; the folder was checked when it was opened."""
-    bare = build_model(checkpoint.foreign.model, device="meta").state_dict()
-    expected = {name: tuple(tensor.shape) for name, tensor in bare.items() if name not in checkpoint.tied}
-    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    assert found == expected, (
-        f"the table of {checkpoint.foreign.class_name} is wrong: {found.items() ^ expected.items()}"
-    )
-
-
 def _report(checkpoint: ForeignCheckpoint, target: Path, weights: Mapping[str, Tensor]) -> ImportReport:
     foreign, recipe = checkpoint.foreign, checkpoint.recipe
     model = foreign.model
     stacks = model.stacks
     text = checkpoint.tokenizer_json
     tokenizer = None if text is None else Tokenizer.from_json(text)
+    special: dict[str, str] = {}
+    if tokenizer is not None:
+        ids = recipe.tokenizer.special_ids.model_dump(exclude_none=True)
+        known = {role: token for role, token in ids.items() if token < tokenizer.vocab_size}
+        special = {role: tokenizer.tokens[token] or "" for role, token in known.items()}
     notes = list(checkpoint.notes)
     rows, size = (None, None) if tokenizer is None else (model.vocab_size, tokenizer.vocab_size)
     if rows is not None and size is not None and size < rows:
@@ -173,16 +174,10 @@ def _report(checkpoint: ForeignCheckpoint, target: Path, weights: Mapping[str, T
         stored_as=", ".join(sorted({name_of(spec.dtype) for spec in foreign.specs().values()})),
         num_tensors=len(foreign.names),
         left_out=foreign.skipped,
-        special={} if tokenizer is None else _special_tokens(checkpoint, tokenizer),
+        special=special,
         labels=recipe.data.labels,
         notes=tuple(notes),
     )
-
-
-def _special_tokens(checkpoint: ForeignCheckpoint, tokenizer: Tokenizer) -> dict[str, str]:
-    """{role: token} of the special tokens that config.json or the tokenizer's files name."""
-    ids = checkpoint.recipe.tokenizer.special_ids.model_dump(exclude_none=True)
-    return {role: tokenizer.tokens[token] or "" for role, token in ids.items() if token < tokenizer.vocab_size}
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -60,7 +60,10 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], *, path: Path | None
     small = read_tokenizer_config(folder)
     source = folder / TOKENIZER_JSON if path is None else path
     if path is not None or source.exists():
-        text = _text(source)
+        try:
+            text = read_bounded(source, max_bytes=MAX_FILE_BYTES).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{source} is not a usable tokenizer.json: byte {error.start} is not UTF-8") from error
         names = {role: token.content for role, token in small.roles.items() if token is not None}
         return _found(text, names, source)
     converted = convert_slow(small, config)
@@ -92,13 +95,6 @@ def _nothing_to_read(config: TokenizerConfig) -> InputError:
     return InputError(
         f"{folder} has no tokenizer: no {TOKENIZER_JSON}, no vocab.txt, no vocab.json with merges.txt", hint=JSON_HINT
     )
-
-
-def _text(path: Path) -> str:
-    try:
-        return read_bounded(path, max_bytes=MAX_FILE_BYTES).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not a usable tokenizer.json: byte {error.start} is not UTF-8") from error
 
 
 def tokenizer_documents(

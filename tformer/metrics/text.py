@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tformer.support.errors import InputError, did_you_mean
 
@@ -132,7 +131,13 @@ def _sacrebleu(
 
 def _moses_bleu(hypotheses: Sequence[str], references: Sequence[str], *, language: str, lowercase: bool) -> CorpusScore:
     """BLEU of lowercased, normalised and tokenised texts, as in the published files (`lc.norm.tok`)."""
-    moses = _sacremoses()
+    try:
+        import sacremoses as moses
+    except ImportError as error:
+        raise InputError(
+            "BLEU with the tokenizer moses needs the package sacremoses, which is not installed",
+            hint="pip install sacremoses",
+        ) from error
     normalise = moses.MosesPunctNormalizer(lang=language).normalize
     tokenise = moses.MosesTokenizer(lang=language).tokenize
 
@@ -145,17 +150,6 @@ def _moses_bleu(hypotheses: Sequence[str], references: Sequence[str], *, languag
     version = getattr(moses, "__version__", None)
     parts = [plain.signature, f"{MOSES}:{language}", *([f"sacremoses:{version}"] if version else [])]
     return CorpusScore(plain.score, "|".join([*parts, *(["lc"] if lowercase else [])]))
-
-
-def _sacremoses() -> Any:
-    try:
-        import sacremoses
-    except ImportError as error:
-        raise InputError(
-            "BLEU with the tokenizer moses needs the package sacremoses, which is not installed",
-            hint="pip install sacremoses",
-        ) from error
-    return sacremoses
 
 
 def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:

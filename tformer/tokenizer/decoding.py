@@ -26,7 +26,9 @@ def byte_level_alphabet() -> dict[str, int]:
 
 def concatenating_reader(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes] | None:
     """A function from a vocabulary entry to its bytes under this decoder (its JSON); None when neighbours matter."""
-    steps = _steps(decoder)
+    if decoder is None:
+        return None
+    steps: list[Mapping[str, Any]] = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
     kinds = [step.get("type") for step in steps]
     if kinds == ["ByteLevel"]:
         return _byte_level_reader()
@@ -50,12 +52,6 @@ def concatenating_reader(decoder: Mapping[str, Any] | None) -> Callable[[str], b
         return token.encode()
 
     return read
-
-
-def _steps(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    if decoder is None:
-        return []
-    return list(decoder["decoders"]) if decoder.get("type") == "Sequence" else [decoder]
 
 
 def _byte_level_reader() -> Callable[[str], bytes]:

@@ -89,7 +89,8 @@ def pair_template(tokenizer: Tokenizer) -> TextTemplate:
         second_type = 1
         suffix, types_of[2] = _end(tokenizer), [1] * len(_end(tokenizer))
     if not middle:
-        middle = _end(tokenizer) or tokenizer.encode("\n") or _unknown(tokenizer)
+        unknown = tokenizer.special.unk
+        middle = _end(tokenizer) or tokenizer.encode("\n") or ([] if unknown is None else [unknown])
         types_of[1] = [0] * len(middle)
     before, between, after = map(tuple, types_of)
     return TextTemplate(tuple(prefix), tuple(middle), tuple(suffix), before, between, after, second_type=second_type)
@@ -97,10 +98,6 @@ def pair_template(tokenizer: Tokenizer) -> TextTemplate:
 
 def _end(tokenizer: Tokenizer) -> list[int]:
     return [] if tokenizer.special.eos is None else [tokenizer.special.eos]
-
-
-def _unknown(tokenizer: Tokenizer) -> list[int]:
-    return [] if tokenizer.special.unk is None else [tokenizer.special.unk]
 
 
 def _probe(tokenizer: Tokenizer) -> tuple[str, list[int]]:

@@ -154,7 +154,13 @@ def _classes(path: Path, files: Sequence[Parts], folders: set[Parts]) -> tuple[s
             raise InputError(f"{os.path.join(path, *parts)}: lies in no class's folder", hint=LAYOUT_HINT)
     classes = tuple(parts[depth] for parts in files)
     for name in sorted(set(classes)):
-        _require_utf8(name, above=os.path.join(path, *root))
+        try:
+            name.encode("utf-8")
+        except UnicodeEncodeError:
+            above = os.path.join(path, *root)
+            raise InputError(
+                f"{above}: the folder {os.fsencode(name)!r} has a name that is not UTF-8", hint="rename it"
+            ) from None
     names = {folder[depth] for folder in folders if len(folder) > depth and folder[:depth] == root}
     if names and all(name.lower() in SPLITS for name in names):
         first = os.path.join(path, *root, min(names))
@@ -166,15 +172,6 @@ def _classes(path: Path, files: Sequence[Parts], folders: set[Parts]) -> tuple[s
     if empty:
         raise InputError(f"{os.path.join(path, *root, empty[0])}: no images of this class")
     return classes
-
-
-def _require_utf8(name: str, *, above: str) -> None:
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:
-        raise InputError(
-            f"{above}: the folder {os.fsencode(name)!r} has a name that is not UTF-8", hint="rename it"
-        ) from None
 
 
 def _above_classes(files: Sequence[Parts], folders: set[Parts]) -> Parts:

@@ -19,7 +19,6 @@ from tformer.data.sources.builtin import PREFIX, BuiltinText, find_builtin
 from tformer.data.sources.columns import Column
 from tformer.data.sources.files import (
     Content,
-    FilePath,
     FoundFile,
     Part,
     Piece,
@@ -151,10 +150,10 @@ def open_sources(specs: Sequence[SourceSpec], *, columns: object = None, errors:
 def _open(path: str, weight: float | None, column: Column, errors: Errors) -> TextSource:
     if path.startswith(PREFIX):
         return TextSource(name=path, parts=(find_builtin(path),), weight=weight)
-    found = locate(path, is_known=_is_known, known=".txt, .md, .py, .jsonl, .csv, .tsv, .parquet and others")
+    found = locate(
+        path,
+        is_known=lambda place: format_ending(place) in TEXT_ENDINGS or table_format(place) is not None,
+        known=".txt, .md, .py, .jsonl, .csv, .tsv, .parquet and others",
+    )
     parts = tuple(TextFile(content, column) for content in found.contents(errors))
     return TextSource(name=found.name, parts=parts, weight=weight, notes=found.notes)
-
-
-def _is_known(path: FilePath) -> bool:
-    return format_ending(path) in TEXT_ENDINGS or table_format(path) is not None

@@ -110,20 +110,18 @@ def _activation(config: Config, default: str) -> dict[str, Any]:
 def write(model: Model, class_name: str) -> dict[str, Any]:
     encoder = stack_of(model, "encoder")
     table = CONFIG if isinstance(encoder.positions, T5BiasOptions) else WITHOUT_BUCKETS
+    activation = encoder.feedforward.activation
+    projection = activation_name(activation)
+    if encoder.feedforward.gated:
+        projection = "gated-gelu" if activation == "gelu_tanh" else f"gated-{projection}"
     found = table.write(model) | {
-        "feed_forward_proj": _projection(encoder.feedforward.activation, gated=encoder.feedforward.gated),
+        "feed_forward_proj": projection,
         "scale_decoder_outputs": any(getattr(head, "scale", "none") not in ("none", 1.0) for head in model.heads),
         "is_encoder_decoder": not encodes_only(class_name),
     }
     if not encodes_only(class_name):
         found["num_decoder_layers"] = stack_of(model, "decoder").num_layers
     return found
-
-
-def _projection(activation: str, *, gated: bool) -> str:
-    if not gated:
-        return activation_name(activation)
-    return "gated-gelu" if activation == "gelu_tanh" else f"gated-{activation_name(activation)}"
 
 
 def links(model: Model, class_name: str) -> list[Link]:
