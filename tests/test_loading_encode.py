@@ -14,12 +14,8 @@ import torch
 import tformer
 from tests.interop.parity import randomised
 from tests.interop.test_interop_tokenizers import llama
-from tformer.build import build_model
-from tformer.checkpoint.run import RunDirectory
-from tformer.checkpoint.save import CheckpointContents, save_checkpoint
-from tformer.recipe.load import recipe_from_yaml
+from tests.random_runs import random_run
 from tformer.support.errors import InputError
-from tformer.tokenizer import TokenizerOptions, train_tokenizer
 
 STACK = "{num_layers: 1, num_heads: 2, feedforward: {d_ff: 16}}"
 TRANSLATOR = f"""
@@ -40,22 +36,7 @@ training: {{precision: fp32}}
 
 
 def written(folder: Path, recipe_text: str, template: str, **options: Any) -> Path:
-    chosen = TokenizerOptions(template=template, **{"model": "char", **options})  # type: ignore[arg-type]
-    tokenizer = train_tokenizer(lambda: iter(["abcdefgh .\n"]), chosen)
-    torch.manual_seed(0)
-    model = build_model(recipe_from_yaml(recipe_text, name="test").model, vocab_size=tokenizer.vocab_size)
-    run = RunDirectory.create(arch="any", preset="tiny", runs_dir=folder)
-    return save_checkpoint(
-        run,
-        1,
-        CheckpointContents(
-            weights=model.state_dict(),
-            recipe_yaml=recipe_text,
-            tokenizer_json=tokenizer.to_json(),
-            tokenizer_sha256=tokenizer.sha256,
-            trainer={"step": 1},
-        ),
-    )
+    return random_run(folder, recipe_text, letters="abcdefgh .\n", template=template, step=1, **options)
 
 
 def score(cli: Callable[..., Any], path: Path, folder: Path, source: str, target: str) -> float:

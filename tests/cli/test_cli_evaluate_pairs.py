@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.random_runs import random_run
+
 LETTERS = "abcdefgh "
 SOURCES = ["abc", "hgfed", "a b", "cab", "dead beef", "h"]
 TARGETS = ["cba", "defgh", "b a", "bac", "feeb daed", "h"]
@@ -30,44 +32,10 @@ training: {{precision: fp32}}
 @pytest.fixture(scope="module")
 def make_pair_run(tmp_path_factory):
     def make(data: str = "", *, kind: str = "seq2seq", target_letters: str | None = None, generation: str = "") -> Path:
-        import torch
-
-        from tformer.build import build_model
-        from tformer.checkpoint.run import RunDirectory
-        from tformer.checkpoint.save import CheckpointContents, save_checkpoint
-        from tformer.recipe.load import recipe_from_yaml
-        from tformer.tokenizer import TokenizerOptions, train_tokenizer
-
-        options = TokenizerOptions(
-            model="char", template="seq2seq", min_frequency=1, sentinels=4 * (kind == "span_corruption")
-        )
-        tokenizer = train_tokenizer(lambda: iter([LETTERS]), options)
-        recipe, own, target = RECIPE.format(data=data, kind=kind, generation=generation), {}, None
-        if target_letters is not None:
-            recipe += "tokenizer: {separate: true}\n"
-            target = train_tokenizer(lambda: iter([target_letters]), options)
-            own = {"target_tokenizer_json": target.to_json(), "target_tokenizer_sha256": target.sha256}
-        torch.manual_seed(2)
-        model = build_model(
-            recipe_from_yaml(recipe, name="test").model,
-            vocab_size=tokenizer.vocab_size,
-            target_vocab_size=None if target is None else target.vocab_size,
-        )
-        folder = tmp_path_factory.mktemp("home") / "runs"
-        run = RunDirectory.create(arch="transformer", preset="tiny", runs_dir=folder)
-        save_checkpoint(
-            run,
-            3,
-            CheckpointContents(
-                weights=model.state_dict(),
-                recipe_yaml=recipe,
-                tokenizer_json=tokenizer.to_json(),
-                tokenizer_sha256=tokenizer.sha256,
-                trainer={"step": 3},
-                **own,
-            ),
-        )
-        return Path(run.path)
+        recipe = RECIPE.format(data=data, kind=kind, generation=generation)
+        recipe += "tokenizer: {separate: true}\n" if target_letters is not None else ""
+        runs, sentinels = tmp_path_factory.mktemp("home") / "runs", 4 * (kind == "span_corruption")
+        return random_run(runs, recipe, letters=LETTERS, targets=target_letters, seed=2, sentinels=sentinels)
 
     return make
 

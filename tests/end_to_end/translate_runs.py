@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.random_runs import random_run
+
 Cli = Callable[..., Any]
 Run = Path
 
@@ -30,54 +32,19 @@ DECODER = SEQ2SEQ.replace("  encoder: {num_layers: 1, num_heads: 2, feedforward:
 LINES = ["abc", "", "fed cab", "h", "   ", "hgfedcba", "a b"]
 
 
-def build_run(
-    home: Path,
-    recipe: str = SEQ2SEQ,
-    *,
-    seed: int = 0,
-    letters: str = LETTERS,
-    targets: str | None = None,
-) -> Run:
-    """A run under `home` with random weights; `targets`: the letters of the target's own vocabulary."""
-    import torch
+def build_run(home: Path, recipe: str = SEQ2SEQ, *, letters: str = LETTERS, **options: Any) -> Run:
+    """A run under `home` with random weights; `options` of `random_contents`."""
 
-    from tformer.build import build_model
-    from tformer.checkpoint.run import RunDirectory
-    from tformer.checkpoint.save import CheckpointContents, save_checkpoint
-    from tformer.recipe.load import recipe_from_yaml
-    from tformer.tokenizer import TokenizerOptions, train_tokenizer
+    def silence(model: Any, tokenizer: Any) -> None:
+        """Visible texts: of the special tokens only the end is ever likely."""
+        import torch
 
-    template = "seq2seq" if "encoder" in recipe else "none"
-    options = TokenizerOptions(model="char", template=template, min_frequency=1)
-    source = train_tokenizer(lambda: iter([letters]), options)
-    target = None if targets is None else train_tokenizer(lambda: iter([targets]), options)
-    torch.manual_seed(seed)
-    model = build_model(
-        recipe_from_yaml(recipe, name="test").model,
-        vocab_size=source.vocab_size,
-        target_vocab_size=None if target is None else target.vocab_size,
-    )
-    with torch.no_grad():  # visible texts: of the special tokens only the end is ever likely
-        bias = model.state_dict()["heads.lm.bias"]
-        special = [token for token in range(len(bias)) if (target or source).is_special(token)]
-        bias[[token for token in special if token != (target or source).special.eos]] = -30.0
-    run = RunDirectory.create(arch="test", preset="tiny", runs_dir=home / "runs")
-    own = {}
-    if target is not None:
-        own = {"target_tokenizer_json": target.to_json(), "target_tokenizer_sha256": target.sha256}
-    save_checkpoint(
-        run,
-        3,
-        CheckpointContents(
-            weights=model.state_dict(),
-            recipe_yaml=recipe,
-            tokenizer_json=source.to_json(),
-            tokenizer_sha256=source.sha256,
-            trainer={"step": 3},
-            **own,
-        ),
-    )
-    return Path(run.path)
+        with torch.no_grad():
+            bias = model.state_dict()["heads.lm.bias"]
+            special = [token for token in range(len(bias)) if tokenizer.is_special(token)]
+            bias[[token for token in special if token != tokenizer.special.eos]] = -30.0
+
+    return random_run(home / "runs", recipe, letters=letters, change=silence, **options)
 
 
 def documents(outcome: Any) -> list[dict[str, Any]]:

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tformer.build import build_model
-from tformer.checkpoint.save import CheckpointContents, write_checkpoint
+from tests.random_runs import random_contents
+from tformer.checkpoint.save import write_checkpoint
 from tformer.loading import Loaded, load
 from tformer.model import Transformer
-from tformer.recipe import recipe_from_yaml
-from tformer.tokenizer import TokenizerOptions, train_tokenizer
+from tformer.tokenizer import Tokenizer
 
 LETTERS = "abcdefgh "
 EFFICIENT = {
@@ -49,31 +48,15 @@ def recipe_text(*, decoder: str | None = None, encoder: str | None = None) -> st
 
 def make(folder: Path, text: str, *, ema: bool = False) -> Path:
     """A checkpoint of this recipe, drawn from seed 0; with averages that are other numbers."""
-    recipe = recipe_from_yaml(text, name="test")
-    template = (
-        "seq2seq" if recipe.model.encoder and recipe.model.decoder else "bert" if recipe.model.encoder else "none"
-    )
-    options = TokenizerOptions(model="char", template=template, min_frequency=1)
-    tokenizer = train_tokenizer(lambda: iter([LETTERS]), options)
-    torch.manual_seed(0)
-    model = build_model(recipe.model, vocab_size=tokenizer.vocab_size)
-    with torch.no_grad():
-        for name, tensor in model.state_dict().items():
-            if tensor.is_floating_point():
-                tensor.copy_(torch.rand_like(tensor) + 0.5 if "norm" in name else torch.randn_like(tensor) * 0.4)
-    averages = {name: tensor.detach() * 0.5 for name, tensor in model.named_parameters()} if ema else None
-    write_checkpoint(
-        folder,
-        7,
-        CheckpointContents(
-            weights=model.state_dict(),
-            recipe_yaml=text,
-            tokenizer_json=tokenizer.to_json(),
-            tokenizer_sha256=tokenizer.sha256,
-            trainer={"step": 7},
-            ema=averages,
-        ),
-    )
+
+    def draw(model: Transformer, tokenizer: Tokenizer) -> Mapping[str, Tensor] | None:
+        with torch.no_grad():
+            for name, tensor in model.state_dict().items():
+                if tensor.is_floating_point():
+                    tensor.copy_(torch.rand_like(tensor) + 0.5 if "norm" in name else torch.randn_like(tensor) * 0.4)
+        return {name: tensor.detach() * 0.5 for name, tensor in model.named_parameters()} if ema else None
+
+    write_checkpoint(folder, 7, random_contents(text, letters=LETTERS, step=7, change=draw))
     return folder
 
 
