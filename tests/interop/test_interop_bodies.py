@@ -13,70 +13,26 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.interop.encoder_models import DISTIL, MASK, SIZES, batch, make
 from tests.interop.parity import assert_agree, assert_parity, imported, randomised, saved, tokens
 from tests.interop.tiny_folders import edit_json
+from tests.interop.tiny_models import MASK, SIZES, batch, config_of, make
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.read_model import read_model
 from tformer.model import Transformer
 from tformer.support.errors import InputError
 
-IDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-DECODER: dict[str, Any] = {
-    "vocab_size": 61,
-    "hidden_size": 20,
-    "intermediate_size": 27,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 6,
-    "max_position_embeddings": 29,
-    **IDS,
+# Class -> values of its configuration. The weights of every one lack the head.
+BODIES: dict[str, dict[str, Any]] = {
+    **{f"{name}Model": {} for name in ("Bert", "DistilBert", "Roberta", "Camembert", "XLMRoberta")},
+    "ElectraModel": {"embedding_size": 12},
+    "ViTModel": {},
+    "GPT2Model": {"tie_word_embeddings": False},
+    "OPTModel": {"tie_word_embeddings": False},
+    "BloomModel": {"tie_word_embeddings": False},
+    **{f"{name}Model": {"head_dim": 6, "tie_word_embeddings": False} for name in ("Llama", "Qwen2", "Qwen3")},
+    "MistralModel": {"head_dim": 6, "tie_word_embeddings": False, "sliding_window": 5},
+    **{name: {} for name in ("T5EncoderModel", "MT5EncoderModel")},
 }
-GPT2 = {"vocab_size": 61, "n_embd": 20, "n_layer": 2, "n_head": 4, "n_positions": 29, **IDS}
-BART = {
-    "vocab_size": 61,
-    "d_model": 20,
-    "max_position_embeddings": 29,
-    **{f"{side}_{name}": value for side in ("encoder", "decoder")
-       for name, value in {"layers": 2, "attention_heads": 5, "ffn_dim": 27}.items()},
-    **IDS,
-    "decoder_start_token_id": 2,
-}  # fmt: skip
-T5 = {"vocab_size": 61, "d_model": 20, "d_kv": 6, "d_ff": 27, "num_layers": 2, "num_heads": 4}
-IMAGES = {
-    "hidden_size": 20,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 5,
-    "intermediate_size": 36,
-    "image_size": 12,
-    "patch_size": 4,
-}
-LLAMA = {**DECODER, "tie_word_embeddings": False}
-# Class -> (configuration, its values). The weights of every one lack the head.
-BODIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "BertModel": ("BertConfig", SIZES),
-    "DistilBertModel": ("DistilBertConfig", DISTIL),
-    "RobertaModel": ("RobertaConfig", SIZES),
-    "CamembertModel": ("CamembertConfig", SIZES),
-    "XLMRobertaModel": ("XLMRobertaConfig", SIZES),
-    "ElectraModel": ("ElectraConfig", {**SIZES, "embedding_size": 12}),
-    "ViTModel": ("ViTConfig", IMAGES),
-    "GPT2Model": ("GPT2Config", {**GPT2, "tie_word_embeddings": False}),
-    "OPTModel": ("OPTConfig", {
-        "vocab_size": 61, "hidden_size": 20, "ffn_dim": 27, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "max_position_embeddings": 29, "word_embed_proj_dim": 20, "tie_word_embeddings": False, **IDS,
-    }),
-    "BloomModel": ("BloomConfig", {
-        "vocab_size": 61, "hidden_size": 20, "n_layer": 2, "n_head": 4, "tie_word_embeddings": False, **IDS,
-    }),
-    "LlamaModel": ("LlamaConfig", LLAMA),
-    "MistralModel": ("MistralConfig", {**LLAMA, "sliding_window": 5}),
-    "Qwen2Model": ("Qwen2Config", LLAMA),
-    "Qwen3Model": ("Qwen3Config", LLAMA),
-    "T5EncoderModel": ("T5Config", T5),
-    "MT5EncoderModel": ("MT5Config", T5),
-}  # fmt: skip
 
 
 def hidden_of(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -93,12 +49,12 @@ def hidden_of(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
 
 @pytest.mark.parametrize("name", BODIES)
 def test_a_body_without_a_head(tmp_path: Path, name: str) -> None:
-    config, values = BODIES[name]
-    reference = getattr(transformers, name)(getattr(transformers, config)(**values))
+    family = name.removesuffix("Model").removesuffix("Encoder")
+    reference = getattr(transformers, name)(config_of(family, **BODIES[name]))
     if name == "ViTModel":
         inputs = {"pixel_values": torch.randn(3, 3, 12, 12, generator=torch.Generator().manual_seed(2))}
     else:
-        inputs = batch(pad=values.get("pad_token_id", 1))
+        inputs = batch(pad=reference.config.pad_token_id)
     _, foreign = assert_parity(
         reference, inputs, tmp_path, theirs=hidden_of, ours=hidden_of, model_type=reference.config.model_type
     )
@@ -111,22 +67,10 @@ def pairs() -> dict[str, Tensor]:
     return {**batch(pad=0), "decoder_input_ids": tokens(3, 7, vocabulary=61)}
 
 
-@pytest.mark.parametrize(
-    ("name", "config", "values"),
-    [
-        ("BartModel", "BartConfig", BART),
-        ("MBartModel", "MBartConfig", BART),
-        ("PegasusModel", "PegasusConfig", BART),
-        ("MarianModel", "MarianConfig", {**BART, "decoder_vocab_size": 61}),
-        ("T5Model", "T5Config", T5),
-        ("MT5Model", "MT5Config", T5),
-    ],
-)
-def test_an_encoder_decoder_without_a_head_is_read_with_the_tied_one(
-    tmp_path: Path, name: str, config: str, values: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("family", ["Bart", "MBart", "Pegasus", "Marian", "T5", "MT5"])
+def test_an_encoder_decoder_without_a_head_is_read_with_the_tied_one(tmp_path: Path, family: str) -> None:
     """Its file lacks nothing, because the output of these classes is the embedding table."""
-    reference = randomised(getattr(transformers, name)(getattr(transformers, config)(**values)))
+    reference = randomised(getattr(transformers, f"{family}Model")(config_of(family)))
     model, foreign = imported(saved(reference, tmp_path / "model"))
     with torch.no_grad():
         assert_agree(model(**pairs()).hidden, reference(**pairs()).last_hidden_state)

@@ -10,27 +10,12 @@ import torch
 import transformers
 
 from tests.interop.parity import assert_parity, imported, padding, randomised, saved, tokens
+from tests.interop.tiny_models import IDS, config_of, make
 from tformer.build import build_model
 from tformer.interop.choose import choose_class
 from tformer.recipe.model import Model
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-IDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-
-
-def llama_sizes(**values: Any) -> dict[str, Any]:
-    return {
-        "vocab_size": 61,
-        "hidden_size": 20,
-        "intermediate_size": 27,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 29,
-        "rms_norm_eps": 0.03,
-        **IDS,
-        **values,
-    }
 
 
 def batch(*, left: bool, vocabulary: int = 61) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
@@ -51,7 +36,7 @@ def batch(*, left: bool, vocabulary: int = 61) -> tuple[dict[str, torch.Tensor],
 )
 def test_llama(tmp_path: Path, values: dict[str, Any], left: bool) -> None:
     inputs, mask = batch(left=left)
-    reference = transformers.LlamaForCausalLM(transformers.LlamaConfig(**llama_sizes(**values)))
+    reference = make("Llama", "CausalLM", **values)
     model, _ = assert_parity(reference, inputs, tmp_path, mask=mask)
     assert bool(model.tied_names()) == values.get("tie_word_embeddings", False)
 
@@ -59,8 +44,8 @@ def test_llama(tmp_path: Path, values: dict[str, Any], left: bool) -> None:
 def test_llama3_scaling_changes_what_is_computed(tmp_path: Path) -> None:
     """Otherwise the parity above would prove nothing about it."""
     rope = {"rope_theta": 500.0, "original_max_position_embeddings": 8, **LLAMA3}
-    config = transformers.LlamaConfig(**llama_sizes(head_dim=6, rope_parameters=rope))
-    model, foreign = imported(saved(randomised(transformers.LlamaForCausalLM(config)), tmp_path / "model"))
+    reference = make("Llama", "CausalLM", head_dim=6, rope_parameters=rope)
+    model, foreign = imported(saved(randomised(reference), tmp_path / "model"))
     values = foreign.model.model_dump()
     values["decoder"]["positions"]["scaling"] = None
     plain = build_model(Model.model_validate(values)).eval()
@@ -74,8 +59,7 @@ def test_llama3_scaling_changes_what_is_computed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("heads", [(4, 2), (3, 1)], ids=str)  # 3 heads do not divide 20: Llama's class refuses that
 def test_mistral(tmp_path: Path, values: dict[str, Any], heads: tuple[int, int]) -> None:
     inputs, mask = batch(left=False)
-    sizes = llama_sizes(num_attention_heads=heads[0], num_key_value_heads=heads[1], **values)
-    reference = transformers.MistralForCausalLM(transformers.MistralConfig(**sizes))
+    reference = make("Mistral", "CausalLM", num_attention_heads=heads[0], num_key_value_heads=heads[1], **values)
     assert_parity(reference, inputs, tmp_path, mask=mask, model_type="mistral")
 
 
@@ -83,8 +67,7 @@ def test_mistral(tmp_path: Path, values: dict[str, Any], heads: tuple[int, int])
 @pytest.mark.parametrize("window", [2, 5, 12])
 def test_mistral_with_a_window(tmp_path: Path, window: int, left: bool) -> None:
     inputs, mask = batch(left=left)
-    sizes = llama_sizes(head_dim=6, sliding_window=window, tie_word_embeddings=False)
-    reference = transformers.MistralForCausalLM(transformers.MistralConfig(**sizes))
+    reference = make("Mistral", "CausalLM", head_dim=6, sliding_window=window, tie_word_embeddings=False)
     _, foreign = assert_parity(reference, inputs, tmp_path, mask=mask)
     assert foreign.model.decoder and getattr(foreign.model.decoder.attention, "window", None) == window - 1
 
@@ -95,11 +78,18 @@ def test_mistral_with_a_window(tmp_path: Path, window: int, left: bool) -> None:
 )
 def test_windows_of_some_layers(tmp_path: Path, name: str, layers: dict[str, Any]) -> None:
     inputs, mask = batch(left=False)
-    sizes = llama_sizes(
-        head_dim=6, num_hidden_layers=4, use_sliding_window=True, sliding_window=4, tie_word_embeddings=False, **layers
+    reference = make(
+        name,
+        "CausalLM",
+        head_dim=6,
+        num_hidden_layers=4,
+        use_sliding_window=True,
+        sliding_window=4,
+        tie_word_embeddings=False,
+        **layers,
     )
-    config = getattr(transformers, f"{name}Config")(**sizes)
-    _, foreign = assert_parity(getattr(transformers, f"{name}ForCausalLM")(config), inputs, tmp_path, mask=mask)
+    _, foreign = assert_parity(reference, inputs, tmp_path, mask=mask)
+    config = reference.config
     assert foreign.model.decoder and len(foreign.model.decoder.layers) == config.layer_types.count("sliding_attention")
 
 
@@ -109,7 +99,7 @@ def test_windows_of_some_layers(tmp_path: Path, name: str, layers: dict[str, Any
 )
 def test_qwen3(tmp_path: Path, values: dict[str, Any], left: bool) -> None:
     inputs, mask = batch(left=left)
-    reference = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**llama_sizes(head_dim=6, **values)))
+    reference = make("Qwen3", "CausalLM", head_dim=6, **values)
     model, _ = assert_parity(reference, inputs, tmp_path, mask=mask)
     assert bool(model.tied_names()) == values["tie_word_embeddings"]
 
@@ -170,13 +160,13 @@ def test_without_being_asked_heads_that_do_not_divide_the_width_are_exported_as_
 def test_qwen2(tmp_path: Path, left: bool, tied: bool) -> None:
     inputs, mask = batch(left=left)
     values = {"tie_word_embeddings": tied, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
-    sizes = llama_sizes(**values, **({"head_dim": 6} if tied else {"num_attention_heads": 5, "num_key_value_heads": 1}))
-    reference = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes))
+    heads = {"head_dim": 6} if tied else {"num_attention_heads": 5, "num_key_value_heads": 1}
+    reference = make("Qwen2", "CausalLM", **values, **heads)
     assert_parity(reference, inputs, tmp_path, mask=mask, model_type="qwen2")
 
 
 def test_biases_on_queries_keys_and_values_alone_are_exported_as_qwen2(tmp_path: Path) -> None:
-    reference = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**llama_sizes(head_dim=6)))
+    reference = make("Qwen2", "CausalLM", head_dim=6)
     _, foreign = imported(saved(randomised(reference), tmp_path / "model"))
     assert choose_class(foreign.model, family="llama").class_name == "Qwen2ForCausalLM"
 
@@ -236,14 +226,9 @@ def test_bloom(tmp_path: Path, heads: int, tied: bool, left: bool) -> None:
     assert foreign.model.max_seq_len == 2048  # ALiBi has no length
 
 
-def gpt2_config(**values: Any) -> Any:
-    sizes = {"vocab_size": 61, "n_positions": 23, "n_embd": 20, "n_layer": 3, "n_head": 5, "n_inner": 36}
-    return transformers.GPT2Config(**{**sizes, "bos_token_id": 0, "eos_token_id": 0, **values})
-
-
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 def test_gpt2(tmp_path: Path, left: bool) -> None:
-    reference = transformers.GPT2LMHeadModel(gpt2_config(layer_norm_epsilon=0.02))
+    reference = transformers.GPT2LMHeadModel(config_of("GPT2", layer_norm_epsilon=0.02))
     mask = padding(11, 11, 8, 5, left=left)
     inputs = {"input_ids": tokens(3, 11, vocabulary=61), "attention_mask": mask}
     places = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
@@ -251,6 +236,6 @@ def test_gpt2(tmp_path: Path, left: bool) -> None:
 
 
 def test_gpt2_with_an_untied_output_and_another_activation(tmp_path: Path) -> None:
-    reference = transformers.GPT2LMHeadModel(gpt2_config(tie_word_embeddings=False, activation_function="relu"))
+    reference = transformers.GPT2LMHeadModel(config_of("GPT2", tie_word_embeddings=False, activation_function="relu"))
     model, _ = assert_parity(reference, {"input_ids": tokens(2, 23, vocabulary=61)}, tmp_path)
     assert not model.tied_names()

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.interop.encoder_configs import PUBLISHED
-from tests.interop.encoder_models import MASK, batch, make
 from tests.interop.parity import assert_agree, exported, imported, randomised, saved
+from tests.interop.tiny_models import MASK, batch, make
 from tformer.build import build_model
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.choose import choose_class

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.interop.encoder_models import LEFT, MASK, SIZES, VOCABULARY, batch, make
 from tests.interop.parity import assert_agree, assert_parity, exported, imported, randomised, saved, tokens
+from tests.interop.tiny_models import LEFT, MASK, SIZES, VOCABULARY, batch, make
 from tformer.model import Transformer
 
 ROBERTAS = {"roberta": "Roberta", "camembert": "Camembert", "xlm-roberta": "XLMRoberta"}

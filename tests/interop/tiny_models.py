@@ -1,0 +1,106 @@
+"""Tiny models of `transformers` with unusual sizes, and batches for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from tests.interop.parity import padding, tokens
+
+VOCABULARY, LENGTH = 61, 11
+MASK = padding(LENGTH, 11, 8, 5)
+LEFT = padding(LENGTH, 11, 8, 5, left=True)
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 20,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 5,
+    "intermediate_size": 36,
+    "max_position_embeddings": 23,
+    "type_vocab_size": 3,
+    "layer_norm_eps": 0.02,
+}
+DISTIL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "dim": 20,
+    "n_layers": 3,
+    "n_heads": 5,
+    "hidden_dim": 36,
+    "max_position_embeddings": 23,
+}
+
+
+IDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+DECODER: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 20,
+    "intermediate_size": 27,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 29,
+    "rms_norm_eps": 0.03,
+    **IDS,
+}
+GPT2: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "n_positions": 23,
+    "n_embd": 20,
+    "n_layer": 3,
+    "n_head": 5,
+    "n_inner": 36,
+    **IDS,
+}
+IMAGES: dict[str, Any] = {
+    "hidden_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 5,
+    "intermediate_size": 36,
+    "image_size": 12,
+    "patch_size": 4,
+}
+T5 = {"vocab_size": VOCABULARY, "d_model": 20, "d_kv": 6, "d_ff": 27, "num_layers": 2, "num_heads": 4}
+BART = {
+    "vocab_size": VOCABULARY,
+    "d_model": 20,
+    "max_position_embeddings": 29,
+    **{f"{side}_layers": 2 for side in ("encoder", "decoder")},
+    **{f"{side}_attention_heads": 5 for side in ("encoder", "decoder")},
+    **{f"{side}_ffn_dim": 27 for side in ("encoder", "decoder")},
+    **IDS,
+    "decoder_start_token_id": 2,
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    "DistilBert": DISTIL,
+    "GPT2": GPT2,
+    "ViT": IMAGES,
+    "OPT": {
+        **{"vocab_size": VOCABULARY, "hidden_size": 20, "ffn_dim": 27, "num_hidden_layers": 2},
+        **{"num_attention_heads": 4, "max_position_embeddings": 29, "word_embed_proj_dim": 20, **IDS},
+    },
+    **dict.fromkeys(("T5", "MT5"), T5),
+    **dict.fromkeys(("Bart", "MBart", "Pegasus"), BART),
+    "Marian": {**BART, "decoder_vocab_size": VOCABULARY},
+    "Bloom": {"vocab_size": VOCABULARY, "hidden_size": 20, "n_layer": 2, "n_head": 4, **IDS},
+    **dict.fromkeys(("Llama", "Mistral", "Qwen2", "Qwen3"), DECODER),
+}
+"""Sizes of the models that do not have those of BERT."""
+
+
+def config_of(name: str, **values: Any) -> Any:
+    """`<name>Config` with unusual sizes."""
+    return getattr(transformers, f"{name}Config")(**{**OTHERS.get(name, SIZES), **values})
+
+
+def make(name: str, task: str, **values: Any) -> Any:
+    """`<name>For<task>` with unusual sizes."""
+    return getattr(transformers, f"{name}For{task}")(config_of(name, **values))
+
+
+def batch(mask: Tensor = MASK, *, pad: int = 0, types: int = 1) -> dict[str, Tensor]:
+    ids = tokens(*mask.shape, vocabulary=VOCABULARY).masked_fill(mask == 0, pad)
+    typed = {"token_type_ids": torch.arange(mask.shape[1]).expand(mask.shape) % types} if types > 1 else {}
+    return {"input_ids": ids, "attention_mask": mask, **typed}
