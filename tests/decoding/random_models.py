@@ -28,19 +28,24 @@ POSITIONS = {
 PROMPTS = [[1, 2, 3, 4, 5, 6], [7], [8, 9, 10], [11, 12, 13, 14]]
 
 
+def shaken(model: Transformer, by: float) -> Transformer:
+    """The model with noise on every parameter: tables and biases that start at zero would hide mistakes."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(by * torch.randn_like(parameter))
+    return model.eval()
+
+
 def random_model(
-    stack: dict[str, Any], *, encoder: bool, vocab_size: int, max_seq_len: int, seed: int = 0
+    stack: dict[str, Any], *, encoder: bool, vocab_size: int, max_seq_len: int, seed: int = 0, **sections: Any
 ) -> Transformer:
-    """Two layers of width 24; `stack` goes over what both sides have."""
+    """Two layers of width 24; `stack` goes over what both sides have, `sections` into the model's section."""
     torch.manual_seed(seed)
     side = {"num_layers": 2, "num_heads": 4, "feedforward": {"d_ff": 24}, **stack}
     sides = {"encoder": side, "decoder": side} if encoder else {"decoder": side}
     sizes = {"d_model": 24, "max_seq_len": max_seq_len, "vocab_size": vocab_size}
-    model = build_model(Model.model_validate(sizes | sides))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.15 * torch.randn_like(parameter))
-    return model.eval()
+    model = build_model(Model.model_validate(sizes | sides | sections))
+    return shaken(model, 0.15)
 
 
 def tiny_model(positions: str = "rope", *, max_seq_len: int = 48, **stack: Any) -> Transformer:
@@ -53,10 +58,7 @@ def tiny_model(positions: str = "rope", *, max_seq_len: int = 48, **stack: Any) 
         init={"std": 0.3},
     )
     model = build_model(section, vocab_size=VOCAB).eval()
-    with torch.no_grad():  # tables and biases that start at zero would hide mistakes
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
+    return shaken(model, 0.1)
 
 
 def tokens(results: Sequence[Sequence[Completion]]) -> list[list[tuple[int, ...]]]:

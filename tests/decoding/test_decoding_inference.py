@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.decoding.random_models import PROMPTS, VOCAB, tiny_model, tokens
+from tests.decoding.random_models import PROMPTS, VOCAB, shaken, tiny_model, tokens
 from tformer.build import build_model
 from tformer.decoding import inference as inference_module
 from tformer.decoding.compilation import prepare_decoding
@@ -200,10 +200,7 @@ def build(heads: Any, *, vocab_size: int = VOCAB, **sections: Any) -> Transforme
     torch.manual_seed(7)
     section = Model(d_model=24, max_seq_len=32, heads=heads, **sections)
     model = build_model(section, vocab_size=vocab_size).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
+    return shaken(model, 0.1)
 
 
 def ready(model: Transformer, dtype: torch.dtype, quantize: str = "none") -> Transformer:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.decoding.random_models import random_model, shaken
 from tests.decoding.uncached import uncached_generate
 from tests.pairwise import pairwise
 from tformer.build import build_model
@@ -48,17 +49,11 @@ CHOICES: dict[str, dict[str, Any]] = {
 def make_model(
     stack: dict[str, Any] = STACKS["sinusoidal-post"], *, max_seq_len: int = 32, target_vocab_size: int | None = None
 ) -> Transformer:
-    torch.manual_seed(0)
-    side = {"num_layers": 2, "num_heads": 4, "feedforward": {"d_ff": 24}, "final_norm": True, **stack}
-    section = {"d_model": 24, "max_seq_len": max_seq_len, "vocab_size": VOCAB, "encoder": side, "decoder": side}
-    section["tie"] = {"output": False}  # a tied output would repeat what it reads
+    more: dict[str, Any] = {"tie": {"output": False}}  # a tied output would repeat what it reads
     if target_vocab_size is not None:
-        section |= {"target_vocab_size": target_vocab_size, "tie": {"source_target": False, "output": True}}
-    model = build_model(Model.model_validate(section))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.15 * torch.randn_like(parameter))
-    return model.eval()
+        more = {"target_vocab_size": target_vocab_size, "tie": {"source_target": False, "output": True}}
+    given = {"final_norm": True, **stack}
+    return random_model(given, encoder=True, vocab_size=VOCAB, max_seq_len=max_seq_len, **more)
 
 
 def assert_same(left: Sequence[list[Generated]], right: Sequence[list[Generated]]) -> None:
@@ -164,10 +159,7 @@ def make(seed: int = 0, *, positions: str = "sinusoidal"):
     stack = {"num_layers": 2, "num_heads": 2, "feedforward": {"d_ff": 16}, "positions": {"kind": positions}}
     values = {"d_model": 8, "max_seq_len": CONTEXT, "encoder": stack, "decoder": stack, "tie": {"output": False}}
     model = build_model(Model.model_validate(values), vocab_size=TOKENIZER.vocab_size)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.4 * torch.randn_like(parameter))
-    return model.eval()
+    return shaken(model, 0.4)
 
 
 def translator(*models, settings=SETTINGS, **options) -> Translator:

@@ -225,8 +225,11 @@ def source_windows(
         InputError: a file that cannot be read, a line of a file that `reader` refuses (file and line), a prefix file
             that has not one line for each source.
     """
-    places = _places(path, prefix_file)
-    prefixes = None
+    name, prefixes = name_of(path), None
+    places = Places(
+        lambda row: f"{name}:{row + 1}",
+        lambda row: "--target-prefix" if prefix_file is None else f"{prefix_file}:{row + 1}",
+    )
     if prefix_file is not None:
         prefixes = [line for block in line_blocks(prefix_file, errors=errors, size=CHECKED_LINES) for line in block]
     reader.check_prefixes(prefixes or [prefix or ""], places=places)
@@ -249,14 +252,6 @@ def source_windows(
         yield LineWindow(done, lines, [with_prefix(task_prefix, line) for line in lines], forced, places)
         done = end
     _require_one_each(path, done, prefix_file, prefixes)
-
-
-def _places(path: str, prefix_file: str | None) -> Places:
-    name = name_of(path)
-    return Places(
-        lambda row: f"{name}:{row + 1}",
-        lambda row: "--target-prefix" if prefix_file is None else f"{prefix_file}:{row + 1}",
-    )
 
 
 def _require_one_each(path: str, counted: int, prefix_file: str | None, prefixes: list[str] | None) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,10 +67,8 @@ def score_targets(
     targets: Sequence[Sequence[int]],
     *,
     start_ids: Sequence[int],
-    vocab_size: int | None = None,
-    batch_tokens: int = 4096,
     alignments: bool = False,
-    work: Work = QUIET,
+    **options: Any,
 ) -> list[TargetScore]:
     """Log-probabilities of each target after its source under an encoder-decoder, in order.
 
@@ -77,48 +76,26 @@ def score_targets(
         sources: ids as the encoder reads them, special ones included.
         targets: ids to be predicted, with eos where they end by it. An empty one has no probabilities.
         start_ids: the decoder's start tokens.
-        vocab_size: the tokenizer's; a model's vocabulary may be rounded up. None: the model's.
-        batch_tokens: number of tokens of sources and targets in a batch, padding included; at least one pair.
         alignments: also return the cross-attention of the last layer of the decoder.
-        work: reports the pairs done, and is polled before every batch; once it is stopped, the probabilities of the
-            rest are NaN. Several workers divide the batches, and all get all scores, without alignments.
+        options: those of `_score`.
 
     Raises InputError for a source or target that is longer than the model's context.
     """
     rows = [_Row(source, start_ids, target) for source, target in zip(sources, targets, strict=True)]
     assert model.decoder is not None
     tap = f"decoder.{len(model.decoder.blocks) - 1}.cross_attention.weights" if alignments else None
-    return _score(
-        model,
-        rows,
-        vocab_size=vocab_size,
-        batch_tokens=batch_tokens,
-        tap=tap,
-        work=work,
-    )
+    return _score(model, rows, tap=tap, **options)
 
 
 def score_continuations(
-    model: Transformer,
-    prompts: Sequence[Sequence[int]],
-    targets: Sequence[Sequence[int]],
-    *,
-    vocab_size: int | None = None,
-    batch_tokens: int = 4096,
-    work: Work = QUIET,
+    model: Transformer, prompts: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], **options: Any
 ) -> list[TargetScore]:
     """Log-probabilities of each target after its prompt (at least one token) under a decoder-only model, in order.
 
-    The other arguments and errors are those of `score_targets`.
+    The options are those of `_score`, the errors those of `score_targets`.
     """
     rows = [_Row(None, prompt, target) for prompt, target in zip(prompts, targets, strict=True)]
-    return _score(
-        model,
-        rows,
-        vocab_size=vocab_size,
-        batch_tokens=batch_tokens,
-        work=work,
-    )
+    return _score(model, rows, **options)
 
 
 def coverage_penalty(alignment: np.ndarray, beta: float) -> float:
@@ -131,11 +108,20 @@ def _score(
     model: Transformer,
     rows: Sequence[_Row],
     *,
-    vocab_size: int | None,
-    batch_tokens: int,
+    vocab_size: int | None = None,
+    batch_tokens: int = 4096,
     tap: str | None = None,
-    work: Work,
+    work: Work = QUIET,
 ) -> list[TargetScore]:
+    """The score of each row.
+
+    Args:
+        vocab_size: the tokenizer's; a model's vocabulary may be rounded up. None: the model's.
+        batch_tokens: number of tokens of sources and targets in a batch with their padding; at least one pair.
+        tap: name of the attention that becomes the alignment.
+        work: reports the pairs done, and is polled before every batch; once it is stopped, the probabilities of the
+            rest are NaN. Several workers divide the batches, and all get all scores, without alignments.
+    """
     for number, row in enumerate(rows, start=1):
         for side, length in (("source", len(row.source or ())), ("target", row.decoder_length)):
             if length > model.max_seq_len:

@@ -193,8 +193,12 @@ class Translator:
                 finish(index, [empty])
 
         def decode(batch: list[int]) -> list[list[Translation]]:
-            found = self._decode([sentences[index] for index in batch], should_stop, row=first_row + batch[0])
-            pairs = zip((sentences[index] for index in batch), found, strict=True)
+            chosen = [sentences[index] for index in batch]
+            if isinstance(self._settings, GenerationSettings):
+                found = self._sample(self._settings, chosen, should_stop, row=first_row + batch[0])
+            else:
+                found = self._search(self._settings, chosen, should_stop)
+            pairs = zip(chosen, found, strict=True)
             return self._aligned([(sentence, answers) for sentence, answers in pairs if not sentence.is_empty])
 
         for batch, found in worker.divide(
@@ -219,12 +223,6 @@ class Translator:
             batch = indices[start : start + batch_size]
             if not all(sentences[index].is_empty for index in batch):
                 yield batch
-
-    def _decode(self, sentences: Sequence[Sentence], should_stop: ShouldStop, *, row: int) -> list[list[Translation]]:
-        """The translations of each sentence, best first. `row`: number of the first, for the seeds of sampling."""
-        if isinstance(self._settings, GenerationSettings):
-            return self._sample(self._settings, sentences, should_stop, row=row)
-        return self._search(self._settings, sentences, should_stop)
 
     def _aligned(self, found: list[tuple[Sentence, list[Translation]]]) -> list[list[Translation]]:
         """The translations with their alignments, where these are requested."""
@@ -313,7 +311,10 @@ class Translator:
         *,
         row: int,
     ) -> list[list[Translation]]:
-        """Samples for each sentence; for empty ones too, so that a row's draws do not depend on the other rows."""
+        """Samples for each sentence, also for empty ones: a row's draws do not depend on the other rows.
+
+        row: number of the first sentence, for the seeds.
+        """
         longest = max(sentence.limit for sentence in sentences)
         shortest = min(settings.min_new_tokens, longest)
         found = generate(
@@ -377,18 +378,8 @@ class Continuer:
         first_row: int = 0,
     ) -> list[list[Translation]]:
         """Up to `n_best` continuations of each text, best first, in order. InputError for a prompt that is too long."""
-        prompts = self._prompts(texts, first_row)
-        results: list[list[Translation]] = []
-        for start in range(0, len(prompts), batch_size):
-            batch = prompts[start : start + batch_size]
-            for prompt, found in zip(batch, self._search(batch, should_stop), strict=True):
-                answers = (self._answer(prompt, hypothesis) for hypothesis in found)
-                results.append(best_of_each_text(answers, self._settings.n_best))
-        return results
-
-    def _prompts(self, texts: Sequence[str], first_row: int) -> list[list[int]]:
-        limit = self._max_seq_len
-        prompts = encode_prompts(
+        settings, limit = self._settings, self._max_seq_len
+        whole = encode_prompts(
             self._tokenizer,
             texts,
             context=self._context,
@@ -396,16 +387,19 @@ class Continuer:
             first_row=first_row,
             on_cut=self._on_cut,
         )
-        return [prompt if len(prompt) <= limit else prompt[-max(1, limit // 2) :] for prompt in prompts]
-
-    def _search(self, prompts: Sequence[list[int]], should_stop: ShouldStop) -> list[list[Hypothesis]]:
-        capacity, vocab_size = self._settings.max_new_tokens, self._tokenizer.vocab_size
-        stepper = EnsembleStepper(
-            [ModelStepper(model, prompts, capacity=capacity, vocab_size=vocab_size) for model in self._models]
-        )
-        return beam_search(
-            stepper, self._settings, histories=prompts, suppressed=self._suppressed, should_stop=should_stop
-        )
+        prompts = [prompt if len(prompt) <= limit else prompt[-max(1, limit // 2) :] for prompt in whole]
+        sizes: dict[str, Any] = {"capacity": settings.max_new_tokens, "vocab_size": self._tokenizer.vocab_size}
+        results: list[list[Translation]] = []
+        for start in range(0, len(prompts), batch_size):
+            batch = prompts[start : start + batch_size]
+            stepper = EnsembleStepper([ModelStepper(model, batch, **sizes) for model in self._models])
+            found = beam_search(
+                stepper, settings, histories=batch, suppressed=self._suppressed, should_stop=should_stop
+            )
+            for prompt, hypotheses in zip(batch, found, strict=True):
+                answers = (self._answer(prompt, hypothesis) for hypothesis in hypotheses)
+                results.append(best_of_each_text(answers, settings.n_best))
+        return results
 
     def _answer(self, prompt: list[int], found: Hypothesis) -> Translation:
         follower = TextFollower.after_prompt(self._tokenizer, prompt)

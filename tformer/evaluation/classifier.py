@@ -131,7 +131,12 @@ class Classifier:
         self.labels: tuple[str, ...] = loaded.recipe.data.labels
         self.seq_len = loaded.recipe.seq_len
         self.mirrored = "flip" in loaded.recipe.data.augment
-        self.views = self._checked(views)
+        self.views, most = views, most_views(self.mirrored)
+        if views > 1 and not self.reads_images:
+            raise InputError(f"--views: {self.path} classifies texts, expected a model of images")
+        if not 1 <= views <= most:
+            reason = "" if self.mirrored else ": it was trained without mirror images (flip in data.augment)"
+            raise InputError(f"--views: found {views}, {self.path} has 1 to {most} views{reason}")
         self.truncated = 0  # number of texts so far that were longer than seq_len
 
     def classify(self, texts: Sequence[tuple[str, str | None]]) -> np.ndarray:
@@ -166,15 +171,6 @@ class Classifier:
         )
         images.seq_len = self._loaded.recipe.seq_len
         return images
-
-    def _checked(self, views: int) -> int:
-        most = most_views(self.mirrored)
-        if views > 1 and not self.reads_images:
-            raise InputError(f"--views: {self.path} classifies texts, expected a model of images")
-        if not 1 <= views <= most:
-            reason = "" if self.mirrored else ": it was trained without mirror images (flip in data.augment)"
-            raise InputError(f"--views: found {views}, {self.path} has 1 to {most} views{reason}")
-        return views
 
     def scores(self, samples: Samples, work: Work | None = None) -> np.ndarray:
         """fp32 [N, L] scores of tokenised texts or images. With several views, averages the probabilities of an image.

@@ -167,20 +167,13 @@ def write_wrong_outputs(path: Path, outputs: Outputs, *, lowercase: bool = False
 def score_pairs(
     model: Transformer,
     pairs: PairTokens,
-    *,
-    start_ids: Sequence[int],
-    vocab_size: int | None = None,
-    batch_tokens: int = 4096,
-    work: Work = QUIET,
+    **options: Any,
 ) -> list[TargetScore]:
-    """The log-probability of each target, end of sequence included, as in beam search."""
+    """The log-probability of each target with its end of sequence, as in beam search; options of `score_targets`."""
     examples = pairs.examples(0, np.arange(len(pairs)))
     return score_targets(
         model,
         [example.source.tolist() for example in examples],
         [example.target.tolist() for example in examples],
-        start_ids=start_ids,
-        vocab_size=vocab_size,
-        batch_tokens=batch_tokens,
-        work=work,
+        **options,
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Annotated, Any, Literal, NamedTuple
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Gt, Le, Lt  # of pydantic, which takes longer to import than a help text may
 
 from tformer.support.options import panel
 
