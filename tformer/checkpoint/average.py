@@ -104,7 +104,7 @@ def _differences(expected: Any, found: Any, key: str) -> Iterator[tuple[str, Any
 
 
 def _word(value: Any) -> str:
-    """A value as text in a message; sections and long lists only by their kind."""
+    """A value as text in a message; sections and long lists are cut."""
     text = "null" if value is None else str(value)
     return text if len(text) <= 60 and not isinstance(value, dict) else f"{text[:57]}..."
 

@@ -23,7 +23,7 @@ _STEP = re.compile(r"(?:\.old-)?step-(\d{1,15})")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A complete checkpoint; `score` is its validation score, lower is better, None when it was not validated."""
+    """A complete checkpoint. `score` is its validation score (lower is better), or None if it was not validated."""
 
     step: int
     path: Path

@@ -56,15 +56,14 @@ class Architecture:
         nearest equivalent: the caller reads the result back and refuses any field that came out different.
     links: (model, class) -> the table of weights; `table` leaves out the heads that a model lacks.
     prefix: prefix of the body's tensor names in files of a class with a head; files of the bare body lack it.
-    pooler: name on disk of the body's dense layer on its first vector, which classes with and without heads may have;
-        None: there is none.
+    pooler: name on disk of the dense layer on the body's first vector, which any class may have; None if there is none.
     renamed: old tensor names: (pattern, replacement) of `re.sub` on the whole name.
     skipped: patterns (`re.fullmatch`) of tensors that no class here uses: buffers, and heads of other classes.
     of_files: (section as read, weight files) -> the section with the values that only the files decide.
     undecided: dotted paths of the section that only `of_files` decides.
     fixed: (model, class) -> tensors on disk that follow from the section by a formula.
     special_ids: ids of special tokens that `transformers` assumes where config.json lacks the key.
-    slow_tokenizer: the tokenizer class of folders without tokenizer.json; None: by the kind of vocabulary file.
+    slow_tokenizer: the tokenizer class of folders without tokenizer.json; None: the vocabulary file decides.
     own_tokenizer_rules: `AutoTokenizer` reads every tokenizer of this type by fixed rules and ignores the class that a
         folder names.
     code: what a folder carries to define the classes; None: transformers has them.

@@ -220,9 +220,9 @@ def choose_class(
 def choose_class_or_code(
     model: Model, *, family: str, model_type: str | None = None, common: Mapping[str, Any] | None = None
 ) -> Choice:
-    """`choose_class`; where no class computes the model, the architecture whose folders carry code that does.
+    """As `choose_class`, but if no class of Hugging Face fits, the choice is to export our own modelling code.
 
-    Raises InputError when that code lacks a feature too.
+    Raises InputError if that code lacks a feature as well.
     """
     try:
         return choose_class(model, family=family, model_type=model_type, common=common)

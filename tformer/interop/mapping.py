@@ -88,7 +88,7 @@ def both(ours: str, theirs: str, *, bias: bool = True, layout: Layout = SAME) ->
 
 
 def fused(ours: str, theirs: Sequence[str], sizes: Sequence[int], *, bias: bool = True) -> list[Link]:
-    """Links of one projection that is several on disk, with `sizes` rows each."""
+    """Links of one projection that is stored as several, with `sizes` rows each."""
     kinds = ("weight", "bias") if bias else ("weight",)
     return [link(f"{ours}.{kind}", *(f"{name}.{kind}" for name in theirs), layout=rows(*sizes)) for kind in kinds]
 

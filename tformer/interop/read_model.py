@@ -207,7 +207,7 @@ def _named_class(folder: Path, config: Mapping[str, Any], architecture: Architec
 
 
 def _candidates(named: str | None, architecture: Architecture) -> list[str]:
-    """The classes that a folder may be: the named one and those with its heads and more; where none is named, all."""
+    """Candidate classes: the named one and those that have its heads and more; all if config.json names none."""
     if named is None:
         return list(architecture.classes)
     heads = set(architecture.classes[named])

@@ -43,8 +43,8 @@ def encoded_batches(
     """The batches with their ids, in order.
 
     Args:
-        workers: processes that encode; 1: this one, with one thread; None: as many as there are processors, or this
-            process with all its threads where the text is short.
+        workers: number of processes that encode. With 1, this process encodes in one thread. With None, there are as
+            many as processors, but a short text is encoded by this process with all its threads.
 
     Raises InputError for an id outside the vocabulary; TformerError when a worker is killed; what `batches` raises.
     """

@@ -4,7 +4,7 @@ Newer files say `rope_parameters: {rope_type, rope_theta, ...}`, older ones `rop
 rope_type, ...}`. Both are written with equal values: older versions of the library ignore the newer key and use a base
 of 10,000.
 
-Their `sliding_window` counts the query's own key, a recipe's `window` the keys beside it: one less. A window that is no
+Their `sliding_window` counts the query's own key, a recipe's `window` does not: it is one less. A window that is no
 shorter than the longest sequence hides nothing and is read as full attention.
 """
 
@@ -65,7 +65,7 @@ def read_rope(config: Config, *, max_seq_len: int) -> dict[str, Any]:
 
 
 def write_rope(stack: Stack) -> dict[str, Any]:
-    """The keys of config.json; those of plain RoPE where the stack's positions are of another kind."""
+    """The keys of config.json. A stack with other positions gets those of plain RoPE."""
     positions = stack.positions if isinstance(stack.positions, RopeOptions) else RopeOptions()
     keys: dict[str, Any] = {"rope_theta": positions.base}
     scaling = positions.scaling
@@ -83,9 +83,10 @@ def write_rope(stack: Stack) -> dict[str, Any]:
 
 
 def with_windows(config: Config, values: dict[str, Any], window: int | None, slides: Sequence[bool]) -> dict[str, Any]:
-    """The model section with a window of `window` keys, the query's own among them, in the layers that have one.
+    """The model section with windows of `window` keys, which include the query's own.
 
-    slides: of each layer. Windows of all layers become the stack's attention, those of some its `layers`.
+    slides: whether each layer has a window. If all have one, it is the stack's attention; otherwise it is written into
+        the stack's `layers`.
     """
     if window is None or window >= values["max_seq_len"] or not any(slides):
         return values
@@ -102,14 +103,17 @@ def with_windows(config: Config, values: dict[str, Any], window: int | None, sli
 
 
 def windows_of(model: Model) -> list[int | None]:
-    """The window of each layer as config.json counts it; None: full attention."""
+    """The window of each layer as config.json counts it; None stands for full attention."""
     layers = layer_sections(stack_of(model, "decoder"), path="model.decoder")
     kinds = [layer.attention for layer in layers]
     return [kind.window + 1 if isinstance(kind, SlidingWindowOptions) else None for kind in kinds]
 
 
 def read_layer_windows(config: Config, values: dict[str, Any]) -> dict[str, Any]:
-    """The model section with the windows of Qwen2 and Qwen3: of the layers that `layer_types` names, else the last."""
+    """The model section with the windows of Qwen2 and Qwen3.
+
+    The layers that `layer_types` names have them; without that key the layers from `max_window_layers` on.
+    """
     window = size_or_missing(config, "sliding_window", MISSING_WINDOW)
     wanted = config.take("use_sliding_window", default=False, kind=bool)
     full = config.take("max_window_layers", default=MISSING_FULL_LAYERS)
