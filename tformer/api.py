@@ -249,7 +249,7 @@ class Run(Loaded):
     @overload
     def classify(self, inputs: Iterable[Any], **options: Any) -> list[Classification]: ...
     def classify(self, inputs: Any, **options: Any) -> Classification | list[Classification]:
-        """The label of a text, a pair (tuple) of texts or an image's path; of a list a list (`tformer classify`)."""
+        """The label of a text, a pair (tuple) of texts or an image's path; a list gives a list (`tformer classify`)."""
         each, is_one = _as_list(inputs, INPUTS)
         with flags_as_keywords():
             chosen = from_keywords(ClassifyOptions, options, caller="classify", without=NOT_OF_CLASSIFY)
@@ -271,7 +271,7 @@ class Run(Loaded):
         return answers[0] if is_one else answers
 
     def embed(self, inputs: Any, **options: Any) -> np.ndarray:
-        """Pooled hidden states: fp32 [D] of a text, of a pair (tuple) of texts or of an image's path; of a list [N, D].
+        """Pooled hidden states: fp32 [D] of a text, of a pair (tuple) of texts or of an image's path; a list gives [N, D].
 
         Keywords: `pooling` (cls, mean, max or eos; default: that of the model's head, else mean), `layer` (from 0;
         default: the model's last hidden states), `batch_size`, `precision`, `quantize`.

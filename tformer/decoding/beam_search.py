@@ -60,7 +60,7 @@ class FinishedHypotheses:
         total: float,
         reason: FinishReason,
     ) -> None:
-        """Add a hypothesis. `total`: the sum that ranks it, that of `logprobs` with penalties."""
+        """Add a hypothesis. `total`: the sum that ranks it: `logprobs` with penalties."""
         score = total / self._settings.penalty(len(ids))
         self._found[sentence].append(Hypothesis(ids=ids, logprobs=logprobs, score=score, finish_reason=reason))
         scores = self._scores[sentence][group]

@@ -64,7 +64,7 @@ class TextFollower:
 
 
 def held_length(text: str, stop_texts: Sequence[str]) -> int:
-    """Length of the longest end of `text` that is a proper beginning of a stop text."""
+    """Length of the longest end of `text` with which a stop text may begin."""
     longest = 0
     for stop in stop_texts:
         for length in range(min(len(stop) - 1, len(text)), longest, -1):

@@ -100,7 +100,7 @@ def fill_mask(model: Transformer, tokenizer: Tokenizer, text: str, *, top: int) 
 
 
 def _read(tokenizer: Tokenizer, text: str, mask_id: int, *, most: int) -> _Cloze:
-    """Encode the text between the masks; of long text with more than `most` tokens, only more than `most` of them.
+    """Encode the text between the masks. A text of more than `most` tokens may be cut, but never to `most` or fewer.
 
     Where tokens begin with a space, the mask stands for that space too.
     """

@@ -28,7 +28,7 @@ def encode_prompts(
     first_row: int = 0,
     on_cut: OnCut | None = None,
 ) -> list[list[int]]:
-    """The ids of prompts. Of a long text that does not fit into the context, only the last ids are given.
+    """The ids of prompts. A text that does not fit into the context is given by its last ids alone.
 
     Raises InputError for a prompt longer than the context when `context` is `error`.
     """
@@ -49,7 +49,7 @@ def encode_continuation(tokenizer: Tokenizer, prompt: str, text: str, *, most: i
 
     Both are encoded as one text where that begins with the prompt's own ids, so that a word at the joint is spelled as
     inside a text; else the text is encoded alone (its first letters would have changed the prompt's last token).
-    `most`, see `Tokenizer.encode_batch`, is of prompt and text together.
+    `most` (see `Tokenizer.encode_batch`) counts the tokens of prompt and text together.
     """
     before, both = tokenizer.encode_batch([prompt, prompt + text], most=most)
     return both[len(before) :] if both[: len(before)] == before else tokenizer.encode(text, most=most)
@@ -92,7 +92,7 @@ def suppressed_tokens(
     starts from eos) or is the first of every text (`forced_bos`) is not suppressed.
 
     Args:
-        target: of the decoder beside an encoder; None: a decoder-only model.
+        target: first and last tokens of a decoder that has an encoder; None for a decoder-only model.
         suppressed: these instead (`generation.suppress_tokens`: an imported model may rule out others, or none).
     """
     if suppressed is not None:

@@ -205,8 +205,8 @@ class TokenChooser:
             keys: (row, sample) of each sequence.
             histories: the tokens before its first one.
             limits: maximum number of tokens of each sequence, where an end is forced.
-            vocab_size: larger ids are not chosen.
-            suppressed: nor are these.
+            vocab_size: ids from this number on are not chosen.
+            suppressed: further ids that are not chosen.
         """
         self._settings = settings
         self._vocab_size = vocab_size

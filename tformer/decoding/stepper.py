@@ -31,7 +31,7 @@ from tformer.support.errors import InputError, require_finite
 
 
 class Stepper(Protocol):
-    """The source of a beam search's log-probabilities."""
+    """Gives a beam search its log-probabilities."""
 
     @property
     def vocab_size(self) -> int:

@@ -81,7 +81,7 @@ OnText = Callable[[int, list[Translation]], None]
 
 
 def best_of_each_text(ranked: Iterable[Translation], count: int) -> list[Translation]:
-    """The first `count`. Of several segmentations of one text only the best, from every beam group that found it."""
+    """The first `count`. If a text has several segmentations, only the best one stays, from each group that found it."""
     best: dict[str, tuple[int, ...]] = {}
     return [answer for answer in ranked if best.setdefault(answer.text, answer.ids) == answer.ids][:count]
 
@@ -110,7 +110,7 @@ class Translator:
         """
         Args:
             models: encoder-decoders of the same vocabularies, at least one.
-            settings: of beam search, or of sampling with one model; their eos is `target`'s.
+            settings: for beam search, or for sampling with one model; `target` has the end that they use.
             target: the decoder's start and end tokens.
             max_source: maximum number of tokens of a source, special ones included; a model's context may be shorter.
             length_margin: a translation has at most this number of tokens more than its source text; None: no limit.

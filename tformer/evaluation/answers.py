@@ -186,8 +186,9 @@ class AnswerFormat:
         return cls(classifier.kind, classifier.labels, top=options.top, threshold=threshold)
 
     def line(self, values_L: np.ndarray) -> str:
-        """Label, probability, label, probability ... with tabs between them; of several labels those above the
-        threshold, joined by commas, and their probabilities likewise; or the score.
+        """Labels and their probabilities in turn, with tabs between them; for a regression the score.
+
+        A multi-label model gives its labels above the threshold, joined by commas, and then their probabilities.
 
         values_L: probabilities, or the score [1].
         """

@@ -1,7 +1,7 @@
 """Vectors of texts, pairs of texts and images: a model's hidden states, pooled.
 
-Inputs are prepared as in training (template, truncation, token types, image statistics). Of an encoder-decoder the
-encoder's states are taken, of any other model those of its stack.
+Inputs are prepared as in training (template, truncation, token types, image statistics). An encoder-decoder gives its
+encoder's states, any other model those of its only stack.
 
 Shapes: N inputs, B of a batch, T tokens, D width.
 """

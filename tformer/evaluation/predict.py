@@ -88,8 +88,8 @@ def predict(
     The model runs as it is (its `compute_dtype`, on its device), in evaluation mode.
 
     Args:
-        collate: of an objective; called with training=False.
-        taps: inner tensors that the output has.
+        collate: makes a batch, as an objective does; called with training=False.
+        taps: names of inner tensors that the output must hold.
         batch_size: samples at a time; None: as many as make `batch_tokens` tokens with their padding.
         batch_tokens: None: what suits the model's device.
         work: reports the finished samples, and is polled before every batch; once it is stopped, the remaining vectors
@@ -138,7 +138,7 @@ def default_batch_tokens(device: torch.device) -> int:
 def length_sorted_batches(
     samples: Samples, *, batch_size: int | None = None, batch_tokens: int = ACCELERATOR_BATCH_TOKENS
 ) -> Iterator[np.ndarray]:
-    """Batches of every sample once, longest first, so that too little memory fails at once.
+    """Batches that hold every sample once, the longest first, so that too little memory shows at once.
 
     `batch_size` samples at a time, None: as many as make `batch_tokens` tokens with their padding, and one at least.
     """
