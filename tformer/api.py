@@ -271,7 +271,7 @@ class Run(Loaded):
         return answers[0] if is_one else answers
 
     def embed(self, inputs: Any, **options: Any) -> np.ndarray:
-        """Pooled hidden states: fp32 [D] of a text, of a pair (tuple) of texts or of an image's path; a list gives [N, D].
+        """Pooled hidden states: fp32 [D] of a text, a pair (tuple) of texts or an image's path; a list gives [N, D].
 
         Keywords: `pooling` (cls, mean, max or eos; default: that of the model's head, else mean), `layer` (from 0;
         default: the model's last hidden states), `batch_size`, `precision`, `quantize`.

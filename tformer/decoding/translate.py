@@ -81,7 +81,7 @@ OnText = Callable[[int, list[Translation]], None]
 
 
 def best_of_each_text(ranked: Iterable[Translation], count: int) -> list[Translation]:
-    """The first `count`. If a text has several segmentations, only the best one stays, from each group that found it."""
+    """The first `count`. If a text has several segmentations, the best one stays, from each group that found it."""
     best: dict[str, tuple[int, ...]] = {}
     return [answer for answer in ranked if best.setdefault(answer.text, answer.ids) == answer.ids][:count]
 

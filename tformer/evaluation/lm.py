@@ -215,8 +215,8 @@ def pseudo_perplexity(
 
     `places`: position of the one token to predict in each sequence, the longest sequences first; None: every token is
     predicted. `max_tokens`: maximum number of predicted tokens, evenly spread; `batch_tokens`: tokens of a batch with
-    its padding, None: chosen for the device. `work` is polled before every batch; once it is stopped, the metrics are those of the tokens so
-    far (NaN for none), the longest sequences first. Several workers divide the batches.
+    its padding, None: chosen for the device. `work` is polled before every batch; once it is stopped, the metrics are
+    those of the tokens so far (NaN for none), the longest sequences first. Several workers divide the batches.
 
     Raises InputError for a tokenizer without a mask token, and for nothing to predict.
     """
