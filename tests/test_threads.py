@@ -22,7 +22,7 @@ from tformer.api import MOST_PREPARED
 from tformer.decoding.inference import prepare_inference
 from tformer.kernels import library
 from tformer.kernels.functions import find
-from tformer.kernels.tape import recorded
+from tformer.kernels.tape import RECORDED
 
 FAMILIES = ("lm", "classifier", "translator", "masked")
 THREADS = 4
@@ -110,14 +110,14 @@ def test_the_steps_of_another_thread_are_not_recorded(run: tformer.Run) -> None:
     seen = []
 
     def step() -> torch.Tensor:
-        other = threading.Thread(target=lambda: seen.append(recorded()))
+        other = threading.Thread(target=lambda: seen.append(RECORDED.tape))
         other.start()
         other.join()
-        seen.append(recorded())
+        seen.append(RECORDED.tape)
         return torch.zeros(1, 1, 4)
 
     kernels.record(torch.zeros(1, 1, 4), step, list)
-    assert seen[0] is None and seen[1] is not None and recorded() is None
+    assert seen[0] is None and seen[1] is not None and RECORDED.tape is None
 
 
 @pytest.mark.parametrize("run", ["lm"], indirect=True)

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tformer.kernels.functions import Kernels
 from tformer.nn.attention.context import AttentionContext
 from tformer.nn.cache import CrossCache, ModelCache
 from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.fixed_cache import AnyCache, FixedCache
 from tformer.nn.heads import Output
 from tformer.nn.patches import PatchEmbedding
-from tformer.nn.products import Kernels
 from tformer.nn.stack import Stack
 from tformer.nn.taps import Replacement, Tap, TapSink, check_taps, scoped
 

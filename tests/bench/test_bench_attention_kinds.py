@@ -23,6 +23,7 @@ from tformer.bench.workloads.attention import (
     band_mask,
 )
 from tformer.nn.attention import ATTENTION, AttentionContext, AttentionSizes, FullAttentionOptions, Mechanism
+from tformer.nn.attention.context import AttentionInputs
 from tformer.support.errors import InputError
 
 OPTIONS: dict[str, dict[str, Any]] = {"linformer": {"rank": 8}}
@@ -88,7 +89,8 @@ def test_gradients_of_all_inputs_and_own_parameters_are_taken(monkeypatch: pytes
             super().__init__(FullAttentionOptions(), sizes)
             self.gain = torch.nn.Parameter(torch.ones(3, 1, 1))
 
-        def forward(self, q: Any, k: Any, v: Any, context: Any, **_: Any) -> Any:
+        def forward(self, inputs: AttentionInputs) -> Any:
+            q, k, v, context = inputs[:4]
             assert q.shape == (2, 3, 40, 4) and self.scale == 0.5 and not context.is_causal and context.causal is False
             return self.gain * (q + k + v), None
 
@@ -104,7 +106,8 @@ def test_the_first_call_at_full_length_is_the_one_whose_memory_counts(monkeypatc
     class Hoarder(Mechanism):
         kept: torch.Tensor | None = None
 
-        def forward(self, q: Any, k: Any, v: Any, context: Any, **_: Any) -> Any:
+        def forward(self, inputs: AttentionInputs) -> Any:
+            q, k, v = inputs[:3]
             lengths.append(q.shape[2])
             if q.shape[2] > SHORT_LENGTH and self.kept is None:
                 self.kept = torch.ones(2**23)  # 32 MiB, as a table that a kind makes once
@@ -126,7 +129,8 @@ def test_options_reach_the_mechanism_and_are_refused_by_it() -> None:
 
 def output(mechanism: Mechanism, inputs: list[torch.Tensor], *, causal: bool) -> torch.Tensor:
     q, k, v = inputs
-    return mechanism(q, k, v, AttentionContext.for_length(12, causal=causal), x_BTD=torch.zeros(2, 12, 32))[0]
+    context = AttentionContext.for_length(12, causal=causal)
+    return mechanism(AttentionInputs(q, k, v, context, mechanism.scale, x_BTD=torch.zeros(2, 12, 32)))[0]
 
 
 def require_library(name: str) -> None:

@@ -100,8 +100,9 @@ class AveragingAttention(Mechanism):
     def state_bytes(self, dtype):
         return StateBytes(0, self.sizes.num_kv_heads * self.sizes.value_dim * dtype.itemsize)
 
-    def compute(self, inputs, *, x_BTD, state=None):
+    def forward(self, inputs):
         q, k, v, context = inputs[:4]
+        state = inputs.state
         before, past = (0.0, 0) if state is None else (state.total, state.length)
         length = v.shape[2]
         visible = torch.ones(length, length, device=v.device)

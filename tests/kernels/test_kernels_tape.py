@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tformer.kernels.functions import Kernels
-from tformer.kernels.tape import Tape, recorded
+from tformer.kernels.tape import RECORDED, Tape
 from tformer.nn.layer_norm import LayerNorm
 
 WIDTH, HEADS = 32, 2
@@ -104,7 +104,7 @@ def test_a_step_that_does_more_than_calls_of_kernels_has_no_tape(kernels: Kernel
     }
     expected = Layer(kernels, len(x))(x) if name in ("before", "masked", "another cache") else None
     out, tape = kernels.record(x, steps[name], lambda: [layer.keys])
-    assert tape is None and recorded() is None
+    assert tape is None and RECORDED.tape is None
     assert expected is None or torch.equal(out, expected)
 
 
@@ -119,4 +119,4 @@ def test_a_step_that_fails_ends_the_recording(kernels: Kernels, layer: Layer) ->
     (x,) = inputs(layer, 1)
     with pytest.raises(ZeroDivisionError):
         kernels.record(x, lambda: x * (1 // 0), lambda: [])
-    assert recorded() is None
+    assert RECORDED.tape is None

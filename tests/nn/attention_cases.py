@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from tformer.nn.attention import core
-from tformer.nn.attention.context import AttentionContext, AttentionInputs
+from tformer.kernels.functions import Kernels
+from tformer.nn.attention import Mechanism, core, routes
+from tformer.nn.attention.context import AttentionContext, AttentionInputs, Weighted
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.positions import PositionSizes
 from tformer.nn.positions.base import NoPositionsOptions, Positions
 from tformer.nn.positions.biases import AlibiOptions, T5BiasOptions
 from tformer.nn.positions.rope import RopeOptions
 from tformer.nn.positions.shaw import ShawOptions
-from tformer.nn.products import Kernels
 from tformer.nn.taps import TapSink
 
 LAYER_KINDS = [NoPositionsOptions(), RopeOptions(), AlibiOptions(), T5BiasOptions(), ShawOptions(clip=3)]
@@ -51,6 +52,33 @@ def attend(
     context = AttentionContext(arange(q.shape[2]), arange(k.shape[2]), mask=mask, is_causal=is_causal)
     taps, positions = weights_tap() if need_weights else None, ScorePositions(**terms) if terms else None
     return core.attend(AttentionInputs(q, k, v, context, scale, positions, dropout, taps, kernels=kernels))
+
+
+def attend_few(q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: Tensor | None = None) -> Tensor:
+    """`routes.attend_few` with a mask."""
+    context = AttentionContext(arange(q.shape[2]), arange(k.shape[2]), mask=mask)
+    return routes.attend_few(AttentionInputs(q, k, v, context, scale))[0]
+
+
+def calls_of_few(monkeypatch: pytest.MonkeyPatch) -> list[AttentionInputs]:
+    """The inputs that the route for few queries takes from now on."""
+    taken: list[AttentionInputs] = []
+
+    def noted(inputs: AttentionInputs) -> Weighted:
+        taken.append(inputs)
+        return routes.attend_few(inputs)
+
+    changed = [route._replace(run=noted) if route.run is routes.attend_few else route for route in core.ROUTES]
+    monkeypatch.setattr(core, "ROUTES", changed)
+    return taken
+
+
+def run(
+    mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, **others: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Output and weights of a mechanism; others: of `AttentionInputs`."""
+    dropout = mechanism.dropout if mechanism.training else 0.0
+    return mechanism(AttentionInputs(q, k, v, context, mechanism.scale, dropout=dropout, **others))
 
 
 def context_of(

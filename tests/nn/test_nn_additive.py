@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.nn.attention_cases import arange, context_of, weights_tap
+from tests.nn.attention_cases import arange, context_of, run, weights_tap
 from tformer.nn.attention import AttentionContext, AttentionSizes, routes
 from tformer.nn.attention.additive import AdditiveAttention, AdditiveOptions
 from tformer.nn.attention.multi_head import MultiHeadAttention
@@ -82,7 +82,7 @@ def test_equals_its_definition_in_loops(
         key_mask = torch.ones(2, 6, dtype=torch.bool)
     layer, qkv = mechanism(), draw(t=t)
     expected = by_loops(layer, qkv, causal=causal, key_mask=key_mask)
-    out, _ = layer(*qkv, **call(t, 6, causal=causal, key_mask=key_mask))
+    out, _ = run(layer, *qkv, **call(t, 6, causal=causal, key_mask=key_mask))
     torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
     grad, inputs = torch.randn_like(expected), [*qkv, layer.weight]
     found, wanted = (torch.autograd.grad(o, inputs, grad) for o in (out, expected))
@@ -93,7 +93,7 @@ def test_scale_is_one_unless_it_is_given() -> None:
     assert mechanism().scale == 1.0 and mechanism(scale=0.3).scale == 0.3
     layer, qkv = mechanism(scale=0.3), draw()
     expected = by_loops(layer, qkv, causal=True, key_mask=None)
-    torch.testing.assert_close(layer(*qkv, **call(6, 6, causal=True))[0], expected)
+    torch.testing.assert_close(run(layer, *qkv, **call(6, 6, causal=True))[0], expected)
 
 
 def test_position_bias_joins_the_scores() -> None:
@@ -109,7 +109,7 @@ def test_position_bias_joins_the_scores() -> None:
     layer, qkv, pos = mechanism(), draw(), torch.arange(6).unsqueeze(0)
     bias = positions.bias(pos, pos)[0].double()
     expected = by_loops(layer, qkv, causal=True, key_mask=None, bias=bias)
-    out, _ = layer(*qkv, **call(6, 6, causal=True, positions=positions))
+    out, _ = run(layer, *qkv, **call(6, 6, causal=True, positions=positions))
     torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-6)
 
 
@@ -124,14 +124,14 @@ def test_relative_positions_on_keys_and_values_train() -> None:
         .double()
     )
     layer, qkv = mechanism(), draw()
-    out, _ = layer(*qkv, **call(6, 6, positions=positions))
+    out, _ = run(layer, *qkv, **call(6, 6, positions=positions))
     grads = torch.autograd.grad(out.sum(), list(positions.parameters()))
     assert all(bool(grad.any()) for grad in grads)
 
 
 def test_weights_make_the_output_and_hide_what_is_masked() -> None:
     layer, (q, k, v) = mechanism(), draw()
-    out, weights = layer(q, k, v, **call(6, 6, causal=True, key_mask=KEY_MASK, taps=weights_tap()))
+    out, weights = run(layer, q, k, v, **call(6, 6, causal=True, key_mask=KEY_MASK, taps=weights_tap()))
     assert weights is not None
     torch.testing.assert_close(weights @ v.repeat_interleave(2, dim=1), out)
     assert not weights[0, :, :, 4:].any() and not weights.triu(1).any()
@@ -142,10 +142,10 @@ def test_dropout_drops_weights() -> None:
     layer, qkv = mechanism(), tuple(x.detach() for x in draw())
     torch.manual_seed(0)
     layer.dropout = 0.5
-    outs = layer(*(x.repeat(2000, 1, 1, 1) for x in qkv), **call(6, 6))[0].unflatten(0, (2000, 2))
+    outs = run(layer, *(x.repeat(2000, 1, 1, 1) for x in qkv), **call(6, 6))[0].unflatten(0, (2000, 2))
     assert not torch.equal(outs[0], outs[1])
     layer.eval()
-    torch.testing.assert_close(outs.mean(0), layer(*qkv, **call(6, 6))[0], atol=0.15, rtol=0.1)
+    torch.testing.assert_close(outs.mean(0), run(layer, *qkv, **call(6, 6))[0], atol=0.15, rtol=0.1)
 
 
 def test_a_chunk_holds_a_bounded_number_of_activations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_a_chunk_holds_a_bounded_number_of_activations(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(layer, "_scores", counted)
     monkeypatch.setattr(routes, "CHUNK_ELEMENTS", 2 * 4 * 40 * 5 * 7)
-    layer(*qkv, **call(40, 40))[0].sum().backward()
+    run(layer, *qkv, **call(40, 40))[0].sum().backward()
     assert max(sizes) <= 2 * 4 * 40 * 5 * 7 and len(sizes) == 2 * 6  # six chunks, forward and again backward
 
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.nn.attention_cases import attend, context_of, naive, positions_for, self_attention, tensors
+from tests.nn.attention_cases import arange, attend, context_of, naive, positions_for, run, self_attention, tensors
 from tests.pairwise import pairwise
 from tformer.nn.attention import ATTENTION, AttentionContext, AttentionSizes, Mechanism, ProjectionOptions, core, routes
 from tformer.nn.attention.additive import AdditiveOptions
 from tformer.nn.attention.bigbird import BigBirdOptions
-from tformer.nn.attention.context import causal_mask, make_mask
+from tformer.nn.attention.context import AttentionInputs, causal_mask, make_mask
 from tformer.nn.attention.core import FullAttentionOptions
 from tformer.nn.attention.linformer import LinformerOptions
 from tformer.nn.attention.performer import PerformerOptions
@@ -135,7 +135,8 @@ def test_blocked_attention_equals_the_formula(
     causal = torch.ones(9, 9, dtype=torch.bool).tril()
     mask = {"mask": padded(3, 9, 9), "causal mask": padded(3, 9, 9) & causal, "key mask": padded(3, 9, 9)[:, :, :1]}
     given = mask.get(masking)
-    out = routes.attend_blocked(q, k, v, mask=given, is_causal="causal" in masking, scale=0.3)
+    context = AttentionContext(arange(9), arange(9), mask=given, is_causal="causal" in masking)
+    out, _ = routes.attend_blocked(AttentionInputs(q, k, v, context, 0.3))
     expected, _ = naive(q, k, v, mask=causal if masking == "causal" else given, scale=0.3)
     torch.testing.assert_close(out, expected, atol=1e-7, rtol=1e-6)
     up = torch.randn_like(out)
@@ -355,17 +356,17 @@ def test_a_gpu_computes_what_the_cpu_does(kind: str, causal: bool) -> None:
     inputs = [torch.randn(2, 2, 100, 8) for _ in range(3)]
     key_mask = torch.ones(2, 100, dtype=torch.bool)
     key_mask[1, 70:] = False
-    on_cpu = run(mechanism, inputs, key_mask, causal=causal)
-    on_gpu = run(mechanism.to("cuda"), [x.cuda() for x in inputs], key_mask.cuda(), causal=causal)
+    on_cpu = results(mechanism, inputs, key_mask, causal=causal)
+    on_gpu = results(mechanism.to("cuda"), [x.cuda() for x in inputs], key_mask.cuda(), causal=causal)
     for expected, found in zip(on_cpu, on_gpu, strict=True):
         torch.testing.assert_close(found.cpu(), expected, atol=1e-4, rtol=1e-3)
 
 
-def run(mechanism: Mechanism, inputs: list[Tensor], key_mask: Tensor, *, causal: bool) -> list[Tensor]:
+def results(mechanism: Mechanism, inputs: list[Tensor], key_mask: Tensor, *, causal: bool) -> list[Tensor]:
     """Outputs at real positions, and the gradients of queries, keys and values."""
     leaves = [x.clone().requires_grad_() for x in inputs]
     pos = torch.arange(100, device=key_mask.device).unsqueeze(0)
     x_BTD = torch.zeros(2, 100, 16, device=key_mask.device)
     context = AttentionContext(pos, pos, causal=causal, key_mask=key_mask).with_mask()
-    out = mechanism(*leaves, context, x_BTD=x_BTD)[0].masked_fill(~key_mask[:, None, :, None], 0.0)
+    out = run(mechanism, *leaves, context, x_BTD=x_BTD)[0].masked_fill(~key_mask[:, None, :, None], 0.0)
     return [out.detach(), *torch.autograd.grad(out.square().sum(), leaves)]

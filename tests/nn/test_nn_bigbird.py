@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.nn.attention_cases import arange, context_of, weights_tap
+from tests.nn.attention_cases import arange, context_of, run, weights_tap
 from tests.nn.sparse_cases import REACHES, SCALE, assert_same, call_of, hooks_of, mechanism_of, naive, padding, tensors
 from tests.pairwise import pairwise
 from tformer.nn.attention.bigbird import BigBirdAttention, BigBirdOptions, layout_of, random_blocks
@@ -90,7 +90,7 @@ def test_equals_the_mask_in_plain_loops(limits: Any, options: dict[str, Any], le
     reach = context_of(length, causal, padding(length, side))
     inputs = tensors(length)
     mask = plain_mask(mechanism.options, reach, 2, length, length, layer=3)
-    found, weights = mechanism(*inputs, **call_of(reach))
+    found, weights = run(mechanism, *inputs, **call_of(reach))
     assert weights is None
     assert_same(found, naive(*inputs, mask), inputs)
     dense = mechanism.visible_mask(reach)
@@ -108,7 +108,7 @@ def test_shared_key_heads_other_value_sizes_and_documents(
     for reach in (context_of(43, causal, padding(43, "left")), context_of(43, causal, document_ids=documents)):
         inputs = tensors(43, kv_heads=2, value_dim=9)
         expected = naive(*inputs, plain_mask(mechanism.options, reach, 2, 43, 43))
-        assert_same(mechanism(*inputs, **call_of(reach))[0], expected, inputs)
+        assert_same(run(mechanism, *inputs, **call_of(reach))[0], expected, inputs)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -116,12 +116,12 @@ def test_shared_key_heads_other_value_sizes_and_documents(
 def test_padding_changes_nothing(side: str, causal: bool) -> None:
     mechanism = make(causal=causal)
     q, k, v = (x.detach() for x in tensors(48, batch=1))
-    alone = mechanism(q[:, :, :37], k[:, :, :37], v[:, :, :37], **call_of(context_of(37, causal), batch=1))[0]
+    alone = run(mechanism, q[:, :, :37], k[:, :, :37], v[:, :, :37], **call_of(context_of(37, causal), batch=1))[0]
     shift = 11 if side == "left" else 0
     mask = torch.zeros(1, 48)
     mask[:, shift : shift + 37] = 1
     moved = [x.roll(shift, dims=2) for x in (q, k, v)]
-    padded = mechanism(*moved, **call_of(context_of(48, causal, mask), batch=1))[0]
+    padded = run(mechanism, *moved, **call_of(context_of(48, causal, mask), batch=1))[0]
     torch.testing.assert_close(padded[:, :, shift : shift + 37], alone, atol=1e-6, rtol=0)
 
 
@@ -130,17 +130,17 @@ def test_a_causal_query_never_sees_the_future(causal: bool) -> None:
     mechanism = make(causal=causal)
     q, k, v = (x.detach() for x in tensors(64))
     call = call_of(context_of(64, causal))
-    before = mechanism(q, k, v, **call)[0]
+    before = run(mechanism, q, k, v, **call)[0]
     for x in (q, k, v):
         x[:, :, 41:] += 1.0
-    after = mechanism(q, k, v, **call)[0]
+    after = run(mechanism, q, k, v, **call)[0]
     assert torch.equal(before[:, :, :41], after[:, :, :41]) == causal
 
 
 def test_bf16_is_close_to_fp32() -> None:
     mechanism, inputs = make(), tensors(53, dtype=torch.bfloat16)
     expected = naive(*(x.float() for x in inputs), plain_mask(mechanism.options, context_of(53), 2, 53, 53))
-    found = mechanism(*inputs, **call_of(context_of(53)))[0]
+    found = run(mechanism, *inputs, **call_of(context_of(53)))[0]
     assert found.dtype == torch.bfloat16
     assert_same(found.float(), expected, inputs, tolerance=0.06)
 
@@ -162,18 +162,18 @@ def test_position_kinds_with_terms_of_their_own(
     mechanism, hooks, mask = make(causal=causal), hooks_of(kind, causal=causal), padding(53, side)
     inputs, positions = [*tensors(53), *hooks.parameters()], arange(53) if mask is None else mask.cumsum(1)
     call = call_of(AttentionContext(positions, positions, causal=causal, key_mask=mask), positions=hooks)
-    expected, _ = mechanism(*inputs[:3], **call, taps=weights_tap())
-    assert_same(mechanism(*inputs[:3], **call)[0], expected, inputs)
+    expected, _ = run(mechanism, *inputs[:3], **call, taps=weights_tap())
+    assert_same(run(mechanism, *inputs[:3], **call)[0], expected, inputs)
 
 
 def test_dropout_is_the_same_in_the_backward_pass() -> None:
     mechanism, inputs = make(), tensors(53)
     mechanism.dropout = 0.5
-    out = mechanism(*inputs, **call_of(context_of(53)))[0]
+    out = run(mechanism, *inputs, **call_of(context_of(53)))[0]
     (grad,) = torch.autograd.grad(out.sum(), [inputs[2]])
     # The output is linear in the values: <grad, v> is the output's sum, only if the same weights were dropped.
     torch.testing.assert_close((grad * inputs[2]).sum(), out.sum(), atol=1e-3, rtol=1e-4)
-    assert not torch.allclose(out, mechanism.eval()(*inputs, **call_of(context_of(53)))[0], atol=1e-3)
+    assert not torch.allclose(out, run(mechanism.eval(), *inputs, **call_of(context_of(53)))[0], atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_new_queries_behind_a_cache_get_what_the_whole_sequence_gets(
         end = start + size
         reach = context_of(size, True, None if mask is None or end <= 20 else mask[:, :end], keys=end)
         rows = slice(None) if mask is None or end > 20 else slice(0, 1)  # before its first token a row has no pattern
-        out, _ = mechanism(q[:, :, start:end], k[:, :, :end], v[:, :, :end], **call_of(reach))
+        out, _ = run(mechanism, q[:, :, start:end], k[:, :, :end], v[:, :, :end], **call_of(reach))
         torch.testing.assert_close(out[rows], whole[rows, :, start:end], atol=1e-5, rtol=0)
         start = end
 
@@ -248,21 +248,21 @@ def test_short_inputs_take_the_dense_way_with_the_same_result(monkeypatch: pytes
     mechanism, inputs = make(implementation="auto"), tensors(53)
     expected = naive(*inputs, plain_mask(mechanism.options, context_of(53), 2, 53, 53))
     monkeypatch.setattr(kernel._BlockSparseAttention, "apply", lambda *_: pytest.fail("not dense"))
-    assert_same(mechanism(*inputs, **call_of(context_of(53)))[0], expected, inputs)
+    assert_same(run(mechanism, *inputs, **call_of(context_of(53)))[0], expected, inputs)
 
 
 def test_weights_are_those_of_the_mask() -> None:
     mechanism, reach = make(), context_of(53, False, padding(53, "right"))
     q, k, v = tensors(53)
-    out, weights = mechanism(q, k, v, **call_of(reach, taps=weights_tap()))
+    out, weights = run(mechanism, q, k, v, **call_of(reach, taps=weights_tap()))
     mask = plain_mask(mechanism.options, reach, 2, 53, 53)
     assert weights is not None and weights.masked_select(~mask).abs().max() == 0
     torch.testing.assert_close(out, naive(q, k, v, mask), atol=1e-5, rtol=0)
 
 
 def test_a_model_with_flex_runs_without_cuda_by_blocks() -> None:
-    found, _ = make(implementation="flex")(*tensors(53), **call_of(context_of(53)))
-    expected, _ = make(implementation="blocks")(*tensors(53), **call_of(context_of(53)))
+    found, _ = run(make(implementation="flex"), *tensors(53), **call_of(context_of(53)))
+    expected, _ = run(make(implementation="blocks"), *tensors(53), **call_of(context_of(53)))
     assert torch.equal(found, expected)
 
 

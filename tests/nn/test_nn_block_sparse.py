@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.nn.attention_cases import arange, context_of
+from tests.nn.attention_cases import arange, context_of, run
 from tests.nn.sparse_cases import HEADS, assert_same, call_of, hooks_of, mechanism_of, padding, tensors
 from tformer.nn.attention import AttentionContext, ProjectionOptions
 from tformer.nn.attention.bigbird import BigBirdOptions, Frame
@@ -59,7 +59,7 @@ def test_no_tensor_is_as_large_as_the_square_of_the_length(
         if explicit_scores:
             call["positions"], mechanism.dropout = hooks_of(ShawOptions(clip=4), causal=causal), 0.1
         with Largest() as mode:
-            mechanism(*inputs, **call)[0].sum().backward()
+            run(mechanism, *inputs, **call)[0].sum().backward()
         largest.append(mode.elements)
     assert largest[1] < 2048 * 2048 / 4
     assert largest[1] <= 2.1 * max(largest[0], 2**14)  # twice the length, twice the largest
@@ -74,11 +74,11 @@ def test_runs_hold_every_block_once_with_its_whole_span(
 ) -> None:
     pattern = Pattern(block, before, after, torch.zeros(block, before + block + after), start)
     seen = {}
-    for run in runs(pattern, queries, keys):
-        for number in range(run.num_blocks):
-            low = run.low + number * block
-            assert run.first + number not in seen and low >= 0 and low + run.span <= keys
-            seen[run.first + number] = (run.width, low, low + run.span)
+    for some in runs(pattern, queries, keys):
+        for number in range(some.num_blocks):
+            low = some.low + number * block
+            assert some.first + number not in seen and low >= 0 and low + some.span <= keys
+            seen[some.first + number] = (some.width, low, low + some.span)
     assert sorted(seen) == list(range(-(-queries // block)))
     for number, (width, low, high) in seen.items():
         begin = start + number * block
@@ -105,7 +105,7 @@ def test_a_query_that_may_look_nowhere_gets_zeros_and_finite_gradients() -> None
     mechanism, inputs = mechanism_of(KINDS["window"]), tensors(60)
     mask = torch.zeros(2, 60)
     mask[0, :5] = 1
-    out, _ = mechanism(*inputs, **call_of(context_of(60, False, mask)))
+    out, _ = run(mechanism, *inputs, **call_of(context_of(60, False, mask)))
     out.sum().backward()
     assert torch.equal(out[1], torch.zeros_like(out[1])) and torch.equal(out[0, :, 30:], torch.zeros(HEADS, 30, 6))
     assert all(x.grad is not None and x.grad.isfinite().all() for x in inputs)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.nn.attention_cases import arange, weights_tap
+from tests.nn.attention_cases import arange, run, weights_tap
 from tformer.nn.attention import AttentionContext, AttentionSizes
 from tformer.nn.attention.linformer import LinformerAttention, LinformerOptions
 
@@ -71,7 +71,7 @@ def test_equals_its_definition_in_loops(sharing: str, length: int, padded: bool,
     layer, qkv = mechanism(sharing=sharing), draw(t=length, v=v)
     mask = unequal_lengths(length) if padded else None
     expected = by_loops(layer, qkv, mask)
-    out, weights = layer(*qkv, **call(length, mask))
+    out, weights = run(layer, *qkv, **call(length, mask))
     assert weights is None
     torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
     grad, inputs = torch.randn_like(expected), [*qkv, *layer.parameters()]
@@ -83,7 +83,7 @@ def test_fp32_agrees_with_the_definition() -> None:
     layer, qkv = mechanism(), draw(t=10)
     mask = unequal_lengths(10)
     expected = by_loops(layer, qkv, mask)
-    out, _ = layer.float()(*(x.float() for x in qkv), **call(10, mask))
+    out, _ = run(layer.float(), *(x.float() for x in qkv), **call(10, mask))
     assert (out - expected).abs().max() < 1e-5
 
 
@@ -91,17 +91,17 @@ def test_padding_adds_nothing() -> None:
     layer, (q, k, v) = mechanism(), draw(t=10)
     mask = unequal_lengths(10)
     hidden = ~mask[:, None, :, None]
-    before, _ = layer(q, k, v, **call(10, mask))
-    after, _ = layer(q, k.masked_fill(hidden, 9.0), v.masked_fill(hidden, float("inf")), **call(10, mask))
+    before, _ = run(layer, q, k, v, **call(10, mask))
+    after, _ = run(layer, q, k.masked_fill(hidden, 9.0), v.masked_fill(hidden, float("inf")), **call(10, mask))
     assert torch.equal(before, after)
-    shorter, _ = layer(*(x[:1, :, :7] for x in (q, k, v)), **call(7))
+    shorter, _ = run(layer, *(x[:1, :, :7] for x in (q, k, v)), **call(7))
     torch.testing.assert_close(before[:1, :, :7], shorter)
 
 
 def test_a_row_of_padding_gives_zeros_and_finite_gradients() -> None:
     layer, qkv = mechanism(), draw(t=6)
     mask = torch.tensor([[0] * 6, [1] * 6])
-    out, weights = layer(*qkv, **call(6, mask), taps=weights_tap())
+    out, weights = run(layer, *qkv, **call(6, mask), taps=weights_tap())
     assert weights is not None and not out[0].any() and not weights[0].any() and out[1].any()
     assert all(bool(grad.isfinite().all()) for grad in torch.autograd.grad(out.sum(), qkv))
 
@@ -109,7 +109,7 @@ def test_a_row_of_padding_gives_zeros_and_finite_gradients() -> None:
 @pytest.mark.parametrize("sharing", SHARING)
 def test_effective_weights_make_the_output_from_the_values(sharing: str) -> None:
     layer, (q, k, v) = mechanism(sharing=sharing), draw(t=9)
-    out, weights = layer(q, k, v, **call(9, unequal_lengths(9)), taps=weights_tap())
+    out, weights = run(layer, q, k, v, **call(9, unequal_lengths(9)), taps=weights_tap())
     assert weights is not None and weights.shape == (2, 4, 9, 9)
     torch.testing.assert_close(weights.double() @ v.repeat_interleave(2, dim=1), out, atol=1e-5, rtol=1e-5)
     assert not weights[0, :, :, 6:].any()
@@ -146,10 +146,10 @@ def test_dropout_drops_weights_over_the_projected_keys() -> None:
     layer, qkv = mechanism(), tuple(x.detach() for x in draw(t=8))
     torch.manual_seed(0)
     layer.dropout = 0.5
-    outs = layer(*(x.repeat(2000, 1, 1, 1) for x in qkv), **call(8))[0].unflatten(0, (2000, 2))
+    outs = run(layer, *(x.repeat(2000, 1, 1, 1) for x in qkv), **call(8))[0].unflatten(0, (2000, 2))
     assert not torch.equal(outs[0], outs[1])
     layer.eval()
-    torch.testing.assert_close(outs.mean(0), layer(*qkv, **call(8))[0], atol=0.3, rtol=0.1)
+    torch.testing.assert_close(outs.mean(0), run(layer, *qkv, **call(8))[0], atol=0.3, rtol=0.1)
 
 
 @pytest.mark.parametrize(
@@ -177,8 +177,8 @@ def test_rank_must_be_positive() -> None:
 def test_what_cannot_be_computed_is_refused() -> None:
     layer = mechanism()
     with pytest.raises(ValueError, match="linformer's projections have 12 columns, the input needs 13"):
-        layer(*draw(t=13), **call(13))
+        run(layer, *draw(t=13), **call(13))
     with pytest.raises(ValueError, match="linformer has no causal mode"):
-        layer(*draw(t=5), **call(5, causal=True))
+        run(layer, *draw(t=5), **call(5, causal=True))
     with pytest.raises(ValueError, match="document_ids: linformer"):
-        layer(*draw(t=5), **call(5, document_ids=torch.zeros(2, 5, dtype=torch.long)))
+        run(layer, *draw(t=5), **call(5, document_ids=torch.zeros(2, 5, dtype=torch.long)))

@@ -13,6 +13,8 @@ from tests.nn.attention_cases import (
     LAYER_KINDS,
     arange,
     attend,
+    attend_few,
+    calls_of_few,
     context_of,
     naive,
     positions_for,
@@ -21,10 +23,9 @@ from tests.nn.attention_cases import (
     weights_tap,
 )
 from tests.pairwise import pairwise
-from tformer.nn.attention import AttentionContext, FullAttentionOptions, core
+from tformer.nn.attention import AttentionContext, FullAttentionOptions
 from tformer.nn.attention.core import few_are_faster
 from tformer.nn.attention.multi_head import MultiHeadAttention
-from tformer.nn.attention.routes import attend_few
 from tformer.nn.cache import CrossCache
 from tformer.nn.init import block_matrices
 from tformer.nn.positions.rope import RopeOptions
@@ -308,13 +309,7 @@ def test_few_queries_are_chosen_without_a_gradient_and_never_where_causal(
     queries: int, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     q, k, v = (x.detach().bfloat16() for x in tensors(t=queries, s=queries if causal else 11))
-    calls: list[int] = []
-
-    def counted(*given: Any, **more: Any) -> torch.Tensor:
-        calls.append(1)
-        return attend_few(*given, **more)
-
-    monkeypatch.setattr(core, "attend_few", counted)
+    calls = calls_of_few(monkeypatch)
     mask = torch.ones(queries, queries, dtype=torch.bool).tril() if causal else None
     expected, _ = naive(q.double(), k.double(), v.double(), mask=mask, scale=0.4)
     for grad in (True, False):

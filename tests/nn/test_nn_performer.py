@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.nn.attention_cases import arange, weights_tap
+from tests.nn.attention_cases import arange, run, weights_tap
 from tests.pairwise import pairwise
 from tformer.nn.attention import AttentionContext, AttentionSizes, performer
 from tformer.nn.attention.performer import (
@@ -34,7 +34,7 @@ def squared_error(features: int, *, draws: int, std: float) -> float:
     layer, errors = mechanism(head_dim=16, features=features, scale="auto").double(), []
     for seed in range(draws):
         layer.directions.copy_(draw_directions(features, 16, seed=seed))
-        errors.append(float((layer(q, k, v, **call(48, causal=False))[0] - exact).square().mean()))
+        errors.append(float((run(layer, q, k, v, **call(48, causal=False))[0] - exact).square().mean()))
     return float(np.mean(errors))
 
 
@@ -95,7 +95,7 @@ def test_impossible_options_are_named(options: dict[str, Any], message: str) -> 
 def test_documents_cannot_be_kept_apart() -> None:
     context = AttentionContext(arange(5), arange(5), causal=True, document_ids=torch.zeros(2, 5, dtype=torch.long))
     with pytest.raises(ValueError, match="document_ids: performer"):
-        mechanism()(*draw(t=5), context, x_BTD=torch.empty(0))
+        run(mechanism(), *draw(t=5), context, x_BTD=torch.empty(0))
 
 
 # New draws of the table
@@ -233,7 +233,7 @@ def test_equals_dense_linear_attention(
     expected = oracle(layer, qkv, causal=causal, mask=mask)
     grad = torch.randn_like(expected)
     wanted = torch.autograd.grad(expected, qkv, grad)
-    out, weights = layer(*qkv, **call(length, causal=causal, mask=mask))
+    out, weights = run(layer, *qkv, **call(length, causal=causal, mask=mask))
     found = torch.autograd.grad(out, qkv, grad)
     assert weights is None
     torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
@@ -246,7 +246,7 @@ def test_fp32_equals_the_fp64_formula(causal: bool) -> None:
     narrow = tuple(x.detach().float().requires_grad_() for x in wide)
     mask = unequal_lengths(300)
     expected = oracle(layer, wide, causal=causal, mask=mask, scale=32**-0.5)
-    out, _ = layer(*narrow, **call(300, causal=causal, mask=mask))
+    out, _ = run(layer, *narrow, **call(300, causal=causal, mask=mask))
     grad = torch.randn_like(expected)
     assert (out - expected).abs().max() <= 1e-5
     pairs = zip(torch.autograd.grad(out, narrow, grad.float()), torch.autograd.grad(expected, wide, grad), strict=True)
@@ -256,20 +256,20 @@ def test_fp32_equals_the_fp64_formula(causal: bool) -> None:
 
 def test_bf16_inputs_give_bf16_outputs_from_fp32_sums() -> None:
     layer, qkv = mechanism(), draw(t=40, dtype=torch.bfloat16)
-    out, _ = layer(*qkv, **call(40, causal=True))
-    wide, _ = layer(*(x.float() for x in qkv), **call(40, causal=True))
+    out, _ = run(layer, *qkv, **call(40, causal=True))
+    wide, _ = run(layer, *(x.float() for x in qkv), **call(40, causal=True))
     assert out.dtype == torch.bfloat16 and torch.equal(out, wide.to(torch.bfloat16))
 
 
 @pytest.mark.usefixtures("segments")
 def test_the_future_changes_nothing_not_even_the_last_bit() -> None:
     layer, (q, k, v) = mechanism(), draw(t=43, dtype=torch.float32)
-    before, _ = layer(q, k, v, **call(43, causal=True))
+    before, _ = run(layer, q, k, v, **call(43, causal=True))
     for place in (1, 7, 8, 20, 42):
         changed = [x.detach().clone() for x in (q, k, v)]
         for tensor in changed:
             tensor[:, :, place:] = 60.0 * torch.randn_like(tensor[:, :, place:])
-        after, _ = layer(*changed, **call(43, causal=True))
+        after, _ = run(layer, *changed, **call(43, causal=True))
         assert torch.equal(after[:, :, :place], before[:, :, :place])
 
 
@@ -277,9 +277,11 @@ def test_the_future_changes_nothing_not_even_the_last_bit() -> None:
 def test_padding_is_not_seen(causal: bool) -> None:
     layer, (q, k, v) = mechanism(), draw(t=20)
     mask = unequal_lengths(20)
-    before, _ = layer(q, k, v, **call(20, causal=causal, mask=mask))
+    before, _ = run(layer, q, k, v, **call(20, causal=causal, mask=mask))
     hidden = ~mask[:, None, :, None]
-    after, _ = layer(q, k.masked_fill(hidden, 50.0), v.masked_fill(hidden, -7.0), **call(20, causal=causal, mask=mask))
+    after, _ = run(
+        layer, q, k.masked_fill(hidden, 50.0), v.masked_fill(hidden, -7.0), **call(20, causal=causal, mask=mask)
+    )
     assert torch.equal(before, after)
 
 
@@ -288,7 +290,7 @@ def test_nothing_to_see_gives_zeros_and_finite_gradients(causal: bool) -> None:
     layer, qkv = mechanism(), draw(t=10)
     mask = torch.zeros(2, 10, dtype=torch.bool)
     mask[1, 4:] = True
-    out, weights = layer(*qkv, **call(10, causal=causal, mask=mask, taps=weights_tap()))
+    out, weights = run(layer, *qkv, **call(10, causal=causal, mask=mask, taps=weights_tap()))
     assert weights is not None
     blind = (0, slice(None)), (1, slice(0, 4)) if causal else (0, slice(None))
     for row, places in blind:
@@ -299,10 +301,10 @@ def test_nothing_to_see_gives_zeros_and_finite_gradients(causal: bool) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_long_vectors_overflow_nowhere(causal: bool) -> None:
     layer, (q, k, v) = mechanism(), (x.detach() for x in draw(t=30, dtype=torch.float32))
-    out, _ = layer(q * 40.0, k * 40.0, v, **call(30, causal=causal))
+    out, _ = run(layer, q * 40.0, k * 40.0, v, **call(30, causal=causal))
     assert bool(out.isfinite().all()) and float(out.abs().max()) <= float(v.abs().max()) * 1.001
     if causal:
-        out, _ = layer(q * 4.0, k * 4.0, v, **call(30, causal=True))
+        out, _ = run(layer, q * 4.0, k * 4.0, v, **call(30, causal=True))
         torch.testing.assert_close(out[:, :, 0], v[:, :, 0])  # the first query sees the first key alone
 
 
@@ -310,7 +312,7 @@ def test_weights_are_those_that_the_sums_stand_for() -> None:
     for causal in (False, True):
         layer, (q, k, v) = mechanism(), draw(t=21, k=2)
         mask = unequal_lengths(21)
-        out, weights = layer(q, k, v, **call(21, causal=causal, mask=mask, taps=weights_tap()))
+        out, weights = run(layer, q, k, v, **call(21, causal=causal, mask=mask, taps=weights_tap()))
         assert weights is not None and weights.dtype == torch.float32
         torch.testing.assert_close(weights.double() @ v.repeat_interleave(2, dim=1), out, atol=1e-5, rtol=1e-5)
 
@@ -324,7 +326,7 @@ def fed(layer: PerformerAttention, qkv: Tensors, mask: Tensor, parts: list[int])
     for part in parts:
         rows = slice(start, start + part)
         seen = mask[:, : start + part]  # of all slots, as the model tells it
-        outs.append(layer(*(x[:, :, rows] for x in qkv), **call(part, causal=True, mask=seen, state=state))[0])
+        outs.append(run(layer, *(x[:, :, rows] for x in qkv), **call(part, causal=True, mask=seen, state=state))[0])
         start += part
     return torch.cat(outs, dim=2), state
 
@@ -334,7 +336,7 @@ def test_cached_equals_uncached_with_padding_on_the_left(parts: list[int]) -> No
     layer, qkv = mechanism().double(), draw(t=23)
     mask = unequal_lengths(23)
     mask[0] = True
-    expected, _ = layer(*qkv, **call(23, causal=True, mask=mask))
+    expected, _ = run(layer, *qkv, **call(23, causal=True, mask=mask))
     found, state = fed(layer, qkv, mask, parts)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-10)
     assert state.sums is not None and state.sums.sums.shape == (2, 4, 13, 7) and state.length == 23
@@ -354,8 +356,8 @@ def test_rows_of_the_state_move_and_repeat() -> None:
     _, state = fed(layer, tuple(x[:, :, :8] for x in qkv), mask, [8])  # type: ignore[arg-type]
     state.select_rows(torch.tensor([1, 1, 0]), capacity=99)
     last = tuple(x[[1, 1, 0], :, 8:] for x in qkv)
-    out, _ = layer(*last, **call(1, causal=True, state=state))
-    expected, _ = layer(*qkv, **call(9, causal=True))
+    out, _ = run(layer, *last, **call(1, causal=True, state=state))
+    expected, _ = run(layer, *qkv, **call(9, causal=True))
     torch.testing.assert_close(out, expected[[1, 1, 0], :, 8:])
 
 
@@ -394,7 +396,7 @@ def test_no_tensor_grows_with_the_square_of_the_length(causal: bool, monkeypatch
     for length in (512, 1024, 2048):
         layer, qkv = mechanism(), draw(t=length, b=1, dtype=torch.float32)
         with Largest() as seen:
-            layer(*qkv, **call(length, causal=causal))[0].sum().backward()
+            run(layer, *qkv, **call(length, causal=causal))[0].sum().backward()
         largest.append(seen.elements)
     assert largest[2] <= 2 * largest[1] <= 4 * largest[0] and largest[2] <= 8 * 4 * 2048 * 6
 
@@ -417,5 +419,5 @@ def kept_elements(run: Callable[[], Any]) -> int:
 def test_training_keeps_little_beside_its_inputs(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(performer, "SEGMENT_ELEMENTS", 2**15)
     layer, qkv = mechanism(features=64), draw(t=4096, b=1, dtype=torch.float32)
-    kept = kept_elements(lambda: layer(*qkv, **call(4096, causal=causal))[0])
+    kept = kept_elements(lambda: run(layer, *qkv, **call(4096, causal=causal))[0])
     assert kept < 4 * sum(x.numel() for x in qkv)  # all features would be 20 times that

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.nn.attention_cases import attend
+from tests.nn.attention_cases import attend, calls_of_few
 from tformer.kernels.functions import Kernels, find
-from tformer.nn.attention.routes import attend_few
 from tformer.nn.cache import FEW_SLOTS, fastest_dtype
 from tformer.nn.linear import Linear
 from tformer.nn.products import (
@@ -273,13 +272,7 @@ def test_attention_of_few_queries_is_that_of_the_other_ways(
     if mask is not None:
         mask[1, :, 1] = False
     bias = torch.randn(1, 4, 2, 9)
-    asked: list[bool] = []
-
-    def noted(*given: Tensor, **named: Any) -> Tensor:
-        asked.append(True)
-        return attend_few(*given, **named)
-
-    monkeypatch.setattr("tformer.nn.attention.core.attend_few", noted)
+    asked = calls_of_few(monkeypatch)
     terms = {"bias_fn": lambda rows: bias[:, :, rows]} if biased else {}
     first, second = both_ways(lambda used: attend(q, k, v, mask=mask, scale=0.25, kernels=used, **terms)[0], kernels)
     assert len(asked) == (1 if biased else 2)  # without kernels, a bias goes the explicit way

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.nn.attention_cases import context_of, weights_tap
+from tests.nn.attention_cases import context_of, run, weights_tap
 from tests.nn.sparse_cases import (
     HEAD,
     HEADS,
@@ -80,7 +80,7 @@ def test_equals_the_mask_in_plain_loops(reach: Any, options: dict[str, Any], len
     reach = context_of(length, causal, padding(length, side))
     inputs = tensors(length)
     expected = naive(*inputs, plain_mask(mechanism.options, reach, 2, length, length))
-    found, weights = mechanism(*inputs, **call_of(reach))
+    found, weights = run(mechanism, *inputs, **call_of(reach))
     assert weights is None
     assert_same(found, expected, inputs)
 
@@ -101,7 +101,7 @@ def test_documents_do_not_see_each_other(causal: bool, dilation: int) -> None:
     reach = context_of(33, causal, document_ids=documents)
     inputs = tensors(33)
     expected = naive(*inputs, plain_mask(mechanism.options, reach, 2, 33, 33))
-    assert_same(mechanism(*inputs, **call_of(reach))[0], expected, inputs)
+    assert_same(run(mechanism, *inputs, **call_of(reach))[0], expected, inputs)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -114,7 +114,7 @@ def test_tokens_named_as_global_take_the_place_of_the_first(causal: bool, dilati
         reach = context_of(30, causal, padding(30, "right"), global_mask=chosen)
         inputs = tensors(30)
         expected = naive(*inputs, plain_mask(mechanism.options, reach, 2, 30, 30))
-        assert_same(mechanism(*inputs, **call_of(reach))[0], expected, inputs)
+        assert_same(run(mechanism, *inputs, **call_of(reach))[0], expected, inputs)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2])
@@ -128,7 +128,7 @@ def test_shared_key_heads_and_other_value_sizes(
     reach = context_of(41, True, padding(41, "left"))
     inputs = tensors(41, kv_heads=kv_heads, value_dim=value_dim)
     expected = naive(*inputs, plain_mask(mechanism.options, reach, 2, 41, 41))
-    assert_same(mechanism(*inputs, **call_of(reach))[0], expected, inputs)
+    assert_same(run(mechanism, *inputs, **call_of(reach))[0], expected, inputs)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -136,10 +136,10 @@ def test_a_causal_query_never_sees_the_future(causal: bool) -> None:
     mechanism = make(causal=causal, global_tokens=2, dilation=2)
     q, k, v = (x.detach() for x in tensors(40))
     call = call_of(context_of(40, causal))
-    before = mechanism(q, k, v, **call)[0]
+    before = run(mechanism, q, k, v, **call)[0]
     for x in (q, k, v):
         x[:, :, 23:] += 1.0
-    after = mechanism(q, k, v, **call)[0]
+    after = run(mechanism, q, k, v, **call)[0]
     assert torch.equal(before[:, :, :23], after[:, :, :23]) == causal
 
 
@@ -147,7 +147,7 @@ def test_bf16_is_close_to_fp32() -> None:
     mechanism = make(global_tokens=2)
     inputs = tensors(37, dtype=torch.bfloat16)
     expected = naive(*(x.float() for x in inputs), plain_mask(mechanism.options, context_of(37), 2, 37, 37))
-    found = mechanism(*inputs, **call_of(context_of(37)))[0]
+    found = run(mechanism, *inputs, **call_of(context_of(37)))[0]
     assert found.dtype == torch.bfloat16
     assert_same(found.float(), expected, inputs, tolerance=0.06)
 
@@ -175,17 +175,17 @@ def test_position_kinds_with_terms_of_their_own(
     mask = padding(29, "left" if causal else "right")
     assert mask is not None
     call = call_of(AttentionContext(mask.cumsum(1), mask.cumsum(1), causal=causal, key_mask=mask), positions=hooks)
-    expected, _ = mechanism(*inputs[:3], **call, taps=weights_tap())
-    found, _ = mechanism(*inputs[:3], **call)
+    expected, _ = run(mechanism, *inputs[:3], **call, taps=weights_tap())
+    found, _ = run(mechanism, *inputs[:3], **call)
     assert_same(found, expected, inputs)
 
 
 def test_dropout_keeps_the_mean() -> None:
     mechanism, inputs, call = make(global_tokens=1), tensors(30), call_of(context_of(30))
     with torch.no_grad():
-        expected = mechanism(*inputs, **call)[0]
+        expected = run(mechanism, *inputs, **call)[0]
         mechanism.dropout = 0.5
-        many = torch.stack([mechanism(*inputs, **call)[0] for _ in range(600)]).mean(0)
+        many = torch.stack([run(mechanism, *inputs, **call)[0] for _ in range(600)]).mean(0)
     assert (many - expected).abs().max() < 0.5 and (many - expected).abs().mean() < 0.05
 
 
@@ -195,7 +195,7 @@ def test_dropout_is_the_same_in_the_backward_pass(monkeypatch: pytest.MonkeyPatc
     for chunk in (3000, 10**6):  # recomputed in chunks, and kept
         monkeypatch.setattr(explicit, "CHUNK_ELEMENTS", chunk)
         torch.manual_seed(3)
-        out = mechanism(*inputs, **call)[0]
+        out = run(mechanism, *inputs, **call)[0]
         v = inputs[2]
         # The output is linear in the values: <grad, v> is the output's sum, only if the same weights were dropped.
         (grad,) = torch.autograd.grad(out.sum(), [v])
@@ -223,8 +223,8 @@ def test_global_tokens_have_projections_of_their_own(rotate: bool, implementatio
     own = naive(q, k, v, reach.key_mask.bool()[:, None, None].expand(2, 1, 25, 25))
     local = naive(*inputs, plain_mask(mechanism.options, reach, 2, 25, 25))
     expected = torch.cat([own[:, :, :2], local[:, :, 2:]], dim=2)
-    assert_same(mechanism(*inputs, **call)[0], expected, [*inputs, x, *mechanism.parameters()])
-    out, weights = mechanism(*inputs, **call, taps=weights_tap())
+    assert_same(run(mechanism, *inputs, **call)[0], expected, [*inputs, x, *mechanism.parameters()])
+    out, weights = run(mechanism, *inputs, **call, taps=weights_tap())
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
     values = torch.where((torch.arange(25) < 2).view(1, 1, -1, 1), weights @ v, weights @ inputs[2])
     torch.testing.assert_close(values, expected, atol=1e-5, rtol=0)
@@ -257,7 +257,7 @@ def test_new_queries_behind_a_cache_get_what_the_whole_sequence_gets(
     for size in sizes:
         end = start + size
         call = call_of(context_of(size, True, None if mask is None else mask[:, :end], keys=end))
-        out, _ = mechanism(q[:, :, start:end], k[:, :, :end], v[:, :, :end], **call)
+        out, _ = run(mechanism, q[:, :, start:end], k[:, :, :end], v[:, :, :end], **call)
         torch.testing.assert_close(out, whole[:, :, start:end], atol=1e-5, rtol=0)
         start = end
 
@@ -268,13 +268,13 @@ def test_a_step_reads_the_window_alone() -> None:
     q, k, v = (x.detach() for x in tensors(1, keys=60))
     for x in (k, v):
         x[:, :, 1:51] = float("nan")
-    assert mechanism(q, k, v, **call_of(context_of(1, True, keys=60)))[0].isfinite().all()
+    assert run(mechanism, q, k, v, **call_of(context_of(1, True, keys=60)))[0].isfinite().all()
 
 
 def test_named_global_tokens_and_a_cache_do_not_go_together() -> None:
     q, k, v = tensors(1, keys=9)
     with pytest.raises(ValueError, match=r"^global_attention_mask: not together with a cache"):
-        make(causal=True)(q, k, v, **call_of(context_of(1, True, keys=9, global_mask=torch.ones(2, 1))))
+        run(make(causal=True), q, k, v, **call_of(context_of(1, True, keys=9, global_mask=torch.ones(2, 1))))
 
 
 # --- the choice of the way, and options ---------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def test_short_inputs_take_the_dense_way_with_the_same_result(
     inputs = tensors(length)
     expected = naive(*inputs, plain_mask(mechanism.options, reach, 2, length, length))
     monkeypatch.setattr(kernel._BlockSparseAttention, "apply", lambda *_: pytest.fail("not dense"))
-    assert_same(mechanism(*inputs, **call_of(reach))[0], expected, inputs)
+    assert_same(run(mechanism, *inputs, **call_of(reach))[0], expected, inputs)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -298,7 +298,7 @@ def test_weights_are_those_of_the_mask(causal: bool) -> None:
     mechanism = make(causal=causal, global_tokens=1)
     reach = context_of(30, causal, padding(30, "right"))
     q, k, v = tensors(30)
-    out, weights = mechanism(q, k, v, **call_of(reach, taps=weights_tap()))
+    out, weights = run(mechanism, q, k, v, **call_of(reach, taps=weights_tap()))
     mask = plain_mask(mechanism.options, reach, 2, 30, 30)
     assert weights is not None and weights.dtype == torch.float32 and weights.masked_select(~mask).abs().max() == 0
     torch.testing.assert_close(weights @ v, naive(q, k, v, mask), atol=1e-5, rtol=0)
@@ -317,8 +317,8 @@ def test_flex_has_the_same_pattern(causal: bool) -> None:
 
 
 def test_a_model_with_flex_runs_without_cuda_by_blocks() -> None:
-    found, _ = make(implementation="flex")(*tensors(30), **call_of(context_of(30)))
-    expected, _ = make(implementation="blocks")(*tensors(30), **call_of(context_of(30)))
+    found, _ = run(make(implementation="flex"), *tensors(30), **call_of(context_of(30)))
+    expected, _ = run(make(implementation="blocks"), *tensors(30), **call_of(context_of(30)))
     assert torch.equal(found, expected)
 
 

@@ -184,7 +184,7 @@ def fused_calls(loaded: Loaded, scene: Scene, kind: Kind) -> list[tuple[torch.Te
     """Values and outputs of each layer's attention in a forward pass that asks for no weights."""
     calls: list[tuple[torch.Tensor, torch.Tensor]] = []
     hooks = [
-        module.mechanism.register_forward_hook(lambda _, arguments, out: calls.append((arguments[2], out[0])))
+        module.mechanism.register_forward_hook(lambda _, arguments, out: calls.append((arguments[0].v_BKSv, out[0])))
         for module in modules_of(loaded, kind)
     ]
     with torch.no_grad():

@@ -9,13 +9,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tformer.kernels.library import CALL, AttentionArguments, LinearArguments, load
-from tformer.kernels.tape import AttentionCall, Tape, record, recorded
+from tformer.kernels.tape import RECORDED, AttentionCall, Tape
 from tformer.support.device import use_large_pages
 
 # As in linear.h.
@@ -26,21 +26,8 @@ GROUP, UNIT = 32, 128
 NORMS, ACTIVATIONS = (None, "layernorm", "rmsnorm"), (None, "relu", "gelu", "gelu_tanh", "silu", "relu2")
 
 
-class Norm(Protocol):
-    """What a product needs of a norm before it: `kernel` is one of NORMS."""
-
-    @property
-    def kernel(self) -> str | None: ...
-    @property
-    def weight(self) -> Tensor | None: ...
-    @property
-    def bias(self) -> Tensor | None: ...
-    @property
-    def eps(self) -> float: ...
-
-
 class Kernels:
-    """The functions of a loaded library, in the form of `nn.products.Kernels`. They use PyTorch's number of threads.
+    """The functions of a loaded library. They use PyTorch's number of threads.
 
     Any number of threads may call them, and one product: what a call needs is made for it. An `AttentionStep` and a
     `Tape` belong to one cache, and a cache to one thread. Raise MemoryError where there is no memory for intermediate
@@ -151,7 +138,12 @@ class Kernels:
 
         storages: the keys of each layer's cache after the step.
         """
-        return record(self._library, x, run, storages)
+        RECORDED.tape = tape = Tape(self._library, x)
+        try:
+            out = run()
+        finally:
+            RECORDED.tape = None
+        return out, tape if tape.finish(out, storages()) else None
 
     def round_rows(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
         """bf16 or fp32 x in 8 bits, uint8 [N, D] with 128 for zero, and the scale of each row, fp32 [N]."""
@@ -236,7 +228,7 @@ class AttentionStep:
             assert len(origins_BS) == rows and origins_BS.shape[1] >= length
             a.origins, a.origin_stride = origins_BS.data_ptr(), origins_BS.stride(0)
         _check(self._attend(self._address, torch.get_num_threads()))
-        if (tape := recorded()) is not None:
+        if (tape := RECORDED.tape) is not None:
             tape.add_attention(a, qkv=qkv_B1x, out=out)
         return out
 
@@ -244,12 +236,12 @@ class AttentionStep:
 class _Around(NamedTuple):
     """What comes before and after a product: `numbers` are gain, shift, epsilon, norm and activation of a call."""
 
-    norm: Norm | None
+    norm: Any
     activation: str | None
     numbers: tuple[int, int, float, int, int]
 
     @staticmethod
-    def of(norm: Norm | None, activation: str | None) -> _Around:
+    def of(norm: Any, activation: str | None) -> _Around:
         after = ACTIVATIONS.index(activation)
         if norm is None:
             return _Around(norm, activation, (0, 0, 0.0, 0, after))
@@ -274,7 +266,9 @@ class Product:
         self.in_features, self.out_features, self.out_dtype = in_features, len(weight_OD), out_dtype
         self._bias = None if bias_O is None else bias_O.float().contiguous()
         self._scales = None if scales is None else scales.contiguous()
-        self._totals = _row_sums(weight_OD) if weight_OD.dtype == torch.int8 else None
+        self._totals = None
+        if weight_OD.dtype == torch.int8:  # in parts, because PyTorch widens the whole tensor before it adds
+            self._totals = torch.cat([rows.sum(1, dtype=torch.int32) for rows in weight_OD.split(2048)])
         assert scales is None or scales.dtype == SCALES[weight_OD.dtype]
         self._arguments = LinearArguments(
             self.weight.data_ptr(),
@@ -292,15 +286,16 @@ class Product:
         self,
         x: Tensor,
         *,
-        norm: Norm | None = None,
+        norm: Any = None,
         activation: str | None = None,
         gated: bool = False,
         residual: Tensor | None = None,
     ) -> Tensor:
         """[residual +] activation(norm(x) W^T + b), of x [*, D] in bf16 or fp32 -> [*, O].
 
-        norm, activation: such as `takes` accepts, parameters contiguous. gated: activation of the first half of
-        the columns, times the second half: [*, O / 2]. residual: contiguous, in the dtype of the result.
+        norm: an `nn.layer_norm.Norm` with contiguous parameters; norm, activation: such as `takes` accepts. gated:
+        activation of the first half of the columns, times the second half: [*, O / 2]. residual: contiguous, in the
+        dtype of the result.
         """
         assert x.shape[-1] == self.in_features
         x = x.contiguous()
@@ -317,11 +312,11 @@ class Product:
         rows, wide = x.numel() // self.in_features, (WIDE[x.dtype], WIDE[out.dtype])
         call = CALL.pack(*addresses, rows, epsilon, *wide, kind, function, gated)
         _check(self._linear(self._address, call, torch.get_num_threads()))
-        if (tape := recorded()) is not None:
+        if (tape := RECORDED.tape) is not None:
             tape.add_product(self._arguments, call, x=x, residual=residual, out=out)
         return out
 
-    def takes(self, norm: Norm | None, activation: str | None) -> bool:
+    def takes(self, norm: Any, activation: str | None) -> bool:
         """Whether a product can begin with this norm and end with this activation."""
         around = self._around
         if norm is around.norm and activation == around.activation:
@@ -341,11 +336,6 @@ def find(*, may_build: bool = True) -> Kernels | None:
 
 
 _kernels_of = cache(Kernels)  # one object for each library: what was measured is known by it
-
-
-def _row_sums(x_OD: Tensor) -> Tensor:
-    """int32 [O]; in parts, because PyTorch widens the whole tensor before it adds."""
-    return torch.cat([rows.sum(1, dtype=torch.int32) for rows in x_OD.split(2048)])
 
 
 def _address(tensor: Tensor | None) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -104,24 +104,5 @@ class _OfThread(threading.local):
     tape: Tape | None = None
 
 
-_recorded = _OfThread()
-
-
-def recorded() -> Tape | None:
-    """The tape that records the calls of this thread now, or None."""
-    return _recorded.tape
-
-
-def record(
-    library: ctypes.CDLL, x: Tensor, run: Callable[[], Tensor], storages: Callable[[], Sequence[Tensor]]
-) -> tuple[Tensor, Tape | None]:
-    """The result of run(), a decoding step of x, and the tape of its calls where these are all of it.
-
-    storages: the keys of each layer's cache, after the step.
-    """
-    _recorded.tape = tape = Tape(library, x)
-    try:
-        out = run()
-    finally:
-        _recorded.tape = None
-    return out, tape if tape.finish(out, storages()) else None
+RECORDED = _OfThread()
+"""`tape` records the calls of this thread now; None: nothing does."""

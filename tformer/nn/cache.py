@@ -21,7 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tformer.nn.products import AttentionStep, Kernels, Tape
+from tformer.kernels.functions import AttentionStep, Kernels
+from tformer.kernels.tape import Tape
 
 FEW_SLOTS = 1024
 """Slots of all rows together, up to which attention on a CPU is bound by overhead, not by reading the cache."""

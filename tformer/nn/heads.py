@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tformer.kernels.functions import Kernels
 from tformer.nn.classification_heads import (
     HEAD_ACTIVATIONS,
     ClassifierHeadOptions,
@@ -36,7 +37,7 @@ from tformer.nn.linear import Linear
 from tformer.nn.losses import IGNORED_LABEL, LOGIT_ELEMENTS, CrossEntropy, cross_entropy_of, linear_cross_entropy
 from tformer.nn.norm import NormOptions, build_norm
 from tformer.nn.options import require_positive
-from tformer.nn.products import Kernels, Product, Quantize, prepare_product
+from tformer.nn.products import Product, Quantize, prepare_product
 from tformer.nn.taps import Tap, TapSink, tap
 
 FEW = 1 / 8  # of the labels: computing the loss of so few ignored labels costs less than leaving them out

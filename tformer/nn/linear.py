@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tformer.nn.products import KernelProduct, Kernels, Product, Quantize, prepare_product
+from tformer.kernels.functions import Kernels
+from tformer.nn.products import KernelProduct, Product, Quantize, prepare_product
 
 HAND_WRITTEN_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 

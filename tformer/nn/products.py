@@ -14,126 +14,21 @@ differ, and any number of threads may use one.
 Sums of 8-bit products are exact integers, so the result of a row does not depend on the other rows. A row that holds a
 NaN or an infinity becomes NaN.
 
-Shape legend: * leading dimensions, N rows of them, D in_features, O out_features; attention: B batch, H query heads, K
-kv heads, T queries, S keys, h head_dim, v value_dim.
+Shape legend: * leading dimensions, N rows of them, D in_features, O out_features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-class FusedProduct(Protocol):
-    """The interface of `tformer.kernels.functions.Product`."""
-
-    def __call__(
-        self,
-        x: Tensor,
-        /,
-        *,
-        norm: Any = None,
-        activation: str | None = None,
-        gated: bool = False,
-        residual: Tensor | None = None,
-    ) -> Tensor:
-        """[residual +] activation(norm(x) W^T + b); gated: of the first half of the columns, times the second half."""
-        ...
-
-    def takes(self, norm: Any, activation: str | None) -> bool:
-        """Whether it can begin with this norm and end with this activation."""
-        ...
-
-
-class AttentionStep(Protocol):
-    """The interface of `tformer.kernels.functions.AttentionStep`."""
-
-    def __call__(
-        self,
-        qkv_B1x: Tensor,
-        keys_BKCh: Tensor,
-        values_BKCv: Tensor,
-        *,
-        length: int,
-        mask: Tensor | None,
-        origins_BS: Tensor | None = None,
-    ) -> Tensor:
-        """[B, 1, H v]; `length` slots of the cache are in use, the new one included.
-
-        origins: int32, the row of the storage that holds each slot of a row; None: its own.
-        """
-        ...
-
-
-class Tape(Protocol):
-    """The interface of `tformer.kernels.tape.Tape`."""
-
-    def takes(self, x: Tensor, /) -> bool:
-        """Whether a step of this input is the recorded one with other numbers."""
-        ...
-
-    def __call__(self, x_B1D: Tensor, slots: Sequence[tuple[Tensor, Tensor, int]], /) -> Tensor:
-        """The step's result; `slots`: of each layer the storage of keys and values, and the slots then in use."""
-        ...
-
-
-class Kernels(Protocol):
-    """The interface of `tformer.kernels.functions.Kernels`, which this package may not import."""
-
-    def linear(
-        self,
-        weight_OD: Tensor,
-        bias_O: Tensor | None,
-        *,
-        scales: Tensor | None = None,
-        in_features: int | None = None,
-        out_dtype: torch.dtype | None = None,
-    ) -> FusedProduct:
-        """x -> x W^T + b for a weight in bf16 or fp32, in int8 with `scales` [O], or as `round_groups` returns it."""
-        ...
-
-    def round_groups(self, weight_OD: Tensor) -> tuple[Tensor, Tensor]:
-        """The weight in 4 bits, uint8 [O, bytes], and a scale for each 32 numbers of a row, bf16 [O, groups]."""
-        ...
-
-    def attention_step(
-        self, *, heads: int, kv_heads: int, head_dim: int, value_dim: int, scale: float
-    ) -> AttentionStep:
-        """Attention of one new position of each row, which also writes its key and value into the cache."""
-        ...
-
-    def record(
-        self, x: Tensor, run: Callable[[], Tensor], storages: Callable[[], Sequence[Tensor]]
-    ) -> tuple[Tensor, Tape | None]:
-        """The result of run(), a decoding step of x [B, 1, D], and the tape of its calls where these are all of it."""
-        ...
-
-    def round_rows(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """x in 8 bits, uint8 [N, D] with 128 for zero, and the scale of each row, fp32 [N]."""
-        ...
-
-    def rescale_rows(self, y_NO: Tensor, scales_N: Tensor, bias_O: Tensor | None) -> Tensor:
-        """y scales + bias, in place."""
-        ...
-
-    def attend(
-        self,
-        q_BHTh: Tensor,
-        k_BKSh: Tensor,
-        v_BKSv: Tensor,
-        *,
-        scale: float,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-    ) -> Tensor:
-        """softmax(q k^T scale + bias) v in bf16 or fp32, [B, H, T, v]."""
-        ...
-
+from tformer.kernels import functions
+from tformer.kernels.functions import Kernels
 
 Quantize = Literal["none", "int8", "int4"]
 
@@ -149,10 +44,8 @@ FEW_FP32_ROWS, LARGE_FP32 = 4, 2**20
 ROW_CLASSES = (1, FEW_FP32_ROWS, FEW_ROWS["none"], FEW_ROWS["int8"])
 
 
-class Product(Protocol):
-    """x [*, D] -> x W^T + b [*, O], in `out_dtype`, by default the dtype of x."""
-
-    def __call__(self, x: Tensor, /) -> Tensor: ...
+Product = Callable[[Tensor], Tensor]
+"""x [*, D] -> x W^T + b [*, O], in `out_dtype`, by default the dtype of x."""
 
 
 class PackedProduct:
@@ -190,13 +83,12 @@ class Int8Product:
     def __call__(self, x: Tensor) -> Tensor:
         dtype = self.out_dtype or x.dtype
         x_ND = x.reshape(-1, x.shape[-1])
-        kernels = self.kernels
-        unsigned_ND, scale_N = _unsigned_rows(x_ND) if kernels is None else kernels.round_rows(x_ND)
+        unsigned_ND, scale_N = _unsigned_rows(x_ND) if self.kernels is None else self.kernels.round_rows(x_ND)
         out_NO = torch.ops.onednn.qlinear_pointwise(
             unsigned_ND, 1.0, ZERO_POINT, self.packed, self.scale_O, self.zero_O, None, 1.0, 0, dtype, "none", [], ""
         )
-        if kernels is not None:
-            out_NO = kernels.rescale_rows(out_NO, scale_N, self.bias)
+        if self.kernels is not None:
+            out_NO = self.kernels.rescale_rows(out_NO, scale_N, self.bias)
         elif self.bias is None:
             out_NO = out_NO.mul_(scale_N.to(dtype).unsqueeze(1))
         else:
@@ -205,9 +97,9 @@ class Int8Product:
 
 
 class KernelProduct:
-    """The product by the C kernels; of more than `most` rows, those of a prompt, by another (None: any number)."""
+    """Multiplies with the C kernels up to `most` rows (None: always). Prompts have more rows and use `other`."""
 
-    def __init__(self, kernel: FusedProduct, most: int | None = None, other: Product | None = None) -> None:
+    def __init__(self, kernel: functions.Product, most: int | None = None, other: Product | None = None) -> None:
         self.kernel, self.most, self.other = kernel, most, other
 
     def __call__(self, x: Tensor, /) -> Tensor:

@@ -213,7 +213,7 @@ class Attention(Mechanism):
         self._needs_mask = sizes.causal and implementation == "eager"
         self._mask: Tensor | None = None
 
-    def compute(self, inputs: AttentionInputs, **_: Any) -> tuple[Tensor, Tensor | None]:
+    def forward(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
         q_BHTh, k_BKTh, v_BKTh = inputs[:3]
         if self._needs_mask and (self._mask is None or self._mask.shape[-1] != q_BHTh.shape[2]):
             length, least = q_BHTh.shape[2], torch.finfo(q_BHTh.dtype).min

@@ -74,6 +74,6 @@ class Attention(Mechanism):
 
         self._attend = Attend(causal=sizes.causal, heads=sizes.num_heads, flash=True)
 
-    def compute(self, inputs: AttentionInputs, **_: Any) -> tuple[Tensor, Tensor | None]:
+    def forward(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
         out_BHTh, _ = self._attend(*inputs[:3])
         return out_BHTh, None

@@ -28,6 +28,7 @@ from tformer.nn.attention import (
     Mechanism,
     ProjectionOptions,
 )
+from tformer.nn.attention.context import AttentionInputs
 from tformer.support.device import DTYPES
 
 FULL, DENSE_MASKED = "full", "dense-masked"
@@ -197,7 +198,7 @@ def forward_and_backward(
             mask = band_mask(length, window, causal=causal, device=grad_BTHh.device)
         context = AttentionContext(positions, positions, causal=causal, mask=mask, is_causal=causal and mask is None)
         q, k, v = (x.transpose(1, 2) for x in qkv_BTHh)
-        out_BHTh, _ = mechanism(q, k, v, context, x_BTD=stream_BTD)
+        out_BHTh, _ = mechanism(AttentionInputs(q, k, v, context, mechanism.scale, x_BTD=stream_BTD))
         torch.autograd.grad(out_BHTh, trained, grad_BTHh.transpose(1, 2), allow_unused=True)
 
     return call_once

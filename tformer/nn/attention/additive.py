@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from tformer.nn.attention.context import AttentionInputs, Weighted
 from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, ProjectionOptions
 from tformer.nn.attention.routes import attend_chunked
-from tformer.nn.cache import LayerState
 
 
 class AdditiveAttention(Mechanism):
@@ -44,7 +43,7 @@ class AdditiveAttention(Mechanism):
     def reset_parameters(self, std: float) -> None:
         self.weight.normal_(0.0, std)
 
-    def compute(self, inputs: AttentionInputs, *, x_BTD: Tensor, state: LayerState | None = None) -> Weighted:
+    def forward(self, inputs: AttentionInputs) -> Weighted:
         return attend_chunked(inputs, compute_scores=self._scores, numbers_per_pair=inputs.q_BHTh.shape[-1])
 
     def flops(self, queries: float, keys: float, *, training: bool = False) -> float:

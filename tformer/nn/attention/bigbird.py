@@ -33,7 +33,6 @@ from tformer.nn.attention.block_sparse.pattern import (
 from tformer.nn.attention.context import AttentionContext, AttentionInputs, Weighted, all_true_on_cpu
 from tformer.nn.attention.core import attend
 from tformer.nn.attention.mechanism import Mechanism, ProjectionOptions
-from tformer.nn.cache import LayerState
 from tformer.nn.options import require, require_positive
 
 # Odd 64-bit constants of the splitmix64 generator and of golden-ratio hashing; products wrap around.
@@ -293,7 +292,7 @@ class BigBirdAttention(Mechanism):
 
     options: BigBirdOptions
 
-    def compute(self, inputs: AttentionInputs, *, x_BTD: Tensor, state: LayerState | None = None) -> Weighted:
+    def forward(self, inputs: AttentionInputs) -> Weighted:
         q_BHTh, k_BKSh, _, context = inputs[:4]
         num_queries, num_keys, options = q_BHTh.shape[2], k_BKSh.shape[2], self.options
         is_short = dense_is_faster(num_queries, num_keys, options.keys_of_block)

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tformer.kernels.functions import Kernels
+from tformer.nn.cache import LayerState
 from tformer.nn.positions.base import Positions
-from tformer.nn.products import Kernels
 from tformer.nn.taps import TapSink, tap
 
 Weighted = tuple[Tensor, Tensor | None]
@@ -135,6 +136,8 @@ class AttentionInputs(NamedTuple):
         tap_prefix: of the names of tapped tensors.
         taps_weights: the weights of these scores are those of the tap; False: the caller makes those from them.
         kernels: the C kernels of a model that was prepared for inference; None: only PyTorch's operators.
+        x_BTD: the input of the projections that made queries, keys and values.
+        state: the layer's decoding state, which already holds the new keys and values; None outside decoding.
     """
 
     q_BHTh: Tensor
@@ -148,6 +151,8 @@ class AttentionInputs(NamedTuple):
     tap_prefix: str = ""
     taps_weights: bool = True
     kernels: Kernels | None = None
+    x_BTD: Tensor | None = None
+    state: LayerState | None = None
 
     @property
     def need_weights(self) -> bool:

@@ -17,11 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tformer.kernels.functions import Kernels
 from tformer.nn.attention.context import AttentionInputs, Weighted
 from tformer.nn.attention.mechanism import Mechanism, ProjectionOptions
 from tformer.nn.attention.routes import attend_blocked, attend_chunked, attend_few
-from tformer.nn.cache import LayerState
-from tformer.nn.products import Kernels
 
 LOG = logging.getLogger(__name__)
 
@@ -39,20 +38,13 @@ def attend(inputs: AttentionInputs) -> Weighted:
         raise ValueError(f"is_causal needs as many queries as keys, found {num_queries} and {num_keys}")
     if heads % kv_heads:
         raise ValueError(f"{heads} query heads cannot share {kv_heads} key/value heads")
-    for route in ROUTES:
-        if route.fits(inputs):
-            if not torch.compiler.is_dynamo_compiling() and LOG.isEnabledFor(logging.DEBUG):
-                LOG.debug("%s: %d queries, %d keys, %d heads", route.name, num_queries, num_keys, heads)
-            return route.run(inputs)
-    raise AssertionError("the last route fits all inputs")
+    route = next(route for route in ROUTES if route.fits(inputs))
+    if not torch.compiler.is_dynamo_compiling() and LOG.isEnabledFor(logging.DEBUG):
+        LOG.debug("%s: %d queries, %d keys, %d heads", route.name, num_queries, num_keys, heads)
+    return route.run(inputs)
 
 
 # --- conditions ------------------------------------------------------------------------------------------------------
-
-
-def is_eager_bf16_cpu(q_BHTh: Tensor) -> bool:
-    on_cpu = q_BHTh.device.type == "cpu" and q_BHTh.dtype == torch.bfloat16
-    return on_cpu and not torch.compiler.is_dynamo_compiling()
 
 
 def few_are_faster(q_BHTh: Tensor, kernels: Kernels | None = None) -> bool:
@@ -60,13 +52,11 @@ def few_are_faster(q_BHTh: Tensor, kernels: Kernels | None = None) -> bool:
 
     The C kernels take fp32 too.
     """
-    most = 1 if torch.is_grad_enabled() else FEW_QUERIES
-    return q_BHTh.shape[2] <= most and (is_eager_bf16_cpu(q_BHTh) or _fits_kernels(q_BHTh, kernels))
-
-
-def _fits_kernels(q_BHTh: Tensor, kernels: Kernels | None) -> bool:
-    on_cpu = q_BHTh.device.type == "cpu" and q_BHTh.dtype == torch.float32
-    return on_cpu and kernels is not None and not torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling()
+    if q_BHTh.device.type != "cpu" or torch.compiler.is_dynamo_compiling():
+        return False
+    with_grad = torch.is_grad_enabled()
+    fits_kernels = kernels is not None and q_BHTh.dtype == torch.float32 and not with_grad
+    return q_BHTh.shape[2] <= (1 if with_grad else FEW_QUERIES) and (q_BHTh.dtype == torch.bfloat16 or fits_kernels)
 
 
 def _fits_few(inputs: AttentionInputs) -> bool:
@@ -77,7 +67,10 @@ def _fits_few(inputs: AttentionInputs) -> bool:
 
 
 def _fits_blocked(inputs: AttentionInputs) -> bool:
-    return not inputs.has_bias and inputs.q_BHTh.shape[2] > 1 and is_eager_bf16_cpu(inputs.q_BHTh)
+    q_BHTh = inputs.q_BHTh
+    if q_BHTh.device.type != "cpu" or q_BHTh.dtype != torch.bfloat16 or torch.compiler.is_dynamo_compiling():
+        return False
+    return q_BHTh.shape[2] > 1 and not inputs.has_bias
 
 
 def _fits_fused(inputs: AttentionInputs) -> bool:
@@ -98,17 +91,6 @@ def _fits_fused(inputs: AttentionInputs) -> bool:
 
 
 # --- routes ----------------------------------------------------------------------------------------------------------
-
-
-def _few(inputs: AttentionInputs) -> Weighted:
-    q, k, v, context, scale, *_ = inputs
-    bias = inputs.bias().float() if inputs.has_bias else None
-    return attend_few(q, k, v, mask=context.mask, bias=bias, scale=scale, kernels=inputs.kernels), None
-
-
-def _blocked(inputs: AttentionInputs) -> Weighted:
-    q, k, v, context, scale, *_ = inputs
-    return attend_blocked(q, k, v, mask=context.mask, is_causal=context.is_causal, scale=scale), None
 
 
 def _fused(inputs: AttentionInputs) -> Weighted:
@@ -152,8 +134,8 @@ class Route(NamedTuple):
 
 ROUTES = (
     Route("chunked", lambda inputs: inputs.needs_scores, attend_chunked),
-    Route("few queries", _fits_few, _few),
-    Route("blocked", _fits_blocked, _blocked),
+    Route("few queries", _fits_few, attend_few),
+    Route("blocked", _fits_blocked, attend_blocked),
     Route("fused", _fits_fused, _fused),
     Route("chunked", lambda inputs: True, attend_chunked),
 )
@@ -168,7 +150,7 @@ class FullAttention(Mechanism):
     is_plain: ClassVar[bool] = True
     reads_input: ClassVar[bool] = False
 
-    def compute(self, inputs: AttentionInputs, *, x_BTD: Tensor, state: LayerState | None = None) -> Weighted:
+    def forward(self, inputs: AttentionInputs) -> Weighted:
         return attend(inputs)
 
 

@@ -24,7 +24,6 @@ from tformer.nn.attention.context import AttentionContext, AttentionInputs, Weig
 from tformer.nn.attention.core import attend
 from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, ProjectionOptions
 from tformer.nn.attention.routes import mix_values
-from tformer.nn.cache import LayerState
 from tformer.nn.options import require_positive
 from tformer.nn.taps import Tap
 
@@ -83,12 +82,12 @@ class LinformerAttention(Mechanism):
             raise ValueError(f"sharing: layerwise needs the same rank and sharing in all layers, found {found}")
         self.keys = self.values = first.keys
 
-    def compute(self, inputs: AttentionInputs, *, x_BTD: Tensor, state: LayerState | None = None) -> Weighted:
+    def forward(self, inputs: AttentionInputs) -> Weighted:
         """See `Mechanism`; ValueError for an input that is longer than the projections, or causal, or packed."""
         context, length = inputs.context, inputs.k_BKSh.shape[2]
         if length > self.max_seq_len:
             raise ValueError(f"linformer's projections have {self.max_seq_len} columns, the input needs {length}")
-        if context.causal or state is not None:
+        if context.causal or inputs.state is not None:
             raise ValueError("linformer has no causal mode")
         if context.document_ids is not None:
             raise ValueError("document_ids: linformer attention cannot keep documents of one row apart")

@@ -15,12 +15,11 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tformer.kernels.functions import Kernels
 from tformer.nn.attention.context import AttentionContext, AttentionInputs, Weighted, causal_mask
 from tformer.nn.cache import LayerCache, LayerState
 from tformer.nn.options import require_positive
-from tformer.nn.positions.base import Positions
-from tformer.nn.products import Kernels
-from tformer.nn.taps import Tap, TapSink
+from tformer.nn.taps import Tap
 
 BACKWARD_AND_FORWARD = 3
 """The backward pass costs two forward passes: one for the gradient of each factor of a product."""
@@ -49,12 +48,12 @@ class ProjectionOptions:
         require_positive(qk_norm_eps=self.qk_norm_eps)
 
     def saved_values(self, *, queries: int, keys: int, values: int, itemsize: int, max_seq_len: int) -> float:
-        """Numbers a token saved for the backward pass beside Q, K, V, whose widths are given, and the output."""
+        """How many numbers per token the backward pass needs, not counting Q, K, V and the output."""
         return 0.0
 
     @property
     def fused_only(self) -> bool:
-        """Whether the chosen implementation supports neither attention dropout nor positions that change scores."""
+        """True if this implementation cannot use attention dropout or positions that change scores."""
         return False
 
     def summary(self) -> str | None:
@@ -110,7 +109,7 @@ class Mechanism(nn.Module):
     is_plain: ClassVar[bool] = False
     """Whether it is softmax(q k^T scale) v under the dense mask and nothing else: a step may be one kernel."""
     reads_input: ClassVar[bool] = True
-    """Whether it reads `x_BTD` beside queries, keys and values."""
+    """Whether it reads the input of the projections, `AttentionInputs.x_BTD`."""
     forms_scores: ClassVar[bool] = False
     """Whether scores are always formed explicitly, from `head_dim` numbers for each query and key."""
     takes_position_scores: ClassVar[bool] = True
@@ -141,35 +140,11 @@ class Mechanism(nn.Module):
         """Name of the kind in recipes."""
         return self.options.kind
 
-    def forward(
-        self,
-        q_BHTh: Tensor,
-        k_BKSh: Tensor,
-        v_BKSv: Tensor,
-        context: AttentionContext,
-        *,
-        x_BTD: Tensor,
-        positions: Positions | None = None,
-        state: LayerState | None = None,
-        taps: TapSink | None = None,
-    ) -> Weighted:
-        """Outputs [B, H, T, v] and, if `taps` requests them, the weights [B, H, T, S] in fp32 before dropout.
+    def forward(self, inputs: AttentionInputs) -> Weighted:
+        """Outputs [B, H, T, v] and, if the taps request them, the weights [B, H, T, S] in fp32 before dropout.
 
-        Args:
-            context: which keys each query sees, the same for every layer.
-            x_BTD: the input of the projections.
-            positions: adds its bias, score and mix to the scores; rotations are already applied.
-            state: the layer's decoding state, which already holds the new keys and values; None outside decoding.
-            taps: the sink of this attention.
+        `inputs` hold this mechanism's scale and kernels, and the dropout to apply now.
         """
-        dropout = self.dropout if self.training else 0.0
-        inputs = AttentionInputs(
-            q_BHTh, k_BKSh, v_BKSv, context, self.scale, positions, dropout, taps, kernels=self.kernels
-        )
-        return self.compute(inputs, x_BTD=x_BTD, state=state)
-
-    def compute(self, inputs: AttentionInputs, *, x_BTD: Tensor, state: LayerState | None = None) -> Weighted:
-        """The kind's own attention, see `forward`; `inputs` hold its scale and the dropout to apply now."""
         raise NotImplementedError
 
     def visible_mask(self, context: AttentionContext) -> Tensor:

@@ -19,14 +19,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from tformer.kernels.functions import AttentionStep
 from tformer.nn.attention import AttentionSizes, FullAttentionOptions, ProjectionOptions
-from tformer.nn.attention.context import AttentionContext
+from tformer.nn.attention.context import AttentionContext, AttentionInputs
 from tformer.nn.cache import CrossCache, LayerCache, LayerState
 from tformer.nn.fixed_cache import FixedLayer
 from tformer.nn.layer_norm import RMSNorm
 from tformer.nn.linear import Linear
 from tformer.nn.positions.base import Positions
-from tformer.nn.products import AttentionStep
 from tformer.nn.structured_dropout import DropHead
 from tformer.nn.taps import Tap, TapSink, tap
 
@@ -144,7 +144,22 @@ class MultiHeadAttention(nn.Module):
                 q = q.to(k.dtype)  # a cache may be kept in more bits: see `cache.fastest_dtype`
         q, k, v = tap(taps, "queries", q), tap(taps, "keys", k), tap(taps, "values", v)
         state = None if isinstance(cache, CrossCache | FixedLayer) else cache
-        out_BHTv, weights = self.mechanism(q, k, v, context, x_BTD=x_BTD, positions=positions, state=state, taps=taps)
+        mechanism = self.mechanism
+        dropout = mechanism.dropout if self.training else 0.0
+        inputs = AttentionInputs(
+            q,
+            k,
+            v,
+            context,
+            mechanism.scale,
+            positions,
+            dropout,
+            taps,
+            kernels=mechanism.kernels,
+            x_BTD=x_BTD,
+            state=state,
+        )
+        out_BHTv, weights = mechanism(inputs)
         if self.training and self.drophead.rate > 0.0:
             out_BHTv = self.drophead(out_BHTv)
         if taps is not None and weights is not None:

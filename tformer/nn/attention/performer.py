@@ -372,9 +372,10 @@ class PerformerAttention(Mechanism):
         numbers = self.sizes.num_kv_heads * (self.directions.shape[0] * (self.sizes.value_dim + 1) + 1)
         return StateBytes(0, numbers * max(torch.float32.itemsize, dtype.itemsize))
 
-    def compute(self, inputs: AttentionInputs, *, x_BTD: Tensor, state: LayerState | None = None) -> Weighted:
+    def forward(self, inputs: AttentionInputs) -> Weighted:
         """See `Mechanism`. The weights are those of the features; ValueError if earlier keys are in the sums only."""
         q_BHTh, k_BKSh, v_BKSv, context = inputs[:4]
+        state = inputs.state
         if context.document_ids is not None:
             raise ValueError("document_ids: performer attention cannot keep documents of one row apart")
         assert state is None or isinstance(state, PerformerState), "performer attention takes its own state"

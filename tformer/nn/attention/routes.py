@@ -29,9 +29,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from tformer.nn.attention.context import MASKED_SCORE, AttentionContext, AttentionInputs, Weighted
+from tformer.nn.attention.context import MASKED_SCORE, AttentionInputs, Weighted
 from tformer.nn.dropout import dropout
-from tformer.nn.products import Kernels
 
 CHUNK_ELEMENTS = 2**24  # scores of one chunk, over batch and heads: 64 MiB in fp32. Tests make it small.
 
@@ -69,13 +68,13 @@ def attend_chunked(
     for rows in chunks:
         if recompute:
             out = checkpoint(
-                _chunk_output,
+                _attend_chunk,
                 inputs,
                 rows,
                 compute_scores,
                 use_reentrant=False,
                 preserve_rng_state=inputs.dropout > 0.0,
-            )
+            )[0]
         else:
             out, weights = _attend_chunk(inputs, rows, compute_scores)
             if need_weights:
@@ -83,10 +82,6 @@ def attend_chunked(
         outs.append(out)
     out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
     return out, torch.cat(all_weights, dim=2) if need_weights else None
-
-
-def _chunk_output(inputs: AttentionInputs, rows: slice, compute_scores: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    return _attend_chunk(inputs, rows, compute_scores)[0]
 
 
 def _attend_chunk(
@@ -105,7 +100,13 @@ def _attend_chunk(
     if inputs.has_bias:
         bias = inputs.tap("bias", inputs.bias(rows))
         scores.add_(bias[..., :end])
-    visible = _visible_keys(context, rows, end, q.device)
+    visible = None  # broadcastable to [B, H, t, end]; None: every key is visible
+    if context.mask is not None:
+        visible = context.mask[..., :end]
+        visible = visible if visible.shape[-2] == 1 else visible[..., rows, :]
+    elif context.is_causal:
+        slots = torch.arange(end, device=q.device)
+        visible = slots <= slots[rows].unsqueeze(1)
     if visible is not None:
         scores.masked_fill_(~visible, MASKED_SCORE)
     weights = inputs.tap("scores", scores).softmax(dim=-1)
@@ -129,17 +130,6 @@ def mix_values(inputs: AttentionInputs, weights: Tensor, rows: slice = slice(Non
         of_positions = positions.mix(mixed, context.q_pos[:, rows], context.k_pos[:, :end])
         out = out + inputs.tap("position_values", of_positions)
     return out
-
-
-def _visible_keys(context: AttentionContext, rows: slice, end: int, device: torch.device) -> Tensor | None:
-    """The mask of a chunk, broadcastable to [B, H, t, end]; None: every key is visible."""
-    if context.mask is not None:
-        chosen = context.mask[..., :end]
-        return chosen if chosen.shape[-2] == 1 else chosen[..., rows, :]
-    if not context.is_causal:
-        return None
-    query_slots = torch.arange(rows.start, rows.stop, device=device).unsqueeze(1)
-    return torch.arange(end, device=device) <= query_slots
 
 
 # --- blocked ---------------------------------------------------------------------------------------------------------
@@ -245,11 +235,10 @@ class _BlockedAttention(torch.autograd.Function):
         return grad_q, grad_k.mul_(ctx.scale).to(k_BKSh.dtype), grad_v.to(v_BKSv.dtype), None, None, None
 
 
-def attend_blocked(
-    q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, *, mask: Tensor | None, is_causal: bool, scale: float
-) -> Tensor:
-    """[B, H, T, v], in memory order [B, T, H, v]; arguments as in `core.attend`, which checks them."""
-    return _BlockedAttention.apply(q_BHTh, k_BKSh, v_BKSv, mask, is_causal, scale)
+def attend_blocked(inputs: AttentionInputs) -> Weighted:
+    """[B, H, T, v], in memory order [B, T, H, v], and no weights."""
+    q_BHTh, k_BKSh, v_BKSv, context, scale, *_ = inputs
+    return _BlockedAttention.apply(q_BHTh, k_BKSh, v_BKSv, context.mask, context.is_causal, scale), None
 
 
 # --- few queries -----------------------------------------------------------------------------------------------------
@@ -257,24 +246,18 @@ def attend_blocked(
 REGISTER_WIDTH = 16  # fp32 numbers of a vector register
 
 
-def attend_few(
-    q_BHTh: Tensor,
-    k_BKSh: Tensor,
-    v_BKSv: Tensor,
-    *,
-    mask: Tensor | None,
-    bias: Tensor | None = None,
-    scale: float,
-    kernels: Kernels | None = None,
-) -> Tensor:
-    """[B, H, T, v]. A C kernel, if one is given, reads keys and values once and rounds nothing between.
+def attend_few(inputs: AttentionInputs) -> Weighted:
+    """[B, H, T, v] and no weights. A C kernel, if there is one, reads keys and values once and rounds nothing between.
 
     A single query goes to the right, K q: products with one row on the left are slow. So is a softmax over rows that do
-    not fill vector registers: scores are padded to a multiple of 16. `bias`: added to the scores, with the kernel only.
+    not fill vector registers: scores are padded to a multiple of 16. Only the C kernel adds a bias.
     """
-    if kernels is not None and not torch.is_grad_enabled():
-        return kernels.attend(q_BHTh, k_BKSh, v_BKSv, mask=mask, bias=bias, scale=scale)
-    assert bias is None
+    q_BHTh, k_BKSh, v_BKSv, context, scale, *_ = inputs
+    mask = context.mask
+    if inputs.kernels is not None and not torch.is_grad_enabled():
+        bias = inputs.bias().float() if inputs.has_bias else None
+        return inputs.kernels.attend(q_BHTh, k_BKSh, v_BKSv, mask=mask, bias=bias, scale=scale), None
+    assert not inputs.has_bias
     (batch, heads, num_queries, head_dim), (num_kv_heads, num_keys) = q_BHTh.shape, k_BKSh.shape[1:3]
     rows = heads // num_kv_heads * num_queries  # G T: the query heads that share a key head become one matrix
     q_BKRh = q_BHTh.reshape(batch, num_kv_heads, rows, head_dim)
@@ -290,4 +273,4 @@ def attend_few(
     if mask is not None:
         weights_BHTS = weights_BHTS.masked_fill(~mask.any(-1, keepdim=True), 0.0)
     out_BKRv = weights_BHTS.reshape(batch, num_kv_heads, rows, num_keys) @ v_BKSv
-    return out_BKRv.view(batch, heads, num_queries, v_BKSv.shape[-1])
+    return out_BKRv.view(batch, heads, num_queries, v_BKSv.shape[-1]), None

@@ -42,7 +42,6 @@ from tformer.nn.attention.context import AttentionContext, AttentionInputs, Weig
 from tformer.nn.attention.core import attend
 from tformer.nn.attention.mechanism import BACKWARD_AND_FORWARD, AttentionSizes, Mechanism, ProjectionOptions
 from tformer.nn.attention.routes import mix_values
-from tformer.nn.cache import LayerState
 from tformer.nn.linear import Linear
 from tformer.nn.options import require, require_positive
 from tformer.nn.taps import Tap
@@ -161,7 +160,7 @@ class SlidingWindowAttention(Mechanism):
                 Linear(sizes.d_model, width, bias=options.qkv_bias) for width in widths
             )
 
-    def compute(self, inputs: AttentionInputs, *, x_BTD: Tensor, state: LayerState | None = None) -> Weighted:
+    def forward(self, inputs: AttentionInputs) -> Weighted:
         q_BHTh, k_BKSh, _, context = inputs[:4]
         num_queries, num_keys, options = q_BHTh.shape[2], k_BKSh.shape[2], self.options
         if num_keys > num_queries and context.global_mask is not None:
@@ -185,7 +184,7 @@ class SlidingWindowAttention(Mechanism):
         # The rows of the global tokens, which see all keys, by separate matrices if there are any.
         chosen = inputs._replace(q_BHTh=gather_slots(q_BHTh, tokens.index), tap_prefix="global_", taps_weights=False)
         if options.global_projections:
-            q, k, v = self._projected(inputs, x_BTD, tokens)
+            q, k, v = self._projected(inputs, tokens)
             chosen = chosen._replace(q_BHTh=q, k_BKSh=k, v_BKSv=v)
         key_mask = None if context.key_mask is None else context.key_mask.bool()
         chosen = row_inputs(chosen, tokens, key_valid=key_mask, documents=context.document_ids, k_pos=context.k_pos)
@@ -305,9 +304,10 @@ class SlidingWindowAttention(Mechanism):
         band = band_of(window_mask(self.reach, 1, slots[before : before + self.block], slots, causal=causal))
         return Pattern(self.block, before, after, band, start)
 
-    def _projected(self, inputs: AttentionInputs, x_BTD: Tensor, tokens: GlobalTokens) -> tuple[Tensor, Tensor, Tensor]:
+    def _projected(self, inputs: AttentionInputs, tokens: GlobalTokens) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of the global tokens, keys and values of all, by their own matrices; rotated as the others are."""
-        sizes, context, positions = self.sizes, inputs.context, inputs.positions
+        sizes, context, positions, x_BTD = self.sizes, inputs.context, inputs.positions, inputs.x_BTD
+        assert x_BTD is not None
         q_BRx = self.global_q(gather_slots(x_BTD.unsqueeze(1), tokens.index).squeeze(1))
         q = q_BRx.unflatten(-1, (sizes.num_heads, -1)).transpose(1, 2)
         k, v = (
