@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from tformer.build import build_model
 from tformer.cost.parallel import Layout
-from tformer.optim.optimizers import build_optimizer
+from tformer.optim.optimizers import Settings, build_optimizer
 from tformer.recipe.model import Model
 
 TOKENS = 8  # so few that activations are a small part
@@ -113,7 +113,7 @@ def measure(section: Model, layout: Layout, *, frozen: str | None = None) -> Mea
         with tracker, exchanges:
             root(lambda: model(input_ids=ids).logits.sum()).backward()
         trained = [(name, p) for name, p in root.named_parameters() if p.requires_grad]
-        optimizer = build_optimizer(trained, kind="adamw", lr=1.0, device="cpu")
+        optimizer = build_optimizer(trained, Settings(kind="adamw", lr=1.0, device="cpu"))
         moments = [slot for name, slot in optimizer.state_by_name().items() if not name.endswith(".step")]
         snapshot = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
         return Measured(

@@ -213,14 +213,14 @@ def test_a_signal_saves_and_exits(
 def test_a_signal_before_training_starts_no_run(
     cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare = session.prepare_together
+    prepare = session.prepare
 
     def interrupted(*arguments: Any) -> Any:
         prepared = prepare(*arguments)
         os.kill(os.getpid(), signal.SIGINT)
         return prepared
 
-    monkeypatch.setattr(session, "prepare_together", interrupted)
+    monkeypatch.setattr(session, "prepare", interrupted)
     outcome = cli("train", "--config", tiny_recipe, "--data", text_file, "--out", tmp_path / "run")
     assert outcome.code == 130 and "interrupted before training began; no run was started" in outcome.err
     assert not (tmp_path / "run").exists()

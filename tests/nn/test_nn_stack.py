@@ -17,7 +17,7 @@ from tformer.nn.init import block_matrices
 from tformer.nn.norm import NormOptions, build_norm
 from tformer.nn.positions.base import Positions
 from tformer.nn.stack import Block
-from tformer.optim.optimizers import build_optimizer
+from tformer.optim.optimizers import Settings, build_optimizer
 from tformer.recipe.model import Model
 
 WIDTH, HEADS, HIDDEN = 16, 4, 24
@@ -223,8 +223,7 @@ def test_both_stacks_of_a_translation_model_drop_layers() -> None:
 def test_optimizers_and_clipping_pass_over_skipped_layers(kind: str, learned: bool) -> None:
     model = make(layerdrop={"rate": 0.5, "learned": learned})
     rows = {f"{name}.weight": rows for name, _, rows in block_matrices(model)}
-    optimizer = build_optimizer(
-        model.named_parameters(),
+    settings = Settings(
         kind=kind,
         lr=0.01,
         weight_decay=0.1,
@@ -233,6 +232,7 @@ def test_optimizers_and_clipping_pass_over_skipped_layers(kind: str, learned: bo
         muon_dtype=torch.float32,
         device="cpu",
     )
+    optimizer = build_optimizer(model.named_parameters(), settings)
     for seed in range(4):
         torch.manual_seed(seed)
         before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -248,7 +248,8 @@ def test_optimizers_and_clipping_pass_over_skipped_layers(kind: str, learned: bo
 
 def test_weight_decay_never_touches_learned_rates() -> None:
     model = make(layerdrop={"rate": 0.5, "learned": True})
-    optimizer = build_optimizer(model.named_parameters(), kind="adamw", lr=0.01, weight_decay=0.5, device="cpu")
+    settings = Settings(kind="adamw", lr=0.01, weight_decay=0.5, device="cpu")
+    optimizer = build_optimizer(model.named_parameters(), settings)
     logits = model.decoder.layerdrop.logits
     (group,) = [
         one for inner in optimizer.optimizers for one in inner.param_groups if any(p is logits for p in one["params"])

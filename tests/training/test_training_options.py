@@ -176,7 +176,7 @@ def test_one_process_is_the_trivial_parallel() -> None:
     parallel, model = SingleProcess(), torch.nn.Linear(2, 2)
     assert (parallel.rank, parallel.world_size) == (0, 1)
     assert parallel.sum(torch.tensor(3.0)) == 3 and parallel.agree(True) and not parallel.agree(False)
-    assert parallel.wrap(model) is model
+    assert parallel.wrap(model)(lambda: model) is model
 
 
 def test_the_loss_scaler_halves_after_overflow_and_grows_again() -> None:

@@ -76,23 +76,27 @@ class CausalLm(TokenObjective):
         `rng`: random padding, and word dropout. Raises ValueError for a sample with fewer than 2 or more than
         seq_len + 1 ids.
         """
-        batch = self._collate(samples, rng)
+        seq_len, pad_to = self.context.seq_len, self.context.pad_to
+        if isinstance(samples, np.ndarray) and (pad_to == "longest" or samples.shape[1] == seq_len + 1):
+            self._check_length(samples.shape[1])
+            ids = torch.from_numpy(samples.astype(np.int64, copy=False))
+            batch = Batch(input_ids=ids[:, :-1].contiguous(), labels=ids[:, 1:].contiguous())
+        else:
+            batch = self._padded(samples, rng)
         if training and self.options.word_dropout:
             assert batch.input_ids is not None
             batch = replace(batch, input_ids=torch.from_numpy(self.drop(batch.input_ids.numpy(), rng)))
         return batch
 
-    def _collate(self, samples: Sequence[np.ndarray | Example] | np.ndarray, rng: np.random.Generator) -> Batch:
-        seq_len, pad_to = self.context.seq_len, self.context.pad_to
-        if isinstance(samples, np.ndarray) and (pad_to == "longest" or samples.shape[1] == seq_len + 1):
-            self._check_length(samples.shape[1])
-            ids = torch.from_numpy(samples.astype(np.int64, copy=False))
-            return Batch(input_ids=ids[:, :-1].contiguous(), labels=ids[:, 1:].contiguous())
+    def _padded(self, samples: Sequence[np.ndarray | Example] | np.ndarray, rng: np.random.Generator) -> Batch:
+        """Samples of any lengths as a batch."""
         examples = [sample if isinstance(sample, Example) else Example(sample) for sample in samples]
         for example in examples:
             self._check_length(len(example))
         lengths = [len(example) - 1 for example in examples]
-        layout = pad_layout(lengths, side=self.context.padding, pad_to=pad_to, max_len=seq_len, rng=rng)
+        layout = pad_layout(
+            lengths, side=self.context.padding, pad_to=self.context.pad_to, max_len=self.context.seq_len, rng=rng
+        )
         mask = layout.mask()
         documents, positions = document_tensors([documents_of(example)[:-1] for example in examples], layout)
         inputs = layout.fill([example.ids[:-1] for example in examples], pad_id(self.context.special_ids))

@@ -16,7 +16,7 @@ embeddings and i + 1 for block i; parameters after the blocks (l None) keep the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -32,16 +32,42 @@ FUSED_DEVICES = ("cpu", "cuda")
 """Device types with a fused Adam in torch."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Values of the recipe's `optimizer` section, and the device's, that an optimizer may read."""
+    """What an optimizer is made of: values of the recipe's `optimizer` section, and facts on model and device.
 
-    betas: tuple[float, float]
-    eps: float
-    momentum: float
-    fused: bool
-    muon_dtype: torch.dtype
-    row_splits: Mapping[Tensor, Sequence[int]]
+    Attributes:
+        groups: the last one that matches a name applies; a frozen one clears `requires_grad`. An explicit weight decay
+            applies to all matching parameters, vectors included.
+        layer_of: name -> 0 for embeddings, i + 1 for block i, None above the blocks; needed with `layer_decay`.
+        hidden_matrices: whether Muon updates this parameter; needed by muon and normuon.
+        splits: row counts of the parts of a fused matrix, by name.
+        muon_dtype: dtype of the Newton-Schulz iteration.
+        shards: of parameters that are DTensors.
+        row_splits: `splits` by parameter; `build_optimizer` fills it in.
+    """
+
+    kind: OptimizerName
+    lr: float
+    adam_lr: float | None = None
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1.0e-8
+    weight_decay: float = 0.0
+    momentum: float = 0.95
+    groups: Sequence[Group] = ()
+    layer_decay: float | None = None
+    layer_of: Callable[[str], int | None] = lambda name: None
+    num_layers: int = 0
+    hidden_matrices: Callable[[str, nn.Parameter], bool] = lambda name, parameter: False
+    splits: Callable[[str], list[int] | None] = lambda name: None
+    muon_dtype: torch.dtype = torch.bfloat16
+    device: torch.device | str
+    shards: Shards | None = None
+    row_splits: Mapping[Tensor, Sequence[int]] = field(default_factory=dict)
+
+    @property
+    def fused(self) -> bool:
+        return torch.device(self.device).type in FUSED_DEVICES
 
 
 @dataclass(frozen=True)
@@ -63,32 +89,6 @@ class OptimizerKind:
     reads_whole: bool = False
 
 
-def _adamw(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(groups, betas=settings.betas, eps=settings.eps, fused=settings.fused)
-
-
-def _adam(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optimizer:
-    return torch.optim.Adam(groups, betas=settings.betas, eps=settings.eps, fused=settings.fused)
-
-
-def _muon(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optimizer:
-    return Muon(groups, momentum=settings.momentum, compute_dtype=settings.muon_dtype, row_splits=settings.row_splits)
-
-
-def _normuon(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optimizer:
-    return Muon(
-        groups,
-        momentum=settings.momentum,
-        row_decay=settings.betas[1],
-        compute_dtype=settings.muon_dtype,
-        row_splits=settings.row_splits,
-    )
-
-
-def _adafactor(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optimizer:
-    return adafactor.Adafactor(groups, row_splits=settings.row_splits)
-
-
 def _adam_state(parameter: nn.Parameter, settings: Settings) -> dict[str, Tensor]:
     device = parameter.device if settings.fused else torch.device("cpu")  # a fused kernel counts steps on the device
     return {
@@ -98,24 +98,47 @@ def _adam_state(parameter: nn.Parameter, settings: Settings) -> dict[str, Tensor
     }
 
 
-def _muon_state(parameter: nn.Parameter, settings: Settings) -> dict[str, Tensor]:
-    return muon.fresh_state(parameter, with_rows=False)
-
-
-def _normuon_state(parameter: nn.Parameter, settings: Settings) -> dict[str, Tensor]:
-    return muon.fresh_state(parameter, with_rows=True)
-
-
-def _adafactor_state(parameter: nn.Parameter, settings: Settings) -> dict[str, Tensor]:
-    return adafactor.fresh_state(parameter, settings.row_splits.get(parameter))
+def _muon(groups: list[dict[str, Any]], settings: Settings, row_decay: float | None = None) -> Muon:
+    return Muon(
+        groups,
+        momentum=settings.momentum,
+        row_decay=row_decay,
+        compute_dtype=settings.muon_dtype,
+        row_splits=settings.row_splits,
+    )
 
 
 OPTIMIZERS: dict[str, OptimizerKind] = {
-    "adamw": OptimizerKind(_adamw, _adam_state, moments=2),
-    "adam": OptimizerKind(_adam, _adam_state, moments=2),
-    "muon": OptimizerKind(_muon, _muon_state, moments=1, hidden_only=True, reads_whole=True),
-    "normuon": OptimizerKind(_normuon, _normuon_state, moments=1, hidden_only=True, reads_whole=True),
-    "adafactor": OptimizerKind(_adafactor, _adafactor_state, moments=0, reads_whole=True),
+    "adamw": OptimizerKind(
+        lambda groups, each: torch.optim.AdamW(groups, betas=each.betas, eps=each.eps, fused=each.fused),
+        _adam_state,
+        moments=2,
+    ),
+    "adam": OptimizerKind(
+        lambda groups, each: torch.optim.Adam(groups, betas=each.betas, eps=each.eps, fused=each.fused),
+        _adam_state,
+        moments=2,
+    ),
+    "muon": OptimizerKind(
+        _muon,
+        lambda parameter, _: muon.fresh_state(parameter, with_rows=False),
+        moments=1,
+        hidden_only=True,
+        reads_whole=True,
+    ),
+    "normuon": OptimizerKind(
+        lambda groups, each: _muon(groups, each, row_decay=each.betas[1]),
+        lambda parameter, _: muon.fresh_state(parameter, with_rows=True),
+        moments=1,
+        hidden_only=True,
+        reads_whole=True,
+    ),
+    "adafactor": OptimizerKind(
+        lambda groups, each: adafactor.Adafactor(groups, row_splits=each.row_splits),
+        lambda parameter, each: adafactor.fresh_state(parameter, each.row_splits.get(parameter)),
+        moments=0,
+        reads_whole=True,
+    ),
 }
 
 
@@ -275,40 +298,13 @@ class NamedOptimizer:
         }
 
 
-def build_optimizer(
-    model_parameters: Iterable[tuple[str, nn.Parameter]],
-    *,
-    kind: OptimizerName,
-    lr: float,
-    adam_lr: float | None = None,
-    betas: tuple[float, float] = (0.9, 0.95),
-    eps: float = 1.0e-8,
-    weight_decay: float = 0.0,
-    momentum: float = 0.95,
-    groups: Sequence[Group] = (),
-    layer_decay: float | None = None,
-    layer_of: Callable[[str], int | None] | None = None,
-    num_layers: int = 0,
-    hidden_matrices: Callable[[str, nn.Parameter], bool] | None = None,
-    splits: Callable[[str], list[int] | None] | None = None,
-    muon_dtype: torch.dtype = torch.bfloat16,
-    device: torch.device | str,
-    shards: Shards | None = None,
-) -> NamedOptimizer:
-    """The optimizer of a recipe's section over `model_parameters`, which are on `device` already.
+def build_optimizer(model_parameters: Iterable[tuple[str, nn.Parameter]], settings: Settings) -> NamedOptimizer:
+    """The optimizer of a recipe's section over `model_parameters`, which are on the settings' device already.
 
-    `groups`: the last one that matches a name applies; a frozen one clears `requires_grad`. An explicit weight decay
-    applies to all matching parameters, vectors included.
-    `layer_of`: name -> 0 for embeddings, i + 1 for block i, None above the blocks; needed with `layer_decay`.
-    `hidden_matrices` (needed by muon): the parameters that Muon updates.
-    `splits`: row counts of the parts of a fused matrix.
-    `muon_dtype`: dtype of the Newton-Schulz iteration.
-    `shards`: of parameters that are DTensors.
     Raises InputError when a group matches nothing or nothing is left to train.
     """
-    named = dict(model_parameters)
-    chosen = apply_groups(named, groups)
-    adam_lr = lr if adam_lr is None else adam_lr
+    named, shards = dict(model_parameters), settings.shards
+    chosen = apply_groups(named, settings.groups)
 
     buckets: dict[_Bucket, list[nn.Parameter]] = {}
     names: dict[Tensor, str] = {}
@@ -316,14 +312,12 @@ def build_optimizer(
         group = chosen.get(name)
         if not parameter.requires_grad:
             continue
-        is_hidden = hidden_matrices is not None and hidden_matrices(name, parameter)
-        algorithm = algorithm_of(kind, is_hidden=is_hidden)
-        base_lr = lr if algorithm == kind else adam_lr
+        algorithm = algorithm_of(settings.kind, is_hidden=settings.hidden_matrices(name, parameter))
+        base_lr = settings.lr if algorithm == settings.kind or settings.adam_lr is None else settings.adam_lr
         scale = 1.0 if group is None else group.lr_scale
-        if layer_decay is not None:
-            layer = layer_of(name) if layer_of is not None else None
-            scale *= 1.0 if layer is None else layer_decay ** (num_layers + 1 - layer)
-        decay = weight_decay if parameter.ndim >= 2 else 0.0
+        if settings.layer_decay is not None and (layer := settings.layer_of(name)) is not None:
+            scale *= settings.layer_decay ** (settings.num_layers + 1 - layer)
+        decay = settings.weight_decay if parameter.ndim >= 2 else 0.0
         if group is not None and group.weight_decay is not None:
             decay = group.weight_decay
         bucket = _Bucket(algorithm, base_lr * scale, decay)
@@ -333,9 +327,8 @@ def build_optimizer(
     if not names:
         raise InputError("optimizer.groups freezes every parameter: nothing is left to train")
 
-    fused = torch.device(device).type in FUSED_DEVICES
-    row_splits = {parameter: rows for parameter, name in names.items() if splits and (rows := splits(name)) is not None}
-    settings = Settings(betas, eps, momentum, fused, muon_dtype, row_splits)
+    splits = {parameter: rows for parameter, name in names.items() if (rows := settings.splits(name)) is not None}
+    settings = replace(settings, row_splits=splits)
     optimizers: list[torch.optim.Optimizer] = []
     elsewhere: dict[Tensor, dict[str, Tensor]] = {}
     for algorithm, optimizer_kind in OPTIMIZERS.items():
@@ -356,7 +349,7 @@ def build_optimizer(
                 for parameter in torch_group["params"]:
                     optimizer.state[parameter] = optimizer_kind.fresh_state(parameter, settings)
             optimizers.append(optimizer)
-    return NamedOptimizer(optimizers, names, lr=lr, shards=shards, elsewhere=elsewhere)
+    return NamedOptimizer(optimizers, names, lr=settings.lr, shards=shards, elsewhere=elsewhere)
 
 
 @dataclass(frozen=True)

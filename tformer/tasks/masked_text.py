@@ -27,7 +27,7 @@ from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext, require_special_tokens
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
-from tformer.tasks.base import ChosenData, HeldOut, require_finite_loss
+from tformer.tasks.base import ChosenData, HeldOut, Validate, require_finite_loss
 from tformer.tasks.text import TEXT_OPTIONS, CorpusTask, validation_batch
 from tformer.tasks.tokenizers import decoder_context, text_context
 from tformer.tokenizer import Tokenizer
@@ -88,16 +88,11 @@ class MaskedText(CorpusTask):
         room = build_objective(recipe.objectives, context).room
         return corrupted_windows(recipe, corpora, tokenizer, room=room)
 
-    def validate(
-        self,
-        recipe: Recipe,
-        corpora: Sequence[TokenCorpus],
-        tokenizer: Tokenizer,
-        model: Transformer,
-        objective: Objective,
-        work: Work,
-    ) -> dict[str, Any]:
-        return _held_out(recipe, corpora, tokenizer, objective).validate(model, objective, work)
+    def validation(self, recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer) -> Validate:
+        def validate(model: Transformer, objective: Objective, work: Work) -> dict[str, Any]:
+            return _held_out(recipe, corpora, tokenizer, objective).validate(model, objective, work)
+
+        return validate
 
     def held_out(self, loaded: Loaded, data: ChosenData, work: Work) -> HeldOut:
         objective = loaded_objective(loaded)

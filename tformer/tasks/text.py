@@ -42,6 +42,7 @@ from tformer.tasks.base import (
     Tokenizers,
     TrainingData,
     TrainingStart,
+    Validate,
     hold_out,
     require_finite_loss,
 )
@@ -103,16 +104,8 @@ class CorpusTask(Task):
         """Training windows of each corpus. Errors: a corpus shorter than one window."""
 
     @abstractmethod
-    def validate(
-        self,
-        recipe: Recipe,
-        corpora: Sequence[TokenCorpus],
-        tokenizer: Tokenizer,
-        model: Transformer,
-        objective: Objective,
-        work: Work,
-    ) -> dict[str, Any]:
-        """Metrics of a model in training on the validation corpora."""
+    def validation(self, recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer) -> Validate:
+        """What measures a model in training on the validation corpora."""
 
     def sample(self, recipe: Recipe, tokenizer: Tokenizer, model: Transformer, should_stop: ShouldStop) -> str | None:
         """Sample output during training; "": this kind of model writes none. None: interrupted."""
@@ -149,7 +142,7 @@ class CorpusTask(Task):
             recipe=recipe,
             tokenizer=tokenizer,
             samples=windows[0] if len(windows) == 1 else MixedWindows(windows, weights, seed=recipe.seed),
-            validate=partial(self.validate, recipe, valid, tokenizer),
+            validate=self.validation(recipe, valid, tokenizer),
             context=context,
             fingerprint=_fingerprint([*train, *valid]),
             packed=data.packing == "concat" and not data.document_mask,
@@ -218,32 +211,27 @@ class Text(CorpusTask):
             for corpus in corpora
         ]
 
-    def validate(
-        self,
-        recipe: Recipe,
-        corpora: Sequence[TokenCorpus],
-        tokenizer: Tokenizer,
-        model: Transformer,
-        objective: Objective,
-        work: Work,
-    ) -> dict[str, Any]:
-        parts: list[dict[str, Any]] = []
-        total = sum(len(corpus) - 1 for corpus in corpora)
-        with work.part("validating", total=total, unit="tokens") as part:
-            for corpus in corpora:
-                parts.append(
-                    evaluate_lm(
-                        model,
-                        corpus,
-                        seq_len=recipe.seq_len,
-                        batch_size=validation_batch(recipe.seq_len),
-                        document_mask=isolates_documents(recipe.data),
-                        work=part.piece(sum(each["tokens"] for each in parts), total),
+    def validation(self, recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer) -> Validate:
+        def validate(model: Transformer, objective: Objective, work: Work) -> dict[str, Any]:
+            parts: list[dict[str, Any]] = []
+            total = sum(len(corpus) - 1 for corpus in corpora)
+            with work.part("validating", total=total, unit="tokens") as part:
+                for corpus in corpora:
+                    parts.append(
+                        evaluate_lm(
+                            model,
+                            corpus,
+                            seq_len=recipe.seq_len,
+                            batch_size=validation_batch(recipe.seq_len),
+                            document_mask=isolates_documents(recipe.data),
+                            work=part.piece(sum(each["tokens"] for each in parts), total),
+                        )
                     )
-                )
-        metrics = combine_validation(parts)
-        del metrics["tokens_per_second"]
-        return metrics
+            metrics = combine_validation(parts)
+            del metrics["tokens_per_second"]
+            return metrics
+
+        return validate
 
     def sample(self, recipe: Recipe, tokenizer: Tokenizer, model: Transformer, should_stop: ShouldStop) -> str | None:
         """The recipe's prompt and how the model continues it."""

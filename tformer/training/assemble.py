@@ -24,7 +24,7 @@ from tformer.nn.stack import Block
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.optim.ema import Ema
-from tformer.optim.optimizers import NamedOptimizer, build_optimizer
+from tformer.optim.optimizers import NamedOptimizer, Settings, build_optimizer
 from tformer.optim.schedules import Schedule, build_schedule
 from tformer.optim.shards import Shards, local
 from tformer.recipe.recipe import Recipe
@@ -86,18 +86,11 @@ class PlannedBatches:
 
     def _produce(self, cursor: Cursor) -> Iterator[tuple[Cursor, list[Batch]]]:
         while True:
-            batches = self._collate(cursor)
+            # Corruption and random padding depend on the place of the batch, never on earlier draws.
+            draw = np.random.default_rng([self._recipe.seed, cursor.epoch, cursor.window, cursor.batch])
+            batches = [self._own_rows(cursor.epoch, ids, draw) for ids in self._micro_batches(cursor)]
             cursor = self._plan.next(cursor)
-            yield cursor, batches
-
-    def _collate(self, cursor: Cursor) -> list[Batch]:
-        # Corruption and random padding depend on the place of the batch, never on earlier draws.
-        draw = np.random.default_rng([self._recipe.seed, cursor.epoch, cursor.window, cursor.batch])
-        batches = []
-        for ids in self._micro_batches(cursor):
-            batch = self._own_rows(cursor.epoch, ids, draw)
-            batches.append(batch.pin_memory() if self._pinned else batch)
-        return batches
+            yield cursor, [batch.pin_memory() for batch in batches] if self._pinned else batches
 
     def _own_rows(self, epoch: int, ids: np.ndarray, draw: np.random.Generator) -> Batch:
         """This process's rows of the micro-batch of these samples. What is drawn for all rows is equal everywhere."""
@@ -277,22 +270,24 @@ def make_optimizer(
     layers = [stack.num_layers for stack in (recipe.model.encoder, recipe.model.decoder) if stack is not None]
     return build_optimizer(
         models.trained_parameters(),
-        kind=options.kind,
-        lr=options.lr,
-        adam_lr=options.adam_lr,
-        betas=options.betas,
-        eps=options.eps,
-        weight_decay=options.weight_decay,
-        momentum=options.momentum,
-        groups=options.groups,
-        layer_decay=options.layer_decay,
-        layer_of=layer_of,
-        num_layers=max(layers),
-        hidden_matrices=lambda name, parameter: name in rows and parameter.ndim == 2,
-        splits=rows.get,
-        muon_dtype=muon_dtype(models.main.compute_dtype, device),
-        device=device,
-        shards=shards,
+        Settings(
+            kind=options.kind,
+            lr=options.lr,
+            adam_lr=options.adam_lr,
+            betas=options.betas,
+            eps=options.eps,
+            weight_decay=options.weight_decay,
+            momentum=options.momentum,
+            groups=options.groups,
+            layer_decay=options.layer_decay,
+            layer_of=layer_of,
+            num_layers=max(layers),
+            hidden_matrices=lambda name, parameter: name in rows and parameter.ndim == 2,
+            splits=rows.get,
+            muon_dtype=muon_dtype(models.main.compute_dtype, device),
+            device=device,
+            shards=shards,
+        ),
     )
 
 

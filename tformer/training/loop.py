@@ -17,7 +17,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -148,7 +148,7 @@ class Trainer:
             raise
 
     def _run(self) -> TrainerState:
-        state, training = self.state, self.training
+        state, training, parallel = self.state, self.training, self.parts.parallel
         steps_here = 0
         if not state.validated:
             if not self._validate():
@@ -157,7 +157,7 @@ class Trainer:
         if training.compile == "on":
             self.hooks.expect(SAVE_SECONDS)
         while state.step < self.last_step and not state.finished:
-            if self._must_stop():
+            if parallel.agree(self.hooks.should_stop() or time.monotonic() >= self.deadline):
                 return self._leave()
             began = time.monotonic()
             self._step()
@@ -179,10 +179,6 @@ class Trainer:
             if self._save_is_due() or last or state.finished:
                 self._save()
         return state
-
-    def _must_stop(self) -> bool:
-        stop = self.hooks.should_stop() or time.monotonic() >= self.deadline
-        return self.parts.parallel.agree(stop)
 
     def _leave(self) -> TrainerState:
         self.hooks.expect(SAVE_SECONDS)
@@ -356,7 +352,7 @@ class Trainer:
         state, training = self.state, self.training
         return_free_memory()
         self._drain_sums()  # raises if the weights are no longer finite
-        with self._averaged_weights():
+        with nullcontext() if self.parts.ema is None else self.parts.ema.swapped():
             try:
                 values = self.hooks.validate()
                 sample = self.hooks.sample(state.step) if values is not None else None
@@ -383,9 +379,6 @@ class Trainer:
         state.bad_validations = 0 if is_best else state.bad_validations + 1
         if early is not None and state.bad_validations >= early.patience:
             state.finished = True
-
-    def _averaged_weights(self) -> AbstractContextManager[Any]:
-        return self.parts.ema.swapped() if self.parts.ema is not None else nullcontext()
 
     def _save_is_due(self) -> bool:
         minutes = self.training.save_every_minutes

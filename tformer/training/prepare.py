@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from tformer.build import count_parameters
 from tformer.checkpoint.run import LOCK_NAME, RunLock
 from tformer.cost.duration import expected_note
 from tformer.cost.flops import mean_lengths, product_shape
@@ -63,6 +62,7 @@ class Prepared:
     """A training that is ready to start: data, device and precision. Every `auto` of `recipe` is resolved.
 
     Attributes:
+        shapes: the models on the meta device, for counts and estimates.
         parallel: of several processes, with the kind that fits them. The recipe keeps `auto`, as a run may go on with
             another number of processes.
         max_minutes: limit of this command, not part of the recipe.
@@ -74,10 +74,15 @@ class Prepared:
     data: TrainingData
     device: torch.device
     precision: Precision
-    num_parameters: int
+    shapes: Models
     parallel: Parallelism
     max_minutes: float | None
     vectors: dict[str, Vectors]
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the main model, tied ones counted once."""
+        return self.shapes.main.num_parameters()
 
     @property
     def longest(self) -> tuple[int, int]:
@@ -140,12 +145,16 @@ def prepare(start: Start, work: Work, *, processes: int = 1) -> Prepared:
     if start.teacher is not None:
         check_vocabulary(data.recipe, start.teacher, data.tokenizer, data.target_tokenizer)
     recipe, precision = freeze(data, device, processes=processes)
-    num_parameters = count_parameters(recipe.model, num_labels=len(recipe.data.labels) or None)
+    shapes = make_models(recipe, torch.device("meta"), dtype=precision.dtype)
     if data.tokenizer is not None:
         work.note(f"tokenizer: {data.tokenizer.kind}, {data.tokenizer.vocab_size:,} ids")
     if recipe.training.max_epochs is not None:
         work.note(f"{plural(recipe.training.max_epochs, 'epoch')}: at most {recipe.training.max_steps:,} steps")
-    work.note(f"model: {num_parameters:,} parameters{_generator_note(recipe)}")
+    generator = ""
+    if shapes.generator is not None:
+        count = shapes.generator.num_parameters()
+        generator = f", and a generator of {count:,} with the same token table, not counted"
+    work.note(f"model: {shapes.main.num_parameters():,} parameters{generator}")
     together = f"{processes} processes of " if processes > 1 else ""
     threads = f"{together}{plural(torch.get_num_threads(), 'thread')}"
     work.note(f"{precision.name} on {device}, {threads}: {precision.reason}")
@@ -154,13 +163,7 @@ def prepare(start: Start, work: Work, *, processes: int = 1) -> Prepared:
         source, target = mean_lengths(data.samples, data.tokens_per_sample)
         work.note(expected_note(recipe, first_step=first_step, lengths=(round(source), round(target))))
     vectors = read_embeddings(recipe, data, work) if start.resumed is None else {}
-    return Prepared(recipe, start, data, device, precision, num_parameters, recipe.training.parallel, minutes, vectors)
-
-
-def _generator_note(recipe: Recipe) -> str:
-    if recipe.generator is None:
-        return ""
-    return f", and a generator of {count_parameters(recipe.generator):,} with the same token table, not counted"
+    return Prepared(recipe, start, data, device, precision, shapes, recipe.training.parallel, minutes, vectors)
 
 
 def _check_fingerprint(data: TrainingData, recorded: str) -> None:
@@ -233,8 +236,7 @@ def describe(prepared: Prepared, *, devices: int = 1) -> dict[str, Any]:
     samples = batches.next_samples()
     [batch, *_] = batches.next()
     batches.close()
-    models = make_models(recipe, torch.device("meta"), dtype=prepared.precision.dtype)
-    memory = _memory_of(prepared, models, prepared.rows_per_micro_batch)
+    memory = _memory_of(prepared, prepared.rows_per_micro_batch)
     shapes = {name: list(tensor.shape) for name, tensor in batch.model_inputs().items()}
     tokenizers = prepared.data.tokenizer, prepared.data.target_tokenizer
     report = {
@@ -249,17 +251,17 @@ def describe(prepared: Prepared, *, devices: int = 1) -> dict[str, Any]:
     # More processes than this machine has processors are planned for other machines.
     is_here = prepared.device.type == "cuda" or devices <= available_cores()
     available = device_memory(prepared.device, processes=devices) if is_here else None
-    return {**report, "parallel": plan_devices(prepared, models, devices, available=available).to_json()}
+    return {**report, "parallel": plan_devices(prepared, devices, available=available).to_json()}
 
 
-def _memory_of(prepared: Prepared, models: Models, rows: int) -> MemoryEstimate:
+def _memory_of(prepared: Prepared, rows: int) -> MemoryEstimate:
     """Memory of one process whose micro-batches have at most this number of rows, all of the longest samples."""
     recipe, teacher = prepared.recipe, prepared.start.teacher
     (source, target), on_cpu = prepared.longest, prepared.device.type == "cpu"
     is_beside = teacher is not None and recipe.teacher is not None and recipe.teacher.kind == "soft"
     found = training_memory(
         recipe,
-        models.all,
+        prepared.shapes.all,
         tokens_per_micro_batch=rows * source,
         dtype=prepared.precision.dtype,
         teacher_parameters=teacher.model.num_parameters() if teacher is not None and is_beside else 0,
@@ -271,13 +273,13 @@ def _memory_of(prepared: Prepared, models: Models, rows: int) -> MemoryEstimate:
 
 
 def plan_devices(
-    prepared: Prepared, models: Models, devices: int, *, machine_ranks: int | None = None, available: int | None
+    prepared: Prepared, devices: int, *, machine_ranks: int | None = None, available: int | None
 ) -> RankPlan:
     """Memory and traffic of one of several devices.
 
     machine_ranks: devices of one machine; None: not known. available: memory of a device in bytes; None: not known.
     """
-    recipe = prepared.recipe
+    recipe, models = prepared.recipe, prepared.shapes
     require_separate_rows(models, devices)
     apply_groups(dict(models.trained_parameters()), recipe.optimizer.groups)
     rows = prepared.rows_per_micro_batch
@@ -285,7 +287,7 @@ def plan_devices(
         recipe,
         models.all,
         devices,
-        whole=_memory_of(prepared, models, -(-rows // devices)),
+        whole=_memory_of(prepared, -(-rows // devices)),
         rows=rows,
         machine_ranks=machine_ranks,
         available=available,
@@ -294,7 +296,6 @@ def plan_devices(
 
 def choose_parallel(prepared: Prepared, *, processes: int, machine_processes: int) -> tuple[str, str]:
     """(kind, reason) of `training.parallel` for a training by several processes, some of them on this machine."""
-    models = make_models(prepared.recipe, torch.device("meta"), dtype=prepared.precision.dtype)
     available = device_memory(prepared.device, processes=machine_processes)
-    plan = plan_devices(prepared, models, processes, machine_ranks=machine_processes, available=available)
+    plan = plan_devices(prepared, processes, machine_ranks=machine_processes, available=available)
     return plan.layout.kind, plan.reason

@@ -22,12 +22,12 @@ from tformer.decoding.inference import state_of_kernels
 from tformer.loading import load_body, load_generator, load_weights
 from tformer.model import Transformer
 from tformer.objectives.base import Objective
+from tformer.optim.shards import Shards
 from tformer.recipe import recipe_to_data, recipe_to_yaml
 from tformer.support.device import bound_products
 from tformer.support.errors import InputError, Interrupted
 from tformer.support.files import RUNS, require_room, write_text
 from tformer.support.processes import ScratchFolder
-from tformer.tasks.base import WriteSample
 from tformer.training import assemble
 from tformer.training.display import Console, TrainingDisplay
 from tformer.training.embeddings import write_embeddings
@@ -35,7 +35,7 @@ from tformer.training.loggers import LoggedRun, Loggers, Status, logger_names
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.options import TrainOptions
 from tformer.training.parallel import parallel_of
-from tformer.training.prepare import Prepared, check_target, describe, measure_peak
+from tformer.training.prepare import Prepared, check_target, describe, measure_peak, prepare
 from tformer.training.request import find_start, locked_run
 from tformer.training.saving import Checkpoints
 from tformer.training.state import LossScaler, TrainerState
@@ -77,7 +77,7 @@ def run_training(
             check_target(start)
         cache_dir = scratch if options.dry_run else None
         work = replace(work, note=partial(console.print, markup=False), cache_dir=cache_dir, workers=options.workers)
-        prepared = prepare_together(start, work, worker)
+        prepared = prepare(start, work) if worker.world_size == 1 else prepare_together(start, work, worker)
         if work.should_stop():
             raise Interrupted("interrupted before training began; no run was started", signal_number=signal.SIGINT)
         if options.dry_run:
@@ -92,7 +92,13 @@ def run_training(
 
 
 class Session:
-    """The run directory and the parts of one training, and the callbacks of the loop."""
+    """The run directory and the parts of one training, and the callbacks of the loop.
+
+    Made in steps, each of which needs those before it: the state, which decides where the data goes on; the models with
+    random weights; what starts or resumes them; the objective, which forms the batches and is validated, and alone or
+    with a teacher is trained; the optimizer and the other parts of the loop, into which a resumed checkpoint is
+    restored; and last, after all input was checked, what is written: the run directory and the logs.
+    """
 
     def __init__(
         self,
@@ -104,27 +110,20 @@ class Session:
         log_to: Sequence[str] = (),
         worker: Worker,
     ) -> None:
-        self.worker = worker
-        machine_size, dtype = worker.local_size, prepared.precision.dtype
-        self.parallel = parallel_of(prepared.parallel, machine_size=machine_size, compute_dtype=dtype)
-        self.prepared, self.console, self.work, self.began = prepared, console, work, began
+        self.prepared, self.console, self.work, self.began, self.worker = prepared, console, work, began, worker
         self.should_stop = work.should_stop
-        recipe, device = prepared.recipe, prepared.device
-        self.recipe_yaml = recipe_to_yaml(recipe)
-        tokenizer, target = prepared.data.tokenizer, prepared.data.target_tokenizer
-        self.tokenizer_json = None if tokenizer is None else tokenizer.to_json()
-        self.target_tokenizer_json = None if target is None else target.to_json()
+        self.last_values: dict[str, Any] = {}
+        self.last_sample = ""
+        recipe, data, device, dtype = prepared.recipe, prepared.data, prepared.device, prepared.precision.dtype
+        self.parallel = parallel_of(prepared.parallel, machine_size=worker.local_size, compute_dtype=dtype)
         self.state = self._first_state()
-        rows = self.parallel.own_rows()
-        self.models = assemble.make_models(recipe, device, dtype=prepared.precision.dtype, rows=rows)
-        assemble.require_separate_rows(self.models, self.parallel.world_size)
-        self.shards = self.parallel.shard(self.models, rows, device)
-        self._start_weights(self.models.main)
+        self.models, self.shards = self._make_models()
         self.model: Transformer = self.models.main
-        self.objective = assemble.make_objective(recipe, prepared.data.context, self.models)
+        self._start_weights()
+        self.objective = assemble.make_objective(recipe, data.context, self.models)
         self.batches = assemble.PlannedBatches(
             recipe,
-            prepared.data,
+            data,
             self.objective,
             cursor=self.state.cursor or None,
             device=device,
@@ -135,8 +134,6 @@ class Session:
         self.checkpoints = Checkpoints(prepared, self.parts, shards=self.shards, worker=worker)
         if prepared.start.resumed is not None:
             self.checkpoints.restore(prepared.start.resumed, self.state)
-        self.last_values: dict[str, Any] = {}
-        self.last_sample = ""
         self.run = self._open_run()
         self.loggers = self._open_loggers(log_to)
 
@@ -174,7 +171,7 @@ class Session:
         return Components(
             model=self.models,
             forward=assemble.compiled(self.models.main, wanted=compile_it, dynamic=many_shapes),
-            objective=self._trained(assemble.make_objective(recipe, prepared.data.context, self.models)),
+            objective=self._trained_objective(),
             batches=self.batches,
             optimizer=assemble.make_optimizer(recipe, self.models, device, self.shards),
             schedule=assemble.make_schedule(recipe),
@@ -184,9 +181,17 @@ class Session:
             ema=assemble.make_ema(recipe, self.models, self.shards),
         )
 
-    def _start_weights(self, model: Transformer) -> None:
+    def _make_models(self) -> tuple[assemble.Models, Shards | None]:
+        """Models with random weights; with several processes, perhaps this one's rows of them."""
+        rows = self.parallel.own_rows()
+        recipe, device, dtype = self.prepared.recipe, self.prepared.device, self.prepared.precision.dtype
+        models = assemble.make_models(recipe, device, dtype=dtype, rows=rows)
+        assemble.require_separate_rows(models, self.parallel.world_size)
+        return models, self.parallel.shard(models, rows, device)
+
+    def _start_weights(self) -> None:
         """Weights to resume or fine-tune from, or token vectors; a new regression head's bias is the scores' mean."""
-        start, data = self.prepared.start, self.prepared.data
+        start, data, model = self.prepared.start, self.prepared.data, self.model
         fresh_heads = True
         if start.resumed is not None:
             load_weights(model, start.resumed, shards=self.shards)
@@ -208,15 +213,15 @@ class Session:
             head = data.recipe.objectives[0].objective.head.kind
             torch.nn.init.constant_(model.get_parameter(f"heads.{head}.project.bias"), data.label_mean)
 
-    def _trained(self, objective: Objective) -> Objective:
+    def _trained_objective(self) -> Objective:
         """The objective that is trained: with the soft targets of a teacher where there is one."""
         prepared, recipe = self.prepared, self.prepared.recipe
         teacher = prepared.start.teacher
         if teacher is None or recipe.teacher is None or recipe.teacher.kind != "soft":
-            return objective
+            return self.objective
         return make_distillation(
             recipe,
-            objective,
+            self.objective,
             self.model,
             teacher,
             device=prepared.device,
@@ -249,11 +254,15 @@ class Session:
                 raise InputError(f"{run.path} has changed while this command started", hint="run it again")
             run.check_writable(needed)
             run.rewind(self.state.step, keep_last=self.prepared.recipe.training.keep_last)
-            if not self.state.validated:
-                forget_validation(run, self.state.step)
-            if self.tokenizer_json is not None:
-                run.write_tokenizer(self.tokenizer_json, self.target_tokenizer_json)
-            run.write_recipe(self.recipe_yaml)
+            if not self.state.validated:  # this validation will be repeated; it may or may not have been written
+                step = self.state.step
+                kept = [each for each in run.metrics() if (each.get("step"), each.get("split")) != (step, "valid")]
+                write_text(run.metrics_path, "".join(metrics_line(record) for record in kept))
+                cut_samples(run.path / "samples.txt", step - 1)
+            tokenizer, target = self.prepared.data.tokenizer, self.prepared.data.target_tokenizer
+            if tokenizer is not None:
+                run.write_tokenizer(tokenizer.to_json(), None if target is None else target.to_json())
+            run.write_recipe(recipe_to_yaml(recipe))
             run.write_environment(
                 device=device_name(self.prepared.device, self.worker.world_size),
                 data_fingerprint=self.state.data_fingerprint,
@@ -270,7 +279,7 @@ class Session:
             path=self.run.path,
             first_step=self.state.step,
             recipe=recipe_to_data(self.prepared.recipe),
-            recipe_yaml=self.recipe_yaml,
+            recipe_yaml=recipe_to_yaml(self.prepared.recipe),
             environment=self.run.environment() or {},
         )
         return Loggers(names, logged, self.work.note, enabled=self.worker.leads)
@@ -359,14 +368,14 @@ class Session:
             self.console.print(f"{why} at step {state.step} of {training.max_steps}: {saved}", markup=False)
         if not self.worker.leads:
             return {}
-        latest, best = self.run.latest(), self.run.best()
+        latest, best, device = self.run.latest(), self.run.best(), self.prepared.device
         return {
             "run": str(self.run.path),
             "step": state.step,
             "tokens": state.tokens,
             "parameters": self.prepared.num_parameters,
             "flops_per_token": self._flops_per_token(),
-            "peak_device_bytes": device_peak(self.prepared.device),
+            "peak_device_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
             "checkpoint": None if latest is None else str(latest),
             "best_checkpoint": None if best is None else str(best),
             "valid": self.last_values,
@@ -413,13 +422,14 @@ class Session:
         every = training.sample_every
         if write is None or every == 0 or (every is not None and step % every and step < training.max_steps):
             return ""
-        text: str | None = self._in_leader(partial(self._written, write))
+
+        def written() -> str | None:
+            with self.work.progress("writing a sample"):
+                return write(self.model, self.should_stop)
+
+        text: str | None = self._in_leader(written)
         self.last_sample = text or self.last_sample
         return text
-
-    def _written(self, write: WriteSample) -> str | None:
-        with self.work.progress("writing a sample"):
-            return write(self.model, self.should_stop)
 
     def _log_metrics(self) -> dict[str, Any]:
         """Learned LayerDrop rates for log lines; empty for a model without them."""
@@ -438,20 +448,8 @@ class Session:
         self.checkpoints.raise_if_failed()
 
 
-def forget_validation(run: RunDirectory, step: int) -> None:
-    """Remove the records of a validation that will be repeated; they may or may not have been written."""
-    kept = [record for record in run.metrics() if (record.get("step"), record.get("split")) != (step, "valid")]
-    write_text(run.metrics_path, "".join(metrics_line(record) for record in kept))
-    cut_samples(run.path / "samples.txt", step - 1)
-
-
 def _global_batch_text(sizes: list[int | None]) -> str:
     return ", ".join(f"{size} {unit}" for size, unit in zip(sizes, ("sequences", "tokens"), strict=True) if size)
-
-
-def device_peak(device: torch.device) -> int | None:
-    """Peak GPU memory in bytes; None on a CPU."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 def device_name(device: torch.device, processes: int = 1) -> str:

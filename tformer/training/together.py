@@ -57,9 +57,7 @@ def _digest(path: Path) -> str:
 
 
 def prepare_together(start: Start, work: Work, worker: Worker) -> Prepared:
-    """`prepare` in every process, with the leader's choices of number format, compilation and threads."""
-    if worker.world_size == 1:
-        return prepare(start, work)
+    """`prepare` in each of several processes, with the leader's choices of number format, compilation and threads."""
     prepared = worker.in_turn(lambda: prepare(start, work, processes=worker.local_size))
     tokenizers = {"tokenizer": prepared.data.tokenizer, "target tokenizer": prepared.data.target_tokenizer}
     hashes = {name: "none" if each is None else each.sha256[:16] for name, each in tokenizers.items()}
