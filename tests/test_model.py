@@ -241,7 +241,7 @@ def test_bf16_compute_beside_fp32_parameters(positions: dict[str, Any]) -> None:
         {"stack": {"norm": {"kind": "scalenorm"}}, "embedding": {"fixnorm": True}},
         {"stack": {"norm": {"kind": "rmsnorm", "place": "post"}, "final_norm": False}},
         {"stack": {"head_dim": 6, "value_dim": 10}},
-        {"stack": {"attention": {"qk_norm": True, "qkv_bias": False, "out_bias": False, "scale": 1.0}}},
+        {"stack": {"attention": {"kind": "full", "qk_norm": True, "qkv_bias": False, "out_bias": False, "scale": 1.0}}},
         {"stack": {"feedforward": {"gated": True, "activation": "relu2", "bias": False}}},
         {"embedding": {"size": 8, "norm": True, "scale": True}},
         {"heads": [{"kind": "lm", "softcap": 5.0, "bias": True, "scale": "inverse_sqrt_d"}]},

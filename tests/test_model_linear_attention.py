@@ -29,7 +29,6 @@ from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
 
-CONFIGS = Path(__file__).parent.parent / "configs"
 VOCAB, EOS = 23, 2
 KINDS: dict[str, dict[str, Any]] = {
     "linformer": {"kind": "linformer", "rank": 4},
@@ -246,31 +245,3 @@ def test_packed_documents_are_refused(kind: str) -> None:
     with pytest.raises(InputError, match=f"data.document_mask: found true, expected false with .* {kind}"):
         check_recipe(recipe)
     check_recipe(Recipe.model_validate({**values, "data": {"packing": "concat"}}))
-
-
-# Presets
-
-
-def preset(name: str) -> Any:
-    return yaml.safe_load((CONFIGS / f"{name}.yaml").read_text(encoding="utf-8"))
-
-
-def test_presets_have_the_parameters_that_they_state() -> None:
-    counts = {"linformer/base": 124_828_505, "performer/base": 124_697_433}
-    for name, count in counts.items():
-        values = preset(name)
-        assert build_model(Model.model_validate(values["model"]), device="meta").num_parameters() == count
-        assert f"{count:,}" in (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("kind", ["linformer", "performer"])
-def test_classify_presets_have_the_size_of_berts_at_2048_tokens(kind: str) -> None:
-    ours, theirs = preset(f"{kind}/classify"), preset("bert/classify")
-    assert ours["data"]["seq_len"] == ours["model"]["max_seq_len"] == 2048
-    attention = ours["model"]["encoder"]["attention"]
-    assert attention.pop("kind") == kind
-    for option in ("rank", "sharing", "features", "redraw_steps"):
-        attention.pop(option, None)
-    ours["model"]["max_seq_len"] = theirs["model"]["max_seq_len"]
-    assert ours["model"] == theirs["model"]
-    assert (ours["objectives"], ours["optimizer"]) == (theirs["objectives"], theirs["optimizer"])

@@ -84,9 +84,12 @@ def theirs(name: str, **sizes: Any) -> int:
     options = {key: sizes.pop(key) for key in ("add_pooling_layer",) if key in sizes}
     family = next(prefix for prefix in ("Bert", "Roberta", "Electra", "ViT") if name.startswith(prefix))
     config = getattr(transformers, f"{family}Config")(intermediate_size=4 * sizes["hidden_size"], **sizes)
+    return counted(name, config, **options)
+
+
+def counted(name: str, config: Any, **options: Any) -> int:
     with torch.device("meta"):
-        reference = getattr(transformers, name)(config, **options)
-    return sum(parameter.numel() for parameter in reference.parameters())
+        return sum(parameter.numel() for parameter in getattr(transformers, name)(config, **options).parameters())
 
 
 def part(model: Transformer, *names: str) -> int:
@@ -201,3 +204,71 @@ def test_an_objective_brings_its_head_which_pools_as_the_one_before() -> None:
 def test_an_objective_without_a_generator_drops_it() -> None:
     recipe = load_recipe(arch="electra", preset="tiny", flags={"objectives": [{"kind": "masked_lm"}]}).recipe
     assert recipe.generator is None and [head.kind for head in recipe.model.heads] == ["masked_lm"]
+
+
+# --- kinds of attention for long texts --------------------------------------------------------------------------------
+
+LONG: dict[str, tuple[str, dict[str, Any]]] = {
+    "longformer": ("Longformer", {"vocab_size": 50265, "max_position_embeddings": 4098, "type_vocab_size": 1}),
+    "bigbird": ("BigBird", {"vocab_size": 50358}),
+}
+LONG_COUNTS = {  # ...Model without and with a pooler, ...ForMaskedLM
+    "longformer": (148_068_864, 148_659_456, 148_711_257),
+    "bigbird": (126_878_208, 127_468_800, 127_520_694),
+}
+
+
+@pytest.mark.parametrize("arch", LONG)
+def test_base_has_the_published_parameters(arch: str) -> None:
+    family, sizes = LONG[arch]
+    config = getattr(transformers, f"{family}Config")(**sizes)
+    model = build_model(read(f"{arch}/base").model, device="meta")
+    names = dict(model.named_parameters())
+    body = sum(value.numel() for name, value in names.items() if name.startswith(("embedding", "encoder")))
+    found = (body, counted(f"{family}Model", config), model.num_parameters())
+    assert found == LONG_COUNTS[arch]
+    assert body == counted(f"{family}Model", config, add_pooling_layer=False)
+    pooler = found[1] - found[0] if arch == "bigbird" else 0  # theirs keeps one beside the head
+    assert model.num_parameters() + pooler == counted(f"{family}ForMaskedLM", config)
+    text = (CONFIGS / arch / "base.yaml").read_text(encoding="utf-8")
+    assert all(f"{count:,}" in text for count in LONG_COUNTS[arch])
+
+
+def test_longformers_header_counts_the_global_projections() -> None:
+    model = build_model(read("longformer/base").model, device="meta")
+    own = sum(value.numel() for name, value in model.named_parameters() if ".global_" in name)
+    assert f"{own:,}" in (CONFIGS / "longformer/base.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("preset", "count"), [("linformer/base", 124_828_505), ("performer/base", 124_697_433)])
+def test_presets_have_the_parameters_that_they_state(preset: str, count: int) -> None:
+    assert on_meta(read(preset).model).num_parameters() == count
+    assert_stated(preset, count)
+
+
+@pytest.mark.parametrize("arch", [*LONG, "linformer", "performer"])
+def test_classify_is_bert_classify_but_for_attention_and_length(arch: str) -> None:
+    ours, bert = read(f"{arch}/classify"), read("bert/classify")
+    assert ours.data.seq_len == ours.model.max_seq_len == 2048
+    assert ours.model.encoder is not None and bert.model.encoder is not None
+    assert ours.model.encoder.attention.kind == {"longformer": "sliding_window"}.get(arch, arch)
+    encoder = ours.model.encoder.model_copy(update={"attention": bert.model.encoder.attention})
+    same_length = {"encoder": encoder, "max_seq_len": bert.model.max_seq_len}
+    assert ours.model.model_copy(update=same_length) == bert.model
+    assert (ours.optimizer, ours.schedule, ours.objectives) == (bert.optimizer, bert.schedule, bert.objectives)
+
+
+LONG_SETTINGS = {  # rate, warm-up, steps, sequences a step, of how many tokens
+    "longformer": (3e-5, 500, 65_000, 64, 4096),
+    "bigbird": (1e-4, 10_000, 500_000, 256, 4096),
+}
+
+
+@pytest.mark.parametrize("arch", LONG_SETTINGS)
+def test_base_trains_as_in_the_papers(arch: str) -> None:
+    recipe = read(f"{arch}/base")
+    training = recipe.training
+    assert training.batch_size is not None
+    sequences = training.batch_size * training.grad_accum
+    found = (recipe.optimizer.lr, recipe.schedule.warmup_steps, training.max_steps, sequences, recipe.data.seq_len)
+    assert found == LONG_SETTINGS[arch]
