@@ -14,7 +14,7 @@ from tformer.support.errors import InputError
 GPT2 = {"positions": {"kind": "learned"}, "feedforward": {"activation": "gelu_tanh"}}
 LLAMA = {
     "positions": {"kind": "rope"},
-    "attention": {"qkv_bias": False, "out_bias": False},
+    "attention": {"kind": "full", "qkv_bias": False, "out_bias": False},
     "norm": {"kind": "rmsnorm"},
 }
 

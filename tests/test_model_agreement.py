@@ -115,7 +115,7 @@ def test_llama(scaled: bool) -> None:
         "num_heads": 4,
         "num_kv_heads": 2,
         "positions": {"kind": "rope", "layout": "halves", "base": 500.0, "scaling": ours_scaling},
-        "attention": {"qkv_bias": False, "out_bias": False},
+        "attention": {"kind": "full", "qkv_bias": False, "out_bias": False},
         "feedforward": {"d_ff": 24, "activation": "silu", "gated": True, "bias": False},
         "norm": {"kind": "rmsnorm", "eps": 1e-5},
     }
@@ -163,7 +163,7 @@ def test_t5(version: str) -> None:
         "num_heads": 4,
         "head_dim": 6,
         "positions": {"kind": "t5_bias", "buckets": 8, "max_distance": 12},
-        "attention": {"qkv_bias": False, "out_bias": False, "scale": 1.0},
+        "attention": {"kind": "full", "qkv_bias": False, "out_bias": False, "scale": 1.0},
         "feedforward": {"d_ff": 24, "activation": "gelu_tanh" if gated else "relu", "gated": gated, "bias": False},
         "norm": {"kind": "rmsnorm", "eps": 1e-6},
     }

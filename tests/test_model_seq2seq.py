@@ -150,7 +150,7 @@ def t5_pair(version: str) -> tuple[Transformer, nn.Module]:
     stack = {
         "head_dim": 6,
         "positions": {"kind": "t5_bias", "buckets": 8, "max_distance": 12},
-        "attention": {"qkv_bias": False, "out_bias": False, "scale": 1.0},
+        "attention": {"kind": "full", "qkv_bias": False, "out_bias": False, "scale": 1.0},
         "feedforward": {
             "d_ff": HIDDEN,
             "activation": "gelu_tanh" if gated else "relu",

@@ -46,7 +46,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "decoder": {
                 "positions": {"kind": "rope"},
                 "norm": {"kind": "rmsnorm"},
-                "attention": {"qkv_bias": False, "out_bias": False, "qk_norm": True},
+                "attention": {"kind": "full", "qkv_bias": False, "out_bias": False, "qk_norm": True},
                 "feedforward": {"activation": "relu2", "bias": False},
             },
             "tie": {"output": False},
