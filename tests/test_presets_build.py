@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from tformer.build import build_model
+from tformer.recipe import load_recipe
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe
 
@@ -21,9 +21,7 @@ VOCABULARY = 97
 
 
 def read(preset: str) -> Recipe:
-    values = yaml.safe_load((CONFIGS / f"{preset}.yaml").read_text(encoding="utf-8"))
-    arch, name = preset.split("/")
-    return Recipe.model_validate({"arch": arch, "preset": name, **values})
+    return load_recipe(preset=preset).recipe
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-import yaml
 
 from tformer.build import build_model
 from tformer.model import Transformer
@@ -69,9 +68,7 @@ PRESETS = [f"{arch}/{size}" for arch, sizes in (
 
 
 def read(preset: str) -> Recipe:
-    values = yaml.safe_load((CONFIGS / f"{preset}.yaml").read_text(encoding="utf-8"))
-    arch, name = preset.split("/")
-    return Recipe.model_validate({"arch": arch, "preset": name, **values})
+    return load_recipe(preset=preset).recipe
 
 
 def on_meta(section: Model | None) -> Transformer:
