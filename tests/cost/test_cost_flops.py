@@ -96,7 +96,7 @@ def test_every_kind_counts_its_own_products_also_in_a_single_layer(monkeypatch: 
     """A layer's options decide, not the stack's: here full attention stands in for a kind that costs its scale."""
     monkeypatch.setattr(Mechanism, "flops", lambda self, queries, keys, training=False: queries * self.options.scale)
     layers = {0: {"attention": {"scale": 0.5}}, 2: {"attention": {"scale": 3.0}}}
-    mixed = recipe_of(decoder=stack(attention={"scale": 1.0}, layers=layers))
+    mixed = recipe_of(decoder=stack(attention={"kind": "full", "scale": 1.0}, layers=layers))
     assert attention_of(mixed, 10) == 10 * (0.5 + 1.0 + 3.0)
 
 
