@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Annotated, Any, get_args
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from tformer.nn.attention import AttentionOptions, FullAttentionOptions
 from tformer.nn.feedforward import FeedForwardOptions
@@ -47,6 +47,11 @@ class Tie(Section):
     output: bool = True  # the output projection is the embedding table (arXiv 1608.05859)
 
 
+def _full_by_default(value: Any) -> Any:
+    """Options of attention with their kind: `full`, the default, need not be named beside other options."""
+    return {"kind": "full", **value} if isinstance(value, dict) and "kind" not in value else value
+
+
 class Stack(Section):
     """An encoder or a decoder: `num_layers` blocks of attention and feed-forward."""
 
@@ -59,7 +64,9 @@ class Stack(Section):
     # positional encoding
     positions: Annotated[PositionOptions, Field(discriminator="kind")] = LearnedOptions()
     # who attends to whom, and how
-    attention: Annotated[AttentionOptions, Field(discriminator="kind")] = FullAttentionOptions()
+    attention: Annotated[AttentionOptions, Field(discriminator="kind"), BeforeValidator(_full_by_default)] = (
+        FullAttentionOptions()
+    )
     feedforward: FeedForwardOptions = FeedForwardOptions()
     norm: NormOptions = NormOptions()
     final_norm: bool = True  # a norm after the last block
