@@ -220,8 +220,9 @@ class CountedText(Text):
     description = "a model of counted text"
     options = frozenset({"stride"})
 
-    def validate(self, recipe: Any, corpora: Any, *arguments: Any) -> dict[str, Any]:
-        return super().validate(recipe, corpora, *arguments) | {"texts": len(corpora)}
+    def validation(self, recipe: Any, corpora: Any, tokenizer: Any) -> Any:
+        validate = super().validation(recipe, corpora, tokenizer)
+        return lambda *arguments: validate(*arguments) | {"texts": len(corpora)}
 
     def evaluate(self, *arguments: Any) -> dict[str, Any]:
         return super().evaluate(*arguments) | {"texts": 1}
