@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from tformer.cli.command import takes_options
 from tformer.support.errors import InputError
-from tformer.support.options import Device, argument, option, panel, require_at_most_one
+from tformer.support.options import Device, Panel, argument, option, require_at_most_one
 
-WORK = panel("The work")
+WORK = Panel("The work")
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import Annotated, Any, ClassVar
 
 from tformer.support.errors import InputError
 from tformer.support.formatting import whole_number
-from tformer.support.options import command_line, flag_of, panel
+from tformer.support.options import Panel, command_line, flag_of
 
-MODEL, WORK, PEERS = panel("Which model"), panel("What is measured"), panel("Compared with")
-HOW, RESULT = panel("How"), panel("Result")
+MODEL, WORK, PEERS = Panel("Which model"), Panel("What is measured"), Panel("Compared with")
+HOW, RESULT = Panel("How"), Panel("Result")
 
 MOST_BATCH = 2**16
 MOST_SIZES = 32

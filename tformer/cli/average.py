@@ -10,9 +10,9 @@ from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import progress_reporter, report_result
 from tformer.support.errors import InputError
-from tformer.support.options import Json, NewFolder, argument, panel
+from tformer.support.options import Json, NewFolder, Panel, argument
 
-WHICH, RESULT = panel("Which checkpoints"), panel("Result")
+WHICH, RESULT = Panel("Which checkpoints"), Panel("Result")
 
 EPILOG = examples(
     "`tformer average --last 5 runs/transformer-base-1 --out runs/base-average`",

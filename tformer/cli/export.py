@@ -11,12 +11,12 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import progress_reporter, report_result
 from tformer.support.errors import InputError
 from tformer.support.formatting import MAX_DIGITS
-from tformer.support.options import Checkpoint, Json, NewFolder, argument, panel
+from tformer.support.options import Checkpoint, Json, NewFolder, Panel, argument
 
 if TYPE_CHECKING:
     from tformer.interop.exporting import ExportReport
 
-FORMAT, RESULT = panel("Format"), panel("Result")
+FORMAT, RESULT = Panel("Format"), Panel("Result")
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 EPILOG = examples(

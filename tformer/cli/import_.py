@@ -12,12 +12,12 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import console, progress_reporter, report_result
 from tformer.support.errors import InputError
 from tformer.support.formatting import listed
-from tformer.support.options import Json, NewFolder, argument, panel
+from tformer.support.options import Json, NewFolder, Panel, argument
 
 if TYPE_CHECKING:
     from tformer.interop.importing import ImportReport
 
-REPLACED, RESULT = panel("Instead of the folder's own"), panel("Result")
+REPLACED, RESULT = Panel("Instead of the folder's own"), Panel("Result")
 MAX_NAMED = 12  # names listed in a message
 
 EPILOG = examples(

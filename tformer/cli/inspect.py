@@ -15,7 +15,7 @@ from tformer.cli.report import PIPE_WIDTH, emit_json, emit_lines, show_notes
 from tformer.support.errors import InputError, visible
 from tformer.support.files import require_writable
 from tformer.support.formatting import plural
-from tformer.support.options import Arch, Checkpoint, Json, Preset, RecipeFile, Sets, argument, panel
+from tformer.support.options import Arch, Checkpoint, Json, Panel, Preset, RecipeFile, Sets, argument
 
 if TYPE_CHECKING:
     from tformer.tasks.base import GivenExample
@@ -26,7 +26,7 @@ PAGE = ".html"
 DRAWN = (".mmd", ".mermaid")  # suffixes of files with a drawing
 SHORT = 8  # positions of --shapes without a text and without a length
 
-WHAT, SIZES, VIEW, OUT = panel("Which model"), panel("At which sizes"), panel("What to show"), panel("Result")
+WHAT, SIZES, VIEW, OUT = Panel("Which model"), Panel("At which sizes"), Panel("What to show"), Panel("Result")
 
 EPILOG = examples(
     "`tformer inspect --arch gpt --preset small`",

@@ -14,7 +14,7 @@ from tformer.cli.process import uncollected
 from tformer.cli.report import emit_document, show_notes
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.files import refuse_to_replace
-from tformer.support.options import PictureFormat, argument, panel
+from tformer.support.options import Panel, PictureFormat, argument
 
 if TYPE_CHECKING:
     from tformer.viz.plot.series import Choice, Run
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 METRICS_FILE = "metrics.jsonl"
 AXES = ("step", "tokens", "time")
 FILE_WIDTH = 100  # columns of text in a file or pipe
-SHOWN, PICTURE = panel("What is shown"), panel("The picture")
+SHOWN, PICTURE = Panel("What is shown"), Panel("The picture")
 
 EPILOG = examples(
     "`tformer plot`",

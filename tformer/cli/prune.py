@@ -11,13 +11,13 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import progress_reporter, report_result, show_notes
 from tformer.evaluation.options import DataOptions
 from tformer.support.errors import InputError
-from tformer.support.options import DATA, Checkpoint, Device, Json, NewFolder, Precision, argument, panel
+from tformer.support.options import DATA, Checkpoint, Device, Json, NewFolder, Panel, Precision, argument
 from tformer.workflows.prune.plan import Plan
 
 if TYPE_CHECKING:
     from tformer.workflows.prune.pruning import Pruned
 
-RESULT = panel("Result")
+RESULT = Panel("Result")
 COST = ("parameters", "flops_per_token")
 LEFT_OUT = ("examples", "tokens", "bytes")  # equal before and after
 

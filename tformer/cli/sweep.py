@@ -17,7 +17,7 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import emit, emit_json, print_table, progress_reporter, show_notes
 from tformer.support.errors import InputError, TformerError
 from tformer.support.formatting import minutes_and_seconds, plural
-from tformer.support.options import Arch, Json, Preset, RecipeFile, Sets, argument, flag_words, panel, some_of
+from tformer.support.options import Arch, Json, Panel, Preset, RecipeFile, Sets, argument, flag_words, some_of
 from tformer.training.options import TrainOptions
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 DEFAULT_ETA = 3
 
-WHAT, HOW, RUN = panel("What is compared"), panel("How it is trained"), panel("Run")
+WHAT, HOW, RUN = Panel("What is compared"), Panel("How it is trained"), Panel("Run")
 
 EPILOG = examples(
     "`tformer sweep --arch gpt --vary model.*.positions.kind=rope,alibi,learned --out sweeps/positions`",

@@ -16,13 +16,13 @@ from tformer.data.sources.files import MAX_ROW_CHARACTERS
 from tformer.support.errors import InputError, visible
 from tformer.support.files import STANDARD_INPUT
 from tformer.support.formatting import TOKEN_SIGNS, as_cell, whole_number
-from tformer.support.options import Checkpoint, Errors, Json, argument, panel, require_at_most_one
+from tformer.support.options import Checkpoint, Errors, Json, Panel, argument, require_at_most_one
 
 if TYPE_CHECKING:
     from tformer.data.encoding import TextReader
     from tformer.workflows.tokenizing import Reading, Subject
 
-INPUT, READING, OUTPUT = panel("Input"), panel("What the model reads"), panel("Output")
+INPUT, READING, OUTPUT = Panel("Input"), Panel("What the model reads"), Panel("Output")
 MOST_TOKENS = 2**20  # of a text, padding included
 MOST_DETAILED = 200  # tokens that the plain output shows one by one; of more it shows the pieces only
 COLOURS = ("black on bright_cyan", "black on bright_yellow")

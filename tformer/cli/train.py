@@ -27,6 +27,7 @@ EPILOG = examples(
 @takes_options
 def train(options: TrainOptions) -> None:
     """Train a Transformer from scratch, fine-tune another run's weights, or resume a run."""
+    options.recipe_values()  # refuses contradictions at once, before torch is imported or other processes start
     from tformer.training.loggers import logger_names
 
     logger_names(options.log_to)

@@ -13,7 +13,7 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import console, emit, emit_json, progress_reporter, show_notes
 from tformer.support.errors import InputError, Interrupted
 from tformer.support.files import require_writable
-from tformer.support.options import Errors, Json, TextColumn, argument, panel
+from tformer.support.options import Errors, Json, Panel, TextColumn, argument
 from tformer.tokenizer.options import TEXT, TokenizerOptions
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ EPILOG = examples(
     "`tformer train-tokenizer notes.txt.gz --model unigram --template t5 --byte-fallback --json`",
 )
 
-OUTPUT = panel("Output")
+OUTPUT = Panel("Output")
 
 
 @dataclass(frozen=True)

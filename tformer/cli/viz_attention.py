@@ -14,7 +14,7 @@ from tformer.cli.command import examples, takes_options
 from tformer.cli.report import emit_document, show_notes
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.files import refuse_to_replace
-from tformer.support.options import Checkpoint, Device, PictureFormat, argument, panel
+from tformer.support.options import Checkpoint, Device, Panel, PictureFormat, argument
 
 if TYPE_CHECKING:
     from tformer.loading import Loaded
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tformer.viz.attention.weights import Chosen
     from tformer.viz.output import Output
 
-READ, SHOWN, PICTURE = panel("What the model reads"), panel("What is shown"), panel("The picture")
+READ, SHOWN, PICTURE = Panel("What the model reads"), Panel("What is shown"), Panel("The picture")
 KINDS = ("encoder", "decoder", "cross")
 VIEWS = ("head", "model", "rollout", "summary")
 SCALES = ("row", "global", "sqrt", "log")

@@ -12,13 +12,13 @@ from tformer.cli.command import examples, takes_options
 from tformer.cli.process import uncollected
 from tformer.cli.report import emit, emit_document, show_notes
 from tformer.support.errors import InputError
-from tformer.support.options import PictureFormat, panel
+from tformer.support.options import Panel, PictureFormat
 
 if TYPE_CHECKING:
     from tformer.viz.pe.learned import Table
     from tformer.viz.pe.settings import Settings
 
-WHAT, SIZES, RESULT = panel("What to show"), panel("Sizes"), panel("Result")
+WHAT, SIZES, RESULT = Panel("What to show"), Panel("Sizes"), Panel("Result")
 NAMES = "sinusoidal, learned, rope, alibi, t5_bias, shaw or patch2d"
 FILE_WIDTH, LARGEST_WIDTH = 100, 160  # columns of text in a file; in a terminal at most
 

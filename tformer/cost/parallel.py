@@ -22,7 +22,7 @@ A rank in a ring of n ranks sends, and receives,
 
     - (n - 1) / n bytes for each byte of an all-gather or a reduce-scatter,
     - 2 (n - 1) / n bytes for each byte of an all-reduce,
-    - the bytes of its own rows in an all-to-all.
+    - in an all-to-all, as many bytes as its rows take.
 
 Loss, counts and gradient norm add a few numbers.
 """

@@ -21,12 +21,12 @@ from tformer.support.options import (
     Devices,
     Errors,
     Option,
+    Panel,
     Precision,
     Quantize,
     argument,
     check_quantize,
     facts_of,
-    panel,
     require_at_most_one,
 )
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tformer.decoding.settings import BeamSettings, GenerationSettings
     from tformer.recipe.sections import Generation
 
-PROMPT, OUTPUT = panel("What to continue or translate"), panel("Output")
+PROMPT, OUTPUT = Panel("What to continue or translate"), Panel("Output")
 BATCH_OF_PROMPTS, BATCH_OF_SOURCES = 16, 32
 DEFAULT_SEED = 1337
 

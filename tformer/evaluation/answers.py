@@ -20,11 +20,11 @@ from tformer.support.options import (
     Device,
     Devices,
     Errors,
+    Panel,
     Precision,
     Quantize,
     argument,
     check_quantize,
-    panel,
     require_at_most_one,
 )
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tformer.nn.classification_heads import LabelKind
     from tformer.recipe.sections import Columns
 
-INPUT, ANSWER = panel("What to classify"), panel("The answer")
+INPUT, ANSWER = Panel("What to classify"), Panel("The answer")
 
 
 @dataclass(frozen=True)

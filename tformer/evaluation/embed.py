@@ -33,9 +33,9 @@ from tformer.nn.classification_heads import (
 from tformer.nn.heads import Output
 from tformer.objectives.labelled import collate_images
 from tformer.support.errors import InputError
-from tformer.support.options import MACHINE, Precision, Quantize, check_quantize, panel
+from tformer.support.options import MACHINE, Panel, Precision, Quantize, check_quantize
 
-VECTOR = panel("The vector")
+VECTOR = Panel("The vector")
 
 
 @dataclass(frozen=True)

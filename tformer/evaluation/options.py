@@ -17,16 +17,16 @@ from tformer.support.options import (
     Devices,
     Errors,
     LabelColumn,
+    Panel,
     Precision,
     Quantize,
     Text2Column,
     TextColumn,
     argument,
     check_quantize,
-    panel,
 )
 
-PAIRS, MEASURE = panel("Pairs of texts"), panel("What is measured")
+PAIRS, MEASURE = Panel("Pairs of texts"), Panel("What is measured")
 ENDINGS = (".tsv", ".jsonl")  # of the file of mistakes
 
 

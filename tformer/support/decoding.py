@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from annotated_types import Ge, Gt, Le, Lt  # of pydantic, which takes longer to import than a help text may
 
-from tformer.support.options import panel
+from tformer.support.options import Panel
 
-BEAMS, SAMPLING, LENGTH = panel("Beam search"), panel("Sampling"), panel("Length and repetition")
+BEAMS, SAMPLING, LENGTH = Panel("Beam search"), Panel("Sampling"), Panel("Length and repetition")
 MOST_TOKENS, MOST_BEAMS = 2**30, 2**20
 INFINITE = float("inf")
 

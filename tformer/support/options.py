@@ -1,6 +1,6 @@
 """Options of commands, declared once as fields of a frozen dataclass; and the options that several commands share.
 
-    BEAMS = panel("Beam search")
+    BEAMS = Panel("Beam search")
 
     @dataclass(frozen=True)
     class GenerateOptions:
@@ -65,7 +65,7 @@ def argument(metavar: str, *, help: str = "", panel: str | None = None, show_def
 class Panel:
     """A group of options in `--help`. It makes options of the group, and takes in an option that commands share.
 
-    RESULT = panel("Result")
+    RESULT = Panel("Result")
     out: Annotated[Path, RESULT("--out", help="The file to write.")]
     as_json: Annotated[Json, RESULT] = False
     """
@@ -74,9 +74,6 @@ class Panel:
 
     def __call__(self, *flags: str, **facts: Any) -> Option:
         return option(*flags, panel=self.title, **facts)
-
-
-panel = Panel
 
 
 def some_of(options_type: type[Any], names: Sequence[str]) -> type[Any]:
@@ -207,7 +204,7 @@ def _with_keywords(text: str) -> str:
 
 # --- shared options ---------------------------------------------------------------------------------------------------
 
-DATA, MACHINE = panel("Data"), panel("Model and machine")
+DATA, MACHINE = Panel("Data"), Panel("Model and machine")
 
 Errors = Literal["strict", "replace"]
 """What happens at invalid UTF-8: an error, or U+FFFD in its place."""

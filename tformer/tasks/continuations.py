@@ -66,7 +66,7 @@ class Continuations(Text):
                 batch_tokens=BATCH_TOKENS,
                 work=part,
             )
-        work.require_finished("before every continuation was read")
+        work.raise_if_stopped("before every continuation was read")
         return {"data": name, **score_report(scores)}
 
     def lines(self, report: dict[str, Any]) -> Iterator[str]:

@@ -68,7 +68,7 @@ def held_out_data(loaded: Loaded, options: DataOptions, work: Work, *, max_examp
     data = choose_data(loaded, options)
     _note_prefix(loaded, data, options, work)
     held_out = task.held_out(loaded, data, work)
-    work.require_finished("while reading the data, nothing written")
+    work.raise_if_stopped("while reading the data, nothing written")
     if not len(held_out.samples):
         raise InputError(f"{held_out.name}: no examples to measure on")
     held_out = replace(held_out, batch_size=options.batch_size or held_out.batch_size)

@@ -182,7 +182,7 @@ class Labelled(Task):
         began = time.perf_counter()
         with work.part(f"evaluating {name}", unit="examples") as part:
             scores_NL = classifier.scores(samples, part)
-        work.require_finished("before every example was read")
+        work.raise_if_stopped("before every example was read")
         seconds = time.perf_counter() - began
         report = REPORTS[classifier.kind](samples.labels, scores_NL, classifier.labels)
         require_finite_loss(report["loss"])

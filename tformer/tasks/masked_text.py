@@ -113,7 +113,7 @@ class MaskedText(CorpusTask):
                 seed=loaded.recipe.seed,
                 work=part,
             ).metrics()
-        work.require_finished("before the whole text was read")
+        work.raise_if_stopped("before the whole text was read")
         require_finite_loss(metrics["loss"])
         report = {"data": held_out.name, **metrics}
         if options.pseudo_perplexity:
@@ -138,7 +138,7 @@ class MaskedText(CorpusTask):
                 max_tokens=max_tokens,
                 work=part,
             )
-        work.require_finished("before the whole text was read")
+        work.raise_if_stopped("before the whole text was read")
         return {
             "pseudo_perplexity": metrics["pseudo_perplexity"],
             "pseudo_loss": metrics["loss"],

@@ -212,7 +212,7 @@ class Pairs(Task):
                     batch_tokens=BATCH_TOKENS,
                     work=part,
                 )
-            work.require_finished("before every pair was read")
+            work.raise_if_stopped("before every pair was read")
             return {"data": name, **score_report(scores)}
         with work.part("reading the pairs", unit="pairs") as part:
             metrics: dict[str, Any] = evaluate_pairs(
@@ -224,7 +224,7 @@ class Pairs(Task):
                 seed=loaded.recipe.seed,
                 work=part,
             )
-        work.require_finished("before every pair was read")
+        work.raise_if_stopped("before every pair was read")
         require_finite_loss(metrics["loss"])
         if translator is not None:
             metrics |= _decoded(loaded, translator, pairs, options, work)
@@ -442,7 +442,7 @@ def _decoded(
             batch_size=options.batch_size or BATCH_SENTENCES,
             work=part,
         )
-    work.require_finished("before every pair was read")
+    work.raise_if_stopped("before every pair was read")
     seconds = time.perf_counter() - began
     if translator.cut:
         work.note(

@@ -274,7 +274,7 @@ class Text(CorpusTask):
                     document_mask=isolates_documents(recipe.data),
                     work=part,
                 )
-            work.require_finished("before the whole text was read")
+            work.raise_if_stopped("before the whole text was read")
             parts.append(metrics)
         metrics = combine_validation(parts)
         require_finite_loss(metrics["loss"])

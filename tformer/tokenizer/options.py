@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tformer.support.options import panel
+from tformer.support.options import Panel
 
 TokenizerModel = Literal["byte-bpe", "bpe", "wordpiece", "unigram", "word", "char"]
 TemplateName = Literal["none", "gpt", "bert", "roberta", "t5", "seq2seq"]
@@ -22,7 +22,7 @@ CEILINGS = {
 repetition in a regular expression of the library."""
 BYTE_FALLBACK_MODELS = ("bpe", "unigram")
 
-MODEL, TEXT, TRAINING = panel("Model"), panel("Text"), panel("Training")
+MODEL, TEXT, TRAINING = Panel("Model"), Panel("Text"), Panel("Training")
 
 
 @dataclass(frozen=True)

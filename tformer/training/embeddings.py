@@ -177,7 +177,7 @@ def _read_text(path: Path, vectors: Vectors, tokenizer: Tokenizer, work: Work) -
     columns, header, words, number = vectors.rows.shape[1], None, 0, 0
     for number, line in enumerate(split_lines(text, name=str(path)), start=1):
         if number % LINES_BETWEEN_POLLS == 0:
-            work.raise_if_stopped(f"reading {path}")
+            work.raise_if_stopped(f"while reading {path}")
         line = line.rstrip(" \n")
         if number == 1:
             header = _header(line)
@@ -259,7 +259,7 @@ def _read_matrix(path: Path, vectors: Vectors, tokenizer: Tokenizer, work: Work)
         stream.seek(len(header) + spec.start)
         block = max(1, BLOCK_BYTES // (columns * spec.dtype.itemsize))
         for start in range(0, len(words), block):
-            work.raise_if_stopped(f"reading {path}")
+            work.raise_if_stopped(f"while reading {path}")
             number = min(block, count - start)
             content = bytearray(stream.read(number * columns * spec.dtype.itemsize))
             rows_nE = torch.frombuffer(content, dtype=spec.dtype).view(number, columns).float()

@@ -15,17 +15,17 @@ from tformer.support.options import (
     Json,
     LabelColumn,
     Option,
+    Panel,
     Preset,
     RecipeFile,
     Sets,
     Text2Column,
     TextColumn,
-    panel,
 )
 from tformer.support.processes import most_processes
 
-MODEL, OPTIMIZATION = panel("Model"), panel("Optimization")
-RUN, MACHINE = panel("Run"), panel("Machine")
+MODEL, OPTIMIZATION = Panel("Model"), Panel("Optimization")
+RUN, MACHINE = Panel("Run"), Panel("Machine")
 
 VOCABULARIES: dict[str | None, dict[str, Any]] = {
     None: {},

@@ -75,15 +75,10 @@ class Work:
         for note in dict.fromkeys(note for holder in holders for note in holder.notes):
             self.note(note)
 
-    def raise_if_stopped(self, task: str) -> None:
-        """Raise Interrupted, which names the task, after an interruption."""
+    def raise_if_stopped(self, when: str) -> None:
+        """Raise Interrupted after an interruption; `when` goes on "interrupted": "while reading x.txt"."""
         if self.should_stop():
-            raise Interrupted(f"interrupted while {task}", signal_number=signal.SIGINT)
-
-    def require_finished(self, doing: str) -> None:
-        """Raise Interrupted when work on the data was interrupted: its results are incomplete."""
-        if self.should_stop():
-            raise Interrupted(f"interrupted {doing}", signal_number=signal.SIGINT)
+            raise Interrupted(f"interrupted {when}", signal_number=signal.SIGINT)
 
 
 QUIET = Work()

@@ -228,7 +228,7 @@ def token_corpus(
     total, task = source.size_bytes(), f"waiting for another process that tokenises {source.name}"
 
     def wait(folder: Path) -> None:
-        work.raise_if_stopped(task)
+        work.raise_if_stopped(f"while {task}")
         if (record := read_record(folder)) is not None:
             work.report(record.num_bytes, total)
         time.sleep(WAIT_SECONDS)

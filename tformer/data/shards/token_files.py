@@ -226,7 +226,7 @@ def in_batches(
     Raises Interrupted, with the name of the task, before a batch if `work` is stopped.
     """
     for batch in batches_of(items, characters, size=BATCH_CHARACTERS):
-        work.raise_if_stopped(task)
+        work.raise_if_stopped(f"while {task}")
         yield batch
 
 

@@ -262,7 +262,7 @@ def _decode_many(
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="images")
         try:
             for done, part in enumerate(pool.map(decode_chunk, range(0, count, CHUNK)), 1):
-                work.raise_if_stopped(f"reading {name}")
+                work.raise_if_stopped(f"while reading {name}")
                 resized, recoloured = resized + part[0], recoloured + part[1]
                 work.report(min(done * CHUNK, count), count)
         finally:

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 from tformer.support.errors import InputError
 from tformer.support.formatting import whole_number
-from tformer.support.options import panel, require_at_most_one
+from tformer.support.options import Panel, require_at_most_one
 
-LAYERS, HEADS = panel("Layers"), panel("Heads")
+LAYERS, HEADS = Panel("Layers"), Panel("Heads")
 WAYS = "--keep-layers, --drop-layers, --keep, --rate or --drop-heads"
 
 Strategy = Literal["every-other", "search", "learned"]
