@@ -69,10 +69,13 @@ def random_contents(
 
 
 def random_run(runs: Path, recipe: str, *, arch: str = "test", step: int = 3, **options: Any) -> Path:
-    """A run in the folder `runs` with one checkpoint; `options` of `random_contents`."""
+    """A run in the folder `runs` with its tokenizer and one checkpoint; `options` of `random_contents`."""
     from tformer.checkpoint.run import RunDirectory
     from tformer.checkpoint.save import save_checkpoint
 
     run = RunDirectory.create(arch=arch, preset="tiny", runs_dir=runs)
-    save_checkpoint(run, step, random_contents(recipe, step=step, **options))
+    contents = random_contents(recipe, step=step, **options)
+    assert contents.tokenizer_json is not None
+    run.write_tokenizer(contents.tokenizer_json, contents.target_tokenizer_json)
+    save_checkpoint(run, step, contents)
     return Path(run.path)
