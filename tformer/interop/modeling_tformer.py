@@ -436,12 +436,15 @@ class TformerForCausalLM(TformerPreTrainedModel, GenerationMixin):
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
         return_dict: bool | None = None,
+        cache: Cache | None = None,
     ) -> CausalLMOutputWithPast:
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache()
-        hidden = self.decoder(input_ids, attention_mask, token_type_ids, cache=past_key_values).last_hidden_state
+        """cache: `past_key_values`, as transformers calls it from 5.24 on."""
+        cache = past_key_values if cache is None else cache
+        if use_cache and cache is None:
+            cache = DynamicCache()
+        hidden = self.decoder(input_ids, attention_mask, token_type_ids, cache=cache).last_hidden_state
         logits = self.head(hidden)
-        return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
+        return CausalLMOutputWithPast(logits=logits, past_key_values=cache)
 
 
 class TformerForConditionalGeneration(TformerPreTrainedModel, GenerationMixin):
@@ -458,16 +461,22 @@ class TformerForConditionalGeneration(TformerPreTrainedModel, GenerationMixin):
         past_key_values: EncoderDecoderCache | None = None,
         use_cache: bool | None = None,
         return_dict: bool | None = None,
+        cache: EncoderDecoderCache | None = None,
     ) -> Seq2SeqLMOutput:
+        """cache: `past_key_values`, as transformers calls it from 5.24 on."""
+        cache = past_key_values if cache is None else cache
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask, token_type_ids)
         memory = encoder_outputs[0]
-        cache = past_key_values if past_key_values is None else past_key_values.self_attention_cache
         decoded = self.decoder(
-            decoder_input_ids, decoder_attention_mask, memory=memory, memory_mask=attention_mask, cache=cache
+            decoder_input_ids,
+            decoder_attention_mask,
+            memory=memory,
+            memory_mask=attention_mask,
+            cache=None if cache is None else cache.self_attention_cache,
         )
         logits = self.head(decoded.last_hidden_state)
-        return Seq2SeqLMOutput(logits=logits, past_key_values=past_key_values, encoder_last_hidden_state=memory)
+        return Seq2SeqLMOutput(logits=logits, past_key_values=cache, encoder_last_hidden_state=memory)
 
 
 class TformerForMaskedLM(TformerPreTrainedModel):
