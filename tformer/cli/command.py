@@ -44,13 +44,13 @@ def takes_options(run: Callable[[Options], None]) -> Callable[..., None]:
 
 
 def _parameters(options_type: Any) -> Iterator[inspect.Parameter]:
-    hints = get_type_hints(options_type, include_extras=True)
+    hints, kinds = get_type_hints(options_type, include_extras=True), get_type_hints(options_type)
     for field in fields(options_type):
         hint = hints[field.name]
         if is_dataclass(hint):
             yield from _parameters(hint)
         else:
-            yield _parameter(field, hint, get_type_hints(options_type)[field.name])
+            yield _parameter(field, hint, kinds[field.name])
 
 
 def _parameter(field: Field[Any], hint: Any, kind: Any) -> inspect.Parameter:
