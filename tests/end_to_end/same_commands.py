@@ -176,7 +176,7 @@ if __name__ == "__main__":
     jobs = list(SETS[chosen]())
     for name, job in reversed(jobs) if order == ["--reverse"] else jobs:
         Path(f"{name}.out").write_text(job(), encoding="utf-8")
-    loaded = {"wandb", "mlflow", "tensorboard", "huggingface_hub"} & sys.modules.keys()
+    loaded = {"wandb", "tensorboard", "huggingface_hub"} & sys.modules.keys()
     assert not loaded, f"{loaded} are loaded without being asked for"
     for path in sorted(Path().rglob("*")):
         if path.is_file() and path.name not in UNEQUAL_FILES and path.suffix not in UNEQUAL_SUFFIXES:

@@ -46,7 +46,7 @@ WRONG = [
     ("train --arch bert --data rows.tsv --pooling sum", "expected 'cls', 'mean', 'max', 'eos' or 'attention'"),
     ("train --arch gpt --data rows.tsv --pooling cls", "--pooling: found heads of kind lm"),
     ("train --arch gpt --objective classification --pooling cls --data rows.tsv", "expected eos, mean or max"),
-    ("train --log-to paper --data rows.tsv", "--log-to: found 'paper', expected tensorboard, wandb, mlflow"),
+    ("train --log-to paper --data rows.tsv", "--log-to: found 'paper', expected tensorboard, wandb"),
     ("train --log-to tensorboard, --data rows.tsv", "--log-to: found ''"),
     ("train --max-steps 0 --data rows.tsv", "--max-steps must be at least 1, found 0"),
     ("train --max-epochs nan --data rows.tsv", "--max-epochs must be a finite number, found nan"),

@@ -12,7 +12,7 @@ import pytest
 
 from tformer.support.errors import InputError
 from tformer.training import loggers as module
-from tformer.training.loggers import LOGGERS, LOGGERS_FILE, LoggedRun, Logger, Loggers, Status, flattened, logger_names
+from tformer.training.loggers import LOGGERS, LOGGERS_FILE, LoggedRun, Logger, Loggers, Status, logger_names
 
 Cli = Callable[..., Any]
 
@@ -153,7 +153,7 @@ def test_an_unknown_logger_is_one_line(train: Cli, tmp_path: Path) -> None:
     outcome = train("run", "--log-to", "tensorbord")
     assert outcome.code == 2 and not (tmp_path / "run").exists()
     error, hint = outcome.err.splitlines()
-    assert error == "error: --log-to: found 'tensorbord', expected tensorboard, wandb, mlflow"
+    assert error == "error: --log-to: found 'tensorbord', expected tensorboard, wandb"
     assert "did you mean 'tensorboard'?" in hint
 
 
@@ -174,10 +174,6 @@ def test_every_logger_has_an_extra_of_its_name() -> None:
     assert set(LOGGERS) <= set(extras["optional-dependencies"])
 
 
-def test_a_recipe_is_flattened_to_dotted_keys() -> None:
-    assert flattened({"a": {"b": {"c": 1}, "d": {}}, "e": [2]}) == {"a.b.c": 1, "a.d": {}, "e": [2]}
-
-
 # The real packages: each log is read back.
 
 
@@ -185,7 +181,7 @@ def test_a_recipe_is_flattened_to_dotted_keys() -> None:
 def resumed(train: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
     """A run of 6 steps, resumed to 12, that logs to the named logger."""
     monkeypatch.chdir(tmp_path)
-    for variable in ("WANDB_API_KEY", "WANDB_PROJECT", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+    for variable in ("WANDB_API_KEY", "WANDB_PROJECT"):
         monkeypatch.delenv(variable, raising=False)
 
     def run(name: str) -> Path:
@@ -261,21 +257,3 @@ def test_wandb_logs_offline_without_a_key_and_a_resumed_run_keeps_its_id(
     [config, *_] = [record.run.config for record in records if record.WhichOneof("record_type") == "run"]
     values = {item.key: json.loads(item.value_json) for item in config.update}
     assert values["model"]["d_model"] == 16 and "versions" in values["environment"]
-
-
-@pytest.mark.slow
-def test_mlflow_keeps_one_run_of_a_resumed_training_in_its_local_store(
-    resumed: Callable[[str], Path], tmp_path: Path
-) -> None:
-    mlflow = pytest.importorskip("mlflow")
-    run = resumed("mlflow")
-    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
-    [found] = client.search_runs([client.get_experiment_by_name("tformer").experiment_id])
-    assert found.info.run_name == "run" and found.info.status == "FINISHED"
-    assert found.data.params["model.d_model"] == "16"
-    tag = "valid/loss"
-    history = [(metric.step, metric.value) for metric in client.get_metric_history(found.info.run_id, tag)]
-    assert history == [(step, values[tag]) for step, values in numbers(run) if tag in values]
-    names = {file.path for file in client.list_artifacts(found.info.run_id)}
-    assert {"recipe.yaml", "environment.json", "samples"} <= names
-    assert client.list_artifacts(found.info.run_id, "samples")

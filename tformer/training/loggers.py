@@ -1,4 +1,4 @@
-"""Loggers of a training beside metrics.jsonl: TensorBoard, Weights & Biases, MLflow.
+"""Loggers of a training beside metrics.jsonl: TensorBoard, Weights & Biases.
 
 Each receives the recipe, the environment, every record of metrics.jsonl and every sample. What a resumed run needs to
 go on with its logs is kept in `loggers.json` of the run directory. A logger that fails is left out from then on; the
@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import logging
 import os
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ from tformer.support.formatting import shortened
 LOGGERS_FILE = "loggers.json"
 MAX_FILE_BYTES = 1 << 20
 PROJECT = "tformer"
-"""Default project of Weights & Biases and experiment of MLflow."""
+"""Default project of Weights & Biases."""
 
 Status = Literal["finished", "stopped", "failed"]
 """How a training ended; `stopped`: it can be resumed."""
@@ -142,58 +140,7 @@ class WeightsAndBiases(Logger):
         self._run.finish(exit_code=0 if status == "finished" else 1)
 
 
-class MLflow(Logger):
-    """A run of MLflow, in the store of MLFLOW_TRACKING_URI or else in `mlflow.db` of the current folder."""
-
-    package = "mlflow"
-    ENDS: ClassVar[dict[Status, str]] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
-    PARAMETERS_AT_ONCE = 100
-    PARAMETER_CHARACTERS = 500
-
-    def __init__(self, run: LoggedRun, state: Mapping[str, str] | None) -> None:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        from mlflow import MlflowClient
-
-        logging.getLogger("mlflow").setLevel(logging.WARNING)  # importing it has set another level
-        local = f"sqlite:///{Path('mlflow.db').resolve()}"
-        store = os.environ.get("MLFLOW_TRACKING_URI") or (local if state is None else state["store"])
-        self._client: Any = MlflowClient(tracking_uri=store)
-        if state is None:
-            experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-            found = self._client.get_experiment_by_name(experiment)
-            artifacts = Path("mlruns").resolve().as_uri() if store == local else None
-            number = found.experiment_id if found else self._client.create_experiment(experiment, artifacts)
-            self._id: str = self._client.create_run(number, run_name=run.path.name).info.run_id
-            self._log_parameters(run.recipe)
-        else:
-            self._id = state["id"]
-            self._client.update_run(self._id, status="RUNNING")
-        self._client.log_text(self._id, run.recipe_yaml, "recipe.yaml")
-        self._client.log_text(self._id, json.dumps(run.environment, indent=1), "environment.json")
-        self.state = {"id": self._id, "store": store}
-        self.place = f"run {self._id} in {store}; show it with: mlflow ui --backend-store-uri {store}"
-
-    def _log_parameters(self, recipe: Mapping[str, Any]) -> None:
-        from mlflow.entities import Param
-
-        flat = [Param(key, str(value)[: self.PARAMETER_CHARACTERS]) for key, value in flattened(recipe).items()]
-        for start in range(0, len(flat), self.PARAMETERS_AT_ONCE):
-            self._client.log_batch(self._id, params=flat[start : start + self.PARAMETERS_AT_ONCE])
-
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        from mlflow.entities import Metric
-
-        now = int(time.time() * 1000)
-        self._client.log_batch(self._id, metrics=[Metric(name, value, now, step) for name, value in values.items()])
-
-    def sample(self, step: int, text: str) -> None:
-        self._client.log_text(self._id, text, f"samples/step-{step:08d}.txt")
-
-    def close(self, status: Status) -> None:
-        self._client.set_terminated(self._id, self.ENDS[status])
-
-
-LOGGERS: dict[str, type[Logger]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
+LOGGERS: dict[str, type[Logger]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 
 
 def logger_names(given: Sequence[str]) -> tuple[str, ...]:
@@ -280,15 +227,6 @@ class Loggers:
     def _give_up(self, name: str, error: Exception) -> None:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         self._note(f"{name} failed and logs no more, the training goes on: {shortened(reason, 300)}")
-
-
-def flattened(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, with dotted keys."""
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        inner = isinstance(value, Mapping) and value
-        flat |= flattened(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
-    return flat
 
 
 def _as_code(text: str) -> str:

@@ -199,8 +199,8 @@ class TrainOptions:
         RUN(
             "--log-to",
             metavar="NAME",
-            help="Log to tensorboard, wandb or mlflow as well; repeatable, or separated by commas. A resumed run "
-            "continues its logs.",
+            help="Log to tensorboard or wandb as well; repeatable, or separated by commas. A resumed run continues "
+            "its logs.",
             show_default=False,
         ),
     ] = ()
