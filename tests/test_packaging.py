@@ -39,7 +39,7 @@ def test_extras_are_those_agreed() -> None:
     extras = {name: names(requirements) for name, requirements in PROJECT["optional-dependencies"].items()}
     assert extras["hub"] == {"huggingface_hub"} and extras["parquet"] == {"pyarrow"} and extras["zstd"] == {"zstandard"}
     assert extras["tensorboard"] == {"tensorboard"} and "transformers" in extras["test"]
-    assert extras["bench"] == {"transformers", "ctranslate2", "x-transformers", "scikit-learn"}
+    assert extras["bench"] == {"transformers", "ctranslate2", "scikit-learn"}
     assert extras["remote"] == {"fsspec", "huggingface_hub"}
     assert extras["llama-cpp"] == {"llama-cpp-python", "gguf"}
 

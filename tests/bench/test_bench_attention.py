@@ -147,7 +147,7 @@ RATES = {"flops_per_second": {"fp32": 1e12}, "product": [1, 2, 3], "bytes_per_se
 
 
 def bench(**changes: Any) -> AttentionBench:
-    options: dict[str, Any] = {"full": {}, "dense-masked": {}, "sliding_window": {"window": 64}, "x-transformers": {}}
+    options: dict[str, Any] = {"full": {}, "dense-masked": {}, "sliding_window": {"window": 64}}
     values: dict[str, Any] = {"lengths": (1024,), "options": options, "heads": 2, "head_dim": 8}
     return AttentionBench(tuple(options), **{**values, **changes})
 
@@ -162,7 +162,7 @@ def test_operations_are_those_of_the_keys_that_a_kind_costs() -> None:
 
 def test_causal_full_attention_needs_half_and_a_dense_mask_saves_nothing() -> None:
     half = flops(bench(), "full", 1024) * 1025 / 2048
-    assert flops(bench(causal=True), "full", 1024) == flops(bench(causal=True), "x-transformers", 1024) == half
+    assert flops(bench(causal=True), "full", 1024) == flops(bench(causal=True), "transformers-sdpa", 1024) == half
     assert flops(bench(causal=True), "dense-masked", 1024) == flops(bench(), "full", 1024)
 
 

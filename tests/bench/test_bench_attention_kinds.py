@@ -142,8 +142,6 @@ def require_library(name: str) -> None:
 @pytest.mark.parametrize("name", ATTENTION_PEERS)
 def test_a_peer_computes_what_our_full_attention_does(name: str, causal: bool, kv_heads: int) -> None:
     require_library(name)
-    if name == "x-transformers":
-        kv_heads = 4  # it gives queries the heads of keys in another order
     bench = bench_of("full", heads=4, head_dim=8, causal=causal, kv_heads=kv_heads)
     torch.manual_seed(0)
     inputs = [torch.randn(2, heads, 12, 8) for heads in (4, kv_heads, kv_heads)]
@@ -158,13 +156,11 @@ def test_a_peer_is_measured_as_a_kind_is(name: str) -> None:
 
 
 def test_a_library_stands_for_its_implementations() -> None:
-    assert list(ATTENTION_PEERS) == ["transformers-eager", "transformers-sdpa", "x-transformers"]
-    if all(importlib.util.find_spec(module) for module in ("transformers", "x_transformers")):
-        libraries = [("transformers", "eager"), ("transformers", "sdpa"), ("x-transformers", "")]
-        assert choose_peers("attention", ["transformers", "x-transformers"], None) == libraries
-    with pytest.raises(
-        InputError, match="--peer ctranslate2: not available for attention; available: transformers, x-tr"
-    ):
+    assert list(ATTENTION_PEERS) == ["transformers-eager", "transformers-sdpa"]
+    if importlib.util.find_spec("transformers"):
+        libraries = [("transformers", "eager"), ("transformers", "sdpa")]
+        assert choose_peers("attention", ["transformers"], None) == libraries
+    with pytest.raises(InputError, match="--peer ctranslate2: not available for attention; available: transformers"):
         choose_peers("attention", ["ctranslate2"], None)
 
 

@@ -15,7 +15,6 @@ from tformer.bench.options import (
     ModelOptions,
     ProductOptions,
     SpeedOptions,
-    TokenizeOptions,
     TrainOptions,
     TranslateOptions,
 )
@@ -24,16 +23,14 @@ from tformer.bench.speed import CHARACTERS, Entry, Row, SpeedBench, resolve, run
 from tformer.support.errors import InputError
 
 OPTIONS: dict[str, type[SpeedOptions]] = {
-    options.work: options
-    for options in (TrainOptions, GenerateOptions, TranslateOptions, ClassifyOptions, TokenizeOptions)
+    options.work: options for options in (TrainOptions, GenerateOptions, TranslateOptions, ClassifyOptions)
 }
 CHAR = ModelOptions(arch="gpt", preset="char")
 FP32 = ProductOptions(precision="fp32", device="cpu")
 
 
 def settled(work: str = "train", **flags: Any) -> SpeedBench:
-    products = {} if work == "tokenize" else {"products": FP32}
-    return resolve(OPTIONS[work](**{"model": CHAR, **products, **flags}))[0]
+    return resolve(OPTIONS[work](**{"model": CHAR, "products": FP32, **flags}))[0]
 
 
 def test_the_shapes_that_the_issue_names() -> None:
@@ -75,11 +72,6 @@ def test_8_bits_are_refused_ahead_where_there_are_none(int8: None, work: str) ->
 def test_8_bits_beside_fp16_are_refused_ahead() -> None:
     with pytest.raises(InputError, match="--quantize int8 goes with bf16 or fp32, found fp16"):
         settled("generate", quantize="int8", products=ProductOptions(precision="fp16", device="cpu"))
-
-
-def test_text_to_ids_has_no_format(text_file: Path) -> None:
-    bench = settled("tokenize", data=str(text_file), megabytes=0.1)
-    assert bench.precision == "" and [entry.label for entry in bench.entries] == ["tformer"]
 
 
 def test_threads_are_the_same_for_all() -> None:

@@ -13,13 +13,12 @@ import torch
 from tformer.bench import suite
 from tformer.bench.options import ModelOptions, ProductOptions, TrainOptions
 from tformer.bench.peers import PEERS
-from tformer.bench.quality import QualityBench, QualityRow
 from tformer.bench.speed import Row, SpeedBench, resolve
-from tformer.bench.suite import CPU_CASES, GPU_CASES, Case, Progress, cases_for, quality_for, run_all
+from tformer.bench.suite import CPU_CASES, GPU_CASES, Case, Progress, cases_for, run_all
 
 FP32 = ProductOptions(precision="fp32", device="cpu")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
-SILENT = Progress(on_case=lambda *_: None, on_row=lambda _: None, on_note=lambda _: None, on_seed=lambda _: None)
+SILENT = Progress(on_case=lambda *_: None, on_row=lambda _: None, on_note=lambda _: None)
 
 
 @pytest.mark.parametrize("case", [*CPU_CASES, *GPU_CASES], ids=lambda case: f"{case.options.work}: {case.title}")
@@ -120,23 +119,6 @@ def test_a_note_is_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     report = run_all([case], CPU, progress=SILENT, should_stop=lambda: False)
     assert report is not None and f"- {case.note}" in report.markdown
     assert case.note in report.document["cases"][0]["notes"]
-
-
-@pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
-def test_time_to_quality_is_in_the_report(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
-    def reached(bench: QualityBench, **_: Any) -> list[QualityRow]:
-        return [QualityRow(seed, seconds=10.0 + seed, loss=1.4, reached=True) for seed in bench.seeds]
-
-    monkeypatch.setattr(suite, "run_quality", reached)
-    benches = quality_for(device, data="train.txt", valid="val.txt", threads=2)
-    presets = {"cpu": ["char-12s", "char-6m"], "cuda": ["char"]}[device.type]
-    assert [bench.preset for bench in benches] == presets and benches[-1].target == 1.4697
-    assert len(quality_for(device, data="a", valid="b", quick=True)) == 1
-    report = run_all([], CPU, progress=SILENT, should_stop=lambda: False, qualities=benches)
-    assert report is not None and not report.nothing_measured
-    assert f"Time to quality, gpt/{presets[0]}" in report.markdown and "12.0 ± 1.0" in report.markdown
-    assert "tformer bench quality --preset char" in report.markdown
-    assert len(report.document["quality"]) == len(benches)
 
 
 def test_a_stop_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tformer.bench import suite
-from tformer.bench.quality import QualityBench, QualityRow
 from tformer.bench.speed import Row, SpeedBench
 
 Cli = Callable[..., Any]
@@ -37,38 +36,6 @@ def test_progress_on_stderr_a_report_of_what_failed_and_one_document(cli: Cli, t
     assert page.startswith("# Speed of tformer") and page.count("\n## ") == 6 and "out of memory" in page
     found = json.loads(done.out)
     assert len(found["cases"]) == 6 and all(case["command"] for case in found["cases"])
-
-
-def test_time_to_quality_needs_text_and_text_to_validate_on(cli: Cli, tmp_path: Path) -> None:
-    done = cli("bench", "all", "--quick", "--data", tmp_path, "--out", tmp_path / "r.md")
-    assert done.code == 2 and "--data: found without --valid" in done.err
-    (tmp_path / "a.txt").write_text("some text\n")
-    words = ("--data", tmp_path / "a.txt", "--valid", tmp_path / "missing.txt", "--out", tmp_path / "r.md")
-    done = cli("bench", "all", "--quick", "--device", "cpu", *words)
-    assert done.code == 2 and "missing.txt" in done.err and "Training" not in done.err
-
-
-def test_with_text_the_seconds_to_a_loss_are_reported(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def reached(bench: QualityBench, *, on_row: Callable[[QualityRow], None], **_: Any) -> list[QualityRow]:
-        rows = [QualityRow(seed, seconds=11.5, loss=1.84, reached=True) for seed in bench.seeds]
-        for row in rows:
-            on_row(row)
-        return rows
-
-    monkeypatch.setattr(suite, "run_quality", reached)
-    monkeypatch.setattr(suite, "CPU_CASES", suite.CPU_CASES[:1])
-    (tmp_path / "a.txt").write_text("some text\n")
-    words = ("--data", tmp_path / "a.txt", "--valid", tmp_path / "a.txt", "--out", tmp_path / "r.md")
-    done = cli("bench", "all", "--quick", "--device", "cpu", *words)
-    assert (
-        done.code == 0
-        and done.out.strip() == str(tmp_path / "r.md")
-        and "2 of 2  Time to quality, gpt/char-12s" in done.err
-    )
-    assert "seed 1: loss 1.8400 after 11.5 s" in done.err
-    assert "## Time to quality, gpt/char-12s to a validation loss of 1.88" in (tmp_path / "r.md").read_text()
 
 
 def test_a_folder_is_no_report(cli: Cli, tmp_path: Path) -> None:

@@ -93,12 +93,6 @@ def test_8_bits_are_refused_in_a_line_where_there_are_none(
     assert done.err.startswith("error: --quantize int8 needs a CPU") and len(done.err.splitlines()) <= 2
 
 
-def test_text_to_ids_tells_milliseconds_a_batch_and_no_format(cli: Cli, asked: list[dict[str, Any]]) -> None:
-    done = cli("bench", "tokenize", "--megabytes", 1)
-    assert done.code == 0 and "ms per batch" in done.out and "| tformer | 16 | 100 | 1,000 |" in done.out
-    assert "no ceiling" in " ".join(cli("bench", "tokenize", "--help").out.replace("│", " ").split())
-
-
 def test_out_holds_the_report(cli: Cli, asked: list[dict[str, Any]], tmp_path: Path) -> None:
     out = tmp_path / "report.md"
     done = cli("bench", "train", *SMALL, "--out", out)
@@ -133,7 +127,6 @@ def test_when_nothing_could_be_measured_the_command_fails(cli: Cli, asked: list[
         (["train", "--repeats", "0"], "--repeats: found 0"),
         (["train", "--threads", "99999999999999"], "--threads must be at most 1,000,000,000,000, found 99999999999999"),
         (["train", "--max-seconds", "inf"], "--max-seconds must be a finite number, found inf"),
-        (["tokenize", "--megabytes", "inf"], "--megabytes must be a finite number, found inf"),
         (["train", "--length", "-1"], "--length: found -1"),
         (["train", "--peer", "nobody"], "--peer nobody: not available for train; available:"),
         (["train", "--preset", "char", "--length", "999"], "--length: found 999"),
@@ -151,18 +144,6 @@ def test_a_mistake_is_one_line_before_anything_is_measured(
     done = cli("bench", *words)
     assert done.code == 2 and done.out == "" and asked == []
     assert done.err.startswith("error: ") and told in done.err and len(done.err.splitlines()) <= 2
-
-
-def test_text_that_is_no_utf8_names_the_file_and_the_place(
-    cli: Cli, asked: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    (tmp_path / "text.txt").write_bytes(b"first line\nsecond \xff line\n")
-    done = cli("bench", "tokenize", "--data", tmp_path / "text.txt")
-    assert done.code == 2 and done.out == "" and asked == []
-    assert done.err.splitlines() == [
-        f"error: {tmp_path}/text.txt:2: invalid UTF-8 at byte 18 (0xff: invalid start byte)",
-        "hint: convert it to UTF-8",
-    ]
 
 
 def test_a_flag_with_a_value_points_to_the_help_of_its_command(cli: Cli) -> None:

@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("line", "expected"),
     [
         ("tformer tra", ["train-tokenizer", "train"]),
-        ("tformer bench qua", ["quality"]),
+        ("tformer bench gen", ["generate"]),
         ("tformer train --objec", ["--objective"]),
         ("tformer train --arch li", ["linformer"]),
         ("tformer train --arch vit --preset ", list_presets()["vit"]),

@@ -16,10 +16,6 @@ Start = Callable[..., "subprocess.Popen[str]"]
 SHARED = ("--repeats", 1, "--threads", 1, "--max-seconds", 600, "--out", "report.md", "--json")
 FP32 = ("--device", "cpu", "--precision", "fp32")
 TRANSLATE = ("--set", "model.vocab_size=60", "--set", "model.d_model=128", "--new-tokens", 3, "--beam-size", 2)
-TINY = (
-    *("--set", "model.d_model=16", "--set", "model.decoder.num_heads=2", "--set", "model.decoder.num_layers=1"),
-    *("--set", "training.max_steps=4", "--set", "training.eval_every=2", "--set", "training.batch_size=2"),
-)
 BERT = """\
 arch: bert
 model: {d_model: 16, max_seq_len: 16, vocab_size: 40, encoder: {num_layers: 1, num_heads: 2, feedforward: {d_ff: 32}},
@@ -60,14 +56,6 @@ def test_a_short_bench(
     assert "tokens/s" in err and "tformer fp32" in (tmp_path / "report.md").read_text()
 
 
-def test_text_to_ids(cli_process: Start, tmp_path: Path, text_file: Path) -> None:
-    words = ("--data", text_file, "--set", "tokenizer.train.vocab_size=300", "--megabytes", 0.01)
-    out, err = cli_process("bench", "tokenize", *words, *SHARED, cwd=tmp_path).communicate(timeout=1800)
-    [row] = json.loads(out)["rows"]
-    assert row["name"] == "tformer" and row["tokens_per_second"] > 0 and row["peak_rss_bytes"] > 0
-    assert {"step_ms", "share_of_peak", "spread"} <= row.keys() and "tokens/s" in err
-
-
 def test_attention_against_length(cli_process: Start, tmp_path: Path) -> None:
     command = ("bench", "attention", "--kinds", "full", "--lengths", "32", "--num-heads", 2, "--head-dim", 8,
                "--repeats", 1, "--max-seconds", 600, "--device", "cpu", "--out", "report", "--json")  # fmt: skip
@@ -80,40 +68,17 @@ def test_attention_against_length(cli_process: Start, tmp_path: Path) -> None:
     assert "1 of 1  full at 32" in err and (tmp_path / "report" / "table.md").is_file()
 
 
-def test_time_to_quality_of_two_seeds(cli_process: Start, tmp_path: Path, text_file: Path) -> None:
-    words = ("--data", text_file, "--valid", text_file, "--seed", "5,6", "--threads", 1, "--device", "cpu")
-    process = cli_process("bench", "quality", "--preset", "char-12s", *TINY, *words, "--json", cwd=tmp_path)
-    out, err = process.communicate(timeout=1800)
-    assert process.returncode == 0, err
-    found = json.loads(out)
-    assert [(row["seed"], row["steps"], row["failed"]) for row in found["rows"]] == [(5, 4, None), (6, 4, None)]
-    for row in found["rows"]:
-        assert 0 < row["training_seconds"] < row["seconds"] and 0 < row["loss"] < 20 and row["reached"] is None
-        assert row["tokens_per_second"] > 0 and row["step_ms"] > 0 and row["share_of_peak"] > 0
-    assert found["rows"][0]["loss"] != found["rows"][1]["loss"]
-    assert found["spread"]["loss"]["std"] > 0 and not list(tmp_path.glob("runs*"))
-
-
-def test_a_target_ends_the_training(cli_process: Start, tmp_path: Path, text_file: Path) -> None:
-    words = ("--data", text_file, "--valid", text_file, "--seed", "5", "--threads", 1, "--device", "cpu")
-    command = ("bench", "quality", "--preset", "char-12s", *TINY, *words, "--target-loss", 19)
-    out, err = cli_process(*command, cwd=tmp_path).communicate(timeout=1800)
-    assert "| 5 |" in out and "seed 5: loss" in err and "not reached" not in out
-
-
 @in_proc
 @pytest.mark.parametrize(
     "words",
     [
         ("train", "--arch", "gpt", "--preset", "small", "--out", "report"),
         ("attention", "--kinds", "full", "--lengths", 65536, "--out", "report"),
-        ("quality", "--preset", "char"),
     ],
     ids=lambda words: words[0],
 )
 def test_an_interrupt_ends_the_measuring_process_and_writes_nothing(
-    cli_process: Start, tmp_path: Path, text_file: Path, words: tuple[object, ...]
+    cli_process: Start, tmp_path: Path, words: tuple[object, ...]
 ) -> None:
-    data = ("--data", text_file, "--valid", text_file) if words[0] == "quality" else ()
-    interrupt_with_its_child(cli_process("bench", *words, *data, "--device", "cpu", cwd=tmp_path))
+    interrupt_with_its_child(cli_process("bench", *words, "--device", "cpu", cwd=tmp_path))
     assert not (tmp_path / "report").exists()

@@ -43,8 +43,6 @@ COMMANDS = (
     "bench generate",
     "bench classify",
     "bench translate",
-    "bench tokenize",
-    "bench quality",
     "bench all",
     "config",
     "config show",

@@ -243,7 +243,6 @@ FILES = [
     ("evaluate", "run", "--mistakes", "{}.tsv"),
     ("train-tokenizer", "text.txt", "--out", "{}.json"),
     ("bench", "train", "--out", "{}.md"),
-    ("bench", "quality", "--out", "{}.md"),
 ]
 
 

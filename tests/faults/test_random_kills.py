@@ -31,7 +31,7 @@ STEPS = (
     *("--max-steps", "8", "--set", "training.eval_every=4", "--set", "training.save_every=2"),
     *("--set", "training.log_every=1", "--set", "training.keep_last=2"),
 )
-SHARES = {"sweep": 0.4, "bench": 0.2, "bench quality": 0.2}
+SHARES = {"sweep": 0.4, "bench": 0.2}
 """Kills of slow commands, relative to those of the others."""
 
 
@@ -97,11 +97,6 @@ def cases_of(home: Path) -> dict[str, Case]:
         "sweep": write("sweep", *tiny, *text, "--vary", "optimizer.lr=0.01,0.02", "--max-steps", "4", *quiet),
         "bench": Case(("bench", "generate", *tiny, "--prompt-length", "3", "--new-tokens", "4", "--repeats", "1",
                        "--device", "cpu", "--precision", "fp32", "--threads", "1"), compared=False),
-        "bench quality": Case(("bench", "quality", "--preset", "char-12s", *text, "--valid", str(home / "text.txt"),
-                               "--seed", "1", "--device", "cpu", "--set", "model.d_model=16",
-                               "--set", "model.decoder.num_heads=2", "--set", "model.decoder.num_layers=1",
-                               "--set", "training.max_steps=4", "--set", "training.eval_every=2",
-                               "--set", "training.batch_size=2"), compared=False),
     }  # fmt: skip
 
 

@@ -1,1 +1,1 @@
-"""Benchmarks of speed, memory and time to quality: every measurement runs in a separate process; and the reports."""
+"""Benchmarks of speed and memory: every measurement runs in a separate process; and the reports."""

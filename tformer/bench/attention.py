@@ -186,7 +186,9 @@ def attention_of(recipe: Recipe) -> ModelAttention:
 def resolve_attention(options: AttentionOptions) -> tuple[AttentionBench, list[str]]:
     """The benchmark, and notes on what was decided. Raises InputError before anything is measured."""
     options.check()
-    dtype = _number_format(options)
+    dtype = options.precision or DTYPE
+    if dtype not in DTYPES:
+        raise InputError(f"--precision: found '{dtype}'", hint=did_you_mean(dtype, DTYPES))
     device = resolve_device(options.device)
     kind_sets, own = list(options.sets), None
     kinds = None if options.kinds is None else list(words_of("--kinds", options.kinds))
@@ -218,13 +220,6 @@ def resolve_attention(options: AttentionOptions) -> tuple[AttentionBench, list[s
     )
     check(bench)
     return bench, [*notes, *(() if own is None else own.notes)]
-
-
-def _number_format(options: AttentionOptions) -> str:
-    flag, found = ("--dtype", options.dtype) if options.precision is None else ("--precision", options.precision)
-    if found is not None and found not in DTYPES:
-        raise InputError(f"{flag}: found '{found}'", hint=did_you_mean(found, DTYPES))
-    return found or DTYPE
 
 
 def check(bench: AttentionBench) -> None:

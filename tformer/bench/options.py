@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -18,7 +18,6 @@ MOST_BATCH = 2**16
 MOST_SIZES = 32
 MOST_THREADS = 4096
 MOST = 10**9  # of anything that is counted or timed
-MOST_SEED = 2**31 - 1
 MAX_LENGTH = 2**24
 
 Threads = Annotated[
@@ -60,7 +59,7 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class ProductOptions:
-    """Options of workloads with matrix products: all but `bench tokenize`."""
+    """Number formats, compilation and device."""
 
     peer_precision: Annotated[
         str | None,
@@ -192,31 +191,6 @@ class ClassifyOptions(SpeedOptions):
 
 
 @dataclass(frozen=True)
-class TokenizeOptions(SpeedOptions):
-    """The options of `tformer bench tokenize`."""
-
-    work = "tokenize"
-
-    tokenizer: Annotated[
-        Path | None, WORK("--tokenizer", metavar="FILE", help="A tokenizer.json instead of one trained here.")
-    ] = None
-    data: Annotated[
-        str | None,
-        WORK("--data", metavar="PATH", help="Text to encode. Default: the documentation that comes with Python."),
-    ] = None
-    megabytes: Annotated[float, WORK("--megabytes", metavar="N", help="Amount of text.")] = 4.0
-
-    @property
-    def own(self) -> dict[str, Any]:
-        return {**super().own, "tokenizer": self.model.run or super().own["tokenizer"]}
-
-    def check(self) -> None:
-        super().check()
-        if self.model.run is not None and self.tokenizer is not None:
-            raise InputError("--run and --tokenizer exclude each other", hint="a run has its own tokenizer")
-
-
-@dataclass(frozen=True)
 class AttentionOptions:
     """The options of `tformer bench attention`."""
 
@@ -255,7 +229,6 @@ class AttentionOptions:
     causal: Annotated[bool, WORK("--causal", help="Causal attention; decoders are always causal.")] = False
     peer: Peers = ()
     precision: Annotated[str | None, HOW("--precision", metavar="fp32|bf16|fp16", help="Default: fp32.")] = None
-    dtype: Annotated[str | None, HOW("--dtype", metavar="fp32|bf16|fp16", help="The same as --precision.")] = None
     compile: Compile = False
     device: Device = "auto"
     repeats: Repeats = 10
@@ -282,8 +255,6 @@ class AttentionOptions:
             repeats=self.repeats,
             max_seconds=self.max_seconds,
         )
-        if self.precision is not None and self.dtype is not None:
-            raise InputError("--precision and --dtype are the same", hint="leave --dtype out")
 
     @property
     def lengths_given(self) -> tuple[int, ...]:
@@ -294,66 +265,10 @@ class AttentionOptions:
 
 
 @dataclass(frozen=True)
-class QualityOptions:
-    """The options of `tformer bench quality`."""
-
-    arch: Annotated[str, MODEL("--arch", help="A family.")] = "gpt"
-    preset: Annotated[str, MODEL("--preset", help="A shipped recipe of the family.")] = "char-12s"
-    sets: Annotated[tuple[str, ...], MODEL("--set", metavar="KEY=VALUE", help="Override any key of the recipe.")] = ()
-    data: Annotated[str | None, WORK("--data", metavar="PATH", help="Training text; required.")] = None
-    valid: Annotated[
-        str | None, WORK("--valid", metavar="PATH", help="Validation text, used as a whole; required.")
-    ] = None
-    target: Annotated[
-        float | None,
-        WORK(
-            "--target-loss",
-            metavar="LOSS",
-            help="Stop at the first validation that reaches this loss. Default: train to the end.",
-        ),
-    ] = None
-    seeds: Annotated[str, WORK("--seed", metavar="N,N,...", help="Random seeds; one training for each.")] = "1,2,3"
-    threads: Threads = None
-    device: Device = "auto"
-    max_seconds: Annotated[float, HOW("--max-seconds", help="Time limit of one training.")] = 3600.0
-    as_json: AsJson = False
-
-    @property
-    def command(self) -> str:
-        """The command line with these options; defaults are left out."""
-        return command_line(["tformer", "bench", "quality"], self)
-
-    @property
-    def seed_numbers(self) -> tuple[int, ...]:
-        return whole_numbers("--seed", self.seeds, least=0, most=MOST_SEED)
-
-    def check(self) -> None:
-        """Raise InputError for what can be refused before anything is loaded."""
-        require_positive(max_seconds=self.max_seconds)
-        require_threads(self.threads)
-        if self.data is None or self.valid is None:
-            missing = "--data" if self.data is None else "--valid"
-            raise InputError(
-                f"{missing}: found none, expected a file with text", hint="--data train.txt --valid val.txt"
-            )
-        if self.target is not None and not (isfinite(self.target) and self.target > 0):
-            raise InputError(f"--target-loss: found {self.target}, expected a loss above 0")
-
-
-@dataclass(frozen=True)
 class AllOptions:
     """The options of `tformer bench all`."""
 
     quick: Annotated[bool, HOW("--quick", help="Measure fewer batch sizes, rounds and texts.")] = False
-    data: Annotated[
-        str | None,
-        WORK(
-            "--data",
-            metavar="PATH",
-            help="Training text for `bench quality`; the target losses are those of tinyshakespeare.",
-        ),
-    ] = None
-    valid: Annotated[str | None, WORK("--valid", metavar="PATH", help="Validation text; required with --data.")] = None
     threads: Threads = None
     device: Device = "auto"
     out: Annotated[Path, RESULT("--out", metavar="FILE.md", help="File of the report.")] = Path("report.md")
@@ -363,9 +278,6 @@ class AllOptions:
         """Raise InputError for what can be refused before anything is loaded."""
         require_threads(self.threads)
         refuse_folder(self.out)
-        if (self.data is None) != (self.valid is None):
-            given, missing = ("--data", "--valid") if self.valid is None else ("--valid", "--data")
-            raise InputError(f"{given}: found without {missing}", hint="time to quality needs both")
 
 
 def words_of(flag: str, text: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Speed benchmarks (`bench train`, `generate`, `translate`, `classify`, `tokenize`): from the request to measured rows.
+"""Speed benchmarks (`bench train`, `generate`, `translate`, `classify`): from the request to measured rows.
 
 At each batch size one process measures what the machine can do at most, and ends; then every contender gets a
 process, and their rounds alternate.
@@ -20,7 +20,6 @@ from tformer.bench.processes import RacedRow, race, run_isolated
 from tformer.bench.workloads import OURS, Contender, Task, Work
 from tformer.bench.workloads.classify import CLASSIFY
 from tformer.bench.workloads.decoding import GENERATE, TRANSLATE
-from tformer.bench.workloads.tokenize import TOKENIZE
 from tformer.bench.workloads.train import TRAIN
 from tformer.build import count_parameters
 from tformer.decoding.inference import require_quantize
@@ -31,7 +30,7 @@ from tformer.recipe.recipe import Recipe
 from tformer.support.device import DTYPES, keep_freed_memory, resolve_device, resolve_precision
 from tformer.support.errors import InputError
 
-WORKS: dict[str, Work] = {work.name: work for work in (TRAIN, GENERATE, TRANSLATE, CLASSIFY, TOKENIZE)}
+WORKS: dict[str, Work] = {work.name: work for work in (TRAIN, GENERATE, TRANSLATE, CLASSIFY)}
 """Every workload by name."""
 
 CHARACTERS = 65

@@ -21,15 +21,6 @@ from tformer.bench.options import (
     words_of,
 )
 from tformer.bench.peers import choose_peers
-from tformer.bench.quality import (
-    QualityBench,
-    QualityRow,
-    quality_command,
-    quality_document,
-    quality_section,
-    quality_title,
-    run_quality,
-)
 from tformer.bench.report import (
     FAIRNESS,
     Table,
@@ -50,7 +41,7 @@ from tformer.support.device import machine_memory, resolve_device
 from tformer.support.errors import InputError, TformerError
 from tformer.support.formatting import binary_bytes, ratio
 
-TRANSFORMERS, X_TRANSFORMERS, CTRANSLATE2, LLAMA_CPP = "transformers", "x-transformers", "ctranslate2", "llama.cpp"
+TRANSFORMERS, CTRANSLATE2, LLAMA_CPP = "transformers", "ctranslate2", "llama.cpp"
 NO_DROPOUT = tuple(
     f"model.{key}=0" for key in ("embedding.dropout", "decoder.dropout", "decoder.attention_dropout")
 )  # as nanoGPT's own bench has it
@@ -82,9 +73,7 @@ def _gpt(preset: str) -> ModelOptions:
 CPU_CASES = (
     _case(
         "Training, 6 layers of width 384 (nanoGPT's baby shape)",
-        TrainOptions(
-            model=_gpt("char"), sets=NO_DROPOUT, batch_size="16", length=256, peer=(TRANSFORMERS, X_TRANSFORMERS)
-        ),
+        TrainOptions(model=_gpt("char"), sets=NO_DROPOUT, batch_size="16", length=256, peer=(TRANSFORMERS,)),
     ),
     _case(
         "Training and its memory, GPT-2 of 124M",
@@ -146,32 +135,6 @@ GPU_CASES = (
 )
 """The presets' own precision is what the device has: bf16."""
 
-SEEDS = (1, 2, 3)
-QUALITY = {
-    "cpu": (("char-12s", 1.88), ("char-6m", 1.4697)),
-    "cuda": (("char", 1.4697),),
-}
-"""Presets by characters, and the validation loss on tinyshakespeare that each is timed to."""
-
-
-def quality_for(
-    device: torch.device, *, data: str, valid: str, quick: bool = False, threads: int | None = None
-) -> tuple[QualityBench, ...]:
-    """Times to quality on a kind of device. quick: the first preset, one seed."""
-    found = [
-        QualityBench(
-            preset=preset,
-            data=data,
-            valid=valid,
-            target=target,
-            seeds=SEEDS[:1] if quick else SEEDS,
-            device=str(device),
-            threads=threads,
-        )
-        for preset, target in QUALITY[device.type]
-    ]
-    return tuple(found[:1] if quick else found)
-
 
 def cases_for(device: torch.device, *, quick: bool = False, threads: int | None = None) -> tuple[Case, ...]:
     """The cases of a kind of device. quick: one batch size of several, fewer rounds and texts."""
@@ -202,12 +165,11 @@ def _with(case: Case, **changes: Any) -> Case:
 @dataclass(frozen=True)
 class Progress:
     """Called as `bench all` goes on: when a case begins (title, command, its number, how many there are), with each
-    row, with each note on what cannot be measured, and with each seed of a time to quality."""
+    row, and with each note on what cannot be measured."""
 
     on_case: Callable[[str, str, int, int], None]
     on_row: Callable[[Row], None]
     on_note: Callable[[str], None]
-    on_seed: Callable[[QualityRow], None]
 
 
 @dataclass(frozen=True)
@@ -218,10 +180,6 @@ class Outcome:
     bench: SpeedBench | None
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
-
-
-Quality = tuple[QualityBench, tuple[QualityRow, ...]]
-"""A time to quality as measured."""
 
 
 @dataclass(frozen=True)
@@ -237,28 +195,20 @@ def run_all(
     *,
     progress: Progress,
     should_stop: Callable[[], bool],
-    qualities: Sequence[QualityBench] = (),
 ) -> SuiteReport | None:
-    """Measure every case, and then every time to quality; None when stopped.
+    """Measure every case; None when stopped.
 
     Libraries that are not installed are left out of their cases; what cannot be measured is reported as such.
     """
     outcomes: list[Outcome] = []
-    machine, total = machine_line(device), len(cases) + len(qualities)
+    machine = machine_line(device)
     for number, case in enumerate(cases, start=1):
-        progress.on_case(case.title, case.options.command, number, total)
+        progress.on_case(case.title, case.options.command, number, len(cases))
         outcome = _measure(case, progress, should_stop)
         if outcome is None:
             return None
         outcomes.append(outcome)
-    reached: list[Quality] = []
-    for number, bench in enumerate(qualities, start=len(cases) + 1):
-        progress.on_case(quality_title(bench), quality_command(bench), number, total)
-        rows = run_quality(bench, on_row=progress.on_seed, should_stop=should_stop)
-        if rows is None:
-            return None
-        reached.append((bench, tuple(rows)))
-    return report_of(outcomes, device, machine=machine, qualities=reached)
+    return report_of(outcomes, device, machine=machine)
 
 
 def _measure(case: Case, progress: Progress, should_stop: Callable[[], bool]) -> Outcome | None:
@@ -303,9 +253,7 @@ def machine_line(device: torch.device) -> str:
     return f"{line}, {binary_bytes(machine_memory())} of memory"
 
 
-def report_of(
-    outcomes: Sequence[Outcome], device: torch.device, *, machine: str, qualities: Sequence[Quality] = ()
-) -> SuiteReport:
+def report_of(outcomes: Sequence[Outcome], device: torch.device, *, machine: str) -> SuiteReport:
     """The Markdown page and the JSON document of what was measured."""
     environment = describe_environment(device=str(device), data_fingerprint=None)
     versions: dict[str, str] = {}
@@ -321,14 +269,11 @@ def report_of(
         markdown(summary(outcomes)),
     ]
     sections = [section(outcome) for outcome in outcomes]
-    sections += [quality_section(bench, rows) for bench, rows in qualities]
     documents = [_document(outcome, environment) for outcome in outcomes]
-    timed = [quality_document(bench, rows, environment={}, command=quality_command(bench)) for bench, rows in qualities]
     failures = [row.failed for outcome in outcomes for row in outcome.rows]
-    failures += [row.failed for _, rows in qualities for row in rows]
     return SuiteReport(
         markdown="\n\n".join([*head, *sections]) + "\n",
-        document={"environment": environment, "cases": documents, "quality": [_without_environment(d) for d in timed]},
+        document={"environment": environment, "cases": documents},
         nothing_measured=all(failed is not None for failed in failures),
     )
 

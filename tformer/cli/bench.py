@@ -15,9 +15,7 @@ from tformer.bench.options import (
     AttentionOptions,
     ClassifyOptions,
     GenerateOptions,
-    QualityOptions,
     SpeedOptions,
-    TokenizeOptions,
     TrainOptions,
     TranslateOptions,
 )
@@ -26,7 +24,6 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import emit, emit_json, emit_lines, print_table, show_notes
 
 if TYPE_CHECKING:
-    from tformer.bench.quality import QualityBench, QualityRow
     from tformer.bench.report import Table
     from tformer.bench.speed import Row
 
@@ -109,24 +106,6 @@ def classify(options: ClassifyOptions) -> None:
 
     As in `tformer classify`, texts are sorted by length and batches are formed by number of tokens. --batch-size
     applies to the other libraries, which take texts in the given order and pad each batch to its longest.
-    """
-    _measure_speed(options)
-
-
-@app.command(
-    epilog=examples(
-        "`tformer bench tokenize --peer transformers`",
-        "`tformer bench tokenize --data builtin:python-stdlib --set tokenizer.train.model=wordpiece`",
-        "`tformer bench tokenize --tokenizer tokenizer.json --data corpus.txt --megabytes 50 --json`",
-    )
-)
-@takes_options
-def tokenize(options: TokenizeOptions) -> None:
-    """Time text to token ids, in the pieces of 64K characters that training cuts text into.
-
-    The vocabulary is trained on the same text beforehand, as the recipe says, or given by --tokenizer or --run.
-    --batch-size counts pieces; a step of the report is a batch of them. There are no matrix products: no ceiling
-    applies, and `share_of_peak` is null.
     """
     _measure_speed(options)
 
@@ -235,68 +214,26 @@ def attention(options: AttentionOptions) -> None:
 
 
 @app.command(
-    epilog=examples(
-        "`tformer bench quality --preset char-12s --data train.txt --valid val.txt --target-loss 1.88`",
-        "`tformer bench quality --preset char-6m --data train.txt --valid val.txt --target-loss 1.4697 --seed 1,2,3`",
-        "`tformer bench quality --data train.txt --valid val.txt --target-loss 1.4697 --device cuda --json`",
-    )
-)
-@takes_options
-def quality(options: QualityOptions) -> None:
-    """Time `tformer train` from the start of its process to a validation loss, for each seed.
-
-    Each seed runs the full command in its own process with an empty cache: the time includes starting Python, training
-    the tokenizer, tokenising and validating. Reports the seconds, the loss on the whole validation text at that point,
-    and mean ± standard deviation over seeds. If the target is not reached, training runs to its end and the report says
-    so.
-    """
-    options.check()
-    with StopFlag() as flag:
-        import torch
-
-        from tformer.bench.machine import environment_line
-        from tformer.bench.quality import quality_document, quality_table, resolve_quality, run_quality
-        from tformer.checkpoint.logs import describe_environment
-
-        bench = resolve_quality(options)
-        line = environment_line(torch.device(bench.device), dtype=f"{bench.arch}/{bench.preset}")
-        show_notes([line])
-        torch.set_num_threads(1)  # this process only waits
-        rows = run_quality(bench, on_row=_show_seed, should_stop=flag.should_stop)
-        if rows is None:
-            raise flag.interrupted("interrupted")
-        environment = {"line": line, **describe_environment(device=bench.device, data_fingerprint=None)}
-    if options.as_json:
-        command = shlex.join(["tformer", *sys.argv[1:]])
-        emit_json(quality_document(bench, rows, environment=environment, command=command))
-    else:
-        _show_tables([quality_table(bench, rows)])
-    _require_one(rows)
-
-
-@app.command(
     name="all",
     epilog=examples(
         "`tformer bench all --out report.md`",
         "`tformer bench all --quick --out quick.md`",
-        "`tformer bench all --device cuda --data train.txt --valid val.txt --out gpu.md --json`",
+        "`tformer bench all --device cuda --out gpu.md --json`",
     ),
 )
 @takes_options
 def all_(options: AllOptions) -> None:
     """Run every benchmark of the README's table, beside the libraries that are installed, and write a report.
 
-    Training, generation, translation and classification on a CPU, or training and decoding of larger models on a GPU;
-    with --data and --valid also the seconds of training to a validation loss (`bench quality`). A measurement that
-    fails is reported, and the others go on. The report names the machine, versions, date and the command behind each
-    figure.
+    Training, generation, translation and classification on a CPU, or training and decoding of larger models on a GPU.
+    A measurement that fails is reported, and the others go on. The report names the machine, versions, date and the
+    command behind each figure.
     """
     options.check()
     with StopFlag() as flag:
         import torch
 
-        from tformer.bench.quality import check
-        from tformer.bench.suite import Progress, cases_for, quality_for, run_all
+        from tformer.bench.suite import Progress, cases_for, run_all
         from tformer.support.device import resolve_device
         from tformer.support.files import require_writable
 
@@ -304,20 +241,13 @@ def all_(options: AllOptions) -> None:
         require_writable(options.out, option="--out")
         if options.threads is not None:
             torch.set_num_threads(options.threads)
-        chosen: dict[str, Any] = {"quick": options.quick, "threads": torch.get_num_threads()}
-        cases = cases_for(device, **chosen)
-        qualities: tuple[QualityBench, ...] = ()
-        if options.data is not None and options.valid is not None:
-            qualities = quality_for(device, data=options.data, valid=options.valid, **chosen)
-        for bench in qualities:
-            check(bench)
+        cases = cases_for(device, quick=options.quick, threads=torch.get_num_threads())
         progress = Progress(
             on_case=lambda title, command, number, total: show_notes([f"{number} of {total}  {title}: {command}"]),
             on_row=lambda row: show_notes([f"  {row.entry.label}, batch {row.batch_size}: {_speed(row)}"]),
             on_note=lambda note: show_notes([f"  note: {note}"]),
-            on_seed=_show_seed,
         )
-        report = run_all(cases, device, progress=progress, should_stop=flag.should_stop, qualities=qualities)
+        report = run_all(cases, device, progress=progress, should_stop=flag.should_stop)
         if report is None:
             raise flag.interrupted("interrupted: nothing was written")
         _write(options.out, report.markdown)
@@ -331,15 +261,6 @@ def all_(options: AllOptions) -> None:
 
 def _speed(row: Row) -> str:
     return row.failed if row.failed is not None else f"{row.tokens_per_second:,.0f} tokens/s"
-
-
-def _show_seed(row: QualityRow) -> None:
-    """A line for each seed of a time to quality."""
-    result = row.failed
-    if result is None:
-        loss = "no validation" if row.loss is None else f"loss {row.loss:.4f}"
-        result = f"{loss} after {row.seconds:.1f} s" + (", target not reached" if row.reached is False else "")
-    show_notes([f"seed {row.seed}: {result}"])
 
 
 def _show_tables(tables: Sequence[Table]) -> None:
@@ -357,7 +278,7 @@ def _write(out: Path, text: str) -> None:
     write_text(out, text)
 
 
-def _require_one(rows: Sequence[Row] | Sequence[QualityRow]) -> None:
+def _require_one(rows: Sequence[Row]) -> None:
     """End the command with exit code 1 when nothing was measured."""
     if all(row.failed is not None for row in rows):
         raise typer.Exit(1)

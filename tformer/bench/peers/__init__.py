@@ -54,10 +54,9 @@ class Peer:
         return import_module(f"{__name__}.{self.module}")
 
 
-_TRANSFORMERS, _X_TRANSFORMERS = ("transformers",), ("x_transformers",)
+_TRANSFORMERS = ("transformers",)
 PEERS: dict[tuple[str, str], Peer] = {
     ("train", "transformers"): Peer("transformers", "Training", _TRANSFORMERS),
-    ("train", "x-transformers"): Peer("x_transformers", "Training", _X_TRANSFORMERS),
     ("generate", "transformers"): Peer("transformers", "Generation", _TRANSFORMERS),
     ("generate", "llama.cpp"): Peer(
         "llama_cpp", "Generation", ("llama_cpp", "gguf"), None, extra="llama-cpp", package="llama-cpp-python"
@@ -65,9 +64,7 @@ PEERS: dict[tuple[str, str], Peer] = {
     ("translate", "transformers"): Peer("transformers", "Translation", _TRANSFORMERS),
     ("translate", "ctranslate2"): Peer("ctranslate2", "Translation", ("ctranslate2", "transformers"), None),
     ("classify", "transformers"): Peer("transformers", "Classification", _TRANSFORMERS),
-    ("tokenize", "transformers"): Peer("transformers", "Tokenization", _TRANSFORMERS, ("",)),  # no products
     ("attention", "transformers"): Peer("transformers", "Attention", _TRANSFORMERS, ("eager", "sdpa")),
-    ("attention", "x-transformers"): Peer("x_transformers", "Attention", _X_TRANSFORMERS, ("",)),
 }
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face transformers as a peer: training, generation, translation, classification, tokenization, attention.
+"""Hugging Face transformers as a peer: training, generation, translation, classification, attention.
 
 Models get layers, width, heads, inner width, vocabulary, positions, dropout and tying from the recipe, and random
 weights; the rest is the library's. Attention is PyTorch's fused one (`sdpa`) but where `eager` is measured.
@@ -14,13 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer as RustTokenizer
 from torch import Tensor
 
 from tformer.bench.workloads import SEED, Contender, Task, synchronise
 from tformer.bench.workloads.classify import Texts
 from tformer.bench.workloads.decoding import sources_of
-from tformer.bench.workloads.tokenize import texts_of, tokenizer_of, use_threads
 from tformer.bench.workloads.train import NUM_BATCHES, SPECIAL, STEPS, WARM_UP_STEPS, random_ids
 from tformer.build import resolve_sizes
 from tformer.nn.attention import AttentionSizes, FullAttentionOptions, Mechanism
@@ -175,30 +173,6 @@ class Classification(Inference):
         torch.cat(scores).cpu()
         synchronise(self.device)
         return self._texts.tokens
-
-
-class Tokenization(Contender):
-    """`PreTrainedTokenizerFast` with our vocabulary: lists of texts in; ids without special tokens and masks out."""
-
-    name = "transformers"
-
-    def prepare(self) -> None:
-        from transformers import PreTrainedTokenizerFast
-
-        _silence_logging()
-        use_threads()
-        self._batches = texts_of(self.task)
-        rust = RustTokenizer.from_str(tokenizer_of(self.task).to_json())
-        self._tokenizer = PreTrainedTokenizerFast(tokenizer_object=rust)
-
-    def run(self) -> int:
-        tokens = 0
-        for texts in self._batches:
-            found = self._tokenizer(
-                texts, add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False
-            )
-            tokens += sum(map(len, found["input_ids"]))
-        return tokens
 
 
 class Attention(Mechanism):
