@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.objectives.cases import model_of, unpadded
 from tformer.data.batching.batch import Batch
 from tformer.data.shards.corpus import Example
-from tformer.model import Transformer
-from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives.base import ObjectiveContext, total_loss
 from tformer.objectives.denoising import NOWHERE, Denoising, DenoisingOptions, denoise, span_lengths
 from tformer.support.errors import InputError
@@ -53,16 +50,6 @@ def lost(places: np.ndarray, length: int) -> np.ndarray:
 
 def collate(samples: Any, seed: int = 0, options: DenoisingOptions = BART, **more: Any) -> Batch:
     return make(options, **more).collate(samples, rng=np.random.default_rng(seed))
-
-
-def unpadded(batch: Batch) -> list[tuple[list[int], list[int]]]:
-    """(source, labels) of every row."""
-    assert batch.input_ids is not None and batch.labels is not None
-    mask = torch.ones_like(batch.input_ids) if batch.attention_mask is None else batch.attention_mask
-    return [
-        (ids[real.bool()].tolist(), labels[labels != IGNORED_LABEL].tolist())
-        for ids, real, labels in zip(batch.input_ids, mask, batch.labels, strict=True)
-    ]
 
 
 # --- the corruption ---------------------------------------------------------------------------------------------------
@@ -212,17 +199,8 @@ def test_a_window_of_special_tokens_alone_is_an_empty_text() -> None:
     assert unpadded(collate([np.array([EOS, BOS])], 0, EVERYTHING)) == [([BOS, EOS], [BOS, EOS])]
 
 
-def test_a_batch_is_a_function_of_samples_and_rng_and_its_parts_are_damaged_alike() -> None:
-    samples = [text(length, length) for length in (30, 3, 17, 25)]
-    whole, again, other = (unpadded(collate(samples, seed, EVERYTHING)) for seed in (1, 1, 2))
-    rng, objective = np.random.default_rng(1), make(EVERYTHING)
-    parts = [row for half in (samples[:2], samples[2:]) for row in unpadded(objective.collate(half, rng=rng))]
-    assert whole == again == parts and whole != other
-    assert [ids.tolist() for ids in samples] == [text(len(ids), len(ids)).tolist() for ids in samples]
-
-
-def test_a_window_of_the_whole_context_stays_within_the_model(encoder_decoder: Callable[..., Transformer]) -> None:
-    model = encoder_decoder(VOCAB, SEQ_LEN)  # which refuses longer inputs
+def test_a_window_of_the_whole_context_stays_within_the_model() -> None:
+    model = model_of("seq2seq", vocab_size=VOCAB)  # which refuses longer inputs
     for options in (BART, EVERYTHING, NOTHING, DenoisingOptions(mask_share=0.9, span_length=0.1)):
         batch = collate(np.stack([text(SEQ_LEN, seed) for seed in range(3)]), 0, options)
         assert batch.decoder_input_ids is not None and batch.decoder_input_ids.shape[1] == SEQ_LEN
@@ -231,30 +209,6 @@ def test_a_window_of_the_whole_context_stays_within_the_model(encoder_decoder: C
 
 
 # --- the loss, and what users get wrong ------------------------------------------------------------------------------
-
-
-def test_the_loss_is_the_cross_entropy_of_every_target_token(encoder_decoder: Callable[..., Transformer]) -> None:
-    model, samples = encoder_decoder(VOCAB, SEQ_LEN), [text(length, length) for length in (30, 1, 17)]
-    batch, expected, count = collate(samples), 0.0, 0
-    for source, labels in unpadded(batch):
-        inputs = torch.tensor([[EOS, *labels[:-1]]])
-        logits = model(torch.tensor([source]), decoder_input_ids=inputs).logits[0]
-        expected += float(F.cross_entropy(logits.detach(), torch.tensor(labels), reduction="sum"))
-        count += len(labels)
-    result = make().loss(model, batch)
-    torch.testing.assert_close(float(total_loss(result.terms).detach()), expected / count, rtol=1e-5, atol=1e-5)
-    assert make().label_count(batch) == {"lm": count} == {"lm": int(result.metrics["count"])}
-
-
-def test_a_cut_batch_and_more_padding_have_the_same_loss(encoder_decoder: Callable[..., Transformer]) -> None:
-    model, samples = encoder_decoder(VOCAB, SEQ_LEN), [text(length, length) for length in (30, 3, 17, 25)]
-    objective, rng = make(EVERYTHING), np.random.default_rng(0)
-    whole = total_loss(objective.loss(model, collate(samples, 0, EVERYTHING)).terms)
-    parts = [objective.collate(half, rng=rng) for half in (samples[:1], samples[1:])]
-    counts = {"lm": sum(objective.label_count(part)["lm"] for part in parts)}
-    torch.testing.assert_close(sum(total_loss(objective.loss(model, part).terms, counts) for part in parts), whole)
-    wide = collate(samples, 0, EVERYTHING, pad_to="max")
-    torch.testing.assert_close(total_loss(objective.loss(model, wide).terms), whole)
 
 
 def test_a_vocabulary_without_a_mask_is_refused_where_one_is_needed() -> None:

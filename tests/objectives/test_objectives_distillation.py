@@ -3,120 +3,25 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from tformer.build import build_model
-from tformer.data.batching.batch import Batch
-from tformer.model import Transformer
+from tests.objectives.cases import DISTILLED, batch_of, distillation, make, model_of, rows_of, step
 from tformer.nn.losses import IGNORED_LABEL
-from tformer.objectives import build_objective
-from tformer.objectives.base import LossResult, ObjectiveContext, total_loss
-from tformer.objectives.causal_lm import CausalLmOptions
-from tformer.objectives.distillation import Distillation, Teacher, teacher_layer
-from tformer.objectives.labelled import ClassificationOptions, MultiLabelOptions, RegressionOptions
-from tformer.objectives.masked_lm import MaskedLmOptions
-from tformer.objectives.next_sentence import NextSentenceOptions
-from tformer.objectives.seq2seq import Seq2SeqOptions
-from tformer.recipe.model import Model
-from tformer.tokenizer.special import DecoderTokens, SpecialIds
-from tformer.training.teacher import layer_pairs
-
-V, L, T, U = 20, 3, 6, 5
-SPECIAL = SpecialIds(pad=0, bos=1, eos=2, unk=3, cls=4, sep=5, mask=6)
-CONTEXT = ObjectiveContext(SPECIAL, seq_len=16, vocab_size=V, target=DecoderTokens(start=1, eos=2))
-KINDS: dict[str, tuple[Any, ...]] = {
-    "causal_lm": (CausalLmOptions(),),
-    "masked_lm": (MaskedLmOptions(),),
-    "masked_lm,next_sentence": (MaskedLmOptions(), NextSentenceOptions()),
-    "classification": (ClassificationOptions(),),
-    "multi_label": (MultiLabelOptions(),),
-    "regression": (RegressionOptions(),),
-    "seq2seq": (Seq2SeqOptions(label_smoothing=0.1),),
-}
-HEADS = {"causal_lm": ["lm"], "seq2seq": ["lm"], "regression": ["regression"], "masked_lm": ["masked_lm"],
-         "masked_lm,next_sentence": ["masked_lm", "next_sentence"]}  # fmt: skip
+from tformer.objectives.base import total_loss
+from tformer.objectives.distillation import teacher_layer
 
 
-def model_of(kind: str, *, layers: int = 2, d_model: int = 16, seed: int = 0, dropout: float = 0.0) -> Transformer:
-    torch.manual_seed(seed)
-    stack = {"num_layers": layers, "num_heads": 2, "feedforward": {"d_ff": 24}, "dropout": dropout,
-             "attention_dropout": dropout}  # fmt: skip
-    sides = {"causal_lm": ["decoder"], "seq2seq": ["encoder", "decoder"]}.get(kind, ["encoder"])
-    heads = [{"kind": head} for head in HEADS.get(kind, ["classifier"])]
-    values = {"d_model": d_model, "max_seq_len": 16, "heads": heads, **dict.fromkeys(sides, stack)}
-    model = build_model(Model.model_validate(values), vocab_size=V, num_labels=L)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model.eval()
-
-
-def batch_of(kind: str, rows: int = 4, *, seed: int = 0) -> Batch:
-    draw = torch.Generator().manual_seed(seed)
-    ids = torch.randint(7, V, (rows, T), generator=draw)
-    mask = torch.arange(T) < torch.randint(2, T + 1, (rows, 1), generator=draw)
-    batch = Batch(input_ids=ids, attention_mask=mask, num_tokens=int(mask.sum()))
-    if kind == "classification":
-        return replace(batch, labels=torch.randint(L, (rows,), generator=draw))
-    if kind == "multi_label":
-        return replace(batch, labels=torch.randint(2, (rows, L), generator=draw).float())
-    if kind == "regression":
-        return replace(batch, labels=torch.randn(rows, generator=draw))
-    if kind == "seq2seq":
-        outputs = torch.arange(U) < torch.randint(2, U + 1, (rows, 1), generator=draw)
-        labels = torch.randint(7, V, (rows, U), generator=draw).masked_fill(~outputs, IGNORED_LABEL)
-        return replace(batch, labels=labels, decoder_attention_mask=outputs,
-                       decoder_input_ids=torch.randint(7, V, (rows, U), generator=draw))  # fmt: skip
-    labels = ids.masked_fill(~mask | (torch.arange(T) % 2 == 0 if "masked" in kind else False), IGNORED_LABEL)
-    pairs = torch.randint(2, (rows,), generator=draw) if "next" in kind else None
-    return replace(batch, labels=labels, next_sentence_label=pairs)
-
-
-def distillation(kind: str, teacher: Transformer, **options: Any) -> Distillation:
-    forward: Callable[..., Any] = options.pop("forward", teacher)
-    values: dict[str, Any] = {"temperature": 2.0, "alpha": 0.5, **options}
-    for what in ("hidden", "attention"):
-        values[f"{what}_pairs"] = layer_pairs(model_of(kind), teacher, what)
-    teacher.requires_grad_(False)
-    return Distillation(
-        build_objective(KINDS[kind], CONTEXT),  # type: ignore[arg-type]
-        Teacher(forward, values.pop("order", None)),
-        **values,
-    )
-
-
-def step(objective: Any, model: Transformer, batches: list[Batch]) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients of a global batch in parts, as the loop forms them."""
-    totals: dict[str, int] = {}
-    for batch in batches:
-        for name, count in objective.label_count(batch).items():
-            totals[name] = totals.get(name, 0) + count
-    model.zero_grad()
-    loss = 0.0
-    for batch in batches:
-        part = total_loss(objective.loss(model, batch).terms, totals)
-        part.backward()
-        loss += part.item()
-    return loss, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def rows_of(batch: Batch, rows: slice) -> Batch:
-    return replace(batch._map(lambda tensor: tensor[rows]), num_tokens=-1)
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DISTILLED)
 def test_a_student_that_equals_its_teacher_has_nothing_to_learn_from_it(kind: str) -> None:
     teacher = model_of(kind)
     student = copy.deepcopy(teacher)
     found = distillation(kind, teacher, alpha=0.0, hidden=1.0, attention=1.0)
     result = found.loss(student, batch_of(kind))
-    learned = {name: term for name, term in result.terms.items() if name not in HEADS.get(kind, ["classifier"])}
+    learned = {name: term for name, term in result.terms.items() if name not in found.inner.heads}
     assert {"distillation", "hidden", "attention"} <= learned.keys()
     for name, term in learned.items():
         assert term.sum.detach().abs() < 1e-5, name
@@ -124,50 +29,13 @@ def test_a_student_that_equals_its_teacher_has_nothing_to_learn_from_it(kind: st
     assert max(float(gradient.abs().max()) for gradient in gradients.values()) < 1e-5
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_cutting_the_batch_changes_nothing(kind: str) -> None:
-    teacher, student = model_of(kind, seed=1, layers=4), model_of(kind)
-    found = distillation(kind, teacher, hidden=0.3, attention=0.2)
-    batch = batch_of(kind, 6)
-    whole, parts = step(found, student, [batch]), step(
-        found, student, [rows_of(batch, slice(0, 1)), rows_of(batch, slice(1, 4)), rows_of(batch, slice(4, 6))]
-    )  # fmt: skip
-    assert whole[0] == pytest.approx(parts[0], rel=1e-5)
-    for name, gradient in whole[1].items():
-        torch.testing.assert_close(gradient, parts[1][name], rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_counts_are_known_before_the_forward(kind: str) -> None:
-    found = distillation(kind, model_of(kind, seed=1), hidden=0.3, attention=0.2)
-    result = found.loss(model_of(kind), batch_of(kind))
-    assert {name: int(term.count) for name, term in result.terms.items()} == found.label_count(batch_of(kind))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_padding_counts_nowhere(kind: str) -> None:
-    found = distillation(kind, model_of(kind, seed=1), hidden=0.3, attention=0.2)
-    batch, student = batch_of(kind), model_of(kind)
-    ids, mask = batch.input_ids, batch.attention_mask
-    assert ids is not None and mask is not None
-    changed = replace(batch, input_ids=ids.masked_fill(~mask, 9))
-    if batch.decoder_input_ids is not None and batch.decoder_attention_mask is not None:
-        other = batch.decoder_input_ids.masked_fill(~batch.decoder_attention_mask, 9)
-        changed = replace(changed, decoder_input_ids=other)
-    first, second = (found.loss(student, one).terms for one in (batch, changed))
-    for name in first:
-        torch.testing.assert_close(first[name].sum, second[name].sum, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DISTILLED)
 def test_alpha_1_is_plain_training_to_the_bit(kind: str) -> None:
     """Also with dropout: the teacher draws nothing from the stream that the student's dropout reads."""
     teacher = model_of(kind, seed=1, dropout=0.3)
-    plain = build_objective(KINDS[kind], CONTEXT)
     grads = []
-    for objective in (plain, distillation(kind, teacher, alpha=1.0)):
+    for objective in (make(kind, weight=1.0), distillation(kind, teacher, alpha=1.0)):
         student = model_of(kind, dropout=0.3).train()
-        torch.manual_seed(7)
         grads.append(step(objective, student, [batch_of(kind), batch_of(kind, seed=1)]))
         grads[-1][1]["state"] = torch.get_rng_state()
     assert grads[0][0] == grads[1][0] and grads[0][1].keys() == grads[1][1].keys()
@@ -248,7 +116,7 @@ def test_layers_are_spaced_evenly_and_end_together(student: int, teacher: int, e
 def test_layer_terms_against_their_definition() -> None:
     teacher, student, batch = model_of("causal_lm", seed=1, layers=4), model_of("causal_lm"), batch_of("causal_lm")
     student.requires_grad_(False)
-    result: LossResult = distillation("causal_lm", teacher, hidden=0.3, attention=0.2).loss(student, batch)
+    result = distillation("causal_lm", teacher, hidden=0.3, attention=0.2).loss(student, batch)
     mask = batch.attention_mask
     assert mask is not None
     names = [f"decoder.{n}.{tap}" for n in range(4) for tap in ("hidden", "self_attention.weights")]

@@ -7,14 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer.build import build_model
 from tformer.data.batching.batch import Batch
 from tformer.data.shards.corpus import Example
-from tformer.model import Transformer
 from tformer.nn.heads import VocabularyHead
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives import build_objective
@@ -139,12 +137,6 @@ def test_whole_words_without_word_starts_hide_single_tokens() -> None:
     assert plain.labels is not None and words.labels is not None and torch.equal(plain.labels, words.labels)
 
 
-def test_masks_are_new_for_every_batch_and_equal_for_equal_keys() -> None:
-    first, again, other = (collate(text(40)[None], seed).labels for seed in (1, 1, 2))
-    assert first is not None and again is not None and other is not None
-    assert torch.equal(first, again) and not torch.equal(first, other)
-
-
 def test_corruption_leaves_its_input_alone_and_knows_rows_without_text() -> None:
     ids = np.array([[CLS, SEP, SEP], [CLS, 7, SEP]])
     before = ids.copy()
@@ -166,14 +158,6 @@ def test_a_tokenizer_without_a_mask_token_is_refused() -> None:
 
 
 # --- batches ---------------------------------------------------------------------------------------------------------
-
-
-def test_windows_and_examples_give_the_same_batch() -> None:
-    rows = np.stack([text(22, seed) for seed in range(3)])  # 24 ids: a width that needs no padding
-    fast, slow = collate(rows), collate([Example(row) for row in rows])
-    assert fast.attention_mask is None and fast.model_inputs().keys() == slow.model_inputs().keys() == {"input_ids"}
-    for name in ("input_ids", "labels"):
-        assert torch.equal(getattr(fast, name), getattr(slow, name))
 
 
 def test_batches_carry_types_documents_and_pair_labels() -> None:
@@ -200,31 +184,11 @@ def test_a_narrow_array_is_padded_when_the_width_is_fixed_and_a_wide_one_refused
 # --- the loss --------------------------------------------------------------------------------------------------------
 
 
-def model(**head: Any) -> Transformer:
-    torch.manual_seed(0)
-    stack = {"num_layers": 1, "num_heads": 2, "feedforward": {"d_ff": 16}}
-    section = {"d_model": 8, "max_seq_len": 64, "vocab_size": VOCAB, "encoder": stack}
-    return build_model(Model.model_validate({**section, "heads": [{"kind": "masked_lm", **head}]})).eval()
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_is_cross_entropy_over_hidden_tokens(smoothing: float) -> None:
-    built, objective = model(), make(MaskedLmOptions(label_smoothing=smoothing, weight=0.5))
-    batch = objective.collate([Example(text(20)), Example(text(9))], rng=np.random.default_rng(0))
-    result = objective.loss(built, batch)
-    assert batch.labels is not None
-    logits = built(**batch.model_inputs()).logits.flatten(0, 1)
-    labels = batch.labels.flatten()
-    torch.testing.assert_close(
-        total_loss(result.terms), 0.5 * F.cross_entropy(logits, labels, label_smoothing=smoothing)
-    )
-    torch.testing.assert_close(result.metrics["nll_sum"], F.cross_entropy(logits, labels, reduction="sum").detach())
-    assert result.metrics["count"] == 4 == objective.label_count(batch)["masked_lm"]
-
-
 @pytest.mark.parametrize("transform", [True, False])
 def test_the_head_sees_hidden_positions_only(transform: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    built, objective = model(transform=transform), make()
+    stack, heads = {"num_layers": 1, "num_heads": 2}, [{"kind": "masked_lm", "transform": transform}]
+    section = {"d_model": 8, "max_seq_len": 64, "vocab_size": VOCAB, "encoder": stack, "heads": heads}
+    built, objective = build_model(Model.model_validate(section)).eval(), make()
     batch = objective.collate(np.stack([text(62, seed) for seed in range(4)]), rng=np.random.default_rng(0))
     seen: list[int] = []
     features = VocabularyHead.features
@@ -233,18 +197,6 @@ def test_the_head_sees_hidden_positions_only(transform: bool, monkeypatch: pytes
     )
     objective.loss(built, batch)
     assert seen == [4 * 9]
-
-
-def test_a_cut_batch_has_the_loss_of_the_whole() -> None:
-    built, objective = model(), make()
-    batch = objective.collate(np.stack([text(20, seed) for seed in range(4)]), rng=np.random.default_rng(0))
-    halves = [
-        Batch(input_ids=batch.input_ids[rows], labels=batch.labels[rows])  # type: ignore[index]
-        for rows in (slice(0, 1), slice(1, 4))
-    ]
-    counts = {"masked_lm": sum(objective.label_count(half)["masked_lm"] for half in halves)}
-    pieces = sum(total_loss(objective.loss(built, half).terms, counts) for half in halves)
-    torch.testing.assert_close(total_loss(objective.loss(built, batch).terms), pieces)
 
 
 def test_learning_fills_the_blanks_of_a_toy_language() -> None:

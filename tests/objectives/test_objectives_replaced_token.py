@@ -107,12 +107,6 @@ def test_the_terms_are_those_of_the_paper() -> None:
     assert not any(value.requires_grad for value in result.metrics.values())
 
 
-def test_counts_are_known_before_the_forward() -> None:
-    batch, generator, _, result = run()
-    assert make(generator).label_count(batch) == {name: int(term.count) for name, term in result.terms.items()}
-    assert make(generator).label_count(batch) == {"replaced_token": 12 + 7 + 3 + 6, "generator": 12}
-
-
 def test_equal_seeds_draw_equal_replacements() -> None:
     first, again, other = (run(seed=seed)[2].seen["input_ids"] for seed in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first, other)

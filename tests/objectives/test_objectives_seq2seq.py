@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,28 +9,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.objectives.cases import Pair, model_of
 from tformer.data.batching.batch import Batch
-from tformer.model import Transformer
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives.base import ObjectiveContext, total_loss
 from tformer.objectives.seq2seq import Seq2Seq, Seq2SeqOptions
-from tformer.support.errors import InputError
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
 PAD, UNK, START, END = 0, 1, 2, 3
 SPECIAL = SpecialIds(pad=PAD, unk=UNK, bos=START, eos=END, mask=4)
 VOCAB, SEQ_LEN = 40, 32
 LENGTHS = ((5, 3), (1, 9), (12, 1), (5, 4), (20, 20))
-MakeModel = Callable[..., Transformer]
-
-
-@dataclass(frozen=True)
-class Pair:
-    """What the objective reads of an example of aligned text."""
-
-    source: np.ndarray
-    target: np.ndarray
-    task: int = 0
 
 
 def pair(source: int, target: int, seed: int = 0) -> Pair:
@@ -124,31 +111,6 @@ def test_pairs_longer_than_the_context_are_refused(lengths: tuple[int, int]) -> 
 # --- word dropout ----------------------------------------------------------------------------------------------------
 
 
-def dropped(batch: Batch, plain: Batch) -> list[float]:
-    """The share of ordinary tokens that became UNK, on each side."""
-    shares = []
-    for ids, old in zip(rows_of(batch)[:2], rows_of(plain)[:2], strict=True):
-        changed = ids != old
-        assert (ids[changed] == UNK).all() and (old[changed] > 4).all()
-        shares.append(float(changed.sum() / (old > 4).sum()))
-    return shares
-
-
-def test_word_dropout_writes_unk_on_both_sides_and_never_for_special_tokens_or_labels() -> None:
-    pairs = [pair(20, 20, seed) for seed in range(50)]
-    batch, plain = collate(pairs, Seq2SeqOptions(word_dropout=0.3)), collate(pairs)
-    assert all(abs(share - 0.3) < 0.05 for share in dropped(batch, plain))
-    assert torch.equal(rows_of(batch)[2], rows_of(plain)[2])
-    assert torch.equal(rows_of(batch)[1][:, 0], torch.full((50,), START))
-
-
-def test_word_dropout_is_for_training_and_of_rng() -> None:
-    options = Seq2SeqOptions(word_dropout=0.3)
-    assert dropped(collate(PAIRS, options, training=False), collate(PAIRS)) == [0, 0]
-    first, again, other = (rows_of(collate(PAIRS, options, seed=seed))[0] for seed in (1, 1, 2))
-    assert torch.equal(first, again) and not torch.equal(first, other)
-
-
 def test_word_dropout_writes_what_each_vocabulary_has() -> None:
     target = SpecialIds(pad=0, bos=2, eos=3, mask=7)
     more: dict[str, Any] = {"special_ids": SpecialIds(pad=PAD, eos=END), "target_special_ids": target}
@@ -156,70 +118,15 @@ def test_word_dropout_writes_what_each_vocabulary_has() -> None:
     assert sources[0, 1:-1].tolist() == [PAD] * 12 and inputs[0, 1:].tolist() == [7] * 12
 
 
-def test_word_dropout_needs_a_token_to_write() -> None:
-    with pytest.raises(InputError, match="word_dropout needs"):
-        make(Seq2SeqOptions(word_dropout=0.1), special_ids=SpecialIds(eos=END))
-
-
 # --- the loss --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["uniform", "off_target"])
-def test_the_loss_is_the_cross_entropy_of_every_target_token(encoder_decoder: MakeModel, kind: Any) -> None:
-    model, eps = encoder_decoder(VOCAB, SEQ_LEN), 0.1
-    result = make(Seq2SeqOptions(label_smoothing=eps, smoothing_kind=kind)).loss(model, collate(PAIRS))
-    nll, loss, correct = 0.0, 0.0, 0
-    for one in PAIRS:  # one at a time, without any padding
-        target = torch.from_numpy(one.target)
-        inputs = torch.tensor([[START, *one.target[:-1]]])
-        log_p = model(torch.from_numpy(one.source)[None], decoder_input_ids=inputs).logits[0].detach().log_softmax(-1)
-        on_label = log_p[torch.arange(len(target)), target]
-        spread = {"uniform": log_p.sum() / VOCAB, "off_target": (log_p.sum() - on_label.sum()) / (VOCAB - 1)}[kind]
-        nll -= float(on_label.sum())
-        loss -= float((1 - eps) * on_label.sum() + eps * spread)
-        correct += int((log_p.argmax(-1) == target).sum())
-    count = sum(len(one.target) for one in PAIRS)
-    torch.testing.assert_close(float(total_loss(result.terms).detach()), loss / count, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(float(result.metrics["nll_sum"]), nll, rtol=1e-5, atol=1e-5)
-    assert int(result.metrics["correct"]) == correct and int(result.metrics["count"]) == count
-
-
-@pytest.mark.parametrize("more", [{"pad_to": "max"}, {"special_ids": SpecialIds(pad=9, bos=START, eos=END)}])
-def test_padding_never_changes_the_loss(encoder_decoder: MakeModel, more: dict[str, Any]) -> None:
-    model, objective = encoder_decoder(VOCAB, SEQ_LEN), make()
-    whole, other = (
-        total_loss(objective.loss(model, batch).terms) for batch in (collate(PAIRS), collate(PAIRS, **more))
-    )
-    torch.testing.assert_close(whole, other)
-
-
-def test_a_cut_batch_has_the_loss_and_gradient_of_the_whole(encoder_decoder: MakeModel) -> None:
-    model, objective = encoder_decoder(VOCAB, SEQ_LEN), make(Seq2SeqOptions(label_smoothing=0.1))
-    whole = total_loss(objective.loss(model, collate(PAIRS)).terms)
-    gradients = torch.autograd.grad(whole, list(model.parameters()))
-    parts = [collate(PAIRS[:2]), collate(PAIRS[2:])]
-    counts = {"lm": sum(objective.label_count(part)["lm"] for part in parts)}
-    losses = [total_loss(objective.loss(model, part).terms, counts) for part in parts]
-    torch.testing.assert_close(losses[0] + losses[1], whole)
-    for ours, theirs in zip(
-        torch.autograd.grad(losses[0] + losses[1], list(model.parameters())), gradients, strict=True
-    ):
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
-
-
-def test_counts_are_known_before_the_forward_and_the_model_sees_no_labels(encoder_decoder: MakeModel) -> None:
-    batch, objective = collate(PAIRS), make(Seq2SeqOptions(weight=0.25))
-    term = objective.loss(encoder_decoder(VOCAB, SEQ_LEN), batch).terms["lm"]
-    assert objective.label_count(batch) == {"lm": int(term.count)} and term.weight == 0.25
-    assert "labels" not in batch.model_inputs()
-
-
-def test_each_side_may_have_a_vocabulary_of_its_own(encoder_decoder: MakeModel) -> None:
+def test_each_side_may_have_a_vocabulary_of_its_own() -> None:
     target = SpecialIds(pad=5, bos=6, eos=7)
     pairs = [Pair(np.array([39, 38]), np.array([9, 9, 7])), Pair(np.array([30]), np.array([8, 7]))]
     batch = collate(pairs, target_special_ids=target, target=DecoderTokens(6, 7))
     assert rows_of(batch)[1].tolist()[1][:3] == [6, 8, 5]
-    model = encoder_decoder(VOCAB, SEQ_LEN, 10)
+    model = model_of("seq2seq", vocab_size=VOCAB, target_vocab_size=10)
     logits = [
         model(torch.from_numpy(one.source)[None], decoder_input_ids=torch.tensor([[6, *one.target[:-1]]])).logits[0]
         for one in pairs

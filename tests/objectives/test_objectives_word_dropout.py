@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.objectives.cases import Pair
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives import CausalLmOptions, build_objective
 from tformer.objectives.base import ObjectiveContext
 from tformer.objectives.collate import UNK_FIRST, WordDropout, drop_words
 from tformer.objectives.denoising import DenoisingOptions
 from tformer.objectives.masked_lm import MaskedLmOptions
+from tformer.objectives.seq2seq import Seq2SeqOptions
 from tformer.objectives.span_corruption import SpanCorruptionOptions
 from tformer.support.errors import InputError
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
@@ -22,6 +25,7 @@ SPECIAL = SpecialIds(pad=0, bos=1, eos=EOS, unk=UNK, mask=MASK, sentinels=(39, 3
 CONTEXT = ObjectiveContext(SPECIAL, seq_len=64, vocab_size=V, target=DecoderTokens(start=0, eos=EOS))
 BYTES = ObjectiveContext(SpecialIds(eos=EOS), seq_len=64, vocab_size=V)
 ROWS = np.random.default_rng(0).integers(5, 33, size=(50, 41))
+PAIRS = [Pair(row, np.append(row[::-1], EOS)) for row in ROWS]
 
 
 def collate(options: Any, context: ObjectiveContext = CONTEXT, *, training: bool = True, samples: Any = ROWS) -> Any:
@@ -63,6 +67,8 @@ def test_a_vocabulary_without_a_token_to_write_takes_random_ones_but_never_speci
     assert len(written.unique()) > 20 and EOS not in written
     with pytest.raises(InputError, match="word_dropout needs a tokenizer"):
         WordDropout(0.1, SpecialIds(), excluded=np.zeros(0, dtype=np.int64), roles=UNK_FIRST)
+    with pytest.raises(InputError, match="word_dropout needs a tokenizer"):
+        build_objective([Seq2SeqOptions(word_dropout=0.1)], replace(CONTEXT, special_ids=SpecialIds(eos=EOS)))
 
 
 def test_masked_lm_replaces_only_what_is_not_to_be_predicted_and_writes_no_mask() -> None:
@@ -74,9 +80,10 @@ def test_masked_lm_replaces_only_what_is_not_to_be_predicted_and_writes_no_mask(
     assert float(changed[context].float().mean()) == pytest.approx(0.3, abs=0.05)
 
 
-@pytest.mark.parametrize("make", [SpanCorruptionOptions, DenoisingOptions])
+@pytest.mark.parametrize("make", [SpanCorruptionOptions, DenoisingOptions, Seq2SeqOptions])
 def test_pairs_lose_words_of_the_source_and_of_the_decoders_input(make: Any) -> None:
-    still, noisy = (collate(make(word_dropout=share)) for share in (0.0, 0.3))
+    samples = PAIRS if make is Seq2SeqOptions else ROWS
+    still, noisy = (collate(make(word_dropout=share), samples=samples) for share in (0.0, 0.3))
     assert noisy.labels.equal(still.labels)
     special = np.array(SPECIAL.all)
     for name in ("input_ids", "decoder_input_ids"):
@@ -87,13 +94,10 @@ def test_pairs_lose_words_of_the_source_and_of_the_decoders_input(make: Any) -> 
         assert changed[ordinary].mean() == pytest.approx(0.3, abs=0.05)
 
 
-@pytest.mark.parametrize("make", [CausalLmOptions, MaskedLmOptions, SpanCorruptionOptions, DenoisingOptions])
+@pytest.mark.parametrize(
+    "make", [CausalLmOptions, MaskedLmOptions, SpanCorruptionOptions, DenoisingOptions, Seq2SeqOptions]
+)
 def test_evaluation_drops_nothing(make: Any) -> None:
-    still, evaluated = collate(make(), training=False), collate(make(word_dropout=0.5), training=False)
+    samples = PAIRS if make is Seq2SeqOptions else ROWS
+    still, evaluated = (collate(make(word_dropout=p), training=False, samples=samples) for p in (0.0, 0.5))
     assert evaluated.input_ids.equal(still.input_ids) and evaluated.labels.equal(still.labels)
-
-
-@pytest.mark.parametrize("make", [CausalLmOptions, MaskedLmOptions, SpanCorruptionOptions, DenoisingOptions])
-def test_the_share_is_a_probability(make: Any) -> None:
-    with pytest.raises(ValueError, match="word_dropout must be at least 0 and below 1"):
-        make(word_dropout=1.0)
