@@ -9,18 +9,17 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
 import pytest
 from PIL import Image
 
-from tformer.support.errors import InputError, StorageError
-from tformer.viz import Curve, draw_curves, picture_format
-from tformer.viz.curves import COLOURS, DASHES, LABEL_WIDTH, MARKERS, _wrap
-from tformer.viz.figure import draw_plots
+from tformer.viz.figure import DASHES, MARKS, draw_panels, draw_plots
 from tformer.viz.pe.views import VIEWS
-from tformer.viz.plots import Heat, Line, Lines, Plot, Ramp
+from tformer.viz.plot.series import Panel, Series, make_series
+from tformer.viz.plots import PALETTE, Heat, Line, Lines, Plot, Ramp
 from tformer.viz.terminal import colour_support, draw_plot, nearest_256
 
 VALUES = np.linspace(-1, 1, 60 * 90).reshape(60, 90)
@@ -127,141 +126,73 @@ def test_a_page_loads_no_matplotlib() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-WORDS = {"title": "Loss", "x_label": "step", "y_label": "nats"}
 FALLING = [(float(step), 3 / step) for step in range(1, 30)]
 
 
-@pytest.mark.parametrize(("suffix", "magic"), [("svg", b"<?xml"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
-def test_the_suffix_is_the_format_and_equal_curves_are_equal_bytes(suffix: str, magic: bytes, tmp_path: Path) -> None:
-    first, second = tmp_path / f"a.{suffix}", tmp_path / "made" / "on" / f"the-way.{suffix}"
-    for path in (first, second):
-        draw_curves([Curve("a", FALLING), Curve("b", FALLING[:4], spread=[0.1] * 4)], path, **WORDS)
-    assert first.read_bytes().startswith(magic)
-    assert first.read_bytes() == second.read_bytes()
+def drawn(*series: Series, kind: Any = "svg", log: bool = False, title: str = "Loss") -> bytes:
+    """One panel of curves."""
+    return draw_panels([Panel("nats", series)], kind, title=title, x_label="step", log_x=log, log_y=log)
+
+
+@pytest.mark.parametrize(("kind", "magic"), [("svg", b"<?xml"), ("png", b"\x89PNG")])
+def test_equal_curves_are_equal_bytes_and_a_spread_is_seen(kind: str, magic: bytes) -> None:
+    curves = make_series(0, "a", FALLING), make_series(1, "b", FALLING[:4], [0.1] * 4)
+    first, second = drawn(*curves, kind=kind), drawn(*curves, kind=kind)
+    assert first == second and first.startswith(magic)
+    assert first != drawn(curves[0], make_series(1, "b", FALLING[:4]), kind=kind)
 
 
 def test_bytes_do_not_depend_on_the_process_or_on_a_persons_settings(tmp_path: Path) -> None:
     code = (
-        "import sys\nfrom tformer.viz import Curve, draw_curves\n"
-        "draw_curves([Curve('a', [(1, 2), (3, 4)])], sys.argv[1], title='t', x_label='x', y_label='y')\n"
+        "import sys\nfrom pathlib import Path\nfrom tests.viz.test_viz_pictures import drawn, make_series\n"
+        "Path(sys.argv[1]).write_bytes(drawn(make_series(0, 'a', [(1, 2), (3, 4)])))\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
     settings = tmp_path / "matplotlibrc"
     settings.write_text("font.size: 31\naxes.grid: True\naxes.facecolor: red\n")
     for name, environment in (("a.svg", {}), ("b.svg", {"MATPLOTLIBRC": str(settings), "PYTHONHASHSEED": "7"})):
         command = [sys.executable, "-c", code, str(tmp_path / name)]
-        subprocess.run(command, check=True, env={**os.environ, **environment})
+        subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment})
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
-def test_drawing_leaves_matplotlib_as_it_was(tmp_path: Path) -> None:
+def test_drawing_leaves_matplotlib_as_it_was() -> None:
     before = dict(matplotlib.rcParams)
-    draw_curves([Curve("a", FALLING)], tmp_path / "a.png", **WORDS)
+    drawn(make_series(0, "a", FALLING))
     assert dict(matplotlib.rcParams) == before
 
 
-@pytest.mark.parametrize("name", ["curves.gif", "curves", "curves.html"])
-def test_an_unknown_suffix_names_the_known_ones(name: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"expected one of \.svg, \.png, \.pdf"):
-        picture_format(name)
-    with pytest.raises(InputError):
-        draw_curves([Curve("a", FALLING)], tmp_path / name, **WORDS)
-    assert not list(tmp_path.iterdir())
-
-
-def test_no_two_styles_of_sixty_curves_agree_in_dash_and_marker_and_colour() -> None:
-    styles = {(n % len(COLOURS), n % len(DASHES), n % len(MARKERS)) for n in range(252)}
-    assert len(styles) == 252
+def test_no_two_styles_of_sixty_curves_agree_in_dash_and_mark_and_colour() -> None:
+    styles = {(n % len(PALETTE), n % len(DASHES), n % len(MARKS)) for n in range(60)}
+    assert len(styles) == 60
     neighbours = zip(range(59), range(1, 60), strict=True)
-    assert all(a % len(DASHES) != b % len(DASHES) and a % len(MARKERS) != b % len(MARKERS) for a, b in neighbours)
+    assert all(a % len(DASHES) != b % len(DASHES) and a % len(MARKS) != b % len(MARKS) for a, b in neighbours)
 
 
-def colours_in(path: Path) -> set[str]:
-    text = path.read_text().lower()
-    return {colour for colour in COLOURS if f"stroke: {colour.lower()}" in text}
+def test_a_band_on_a_logarithmic_axis_stays_above_zero() -> None:
+    wide, narrow = (make_series(0, "a", FALLING, [width] * len(FALLING)) for width in (9.0, 1.0))
+    assert drawn(wide, log=True) != drawn(narrow, log=True) and b"nan" not in drawn(wide, log=True)
 
 
-def test_curves_of_a_group_share_their_colour_and_a_legend_entry(tmp_path: Path) -> None:
-    grouped, apart = tmp_path / "grouped.svg", tmp_path / "apart.svg"
-    draw_curves([Curve("a", FALLING, group=0), Curve("a", FALLING[3:], group=0)], grouped, **WORDS)
-    draw_curves([Curve("a", FALLING), Curve("a", FALLING[3:])], apart, **WORDS)
-    assert colours_in(grouped) - {"#000000"} == {COLOURS[0]}
-    assert colours_in(apart) - {"#000000"} == set(COLOURS[:2])
-    assert grouped.read_text().count("<!-- a -->") == 1
-    assert apart.read_text().count("<!-- a -->") == 2
-
-
-def test_what_axes_cannot_show_is_left_out(tmp_path: Path) -> None:
+def test_curves_without_points_are_named_and_what_axes_cannot_show_is_left_out() -> None:
     odd = [(0.0, 1.0), (1.0, math.nan), (2.0, -1.0), (4.0, math.inf), (8.0, 2.0), (16.0, 3.0)]
-    plain, clean = tmp_path / "odd.svg", tmp_path / "clean.svg"
-    draw_curves([Curve("a", odd, spread=[9.0] * 6)], plain, log_x=True, log_y=True, **WORDS)
-    draw_curves([Curve("a", odd[4:], spread=[9.0] * 2)], clean, log_x=True, log_y=True, **WORDS)
-    assert plain.read_bytes() == clean.read_bytes()
+    picture = drawn(make_series(0, "odd", odd, [9.0] * 6), make_series(1, "none", []), log=True).decode()
+    assert "none (no points)" in picture and ">8<" in picture and ">16<" in picture and "nan" not in picture
 
 
-def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
-    for curves, words in (([], "no points"), ([Curve("a", [(0, 1)])], "none of its 1 points")):
-        with pytest.raises(InputError, match=words):
-            draw_curves(curves, tmp_path / "a.png", log_x=True, **WORDS)
-    assert not list(tmp_path.iterdir())
-
-
-def test_lengths_in_powers_of_two_are_written_out(tmp_path: Path) -> None:
+def test_lengths_in_powers_of_two_are_written_out() -> None:
     lengths = [512, 1024, 2048, 4096, 8192, 16_384]
-    path = tmp_path / "time.svg"
-    draw_curves([Curve("full", [(n, n * n / 1e9) for n in lengths])], path, log_x=True, log_y=True, **WORDS)
-    for length in lengths:
-        assert f"<!-- {length:,} -->" in path.read_text()
+    picture = drawn(make_series(0, "full", [(n, n * n / 1e9) for n in lengths]), log=True).decode()
+    assert all(f">{length:,}<" in picture for length in lengths)
 
 
-def test_a_logarithmic_axis_of_a_narrow_range_has_numbers(tmp_path: Path) -> None:
-    path = tmp_path / "narrow.svg"
-    draw_curves([Curve("a", [(1, 2.1), (2, 2.9), (3, 2.5)])], path, log_y=True, **WORDS)
-    assert len(re.findall(r"<!-- 2\.\d+ -->", path.read_text().partition('id="matplotlib.axis_2"')[2])) >= 4
+def test_a_logarithmic_axis_of_a_narrow_range_has_numbers() -> None:
+    picture = drawn(make_series(0, "a", [(1, 2.1), (2, 2.9), (3, 2.5)]), log=True).decode()
+    assert len(re.findall(r">2\.\d+<", picture.partition('id="matplotlib.axis_2"')[2])) >= 4
 
 
-def test_names_are_shown_as_they_are(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    path = tmp_path / "names.svg"
+def test_names_are_shown_as_they_are(recwarn: pytest.WarningsRecorder) -> None:
     names = ["_hidden", "cost in $ and $", "\x1b[31mred", "中文"]
-    draw_curves([Curve(name, FALLING) for name in names], path, **WORDS)
-    assert all(f"<!-- {name} -->" in path.read_text() for name in (*names[:2], "\\x1b[31mred"))
+    picture = drawn(*(make_series(number, name, FALLING) for number, name in enumerate(names))).decode()
+    assert all(f">{name}<" in picture for name in (*names[:2], "\\x1b[31mred", names[3]))
     assert not recwarn.list
-
-
-@pytest.mark.parametrize("count", [1, 7, 60])
-def test_a_picture_is_1000_pixels_wide_and_as_tall_as_its_legend(count: int, tmp_path: Path) -> None:
-    path = tmp_path / "many.png"
-    draw_curves([Curve(f"run {number}", FALLING) for number in range(count)], path, **WORDS)
-    width, height = Image.open(path).size
-    assert width == 1000
-    assert height == 600 if count < 30 else height > 600
-
-
-def test_long_names_break_at_keys_and_values() -> None:
-    label = "model.encoder.positions.kind=sinusoidal, model.encoder.norm.kind=scalenorm"
-    lines = _wrap(label).split("\n")
-    assert max(map(len, lines)) <= LABEL_WIDTH
-    assert "".join(lines).replace(" ", "") == label.replace(" ", "")
-    assert "kind=" in lines[0] or lines[1].startswith("kind=")
-    assert max(map(len, _wrap("x" * 100).split("\n"))) == LABEL_WIDTH
-
-
-def test_a_spread_belongs_to_its_points() -> None:
-    with pytest.raises(ValueError, match="2 points, 1 values"):
-        Curve("a", [(1, 1), (2, 2)], spread=[0.5])
-
-
-def test_an_old_picture_survives_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tformer.support import files
-
-    path = tmp_path / "a.png"
-    draw_curves([Curve("a", FALLING)], path, **WORDS)
-    old = path.read_bytes()
-
-    def refuse(source: Path, target: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(files, "rename", refuse)
-    with pytest.raises(StorageError, match=r"a\.png"):
-        draw_curves([Curve("b", FALLING[5:])], path, **WORDS)
-    assert path.read_bytes() == old and [entry.name for entry in tmp_path.iterdir()] == ["a.png"]

@@ -17,9 +17,10 @@ from tformer.bench.processes import OUT_OF_MEMORY, TOO_LONG
 from tformer.bench.report import UNSTEADY, Table, bullets, ceilings_line, figures, markdown
 from tformer.bench.speed import Row
 from tformer.bench.workloads.attention import DENSE_MASKED, FULL, AttentionBench
-from tformer.support.files import make_folders, write_text
+from tformer.support.files import make_folders, write_file, write_text
 from tformer.support.formatting import binary_bytes, finite_or_none, listed, ratio, short_seconds
-from tformer.viz.curves import Curve, draw_curves
+from tformer.viz.figure import draw_panels
+from tformer.viz.plot.series import Panel, make_series
 
 LONG = 2048
 """Below this length, costs that do not grow with length hide the exponent."""
@@ -280,17 +281,13 @@ def _draw(bench: AttentionBench, rows: Sequence[Row], out: Path) -> None:
     )
     for name, label, value in plots:
         curves = [
-            Curve(kind, [(length, value(row)) for length, row in sorted(succeeded(rows, kind).items())])
-            for kind in bench.kinds
+            make_series(number, kind, [(length, value(row)) for length, row in sorted(succeeded(rows, kind).items())])
+            for number, kind in enumerate(bench.kinds)
         ]
-        if not any(cost > 0 for curve in curves for _, cost in curve.points):
+        if not any((curve.y > 0).any() for curve in curves):
             continue  # nothing was measured, or so little memory that it shows as 0
-        draw_curves(
-            curves,
-            out / f"{name}.svg",
-            title=f"Attention: {name} against length ({settings_line(bench)})",
-            x_label="length, positions",
-            y_label=label,
-            log_x=True,
-            log_y=True,
+        title = f"Attention: {name} against length ({settings_line(bench)})"
+        picture = draw_panels(
+            [Panel(label, curves)], "svg", title=title, x_label="length, positions", log_x=True, log_y=True
         )
+        write_file(out / f"{name}.svg", [picture])

@@ -1,4 +1,4 @@
-"""Matplotlib back end: style, colour maps and saving; plots and training curves as PNG or SVG.
+"""Matplotlib back end: style, colour maps and saving; plots and curves as PNG or SVG.
 
 Equal plots give equal bytes: no date, no random ids, nothing from a user's own matplotlib settings. Heat maps are
 images (a mesh would be fifty times larger), and so are very many lines inside an SVG; text stays text.
@@ -25,12 +25,12 @@ from matplotlib.legend import Legend
 from PIL import Image, ImageDraw
 
 from tformer.support.errors import visible
-from tformer.viz.plot.series import Panel, Series, label_of
+from tformer.viz.plot.series import Panel, label_of
 from tformer.viz.plots import PALETTE, Heat, Lines, Plot, Ramp, colour_at, colour_table, plain, ticks
 
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)))
 # Without a creation date; the name and version of matplotlib stay.
-METADATA: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "png": {}, "pdf": {"CreationDate": None}}
+METADATA: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "png": {}}
 SETTINGS: dict[str, Any] = {
     "svg.hashsalt": "tformer",
     "text.parse_math": False,  # a `$` in a name is a `$`
@@ -241,11 +241,12 @@ def line_colour(plot: Lines, number: int) -> str:
     return f"#{red:02x}{green:02x}{blue:02x}"
 
 
-# --- panels of training curves ---------------------------------------------------------------------------------------
+# --- panels of curves ------------------------------------------------------------------------------------------------
 
 SINGLE_PANEL, PANEL = (8.0, 4.4), (5.4, 3.4)  # inches
 MARKS = ("o", "s", "^", "D", "v")
 FAINT = 0.25
+MOST_POWERS = 12  # of two along an axis
 MANY_POINTS = 20_000  # of a panel; with more, an SVG contains its lines as an image
 
 
@@ -258,7 +259,7 @@ def draw_panels(
     log_x: bool = False,
     log_y: bool = False,
 ) -> bytes:
-    """Training curves as one picture: a panel for each metric over one legend; series differ in dashes and marks too.
+    """Curves as one picture: a panel for each metric over one legend; series differ in dashes and marks too.
 
     Args:
         panels: at least one.
@@ -297,14 +298,19 @@ def _panel(axes: Any, panel: Panel, entries: dict[str, Any], *, log: tuple[bool,
             markersize=3.5,
             rasterized=rasterized,
         )
+        if series.spread is not None:
+            low, high = series.y - series.spread, series.y + series.spread
+            if log[1]:  # a band that reaches 0 would have no lower end
+                low = np.maximum(low, series.y / 10)
+            axes.fill_between(series.x, _shown(low, log[1]), high, color=colour, alpha=0.15, linewidth=0)
         entries.setdefault(series.label, line)
     for axis, logarithmic, set_scale in zip("xy", log, (axes.set_xscale, axes.set_yscale), strict=True):
-        positive = logarithmic and bool(
-            (_finite(panel.series, axis) > 0).any()
-        )  # without positive values a logarithmic axis has no scale
-        if positive:
+        values = np.concatenate([getattr(line, axis) for line in panel.series])
+        values = values[np.isfinite(values)]
+        positive = set(values[values > 0].tolist()) if logarithmic else set()
+        if positive:  # without such values a logarithmic axis has no scale
             set_scale("log", nonpositive="mask")
-        _set_ticks(axes, axis, log=positive)
+        _set_ticks(axes, axis, positive)
     finish_axes(axes, grid="#e0e0e0", width=0.6)
 
 
@@ -312,15 +318,13 @@ def _shown(values: Any, log: bool) -> Any:
     return np.where(values > 0, values, np.nan) if log else values
 
 
-def _finite(series: Sequence[Series], axis: str) -> Any:
-    values = np.concatenate([getattr(line, axis) for line in series])
-    return values[np.isfinite(values)]
-
-
-def _set_ticks(axes: Any, axis: str, *, log: bool) -> None:
+def _set_ticks(axes: Any, axis: str, positive: set[float]) -> None:
+    """Round numbers along an axis. positive: the values of a logarithmic one: powers of two are its ticks."""
     axes.margins(x=0.02, y=0.05)
     low, high = axes.get_xlim() if axis == "x" else axes.get_ylim()
-    places = ticks(low, high, log=log, most=7)
+    places = ticks(low, high, log=bool(positive), most=7)
+    if 1 < len(positive) <= MOST_POWERS and all(math.log2(value).is_integer() for value in positive):
+        places = sorted(positive)
     set_ticks = axes.set_xticks if axis == "x" else axes.set_yticks
     set_ticks(places, [plain(place) for place in places])
     set_ticks([], minor=True)

@@ -35,7 +35,7 @@ def as_json(runs: Sequence[Run], panels: Sequence[Panel], *, x: Axis, x_label: s
     """One JSON line: the axis, and for every series x, y and, where it is smoothed, the logged values."""
     series = [
         {
-            "run": line.run.name,
+            "run": line.run,
             "split": line.split,
             "metric": panel.metric,
             "x": _list(line.x),

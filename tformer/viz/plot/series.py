@@ -170,28 +170,40 @@ class Series:
     """One line.
 
     Attributes:
-        label: run and split, where they differ between lines.
+        label: its name in the legend: run and split, where they differ between lines.
         x: [n] along the axis. y: [n] as drawn. raw: [n] as logged, where that differs from y.
+        spread: [n] half the width of a band around y, for example a standard deviation.
         colour, dash: indices into the palette and the line styles; both wrap around.
+        run, split: names of what logged it.
     """
 
     label: str
-    run: Run
-    split: str
     x: Numbers
     y: Numbers
-    raw: Numbers | None
     colour: int
     dash: int
+    raw: Numbers | None = None
+    spread: Numbers | None = None
+    run: str = ""
+    split: str = ""
 
     @property
     def marked(self) -> bool:
         return int(np.isfinite(self.y).sum()) <= MARKED_POINTS
 
 
+def make_series(
+    number: int, label: str, points: Sequence[tuple[float, float]], spread: Sequence[float] | None = None
+) -> Series:
+    """Line `number` of a picture of (x, y) points; up to 60 lines differ in colour, dash and mark together."""
+    x, y = np.array(points, dtype=np.float64).reshape(-1, 2).T
+    name = label if points else f"{label} (no points)"
+    return Series(name, x, y, colour=number, dash=number, spread=None if spread is None else np.array(spread))
+
+
 @dataclass(frozen=True)
 class Panel:
-    """All series of one metric."""
+    """All series of one metric, whose name labels the axis."""
 
     metric: str
     series: Sequence[Series]
@@ -289,7 +301,7 @@ def make_panels(runs: Sequence[Run], choices: Sequence[Choice], *, x: Axis, smoo
                 lines.append(
                     Series(
                         label=_label(run, split, alone=len(runs) == 1, several=len(splits) > 1),
-                        run=run,
+                        run=run.name,
                         split=split,
                         x=place / unit if x == "time" else place,
                         y=raw if smoothed is None else smoothed,

@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tformer.metrics import Stat, lower_is_better
-from tformer.support.files import write_text
+from tformer.support.files import write_file, write_text
 from tformer.support.formatting import amount, finite_or_none, mebibytes
-from tformer.viz.curves import Curve, draw_curves
+from tformer.viz.figure import draw_panels
+from tformer.viz.plot.series import Panel, Series, make_series
 from tformer.workflows.sweep.cells import DONE, DROPPED, TRAINED, Result
 from tformer.workflows.sweep.grid import axes_of
 from tformer.workflows.sweep.halving import Ladder
@@ -275,7 +276,7 @@ def _csv(rows: Sequence[dict[str, Any]]) -> str:
     return stream.getvalue()
 
 
-FORMATS = ("svg", "png")
+FORMATS: tuple[Literal["svg", "png"], ...] = ("svg", "png")
 
 
 def draw(plan: Plan, results: Sequence[Result], out: Path) -> list[Path]:
@@ -289,33 +290,32 @@ def draw(plan: Plan, results: Sequence[Result], out: Path) -> list[Path]:
         own = [result for result in results if result.task == task.name]
         validated = any(len(result.curve) > 1 for result in own)
         curves = _mean_curves(own, "curve" if validated else "training_curve")
-        if not any(curve.points for curve in curves):
+        if not any(curve.x.size for curve in curves):
             continue
         stem = "curves" if len(plan.tasks) == 1 else f"curves-{task.name}"
         title = plan.name if len(plan.tasks) == 1 else f"{plan.name}: {task.name}"
+        panel = Panel(f"validation {own[0].metric}" if validated else "training loss", curves)
         for suffix in FORMATS:
-            path = out / f"{stem}.{suffix}"
-            label = f"validation {own[0].metric}" if validated else "training loss"
-            draw_curves(curves, path, title=title, y_label=label, x_label="step")
-            written.append(path)
+            written.append(out / f"{stem}.{suffix}")
+            write_file(written[-1], [draw_panels([panel], suffix, title=title, x_label="step")])
     return written
 
 
-def _mean_curves(results: Sequence[Result], key: str) -> list[Curve]:
+def _mean_curves(results: Sequence[Result], key: str) -> list[Series]:
     """For each variant the mean over its seeds at the steps that all have, with the deviation as a band."""
     variants: dict[tuple[tuple[str, str], ...], list[dict[float, float]]] = {}
     for result in results:
         points: dict[float, float] = dict(getattr(result, key))
         if points:
             variants.setdefault(tuple(result.choices.items()), []).append(points)
-    curves = []
+    curves: list[Series] = []
     for choices, seeds in variants.items():
         label = ", ".join(_named(name, value) for name, value in choices) or "the recipe"
         steps = sorted(set.intersection(*(set(points) for points in seeds)))
         stats = [stat for step in steps if (stat := Stat.of([points[step] for points in seeds])) is not None]
         points_of_mean = [(step, stat.mean) for step, stat in zip(steps, stats, strict=True)]
         spread = [stat.deviation or 0.0 for stat in stats] if len(seeds) > 1 else None
-        curves.append(Curve(label, points_of_mean, None, spread))
+        curves.append(make_series(len(curves), label, points_of_mean, spread))
     return curves
 
 
