@@ -13,7 +13,8 @@ from torch import Tensor
 from tests.nn.attention_cases import arange, context_of, run, weights_tap
 from tests.nn.sparse_cases import REACHES, SCALE, assert_same, call_of, hooks_of, mechanism_of, naive, padding, tensors
 from tests.pairwise import pairwise
-from tformer.nn.attention.bigbird import BigBirdAttention, BigBirdOptions, layout_of, random_blocks
+from tformer.nn.attention.bigbird import BigBirdAttention, BigBirdOptions
+from tformer.nn.attention.bigbird_blocks import Blocks
 from tformer.nn.attention.block_sparse import explicit, kernel
 from tformer.nn.attention.block_sparse.kernel import attend_flex
 from tformer.nn.attention.context import AttentionContext, AttentionInputs
@@ -33,16 +34,18 @@ def make(
 
 
 def drawn(options: BigBirdOptions, block: int, num_blocks: int, causal: bool, layer: int) -> set[int]:
-    index, exists = random_blocks(
-        torch.tensor([[block]]),
-        torch.tensor([[num_blocks]]),
-        count=options.random_blocks,
-        seed=options.seed,
-        layer=layer,
+    blocks = Blocks(
+        size=options.block,
         side=options.window_blocks // 2,
         num_global=options.global_blocks,
+        num_random=options.random_blocks,
+        seed=options.seed,
+        layer=layer,
         causal=causal,
+        offset=torch.tensor([[0]]),
+        count=torch.tensor([[num_blocks]]),
     )
+    index, exists = blocks.random(torch.tensor([[block]]))
     return set(index[exists].tolist())
 
 
@@ -204,11 +207,13 @@ def test_new_queries_behind_a_cache_get_what_the_whole_sequence_gets(
 def test_flex_has_the_same_pattern() -> None:
     """Its rule, run here without its compiler and without gradients."""
     for causal, side in REACHES:
-        options, reach = BigBirdOptions(block=4, random_blocks=2), context_of(40, causal, padding(40, side))
+        mechanism, reach = make(causal=causal), context_of(40, causal, padding(40, side))
         q, k, v = (x.detach() for x in tensors(40))
-        rule = layout_of(options, reach, layer=0).rule(10, start=0)
+        rule = mechanism.blocks(reach).rule(10, start=0)
         found = attend_flex(AttentionInputs(q, k, v, reach, SCALE), rule)
-        torch.testing.assert_close(found, naive(q, k, v, plain_mask(options, reach, 2, 40, 40)), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            found, naive(q, k, v, plain_mask(mechanism.options, reach, 2, 40, 40)), atol=1e-5, rtol=0
+        )
 
 
 # --- random blocks ----------------------------------------------------------------------------------------------------

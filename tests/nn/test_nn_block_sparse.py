@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_leaves
 from tests.nn.attention_cases import arange, context_of, run
 from tests.nn.sparse_cases import HEADS, assert_same, call_of, hooks_of, mechanism_of, padding, tensors
 from tformer.nn.attention import AttentionContext, ProjectionOptions
-from tformer.nn.attention.bigbird import BigBirdOptions, Frame
+from tformer.nn.attention.bigbird import BigBirdOptions
+from tformer.nn.attention.bigbird_frame import Frame
 from tformer.nn.attention.block_sparse import explicit, kernel
 from tformer.nn.attention.block_sparse.kernel import attend_blocks, dense_is_faster
 from tformer.nn.attention.block_sparse.pattern import Pattern, band_of, first_tokens, marked_tokens, put_rows, runs
