@@ -138,10 +138,10 @@ def test_without_data_the_held_out_part_of_the_training_text_is_evaluated(cli, m
 
 
 def test_without_any_data_in_the_recipe_the_built_in_text_is_split(cli, make_run, valid, monkeypatch):
-    from tformer.data.sources.builtin import BUILTINS, BuiltinText
+    from tformer.data.sources.builtin import BUILTINS, DEFAULTS, Builtin
 
-    monkeypatch.setattr(BuiltinText, "default", "builtin:letters")
-    monkeypatch.setitem(BUILTINS, "letters", BuiltinText("letters", lambda: [valid.read_text(encoding="utf-8")]))
+    monkeypatch.setitem(DEFAULTS, "text", "builtin:letters")
+    monkeypatch.setitem(BUILTINS, "letters", Builtin("letters", "text", lambda: [valid.read_text(encoding="utf-8")]))
     found = figures_of(cli, run_on(make_run, "{}"))
     assert found["data"] == "the last 10% of builtin:letters"
     assert found["tokens"] == 341 - int(341 * 0.9) - 1

@@ -27,13 +27,12 @@ import os
 import sys
 import sysconfig
 import textwrap
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, Literal
 
 from tformer.data.permutation import derive_key
 from tformer.data.sources.files import Piece, cut_pieces
@@ -98,13 +97,6 @@ def stdlib_files() -> tuple[Path, ...]:
     return tuple(sorted(found, key=lambda path: path.relative_to(root).as_posix()))
 
 
-def python_sources() -> Iterator[str]:
-    for path in stdlib_files():
-        text = read_source(path)
-        if text:
-            yield text
-
-
 def read_source(path: Path) -> str:
     """A source file's text; empty for the few that are not UTF-8."""
     try:
@@ -122,20 +114,15 @@ def python_docs() -> tuple[str, ...]:
     for path in stdlib_files():
         parts = path.relative_to(root).with_suffix("").parts
         module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        texts[f"module {module}"] = _module_doc(module, read_source(path))
+        tree = ast.parse(read_source(path))
+        lines = _indented(ast.get_docstring(tree), indent=0) + _members(tree, indent=0)
+        texts[f"module {module}"] = "\n".join([f"Module {module}", "", *lines]).rstrip() + "\n" if lines else ""
     # Sorted by a hash of the name, so that the last part, kept for validation, does not consist of topics only.
     return tuple(texts[name] for name in sorted(texts, key=name_hash) if texts[name])
 
 
 def name_hash(name: str) -> bytes:
     return hashlib.blake2b(name.encode(), digest_size=8).digest()
-
-
-def _module_doc(module: str, source: str) -> str:
-    """The docstrings of one module, indented as its code is; empty if it has none."""
-    tree = ast.parse(source)
-    lines = _indented(ast.get_docstring(tree), indent=0) + _members(tree, indent=0)
-    return "\n".join([f"Module {module}", "", *lines]).rstrip() + "\n" if lines else ""
 
 
 def _members(node: ast.AST, *, indent: int) -> list[str]:
@@ -274,19 +261,43 @@ def digit_rows(task: str) -> tuple[PairRow, ...]:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
+Contents = Literal["text", "labels", "pairs"]
+
+DEFAULTS: dict[Contents, str] = {
+    "text": f"{PREFIX}python-docs",
+    "labels": f"{PREFIX}python-packages",
+    "pairs": f"{PREFIX}dates",
+}
+"""What is read where no data is given."""
+
+
 @dataclass(frozen=True)
-class Builtin(ABC):
+class Builtin:
     """A built-in source; all can be read as text.
 
-    `default` is the path that is read where no data is given; `rows_hold` names in messages what rows hold beside text.
+    Attributes:
+        holds: "text": `make` gives documents; else it gives rows with labels, or pairs.
     """
 
     name: str
+    holds: Contents
+    make: Callable[[], Iterable[Any]]
     contents: ClassVar[tuple[()]] = ()
 
-    @abstractmethod
+    def rows(self) -> Iterator[Any]:
+        """Every row of labels or pairs."""
+        yield from self.make()
+
     def texts(self) -> Iterator[str]:
-        """Every document."""
+        """Every document; each row is one."""
+        for item in self.make():
+            match item:
+                case LabelledRow():
+                    yield f"{item.text}\n"
+                case PairRow():
+                    yield f"{item.source}\t{item.target}\n"
+                case _:
+                    yield item
 
     def documents(self) -> Iterator[Piece]:
         """The pieces of every document."""
@@ -294,7 +305,9 @@ class Builtin(ABC):
             yield from cut_pieces(text)
 
     def fingerprint(self) -> str:
-        """Changes with the standard library's files."""
+        """Changes with the standard library's files; that of pairs, which are made from nothing, with the pairs."""
+        if self.holds == "pairs":
+            return hashlib.sha256("".join(self.texts()).encode()).hexdigest()
         digest = hashlib.sha256(f"{self.name}:{sys.version}".encode())
         for path in stdlib_files():
             status = path.stat()
@@ -302,74 +315,24 @@ class Builtin(ABC):
         return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class BuiltinText(Builtin):
-    make: Callable[[], Iterable[str]]
-    default: ClassVar[str] = f"{PREFIX}python-docs"
-
-    def texts(self) -> Iterator[str]:
-        yield from self.make()
-
-
-@dataclass(frozen=True)
-class BuiltinLabelled(Builtin):
-    make: Callable[[], Iterable[LabelledRow]]
-    default: ClassVar[str] = f"{PREFIX}python-packages"
-    rows_hold: ClassVar[str] = "labels"
-
-    def rows(self) -> Iterator[LabelledRow]:
-        yield from self.make()
-
-    def texts(self) -> Iterator[str]:
-        for row in self.make():
-            yield f"{row.text}\n"
-
-
-@dataclass(frozen=True)
-class BuiltinPairs(Builtin):
-    """Pairs made from nothing: as text, one pair a document."""
-
-    make: Callable[[], Iterable[PairRow]]
-    default: ClassVar[str] = f"{PREFIX}dates"
-    rows_hold: ClassVar[str] = "pairs"
-
-    def rows(self) -> Iterator[PairRow]:
-        yield from self.make()
-
-    def texts(self) -> Iterator[str]:
-        for row in self.make():
-            yield f"{row.source}\t{row.target}\n"
-
-    def fingerprint(self) -> str:
-        return hashlib.sha256("".join(self.texts()).encode()).hexdigest()
-
-
-RowBuiltin = TypeVar("RowBuiltin", BuiltinLabelled, BuiltinPairs)
-
 BUILTINS: dict[str, Builtin] = {
     builtin.name: builtin
     for builtin in (
-        BuiltinText("python-docs", python_docs),
-        BuiltinText("python-stdlib", python_sources),
-        BuiltinLabelled("python-packages", package_rows),
-        BuiltinPairs("dates", date_rows),
-        *(BuiltinPairs(task, functools.partial(digit_rows, task)) for task in DIGIT_TASKS),
+        Builtin("python-docs", "text", python_docs),
+        Builtin("python-stdlib", "text", lambda: filter(None, map(read_source, stdlib_files()))),
+        Builtin("python-packages", "labels", package_rows),
+        Builtin("dates", "pairs", date_rows),
+        *(Builtin(task, "pairs", functools.partial(digit_rows, task)) for task in DIGIT_TASKS),
     )
 }
 
 
-def find_builtin(path: str) -> Builtin:
-    """The source of `builtin:NAME`. Raises InputError for an unknown name."""
+def find_builtin(path: str, *, holds: Contents = "text") -> Builtin:
+    """The source of `builtin:NAME`. Raises InputError for an unknown name, and for one without labels or pairs."""
     name = path.removeprefix(PREFIX)
     if name not in BUILTINS:
         raise InputError(f"{path}: no such built-in source", hint=did_you_mean(name, BUILTINS))
+    if holds not in ("text", BUILTINS[name].holds):
+        fitting = ", ".join(f"{PREFIX}{name}" for name, builtin in BUILTINS.items() if builtin.holds == holds)
+        raise InputError(f"{path}: is text without {holds}", hint=f"with {holds}: {fitting}")
     return BUILTINS[name]
-
-
-def find_builtin_rows(path: str, kind: type[RowBuiltin]) -> RowBuiltin:
-    """The source of `builtin:NAME`. Raises InputError for one without rows of this kind."""
-    found = find_builtin(path)
-    if not isinstance(found, kind):
-        fitting = ", ".join(f"{PREFIX}{name}" for name, builtin in BUILTINS.items() if isinstance(builtin, kind))
-        raise InputError(f"{path}: is text without {kind.rows_hold}", hint=f"with {kind.rows_hold}: {fitting}")
-    return found

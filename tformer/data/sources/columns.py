@@ -180,6 +180,11 @@ class Layout(ABC):
         Raises InputError for a column that is missing, ambiguous or used twice.
         """
 
+    @property
+    def keeps_blank_lines(self) -> bool:
+        """Whether a blank line of csv and tsv is a row without values; else it is skipped."""
+        return False
+
     def accepts_plain_text(self, named: Mapping[str, str | int]) -> bool:
         """Whether lines of plain text are rows."""
         return False
@@ -195,17 +200,25 @@ class LabelledLayout(Layout):
 
     Attributes:
         needs_label: False: rows may have no label, also if its column was named, and lines of plain text are rows.
-        numeric_label: the label is a score: columns with a score's name, or with numbers, are preferred.
+        numeric_label: the label is a score, a finite number also in float32: columns with a score's name, or with
+            numbers, are preferred.
+        multi_label: there may be any number of labels, joined by `separator`, or none.
     """
 
     needs_label: bool = True
     numeric_label: bool = False
+    multi_label: bool = False
+    separator: str = "|"
 
     roles: ClassVar[tuple[str, ...]] = ("text", "text2", "label")
 
     @property
     def required(self) -> tuple[str, ...]:
         return self.roles if self.needs_label else ("text", "text2")
+
+    @property
+    def keeps_blank_lines(self) -> bool:
+        return not self.needs_label  # answers stay aligned with the input
 
     def accepts_plain_text(self, named: Mapping[str, str | int]) -> bool:
         return not self.needs_label and not named

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import IO, Any, ClassVar, NamedTuple, Protocol
 
 from tformer.data.sources.remote import RemoteFile, find, is_url
 from tformer.support.errors import InputError, StorageError
@@ -38,7 +38,6 @@ HEAD_BYTES = 8192  # in which a binary file shows
 MAX_ROW_CHARACTERS = 1 << 26  # of jsonl, csv and tsv, where a row is parsed whole
 
 FilePath = Path | RemoteFile
-Item = TypeVar("Item")
 
 MAGIC_HINTS = (  # for files that are not UTF-8
     (b"\xff\xfe", "it looks like UTF-16: convert it, for example with `iconv -f UTF-16 -t UTF-8`"),
@@ -226,7 +225,10 @@ def _decompress(file: IO[bytes], name: str, ending: str) -> Iterator[bytes]:
             raise InputError(f"{name}: damaged {ending} data {place}: {error}") from error
         waiting, at_start = b"", False
         if decoder.eof:
-            waiting = _skip_zero_padding(decoder.unused_data, file, step)
+            waiting = decoder.unused_data.lstrip(b"\0")
+            # Tapes and block devices pad with zeros, with which no compressed member starts.
+            while not waiting and (data := file.read(step)):
+                waiting = data.lstrip(b"\0")
             decoder, at_start, member = _decompressor(ending), True, file.tell() - len(waiting)
         ready.append(output)
         ready_bytes += len(output)
@@ -238,17 +240,6 @@ def _decompress(file: IO[bytes], name: str, ending: str) -> Iterator[bytes]:
         raise InputError(f"{name}: damaged {ending} data: it ends at byte {file.tell()}, before its content does")
     if ready_bytes:
         yield b"".join(ready)
-
-
-def _skip_zero_padding(waiting: bytes, file: IO[bytes], step: int) -> bytes:
-    """The data behind zeros, with which tapes and block devices pad and no compressed member starts."""
-    waiting = waiting.lstrip(b"\0")
-    while not waiting:
-        data = file.read(step)
-        if not data:
-            return b""
-        waiting = data.lstrip(b"\0")
-    return waiting
 
 
 # -- changes -----------------------------------------------------------------------------------------------------------
@@ -560,15 +551,11 @@ class SourceSpec(Protocol):
 
 
 class Part(Protocol):
-    """One file of a source, or a built-in text."""
+    """One file of a source, two aligned files, or a built-in source."""
 
     @property
     def contents(self) -> tuple[Content, ...]: ...
     def fingerprint(self) -> str: ...
-
-
-class HasSize(Protocol):
-    def size_bytes(self) -> int | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -592,13 +579,13 @@ class Source:
             digest.update(f"{part.fingerprint()}\n".encode())
         return digest.hexdigest()
 
-    def _items(self, read: Callable[[Any], Iterator[Item]]) -> Iterator[Item]:
-        """What `read` gives of every part. Raises InputError if a file has changed since the source was opened."""
+    def _items(self, method: str) -> Iterator[Any]:
+        """What this method of every part gives. Raises InputError if a file changed since the source was opened."""
         for part in self.parts:
             for content in part.contents:
                 content.origin.content()  # sampled before and after
             with unchanged(*(content.origin for content in part.contents)):
-                yield from read(part)
+                yield from getattr(part, method)()
 
     def samples(self) -> str:
         """What the fingerprint leaves out: "+" and a sha256 of the samples of its large files; "" without any.
@@ -618,7 +605,7 @@ class Source:
         return total_bytes(chain(*contents)) if all(contents) else None
 
 
-def total_bytes(items: Iterable[HasSize]) -> int | None:
-    """The sum of their sizes, for progress; None if one is unknown."""
+def total_bytes(items: Iterable[Any]) -> int | None:
+    """The sum of what their `size_bytes()` give, for progress; None if one is unknown."""
     sizes = [item.size_bytes() for item in items]
-    return None if None in sizes else sum(size for size in sizes if size is not None)
+    return None if None in sizes else sum(sizes)

@@ -83,38 +83,48 @@ class _File:
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Encoded images in a fixed order, sorted by path.
+    """Encoded images in a fixed order, sorted by path; or the images of an IDX file.
 
     Attributes:
         places: the name of each image in messages.
-        classes: the class folder of each; None without labels.
+        classes: the class of each, by its folder or its label; None without labels.
         read: number -> the file's bytes; may be called from several threads.
+        images_NYX: of an IDX file, which has no encoded images to `read`; None for others.
     """
 
     places: tuple[str, ...]
     classes: tuple[str, ...] | None
     fingerprint: str
-    read: Callable[[int], bytes]
+    read: Callable[[int], bytes] = lambda number: b""
+    images_NYX: np.ndarray | None = None
 
     def decode(self, number: int, *, size: int, channels: int) -> Decoded:
         """One image; call it inside `pillow_warnings`."""
+        if self.images_NYX is not None:
+            return fit_image(Image.fromarray(self.images_NYX[number]), size=size, channels=channels)
         return decode_image(self.read(number), name=self.places[number], size=size, channels=channels)
 
     def native_size(self, number: int) -> tuple[int, int]:
         """(pixels of the shorter side, channels) of one image; call it inside `pillow_warnings`."""
+        if self.images_NYX is not None:
+            return min(self.images_NYX.shape[1:]), 1
         image = open_image(self.read(number), name=self.places[number])
         return min(image.size), 1 if image.mode in GREY_MODES else 3
 
     def pixels(self, *, size: int, channels: int) -> np.ndarray | None:
-        """uint8 [N, C, Y, X] of images that need no decoding: none."""
-        return None
+        """uint8 [N, C, Y, X] if the images need no decoding: grey ones of an IDX file, of this size."""
+        if self.images_NYX is None or channels != 1 or self.images_NYX.shape[1:] != (size, size):
+            return None
+        return self.images_NYX[:, None]
 
 
 def find_images(path: Path, *, needs_label: bool) -> ImageFiles:
-    """The images of a path, listed without reading one.
+    """The images of a path, listed without reading one; those of an IDX file are read, with the labels beside it.
 
     Raises InputError: nothing there, a file that is no image, no classes, a class without images, a damaged zip.
     """
+    if path.is_file() and is_idx(path):
+        return open_idx(path, needs_label=needs_label)
     read: Callable[[Any], bytes] = read_file
 
     def read_unchanged(number: int) -> bytes:
@@ -367,26 +377,7 @@ def fit_image(image: Image.Image, *, size: int, channels: int) -> Decoded:
 # -- IDX ---------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class IdxImages:
-    """The images of an IDX file, with the attributes and methods of `ImageFiles`."""
-
-    places: tuple[str, ...]
-    classes: tuple[str, ...] | None
-    fingerprint: str
-    images_NYX: np.ndarray
-
-    def decode(self, number: int, *, size: int, channels: int) -> Decoded:
-        return fit_image(Image.fromarray(self.images_NYX[number]), size=size, channels=channels)
-
-    def native_size(self, number: int) -> tuple[int, int]:
-        return min(self.images_NYX.shape[1:]), 1
-
-    def pixels(self, *, size: int, channels: int) -> np.ndarray | None:
-        return self.images_NYX[:, None] if channels == 1 and self.images_NYX.shape[1:] == (size, size) else None
-
-
-def open_idx(path: Path, *, needs_label: bool) -> IdxImages:
+def open_idx(path: Path, *, needs_label: bool) -> ImageFiles:
     """The images of an IDX file, with the labels beside it if they are needed."""
     with unchanged(FoundFile(path)):
         images_NYX = read_idx_images(path)
@@ -397,7 +388,7 @@ def open_idx(path: Path, *, needs_label: bool) -> IdxImages:
         digest.update(labels.data)
         classes = tuple(map(str, labels.tolist()))
     places = tuple(f"{path}#{number}" for number in range(len(images_NYX)))
-    return IdxImages(places, classes, digest.hexdigest(), images_NYX)
+    return ImageFiles(places, classes, digest.hexdigest(), images_NYX=images_NYX)
 
 
 def is_idx(path: Path) -> bool:

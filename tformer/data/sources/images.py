@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tformer.data.sources.files import expanded
-from tformer.data.sources.image_files import LAYOUT_HINT, MODES, Decoded, find_images, is_idx, open_idx, pillow_warnings
+from tformer.data.sources.image_files import LAYOUT_HINT, MODES, Decoded, find_images, pillow_warnings
 from tformer.data.sources.labelled import LabelIndex, hold_out
 from tformer.data.sources.remote import is_url
 from tformer.support.errors import InputError
@@ -109,9 +109,7 @@ def survey_images(path: str) -> tuple[int, int, int]:
     place = expanded(path)
     if is_url(path) or not place.exists():
         raise InputError(f"{path}: no such file or directory")
-    found = (
-        open_idx(place, needs_label=True) if place.is_file() and is_idx(place) else find_images(place, needs_label=True)
-    )
+    found = find_images(place, needs_label=True)
     total = len(found.places)
     chosen = np.arange(min(total, SURVEYED_IMAGES)) * total // min(total, SURVEYED_IMAGES)
     with pillow_warnings():
@@ -151,8 +149,7 @@ def open_images(
         )
     if channels not in MODES:
         raise InputError(f"{path}: images have 1 channel (grey) or 3 (colour), found a model with {channels}")
-    from_idx = place.is_file() and is_idx(place)
-    found = open_idx(place, needs_label=needs_label) if from_idx else find_images(place, needs_label=needs_label)
+    found = find_images(place, needs_label=needs_label)
     decode = functools.partial(found.decode, size=size, channels=channels)
     pixels = found.pixels(size=size, channels=channels)
     labels, names = None, tuple(label_names)
@@ -178,7 +175,14 @@ def open_images(
     if pixels is None:
         pixels, resized, recoloured = _decode_many(decode, np.arange(count), shape, name=str(path), work=work)
     images.gather = pixels.__getitem__
-    images.notes = _notes(str(path), count, resized=resized, recoloured=recoloured, size=size, channels=channels)
+    if resized:
+        images.notes += (
+            f"{path}: {resized:,} of {count:,} images were not {size}x{size}: "
+            "resized by the shorter side, then the middle was cut out",
+        )
+    if recoloured:
+        change = "grey images were given three equal channels" if channels == 3 else "colour images were made grey"
+        images.notes += (f"{path}: {recoloured:,} of {count:,} {change}",)
     return images
 
 
@@ -221,19 +225,6 @@ def to_pixels(images_BCYX: np.ndarray, mean: Sequence[float], std: Sequence[floa
     values *= torch.from_numpy(scale / 255).float().view(per_channel)
     values += torch.from_numpy(offset).float().view(per_channel)
     return values
-
-
-def _notes(path: str, count: int, *, resized: int, recoloured: int, size: int, channels: int) -> tuple[str, ...]:
-    notes: list[str] = []
-    if resized:
-        notes.append(
-            f"{path}: {resized:,} of {count:,} images were not {size}x{size}: "
-            "resized by the shorter side, then the middle was cut out"
-        )
-    if recoloured:
-        change = "grey images were given three equal channels" if channels == 3 else "colour images were made grey"
-        notes.append(f"{path}: {recoloured:,} of {count:,} {change}")
-    return tuple(notes)
 
 
 def _decode_many(

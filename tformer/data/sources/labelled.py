@@ -10,15 +10,14 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import methodcaller
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
 from tformer.data.permutation import derive_key, permute_by_network
-from tformer.data.sources.builtin import PREFIX, BuiltinLabelled, find_builtin_rows
+from tformer.data.sources.builtin import DEFAULTS, PREFIX, find_builtin
 from tformer.data.sources.columns import Column, LabelledLayout, is_number
-from tformer.data.sources.files import Content, Part, Source, SourceSpec, format_ending, locate
+from tformer.data.sources.files import Source, SourceSpec, format_ending, locate
 from tformer.data.sources.tables import FORMATS, LabelledRow, Table, guessed_columns, open_tables, whole_characters
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.formatting import shortened
@@ -30,49 +29,22 @@ MAX_SCORE = float(np.finfo(np.float32).max)  # models compute in float32
 
 
 @dataclass(frozen=True)
-class LabelRule:
-    """What a label may be."""
-
-    needed: bool = True
-    numeric: bool = False  # a finite number, also in float32
-    multi: bool = False  # any number of labels, also none
-    separator: str = "|"
-
-
-@dataclass(frozen=True)
-class LabelledTable:
+class LabelledTable(Table):
     """A table read as labelled rows."""
 
-    table: Table
-    rule: LabelRule
+    layout: LabelledLayout
 
-    def rows(self) -> Iterator[LabelledRow]:
-        """Every row; without `rule.needed` also blank lines, so that answers stay aligned with the input."""
-        has_text2, has_label = "text2" in self.table.columns, "label" in self.table.columns
-        errors = self.table.content.errors
-        for place, values in self.table.rows(blank_lines=not self.rule.needed):
-            if not values:
-                yield LabelledRow("", "" if has_text2 else None, None, place)
-                continue
-            label = read_label(values[-1], self.rule, place=place, errors=errors) if has_label else None
-            yield LabelledRow(values[0], values[1] if has_text2 else None, label, place)
+    def row(self, place: str, values: list[Any]) -> LabelledRow:
+        has_text2 = "text2" in self.columns
+        if not values:
+            return LabelledRow("", "" if has_text2 else None, None, place)
+        label = None
+        if "label" in self.columns:
+            label = read_label(values[-1], self.layout, place=place, errors=self.content.errors)
+        return LabelledRow(values[0], values[1] if has_text2 else None, label, place)
 
-    def fingerprint(self) -> str:
-        # Numbers of columns: a resumed run names the columns that its first start guessed.
-        text, text2, label = (self.table.columns.get(role, (None,))[0] for role in self.table.layout.roles)
-        content = self.table.content
-        has_no_names = self.table.names is None
-        return f"{self.table.format}:{has_no_names}:{text}:{text2}:{label}:{content.errors}:{content.fingerprint()}"
-
-    @property
-    def contents(self) -> tuple[Content, ...]:
-        return (self.table.content,)
-
-
-class LabelledPart(Part, Protocol):
-    """One table, or a built-in text."""
-
-    def rows(self) -> Iterator[LabelledRow]: ...
+    def columns_key(self) -> str:
+        return ":".join(str(self.columns.get(role, (None,))[0]) for role in self.layout.roles)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +56,6 @@ class LabelledSource(Source):
         text_column, text2_column, label_column: names or numbers in the (first) file; None: there is no such column.
     """
 
-    parts: tuple[LabelledPart, ...]
     has_text2: bool
     has_label: bool
     text_column: Column = None
@@ -93,7 +64,7 @@ class LabelledSource(Source):
 
     def rows(self) -> Iterator[LabelledRow]:
         """Every row in order. Raises InputError with file and line of a wrong row."""
-        return self._items(methodcaller("rows"))
+        return self._items("rows")
 
 
 def open_labelled(
@@ -117,30 +88,29 @@ def open_labelled(
     Raises InputError: what cannot be read, no rows, a column that is missing or ambiguous, sources of which only some
     have two texts a row, weights (rows are not mixed).
     """
-    rule = LabelRule(needed=needs_label, numeric=numeric_label, multi=multi_label, separator=separator)
+    layout = LabelledLayout(needs_label, numeric_label, multi_label, separator)
     if len(specs) > 1 and any(spec.weight is not None for spec in specs):
         raise InputError("data.train: labelled sources have no weights: every row is read once in an epoch")
-    paths = [spec.path for spec in specs] or [BuiltinLabelled.default]
-    sources = [_open(path, columns, errors, rule) for path in paths]
+    paths = [spec.path for spec in specs] or [DEFAULTS["labels"]]
+    sources = [_open(path, columns, errors, layout) for path in paths]
     _require_same_texts([(source.name, source.has_text2) for source in sources])
     return sources
 
 
-def _open(path: str, columns: object, errors: Errors, rule: LabelRule) -> LabelledSource:
+def _open(path: str, columns: object, errors: Errors, layout: LabelledLayout) -> LabelledSource:
     if path.startswith(PREFIX):
-        builtin = find_builtin_rows(path, BuiltinLabelled)
-        if rule.numeric:
+        builtin = find_builtin(path, holds="labels")
+        if layout.numeric_label:
             raise InputError(f"{path}: has classes, no scores", hint="give a file with a column of numbers")
         return LabelledSource(name=path, parts=(builtin,), has_text2=False, has_label=True)
-    endings = {*FORMATS} if rule.needed else {*FORMATS, ".txt"}
+    endings = {*FORMATS} if layout.needs_label else {*FORMATS, ".txt"}
     found = locate(path, is_known=lambda place: format_ending(place) in endings, known=", ".join(sorted(endings)))
-    layout = LabelledLayout(needs_label=rule.needed, numeric_label=rule.numeric)
-    tables = open_tables(found, layout, errors=errors, columns=columns)
+    tables = open_tables(LabelledTable, found, layout, errors=errors, columns=columns)
     _require_same_texts([(table.content.name, "text2" in table.columns) for table in tables])
     first = tables[0]
     return LabelledSource(
         name=found.name,
-        parts=tuple(LabelledTable(table, rule) for table in tables),
+        parts=tuple(tables),
         has_text2="text2" in first.columns,
         has_label=all("label" in table.columns for table in tables),
         notes=(*found.notes, *guessed_columns(tables)),
@@ -228,13 +198,13 @@ class LabelIndex:
         return number
 
 
-def read_label(value: Any, rule: LabelRule, *, place: str, errors: Errors = "strict") -> str | None:
+def read_label(value: Any, layout: LabelledLayout, *, place: str, errors: Errors = "strict") -> str | None:
     """A label as text, also from a number, a truth value or a list of jsonl and Parquet.
 
-    None if it is missing and not needed. Raises InputError for a label that breaks the rule.
+    None if it is missing and not needed. Raises InputError for a label that the layout does not allow.
     """
     if isinstance(value, list):
-        label = _join(value, rule, place=place)
+        label = _join(value, layout, place=place)
     elif isinstance(value, bool):
         label = str(value).lower()
     elif value is None or isinstance(value, str | int | float):
@@ -242,11 +212,11 @@ def read_label(value: Any, rule: LabelRule, *, place: str, errors: Errors = "str
     else:
         raise InputError(f"{place}: the label should be text or a number, found {type(value).__name__}")
     label = whole_characters(label, place=place, errors=errors)
-    if not rule.needed:
+    if not layout.needs_label:
         return label or None
-    if not label and not rule.multi:
+    if not label and not layout.multi_label:
         raise InputError(f"{place}: the label is {'empty' if value == value else 'NaN'}")
-    if rule.numeric:
+    if layout.numeric_label:
         if not (is_number(label) and math.isfinite(float(label))):
             raise InputError(f"{place}: the label '{_short(label)}' is not a finite number, which a score must be")
         if abs(float(label)) > MAX_SCORE:
@@ -254,20 +224,20 @@ def read_label(value: Any, rule: LabelRule, *, place: str, errors: Errors = "str
     return label
 
 
-def _join(values: Sequence[Any], rule: LabelRule, *, place: str) -> str:
+def _join(values: Sequence[Any], layout: LabelledLayout, *, place: str) -> str:
     for value in values:
         if not isinstance(value, str):
             raise InputError(f"{place}: the labels in a list should be text, found {type(value).__name__}")
-        if rule.separator in value:
+        if layout.separator in value:
             raise InputError(
-                f"{place}: the label '{value}' holds the separator of labels, '{rule.separator}'",
+                f"{place}: the label '{value}' holds the separator of labels, '{layout.separator}'",
                 hint="choose another with --set data.label_separator=...",
             )
-    if len(values) != 1 and not rule.multi and rule.needed:
+    if len(values) != 1 and not layout.multi_label and layout.needs_label:
         raise InputError(
             f"{place}: expected one label, found {len(values)}", hint="--objective multi_label learns several"
         )
-    return rule.separator.join(values)
+    return layout.separator.join(values)
 
 
 def _short(label: str) -> str:

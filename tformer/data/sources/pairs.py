@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from operator import methodcaller
 from pathlib import Path
 from typing import Protocol
 
-from tformer.data.sources.builtin import PREFIX, BuiltinPairs, find_builtin_rows
+from tformer.data.sources.builtin import DEFAULTS, PREFIX, find_builtin
 from tformer.data.sources.columns import Column, PairLayout
 from tformer.data.sources.files import Content, Part, Source, SourceSpec, expanded, format_ending, locate, split_lines
 from tformer.data.sources.tables import FORMATS, PairRow, Table, guessed_columns, open_tables, table_format
@@ -37,12 +36,6 @@ def with_prefix(prefix: str, source: str) -> str:
     return source if blank or source.startswith(prefix) else prefix + source
 
 
-class PairPart(Part, Protocol):
-    """One table, two aligned files, or built-in pairs."""
-
-    def rows(self) -> Iterator[PairRow]: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class PairSource(Source):
     """An opened source of pairs.
@@ -53,38 +46,28 @@ class PairSource(Source):
         columns: (source, target) of every table, as a user can name them.
     """
 
-    parts: tuple[PairPart, ...]
     prefix: str = ""
     task: str = ""
     columns: frozenset[tuple[Column, Column]] = frozenset()
 
     def rows(self) -> Iterator[PairRow]:
         """Every row in order. Raises InputError with file and line of a wrong row."""
-        for row in self._items(methodcaller("rows")):
+        for row in self._items("rows"):
             yield PairRow(with_prefix(self.prefix, row.source), row.target, row.place, self.task)
 
     def _settings(self) -> str:
         return repr((self.prefix, self.task))
 
 
-@dataclass(frozen=True)
-class PairTable:
+class PairTable(Table):
     """A table read as pairs."""
 
-    table: Table
+    def row(self, place: str, values: list[str]) -> PairRow:
+        source, target = values
+        return PairRow(source, target, place)
 
-    def rows(self) -> Iterator[PairRow]:
-        for place, (source, target) in self.table.rows():
-            yield PairRow(source, target, place)
-
-    def fingerprint(self) -> str:
-        table = self.table
-        columns = ":".join(str(table.columns[role]) for role in table.layout.roles)
-        return f"{table.format}:{table.names is None}:{columns}:{table.content.errors}:{table.content.fingerprint()}"
-
-    @property
-    def contents(self) -> tuple[Content, ...]:
-        return (self.table.content,)
+    def columns_key(self) -> str:
+        return ":".join(str(self.columns[role]) for role in self.layout.roles)
 
 
 @dataclass(frozen=True)
@@ -135,7 +118,7 @@ def open_pairs(
     ambiguous.
     """
     if not specs:
-        return [PairSource(name=BuiltinPairs.default, parts=(find_builtin_rows(BuiltinPairs.default, BuiltinPairs),))]
+        return [PairSource(name=DEFAULTS["pairs"], parts=(find_builtin(DEFAULTS["pairs"]),))]
     return [_open(spec, columns, preferred, errors) for spec in specs]
 
 
@@ -146,7 +129,7 @@ def shared_columns(sources: Sequence[PairSource]) -> tuple[Column, Column] | Non
 
 
 def _open(spec: PairSpec, columns: object, preferred: object, errors: Errors) -> PairSource:
-    name, parts = spec.path, tuple[PairPart, ...]()
+    name, parts = spec.path, tuple[Part, ...]()
     notes: tuple[str, ...] = ()
     named: frozenset[tuple[Column, Column]] = frozenset()
     if spec.target_path is not None:
@@ -154,11 +137,11 @@ def _open(spec: PairSpec, columns: object, preferred: object, errors: Errors) ->
         aligned.require_same_lines()
         name, parts = aligned.source.name, (aligned,)
     elif spec.path.startswith(PREFIX):
-        parts = (find_builtin_rows(spec.path, BuiltinPairs),)
+        parts = (find_builtin(spec.path, holds="pairs"),)
     else:
         found = locate(spec.path, is_known=lambda path: table_format(path) is not None, known=", ".join(FORMATS))
-        tables = open_tables(found, PairLayout(), errors=errors, columns=columns, preferred=preferred)
-        name, parts = found.name, tuple(map(PairTable, tables))
+        tables = open_tables(PairTable, found, PairLayout(), errors=errors, columns=columns, preferred=preferred)
+        name, parts = found.name, tuple(tables)
         notes = (*found.notes, *guessed_columns(tables))
         named = frozenset((table.column("source"), table.column("target")) for table in tables)
     return PairSource(

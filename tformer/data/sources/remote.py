@@ -40,6 +40,7 @@ CACHE_BYTES = 4 << 30
 CACHE_BYTES_VARIABLE = "TFORMER_REMOTE_CACHE_BYTES"
 FOLDER = "remote"  # of the cache
 EDGE_BYTES = 1 << 20  # hashed at each end of a file for which the store has neither a version nor a time
+NO_PARTS, DOWNLOAD = "the server does not send parts of this file", "download it, and give the file"
 WAITS = (0.5, 1.0, 2.0, 4.0)  # seconds before each further try
 REFUSED = (400, 401, 403, 405, 416)  # statuses of HTTP that are final: another try would give the same
 
@@ -85,13 +86,19 @@ class RemoteFile:
 
     def block(self, number: int) -> bytes:
         """The bytes of one block, from the cache or the store."""
+        from tformer.support.device import default_cache_dir  # which imports torch
+
+        path = default_cache_dir() / FOLDER / f"{self.fingerprint()[:32]}-{number:06d}.part"
         start = number * BLOCK_BYTES
-        stop = min(start + BLOCK_BYTES, self.size)
-        cached = _BlockFile(self.fingerprint()[:32], number)
-        data = cached.read(stop - start)
-        if data is None:
-            data = _read_range(self.url, start, stop)
-            cached.write(data)
+        count = min(BLOCK_BYTES, self.size - start)
+        with contextlib.suppress(OSError, InputError):  # not there
+            kept = files.read_bounded(path, max_bytes=count + 4)
+            data = kept[4:]
+            if len(data) == count and zlib.crc32(data) == int.from_bytes(kept[:4], "little"):  # else damaged
+                os.utime(path)
+                return data
+        data = _read_range(self.url, start, start + count)
+        _keep(data, path)
         return data
 
     def require_unchanged(self) -> None:
@@ -112,9 +119,6 @@ class _Reader(io.RawIOBase):
 
     def seekable(self) -> bool:
         return True
-
-    def tell(self) -> int:
-        return self._place
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._file.size}[whence]
@@ -147,7 +151,7 @@ def _described(url: str, info: dict[str, Any]) -> RemoteFile:
     if info.get("type") == "directory":
         raise InputError(f"{url}: expected a file, found a folder")
     if info.get("size") is None or info.get("partial") is False:
-        raise InputError(f"{url}: the server does not send parts of this file", hint="download it, and give the file")
+        raise InputError(f"{url}: {NO_PARTS}", hint=DOWNLOAD)
     size = int(info["size"])
     key = next((key for key in (*VERSION_KEYS, *TIME_KEYS) if info.get(key)), None)
     value = None if key is None else info[key]
@@ -189,16 +193,16 @@ def _read_range(url: str, start: int, stop: int) -> bytes:
     if start == stop:
         return b""
     system, path = _system(url)
-    data: bytes = _tried(url, lambda: _whole(system.cat_file(path, start=start, end=stop), url, stop - start))
-    return data
 
+    def read() -> bytes:
+        data: bytes = system.cat_file(path, start=start, end=stop)
+        if len(data) > stop - start:
+            raise InputError(f"{url}: {NO_PARTS}", hint=DOWNLOAD)
+        if len(data) < stop - start:
+            raise ConnectionError(f"{len(data):,} bytes came, expected {stop - start:,}")
+        return data
 
-def _whole(data: bytes, url: str, count: int) -> bytes:
-    if len(data) > count:
-        raise InputError(f"{url}: the server does not send parts of this file", hint="download it, and give the file")
-    if len(data) < count:
-        raise ConnectionError(f"{len(data):,} bytes came, expected {count:,}")
-    return data
+    return _tried(url, read)
 
 
 def _system(url: str) -> tuple[Any, str]:
@@ -245,57 +249,31 @@ def _tried(url: str, action: Callable[[], Result]) -> Result:
 # -- the cache ---------------------------------------------------------------------------------------------------------
 
 
-class _BlockFile:
-    """A block in the cache: the crc32 of its bytes, and the bytes. Without a writable cache reading is slower."""
+def _keep(data: bytes, path: Path) -> None:
+    """Write a block into the cache: the crc32 of its bytes, and the bytes. Without a writable cache reading is slower.
 
-    def __init__(self, key: str, number: int) -> None:
-        from tformer.support.device import default_cache_dir  # which imports torch
-
-        self.folder = default_cache_dir() / FOLDER
-        self.path = self.folder / f"{key}-{number:06d}.part"
-
-    def read(self, count: int) -> bytes | None:
-        """The bytes; None if they are not there, or damaged."""
-        with contextlib.suppress(OSError, InputError):
-            data = files.read_bounded(self.path, max_bytes=count + 4)
-            if len(data) == count + 4 and zlib.crc32(data[4:]) == int.from_bytes(data[:4], "little"):
-                os.utime(self.path)
-                return data[4:]
-        return None
-
-    def write(self, data: bytes) -> None:
-        limit = _cache_bytes()
-        if len(data) > limit:
-            return
-        with contextlib.suppress(OSError, TformerError):
-            files.make_folders(self.folder)
-            _make_room(self.folder, limit - len(data))
-            temporary = self.path.with_name(f"{files.TEMPORARY}{os.getpid()}")
-            temporary.write_bytes(zlib.crc32(data).to_bytes(4, "little") + data)
-            files.rename(temporary, self.path)
-
-
-def _cache_bytes() -> int:
+    The least recently used blocks are removed until there is room.
+    """
     given = os.environ.get(CACHE_BYTES_VARIABLE)
-    if given is None:
-        return CACHE_BYTES
-    limit = whole_number(given)
+    limit = CACHE_BYTES if given is None else whole_number(given)
     if limit is None or limit < 0:
         raise InputError(f"{CACHE_BYTES_VARIABLE} must be a number of bytes, found '{given}'")
-    return limit
-
-
-def _make_room(folder: Path, limit: int) -> None:
-    """Remove the least recently used blocks until the others have at most `limit` bytes."""
-    found = []
-    for path in folder.iterdir():
-        with contextlib.suppress(OSError):  # removed by another process
-            status = path.stat()
-            found.append((status.st_mtime_ns, status.st_size, path))
-    size = sum(size for _, size, _ in found)
-    for _, block_bytes, path in sorted(found):
-        if size <= limit:
-            return
-        with contextlib.suppress(OSError):
-            files.unlink(path)
-        size -= block_bytes
+    if len(data) > limit:
+        return
+    with contextlib.suppress(OSError, TformerError):
+        files.make_folders(path.parent)
+        found = []
+        for other in path.parent.iterdir():
+            with contextlib.suppress(OSError):  # removed by another process
+                status = other.stat()
+                found.append((status.st_mtime_ns, status.st_size, other))
+        size = sum(size for _, size, _ in found)
+        for _, block_bytes, other in sorted(found):
+            if size <= limit - len(data):
+                break
+            with contextlib.suppress(OSError):
+                files.unlink(other)
+            size -= block_bytes
+        temporary = path.with_name(f"{files.TEMPORARY}{os.getpid()}")
+        temporary.write_bytes(zlib.crc32(data).to_bytes(4, "little") + data)
+        files.rename(temporary, path)

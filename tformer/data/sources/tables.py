@@ -9,11 +9,12 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tformer.data.sources.columns import (
     ROLES,
@@ -64,9 +65,12 @@ def table_format(path: FilePath) -> str | None:
     return FORMATS.get(format_ending(path))
 
 
+SomeTable = TypeVar("SomeTable", bound="Table")
+
+
 @dataclass(frozen=True)
-class Table:
-    """An opened table.
+class Table(ABC):
+    """An opened table; a subclass makes its rows.
 
     Attributes:
         format: a value of `FORMATS`, or `LINES`.
@@ -83,24 +87,34 @@ class Table:
     columns: Chosen
     guessed: bool
 
-    def rows(self, *, blank_lines: bool = False) -> Iterator[tuple[str, list[Any]]]:
-        """(place as "file.tsv:17", values in the order of `columns`) of every row.
+    @abstractmethod
+    def row(self, place: str, values: list[Any]) -> Any:
+        """The row of these values, which are in the order of `columns`; none for a blank line that is kept.
 
         A label of jsonl and Parquet is as it was written, and None where it is missing and not required; all other
         values are text.
-
-        Args:
-            blank_lines: give no values for a blank line of csv and tsv, which is skipped otherwise.
-
-        Raises InputError with the place of a wrong row.
         """
+
+    @abstractmethod
+    def columns_key(self) -> str:
+        """Numbers of columns, for the fingerprint: a resumed run names the columns that its first start guessed."""
+
+    def rows(self) -> Iterator[Any]:
+        """Every row. Raises InputError with the place ("file.tsv:17") of a wrong one."""
         if self.format == LINES:
             for number, line in enumerate(split_lines(self.content.texts(), name=self.content.name), 1):
-                yield f"{self.content.name}:{number}", [line.removesuffix("\n")]
-        elif self.format in DELIMITED:
-            yield from self._delimited_rows(blank_lines)
+                yield self.row(f"{self.content.name}:{number}", [line.removesuffix("\n")])
         else:
-            yield from self._typed_rows()
+            for place, values in self._delimited_rows() if self.format in DELIMITED else self._typed_rows():
+                yield self.row(place, values)
+
+    def fingerprint(self) -> str:
+        content, has_no_names = self.content, self.names is None
+        return f"{self.format}:{has_no_names}:{self.columns_key()}:{content.errors}:{content.fingerprint()}"
+
+    @property
+    def contents(self) -> tuple[Content, ...]:
+        return (self.content,)
 
     def column(self, role: str) -> Column:
         """How a user can name the column or columns of a role; None: it has none."""
@@ -113,13 +127,13 @@ class Table:
         parts = [f"{ROLES[role]} in column {self.column(role)!r}" for role in self.columns]
         return ", ".join(parts) + ("" if self.names is not None else " (counted from 0; there is no row of names)")
 
-    def _delimited_rows(self, blank_lines: bool) -> Iterator[tuple[str, list[str]]]:
+    def _delimited_rows(self) -> Iterator[tuple[str, list[str]]]:
         name, columns = self.content.name, list(self.columns.values())
         has_joined = any(len(numbers) > 1 for numbers in columns)
         below_names = self.names is None
         for number, cells in delimited_cells(self.content, self.format):
             if not cells:
-                if blank_lines:
+                if self.layout.keeps_blank_lines:
                     yield f"{name}:{number}", []
             elif not below_names:
                 below_names = True
@@ -163,7 +177,9 @@ class Table:
             )
 
 
-def open_table(content: Content, layout: Layout, *, columns: object, preferred: object = None) -> Table:
+def _open_table(
+    kind: type[SomeTable], content: Content, layout: Layout, *, columns: object, preferred: object
+) -> SomeTable:
     """Finds the format of a table and the columns of its roles.
 
     Args:
@@ -176,7 +192,7 @@ def open_table(content: Content, layout: Layout, *, columns: object, preferred: 
     wished = {role: column for role, column in layout.named(preferred).items() if column not in named.values()}
     format = _find_format(content, layout, wished | named)
     if format == LINES:
-        return Table(content, layout, format, None, 1, {"text": (0,)}, guessed=False)
+        return kind(content, layout, format, None, 1, {"text": (0,)}, guessed=False)
     if wished:
         head = _head(content, format, layout, {})
         first = head.names or (head.rows[0] if head.rows else ())
@@ -194,15 +210,15 @@ def open_table(content: Content, layout: Layout, *, columns: object, preferred: 
             for number in numbers:
                 require_single(head.names, head.names[number], name=content.name)
     guessed = bool(chosen.keys() - named.keys())
-    return Table(content, layout, format, head.names, head.width, chosen, guessed=guessed)
+    return kind(content, layout, format, head.names, head.width, chosen, guessed=guessed)
 
 
 def open_tables(
-    found: Found, layout: Layout, *, errors: Errors, columns: object, preferred: object = None
-) -> list[Table]:
+    kind: type[SomeTable], found: Found, layout: Layout, *, errors: Errors, columns: object, preferred: object = None
+) -> list[SomeTable]:
     """A table for each located file that is not empty."""
     return [
-        open_table(content, layout, columns=columns, preferred=preferred)
+        _open_table(kind, content, layout, columns=columns, preferred=preferred)
         for content in found.contents(errors)
         if content.path is None or size_of(content.path)
     ]

@@ -12,15 +12,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from operator import methodcaller
-from typing import Protocol
 
-from tformer.data.sources.builtin import PREFIX, BuiltinText, find_builtin
+from tformer.data.sources.builtin import DEFAULTS, PREFIX, find_builtin
 from tformer.data.sources.columns import Column
 from tformer.data.sources.files import (
     Content,
     FoundFile,
-    Part,
     Piece,
     Source,
     SourceSpec,
@@ -52,12 +49,6 @@ FINGERPRINTS = "fingerprints"  # folder of the cache
 FINGERPRINT = re.compile(rb"[0-9a-f]{64}")
 
 
-class TextPart(Part, Protocol):
-    """One file, a spooled stream, or a built-in text."""
-
-    def documents(self) -> Iterator[Piece]: ...
-
-
 @dataclass(frozen=True)
 class TextFile:
     """One file, or a spooled stream; `column` is read if it is a table."""
@@ -85,8 +76,6 @@ class TextFile:
 @dataclass(frozen=True, kw_only=True)
 class TextSource(Source):
     """An opened source of documents."""
-
-    parts: tuple[TextPart, ...]
 
     def fingerprint(self) -> str:
         """As of every source; that of many files is remembered, so that not all of them are opened again."""
@@ -129,7 +118,7 @@ class TextSource(Source):
     def documents(self) -> Iterator[Piece]:
         """Every document's pieces, in a fixed order. Raises InputError at the end if all was white space."""
         has_text = False
-        for piece in self._items(methodcaller("documents")):
+        for piece in self._items("documents"):
             has_text = has_text or not piece.text.isspace()
             yield piece
         if not has_text:
@@ -143,7 +132,7 @@ def open_sources(specs: Sequence[SourceSpec], *, columns: object = None, errors:
     """
     column = getattr(columns, "text", None)
     if not specs:
-        return [_open(BuiltinText.default, None, column, errors)]
+        return [_open(DEFAULTS["text"], None, column, errors)]
     return [_open(spec.path, spec.weight, column, errors) for spec in specs]
 
 
