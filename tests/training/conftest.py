@@ -1,4 +1,4 @@
-"""Runs of pairs: a recipe that trains in a second, aligned files, and the command."""
+"""Trainings of a second: of a causal model, and of pairs in aligned files."""
 
 from __future__ import annotations
 
@@ -26,6 +26,13 @@ def aligned(tmp_path: Path) -> tuple[Path, Path]:
     (tmp_path / "train.en").write_text("\n".join(texts) + "\n")
     (tmp_path / "train.de").write_text("\n".join(map(german, texts)) + "\n")
     return tmp_path / "train.en", tmp_path / "train.de"
+
+
+@pytest.fixture
+def tiny(cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """`tiny("--out", "run", ...)`: the outcome of a training of a second in a new current folder."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: cli("train", "--config", tiny_recipe, "--data", text_file, *words)
 
 
 @pytest.fixture

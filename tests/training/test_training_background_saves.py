@@ -24,28 +24,22 @@ Cli = Callable[..., Any]
 BACKGROUND = ("--set", "training.save_in_background=true")
 
 
-@pytest.fixture
-def train(cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    monkeypatch.chdir(tmp_path)
-    return lambda *words: cli("train", "--config", tiny_recipe, "--data", text_file, *words)
-
-
 def content(run: str) -> dict[str, bytes]:
     """The files of every checkpoint that state the training; the recipe differs by the key itself."""
     names = ("model.safetensors", "optimizer.safetensors", "ema.safetensors")
     return {str(path.relative_to(run)): path.read_bytes() for name in names for path in Path(run).rglob(name)}
 
 
-def test_the_checkpoints_are_those_that_are_saved_at_once(train: Cli) -> None:
+def test_the_checkpoints_are_those_that_are_saved_at_once(tiny: Cli) -> None:
     ema = ("--set", "training.ema_decay=0.9")
-    assert train("--out", "a", *ema).code == 0 and train("--out", "b", *ema, *BACKGROUND).code == 0
+    assert tiny("--out", "a", *ema).code == 0 and tiny("--out", "b", *ema, *BACKGROUND).code == 0
     assert content("a") == content("b") and len(content("a")) >= 6
 
 
 def test_a_run_that_is_interrupted_while_it_saves_resumes_with_the_same_result(
-    train: Cli, monkeypatch: pytest.MonkeyPatch
+    tiny: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert train("--out", "a", *BACKGROUND).code == 0
+    assert tiny("--out", "a", *BACKGROUND).code == 0
     save, step = saving.save_checkpoint, Trainer._step
 
     def slow_save(*arguments: Any, **named: Any) -> Any:
@@ -60,15 +54,15 @@ def test_a_run_that_is_interrupted_while_it_saves_resumes_with_the_same_result(
     with monkeypatch.context() as patch:
         patch.setattr(saving, "save_checkpoint", slow_save)
         patch.setattr(Trainer, "_step", step_and_signal)
-        stopped = train("--out", "b", *BACKGROUND)
+        stopped = tiny("--out", "b", *BACKGROUND)
     assert stopped.code == 143 and "saved at step 5" in stopped.err
     assert Path("b/checkpoints/step-00000005/manifest.json").is_file()
-    assert train("--out", "b", "--resume").code == 0
+    assert tiny("--out", "b", "--resume").code == 0
     last = "checkpoints/step-00000012/model.safetensors"
     assert content("a")[last] == content("b")[last]
 
 
-def test_steps_go_on_while_a_checkpoint_is_written(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_go_on_while_a_checkpoint_is_written(tiny: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     stepped, save, step = Event(), saving.save_checkpoint, Trainer._step
     steps: list[int] = []
 
@@ -84,30 +78,30 @@ def test_steps_go_on_while_a_checkpoint_is_written(train: Cli, monkeypatch: pyte
 
     monkeypatch.setattr(saving, "save_checkpoint", slow_save)
     monkeypatch.setattr(Trainer, "_step", counted_step)
-    outcome = train("--out", "a", *BACKGROUND, "--set", "training.eval_every=12", "--json")
+    outcome = tiny("--out", "a", *BACKGROUND, "--set", "training.eval_every=12", "--json")
     assert outcome.code == 0 and steps[-1] == 12, outcome.err
     assert json.loads(outcome.out)["saving_seconds"] < json.loads(outcome.out)["seconds"]
     assert Path("a/checkpoints/step-00000012/manifest.json").is_file()
 
 
 def test_an_error_of_the_thread_ends_the_training_with_its_exit_code(
-    train: Cli, monkeypatch: pytest.MonkeyPatch
+    tiny: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise cannot_write("a", OSError(28, "No space left on device"))
 
     monkeypatch.setattr(saving, "save_checkpoint", full)
-    outcome = train("--out", "a", *BACKGROUND)
+    outcome = tiny("--out", "a", *BACKGROUND)
     assert outcome.code == 3 and outcome.err.count("error: ") == 1
 
 
-def test_several_processes_save_in_the_background_and_one_does_not(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_save_in_the_background_and_one_does_not(tiny: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any, **__: Any) -> None:
         raise AssertionError("copied")
 
     monkeypatch.setattr(background, "copied", refused)
-    assert train("--out", "a").code == 0
-    assert train("--out", "b", "--devices", 2).code == 1
+    assert tiny("--out", "a").code == 0
+    assert tiny("--out", "b", "--devices", 2).code == 1
 
 
 def test_copies_are_of_the_moment_and_keep_what_is_shared() -> None:

@@ -7,89 +7,35 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 
 import tformer
+from tests.end_to_end.conftest import ENCODER as ONE_LAYER
+from tests.end_to_end.conftest import GENERATOR, IMAGES
+from tests.end_to_end.labelled_examples import documents, many, pairs, sentences, write_images, write_table
+from tests.training.pair_makers import metrics
 
 Cli = Callable[..., Any]
-
-ENCODER = """\
-arch: bert
-tokenizer: {train: {model: word, template: bert, vocab_size: 200, min_frequency: 1}}
-data: {sort_window: 64}
-model:
-  d_model: 16
-  max_seq_len: 24
-  embedding: {token_types: 2}
-  encoder: {num_layers: 2, num_heads: 2, feedforward: {d_ff: 32}, dropout: 0.1}
-  heads: [{kind: classifier, pooling: mean}]
-objectives: [{kind: classification}]
-optimizer: {lr: 0.01}
-training: {max_steps: 40, batch_size: 8, eval_every: 20, save_every: 20, log_every: 5,
-           precision: fp32, device: cpu, threads: 1, best_metric: accuracy}
-"""
-GENERATOR = """\
-generator:
-  d_model: 8
-  max_seq_len: 24
-  embedding: {token_types: 2, size: 16}
-  encoder: {num_layers: 1, num_heads: 2, feedforward: {d_ff: 16}}
-  heads: [{kind: masked_lm}]
-"""
-WORDS = {
-    "animal": ["cat", "dog", "cow", "hen", "fox", "owl"],
-    "tool": ["saw", "axe", "nail", "drill", "file", "hammer"],
-}
+ENCODER = (
+    ONE_LAYER.replace("num_layers: 1", "num_layers: 2")
+    .replace("d_ff: 32}}", "d_ff: 32}, dropout: 0.1}")
+    .replace("log_every: 20", "log_every: 5, best_metric: accuracy")
+)
 
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
+    """Of the runs of `train`."""
     path = tmp_path / "encoder.yaml"
     path.write_text(ENCODER)
     return path
 
 
-def write_rows(path: Path, rows: list[list[object]]) -> Path:
-    path.write_text("\n".join("\t".join(map(str, row)) for row in rows) + "\n")
-    return path
-
-
-def sentences(count: int, seed: int) -> list[tuple[str, str]]:
-    draw = np.random.default_rng(seed)
-    found = []
-    for _ in range(count):
-        label = ["animal", "tool"][draw.integers(2)]
-        words = [str(draw.choice(WORDS[label])) for _ in range(draw.integers(1, 6))]
-        found.append((label, "the " + " and the ".join(words)))
-    return found
-
-
 @pytest.fixture
 def labelled(tmp_path: Path) -> Path:
-    return write_rows(tmp_path / "train.tsv", [["label", "text"], *map(list, sentences(80, 0))])
-
-
-def metrics(run: Path, split: str) -> list[dict[str, Any]]:
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [record for record in records if record["split"] == split]
-
-
-@pytest.fixture
-def train(cli: Cli, recipe: Path, tmp_path: Path) -> Callable[..., Path]:
-    """`train(*flags)`: a run that must succeed; gives its folder."""
-    runs = iter(range(100))
-
-    def run(*flags: object, base: bool = True) -> Path:
-        out = tmp_path / f"run-{next(runs)}"
-        outcome = cli("train", *(("--config", recipe) if base else ()), "--out", out, *flags)
-        assert outcome.code == 0, outcome.err
-        return out
-
-    return run
+    return write_table(tmp_path / "train.tsv", ("label", "text"), [*sentences(80, 0)])
 
 
 def test_classification_learns_and_keeps_the_label_names(train: Callable[..., Path], labelled: Path) -> None:
@@ -103,7 +49,7 @@ def test_classification_learns_and_keeps_the_label_names(train: Callable[..., Pa
 
 def test_validation_takes_its_share_of_every_label(train: Callable[..., Path], tmp_path: Path) -> None:
     rows = sorted(sentences(80, 0))  # by label, as many files are
-    data = write_rows(tmp_path / "sorted.tsv", [["label", "text"], *map(list, rows)])
+    data = write_table(tmp_path / "sorted.tsv", ("label", "text"), [*rows])
     assert metrics(train("--data", data), "valid")[-1]["accuracy"] == 1.0
 
 
@@ -141,26 +87,22 @@ def test_resumed_classification_equals_the_uninterrupted_one(
 
 
 def test_pairs_carry_token_types(train: Callable[..., Path], tmp_path: Path) -> None:
-    rows = [[label == other, text, text2] for (label, text), (other, text2) in zip(
-        sentences(120, 1), sentences(120, 2), strict=True)]  # fmt: skip
-    data = write_rows(tmp_path / "pairs.tsv", [["label", "text_a", "text_b"], *rows])
+    data = write_table(tmp_path / "pairs.tsv", ("label", "text_a", "text_b"), pairs(120))
     run = train("--data", data, "--max-steps", "60")
     loaded = tformer.load(run)
-    assert loaded.recipe.data.columns.text2 == "text_b" and loaded.recipe.data.labels == ("False", "True")
+    assert loaded.recipe.data.columns.text2 == "text_b" and loaded.recipe.data.labels == ("other", "same")
 
 
 def test_regression_starts_at_the_mean_and_learns(train: Callable[..., Path], tmp_path: Path) -> None:
-    rows = [[100 + 2 * (label == "tool"), text] for label, text in sentences(80, 3)]
-    data = write_rows(tmp_path / "scores.tsv", [["score", "text"], *rows])
+    rows: list[tuple[object, ...]] = [(100 + 2 * (label == "tool"), text) for label, text in sentences(80, 3)]
+    data = write_table(tmp_path / "scores.tsv", ("score", "text"), rows)
     run = train("--data", data, "--objective", "regression", "--max-steps", "60")
     found = metrics(run, "valid")[-1]
     assert found["pearson"] > 0.9 and found["loss"] < 1.0
 
 
 def test_multi_label(train: Callable[..., Path], tmp_path: Path) -> None:
-    rows = [[f"{label}|{other}" if label != other else label, f"{text} with {text2}"]
-            for (label, text), (other, text2) in zip(sentences(120, 4), sentences(120, 5), strict=True)]  # fmt: skip
-    data = write_rows(tmp_path / "many.tsv", [["labels", "text"], *rows])
+    data = write_table(tmp_path / "many.tsv", ("labels", "text"), many(120))
     run = train("--data", data, "--objective", "multi_label", "--max-steps", "240")
     assert metrics(run, "valid")[-1]["f1"] > 0.9
     assert tformer.load(run).recipe.model.heads[0].multi_label  # type: ignore[union-attr]
@@ -188,12 +130,7 @@ def test_masked_lm_reads_the_text_column_of_a_table(train: Callable[..., Path], 
 
 
 def test_next_sentence_beside_masked_lm(train: Callable[..., Path], tmp_path: Path) -> None:
-    folder = tmp_path / "documents"
-    folder.mkdir()
-    for number in range(12):
-        lines = (text for _, text in sentences(20, number))
-        (folder / f"{number}.txt").write_text("\n".join(f"{line} ." for line in lines))
-    run = train("--data", folder, "--objective", "masked_lm,next_sentence")
+    run = train("--data", documents(tmp_path / "documents"), "--objective", "masked_lm,next_sentence")
     assert {"masked_lm_loss", "next_sentence_loss", "next_sentence_accuracy"} <= metrics(run, "valid")[-1].keys()
 
 
@@ -239,32 +176,9 @@ def test_layer_decay_and_frozen_layers(train: Callable[..., Path], text: Path, l
                            after["encoder.blocks.1.feedforward.up.weight"])  # fmt: skip
 
 
-VIT = """\
-arch: vit
-model:
-  d_model: 16
-  patches: {image_size: 8, size: 4, channels: 1}
-  encoder: {num_layers: 1, num_heads: 2, feedforward: {d_ff: 32}}
-  heads: [{kind: classifier, pooler: false}]
-objectives: [{kind: classification}]
-optimizer: {lr: 0.01}
-training: {max_steps: 40, batch_size: 8, eval_every: 20, save_every: 20, precision: fp32, device: cpu, threads: 1}
-"""
-
-
-def write_images(folder: Path, count: int) -> Path:
-    draw = np.random.default_rng(0)
-    for name, level in (("dark", 40), ("light", 200)):
-        (folder / name).mkdir(parents=True)
-        for number in range(count):
-            pixels = np.clip(draw.normal(level, 10, (8, 8)), 0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / name / f"{number}.png")
-    return folder
-
-
 def test_images_train_without_a_tokenizer(train: Callable[..., Path], tmp_path: Path) -> None:
     path = tmp_path / "vit.yaml"
-    path.write_text(VIT)
+    path.write_text(IMAGES)
     data = write_images(tmp_path / "images", 30)
     flags = ("--set", "data.augment=[shift, flip, crop]")
     run = train("--config", path, "--data", data, *flags, base=False)
@@ -287,7 +201,7 @@ def test_augmented_and_mixed_images_resume_exactly_and_are_evaluated_in_views(
     train: Callable[..., Path], cli: Cli, tmp_path: Path
 ) -> None:
     path, data = tmp_path / "vit.yaml", write_images(tmp_path / "images", 30)
-    path.write_text(VIT)
+    path.write_text(IMAGES)
     flags = ("--config", path, "--data", data, *MIXED)
     whole, part = train(*flags, base=False), train(*flags, "--max-steps", "20", base=False)
     assert cli("train", "--resume", "--out", part, "--max-steps", "40").code == 0
@@ -345,7 +259,7 @@ def test_more_epochs_on_resume(train: Callable[..., Path], cli: Cli, labelled: P
 
 
 def test_epochs_are_counted_anew_on_other_data(train: Callable[..., Path], labelled: Path, tmp_path: Path) -> None:
-    small = write_rows(tmp_path / "small.tsv", [["label", "text"], *map(list, sentences(20, 1))])
+    small = write_table(tmp_path / "small.tsv", ("label", "text"), [*sentences(20, 1)])
     first = train("--data", small, "--max-epochs", "2")
     again = train("--init-from", first, "--data", labelled, base=False)
     assert metrics(again, "valid")[-1]["step"] == 18
@@ -388,14 +302,13 @@ def test_resumed_pre_training_equals_the_uninterrupted_one(
 
 def test_whole_words_and_swapped_pairs_are_options(train: Callable[..., Path], text: Path, tmp_path: Path) -> None:
     assert train("--data", text, "--objective", "masked_lm", "--set", "objectives.0.whole_words=true")
-    rows = [[label, text, text] for label, text in sentences(40, 0)]
-    data = write_rows(tmp_path / "pairs.tsv", [["label", "text_a", "text_b"], *rows])
+    data = write_table(tmp_path / "pairs.tsv", ("label", "text_a", "text_b"), pairs(40))
     assert train("--data", data, "--set", "objectives.0.swap_pairs=true")
 
 
 def test_images_have_classes_alone(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "vit.yaml"
-    path.write_text(VIT)
+    path.write_text(IMAGES)
     data = write_images(tmp_path / "images", 4)
     for kind in ("regression", "multi_label"):
         outcome = cli("train", "--config", path, "--data", data, "--objective", kind, "--out", tmp_path / "run")

@@ -29,17 +29,11 @@ def checkpoint(step: int, run: str = "run") -> Path:
     return Path(run, "checkpoints", f"step-{step:08d}")
 
 
-@pytest.fixture
-def train(cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    monkeypatch.chdir(tmp_path)
-    return lambda *words: cli("train", "--config", tiny_recipe, "--data", text_file, *words)
-
-
-def test_one_loss_that_is_nan_is_skipped_and_counted(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_loss_that_is_nan_is_skipped_and_counted(tiny: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also two in a row; the step leaves no trace in the weights, and the training ends as others."""
     with monkeypatch.context() as patch:
         nan_at(patch, 3, 6, 7)
-        outcome = train("--out", "run")
+        outcome = tiny("--out", "run")
     assert outcome.code == 0 and outcome.err.count("the step is skipped") == 3
     state = json.loads((checkpoint(12) / "trainer.json").read_text())
     assert state["skipped_steps"] == 3 and state["step"] == 12
@@ -48,14 +42,14 @@ def test_one_loss_that_is_nan_is_skipped_and_counted(train: Cli, monkeypatch: py
 
 
 def test_three_losses_in_a_row_that_are_nan_end_the_training_with_4_and_the_checkpoint_before_goes_on(
-    train: Cli, cli: Cli, monkeypatch: pytest.MonkeyPatch
+    tiny: Cli, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Repeated without the cause from the checkpoint before, it has the weights of a training without it."""
     rarely = ("--set", "training.eval_every=12")
-    assert train(*rarely, "--out", "whole").code == 0
+    assert tiny(*rarely, "--out", "whole").code == 0
     with monkeypatch.context() as patch:
         nan_at(patch, 5, 6, 7)
-        outcome = train(*rarely, "--out", "run")
+        outcome = tiny(*rarely, "--out", "run")
     assert outcome.code == 4 and "not finite at step 7, 3 steps in a row" in outcome.err
     assert "the checkpoint of step 4 is intact" in outcome.err and "Traceback" not in outcome.err
     assert sorted(path.name for path in Path("run/checkpoints").glob("step-*")) == [checkpoint(4).name]
@@ -71,7 +65,7 @@ def test_three_losses_in_a_row_that_are_nan_end_the_training_with_4_and_the_chec
     ids=["gpu", "python", "cpu"],
 )  # fmt: skip
 def test_memory_that_runs_out_ends_the_training_with_5_a_hint_and_an_intact_checkpoint(
-    train: Cli, cli: Cli, monkeypatch: pytest.MonkeyPatch, error: Exception
+    tiny: Cli, cli: Cli, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     step = Trainer._step
 
@@ -82,7 +76,7 @@ def test_memory_that_runs_out_ends_the_training_with_5_a_hint_and_an_intact_chec
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_step", out_of_memory)
-        outcome = train("--out", "run")
+        outcome = tiny("--out", "run")
     assert outcome.code == 5 and "lower training.batch_size" in outcome.err and "Traceback" not in outcome.err
     assert cli("inspect", "run", "--verify").code == 0
     assert cli("train", "--resume", "--out", "run", "--batch-size", 2, "--grad-accum", 2).code == 0
