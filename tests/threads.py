@@ -16,7 +16,7 @@ import numpy as np
 
 import tformer
 from tformer.decoding.writers import fills_masks
-from tformer.support.device import peak_resident_bytes
+from tformer.support.processes import peak_resident_bytes
 
 PROMPTS = ["the cat ", "on a mat and ", "two dogs", "a "]
 TEXTS = ["the cat sat on", "a mat", "dogs run and run"]

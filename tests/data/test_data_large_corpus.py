@@ -264,7 +264,7 @@ def _losses(run: Path) -> list[float]:
 
 MEASURED = """
 import atexit, runpy, sys
-from tformer.support.device import peak_resident_bytes
+from tformer.support.processes import peak_resident_bytes
 atexit.register(lambda: print("peak", peak_resident_bytes()))
 sys.argv = ["tformer", *sys.argv[1:]]
 runpy.run_module("tformer", run_name="__main__")

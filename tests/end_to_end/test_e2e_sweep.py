@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import time
@@ -115,18 +114,16 @@ def test_where_every_training_fails_so_does_the_sweep(
 def test_a_killed_training_is_named_and_tells_in_the_exit_code(
     tiny_recipe: Path, text_file: Path, tmp_path: Path, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tformer.workflows.sweep import cells, children
-    from tformer.workflows.sweep.children import Process
+    from tformer.support.processes import Child
+    from tformer.workflows.sweep import cells
 
-    def start_and_kill(words: list[str], out: Any, messages: Any) -> Process:
-        child = Process(words, out, messages)
-        os.kill(child.pid, signal.SIGKILL)
-        return child
+    class KilledChild(Child):
+        def __init__(self, command: list[str], **options: Any) -> None:
+            super().__init__(command, **options)
+            if "optimizer.lr=0.1" in command:
+                self.process.kill()
 
-    def run_child(words: list[str], **options: Any) -> Any:
-        return children.run_child(words, **options | ({"start": start_and_kill} if "optimizer.lr=0.1" in words else {}))
-
-    monkeypatch.setattr(cells, "run_child", run_child)
+    monkeypatch.setattr(cells, "Child", KilledChild)
     out = tmp_path / "out"
     outcome = cli(
         "sweep", "--config", tiny_recipe, "--data", text_file, "--vary", "optimizer.lr=0.01,0.1", "--out", out
@@ -137,7 +134,7 @@ def test_a_killed_training_is_named_and_tells_in_the_exit_code(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
-def test_a_sweep_killed_while_its_warm_process_imports_leaves_no_process(
+def test_a_sweep_killed_while_its_training_imports_leaves_no_process(
     tiny_recipe: Path, text_file: Path, tmp_path: Path, cli_process: Callable[..., subprocess.Popen[str]]
 ) -> None:
     words = ("sweep", "--config", tiny_recipe, "--data", text_file, "--vary", "optimizer.lr=0.01", "--out", "out")
@@ -164,7 +161,7 @@ def test_the_trainings_of_a_killed_sweep_end_with_it_and_the_same_command_goes_o
     while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline and first.poll() is None:
         time.sleep(0.02)
     processes = list(tree_of(first.pid))
-    assert len(processes) == 3  # the sweep, its warm process, the training
+    assert len(processes) == 2  # the sweep and the training
     first.kill()
     first.communicate()
     assert cpu_seconds_until_end(processes) < 0.5

@@ -1,12 +1,15 @@
-"""Commands that are killed at random moments: children of a warm process, their process trees, and what they wrote."""
+"""Commands that are killed at random moments: forked children, their process trees, and what they wrote."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import hashlib
 import json
+import multiprocessing
 import os
+import runpy
 import shutil
 import signal
 import sys
@@ -22,8 +25,8 @@ import pytest
 
 from tformer.checkpoint.catalog import is_complete
 from tformer.checkpoint.run import CHECKPOINTS, is_run
+from tformer.support.processes import end_with_parent
 from tformer.workflows.inspect.verify import verify
-from tformer.workflows.sweep.children import Start
 
 TICKS = os.sysconf("SC_CLK_TCK")
 END_SECONDS = 2.0
@@ -56,16 +59,37 @@ class Case:
     kills_worker: bool = False
 
 
+def start_command(words: Sequence[str], out: Path, messages: Path) -> multiprocessing.process.BaseProcess:
+    """`tformer WORDS` in a process that is forked from one with the imports: kills rarely meet an import."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "tformer.training.session", "tformer.tasks.evaluate"])
+    process = context.Process(target=_run_command, args=(words, out, messages))
+    process.start()
+    return process
+
+
+def _run_command(words: Sequence[str], out: Path, messages: Path) -> None:
+    end_with_parent(os.getppid())
+    os.setpgid(0, 0)
+    for number, path in ((1, out), (2, messages)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.argv = ["tformer", *words]
+    try:
+        runpy.run_module("tformer", run_name="__main__", alter_sys=True)
+    finally:
+        atexit._run_exitfuncs()  # multiprocessing leaves them out
+
+
 class Place:
-    """The folders in which cases run, and the warm process that runs them.
+    """The folders in which cases run.
 
     Attributes:
         seconds: processor time of each case when it is not disturbed; outputs: what it then writes.
         kills, runs: number of kills, and of runs that were killed and completed afterwards, by case.
     """
 
-    def __init__(self, root: Path, start: Start) -> None:
-        self.root, self.start = root, start
+    def __init__(self, root: Path) -> None:
+        self.root = root
         self.cache, self.temporary = root / "cache", root / "tmp"
         self.seconds: dict[str, float] = {}
         self.outputs: dict[str, dict[str, str]] = {}
@@ -133,30 +157,31 @@ class Place:
     def _run(self, case: Case, work: Path, *, more: Sequence[str], until: float | None) -> tuple[int, float, str]:
         """(exit code, processor seconds, messages) of a run that is killed after `until` processor seconds."""
         words = [word.format(work=work) for word in (*case.words, *more)]
-        with (self.root / "out").open("wb") as out, (self.root / "log").open("wb") as messages:
-            child = self.start(words, out, messages)
-            seconds, tree, ended = 0.0, {child.pid}, None
-            try:
-                while (ended := child.poll()) is None:
-                    tree |= set(tree_of(child.pid))
-                    seconds = max(seconds, sum(map(cpu_seconds, tree)))
-                    if until is not None and seconds >= until and not case.kills_worker:
-                        os.kill(child.pid, signal.SIGKILL)
-                        break
-                    if until is not None and seconds >= until and (workers := [*tree_of(child.pid)][1:]):
-                        victim, until = workers[int(1000 * until) % len(workers)], None
-                        with contextlib.suppress(ProcessLookupError):
-                            os.kill(victim, signal.SIGKILL)
-                    time.sleep(0.005)
-                while ended is None:
-                    ended = child.poll()
-            finally:
-                child.end()
+        child = start_command(words, self.root / "out", self.root / "log")
+        assert child.pid is not None
+        seconds, tree = 0.0, {child.pid}
+        try:
+            while child.exitcode is None:
+                tree |= set(tree_of(child.pid))
+                seconds = max(seconds, sum(map(cpu_seconds, tree)))
+                if until is not None and seconds >= until and not case.kills_worker:
+                    child.kill()
+                    break
+                if until is not None and seconds >= until and (workers := [*tree_of(child.pid)][1:]):
+                    victim, until = workers[int(1000 * until) % len(workers)], None
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(victim, signal.SIGKILL)
+                time.sleep(0.005)
+        finally:
+            if child.exitcode is None:
+                child.kill()
+            child.join()
         deadline = time.monotonic() + END_SECONDS
         while any(map(is_alive, tree)) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not any(map(is_alive, tree)), f"processes are left of {words}"
-        return ended[0], seconds, (self.root / "log").read_text(errors="replace")
+        assert child.exitcode is not None
+        return child.exitcode, seconds, (self.root / "log").read_text(errors="replace")
 
 
 @contextlib.contextmanager

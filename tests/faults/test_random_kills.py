@@ -21,7 +21,6 @@ from tests.end_to_end.conftest import ENCODER, GENERATOR, IMAGES
 from tests.end_to_end.labelled_examples import documents, sentences, write_images, write_table
 from tests.faults.killing import Case, Place
 from tests.training.pair_makers import RECIPE, english, german
-from tformer.workflows.sweep.children import warm_process
 
 KILLS = int(os.environ.get("TFORMER_KILLS", "40"))
 SEED = int(os.environ.get("TFORMER_KILLS_SEED", "0"))
@@ -130,18 +129,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         for name, value in {"TFORMER_CACHE": root / "cache", "TMPDIR": root / "tmp", "OMP_NUM_THREADS": 1}.items():
             patch.setenv(name, str(value))
         patch.setattr(tempfile, "tempdir", None)
-        with warm_process() as start:
-            place = Place(root, start)
-            cases = cases_of(root / "home")
-            for name, of in (("run", "train causal_lm"), ("teacher", "train classification")):
-                words = tuple(word.replace("{work}/run", str(root / "home" / name)) for word in cases[of].words)
-                place.once(words)
-            place.once(("export", str(root / "home" / "run"), "--out", str(root / "home" / "exported")))
-            yield place
-            for name, kills in place.kills.items():
-                print(
-                    f"{name}: {kills} kills, {place.runs[name]} runs recovered, {place.seconds[name]:.1f} s undisturbed"
-                )
+        place = Place(root)
+        cases = cases_of(root / "home")
+        for name, of in (("run", "train causal_lm"), ("teacher", "train classification")):
+            words = tuple(word.replace("{work}/run", str(root / "home" / name)) for word in cases[of].words)
+            place.once(words)
+        place.once(("export", str(root / "home" / "run"), "--out", str(root / "home" / "exported")))
+        yield place
+        for name, kills in place.kills.items():
+            print(f"{name}: {kills} kills, {place.runs[name]} runs recovered, {place.seconds[name]:.1f} s undisturbed")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -180,7 +180,7 @@ def test_products_of_ever_new_shapes_keep_no_memory_unless_the_user_says_so() ->
 TRAINS = """
 import json, sys
 from tformer.cli.app import main
-from tformer.support.device import peak_resident_bytes, resident_bytes
+from tformer.support.processes import peak_resident_bytes, resident_bytes
 from tformer.training.loop import Trainer
 step, resident = Trainer._step, []
 def measured(self):
@@ -196,7 +196,7 @@ finally:
 USES = """
 import json, sys
 import tformer
-from tformer.support.device import resident_bytes
+from tformer.support.processes import resident_bytes
 run, texts, resident = tformer.load(sys.argv[2]), open(sys.argv[3]).read().splitlines(), []
 for start in range(0, len(texts), 4):
     part = texts[start : start + 4]

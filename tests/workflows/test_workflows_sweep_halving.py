@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.workflows.test_workflows_sweep_run import Watch, interrupted
+from tests.workflows.test_workflows_sweep_run import Watch
 from tformer.support.errors import InputError, Interrupted
+from tformer.workers.work import ShouldStop, Work
 from tformer.workflows.sweep import cells
-from tformer.workflows.sweep.cells import Result
-from tformer.workflows.sweep.children import Ended, Start
+from tformer.workflows.sweep.cells import Ended, Result
 from tformer.workflows.sweep.halving import Ladder, best_variants, rungs_of
 from tformer.workflows.sweep.plan import Plan, Task
 from tformer.workflows.sweep.run import Grid, resolve_plan, run_sweep
@@ -51,8 +51,7 @@ class Trainings:
     def stopping(self) -> bool:
         return self.stop_after is not None and len(self.commands) > self.stop_after
 
-    def __call__(self, words: list[str], *, log: Path, should_stop: Callable[[], bool], start: Start) -> Ended:
-        log.write_text("error: played\n")
+    def __call__(self, words: list[str], log: Path, should_stop: ShouldStop) -> Ended:
         run = Path(words[words.index("--out") + 1])
         sets = dict(word.split("=", 1) for word in words if "=" in word)
         value, end = int(sets["schedule.warmup_steps"]), int(sets["training.max_steps"])
@@ -72,7 +71,7 @@ class Trainings:
             with (run / "metrics.jsonl").open("a") as file:
                 file.writelines(json.dumps(record) + "\n" for record in records)
         summary = {"parameters": 10, "flops_per_token": 60.0, "peak_device_bytes": None}
-        return Ended(code, json.dumps(summary), 2**20, 0.1, self.stopping)
+        return Ended(code, json.dumps(summary), "played", 2**20, self.stopping)
 
 
 @pytest.fixture
@@ -84,9 +83,8 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> Trainings:
 
 def sweep(asked: Plan, out: Path, trainings: Trainings) -> tuple[list[Result], Grid]:
     grid = resolve_plan(asked)
-    _, results = run_sweep(
-        asked, grid, out, observer=Watch(), should_stop=lambda: trainings.stopping, interrupted=interrupted
-    )
+    work = Work(should_stop=lambda: trainings.stopping)
+    _, results = run_sweep(asked, grid, out, observer=Watch(), work=work)
     return results, grid
 
 
@@ -190,21 +188,19 @@ def test_higher_is_better_where_the_metric_says_so(tiny_recipe: Path, tmp_path: 
     trainings.loss = lambda value, step: float(value)
     asked = plan(tiny_recipe)
     grid = resolve_plan(asked)
-    for work in grid.works:
-        training = work.recipe.training.model_copy(update={"best_metric": "accuracy"})
-        object.__setattr__(work, "recipe", work.recipe.model_copy(update={"training": training}))
+    for cell in grid.cells:
+        training = cell.recipe.training.model_copy(update={"best_metric": "accuracy"})
+        object.__setattr__(cell, "recipe", cell.recipe.model_copy(update={"training": training}))
     played = trainings.__call__
 
-    def with_accuracy(words: list[str], **more: Any) -> Ended:
-        ended = played(words, **more)
+    def with_accuracy(words: list[str], *more: Any) -> Ended:
+        ended = played(words, *more)
         file = Path(words[words.index("--out") + 1]) / "metrics.jsonl"
         file.write_text(file.read_text().replace('"loss"', '"accuracy"'))
         return ended
 
     cells.run_child = with_accuracy  # type: ignore[assignment]  # the fixture restores it
-    _, results = run_sweep(
-        asked, grid, tmp_path / "out", observer=Watch(), should_stop=lambda: False, interrupted=interrupted
-    )
+    _, results = run_sweep(asked, grid, tmp_path / "out", observer=Watch())
     assert finished(results) == [9]
 
 
@@ -290,10 +286,10 @@ def test_different_numbers_of_steps_and_too_few_variants_are_refused(tiny_recipe
 
 def test_draws_are_different_variants_fixed_by_the_seed_in_the_order_of_the_grid(tiny_recipe: Path) -> None:
     asked = plan(tiny_recipe, values=tuple(range(1, 31)), draws=9)
-    drawn = [int(work.cell.variant.choices["warmup_steps"]) for work in resolve_plan(asked).works]
+    drawn = [int(cell.variant.choices["warmup_steps"]) for cell in resolve_plan(asked).cells]
     assert len(set(drawn)) == 9 and drawn == sorted(drawn) and drawn != list(range(1, 10))
-    assert drawn == [int(work.cell.variant.choices["warmup_steps"]) for work in resolve_plan(asked).works]
-    assert len(resolve_plan(plan(tiny_recipe, draws=100)).works) == len(SIZES)
+    assert drawn == [int(cell.variant.choices["warmup_steps"]) for cell in resolve_plan(asked).cells]
+    assert len(resolve_plan(plan(tiny_recipe, draws=100)).cells) == len(SIZES)
 
 
 @pytest.mark.slow
@@ -310,9 +306,7 @@ def test_the_last_rung_has_the_weights_that_the_whole_grid_gives(
     for name, halving in (("halving", 3), ("grid", None)):
         asked = Plan(max_steps=12, halving=halving, tasks=(task,))
         out = tmp_path / name
-        _, found = run_sweep(
-            asked, resolve_plan(asked), out, observer=Watch(), should_stop=lambda: False, interrupted=interrupted
-        )
+        _, found = run_sweep(asked, resolve_plan(asked), out, observer=Watch())
         results.append(found)
         run = out / "runs" / found[1].cell
         latest = (run / "checkpoints" / "latest").read_text().strip()

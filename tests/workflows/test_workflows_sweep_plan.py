@@ -19,7 +19,6 @@ from tformer.workflows.sweep.grid import (
     OWN_FLAGS,
     as_text,
     axes_of,
-    cells_of,
     expand_key,
     start_of,
     train_options,
@@ -95,12 +94,6 @@ def test_slugs_are_safe_names_and_unlike_one_another() -> None:
 def test_slugs_keep_the_signs_of_numbers() -> None:
     slugs = [variant.slug for variant in of({"optimizer.lr": [1e30, 1e-30, 1, -1, 0.001]})]
     assert slugs == ["lr-1e+30", "lr-1e-30", "lr-1", "lr--1", "lr-0.001"]
-
-
-def test_every_variant_has_the_first_seed_before_any_has_the_second() -> None:
-    variants = of({"optimizer.lr": [0.1, 0.2]})
-    names = [cell.name for cell in cells_of(variants, seeds=[7, 8])]
-    assert names == ["lr-0.1-seed7", "lr-0.2-seed7", "lr-0.1-seed8", "lr-0.2-seed8"]
 
 
 SCALARS = (
@@ -263,9 +256,8 @@ def test_a_shipped_plan_resolves_in_every_cell_and_says_what_it_is_for(
     plan = read_plan(name)
     grid = resolve_plan(plan)
     variants = {"tears": [16], "positions": [7, 7]}[name]
-    assert len(grid.works) == plan.seeds * sum(variants) and not grid.invalid
-    names = {work.cell.name for work in grid.works}
-    assert len(names) == len(grid.works)
+    assert len(grid.cells) == plan.seeds * sum(variants) and not grid.invalid
+    assert len({cell.name for cell in grid.cells}) == len(grid.cells)
 
 
 def test_the_tears_plan_varies_what_the_paper_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,8 +265,8 @@ def test_the_tears_plan_varies_what_the_paper_does(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("DATA", "data")
     seen = set()
     others = set()
-    for work in resolve_plan(read_plan("tears")).works:
-        recipe = work.recipe
+    for cell in resolve_plan(read_plan("tears")).cells:
+        recipe = cell.recipe
         stacks = [recipe.model.encoder, recipe.model.decoder]
         assert all(stack is not None for stack in stacks)
         kinds = {(stack.norm.kind, stack.norm.place, stack.final_norm) for stack in stacks if stack is not None}
@@ -300,7 +292,7 @@ def plan(recipe: Path, vary: dict[str, list[Any]], **more: Any) -> Plan:
 
 def test_cells_have_recipes_of_their_own_and_seeds_that_count_on(tiny_recipe: Path) -> None:
     grid = resolve_plan(plan(tiny_recipe, {"model.*.positions.kind": ["rope", "alibi"]}, set={"seed": 5}))
-    found = [(work.recipe.model.decoder.positions.kind, work.recipe.seed) for work in grid.works]  # type: ignore[union-attr]
+    found = [(cell.recipe.model.decoder.positions.kind, cell.recipe.seed) for cell in grid.cells]  # type: ignore[union-attr]
     assert found == [("rope", 5), ("alibi", 5), ("rope", 6), ("alibi", 6)]
     assert grid.order == ("rope-seed5", "rope-seed6", "alibi-seed5", "alibi-seed6")
 
@@ -331,7 +323,7 @@ def test_a_grid_without_end_is_refused_at_once(tiny_recipe: Path) -> None:
 
 def test_such_variants_can_be_left_out_and_are_named(tiny_recipe: Path) -> None:
     grid = resolve_plan(plan(tiny_recipe, {"model.decoder.num_heads": [2, 3]}), skip_invalid=True)
-    assert [work.cell.name for work in grid.works] == ["num_heads-2-seed1337", "num_heads-2-seed1338"]
+    assert [cell.name for cell in grid.cells] == ["num_heads-2-seed1337", "num_heads-2-seed1338"]
     assert [(result.cell, result.status) for result in grid.invalid] == [
         ("num_heads-3-seed1337", "left out"),
         ("num_heads-3-seed1338", "left out"),
@@ -371,24 +363,16 @@ def test_flags_that_the_sweep_gives_itself_are_refused(flag: str) -> None:
 
 def test_the_command_of_a_cell_is_what_was_resolved(tiny_recipe: Path) -> None:
     made = plan(tiny_recipe, {"optimizer.lr": [0.5]}, set={"model.d_model": 32}, train=("--data", "x"))
-    work = resolve_plan(made.model_copy(update={"max_steps": 4})).works[0]
-    assert train_words(work) == [
+    cell = resolve_plan(made.model_copy(update={"max_steps": 4})).cells[0]
+    sets = ("model.d_model=32", "optimizer.lr=0.5", "training.max_steps=4", "seed=1337")
+    assert train_words(cell) == [
         *("--config", str(tiny_recipe), "--data", "x"),
-        *(
-            "--set",
-            "model.d_model=32",
-            "--set",
-            "optimizer.lr=0.5",
-            "--set",
-            "training.max_steps=4",
-            "--set",
-            "seed=1337",
-        ),
+        *(word for text in sets for word in ("--set", text)),
     ]
 
 
 def test_the_sweeps_own_steps_win_over_those_of_a_plan(tiny_recipe: Path) -> None:
     made = plan(tiny_recipe, {}, set={"training.max_steps": 100, "seed": 3}, train=("--max-steps", "50"))
     for max_steps, expected in ((None, 100), (4, 4)):
-        works = resolve_plan(made.model_copy(update={"max_steps": max_steps})).works
-        assert [(work.recipe.training.max_steps, work.recipe.seed) for work in works] == [(expected, 3), (expected, 4)]
+        cells = resolve_plan(made.model_copy(update={"max_steps": max_steps})).cells
+        assert [(cell.recipe.training.max_steps, cell.recipe.seed) for cell in cells] == [(expected, 3), (expected, 4)]

@@ -7,45 +7,39 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.faults.killing import cpu_seconds_until_end
+from tformer.support import processes
 from tformer.support.errors import InputError, Interrupted, RunInUseError, StorageError
 from tformer.support.processes import python_command
+from tformer.workers.work import ShouldStop, Work, never
 from tformer.workflows.sweep import cells
-from tformer.workflows.sweep import children as process
-from tformer.workflows.sweep.cells import Result
-from tformer.workflows.sweep.children import Ended, Process, Start, warm_process
-from tformer.workflows.sweep.children import run_child as run_started_child
+from tformer.workflows.sweep.cells import Ended, Result, run_child
 from tformer.workflows.sweep.grid import Cell
 from tformer.workflows.sweep.plan import Plan, Task
 from tformer.workflows.sweep.run import resolve_plan, run_sweep
-
-run_child = partial(run_started_child, start=Process)
 
 
 def plays(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Children run this Python instead of tformer."""
 
-    class Popen(process.subprocess.Popen):  # type: ignore[type-arg]
+    class Popen(processes.subprocess.Popen):  # type: ignore[type-arg]
         def __init__(self, command: list[str], **options: object) -> None:
             words = command[len(python_command("tformer")) :]
             super().__init__([sys.executable, "-c", code, *words], **options)  # type: ignore[call-overload]
 
-    monkeypatch.setattr(process.subprocess, "Popen", Popen)
+    monkeypatch.setattr(processes.subprocess, "Popen", Popen)
 
 
 def test_output_and_talk_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plays(monkeypatch, "import sys; print('data', sys.argv[1:]); print('talk', file=sys.stderr); sys.exit(5)")
     log = tmp_path / "log"
-    ended = run_child(["train", "--lr", "1 2"], log=log, should_stop=lambda: False)
-    assert (ended.code, ended.out, ended.stopped) == (5, "data ['train', '--lr', '1 2']\n", False)
+    ended = run_child(["train", "--lr", "1 2"], log, never)
+    assert (ended.code, ended.out, ended.error, ended.stopped) == (5, "data ['train', '--lr', '1 2']\n", "talk", False)
     assert log.read_text() == '$ tformer train --lr "1 2"\ntalk\n'
 
 
@@ -53,7 +47,7 @@ def test_the_peak_is_the_childs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Not this process's, which is larger than the small child and smaller than the big one."""
     ballast = bytearray(os.urandom(1 << 20)) * 100
     plays(monkeypatch, "import sys, time; x = bytearray(int(sys.argv[1]) << 20); time.sleep(0.5)")
-    peaks = [run_child([size], log=tmp_path / "log", should_stop=lambda: False).peak_bytes for size in ("1", "700")]
+    peaks = [run_child([size], tmp_path / "log", never).peak_bytes for size in ("1", "700")]
     assert 2**20 < peaks[0] < 90 * 2**20 and 700 * 2**20 < peaks[1] < 800 * 2**20
     assert len(ballast) > peaks[0]
 
@@ -66,13 +60,18 @@ def test_a_child_is_asked_once_to_stop_and_given_its_time(tmp_path: Path, monkey
         "signal.signal(signal.SIGINT, heard)\nprint('ready', file=sys.stderr, flush=True)\ntime.sleep(60)",
     )
     log = tmp_path / "log"
-    ended = run_child([], log=log, should_stop=lambda: "ready" in log.read_text())
+    ended = run_child([], log, lambda: "ready" in log.read_text())
     assert (ended.code, ended.stopped) == (130, True)
 
 
 def test_a_killed_child_has_the_signals_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plays(monkeypatch, f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})")
-    assert run_child([], log=tmp_path / "log", should_stop=lambda: False).code == -signal.SIGKILL
+    assert run_child([], tmp_path / "log", never).code == -signal.SIGKILL
+
+
+def test_the_last_error_of_a_real_command_is_told(tmp_path: Path) -> None:
+    ended = run_child(["config", "show", "gpt/nothing"], tmp_path / "log", never)
+    assert (ended.code, ended.out) == (2, "") and f"error: {ended.error}\n" in (tmp_path / "log").read_text()
 
 
 def test_no_child_outlives_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +84,7 @@ def test_no_child_outlives_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return False
 
     with pytest.raises(RuntimeError):
-        run_child([], log=log, should_stop=breaks_down)
+        run_child([], log, breaks_down)
     with pytest.raises(ProcessLookupError):
         os.kill(int(log.read_text().splitlines()[1]), 0)
 
@@ -99,15 +98,14 @@ class Children:
     stop_at: str = ""
     stopping: bool = False
 
-    def __call__(self, words: list[str], *, log: Path, should_stop: Callable[[], bool], start: Start) -> Ended:
+    def __call__(self, words: list[str], log: Path, should_stop: ShouldStop) -> Ended:
         self.commands.append(list(words))
         run = Path(words[words.index("--out") + 1] if words[0] == "train" else words[1])
         self.stopping = self.stopping or run.name == self.stop_at
         code = 130 if self.stopping else self.codes.get(run.name if words[0] == "train" else words[0], 0)
-        with log.open("a") as file:
-            file.write(f"error: it went wrong with {code}\n" if code else "fine\n")
+        error = f"it went wrong with {code}" if code else ""
         if words[0] == "evaluate":
-            return Ended(code, json.dumps({"loss": 3.5, "run": "x"}), 1, 0.1, self.stopping)
+            return Ended(code, json.dumps({"loss": 3.5, "run": "x"}), error, 1, self.stopping)
         if code != 2:
             run.mkdir(exist_ok=True)
             (run / "recipe.yaml").write_text("seed: 1\n")
@@ -118,7 +116,7 @@ class Children:
             ]
             (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
         summary = {"parameters": 10, "flops_per_token": 60.0, "peak_device_bytes": None}
-        return Ended(code, json.dumps(summary), 2**20, 0.1, self.stopping)
+        return Ended(code, json.dumps(summary), error, 2**20, self.stopping)
 
     @property
     def trained(self) -> list[str]:
@@ -148,21 +146,9 @@ def plan(recipe: Path, seeds: int = 1, **more: Any) -> Plan:
     return Plan(seeds=seeds, tasks=(Task(config=str(recipe), vary={"model.*.norm.place": ("pre", "post")}, **more),))
 
 
-def interrupted(message: str, *, hint: str | None = None) -> Interrupted:
-    return Interrupted(message, signal_number=2, hint=hint)
-
-
 def sweep(plan: Plan, out: Path, children: Children, **more: Any) -> tuple[list[Result], Watch]:
-    watch = Watch()
-    _, results = run_sweep(
-        plan,
-        resolve_plan(plan, skip_invalid=True),
-        out,
-        observer=watch,
-        should_stop=lambda: children.stopping,
-        interrupted=interrupted,
-        **more,
-    )
+    watch, work = Watch(), Work(should_stop=lambda: children.stopping)
+    _, results = run_sweep(plan, resolve_plan(plan, skip_invalid=True), out, observer=watch, work=work, **more)
     return results, watch
 
 
@@ -297,9 +283,9 @@ def test_training_is_not_repeated_for_an_evaluation_that_was_interrupted(
 ) -> None:
     asked = plan(tiny_recipe, evaluate={"long": ()})
 
-    def stops_before_evaluating(words: list[str], **more: Any) -> Ended:
+    def stops_before_evaluating(words: list[str], *more: Any) -> Ended:
         children.stopping = children.stopping or words[0] == "evaluate"
-        return children(words, **more)
+        return children(words, *more)
 
     monkeypatch.setattr(cells, "run_child", stops_before_evaluating)
     with pytest.raises(Interrupted):
@@ -361,105 +347,3 @@ def test_variants_left_out_are_rows_too(tiny_recipe: Path, tmp_path: Path, child
     results, _ = sweep(Plan(tasks=(task,)), tmp_path / "out", children)
     assert [(result.choices["num_heads"], result.status) for result in results] == [("3", "left out"), ("2", "done")]
     assert "left out" in (tmp_path / "out" / "table.md").read_text()
-
-
-@pytest.fixture(scope="module")
-def warm() -> Iterator[Start]:
-    with warm_process() as start:
-        yield start
-
-
-SILENCE = "working: "
-"""Beginning of the line that a command writes to a pipe after every ten silent seconds, on a busy machine."""
-
-
-def test_a_forked_child_writes_what_a_process_of_its_own_writes(tmp_path: Path, warm: Start) -> None:
-    words = ["config", "show", "gpt/nothing", "--json"]
-    found = []
-    for name, start in (("own", Process), ("forked", warm), ("forked again", warm)):
-        ended = run_started_child(words, log=tmp_path / name, should_stop=lambda: False, start=start)
-        log = [line for line in (tmp_path / name).read_text().splitlines() if not line.startswith(SILENCE)]
-        found.append((ended.code, ended.out, log))
-    assert found[0] == found[1] == found[2] and found[0][0] == 2
-    assert sum(line.startswith("error:") for line in found[0][2]) == 1
-    version = run_started_child(["--version"], log=tmp_path / "v", should_stop=lambda: False, start=warm)
-    assert (version.code, version.out.split()[0], version.stopped) == (0, "tformer", False)
-
-
-def test_a_forked_child_is_interrupted_saves_and_leaves_the_warm_process_alive(
-    tmp_path: Path, warm: Start, tiny_recipe: Path, text_file: Path
-) -> None:
-    run = tmp_path / "run"
-    words = [
-        "train",
-        "--config",
-        str(tiny_recipe),
-        "--data",
-        str(text_file),
-        "--out",
-        str(run),
-        "--max-steps",
-        "1000000",
-    ]
-    log = tmp_path / "log"
-
-    def trained_a_little() -> bool:
-        metrics = run / "metrics.jsonl"
-        return metrics.is_file() and metrics.stat().st_size > 0
-
-    long = [*words, "--max-steps", "1000000"]
-    ended = run_started_child(long, log=log, should_stop=trained_a_little, start=warm)
-    assert (ended.code, ended.stopped) == (130, True) and "continue with" in log.read_text()
-    assert (run / "checkpoints" / "latest").is_file()
-    assert run_started_child(["--version"], log=log, should_stop=lambda: False, start=warm).code == 0
-
-
-def test_no_forked_child_outlives_the_call(tmp_path: Path, warm: Start, tiny_recipe: Path, text_file: Path) -> None:
-    words = ["train", "--config", str(tiny_recipe), "--data", str(text_file), "--out", str(tmp_path / "run")]
-    started: list[int] = []
-
-    def start(*arguments: Any) -> Any:
-        child = warm(*arguments)
-        started.append(child.pid)
-        return child
-
-    def breaks_down() -> bool:
-        raise RuntimeError("at once")
-
-    with pytest.raises(RuntimeError):
-        run_started_child(words, log=tmp_path / "log", should_stop=breaks_down, start=start)
-    with pytest.raises(ProcessLookupError):
-        os.kill(started[0], 0)
-
-
-@pytest.mark.slow
-def test_a_killed_warm_process_takes_its_child_along_and_others_are_started_from_scratch(
-    tmp_path: Path, tiny_recipe: Path, text_file: Path
-) -> None:
-    words = ["train", "--config", str(tiny_recipe), "--data", str(text_file), "--out", str(tmp_path / "run")]
-    with warm_process() as start, (tmp_path / "out").open("wb") as out:
-        settings: dict[str, Any] = {"log": tmp_path / "log", "should_stop": lambda: False, "start": start}
-        assert run_started_child(["--version"], **settings).code == 0
-        child = start([*words, "--max-steps", "1000000"], out, out)
-        server = start.__self__._process  # type: ignore[attr-defined]
-        server.kill()
-        server.wait()
-        assert cpu_seconds_until_end([child.pid]) < 0.5 and child.poll() == (-signal.SIGKILL, 0)
-        assert run_started_child(["--version"], **settings).code == 0
-
-
-@pytest.mark.slow
-def test_forked_cells_give_the_numbers_and_the_memory_of_processes_of_their_own(
-    tmp_path: Path, warm: Start, tiny_recipe: Path, text_file: Path
-) -> None:
-    ended, losses, weights = [], [], []
-    for name, start in (("own", Process), ("forked", warm)):
-        run = tmp_path / name
-        words = ["train", "--config", str(tiny_recipe), "--data", str(text_file), "--out", str(run), "--json"]
-        ended.append(run_started_child(words, log=tmp_path / "log", should_stop=lambda: False, start=start))
-        records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        losses.append([(record["split"], record["step"], record["loss"]) for record in records])
-        latest = (run / "checkpoints" / "latest").read_text().strip()
-        weights.append((run / "checkpoints" / latest / "model.safetensors").read_bytes())
-    assert losses[0] == losses[1] and weights[0] == weights[1]
-    assert ended[0].peak_bytes == pytest.approx(ended[1].peak_bytes, rel=0.1)

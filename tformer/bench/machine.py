@@ -29,10 +29,10 @@ from tformer.support.device import (
     device_name,
     instruction_set,
     matmul_flops_per_second,
-    peak_resident_bytes,
     return_free_memory,
 )
 from tformer.support.formatting import plural
+from tformer.support.processes import peak_resident_bytes
 
 
 def environment_line(device: torch.device, *, dtype: str) -> str:

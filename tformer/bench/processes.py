@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tformer.support.processes import python_command
+from tformer.support.processes import Child, python_command
 
 POLL_SECONDS = 0.05
 EXIT_SECONDS = 10
@@ -62,14 +62,14 @@ class MeasuringProcess:
         self.seconds_left = max_seconds
         self._max_seconds, self._should_stop = max_seconds, should_stop
         self._messages = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed by `end`)
-        self._process = subprocess.Popen(
+        self._child = Child(
             python_command("tformer.bench.worker"),
+            messages=self._messages,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._messages,
             text=True,
-            process_group=0,  # Ctrl-C reaches the parent alone, which ends the child
         )
+        self._process = self._child.process
 
     def ask(self, **request: Any) -> dict[str, Any]:
         """The answer to one request. Raises Stopped."""
@@ -102,9 +102,7 @@ class MeasuringProcess:
 
     def end(self) -> None:
         """Kill the process, whatever it is doing; may be called again."""
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
+        self._child.end()
         for pipe in (self._process.stdin, self._process.stdout, self._messages):
             if pipe is not None:
                 with contextlib.suppress(OSError):  # the process did not read its last request
@@ -114,7 +112,7 @@ class MeasuringProcess:
         out = self._process.stdout
         assert out is not None
         while True:
-            has_ended = self._process.poll() is not None
+            has_ended = self._child.poll() is not None
             if select.select([out], [], [], 0 if has_ended else POLL_SECONDS)[0]:
                 line = out.readline()
                 if line:
@@ -135,9 +133,7 @@ class MeasuringProcess:
             return f"{OUT_OF_MEMORY}: the system ended the process"
         if code == -signal.SIGALRM:
             return over_limit(self._max_seconds)
-        self._messages.seek(0)
-        lines = self._messages.read().strip().splitlines()
-        return f"the process ended with {code}: {lines[-1] if lines else 'no message'}"
+        return f"the process ended with {code}: {self._child.last_error() or 'no message'}"
 
 
 def over_limit(max_seconds: float) -> str:

@@ -183,37 +183,31 @@ def _list_trainings(grid: Grid, *, as_json: bool) -> None:
 
     cells = [
         {
-            "cell": work.cell.name,
-            "choices": dict(work.cell.variant.choices),
-            "command": ["tformer", "train", *train_words(work)],
+            "cell": cell.name,
+            "choices": dict(cell.variant.choices),
+            "command": ["tformer", "train", *train_words(cell)],
         }
-        for work in grid.works
+        for cell in grid.cells
     ]
     if as_json:
         left_out = [{"cell": result.cell, "message": result.message} for result in grid.invalid]
         ladders = {"halving": [ladder.to_json() for ladder in grid.ladders]} if grid.ladders else {}
         emit_json({"cells": cells, "left_out": left_out, **ladders})
         return
-    for work in grid.works:
-        emit("\t".join([work.cell.name, *(f"{key}={value}" for key, value in work.cell.variant.choices.items())]))
+    for cell in grid.cells:
+        emit("\t".join([cell.name, *(f"{key}={value}" for key, value in cell.variant.choices.items())]))
     show_notes([f"{grid.trainings} trainings"])
 
 
 def _run(plan: Plan, grid: Grid, out: Path, stop: StopFlag, *, tolerant: bool, as_json: bool) -> None:
+    from tformer.workers.work import Work
     from tformer.workflows.sweep.run import run_sweep
     from tformer.workflows.sweep.table import document
 
     stop.be_patient()
+    work = Work(should_stop=stop.should_stop)
     with Reporter() as reporter:
-        table, results = run_sweep(
-            plan,
-            grid,
-            out,
-            observer=reporter,
-            should_stop=stop.should_stop,
-            interrupted=stop.interrupted,
-            tolerant=tolerant,
-        )
+        table, results = run_sweep(plan, grid, out, observer=reporter, tolerant=tolerant, work=work)
     if as_json:
         emit_json(document(plan, table, results))
     else:

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 import sys
 import time
 from collections.abc import Mapping
@@ -70,24 +69,6 @@ def keep_freed_memory() -> None:
             tune(M_MMAP_MAX, 0)  # glibc before 2.35 accepts no more than 32 MiB: then no block is mapped at all
         tune(M_TRIM_THRESHOLD, MAX_MALLOPT_VALUE)
         tune(M_TOP_PAD, HEAP_GROWTH_BYTES)
-
-
-def peak_resident_bytes(pid: int | None = None) -> int | None:
-    """Largest resident set of a process, by default this one, in bytes; None where the system does not report it."""
-    return _memory_of_process("VmHWM", pid)
-
-
-def resident_bytes() -> int | None:
-    """Resident set of this process in bytes; None where the system does not report it."""
-    return _memory_of_process("VmRSS", None)
-
-
-def _memory_of_process(key: str, pid: int | None) -> int | None:
-    with suppress(OSError):
-        status = Path(f"/proc/{'self' if pid is None else pid}/status").read_text()
-        found = re.search(rf"^{key}:\s+(\d+) kB$", status, re.MULTILINE)
-        return None if found is None else int(found[1]) * 1024
-    return None
 
 
 def return_free_memory() -> None:

@@ -1,4 +1,4 @@
-"""Children and temporary folders of a process that may be killed: the children end with it, the folders are removed.
+"""Children, memory and temporary folders of a process. It may be killed: its children end, its folders are removed.
 
 A process that is killed cannot end its children or delete its files. Therefore the children end themselves, so that
 they keep no processor time, memory or lock, and the next process of the same user removes the folders.
@@ -6,25 +6,32 @@ they keep no processor time, memory or lock, and the next process of the same us
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import fcntl
 import os
+import re
+import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 PR_SET_PDEATHSIG = 1
 """Of prctl(2): the kernel sends this process a signal when the thread that started it ends. It is kept across `exec`,
 and not inherited by children."""
 POLL_SECONDS = 0.2
+
+MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
+"""Bytes per unit of `ru_maxrss`."""
+LOG_TAIL_BYTES = 64_000
 
 MOST_PROCESSES = 64
 """The limit of processes that one command starts, or the number of processors where that is higher."""
@@ -62,15 +69,15 @@ def end_with_parent(parent: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
     else:
-        threading.Thread(target=_wait_for_end, args=(parent,), name="parent", daemon=True).start()
+
+        def wait_for_end() -> None:
+            while os.getppid() == parent:
+                time.sleep(POLL_SECONDS)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        threading.Thread(target=wait_for_end, name="parent", daemon=True).start()
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _wait_for_end(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(POLL_SECONDS)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def own_python(program: str, *words: str) -> list[str]:
@@ -110,6 +117,68 @@ def main() -> None:
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
+class Child:
+    """A running child, the command of `python_command`, which writes its messages to a file.
+
+    It has its own process group: Ctrl-C on a terminal reaches this process alone, which decides what the child gets.
+
+    Attributes:
+        process: its pipes and its exit code.
+        peak_bytes: its largest resident set until the last `poll`, without a GPU's memory.
+    """
+
+    def __init__(self, command: Sequence[str], *, messages: IO[Any], **options: Any) -> None:
+        """messages: the file that its stderr is added to, open for reading too; options: of `subprocess.Popen`."""
+        self.process = subprocess.Popen(command, stderr=messages, process_group=0, **options)
+        self.peak_bytes = 0
+        self._messages = messages
+
+    def poll(self) -> int | None:
+        """The exit code, or -N when signal N killed it; None: it still runs."""
+        if self.process.returncode is None:
+            self.peak_bytes = max(self.peak_bytes, peak_resident_bytes(self.process.pid) or 0)
+            ended, status, usage = os.wait4(self.process.pid, os.WNOHANG)
+            if ended:
+                self.process.returncode = os.waitstatus_to_exitcode(status)  # so that Popen does not wait for it again
+                # Linux counts the parent's memory at the fork as the child's: up to that, what was seen counts.
+                reported, own = usage.ru_maxrss, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+                if reported > own or not self.peak_bytes:
+                    self.peak_bytes = reported * MAXRSS_UNIT
+        return self.process.returncode
+
+    def last_error(self) -> str:
+        """The last message that begins with `error:`, else the last line of the messages; empty without any."""
+        descriptor = self._messages.fileno()
+        tail = os.pread(descriptor, LOG_TAIL_BYTES, max(0, os.fstat(descriptor).st_size - LOG_TAIL_BYTES))
+        lines = tail.decode("utf-8", "replace").strip().splitlines()
+        errors = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
+        return (errors or lines or [""])[-1]
+
+    def end(self) -> None:
+        """Kill it unless it has ended, and wait for its end; may be called again."""
+        if self.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+def peak_resident_bytes(pid: int | None = None) -> int | None:
+    """Largest resident set of a process, by default this one, in bytes; None where the system does not report it."""
+    return _memory_of_process("VmHWM", pid)
+
+
+def resident_bytes() -> int | None:
+    """Resident set of this process in bytes; None where the system does not report it."""
+    return _memory_of_process("VmRSS", None)
+
+
+def _memory_of_process(key: str, pid: int | None) -> int | None:
+    with suppress(OSError):
+        status = Path(f"/proc/{'self' if pid is None else pid}/status").read_text()
+        found = re.search(rf"^{key}:\s+(\d+) kB$", status, re.MULTILINE)
+        return None if found is None else int(found[1]) * 1024
+    return None
+
+
 class ScratchFolder:
     """A temporary folder of the system, deleted by `cleanup`, at the end of a `with` block, or with this object.
 
@@ -134,7 +203,7 @@ class ScratchFolder:
 
 def _remove_abandoned(prefix: str) -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):  # of another process, or on a file system without locks
+        with suppress(OSError):  # of another process, or on a file system without locks
             descriptor = _opened(folder)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -152,7 +221,7 @@ def _held(folder: Path) -> int | None:
     except OSError:
         folder.rmdir()
         raise
-    with contextlib.suppress(OSError):  # without locks, `_remove_abandoned` removes nothing
+    with suppress(OSError):  # without locks, `_remove_abandoned` removes nothing
         fcntl.flock(descriptor, fcntl.LOCK_SH)
     if folder.exists():
         return descriptor

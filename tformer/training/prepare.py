@@ -25,14 +25,13 @@ from tformer.support.device import (
     bound_products,
     device_memory,
     matmul_flops_per_second,
-    resident_bytes,
     resolve_device,
     resolve_precision,
 )
 from tformer.support.errors import InputError
 from tformer.support.files import RUNS, require_writable_folder
 from tformer.support.formatting import plural
-from tformer.support.processes import available_cores
+from tformer.support.processes import available_cores, resident_bytes
 from tformer.tasks import task_of
 from tformer.tasks.base import TrainingData
 from tformer.tasks.example import example_document

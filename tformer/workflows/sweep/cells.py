@@ -8,8 +8,12 @@ OUT/cells/NAME.log      output of its processes
 from __future__ import annotations
 
 import json
+import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -17,12 +21,12 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from tformer.checkpoint.run import RunDirectory
-from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError, RunInUseError, StorageError
 from tformer.support.files import parse_object, read_bounded, write_text
 from tformer.support.formatting import finite_or_none
+from tformer.support.processes import Child, python_command
 from tformer.tasks import task_of
-from tformer.workflows.sweep.children import Ended, Start, run_child
+from tformer.workers.work import ShouldStop
 from tformer.workflows.sweep.grid import Cell, all_sets, base_words
 from tformer.workflows.sweep.halving import Rung
 
@@ -118,12 +122,6 @@ def read_run(result: Result, run: Path) -> None:
     result.training_curve = _curve(logged, "loss")
 
 
-def figure_of(figures: Mapping[str, Any], metric: str) -> tuple[str, float | None]:
-    """Name and value of an evaluation that the table shows: the task's metric, or else the loss."""
-    name = metric if isinstance(figures.get(metric), int | float) else "loss"
-    return name, figures.get(name)
-
-
 def _curve(records: Sequence[Mapping[str, Any]], key: str) -> list[list[float]]:
     points = [[record["step"], record[key]] for record in records if isinstance(record.get(key), int | float)]
     stride = -(-len(points) // MAX_POINTS)
@@ -137,7 +135,7 @@ OUT_OF_MEMORY = "out of memory?"
 STORAGE, IN_USE = 3, 6
 """Exit codes that would end every other cell too."""
 
-LOG_TAIL_BYTES = 64_000
+POLL_SECONDS = 0.05
 
 TEXTS = {"train", "valid", "valid_fraction", "valid_split", "columns", "errors"}
 """Fields of the data section that decide which texts a tokenizer is trained on."""
@@ -151,70 +149,100 @@ class Stopped(Exception):
 
 
 @dataclass(frozen=True)
-class Work:
-    """A cell with its resolved recipe."""
+class Ended:
+    """How a child ended.
 
-    cell: Cell
-    recipe: Recipe
-    max_steps: int | None
+    code: its exit code; -N when signal N killed it. out: its standard output. error: its last error.
+    peak_bytes: its largest resident set, without a GPU's memory. stopped: whether it was interrupted.
+    """
 
-    @property
-    def tokenizer_key(self) -> str | None:
-        """Equal for cells that would train the same tokenizer; None for those that train none."""
-        tokenizer, data = self.recipe.tokenizer, self.recipe.data
-        given = tokenizer.path is not None or tokenizer.source_path is not None
-        if given or self.recipe.model.patches is not None or "--init-from" in self.cell.variant.task.train:
-            return None
-        texts = data.model_dump(mode="json", include=TEXTS)
-        kind = task_of(self.recipe).tokenizer_texts
-        return json.dumps([kind, tokenizer.model_dump(mode="json"), texts], sort_keys=True)
+    code: int
+    out: str
+    error: str
+    peak_bytes: int
+    stopped: bool = False
+
+
+def run_child(words: Sequence[str], log: Path, should_stop: ShouldStop) -> Ended:
+    """Run `tformer WORDS` to its end; its stderr is appended to `log`.
+
+    An interrupt reaches the child once: from here, when `should_stop` returns True. It then gets all the time that it
+    needs to save. It never outlives this call, nor this process.
+    """
+    stopped = False
+    with tempfile.TemporaryFile() as out, log.open("a+b") as messages:
+        messages.write(os.fsencode(f"$ {subprocess.list2cmdline(['tformer', *words])}\n"))
+        messages.flush()
+        child = Child(python_command("tformer", *words), messages=messages, stdin=subprocess.DEVNULL, stdout=out)
+        try:
+            while (code := child.poll()) is None:
+                if should_stop() and not stopped:
+                    stopped = True
+                    child.process.send_signal(signal.SIGINT)
+                time.sleep(POLL_SECONDS)
+        finally:
+            child.end()
+        out.seek(0)
+        return Ended(code, out.read().decode("utf-8", "replace"), child.last_error(), child.peak_bytes, stopped)
+
+
+def tokenizer_key(cell: Cell) -> str | None:
+    """Equal for cells that would train the same tokenizer; None for those that train none."""
+    tokenizer, data = cell.recipe.tokenizer, cell.recipe.data
+    given = tokenizer.path is not None or tokenizer.source_path is not None
+    if given or cell.recipe.model.patches is not None or "--init-from" in cell.variant.task.train:
+        return None
+    texts = data.model_dump(mode="json", include=TEXTS)
+    kind = task_of(cell.recipe).tokenizer_texts
+    return json.dumps([kind, tokenizer.model_dump(mode="json"), texts], sort_keys=True)
 
 
 class Sweeper:
     """Runs cells in one folder. `tokenizers`: flags that name a tokenizer trained before, by `tokenizer_key`."""
 
-    def __init__(self, out: Path, *, should_stop: Callable[[], bool], start: Start) -> None:
-        self.out, self.should_stop, self.start = out, should_stop, start
+    def __init__(self, out: Path, should_stop: ShouldStop) -> None:
+        self.out, self.should_stop = out, should_stop
         self.tokenizers: dict[str, list[str]] = {}
 
-    def finished(self, work: Work, rung: Rung | None = None) -> Result | None:
+    def log(self, cell: Cell) -> Path:
+        return self.out / CELLS / f"{cell.name}.log"
+
+    def finished(self, cell: Cell, rung: Rung | None = None) -> Result | None:
         """The stored result of a cell that needs no more work, or none for this rung."""
-        result = load_result(self._file(work.cell))
+        result = load_result(self._file(cell))
         if result is None:
             return None
         reached = rung is not None and not rung.last and rung.steps in dict(result.rungs)
         if not reached and result.status not in FINAL:
             return None
-        self._remember_tokenizer(work)
+        self._remember_tokenizer(cell)
         return result
 
-    def run(self, work: Work, rung: Rung | None = None) -> Result:
+    def run(self, cell: Cell, rung: Rung | None = None) -> Result:
         """Train and evaluate what is left of the cell; up to a rung that is not the last: train only.
 
         Raises Stopped once it has saved; StorageError and RunInUseError, which would end every cell.
         """
-        cell, file = work.cell, self._file(work.cell)
-        stored = load_result(file)
-        if stored is not None and stored.status == TRAINED:
-            result = stored
-            self._remember_tokenizer(work)
+        file = self._file(cell)
+        result = load_result(file)
+        if result is not None and result.status == TRAINED:
+            self._remember_tokenizer(cell)
         else:
-            result = self._train(work, rung, [] if stored is None else stored.rungs)
+            result = self._train(cell, rung, [] if result is None else result.rungs)
             result.save(file)
         if result.status == TRAINED:
             for label, flags in cell.variant.task.evaluate.items():
                 if label not in result.evaluate or "failure" in result.evaluate[label]:
-                    result.evaluate[label] = self._evaluate(work, flags)
+                    result.evaluate[label] = self._evaluate(cell, flags)
                     result.save(file)
             result.status = DONE
             result.save(file)
         return result
 
-    def _train(self, work: Work, rung: Rung | None, rungs: list[tuple[int, float]]) -> Result:
+    def _train(self, cell: Cell, rung: Rung | None, rungs: list[tuple[int, float]]) -> Result:
         """Train the cell, to the step of a rung; `rungs`: that it reached before."""
-        cell, run = work.cell, self._run(work.cell)
-        words = ["train", *train_words(work)]
-        key = work.tokenizer_key
+        run, key = self.out / RUNS / cell.name, tokenizer_key(cell)
+        words = ["train", *train_words(cell)]
         if key is not None:
             words += self.tokenizers.get(key, [])
         if rung is not None and not rung.last:
@@ -222,10 +250,9 @@ class Sweeper:
         words += ["--out", str(run), "--json"]
         if (run / "recipe.yaml").is_file():
             words.append("--resume")
-        trained = TRAINED if rung is None or rung.last else DROPPED
         ended = self._child(words, cell)
-        status, message = self._outcome(ended, cell, trained)
-        self._remember_tokenizer(work)
+        status, message = _outcome(ended, TRAINED if rung is None or rung.last else DROPPED)
+        self._remember_tokenizer(cell)
         result = Result(
             cell=cell.name,
             task=cell.variant.task.name,
@@ -234,7 +261,7 @@ class Sweeper:
             command=[["tformer", *words]],
             status=status,
             message=message,
-            metric=work.recipe.training.best_metric,
+            metric=cell.recipe.training.best_metric,
             peak_memory_bytes=ended.peak_bytes,
             rungs=list(rungs),
         )
@@ -248,41 +275,31 @@ class Sweeper:
                 result.rungs.append((rung.steps, result.best))
         return result
 
-    def _evaluate(self, work: Work, flags: tuple[str, ...]) -> dict[str, Any]:
-        ended = self._child(["evaluate", str(self._run(work.cell)), *flags, "--json"], work.cell)
+    def _evaluate(self, cell: Cell, flags: tuple[str, ...]) -> dict[str, Any]:
+        ended = self._child(["evaluate", str(self.out / RUNS / cell.name), *flags, "--json"], cell)
         if ended.code != 0:
-            failure, message = self._outcome(ended, work.cell, DONE)
+            failure, message = _outcome(ended, DONE)
             return {"failure": failure, "message": message}
-        figures = json.loads(ended.out)
-        name, value = figure_of(figures, work.recipe.training.best_metric)
+        figures, metric = json.loads(ended.out), cell.recipe.training.best_metric
+        name = metric if isinstance(figures.get(metric), int | float) else "loss"  # the table shows this one
         numbers = {key: figure for key, figure in figures.items() if isinstance(figure, int | float | str)}
-        return {"metric": name, "value": value, "figures": numbers}
+        return {"metric": name, "value": figures.get(name), "figures": numbers}
 
     def _child(self, words: list[str], cell: Cell) -> Ended:
         if self.should_stop():
             raise Stopped
-        ended = run_child(words, log=self.log(cell), should_stop=self.should_stop, start=self.start)
+        ended = run_child(words, self.log(cell), self.should_stop)
         if ended.stopped and ended.code != 0:
             raise Stopped
         if ended.code == STORAGE:
-            raise StorageError(f"{cell.name}: {self._last_error(cell)}", hint="nothing that is finished was lost")
+            raise StorageError(f"{cell.name}: {ended.error}", hint="nothing that is finished was lost")
         if ended.code == IN_USE:
-            raise RunInUseError(f"{cell.name}: {self._last_error(cell)}")
+            raise RunInUseError(f"{cell.name}: {ended.error}")
         return ended
 
-    def _outcome(self, ended: Ended, cell: Cell, success: str) -> tuple[str, str]:
-        """(status, message) of a child that has ended; the message of a success is empty."""
-        if ended.code == 0:
-            return success, ""
-        if ended.code < 0 or ended.code == 128 + signal.SIGKILL:
-            number = -ended.code if ended.code < 0 else signal.SIGKILL
-            reason = OUT_OF_MEMORY if number == signal.SIGKILL else signal.strsignal(number)
-            return "killed", f"killed by signal {number:d} ({reason})"
-        return FAILURES.get(ended.code, "failed"), self._last_error(cell)
-
-    def _remember_tokenizer(self, work: Work) -> None:
+    def _remember_tokenizer(self, cell: Cell) -> None:
         """Use this cell's tokenizer for all cells that would train the same one."""
-        key, run = work.tokenizer_key, self._run(work.cell)
+        key, run = tokenizer_key(cell), self.out / RUNS / cell.name
         joint, source, target = (run / f"tokenizer{side}.json" for side in ("", ".source", ".target"))
         if key is None or key in self.tokenizers:
             return
@@ -292,29 +309,25 @@ class Sweeper:
         elif joint.is_file():
             self.tokenizers[key] = ["--tokenizer", str(joint)]
 
-    def _last_error(self, cell: Cell) -> str:
-        """The last error in the child's log, else its last line."""
-        with self.log(cell).open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - LOG_TAIL_BYTES))
-            lines = file.read().decode("utf-8", "replace").splitlines()
-        errors = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
-        return (errors or lines or [""])[-1]
-
-    def _run(self, cell: Cell) -> Path:
-        return self.out / RUNS / cell.name
-
     def _file(self, cell: Cell) -> Path:
         return self.out / CELLS / f"{cell.name}.json"
 
-    def log(self, cell: Cell) -> Path:
-        return self.out / CELLS / f"{cell.name}.log"
+
+def _outcome(ended: Ended, success: str) -> tuple[str, str]:
+    """(status, message) of a child that has ended; the message of a success is empty."""
+    if ended.code == 0:
+        return success, ""
+    if ended.code < 0 or ended.code == 128 + signal.SIGKILL:
+        number = -ended.code if ended.code < 0 else signal.SIGKILL
+        reason = OUT_OF_MEMORY if number == signal.SIGKILL else signal.strsignal(number)
+        return "killed", f"killed by signal {number:d} ({reason})"
+    return FAILURES.get(ended.code, "failed"), ended.error
 
 
-def train_words(work: Work) -> list[str]:
+def train_words(cell: Cell) -> list[str]:
     """The flags of `tformer train` for this cell, without its folder and a tokenizer trained before."""
-    cell, task = work.cell, work.cell.variant.task
+    task = cell.variant.task
     words = [*base_words(task), *task.train]
-    for text in all_sets(task, cell.variant.sets, max_steps=work.max_steps, seed=cell.seed):
+    for text in all_sets(task, cell.variant.sets, max_steps=cell.max_steps, seed=cell.seed):
         words += ["--set", text]
     return words

@@ -49,23 +49,33 @@ class Variant:
     choices: Mapping[str, str]
     sets: tuple[str, ...]
 
+    def cell_name(self, seed: int) -> str:
+        """The name of its training with this seed."""
+        return f"{self.slug}-seed{seed}"
+
 
 @dataclass(frozen=True)
 class Cell:
-    """One training: a variant and a seed."""
+    """One training: a variant and a seed, with the recipe that they give. max_steps: of the plan."""
 
     variant: Variant
     seed: int
+    recipe: Recipe
+    max_steps: int | None
 
     @property
     def name(self) -> str:
-        return f"{self.variant.slug}-seed{self.seed}"
+        return self.variant.cell_name(self.seed)
 
 
 def axes_of(task: Task) -> tuple[Axis, ...]:
     """The task's axes with the shortest labels that are unique."""
     coupled = [(split_keys(keys), values) for keys, values in task.vary.items()]
-    shown = [_shown_keys(keys, values) for keys, values in coupled]
+    shown = []
+    for keys, values in coupled:
+        # The first of coupled keys is enough where its value determines the others.
+        first = {json.dumps(value[0], sort_keys=True) for value in values} if len(keys) > 1 else set()
+        shown.append(keys if len(keys) > 1 and len(first) < len(values) else keys[:1])
     short = [_short(key) for keys in shown for key in keys]
     axes = []
     for (keys, values), visible in zip(coupled, shown, strict=True):
@@ -94,16 +104,17 @@ def variants_of(
     total, count = number_of_variants(task, None), number_of_variants(task, draws)
     chosen = range(total) if count == total else sorted(random.Random(seed).sample(range(total), count))
     for number in chosen:
-        rows = _combination(axes, number)
-        sets = [
-            f"{place}={as_text(value)}"
-            for axis, row in zip(axes, rows, strict=True)
-            for key, value in zip(axis.keys, row, strict=True)
-            for place in expand_key(key, recipe)
-        ]
-        choices = {axis.label: _shown_row(axis, row) for axis, row in zip(axes, rows, strict=True)}
-        words = [_slug_word(axis, row) for axis, row in zip(axes, rows, strict=True)]
-        slug = _slug([prefix, *words], taken={variant.slug for variant in variants})
+        sets: list[str] = []
+        choices: dict[str, str] = {}
+        words = [prefix]
+        for axis, row in zip(axes, _combination(axes, number), strict=True):
+            for key, value in zip(axis.keys, row, strict=True):
+                sets += [f"{place}={as_text(value)}" for place in expand_key(key, recipe)]
+            shown = " + ".join(_shown(value) for value in row[: axis.label.count(" + ") + 1])
+            choices[axis.label] = shown
+            # A number or truth value follows its key.
+            words.append(shown if isinstance(row[0], str | dict) else f"{_short(axis.keys[0])}-{shown}")
+        slug = _slug(words, taken={variant.slug for variant in variants})
         variants.append(Variant(task, slug, choices, tuple(sets)))
     return variants
 
@@ -115,11 +126,6 @@ def _combination(axes: Sequence[Axis], number: int) -> list[tuple[Any, ...]]:
         number, index = divmod(number, len(axis.values))
         rows.append(axis.values[index])
     return rows[::-1]
-
-
-def cells_of(variants: Sequence[Variant], *, seeds: Sequence[int]) -> list[Cell]:
-    """Every variant with every seed: all variants with the first seed, then all with the second."""
-    return [Cell(variant, seed) for seed in seeds for variant in variants]
 
 
 def expand_key(key: str, recipe: Mapping[str, Any]) -> list[str]:
@@ -143,20 +149,9 @@ def as_text(value: Any) -> str:
     return value if plain and resolve_scalar(value) == value else json.dumps(value, ensure_ascii=False)
 
 
-def _shown_keys(keys: Sequence[str], values: Sequence[Any]) -> list[str]:
-    """The first of coupled keys, where its value determines the others; else all."""
-    if len(keys) == 1 or len({json.dumps(value[0], sort_keys=True) for value in values}) == len(values):
-        return [keys[0]]
-    return list(keys)
-
-
 def _short(key: str) -> str:
     parts = [part for part in key.split(".") if part != "*"]
     return ".".join(parts[-2:] if parts[-1] in COMMON else parts[-1:])
-
-
-def _shown_row(axis: Axis, row: Sequence[Any]) -> str:
-    return " + ".join(_shown(value) for value in row[: axis.label.count(" + ") + 1])
 
 
 def _shown(value: Any) -> str:
@@ -165,12 +160,6 @@ def _shown(value: Any) -> str:
         rest = ", ".join(f"{key} {_shown(item)}" for key, item in value.items() if key != "kind")
         return f"{value['kind']} ({rest})" if rest else str(value["kind"])
     return as_text(value)
-
-
-def _slug_word(axis: Axis, row: Sequence[Any]) -> str:
-    """The value in a slug; a number or truth value follows its key."""
-    text = _shown_row(axis, row)
-    return text if isinstance(row[0], str | dict) else f"{_short(axis.keys[0])}-{text}"
 
 
 UNSAFE = re.compile(r"(?:(?!(?<=\de)\+\d|(?<=-)-\d)[^A-Za-z0-9._])+")

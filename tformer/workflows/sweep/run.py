@@ -6,10 +6,11 @@ OUT/sweep.json holds the plan of the folder: a later call continues that plan an
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,9 +20,9 @@ from tformer.recipe import recipe_to_data
 from tformer.support.errors import InputError, Interrupted, TformerError
 from tformer.support.files import make_folders, parse_object, read_bounded, remove_tree, write_text
 from tformer.support.formatting import fitted, plural
-from tformer.workflows.sweep.cells import CELLS, INVALID, REFUSED, RUNS, Result, Stopped, Sweeper, Work
-from tformer.workflows.sweep.children import warm_process
-from tformer.workflows.sweep.grid import Cell, cells_of, check_model, number_of_variants, start_of, variants_of
+from tformer.workers.work import QUIET, Work
+from tformer.workflows.sweep.cells import CELLS, INVALID, REFUSED, RUNS, Result, Stopped, Sweeper
+from tformer.workflows.sweep.grid import Cell, check_model, number_of_variants, start_of, variants_of
 from tformer.workflows.sweep.halving import Ladder, Rung, best_variants, rungs_of
 from tformer.workflows.sweep.plan import Plan
 from tformer.workflows.sweep.table import Table, draw, make_table, write_tables
@@ -47,7 +48,7 @@ class Grid:
     ladders: of successive halving, one of each task.
     """
 
-    works: tuple[Work, ...]
+    cells: tuple[Cell, ...]
     invalid: tuple[Result, ...]
     order: tuple[str, ...]
     notes: tuple[str, ...]
@@ -56,7 +57,7 @@ class Grid:
     @property
     def trainings(self) -> int:
         """Number of trainings, with halving each to one rung."""
-        return sum(ladder.trainings for ladder in self.ladders) if self.ladders else len(self.works)
+        return sum(ladder.trainings for ladder in self.ladders) if self.ladders else len(self.cells)
 
 
 def resolve_plan(plan: Plan, *, skip_invalid: bool = False) -> Grid:
@@ -68,7 +69,7 @@ def resolve_plan(plan: Plan, *, skip_invalid: bool = False) -> Grid:
     total = plan.seeds * sum(number_of_variants(task, plan.draws) for task in plan.tasks)
     if total > MAX_TRAININGS:
         raise InputError(f"axes and seeds give {total:,} trainings, expected at most {MAX_TRAININGS:,}")
-    works: list[Work] = []
+    cells: list[Cell] = []
     invalid: list[Result] = []
     order: list[str] = []
     notes: dict[str, None] = {}
@@ -82,39 +83,48 @@ def resolve_plan(plan: Plan, *, skip_invalid: bool = False) -> Grid:
         first = base.recipe.seed
         variants = variants_of(task, recipe=recipe_to_data(base.recipe), prefix=prefix, draws=plan.draws, seed=first)
         seeds = range(first, first + plan.seeds)
-        cells = cells_of(variants, seeds=seeds)
-        order += [cell.name for variant in variants for cell in cells if cell.variant is variant]
-        for cell in cells:
+        order += [variant.cell_name(seed) for variant in variants for seed in seeds]
+        for seed, variant in product(seeds, variants):  # all variants with the first seed, then all with the second
             try:
-                recipe = start_of(task, cell.variant.sets, max_steps=plan.max_steps, seed=cell.seed).recipe
+                recipe = start_of(task, variant.sets, max_steps=plan.max_steps, seed=seed).recipe
                 check_model(recipe)
             except InputError as error:
                 if not skip_invalid:
-                    shown = ", ".join(f"{key} {value}" for key, value in cell.variant.choices.items())
+                    shown = ", ".join(f"{key} {value}" for key, value in variant.choices.items())
                     raise InputError(
                         f"{_of_task(plan, task.name)}{shown or 'the recipe'}: {error.message}",
                         hint=error.hint or "--skip-invalid leaves such variants out",
                     ) from None
-                invalid.append(_left_out(cell, error, base.recipe.training.best_metric))
+                invalid.append(
+                    Result(
+                        cell=variant.cell_name(seed),
+                        task=task.name,
+                        choices=dict(variant.choices),
+                        seed=seed,
+                        status=INVALID,
+                        message=" ".join(error.message.split()),
+                        metric=base.recipe.training.best_metric,
+                    )
+                )
                 continue
-            works.append(Work(cell, recipe, plan.max_steps))
-    if not works:
+            cells.append(Cell(variant, seed, recipe, plan.max_steps))
+    if not cells:
         raise InputError(f"no variant is left: {invalid[0].cell}: {invalid[0].message}")
-    ladders = [] if plan.halving is None else [_ladder(plan, plan.halving, task.name, works) for task in plan.tasks]
-    return Grid(tuple(works), tuple(invalid), tuple(order), tuple(notes), tuple(ladders))
+    ladders = [] if plan.halving is None else [_ladder(plan, plan.halving, task.name, cells) for task in plan.tasks]
+    return Grid(tuple(cells), tuple(invalid), tuple(order), tuple(notes), tuple(ladders))
 
 
-def _ladder(plan: Plan, eta: int, task: str, works: Sequence[Work]) -> Ladder:
+def _ladder(plan: Plan, eta: int, task: str, cells: Sequence[Cell]) -> Ladder:
     """The rungs of a task. Raises InputError where its variants do not train for one known number of steps."""
-    own = [work for work in works if work.cell.variant.task.name == task]
-    limits = {(work.recipe.training.max_steps, work.recipe.training.max_epochs) for work in own}
+    own = [cell for cell in cells if cell.variant.task.name == task]
+    limits = {(cell.recipe.training.max_steps, cell.recipe.training.max_epochs) for cell in own}
     steps = sorted({number for number, _ in limits})
-    variants, place = len({work.cell.variant.slug for work in own}), _of_task(plan, task)
+    variants, place = len({cell.variant.slug for cell in own}), _of_task(plan, task)
     if any(epochs is not None for _, epochs in limits):
         raise InputError(
             f"{place}halving: found a training by epochs, expected one by steps", hint="--max-steps N says how many"
         )
-    if any(work.recipe.training.max_minutes is not None for work in own):
+    if any(cell.recipe.training.max_minutes is not None for cell in own):
         raise InputError(
             f"{place}halving: found a limit of minutes, expected one of steps", hint="leave --max-minutes out"
         )
@@ -137,75 +147,76 @@ def run_sweep(
     out: Path,
     *,
     observer: Observer,
-    should_stop: Callable[[], bool],
-    interrupted: Callable[..., Interrupted],
     tolerant: bool = False,
+    work: Work = QUIET,
 ) -> tuple[Table, list[Result]]:
     """Train what is not finished yet, and write the tables and plots into `out`. Results are in the table's order.
 
     tolerant: go on where the first training of a task is refused; the cause is often its data, common to all cells.
 
     Raises InputError when `out` belongs to another plan, and for such a refusal; Interrupted once the running cell
-    has ended.
+    has ended after `work` was stopped.
     """
     make_folders(out)
-    with ExitStack() as stack:
-        stack.callback(RunLock(out).release)
+    lock = RunLock(out)
+    try:
         _claim(out, plan)
-        start = stack.enter_context(warm_process())
-        sweeper = Sweeper(out, should_stop=should_stop, start=start)
+        sweeper = Sweeper(out, work.should_stop)
         found = {result.cell: result for result in grid.invalid}
         number, total = 0, grid.trainings
 
-        def train(works: Sequence[Work], rung: Rung | None = None) -> None:
+        def train(cells: Sequence[Cell], rung: Rung | None = None) -> None:
             nonlocal number
-            finished = {work.cell.name: sweeper.finished(work, rung) for work in works}
-            for work in works:
-                result, began = finished[work.cell.name], time.monotonic()
+            finished = {cell.name: sweeper.finished(cell, rung) for cell in cells}
+            for cell in cells:
+                result, began = finished[cell.name], time.monotonic()
                 number += 1
                 if result is not None:
                     observer.ended(result, number, total, seconds=None)
                 else:
-                    observer.begins(work.cell, number, total, sweeper.log(work.cell))
+                    observer.begins(cell, number, total, sweeper.log(cell))
                     try:
-                        result = sweeper.run(work, rung)
+                        result = sweeper.run(cell, rung)
                     except Stopped:
-                        raise interrupted(
+                        raise Interrupted(
                             f"interrupted: {number - 1} of {total} trainings are finished",
+                            signal_number=signal.SIGINT,
                             hint="run the same command again to go on",
                         ) from None
                     observer.ended(result, number, total, seconds=time.monotonic() - began)
                 first = not any(other.task == result.task for other in found.values())
                 if result.status == REFUSED and first and not tolerant:
                     raise InputError(f"{result.cell}: {result.message}", hint="--skip-invalid goes on with the others")
-                found[work.cell.name] = result
+                found[cell.name] = result
                 _write(plan, grid, found, out, last=False)
 
         if not grid.ladders:
-            train(grid.works)
+            train(grid.cells)
         for ladder in grid.ladders:
-            _climb(ladder, grid.works, found, train)
+            _climb(ladder, grid.cells, found, train)
         return _write(plan, grid, found, out, last=True)
+    finally:
+        lock.release()
 
 
-Train = Callable[[Sequence[Work], Rung], None]
+Train = Callable[[Sequence[Cell], Rung], None]
 """Trains these cells to a rung."""
 
 
-def _climb(ladder: Ladder, works: Sequence[Work], found: Mapping[str, Result], train: Train) -> None:
+def _climb(ladder: Ladder, cells: Sequence[Cell], found: Mapping[str, Result], train: Train) -> None:
     """Train the variants of a task rung by rung, the best of each going on to the next. found: results so far."""
-    own = [work for work in works if work.cell.variant.task.name == ladder.task]
+    own = [cell for cell in cells if cell.variant.task.name == ladder.task]
     for rung, above in zip(ladder.rungs, (*ladder.rungs[1:], None), strict=True):
         train(own, rung)
         if above is not None:
             scores: dict[str, list[float | None]] = {}
-            for work in own:
-                result = found[work.cell.name]
+            for cell in own:
+                result = found[cell.name]
                 value = dict(result.rungs).get(rung.steps)
                 score = None if value is None else lower_is_better(result.metric, value)
-                scores.setdefault(work.cell.variant.slug, []).append(score)
+                scores.setdefault(cell.variant.slug, []).append(score)
             best = best_variants(scores, above.variants)
-            own = [work for work in own if work.cell.variant.slug in best]
+            own = [cell for cell in own if cell.variant.slug in best]
 
 
 def _write(plan: Plan, grid: Grid, found: Mapping[str, Result], out: Path, *, last: bool) -> tuple[Table, list[Result]]:
@@ -249,28 +260,13 @@ def _difference(stored: Any, asked: Any, path: tuple[str, ...] = ()) -> str | No
     elif isinstance(stored, list) and isinstance(asked, list) and len(stored) == len(asked):
         pairs = [(str(index), left, right) for index, (left, right) in enumerate(zip(stored, asked, strict=True))]
     else:
-        same = stored == asked and type(stored) is type(asked)
-        return None if same else f"{'.'.join(path)} is {_brief(stored)} in the folder, {_brief(asked)} in this command"
+        if stored == asked and type(stored) is type(asked):
+            return None
+        here, there = (fitted(json.dumps(value, ensure_ascii=False), 100) for value in (asked, stored))
+        return f"{'.'.join(path)} is {there} in the folder, {here} in this command"
     differences = (_difference(left, right, (*path, key)) for key, left, right in pairs)
     return next((difference for difference in differences if difference is not None), None)
 
 
-def _brief(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return fitted(text, 100)
-
-
 def _of_task(plan: Plan, name: str) -> str:
     return f"task {name}: " if len(plan.tasks) > 1 else ""
-
-
-def _left_out(cell: Cell, error: InputError, metric: str) -> Result:
-    return Result(
-        cell=cell.name,
-        task=cell.variant.task.name,
-        choices=dict(cell.variant.choices),
-        seed=cell.seed,
-        status=INVALID,
-        message=" ".join(error.message.split()),
-        metric=metric,
-    )
