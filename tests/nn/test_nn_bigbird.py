@@ -16,7 +16,7 @@ from tests.pairwise import pairwise
 from tformer.nn.attention.bigbird import BigBirdAttention, BigBirdOptions
 from tformer.nn.attention.bigbird_blocks import Blocks
 from tformer.nn.attention.block_sparse import explicit, kernel
-from tformer.nn.attention.block_sparse.kernel import attend_flex
+from tformer.nn.attention.block_sparse.flex import attend_flex
 from tformer.nn.attention.context import AttentionContext, AttentionInputs
 from tformer.nn.positions.biases import AlibiOptions, T5BiasOptions
 from tformer.nn.positions.shaw import ShawOptions

@@ -16,8 +16,10 @@ from tformer.nn.attention import AttentionContext, ProjectionOptions
 from tformer.nn.attention.bigbird import BigBirdOptions
 from tformer.nn.attention.bigbird_frame import Frame
 from tformer.nn.attention.block_sparse import explicit, kernel
-from tformer.nn.attention.block_sparse.kernel import attend_blocks, dense_is_faster
-from tformer.nn.attention.block_sparse.pattern import Pattern, band_of, first_tokens, marked_tokens, put_rows, runs
+from tformer.nn.attention.block_sparse.global_tokens import first_tokens, marked_tokens, put_rows
+from tformer.nn.attention.block_sparse.kernel import attend_sparse, dense_is_faster
+from tformer.nn.attention.block_sparse.pattern import KeyNumbers, Pattern, band_of, runs
+from tformer.nn.attention.context import AttentionInputs
 from tformer.nn.attention.sliding_window import Fold, SlidingWindowOptions
 from tformer.nn.positions.shaw import ShawOptions
 
@@ -91,12 +93,12 @@ def test_runs_hold_every_block_once_with_its_whole_span(
 def test_groups_of_any_size_give_the_same(kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     slots = torch.arange(-8, 16)
     band = band_of((slots - torch.arange(8).unsqueeze(1)).abs() <= 8)
-    pattern = Pattern(8, 8, 8, band, key_valid=padding(75, "left").bool(), padded=True)  # type: ignore[union-attr]
+    pattern = Pattern(8, 8, 8, band, keys=KeyNumbers(padding(75, "left").bool()), padded=True)  # type: ignore[union-attr]
     inputs = tensors(75, kv_heads=kv_heads)
 
     def found(size: int) -> Tensor:
         monkeypatch.setattr(kernel, "GROUP_ELEMENTS", size)
-        return attend_blocks(*inputs, pattern, scale=0.3)
+        return attend_sparse(AttentionInputs(*inputs, context_of(75), 0.3), pattern, None)
 
     for size in (2000, 2**20):
         assert_same(found(size), found(1), inputs, tolerance=2e-6)

@@ -25,7 +25,7 @@ from tests.nn.sparse_cases import (
 )
 from tests.pairwise import pairwise
 from tformer.nn.attention.block_sparse import explicit, kernel
-from tformer.nn.attention.block_sparse.kernel import attend_flex
+from tformer.nn.attention.block_sparse.flex import attend_flex
 from tformer.nn.attention.context import AttentionContext, AttentionInputs
 from tformer.nn.attention.sliding_window import SlidingWindowAttention, SlidingWindowOptions, flex_rule, global_tokens
 from tformer.nn.positions.biases import AlibiOptions, T5BiasOptions

@@ -17,17 +17,17 @@ from torch import Tensor
 
 from tformer.nn.attention.bigbird_blocks import Blocks
 from tformer.nn.attention.bigbird_frame import Frame
-from tformer.nn.attention.block_sparse.kernel import attend_flex, attend_sparse, dense_is_faster, sparse_flops
-from tformer.nn.attention.block_sparse.pattern import (
+from tformer.nn.attention.block_sparse.flex import attend_flex
+from tformer.nn.attention.block_sparse.global_tokens import (
     GlobalTokens,
-    Pattern,
-    band_of,
     gather_numbers,
     gather_slots,
     joined,
     put_rows,
     row_inputs,
 )
+from tformer.nn.attention.block_sparse.kernel import attend_sparse, dense_is_faster, sparse_flops
+from tformer.nn.attention.block_sparse.pattern import KeyNumbers, Pattern, RandomBlocks, band_of
 from tformer.nn.attention.context import AttentionContext, AttentionInputs, Weighted, all_true_on_cpu
 from tformer.nn.attention.core import attend
 from tformer.nn.attention.mechanism import Mechanism, ProjectionOptions
@@ -131,9 +131,7 @@ class BigBirdAttention(Mechanism):
         pattern = replace(
             _pattern(blocks, frame.start, slots[:, frame.start :: blocks.size] // blocks.size),
             q_pos=frame.query_numbers(context.q_pos),
-            k_pos=k_pos,
-            key_valid=valid,
-            documents=documents,
+            keys=KeyNumbers(valid, documents, positions=k_pos),
             padded=context.key_mask is not None,
         )
         shared = None
@@ -193,8 +191,7 @@ def _pattern(blocks: Blocks, start: int, of_queries: Tensor) -> Pattern:
     band = band_of(seen if blocks.causal else torch.ones_like(seen))
     if blocks.num_random == 0:
         return Pattern(size, before, after, band, start)
-    random, exists = blocks.random(of_queries)
-    return Pattern(size, before, after, band, start, random=random, random_valid=exists)
+    return Pattern(size, before, after, band, start, random=RandomBlocks(*blocks.random(of_queries)))
 
 
 def _global_tokens(blocks: Blocks, places: Tensor, num_keys: int) -> GlobalTokens | None:

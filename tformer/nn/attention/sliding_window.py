@@ -25,11 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tformer.nn.attention.block_sparse.kernel import attend_flex, attend_sparse, dense_is_faster, sparse_flops
-from tformer.nn.attention.block_sparse.pattern import (
+from tformer.nn.attention.block_sparse.flex import attend_flex
+from tformer.nn.attention.block_sparse.global_tokens import (
     GlobalTokens,
-    Pattern,
-    band_of,
     first_tokens,
     gather_numbers,
     gather_slots,
@@ -38,6 +36,8 @@ from tformer.nn.attention.block_sparse.pattern import (
     put_rows,
     row_inputs,
 )
+from tformer.nn.attention.block_sparse.kernel import attend_sparse, dense_is_faster, sparse_flops
+from tformer.nn.attention.block_sparse.pattern import KeyNumbers, Pattern, band_of
 from tformer.nn.attention.context import AttentionContext, AttentionInputs, Weighted
 from tformer.nn.attention.core import attend
 from tformer.nn.attention.mechanism import BACKWARD_AND_FORWARD, AttentionSizes, Mechanism, ProjectionOptions
@@ -74,28 +74,16 @@ class Fold:
 
     def pattern(self, pattern: Pattern, num_slots: int) -> Pattern:
         """The pattern among `num_slots` folded slots."""
-        valid = pattern.key_valid
-        if valid is None and num_slots % self.ways:
-            valid = torch.ones(1, num_slots, dtype=torch.bool, device=pattern.band.device)
-
-        def slots(x: Tensor | None) -> Tensor | None:
-            return None if x is None else self.slots(x)
-
-        def shared(x: Tensor | None) -> Tensor | None:
-            return None if x is None else self.repeat(x)
-
+        assert pattern.q_pos is not None
+        keys = pattern.keys
+        if keys.valid is None and num_slots % self.ways:
+            keys = keys._replace(valid=torch.ones(1, num_slots, dtype=torch.bool, device=pattern.band.device))
         return replace(
             pattern,
             start=0,
-            key_valid=slots(valid),
-            documents=slots(pattern.documents),
-            slots=slots(pattern.slots),
-            shared_slots=shared(pattern.shared_slots),
-            shared_valid=shared(pattern.shared_valid),
-            shared_documents=shared(pattern.shared_documents),
-            q_pos=None if pattern.q_pos is None else self.slots(F.pad(pattern.q_pos, (pattern.start, 0))),
-            k_pos=slots(pattern.k_pos),
-            shared_pos=shared(pattern.shared_pos),
+            keys=keys.map(self.slots),
+            shared=None if pattern.shared is None else pattern.shared.map(self.repeat),
+            q_pos=self.slots(F.pad(pattern.q_pos, (pattern.start, 0))),
         )
 
 
@@ -275,9 +263,11 @@ class SlidingWindowAttention(Mechanism):
         pattern = replace(
             self._pattern(start, context.causal, inputs.q_BHTh.device),
             q_pos=context.q_pos,
-            k_pos=context.k_pos,
-            key_valid=None if context.key_mask is None else context.key_mask.bool(),
-            documents=context.document_ids,
+            keys=KeyNumbers(
+                None if context.key_mask is None else context.key_mask.bool(),
+                context.document_ids,
+                positions=context.k_pos,
+            ),
             padded=context.key_mask is not None,
         )
         shared = None
@@ -285,7 +275,7 @@ class SlidingWindowAttention(Mechanism):
             shared = gather_slots(inputs.k_BKSh, tokens.index), gather_slots(inputs.v_BKSv, tokens.index)
             slots = torch.arange(num_keys, device=inputs.q_BHTh.device).unsqueeze(0)
             pattern = pattern.with_shared(tokens, slots if context.causal else None)
-        pattern = pattern.from_slot(low)
+        pattern = replace(pattern, keys=pattern.keys.map(lambda x: x[:, low:]))  # `start` counts from there
         inputs = inputs._replace(k_BKSh=inputs.k_BKSh[:, :, low:], v_BKSv=inputs.v_BKSv[:, :, low:])
         if fold.ways == 1:
             return attend_sparse(inputs, pattern, shared)

@@ -1,134 +1,77 @@
-"""Which keys a block of queries reads and which of them a query may see: band, global tokens, random blocks.
+"""Which keys a block of queries reads and which of them a query may see: band, shared keys, random blocks.
 
 Query i is at key slot `start + i`. Block c holds the queries c w ... (c + 1) w - 1; its span are the slots from
-`before` ahead of the first of them to `after` behind the last, cut off at the ends of the sequence.
+`before` ahead of the first of them to `after` behind the last, cut off at the ends of the sequence:
 
-A global token is seen by every query and, as a query, sees every key (Longformer, arXiv 2004.05150, 3.1; BigBird,
-arXiv 2007.14062, 2). There are few, so their rows cost O(R S).
+    slots        0 1 2 3 4 5 6 7 8 9 . .       w = 3, before = 4, after = 2, start = 1
+    block 0        q q q                       queries 0, 1, 2
+    its span     k k k k k k                   slots 0 ... 5: three are cut off
+    block 1              q q q                 queries 3, 4, 5
+    its span     k k k k k k k k k             slots 0 ... 8
 
-Shape legend: B batch, H query heads, K kv heads, T queries, S keys, N blocks of queries, w queries of a block, R global
-tokens or other keys that every block reads (shared), r random blocks of a block, h head_dim, v value_dim; of a group: b
-examples, n blocks, s keys of a span.
+The band says which slots of a span each query of the block sees. Other keys are shared by all blocks, or read at random
+as whole blocks of w slots.
+
+Shape legend: B batch, T queries, S keys, N blocks of queries, w queries of a block, R shared keys, r random blocks of a
+block, h head_dim, v value_dim; of a group: b examples, n blocks, s keys of a span.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from tformer.nn.attention.context import MASKED_SCORE, AttentionContext, AttentionInputs, all_true_on_cpu
+from tformer.nn.attention.block_sparse.global_tokens import GlobalTokens, gather_numbers
+from tformer.nn.attention.context import MASKED_SCORE, all_true_on_cpu
 
 KeysAndValues = tuple[Tensor, Tensor]
 """[B, K, R, h] and [B, K, R, v]."""
 
 
-@dataclass(frozen=True, slots=True)
-class GlobalTokens:
-    """index: slots, long [B or 1, R], in order; valid: bool, the same shape, None where all exist; mask: bool
-    [B or 1, S], True at those slots."""
+class KeyNumbers(NamedTuple):
+    """Which queries may see some keys, and where the keys stand: four numbers of each key, [B or 1, keys].
 
-    index: Tensor
-    valid: Tensor | None
-    mask: Tensor
-
-    @property
-    def count(self) -> int:
-        return self.index.shape[1]
-
-
-def first_tokens(count: int, key_mask: Tensor | None, num_keys: int, device: torch.device) -> GlobalTokens | None:
-    """The first `count` slots that hold tokens; None for none."""
-    count = min(count, num_keys)
-    if count == 0:
-        return None
-    if key_mask is None:
-        slots = torch.arange(num_keys, device=device).unsqueeze(0)
-        return GlobalTokens(slots[:, :count], None, slots < count)
-    return _ranked(key_mask.bool(), count)
-
-
-def marked_tokens(global_mask: Tensor, key_mask: Tensor | None) -> GlobalTokens | None:
-    """The slots that a mask [B, S] marks. Reading their number synchronises accelerators."""
-    marked = global_mask.bool() if key_mask is None else global_mask.bool() & key_mask.bool()
-    count = int(marked.sum(dim=1).max())
-    return _ranked(marked, count) if count else None
-
-
-def _ranked(marked_BS: Tensor, count: int) -> GlobalTokens:
-    num_keys = marked_BS.shape[1]
-    rank = marked_BS.long().cumsum(dim=1)
-    wanted = torch.arange(1, count + 1, device=rank.device).expand(rank.shape[0], -1).contiguous()
-    index = torch.searchsorted(rank, wanted)  # the first slot where the count reaches 1, 2, ...
-    return GlobalTokens(index.clamp(max=num_keys - 1), index < num_keys, marked_BS & (rank <= count))
-
-
-def gather_slots(x_BKSx: Tensor, index: Tensor) -> Tensor:
-    """[B, K, R, x]: the slots `index`, long [B or 1, R], of x."""
-    if index.shape[0] == 1:
-        return x_BKSx.index_select(2, index[0])
-    return x_BKSx.gather(2, index[:, None, :, None].expand(-1, x_BKSx.shape[1], -1, x_BKSx.shape[-1]))
-
-
-def gather_numbers(x_BS: Tensor, index: Tensor) -> Tensor:
-    """[B or 1, R]: numbers [B or 1, S] at the slots `index`."""
-    batch = max(x_BS.shape[0], index.shape[0])
-    return x_BS.expand(batch, -1).gather(1, index.expand(batch, -1))
-
-
-def joined(first: Tensor, second: Tensor) -> Tensor:
-    """Side by side in the last dimension, for as many examples as either has."""
-    batch = max(first.shape[0], second.shape[0])
-    return torch.cat([x.expand(batch, *x.shape[1:]) for x in (first, second)], dim=-1)
-
-
-def put_rows(out_BHTv: Tensor, rows_BHRv: Tensor, tokens: GlobalTokens) -> Tensor:
-    """`out` with the rows of global tokens in their places."""
-    num_queries, index = out_BHTv.shape[2], tokens.index
-    if tokens.valid is not None:
-        # Rows of no token are written to an extra slot, which is cut off.
-        out_BHTv = F.pad(out_BHTv, (0, 0, 0, 1))
-        index = index.masked_fill(~tokens.valid, num_queries)
-    out = out_BHTv.scatter(2, index[:, None, :, None].expand(*rows_BHRv.shape), rows_BHRv.to(out_BHTv.dtype))
-    return out if tokens.valid is None else out[:, :, :num_queries]
-
-
-def row_inputs(
-    inputs: AttentionInputs, tokens: GlobalTokens, *, key_valid: Tensor | None, documents: Tensor | None, k_pos: Tensor
-) -> AttentionInputs:
-    """Inputs of `attend` for the rows [B, H, R, v] of the global tokens, whose queries are those of `inputs`.
-
-    key_valid: bool [B or 1, S]; documents: [B, S]; k_pos: positions of the keys.
+    valid: bool, False for keys that no query sees. documents: a key is seen by queries of its document. slots: a key is
+    not seen by queries of an earlier slot. positions: read only by positions that change scores. None: no limit, or
+    nothing to read.
     """
-    mask = None if key_valid is None else key_valid[:, None, None, :]
-    if inputs.context.causal:
-        past = torch.arange(inputs.k_BKSh.shape[2], device=k_pos.device) <= tokens.index[:, None, :, None]
-        mask = past if mask is None else mask & past
-    if documents is not None:
-        own = gather_numbers(documents, tokens.index)
-        same = (own.unsqueeze(2) == documents.unsqueeze(1)).unsqueeze(1)
-        mask = same if mask is None else mask & same
-    return inputs._replace(context=AttentionContext(gather_numbers(k_pos, tokens.index), k_pos, mask=mask))
+
+    valid: Tensor | None = None
+    documents: Tensor | None = None
+    slots: Tensor | None = None
+    positions: Tensor | None = None
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> KeyNumbers:
+        """The numbers of other keys, or of these in another order."""
+        return KeyNumbers(*(None if x is None else function(x) for x in self))
+
+
+NO_LIMITS = KeyNumbers()
+
+
+class RandomBlocks(NamedTuple):
+    """Blocks of w keys that each block of queries reads: their numbers, long [B or 1, N, r], and whether they exist."""
+
+    blocks: Tensor
+    exists: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Attributes, where None means no limit (or nothing to read):
+    """Attributes:
 
-    block, before, after, start: see above.
-    q_pos: positions of the queries, [B or 1, T]; k_pos, shared_pos: of the keys [B or 1, S] and the shared keys
-        [B or 1, R]. Only read by positions that change scores.
+    block, before, after, start: w and the spans, see above.
     band: float [w, before + w + after], 0 where a query of a block may see that slot of its span, else MASKED_SCORE.
-    key_valid: bool [B or 1, S], slots that may be seen through a span or at random.
-    documents: [B, S]; only slots of the query's own document may be seen.
-    slots, shared_slots: [B or 1, S] and [B or 1, R]; shared keys of a later slot than the query's are not seen.
-    shared_valid: bool [B or 1, R]. shared_documents: [B, R].
+    keys: of the S slots, read through spans and at random. The document and the slot of a query are those of its slot.
+        The slots limit shared keys only: in a span the band does it, and random blocks are earlier ones.
+    shared: of the keys that every block reads; None: there are none.
+    random: blocks read at random; None: there are none.
+    q_pos: positions of the queries, [B or 1, T]. Only read by positions that change scores.
     padded: whether there may be queries that see nothing at all; their weights are zeros.
-    random: long [B or 1, N, r], blocks of w keys that a block of queries reads too; random_valid: bool, the same shape.
     """
 
     block: int
@@ -136,63 +79,31 @@ class Pattern:
     after: int
     band: Tensor
     start: int = 0
-    key_valid: Tensor | None = None
-    documents: Tensor | None = None
-    slots: Tensor | None = None
-    shared_slots: Tensor | None = None
-    shared_valid: Tensor | None = None
-    shared_documents: Tensor | None = None
-    num_shared: int = 0
-    random: Tensor | None = None
-    random_valid: Tensor | None = None
-    padded: bool = False
+    keys: KeyNumbers = NO_LIMITS
+    shared: KeyNumbers | None = None
+    random: RandomBlocks | None = None
     q_pos: Tensor | None = None
-    k_pos: Tensor | None = None
-    shared_pos: Tensor | None = None
+    padded: bool = False
 
     @property
     def random_keys(self) -> int:
         """Keys that a block reads at random."""
-        return 0 if self.random is None else self.random.shape[-1] * self.block
+        return 0 if self.random is None else self.random.blocks.shape[-1] * self.block
 
     def with_shared(self, tokens: GlobalTokens, slots: Tensor | None) -> Pattern:
         """The pattern where global tokens are read as shared keys only, so that each key counts once.
 
         slots: [1, S], where queries see no global token of a later slot.
         """
-        valid = None if self.key_valid is None else gather_numbers(self.key_valid, tokens.index)
+        shared = self.keys.map(lambda x: gather_numbers(x, tokens.index))
         if tokens.valid is not None:
-            valid = tokens.valid if valid is None else tokens.valid & valid
+            shared = shared._replace(valid=tokens.valid if shared.valid is None else tokens.valid & shared.valid)
+        valid = ~tokens.mask if self.keys.valid is None else self.keys.valid & ~tokens.mask
         return replace(
             self,
-            num_shared=tokens.count,
-            shared_valid=valid,
-            shared_slots=None if slots is None else tokens.index,
-            shared_documents=None if self.documents is None else gather_numbers(self.documents, tokens.index),
-            shared_pos=None if self.k_pos is None else gather_numbers(self.k_pos, tokens.index),
-            slots=slots,
-            key_valid=~tokens.mask if self.key_valid is None else self.key_valid & ~tokens.mask,
+            keys=self.keys._replace(valid=valid, slots=slots),
+            shared=shared._replace(slots=None if slots is None else tokens.index),
         )
-
-    def from_slot(self, low: int) -> Pattern:
-        """The pattern among the keys from slot `low` on; `start` already counts from there."""
-
-        def cut(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x[:, low:]
-
-        return replace(
-            self,
-            key_valid=cut(self.key_valid),
-            documents=cut(self.documents),
-            slots=cut(self.slots),
-            k_pos=cut(self.k_pos),
-        )
-
-    def band_bias(self, group: Group, per_head: int) -> Tensor:
-        """The band of a group's blocks, [1, per_head w, s]."""
-        offset = group.low - (self.start + group.first * self.block - self.before)
-        band = self.band[: group.width, offset : offset + group.span]
-        return (band if per_head == 1 else band.repeat(per_head, 1)).unsqueeze(0)
 
 
 class Run(NamedTuple):
@@ -247,54 +158,35 @@ def _single(pattern: Pattern, number: int, num_queries: int, num_keys: int) -> R
 
 
 def part_masks(pattern: Pattern, group: Group) -> list[Tensor | None]:
-    """For the span, the shared keys and the random ones, as far as there are any: bool [b or 1, n, w or 1, keys]."""
-    masks = [_span_mask(pattern, group)]
-    if pattern.num_shared:
-        masks.append(_shared_mask(pattern, group))
+    """Masks of the span, and of the shared and the random keys if there are any: bool [b or 1, n, w or 1, keys].
+
+    None where every key is visible.
+    """
+    in_blocks = pattern.keys._replace(slots=None)
+    masks = [_mask(pattern, group, in_blocks, lambda x: _spans(x, pattern, group).unsqueeze(2))]
+    if pattern.shared is not None:
+        masks.append(_mask(pattern, group, pattern.shared, lambda x: _of_examples(x, group)[:, None, None]))
     if pattern.random is not None:
-        masks.append(_random_mask(pattern, group))
+        index, exists = (_of_examples(x, group)[:, group.blocks] for x in pattern.random)  # [b or 1, n, r]
+        exists = exists.repeat_interleave(pattern.block, dim=-1).unsqueeze(2)
+        seen = _mask(
+            pattern, group, in_blocks,
+            lambda x: _random_slots(_of_examples(x, group), index, pattern.block).unsqueeze(2),
+        )  # fmt: skip
+        masks.append(exists if seen is None else exists & seen)
     return [None if mask is None or all_true_on_cpu(mask) else mask for mask in masks]
 
 
-def _span_mask(pattern: Pattern, group: Group) -> Tensor | None:
-    mask = None
-    if pattern.key_valid is not None:
-        mask = _spans(pattern.key_valid, pattern, group).unsqueeze(2)
-    if pattern.documents is not None:
-        same = _of_queries(pattern.documents, pattern, group) == _spans(pattern.documents, pattern, group).unsqueeze(2)
-        mask = same if mask is None else mask & same
-    return mask
-
-
-def _shared_mask(pattern: Pattern, group: Group) -> Tensor | None:
-    mask = None
-    if pattern.shared_valid is not None:
-        mask = _of_examples(pattern.shared_valid, group)[:, None, None]
-    if pattern.slots is not None and pattern.shared_slots is not None:
-        seen = _of_examples(pattern.shared_slots, group)[:, None, None] <= _of_queries(pattern.slots, pattern, group)
-        mask = seen if mask is None else mask & seen
-    if pattern.documents is not None and pattern.shared_documents is not None:
-        shared = _of_examples(pattern.shared_documents, group)[:, None, None]
-        same = _of_queries(pattern.documents, pattern, group) == shared
-        mask = same if mask is None else mask & same
-    return mask
-
-
-def _random_mask(pattern: Pattern, group: Group) -> Tensor | None:
-    assert pattern.random is not None
-    index = _of_examples(pattern.random, group)[:, group.blocks]  # [b or 1, n, r]
-    mask = None
-    if pattern.random_valid is not None:
-        valid = _of_examples(pattern.random_valid, group)[:, group.blocks]
-        mask = valid.repeat_interleave(pattern.block, dim=-1).unsqueeze(2)
-    if pattern.key_valid is not None:
-        valid = _random_slots(_of_examples(pattern.key_valid, group), index, pattern.block).unsqueeze(2)
-        mask = valid if mask is None else mask & valid
-    if pattern.documents is not None:
-        read = _random_slots(_of_examples(pattern.documents, group), index, pattern.block).unsqueeze(2)
-        same = _of_queries(pattern.documents, pattern, group) == read
-        mask = same if mask is None else mask & same
-    return mask
+def _mask(pattern: Pattern, group: Group, keys: KeyNumbers, of_blocks: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """Which of some keys the queries see; of_blocks: numbers [B or 1, keys] -> [b or 1, n or 1, 1, keys of a block]."""
+    seen = None if keys.valid is None else of_blocks(keys.valid)
+    if keys.slots is not None and pattern.keys.slots is not None:
+        earlier = of_blocks(keys.slots) <= _of_queries(pattern.keys.slots, pattern, group)
+        seen = earlier if seen is None else seen & earlier
+    if keys.documents is not None and pattern.keys.documents is not None:
+        same = _of_queries(pattern.keys.documents, pattern, group) == of_blocks(keys.documents)
+        seen = same if seen is None else seen & same
+    return seen
 
 
 def _of_examples(x: Tensor, group: Group) -> Tensor:
