@@ -19,18 +19,20 @@ from PIL import Image
 from tformer.viz.figure import DASHES, MARKS, draw_panels, draw_plots
 from tformer.viz.pe.views import VIEWS
 from tformer.viz.plot.series import Panel, Series, make_series
-from tformer.viz.plots import PALETTE, Heat, Line, Lines, Plot, Ramp
+from tformer.viz.plots import PALETTE, Heat, Line, Lines, Plot, Ramp, counted_heat
 from tformer.viz.terminal import colour_support, draw_plot, nearest_256
 
 VALUES = np.linspace(-1, 1, 60 * 90).reshape(60, 90)
 VALUES[3, 4] = np.nan
-HEAT = Heat("A map", "What it shows.", VALUES, range(60), range(90), "row", "column", "RdBu_r", -1, 1, "value")
-X = np.arange(40.0)
-LINES = Lines("Lines", "What they show.", "x", "y", [Line("up", X, X), Line("down", X, 40 - X)])
-MANY = Lines(
-    "Traces", "Many.", "x", "y", [Line(f"t{n}", X, np.sin(X + n)) for n in range(30)], ramp=Ramp("viridis", 0, 29, "n")
+HEAT = Heat(
+    VALUES, range(60), range(90), "row", "column", "RdBu_r", -1, 1, "value", title="A map", caption="What it shows."
 )
-LOG = Lines("Log", "Steep.", "x", "y", [Line("e", X, np.exp(X))], log_y=True, points=True)
+X = np.arange(40.0)
+LINES = Lines("x", "y", [Line("up", X, X), Line("down", X, 40 - X)], title="Lines", caption="What they show.")
+MANY = Lines(
+    "x", "y", [Line(f"t{n}", X, np.sin(X + n)) for n in range(30)], ramp=Ramp("viridis", 0, 29, "n"), title="Traces"
+)
+LOG = Lines("x", "y", [Line("e", X, np.exp(X))], log_y=True, points=True, title="Log", caption="Steep.")
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -48,7 +50,7 @@ def test_an_svg_holds_its_words_as_text_and_its_map_as_an_image() -> None:
 
 
 def test_a_png_has_the_colours_of_the_map() -> None:
-    plot = Heat("t", "c", np.array([[1.0, -1.0], [-1.0, 1.0]]), range(2), range(2), "r", "c", "RdBu_r", -1, 1)
+    plot = counted_heat(np.array([[1.0, -1.0], [-1.0, 1.0]]), "r", "c", "RdBu_r", -1, 1)
     image = Image.open(io.BytesIO(draw_plots([plot], "png", heading=""))).convert("RGB")
     colours = {colour for _, colour in image.getcolors(1 << 20) or []}
     assert {(0x67, 0, 0x1F), (0x05, 0x30, 0x61)} <= colours
@@ -67,7 +69,7 @@ def test_characters_fit_the_width(plot: Plot, colour: str, width: int) -> None:
 
 
 def test_without_colour_more_is_denser_and_nothing_is_not_zero() -> None:
-    plot = Heat("t", "c", np.array([[0.0, 1.0], [np.nan, 0.5]]), ["a", "b"], ["x", "y"], "r", "c", "viridis", 0, 1)
+    plot = Heat(np.array([[0.0, 1.0], [np.nan, 0.5]]), ["a", "b"], ["x", "y"], "r", "c", "viridis", 0, 1, title="t")
     lines = draw_plot(plot, width=40, colour="none").splitlines()
     assert lines[1] == "a  @" and lines[2] == "b /+"
 
@@ -82,7 +84,7 @@ def test_without_colour_a_line_has_the_shade_that_the_scale_gives_its_number() -
     ("kind", "view"), [("sinusoidal", "distance"), ("patch2d", "heatmap"), ("patch2d", "similarity")]
 )
 def test_captions_break_before_the_edge_of_the_picture(kind: str, view: str) -> None:
-    plot = Lines("t", VIEWS[kind][view].caption, "x", "y", LINES.lines[:1])
+    plot = Lines("x", "y", LINES.lines[:1], title="t", caption=VIEWS[kind][view].caption)
     image = Image.open(io.BytesIO(draw_plots([plot], "png", heading=""))).convert("L")
     below = image.crop((image.width - 4, image.height - 60, image.width, image.height))
     assert below.getextrema() == (255, 255)
@@ -91,11 +93,11 @@ def test_captions_break_before_the_edge_of_the_picture(kind: str, view: str) -> 
 @pytest.mark.filterwarnings("error")
 def test_very_many_lines_of_one_place_are_drawn_without_complaint() -> None:
     lines = [Line(f"t{n}", np.zeros(1), np.full(1, n / 200)) for n in range(200)]
-    assert draw_plots([Lines("t", "c", "x", "y", lines, ramp=Ramp("viridis", 0, 199, "n"))], "png", heading="")
+    assert draw_plots([Lines("x", "y", lines, ramp=Ramp("viridis", 0, 199, "n"))], "png", heading="")
 
 
 def test_half_blocks_hold_two_rows_a_line() -> None:
-    plot = Heat("t", "c", np.array([[1.0], [0.0]]), range(2), range(1), "r", "c", "viridis", 0, 1)
+    plot = counted_heat(np.array([[1.0], [0.0]]), "r", "c", "viridis", 0, 1, title="t")
     line = draw_plot(plot, width=40, colour="truecolor").splitlines()[1]
     assert "\x1b[0;38;2;253;231;37;48;2;68;1;84m▀" in line
 

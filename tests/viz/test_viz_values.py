@@ -22,7 +22,7 @@ from tformer.viz.attention.scene import summarise
 from tformer.viz.attention.text import as_text
 from tformer.viz.figure import draw_panels, draw_plots
 from tformer.viz.plot.series import choose_metrics, make_panels, read_runs
-from tformer.viz.plots import PALETTE, Heat, Line, Lines, Ramp, colour_at, ticks
+from tformer.viz.plots import PALETTE, Heat, Line, Lines, Ramp, colour_at, counted_heat, ticks
 from tformer.viz.terminal import draw_plot, draw_text
 
 NUMBERS = np.arange(12.0)
@@ -113,7 +113,7 @@ def test_plots_stand_side_by_side_and_share_a_bar_with_an_equal_neighbour(
     count: int, layout: tuple[int, int], figures: list[Any]
 ) -> None:
     lines = [Line(str(n), NUMBERS, NUMBERS + n) for n in range(5)]
-    plot = Lines("t", "", "x", "y", lines, ramp=Ramp("viridis", 0, 4, "token"))
+    plot = Lines("x", "y", lines, ramp=Ramp("viridis", 0, 4, "token"), title="t")
     draw_plots([plot] * count, "png", heading="h", captions=False)
     panels = [axes for axes in figures[0].axes if axes.get_title()]
     assert [layout_of(axes) for axes in panels] == [(*layout, n) for n in range(count)]
@@ -126,7 +126,7 @@ def test_plots_stand_side_by_side_and_share_a_bar_with_an_equal_neighbour(
 def test_a_heat_map_counts_rows_and_columns_from_their_first_number_and_names_words(figures: list[Any]) -> None:
     values = np.arange(300.0).reshape(3, 100)
     names = [f"w{n}" if n % 2 else "" for n in range(100)]
-    one = Heat("t", "", values, range(-1, 2), range(5, 105), "r", "c", "twilight", 0.0, None, "angle")
+    one = Heat(values, range(-1, 2), range(5, 105), "r", "c", "twilight", 0.0, None, "angle", title="t")
     draw_plots([one, replace(one, columns=names, colours="RdBu_r", minimum=-9.0)], "png", heading="")
     first, second = (axes for axes in figures[0].axes if axes.get_title())
     assert tuple(first.images[0].get_extent()) == (4.5, 104.5, 1.5, -1.5)
@@ -138,7 +138,7 @@ def test_a_heat_map_counts_rows_and_columns_from_their_first_number_and_names_wo
 
 def test_lines_differ_in_colour_then_in_dashes_and_axes_say_plain_numbers(figures: list[Any]) -> None:
     lines = [Line(str(n), NUMBERS + 1, 10.0**NUMBERS) for n in range(8)]
-    draw_plots([Lines("t", "", "x", "y", lines, log_y=True, square=False, points=True)], "png", heading="")
+    draw_plots([Lines("x", "y", lines, log_y=True, square=False, points=True)], "png", heading="")
     [axes] = figures[0].axes
     assert [line.get_color() for line in axes.lines] == [*PALETTE, *PALETTE[:2]]
     assert (
@@ -150,7 +150,7 @@ def test_lines_differ_in_colour_then_in_dashes_and_axes_say_plain_numbers(figure
 
 def test_very_many_lines_are_an_image_whose_pixels_stand_at_their_values(figures: list[Any]) -> None:
     lines = [Line(str(n), np.array([0.0, 10.0]), np.full(2, n / 100)) for n in range(201)]
-    draw_plots([Lines("t", "", "x", "y", lines, ramp=Ramp("viridis", 0, 200, "n"))], "png", heading="")
+    draw_plots([Lines("x", "y", lines, ramp=Ramp("viridis", 0, 200, "n"))], "png", heading="")
     [image] = figures[0].axes[0].images
     assert tuple(image.get_extent()) == pytest.approx((-0.1, 10.1, -0.02, 2.02))
     pixels = np.asarray(image.get_array())
@@ -214,8 +214,8 @@ def test_every_logged_value_has_its_dot_and_every_tick_its_place(points: list[tu
 @pytest.mark.parametrize(("colour", "lines"), [("none", 20), ("256", 20)])
 def test_a_large_map_is_shown_by_the_means_of_its_blocks(colour: str, lines: int) -> None:
     rows = np.repeat(np.arange(40.0), 3)[:, None] * np.ones(120)
-    plot = Heat("t", "c", rows, range(120), range(120), "r", "c", "viridis", 0.0, 40.0)
-    drawn = draw_plot(plot, width=64, colour=colour).splitlines()[1:-3]  # type: ignore[arg-type]
+    plot = counted_heat(rows, "r", "c", "viridis", 0.0, 40.0, title="t")
+    drawn = draw_plot(plot, width=64, colour=colour).splitlines()[1:-2]  # type: ignore[arg-type]
     assert len(drawn) == lines, "40 cells: two a line in colour, and without colour half as many"
     assert [line[:3].strip() for line in drawn[:5]] == ["0", "", "12", "", "24"]
     if colour == "none":
@@ -226,7 +226,7 @@ def test_a_large_map_is_shown_by_the_means_of_its_blocks(colour: str, lines: int
 
 def test_lines_in_a_frame() -> None:
     lines = [Line("up", np.arange(11.0), np.arange(11.0)), Line("flat", np.arange(11.0), np.full(11, 5.0))]
-    text = draw_plot(Lines("t", "c", "place", "size", lines), width=40, colour="none").splitlines()
+    text = draw_plot(Lines("place", "size", lines, title="t", caption="c"), width=40, colour="none").splitlines()
     assert text[1] == "size" and text[2].startswith("10 |") and text[19].startswith(" 0 |A") and len(text) == 24
     assert text[2].rstrip().endswith("A") and text[20] == "   +" + "-" * 36
     assert [row for row, line in enumerate(text[2:20]) if "B" in line] == [9], "half of the way up"

@@ -167,10 +167,10 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _content(settings: Settings, view: str | None, table: Table | None, format_: str, *, to_file: bool) -> str | bytes:
     if format_ == "html":
-        from tformer.viz.pe.page import check_view, explorer
+        from tformer.viz.pe.page import explorer
 
         command = " ".join(["tformer", *sys.argv[1:]]) if sys.argv[1:2] == ["viz-pe"] else "tformer viz-pe"
-        return explorer(settings, check_view(settings, view, table), table, command=command)
+        return explorer(settings, view, table, command=command)
     from tformer.viz.pe.selection import as_json, heading, plots_of
 
     name, plots = plots_of(settings, view, table)

@@ -126,18 +126,21 @@ class Line:
     y: Numbers
 
 
+def counted_line(label: str, y: Numbers) -> Line:
+    """y against 0, 1, 2 ..."""
+    return Line(label, np.arange(len(y), dtype=float), y)
+
+
 @dataclass(frozen=True)
 class Lines:
     """Lines over common axes.
 
     Attributes:
-        title, caption: a heading, and a sentence on what to see.
         points: mark each value.
         square: equal scales of both axes.
+        title, caption: a heading, and a sentence on what to see.
     """
 
-    title: str
-    caption: str
     x_label: str
     y_label: str
     lines: Sequence[Line]
@@ -146,6 +149,8 @@ class Lines:
     ramp: Ramp | None = None
     points: bool = False
     square: bool = False
+    title: str = ""
+    caption: str = ""
 
 
 @dataclass(frozen=True)
@@ -155,10 +160,9 @@ class Heat:
     Attributes:
         rows, columns: names of rows and columns: consecutive numbers, or words.
         minimum, maximum: ends of the colour scale; None: those of the values.
+        title, caption: a heading, and a sentence on what to see.
     """
 
-    title: str
-    caption: str
     values: Numbers
     rows: Sequence[Any]
     columns: Sequence[Any]
@@ -168,6 +172,8 @@ class Heat:
     minimum: float | None = None
     maximum: float | None = None
     value_label: str = ""
+    title: str = ""
+    caption: str = ""
 
     @property
     def limits(self) -> tuple[float, float]:
@@ -177,6 +183,21 @@ class Heat:
             ends[0] if self.minimum is None else self.minimum,
             ends[1] if self.maximum is None else self.maximum,
         )
+
+
+def counted_heat(
+    values: Numbers,
+    row_label: str,
+    column_label: str,
+    colours: str,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    value_label: str = "",
+    title: str = "",
+) -> Heat:
+    """A heat map whose rows and columns count from 0."""
+    rows, columns = map(range, values.shape)
+    return Heat(values, rows, columns, row_label, column_label, colours, minimum, maximum, value_label, title)
 
 
 Plot = Lines | Heat

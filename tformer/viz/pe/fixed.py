@@ -14,7 +14,7 @@ from tformer.nn.positions.fixed import Patch2dOptions, Patch2dPositions, Sinusoi
 from tformer.nn.positions.rope import RopeOptions, RopePositions
 from tformer.nn.positions.shaw import ShawOptions, ShawPositions
 from tformer.viz.pe.settings import Settings, View
-from tformer.viz.plots import Heat, Line, Lines, Numbers, Plot, Ramp
+from tformer.viz.plots import Heat, Line, Lines, Numbers, Plot, Ramp, counted_heat, counted_line
 
 # --- added to the embeddings -----------------------------------------------------------------------------------------
 
@@ -57,7 +57,7 @@ def distance_curve(table: Numbers) -> Numbers:
     return table @ table[0] / (table[0] @ table[0])
 
 
-def trace_plots(view: View, table: Numbers, sines: Numbers | None) -> list[Plot]:
+def trace_plots(table: Numbers, sines: Numbers | None) -> list[Plot]:
     """Values against the dimension index, a line per token: the sine dimensions alone, and with the cosines.
 
     With `sines` a token's line has two pieces, through its sines and through its cosines: a line that alternates
@@ -73,58 +73,51 @@ def trace_plots(view: View, table: Numbers, sines: Numbers | None) -> list[Plot]
         gap = np.isnan(columns)
         values = np.where(gap, np.nan, table[:, np.where(gap, 0, columns).astype(int)])
         lines = [Line(f"token {n}", columns, row) for n, row in enumerate(values)]
-        ramp = Ramp("viridis", 0, tokens - 1, "token")
-        plots.append(Lines(name, view.caption, "dimension", "value", lines, ramp=ramp))
+        plots.append(Lines("dimension", "value", lines, ramp=Ramp("viridis", 0, tokens - 1, "token"), title=name))
     return plots
 
 
 def traces(view: View, settings: Settings) -> list[Plot]:
     counts = CLASSIC if settings.positions is None else (settings.positions,)
     sines = sine_dimensions(settings)
-    return [plot for count in counts for plot in trace_plots(view, sinusoidal_table(settings, count), sines)]
+    return [plot for count in counts for plot in trace_plots(sinusoidal_table(settings, count), sines)]
 
 
-def table_plot(table: Numbers, title: str, caption: str, *, limit: float | None = 1.0, rows: str = "position") -> Heat:
+def table_heat(table: Numbers, *, limit: float | None = 1.0, rows: str = "position", title: str = "") -> Heat:
     """A heat map of a table, red above 0 and blue below; limit: end of the scale, None for the largest value."""
     bound = float(np.abs(table).max()) or 1.0 if limit is None else limit
-    columns = range(table.shape[1])
-    return Heat(title, caption, table, range(len(table)), columns, rows, "dimension", "RdBu_r", -bound, bound, "value")
+    return counted_heat(table, rows, "dimension", "RdBu_r", -bound, bound, "value", title)
 
 
-def heatmap(view: View, settings: Settings) -> list[Plot]:
-    return [table_plot(sinusoidal_table(settings, view.rows(settings)), view.title, view.caption)]
+def heatmap(view: View, settings: Settings) -> Plot:
+    return table_heat(sinusoidal_table(settings, view.rows(settings)))
 
 
-def waves(view: View, settings: Settings) -> list[Plot]:
+def waves(view: View, settings: Settings) -> Plot:
     table = sinusoidal_table(settings, view.rows(settings))
     sines = sine_dimensions(settings)
     # By default four sine dimensions whose wavelengths are visible in one picture: from 1/12 to 1/3 of the width.
     dims = settings.dims or tuple(dict.fromkeys(int(sines[len(sines) * n // 12]) for n in (1, 2, 3, 4)))
-    x = np.arange(len(table), dtype=float)
-    lines = [Line(f"dimension {dim}", x, table[:, dim]) for dim in dims]
-    return [Lines(view.title, view.caption, "position", "value", lines)]
+    return Lines("position", "value", [counted_line(f"dimension {dim}", table[:, dim]) for dim in dims])
 
 
-def gram(view: View, settings: Settings) -> list[Plot]:
+def similarity_heat(matrix: Numbers, label: str) -> Heat:
+    return counted_heat(matrix, "position", "position", "RdBu_r", -1, 1, label)
+
+
+def gram(view: View, settings: Settings) -> Plot:
     table = sinusoidal_table(settings, view.rows(settings))
-    return [similarity_plot(table @ table.T / (settings.d_model / 2), view.title, view.caption)]
+    return similarity_heat(table @ table.T / (settings.d_model / 2), "product / greatest")
 
 
-def similarity_plot(matrix: Numbers, title: str, caption: str) -> Heat:
-    names = range(len(matrix))
-    return Heat(title, caption, matrix, names, names, "position", "position", "RdBu_r", -1, 1, "product / greatest")
-
-
-def distance(view: View, settings: Settings) -> list[Plot]:
+def distance(view: View, settings: Settings) -> Plot:
     curve = distance_curve(sinusoidal_table(settings, view.rows(settings)))
-    line = Line(f"d_model {settings.d_model}", np.arange(len(curve), dtype=float), curve)
-    return [Lines(view.title, view.caption, "distance Δ", "mean cos(Δ·ω)", [line])]
+    return Lines("distance Δ", "mean cos(Δ·ω)", [counted_line(f"d_model {settings.d_model}", curve)])
 
 
-def wavelength(view: View, settings: Settings) -> list[Plot]:
-    y = wavelengths(settings)
-    line = Line(settings.layout_used, np.arange(len(y), dtype=float), y)
-    return [Lines(view.title, view.caption, "pair", "tokens in a period", [line], log_y=True)]
+def wavelength(view: View, settings: Settings) -> Plot:
+    lines = [counted_line(settings.layout_used, wavelengths(settings))]
+    return Lines("pair", "tokens in a period", lines, log_y=True)
 
 
 def patch_table(settings: Settings) -> Numbers:
@@ -134,31 +127,21 @@ def patch_table(settings: Settings) -> Numbers:
     return module.formula(torch.arange(settings.grid**2)).numpy()
 
 
-def patch_similarity(view: View, settings: Settings) -> list[Plot]:
+def patch_similarity(view: View, settings: Settings) -> Plot:
+    """A grid × grid map per patch, at the patch's place, with an empty line between maps."""
     table, side = patch_table(settings), settings.grid
-    matrix = table @ table.T / (settings.d_model / 2)
-    tiled = tile(matrix, side)
-    step = side + 1  # a map's number stands at its middle
-    names = [str(at // step) if at % step == side // 2 else "" for at in range(side * step - 1)]
-    heat = Heat(
-        view.title, view.caption, tiled, names, names, "row of patches", "column of patches", "viridis", None, 1.0,
-        "cosine similarity",
-    )  # fmt: skip
-    return [heat]
-
-
-def tile(matrix: Numbers, side: int) -> Numbers:
-    """[side², side²] -> one side × side map per patch, at the patch's place, with an empty line between maps."""
     step = side + 1
     tiled = np.full((side * step - 1, side * step - 1), np.nan)
-    for patch, row in enumerate(matrix):
+    for patch, row in enumerate(table @ table.T / (settings.d_model / 2)):
         top, left = patch // side * step, patch % side * step
         tiled[top : top + side, left : left + side] = row.reshape(side, side)
-    return tiled
+    # A map's number stands at its middle.
+    names = [str(at // step) if at % step == side // 2 else "" for at in range(side * step - 1)]
+    return Heat(tiled, names, names, "row of patches", "column of patches", "viridis", None, 1.0, "cosine similarity")
 
 
-def patch_heatmap(view: View, settings: Settings) -> list[Plot]:
-    return [table_plot(patch_table(settings), view.title, view.caption, rows="patch")]
+def patch_heatmap(view: View, settings: Settings) -> Plot:
+    return table_heat(patch_table(settings), rows="patch")
 
 
 # --- inside attention ------------------------------------------------------------------------------------------------
@@ -187,16 +170,12 @@ def rope_curve(settings: Settings, rows: int) -> Numbers:
     return rope_turns(settings, rows)[0].mean(axis=1)
 
 
-def angles(view: View, settings: Settings) -> list[Plot]:
+def angles(view: View, settings: Settings) -> Plot:
     values = rope_angles(settings, view.rows(settings))
-    rows, columns = range(len(values)), range(values.shape[1])
-    heat = Heat(
-        view.title, view.caption, values, rows, columns, "position", "pair", "twilight", 0.0, 2 * np.pi, "angle"
-    )
-    return [heat]
+    return counted_heat(values, "position", "pair", "twilight", 0.0, 2 * np.pi, "angle")
 
 
-def circles(view: View, settings: Settings) -> list[Plot]:
+def circles(view: View, settings: Settings) -> Plot:
     cos, sin = rope_turns(settings, view.rows(settings))
     count = settings.head_dim // 2
     pairs = settings.dims or tuple(dict.fromkeys((0, count // 8, count // 4, count // 2)))
@@ -204,14 +183,12 @@ def circles(view: View, settings: Settings) -> list[Plot]:
     for ring, pair in enumerate(pairs):
         radius = 1 - ring / (len(pairs) + 1)
         lines.append(Line(f"pair {pair}", radius * cos[:, pair], radius * sin[:, pair]))
-    plot = Lines(view.title, view.caption, "first coordinate", "second coordinate", lines, points=True, square=True)
-    return [plot]
+    return Lines("first coordinate", "second coordinate", lines, points=True, square=True)
 
 
-def rope_decay(view: View, settings: Settings) -> list[Plot]:
-    y = rope_curve(settings, view.rows(settings))
-    line = Line(f"head of width {settings.head_dim}", np.arange(len(y), dtype=float), y)
-    return [Lines(view.title, view.caption, "distance Δ", "mean cos(Δ·θ)", [line])]
+def rope_decay(view: View, settings: Settings) -> Plot:
+    curve = rope_curve(settings, view.rows(settings))
+    return Lines("distance Δ", "mean cos(Δ·θ)", [counted_line(f"head of width {settings.head_dim}", curve)])
 
 
 def rotated(settings: Settings, rows: int) -> Numbers:
@@ -222,20 +199,20 @@ def rotated(settings: Settings, rows: int) -> Numbers:
     return turned[0, 0].double().numpy()
 
 
-def rotation(view: View, settings: Settings) -> list[Plot]:
+def rotation(view: View, settings: Settings) -> Plot:
     values = rotated(settings, view.rows(settings))
-    bound = 2**0.5
-    rows, columns = range(len(values)), range(values.shape[1])
-    heat = Heat(
-        view.title, view.caption, values, rows, columns, "position", "coordinate", "RdBu_r", -bound, bound, "value"
-    )
-    return [heat]
+    return counted_heat(values, "position", "coordinate", "RdBu_r", -(2**0.5), 2**0.5, "value")
 
 
-def slopes(view: View, settings: Settings) -> list[Plot]:
+def some_heads(count: int) -> dict[int, None]:
+    """The first, the middle and the last of the heads, from 1."""
+    return dict.fromkeys((1, (count + 1) // 2, count))
+
+
+def slopes(view: View, settings: Settings) -> Plot:
     y = np.array(alibi_slopes(settings.heads))
     line = Line(f"{settings.heads} heads", np.arange(1, len(y) + 1, dtype=float), y)
-    return [Lines(view.title, view.caption, "head", "slope", [line], log_y=True, points=True)]
+    return Lines("head", "slope", [line], log_y=True, points=True)
 
 
 def alibi_bias(settings: Settings, head: int, rows: int) -> Numbers:
@@ -245,33 +222,24 @@ def alibi_bias(settings: Settings, head: int, rows: int) -> Numbers:
 
 
 def bias(view: View, settings: Settings) -> list[Plot]:
-    heads = settings.dims or tuple(dict.fromkeys((1, (settings.heads + 1) // 2, settings.heads)))  # from 1
     rows = view.rows(settings)
-    names, title = range(rows), f"{view.title}, head "
     return [
-        Heat(
-            f"{title}{head}",
-            view.caption,
-            alibi_bias(settings, head, rows),
-            names,
-            names,
-            "query",
-            "key",
-            "viridis",
-            None,
-            0.0,
-            "bias",
+        counted_heat(
+            alibi_bias(settings, head, rows), "query", "key", "viridis", None, 0.0, "bias", f"{view.title}, head {head}"
         )
-        for head in heads
+        for head in settings.dims or some_heads(settings.heads)
     ]
 
 
-def alibi_decay(view: View, settings: Settings) -> list[Plot]:
-    x = np.arange(view.rows(settings), dtype=float)
-    heads = settings.dims or range(1, settings.heads + 1)
-    all_slopes = alibi_slopes(settings.heads)
-    lines = [Line(f"head {head}", x, np.exp(-all_slopes[head - 1] * x)) for head in heads]
-    return [Lines(view.title, view.caption, "distance Δ", "factor", lines)]
+def alibi_factor(settings: Settings, head: int, rows: int) -> Numbers:
+    """[rows]: exp of the head's bias at each distance."""
+    return np.exp(-alibi_slopes(settings.heads)[head - 1] * np.arange(rows, dtype=float))
+
+
+def alibi_decay(view: View, settings: Settings) -> Plot:
+    rows, heads = view.rows(settings), settings.dims or range(1, settings.heads + 1)
+    lines = [counted_line(f"head {head}", alibi_factor(settings, head, rows)) for head in heads]
+    return Lines("distance Δ", "factor", lines)
 
 
 def bucket_of(settings: Settings, offsets: Numbers, *, bidirectional: bool) -> Numbers:
@@ -282,14 +250,14 @@ def bucket_of(settings: Settings, offsets: Numbers, *, bidirectional: bool) -> N
     return found.double().numpy()
 
 
-def buckets(view: View, settings: Settings) -> list[Plot]:
-    reach = (view.rows(settings)) - 1
+def buckets(view: View, settings: Settings) -> Plot:
+    reach = view.rows(settings) - 1
     x = np.arange(-reach, reach + 1, dtype=float)
     lines = [
         Line(name, x, bucket_of(settings, x, bidirectional=both))
         for name, both in (("both directions", True), ("causal", False))
     ]
-    return [Lines(view.title, view.caption, "offset: key − query", "bucket", lines)]
+    return Lines("offset: key − query", "bucket", lines)
 
 
 def shaw_index(settings: Settings, rows: int) -> Numbers:
@@ -301,10 +269,6 @@ def shaw_index(settings: Settings, rows: int) -> Numbers:
         return module.score(torch.ones(1, 1, rows, 1), pos, pos)[0, 0].double().numpy()
 
 
-def index(view: View, settings: Settings) -> list[Plot]:
+def index(view: View, settings: Settings) -> Plot:
     values = shaw_index(settings, view.rows(settings))
-    names = range(len(values))
-    heat = Heat(
-        view.title, view.caption, values, names, names, "query i", "key j", "viridis", 0.0, 2.0 * settings.clip, "row"
-    )
-    return [heat]
+    return counted_heat(values, "query i", "key j", "viridis", 0.0, 2.0 * settings.clip, "row")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
 from tformer.nn.positions import Positions
 from tformer.support.errors import InputError
-from tformer.viz.pe.fixed import bucket_of, similarity_plot, sinusoidal_table, table_plot, trace_plots
+from tformer.viz.pe.fixed import bucket_of, similarity_heat, sinusoidal_table, table_heat, trace_plots
 from tformer.viz.pe.settings import Settings, View
-from tformer.viz.plots import Heat, Line, Lines, Numbers, Plot, Ramp
+from tformer.viz.plots import Heat, Line, Lines, Numbers, Plot, Ramp, counted_line
 
 RANDOM = "random initialisation: this model has not been trained"
 
@@ -40,10 +41,6 @@ class Table:
     module: Positions | None = None
 
     @property
-    def rows(self) -> int:
-        return len(self.learned)
-
-    @property
     def learned(self) -> Numbers:
         assert self.weight is not None
         return self.weight
@@ -67,30 +64,24 @@ class Table:
         return found * np.where(found.max(axis=0) >= -found.min(axis=0), 1.0, -1.0)
 
 
-def _shown(view: View, settings: Settings, table: Table) -> Numbers:
-    return table.learned[: view.rows(settings)]
-
-
 def traces(view: View, settings: Settings, table: Table) -> list[Plot]:
-    return trace_plots(view, _shown(view, settings, table), None)
+    return trace_plots(table.learned[: view.rows(settings)], None)
 
 
-def heatmap(view: View, settings: Settings, table: Table) -> list[Plot]:
-    return [table_plot(_shown(view, settings, table), view.title, view.caption, limit=None)]
+def heatmap(view: View, settings: Settings, table: Table) -> Plot:
+    return table_heat(table.learned[: view.rows(settings)], limit=None)
 
 
-def similarity(view: View, settings: Settings, table: Table) -> list[Plot]:
-    count = len(_shown(view, settings, table))
-    return [replace(similarity_plot(table.similarity(count), view.title, view.caption), value_label="cosine")]
+def similarity(view: View, settings: Settings, table: Table) -> Plot:
+    return similarity_heat(table.similarity(view.rows(settings)), "cosine")
 
 
-def norms(view: View, settings: Settings, table: Table) -> list[Plot]:
+def norms(view: View, settings: Settings, table: Table) -> Plot:
     y = np.linalg.norm(table.learned[: settings.positions], axis=1)
-    line = Line(table.name, np.arange(len(y), dtype=float), y)
-    return [Lines(view.title, view.caption, "position", "length", [line])]
+    return Lines("position", "length", [counted_line(table.name, y)])
 
 
-def pca(view: View, settings: Settings, table: Table) -> list[Plot]:
+def pca(view: View, settings: Settings, table: Table) -> Plot:
     path = replace(table, weight=table.learned[: settings.positions]).path()
     parts = np.array_split(np.arange(len(path)), min(24, len(path)))
     # Pieces overlap by a point; colours show the position.
@@ -99,42 +90,35 @@ def pca(view: View, settings: Settings, table: Table) -> list[Plot]:
         for part in parts
     ]
     ramp = Ramp("viridis", 0, len(path) - 1, "position")
-    return [Lines(view.title, view.caption, "first component", "second component", lines, ramp=ramp, points=True)]
+    return Lines("first component", "second component", lines, ramp=ramp, points=True)
 
 
 def beside(view: View, settings: Settings, table: Table) -> list[Plot]:
-    shown = _shown(view, settings, table)
+    shown = table.learned[: view.rows(settings)]
     even = replace(settings, encoding="sinusoidal", layout=None, d_model=shown.shape[1] + shown.shape[1] % 2)
     sines = sinusoidal_table(even, len(shown))[:, : shown.shape[1]]
-    return [
-        table_plot(shown, "Learned", view.caption, limit=None),
-        table_plot(sines, "Sinusoidal", view.caption),
-    ]
+    return [table_heat(shown, limit=None, title="Learned"), table_heat(sines, title="Sinusoidal")]
 
 
-def t5_bias(view: View, settings: Settings, table: Table) -> list[Plot]:
-    reach = (view.rows(settings)) - 1
-    offsets = np.arange(-reach, (reach if table.bidirectional else 0) + 1, dtype=float)
+def t5_bias(view: View, settings: Settings, table: Table) -> Plot:
+    reach = view.rows(settings) - 1
+    offsets = range(-reach, (reach if table.bidirectional else 0) + 1)
     assert table.bias is not None
-    values = table.bias[bucket_of(settings, offsets, bidirectional=table.bidirectional).astype(int)].T
+    values = table.bias[bucket_of(settings, np.array(offsets), bidirectional=table.bidirectional).astype(int)].T
     bound = float(np.abs(values).max()) or 1.0
-    heat = Heat(
-        view.title, view.caption, values, range(1, len(values) + 1), [int(offset) for offset in offsets], "head",
-        "offset: key − query", "RdBu_r", -bound, bound, "bias",
-    )  # fmt: skip
-    return [heat]
+    heads = range(1, len(values) + 1)
+    return Heat(values, heads, offsets, "head", "offset: key − query", "RdBu_r", -bound, bound, "bias")
 
 
-def _shaw(part: str) -> Callable[[View, Settings, Table], list[Plot]]:
-    def plot(view: View, settings: Settings, table: Table) -> list[Plot]:
-        values = getattr(table, part)
-        if values is None:
+def shaw(part: Literal["keys", "values"]) -> Callable[[View, Settings, Table], Plot]:
+    """The drawing function of the vectors on the keys or on the values."""
+
+    def draw(view: View, settings: Settings, table: Table) -> Plot:
+        vectors = getattr(table, part)
+        if vectors is None:
             raise InputError(f"--view {part}: this model has none (positions: {{kind: shaw, values: false}})")
-        clip = len(values) // 2
-        heat = table_plot(values, view.title, view.caption, limit=None)
-        return [replace(heat, rows=range(-clip, clip + 1), row_label="clipped distance")]
+        clip = len(vectors) // 2
+        heat = table_heat(vectors, limit=None, rows="clipped distance")
+        return replace(heat, rows=range(-clip, clip + 1))
 
-    return plot
-
-
-shaw_keys, shaw_values = _shaw("keys"), _shaw("values")
+    return draw

@@ -17,8 +17,8 @@ from tformer.support.errors import InputError
 from tformer.viz.page import render_page
 from tformer.viz.pe.fixed import bucket_of, fp32_error, patch_table, rope_turns, rotated, shaw_index, sinusoidal_table
 from tformer.viz.pe.learned import RANDOM, Table
-from tformer.viz.pe.selection import all_views, check_dims, needs_run, plots_of, subject, view_of, views_of
-from tformer.viz.pe.settings import ENCODINGS, LAYOUTS, Settings, View
+from tformer.viz.pe.selection import choose_view, plots_of, views_of
+from tformer.viz.pe.settings import ENCODINGS, LAYOUTS, Settings
 from tformer.viz.pe.views import VIEWS, kinds_compared, similarity_curve
 from tformer.viz.plots import Heat, Numbers, Plot
 
@@ -86,36 +86,31 @@ BODY = """<section class="controls" id="controls" aria-label="What to show"></se
 </section>
 <p class="help" id="agreement" role="status"></p>"""
 
+WORDS = ("title", "caption", "positions", "needs_run")  # of a view
 COMPARE = "How the score of a pair of tokens falls with their distance, by position alone."
 
 
-def check_view(settings: Settings, view: str | None, table: Table | None) -> str:
-    """The view at which the page opens. Raises InputError like `plots_of`, without computing anything."""
-    kind = subject(settings)
-    name = view_of(kind, view)
-    if kind != "compare" and views_of(kind)[name].needs_run and table is None:
-        raise needs_run(kind, name)
-    check_dims(settings)
-    kinds_compared(settings, table)
-    return name
-
-
-def explorer(settings: Settings, view: str, table: Table | None, *, command: str) -> str:
-    """The page as text, opened at a kind and a view.
+def explorer(settings: Settings, view: str | None, table: Table | None, *, command: str) -> str:
+    """The page as text, opened at a kind and a view (by default the kind's first).
 
     Raises:
-        InputError: the learned table is too large for a page.
+        InputError: like `choose_view`, before anything is computed; the learned table is too large for a page.
     """
+    view, _ = choose_view(settings, view, table)
+    compared = kinds_compared(settings, table)
     learned, blobs = (None, {}) if table is None else _learned(settings, table)
     embedded = _embedded_plots(settings, table, blobs)
     sizes = {name: value for name, value in asdict(settings).items() if name not in ("compare", "positions", "dims")}
     data = {
-        "kind": subject(settings),
+        "kind": settings.subject,
         "view": view,
         "settings": {**sizes, "layout": settings.layout_used, "positions": settings.positions},
         "dims": settings.dims,
-        "compare": kinds_compared(settings, table),
-        "views": {kind: {name: _words(found) for name, found in views.items()} for kind, views in all_views().items()},
+        "compare": compared,
+        "views": {
+            kind: {name: {word: getattr(found, word) for word in WORDS} for name, found in views_of(kind).items()}
+            for kind in (*ENCODINGS, "compare")
+        },
         "about": {**{kind: POSITIONS[kind].about for kind in ENCODINGS}, "compare": COMPARE},
         "layouts": LAYOUTS,
         "reference": reference_cases(settings),
@@ -135,12 +130,19 @@ def explorer(settings: Settings, view: str, table: Table | None, *, command: str
     )
 
 
-def _words(view: View) -> dict[str, Any]:
-    return {"title": view.title, "caption": view.caption, "positions": view.positions, "needs_run": view.needs_run}
-
-
 def _embedded_plots(settings: Settings, table: Table | None, blobs: dict[str, bytes]) -> dict[str, Any]:
     """{kind: {view: heat maps}} of kinds that the page's script cannot compute; their values are added to `blobs`."""
+
+    def embed(name: str, plot: Plot) -> dict[str, Any]:
+        assert isinstance(plot, Heat)
+        blob = f"{name}-{len(blobs)}"
+        blobs[blob] = np.ascontiguousarray(plot.values, dtype="<f4").tobytes()
+        low, high = plot.limits
+        rows, columns = plot.values.shape
+        return {"blob": blob, "title": plot.title, "rows": rows, "columns": columns, "rowTitle": plot.row_label,
+                "colTitle": plot.column_label, "colours": plot.colours, "min": low, "max": high,
+                "barLabel": plot.value_label}  # fmt: skip
+
     found: dict[str, Any] = {}
     for kind in ENCODINGS:
         if kind in VIEWS:
@@ -148,21 +150,8 @@ def _embedded_plots(settings: Settings, table: Table | None, blobs: dict[str, by
         own = table if table is not None and table.encoding == kind else None
         at = settings if settings.encoding == kind else Settings(encoding=kind)
         shown = [name for name, view in views_of(kind).items() if own is not None or not view.needs_run]
-        found[kind] = {
-            name: [_heat(f"{kind}-{name}", plot, blobs) for plot in plots_of(at, name, own)[1]] for name in shown
-        }
+        found[kind] = {name: [embed(f"{kind}-{name}", plot) for plot in plots_of(at, name, own)[1]] for name in shown}
     return found
-
-
-def _heat(name: str, plot: Plot, blobs: dict[str, bytes]) -> dict[str, Any]:
-    assert isinstance(plot, Heat)
-    blob = f"{name}-{len(blobs)}"
-    blobs[blob] = np.ascontiguousarray(plot.values, dtype="<f4").tobytes()
-    low, high = plot.limits
-    rows, columns = plot.values.shape
-    return {"blob": blob, "title": plot.title, "rows": rows, "columns": columns, "rowTitle": plot.row_label,
-            "colTitle": plot.column_label, "colours": plot.colours, "min": low, "max": high,
-            "barLabel": plot.value_label}  # fmt: skip
 
 
 def _learned(settings: Settings, table: Table) -> tuple[dict[str, Any], dict[str, bytes]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ import torch
 
 from tformer.nn.positions import POSITIONS, Positions, PositionSizes
 from tformer.support.errors import InputError, did_you_mean, visible
-from tformer.viz.pe.fixed import table_plot
+from tformer.viz.pe.fixed import some_heads, table_heat
 from tformer.viz.pe.learned import Table
 from tformer.viz.pe.settings import ENCODINGS, OPTIONS, Settings, View
 from tformer.viz.pe.views import VIEWS
-from tformer.viz.plots import Heat, Numbers, Plot, plots_to_json
+from tformer.viz.plots import Numbers, Plot, counted_heat, plots_to_json
 
 # --- the positions of a run ------------------------------------------------------------------------------------------
 
@@ -55,27 +56,20 @@ def read_run(
     if not 0 <= layer < section.num_layers:
         raise InputError(f"--layer {layer}: the {side} of {loaded.path} has layers 0 to {section.num_layers - 1}")
     module, options = stacks[side].positions_of(layer), section.positions
-    settings = _with_options(settings, options, d_model=stacks[side].d_model, heads=section.num_heads, module=module)
-    trained = loaded.step > 0 or loaded.imported
-    table = Table(options.kind, f"{loaded.path.name} of {_run_name(loaded.path)}, {side}", trained)
-    return settings, _with_numbers(table, module, layer)
-
-
-def _run_name(path: Path) -> str:
-    return visible(path.parents[1].name if path.parent.name == "checkpoints" else path.parent.name)
-
-
-def _with_options(settings: Settings, options: Any, *, d_model: int, heads: int, module: Any) -> Settings:
-    """The settings with the sizes of a model."""
     if getattr(options, "scaling", None) is not None:
         raise InputError("rope with scaling cannot be shown: the views assume frequencies of base^(-2i/h)")
+    d_model, heads = stacks[side].d_model, section.num_heads
     if options.kind == "rope" and module.head_dim * heads != d_model:
         d_model = module.head_dim * heads
     names = ("base", "layout", "buckets", "max_distance", "clip")
     own = {name: getattr(options, name) for name in names if hasattr(options, name)}
     if options.kind == "patch2d":
         own["grid"] = module.num_columns
-    return replace(settings, encoding=options.kind, d_model=d_model, heads=heads, **own)
+    settings = replace(settings, encoding=options.kind, d_model=d_model, heads=heads, **own)
+    path = loaded.path
+    run_name = visible(path.parents[1].name if path.parent.name == "checkpoints" else path.parent.name)
+    table = Table(options.kind, f"{path.name} of {run_name}, {side}", loaded.step > 0 or loaded.imported)
+    return settings, _with_numbers(table, module, layer)
 
 
 def _with_numbers(table: Table, module: Any, layer: int) -> Table | None:
@@ -102,27 +96,24 @@ def views_of(kind: str) -> Mapping[str, View]:
     return VIEWS[kind] if kind in VIEWS else _generic_views(kind)
 
 
-def all_views() -> dict[str, Mapping[str, View]]:
-    """The views of every kind in the table of position kinds, and of `compare`."""
-    return {kind: views_of(kind) for kind in (*ENCODINGS, "compare")}
+HOOKS = {
+    "embed": "Added to the embeddings",
+    "rotate": "A vector of ones, rotated",
+    "bias": "Bias of the scores",
+    "score": "Scores of a query of ones",
+}
 
 
 def _generic_views(kind: str) -> dict[str, View]:
     """A view for each hook that the kind overrides, at small sizes and with its default options, or of a run."""
     module = POSITIONS[kind]
     has_parameters = any(True for _ in _module(kind, Settings(d_model=8, heads=2), 4).parameters())
-    titles = {
-        "embed": "Added to the embeddings",
-        "rotate": "A vector of ones, rotated",
-        "bias": "Bias of the scores",
-        "score": "Scores of a query of ones",
-    }
-    shown = [hook for hook in titles if getattr(module, f"has_{hook}")]
+    caption = f"{module.about} Computed by the module that training uses."
     return {
-        hook: View(titles[hook], f"{module.about} Computed by the module that training uses.", _draw_hook(hook), 48,
-                   needs_run=has_parameters)
-        for hook in shown
-    }  # fmt: skip
+        hook: View(title, caption, partial(_draw_hook, hook), 48, needs_run=has_parameters)
+        for hook, title in HOOKS.items()
+        if getattr(module, f"has_{hook}")
+    }
 
 
 def _module(kind: str, settings: Settings, rows: int) -> Positions:
@@ -133,90 +124,67 @@ def _module(kind: str, settings: Settings, rows: int) -> Positions:
     return found
 
 
-def _draw_hook(hook: str) -> Callable[[View, Settings, Table | None], list[Plot]]:
-    """A function that plots the result of one hook: positions × dimensions, or a matrix for each of some heads."""
-
-    def draw(view: View, settings: Settings, table: Table | None = None) -> list[Plot]:
-        rows = view.rows(settings)
-        module = _module(settings.encoding, settings, rows) if table is None else table.module
-        assert module is not None
-        pos_1T = torch.arange(rows).unsqueeze(0)
-        ones = torch.ones(1, settings.heads, rows, settings.head_dim)
-        with torch.no_grad():
-            if hook == "embed":
-                values = module.embed(torch.zeros(1, rows, settings.d_model), pos_1T)[0]
-                return [table_plot(values.double().numpy(), view.title, view.caption, limit=None)]
-            if hook == "rotate":
-                values = module.rotate(ones, ones, pos_1T, pos_1T)[0][0, 0]
-                return [table_plot(values.double().numpy(), view.title, view.caption, limit=None)]
-            scores = module.bias(pos_1T, pos_1T) if hook == "bias" else module.score(ones, pos_1T, pos_1T)
-        matrices = scores[0].double().numpy()
-        heads = dict.fromkeys((1, (len(matrices) + 1) // 2, len(matrices)))
-        names = range(rows)
-        return [
-            Heat(
-                f"{view.title}, head {head}",
-                view.caption,
-                matrices[head - 1],
-                names,
-                names,
-                "query",
-                "key",
-                "viridis",
-                value_label=hook,
-            )
-            for head in heads
-        ]
-
-    return draw
+def _draw_hook(hook: str, view: View, settings: Settings, table: Table | None = None) -> Plot | list[Plot]:
+    """The result of one hook: positions × dimensions, or a matrix for each of some heads."""
+    rows = view.rows(settings)
+    module = _module(settings.encoding, settings, rows) if table is None else table.module
+    assert module is not None
+    pos_1T = torch.arange(rows).unsqueeze(0)
+    ones = torch.ones(1, settings.heads, rows, settings.head_dim)
+    with torch.no_grad():
+        if hook == "embed":
+            values = module.embed(torch.zeros(1, rows, settings.d_model), pos_1T)[0]
+            return table_heat(values.double().numpy(), limit=None)
+        if hook == "rotate":
+            values = module.rotate(ones, ones, pos_1T, pos_1T)[0][0, 0]
+            return table_heat(values.double().numpy(), limit=None)
+        scores = module.bias(pos_1T, pos_1T) if hook == "bias" else module.score(ones, pos_1T, pos_1T)
+    matrices = scores[0].double().numpy()
+    return [
+        counted_heat(
+            matrices[head - 1], "query", "key", "viridis", value_label=hook, title=f"{view.title}, head {head}"
+        )
+        for head in some_heads(len(matrices))
+    ]
 
 
 # --- from a name to plots --------------------------------------------------------------------------------------------
 
 
-def view_of(encoding: str, name: str | None) -> str:
-    """The name of a view of this kind, by default its first. InputError for an unknown view."""
-    views = views_of(encoding)
-    if name is None:
-        return next(iter(views))
-    if name not in views:
-        raise InputError(f"--view {name}: {encoding} has no such view", hint=did_you_mean(name, views))
-    return name
-
-
-def subject(settings: Settings) -> str:
-    """The key of the views: the kind, or `compare`."""
-    return "compare" if settings.compare else settings.encoding
-
-
-def plots_of(settings: Settings, view: str | None, table: Table | None) -> tuple[str, list[Plot]]:
-    """The name of the view (by default the kind's first) and its plots.
+def choose_view(settings: Settings, name: str | None, table: Table | None) -> tuple[str, View]:
+    """The view of this name, by default the kind's first.
 
     Raises:
         InputError: an unknown view, a view that needs a run, or dimensions out of range.
     """
-    kind = subject(settings)
-    name = view_of(kind, view)
-    check_dims(settings)
-    found = views_of(kind)[name]
-    if not (found.needs_run or kind == "compare"):
-        return name, found.draw(found, settings)
-    if table is None and kind != "compare":
-        raise needs_run(kind, name)
-    return name, found.draw(found, settings, table)
+    kind = settings.subject
+    views = views_of(kind)
+    if name is None:
+        name = next(iter(views))
+    elif name not in views:
+        raise InputError(f"--view {name}: {kind} has no such view", hint=did_you_mean(name, views))
+    if views[name].needs_run and table is None:
+        always = all(view.needs_run for view in views.values())
+        what = f"--encoding {kind}" if always else f"--view {name}"
+        raise InputError(f"{what} shows what a model has learned: name one", hint="--run RUN, a run or checkpoint")
+    _check_dims(settings)
+    return name, views[name]
 
 
-def needs_run(kind: str, view: str) -> InputError:
-    always = all(found.needs_run for found in views_of(kind).values())
-    what = f"--encoding {kind}" if always else f"--view {view}"
-    return InputError(f"{what} shows what a model has learned: name one", hint="--run RUN, a run or checkpoint")
+def plots_of(settings: Settings, name: str | None, table: Table | None) -> tuple[str, list[Plot]]:
+    """The name of the view and its plots. Raises InputError like `choose_view`."""
+    name, view = choose_view(settings, name, table)
+    learned = (table,) if view.needs_run or settings.compare else ()
+    found = view.draw(view, settings, *learned)
+    plots = found if isinstance(found, list) else [found]
+    return name, [replace(plot, title=plot.title or view.title, caption=view.caption) for plot in plots]
 
 
-def check_dims(settings: Settings) -> None:
+def _check_dims(settings: Settings) -> None:
     """Raise InputError for a dimension, pair or head that does not exist."""
     if settings.dims is None:
         return
-    kind = subject(settings)
+    kind = settings.subject
     counts = {
         "sinusoidal": ("dimension", 0, settings.d_model - 1),
         "rope": ("pair", 0, settings.head_dim // 2 - 1),
@@ -247,7 +215,7 @@ SIZES: dict[str, Callable[[Settings], str]] = {
 
 def heading(settings: Settings, table: Table | None) -> str:
     """The title of a picture: the kind, its sizes, and the run."""
-    kind = subject(settings)
+    kind = settings.subject
     sizes = SIZES[kind](settings) if kind in SIZES else f"d_model {settings.d_model}, {settings.heads} heads"
     parts = [f"{kind} positions" if kind != "compare" else "Positions compared", sizes]
     return " · ".join(part for part in (*parts, table.note if table is not None else "") if part)
@@ -256,7 +224,7 @@ def heading(settings: Settings, table: Table | None) -> str:
 def as_json(settings: Settings, view: str, table: Table | None, plots: Sequence[Plot]) -> str:
     """One document: the kind, the view, the settings, the run, and the numbers of each plot."""
     document = {
-        "encoding": subject(settings),
+        "encoding": settings.subject,
         "view": view,
         "settings": asdict(settings),
         "run": None if table is None else {"name": table.name, "trained": table.trained},

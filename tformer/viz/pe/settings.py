@@ -48,6 +48,11 @@ class Settings:
     compare: tuple[str, ...] = ()
 
     @property
+    def subject(self) -> str:
+        """The key of the views: the kind, or `compare`."""
+        return "compare" if self.compare else self.encoding
+
+    @property
     def head_dim(self) -> int:
         return self.d_model // self.heads
 
@@ -116,14 +121,15 @@ class View:
     """One way to show a kind of encoding.
 
     Attributes:
-        draw: called with the view, the settings and, if `needs_run`, the learned table.
+        draw: called with the view, the settings and, if `needs_run`, the learned table. Its plots need no caption and,
+            unless there are several, no title: they take those of the view.
         positions: number of tokens shown by default.
         needs_run: it shows what a model has learned.
     """
 
     title: str
     caption: str
-    draw: Callable[..., list[Plot]]
+    draw: Callable[..., Plot | list[Plot]]
     positions: int = 128
     needs_run: bool = False
 

@@ -9,34 +9,23 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tformer.nn.positions.biases import alibi_slopes
 from tformer.support.errors import InputError
 from tformer.viz.pe import fixed, learned
-from tformer.viz.pe.fixed import bucket_of, distance_curve, rope_curve, sinusoidal_table
+from tformer.viz.pe.fixed import alibi_factor, bucket_of, distance_curve, rope_curve, sinusoidal_table, some_heads
 from tformer.viz.pe.learned import Table
 from tformer.viz.pe.settings import ALL, Settings, View
-from tformer.viz.plots import Line, Lines, Numbers, Plot
+from tformer.viz.plots import Lines, Numbers, Plot, counted_line
 
 # --- decay with distance of several kinds, each curve scaled to 1 at its top -----------------------------------------
 
 Curves = dict[str, Numbers]
 
 
-def _sinusoidal(settings: Settings, count: int) -> Curves:
-    return {f"sinusoidal, d_model {settings.d_model}": distance_curve(sinusoidal_table(settings, count))}
-
-
-def _rope(settings: Settings, count: int) -> Curves:
-    return {f"rope, head width {settings.head_dim}": rope_curve(settings, count)}
-
-
-def _alibi(settings: Settings, count: int) -> Curves:
-    slopes = alibi_slopes(settings.heads)
-    heads = dict.fromkeys((1, (settings.heads + 1) // 2, settings.heads))
-    return {f"alibi, head {head}": np.exp(-slopes[head - 1] * np.arange(count)) for head in heads}
-
-
-CURVES: dict[str, Callable[[Settings, int], Curves]] = {"sinusoidal": _sinusoidal, "rope": _rope, "alibi": _alibi}
+CURVES: dict[str, Callable[[Settings, int], Curves]] = {
+    "sinusoidal": lambda s, n: {f"sinusoidal, d_model {s.d_model}": distance_curve(sinusoidal_table(s, n))},
+    "rope": lambda s, n: {f"rope, head width {s.head_dim}": rope_curve(s, n)},
+    "alibi": lambda s, n: {f"alibi, head {head}": alibi_factor(s, head, n) for head in some_heads(s.heads)},
+}
 LEARNED_CURVES = ("learned", "t5_bias")  # from the table of a run
 
 
@@ -47,7 +36,7 @@ def similarity_curve(similarity: Numbers, count: int) -> Numbers:
 
 def table_curves(settings: Settings, table: Table, count: int) -> Curves:
     if table.encoding == "learned":
-        return {"learned": similarity_curve(table.similarity(min(table.rows, 1024)), count)}
+        return {"learned": similarity_curve(table.similarity(1024), count)}
     assert table.bias is not None
     back = -np.arange(count, dtype=float)
     rows = bucket_of(settings, back, bidirectional=table.bidirectional).astype(int)
@@ -71,7 +60,7 @@ def kinds_compared(settings: Settings, table: Table | None) -> Sequence[str]:
     return settings.compare
 
 
-def curves(view: View, settings: Settings, table: Table | None = None) -> list[Plot]:
+def curves(view: View, settings: Settings, table: Table | None = None) -> Plot:
     """Decay with distance: mean cosine of sinusoidal and rope, exp(−slope · Δ) of alibi's first, middle and last head.
 
     With a run also the mean cosine similarity of a learned table, and exp of T5's bias on earlier keys.
@@ -84,9 +73,8 @@ def curves(view: View, settings: Settings, table: Table | None = None) -> list[P
         else:
             assert table is not None
             found = table_curves(settings, table, count)
-        for label, curve in found.items():
-            lines.append(Line(label, np.arange(len(curve), dtype=float), curve / curve.max()))
-    return [Lines(view.title, view.caption, "distance Δ", "share of the top", lines)]
+        lines += [counted_line(label, curve / curve.max()) for label, curve in found.items()]
+    return Lines("distance Δ", "share of the top", lines)
 
 
 # --- names, titles and captions --------------------------------------------------------------------------------------
@@ -252,13 +240,13 @@ VIEWS: dict[str, dict[str, View]] = {
         "keys": View(
             "Learned vectors on the keys",
             "A row per clipped distance: what a query is compared with, beside the key itself.",
-            learned.shaw_keys,
+            learned.shaw("keys"),
             needs_run=True,
         ),
         "values": View(
             "Learned vectors on the values",
             "A row per clipped distance: what is mixed in, beside the value itself.",
-            learned.shaw_values,
+            learned.shaw("values"),
             needs_run=True,
         ),
     },
