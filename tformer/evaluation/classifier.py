@@ -15,12 +15,13 @@ from typing import Any, get_args
 
 import numpy as np
 
+from tformer.data.batching.mixture import Samples
 from tformer.data.shards.labelled_tokens import tokenise_labelled
 from tformer.data.sources.augmentation import most_views, view
 from tformer.data.sources.image_files import read_image
 from tformer.data.sources.images import ImageExample, ImageSet, open_images
 from tformer.data.sources.tables import LabelledRow
-from tformer.evaluation.predict import GivenSamples, Samples, predict_scores
+from tformer.evaluation.predict import GivenSamples, predict_scores
 from tformer.loading import Loaded
 from tformer.nn.classification_heads import LabelKind
 from tformer.nn.heads import HeadOptions

@@ -18,10 +18,11 @@ import numpy as np
 import torch
 
 from tformer.data.batching.batch import Batch
+from tformer.data.batching.mixture import Samples
 from tformer.data.encoding import EncodedText
 from tformer.decoding.lines import Text
 from tformer.evaluation.classifier import image_context, image_samples
-from tformer.evaluation.predict import GivenSamples, Samples, predict
+from tformer.evaluation.predict import GivenSamples, predict
 from tformer.loading import Loaded
 from tformer.nn.classification_heads import (
     POOLINGS,

@@ -14,13 +14,14 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from tformer.data.batching.batch import Batch
+from tformer.data.batching.mixture import Samples
 from tformer.data.permutation import derive_key
 from tformer.decoding.inference import inference
 from tformer.metrics import perplexity
@@ -35,19 +36,6 @@ BATCH_TOKENS = {"cpu": 4096}
 ACCELERATOR_BATCH_TOKENS = 32768
 
 _DRAWS = process_lock()  # objectives draw from torch's global generator: one evaluation of a process at a time
-
-
-class Samples(Protocol):
-    """Examples by number. `lengths` in tokens; None: each has `seq_len`. `examples` is a pure function."""
-
-    @property
-    def seq_len(self) -> int: ...
-
-    @property
-    def lengths(self) -> np.ndarray | None: ...
-
-    def __len__(self) -> int: ...
-    def examples(self, epoch: int, indices: Any, /) -> Sequence[Any]: ...
 
 
 @dataclass(frozen=True)

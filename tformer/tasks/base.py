@@ -16,11 +16,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tformer.checkpoint.read import Checkpoint
+from tformer.data.batching.mixture import Samples
 from tformer.data.shards.array_files import ArrayFile
 from tformer.data.sources.columns import parse_column
 from tformer.decoding.prompts import task_prefix
 from tformer.evaluation.options import DataOptions, EvaluationOptions
-from tformer.evaluation.predict import Samples, tally_objective
+from tformer.evaluation.predict import tally_objective
 from tformer.loading import Loaded
 from tformer.metrics import lower_is_better
 from tformer.objectives.base import Objective, ObjectiveContext

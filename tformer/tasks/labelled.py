@@ -61,8 +61,8 @@ class LabelledHeldOut(HeldOut):
 
 def split_labelled(samples: Any, data: Data) -> tuple[Any, Any]:
     """(training part, held-out part) of labelled texts or images: a share of every label, or the last examples."""
-    parts: tuple[Any, Any] = samples.split(fraction=data.valid_fraction, how=data.valid_split)
-    return parts
+    kept, held_out = hold_out(samples.labels, fraction=data.valid_fraction, how=data.valid_split, name=samples.name)
+    return samples.subset(kept), samples.subset(held_out)
 
 
 class Labelled(Task):

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from tformer.build import build_model
+from tformer.data.batching.mixture import Samples
 from tformer.data.batching.windows import MaskedWindows
 from tformer.data.shards.corpus import Example, TokenCorpus
 from tformer.data.shards.template import single_template
 from tformer.evaluation.lm import pseudo_perplexity, unpredicted
 from tformer.evaluation.options import EvaluationOptions
-from tformer.evaluation.predict import Samples, tally_objective
+from tformer.evaluation.predict import tally_objective
 from tformer.interop.opening import open_checkpoint
 from tformer.loading import Loaded, load_generator
 from tformer.model import Transformer

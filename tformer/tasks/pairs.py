@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tformer.data.batching.mixture import MixedPairs
+from tformer.data.batching.mixture import MixedPairs, Samples
 from tformer.data.shards.pair_tokens import PairTokens, RowSource, join_pairs, source_hashes, tokenise_pairs
 from tformer.data.sources.pairs import PairSource, open_pairs, shared_columns
 from tformer.data.sources.tables import PairRow
@@ -23,7 +23,6 @@ from tformer.decoding.settings import BeamSettings, fitting_beam_settings
 from tformer.decoding.translate import Translator
 from tformer.evaluation.classifier import GivenRows
 from tformer.evaluation.options import EvaluationOptions
-from tformer.evaluation.predict import Samples
 from tformer.evaluation.translation import (
     COMPARED_CHARACTERS,
     evaluate_pairs,

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tformer.data.batching.mixture import MixedWindows
+from tformer.data.batching.mixture import MixedWindows, Samples
 from tformer.data.batching.windows import LmWindows, document_ids
 from tformer.data.encoding import encode_prompt
 from tformer.data.shards.corpus import Example, TokenCorpus, token_corpus
@@ -25,7 +25,6 @@ from tformer.decoding.generate import generate
 from tformer.decoding.settings import GenerationSettings
 from tformer.evaluation.lm import combine_validation, evaluate_lm, isolates_documents, windows
 from tformer.evaluation.options import EvaluationOptions
-from tformer.evaluation.predict import Samples
 from tformer.loading import Loaded
 from tformer.model import Transformer
 from tformer.objectives import build_objective

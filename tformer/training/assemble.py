@@ -12,10 +12,10 @@ from torch import nn
 
 from tformer.build import build_model
 from tformer.data.batching.batch import Batch, Share
+from tformer.data.batching.mixture import Samples
 from tformer.data.batching.padding import padded_lengths
 from tformer.data.batching.plan import BatchPlan, Cursor, Prefetcher
 from tformer.data.batching.subwords import SampledSubwords
-from tformer.evaluation.predict import Samples
 from tformer.model import Transformer
 from tformer.nn.init import hidden_matrices, tie_embeddings
 from tformer.nn.layer_norm import Norm

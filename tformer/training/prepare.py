@@ -14,8 +14,8 @@ from tformer.cost.duration import expected_note
 from tformer.cost.flops import mean_lengths, product_shape
 from tformer.cost.memory import MemoryEstimate, training_memory
 from tformer.cost.parallel import RankPlan, plan_ranks
+from tformer.data.batching.mixture import Samples
 from tformer.data.batching.padding import padded_lengths
-from tformer.evaluation.predict import Samples
 from tformer.optim.optimizers import apply_groups
 from tformer.recipe import recipe_to_yaml
 from tformer.recipe.recipe import Recipe

@@ -60,8 +60,14 @@ class Batch:
     share: Share | None = None  # of one of several processes; None: the whole micro-batch
 
     def __post_init__(self) -> None:
-        if self.num_tokens < 0:
-            object.__setattr__(self, "num_tokens", _count_tokens(self))
+        if self.num_tokens >= 0:
+            return
+        count = 0 if self.pixel_values is None else self.pixel_values.shape[0]
+        sides = ((self.input_ids, self.attention_mask), (self.decoder_input_ids, self.decoder_attention_mask))
+        for ids, mask in sides:
+            if ids is not None:
+                count += ids.numel() if mask is None else int(mask.sum())
+        object.__setattr__(self, "num_tokens", count)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
         """The same batch on another device. Both counts are copied, so that nothing is read back from the device."""
@@ -104,14 +110,3 @@ class Batch:
     def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         changed = {name: change(tensor) for name, tensor in self.tensors().items()}
         return Batch(**changed, num_tokens=self.num_tokens, num_labels=self.num_labels, share=self.share)
-
-
-def _count_tokens(batch: Batch) -> int:
-    sides = ((batch.input_ids, batch.attention_mask), (batch.decoder_input_ids, batch.decoder_attention_mask))
-    count = 0
-    for ids, mask in sides:
-        if ids is not None:
-            count += ids.numel() if mask is None else int(mask.sum())
-    if batch.pixel_values is not None:
-        count += batch.pixel_values.shape[0]
-    return count

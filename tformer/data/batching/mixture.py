@@ -64,12 +64,16 @@ class Mixture:
 
 
 class Samples(Protocol):
-    """A source of a mixture: windows of a corpus, or pairs."""
+    """Examples by number. `lengths` in tokens; None: each has `seq_len`. `examples` is a pure function."""
 
     @property
     def seq_len(self) -> int: ...
+
+    @property
+    def lengths(self) -> np.ndarray | None: ...
+
     def __len__(self) -> int: ...
-    def examples(self, epoch: int, indices: list[int], /) -> Sequence[Any]: ...
+    def examples(self, epoch: int, indices: Any, /) -> Sequence[Any]: ...
 
 
 class MixedWindows:

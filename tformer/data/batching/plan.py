@@ -31,14 +31,11 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, order=True, slots=True)
 class Cursor:
-    """The place of a global batch. `next()` may be past the last batch of a window; see `BatchPlan.canonical`."""
+    """The place of a global batch. `batch` may be past the last one of a window; see `BatchPlan.canonical`."""
 
     epoch: int = 0
     window: int = 0
     batch: int = 0
-
-    def next(self) -> Cursor:
-        return Cursor(self.epoch, self.window, self.batch + 1)
 
     def to_json(self) -> dict[str, int]:
         return asdict(self)
@@ -83,16 +80,14 @@ class BatchPlan:
         self.seed, self.num_samples = seed, num_samples
         self.batch_size, self.batch_tokens = batch_size, batch_tokens
         self.sorts = sort_window > 0 and self.lengths is not None
-        self.window_size = self._window_size(sort_window)
+        if self.batch_size is None:
+            self.window_size = sort_window if self.sorts else TOKEN_WINDOW
+        elif self.sorts:  # whole batches: only the last window of an epoch may have a smaller one
+            self.window_size = -(-sort_window // self.batch_size) * self.batch_size
+        else:
+            self.window_size = num_samples
         self.num_windows = -(-num_samples // self.window_size)
         self._latest: tuple[tuple[int, int], list[np.ndarray]] | None = None
-
-    def _window_size(self, sort_window: int) -> int:
-        if self.batch_size is None:
-            return sort_window if self.sorts else TOKEN_WINDOW
-        if self.sorts:  # whole batches: only the last window of an epoch may have a smaller one
-            return -(-sort_window // self.batch_size) * self.batch_size
-        return self.num_samples
 
     def global_batch(self, cursor: Cursor) -> list[int]:
         """The sample ids of the batch at `cursor`."""
@@ -106,7 +101,7 @@ class BatchPlan:
 
     def next(self, cursor: Cursor) -> Cursor:
         """The cursor of the following batch."""
-        return self.canonical(cursor.next())
+        return self.canonical(Cursor(cursor.epoch, cursor.window, cursor.batch + 1))
 
     def canonical(self, cursor: Cursor) -> Cursor:
         """The same place with `batch` inside its window and `window` inside its epoch."""
@@ -155,11 +150,9 @@ class BatchPlan:
         return permute(places, size=self.num_samples, key=derive_key("sample order", self.seed, epoch))
 
     def _window_batches(self, epoch: int, window: int) -> list[np.ndarray]:
-        if self._latest is None or self._latest[0] != (epoch, window):
-            self._latest = ((epoch, window), self._form_batches(epoch, window))
-        return self._latest[1]
-
-    def _form_batches(self, epoch: int, window: int) -> list[np.ndarray]:
+        """The batches of a window; those of the latest one are kept."""
+        if self._latest is not None and self._latest[0] == (epoch, window):
+            return self._latest[1]
         assert self.lengths is not None
         start = window * self.window_size
         samples = self._order(np.arange(start, min(start + self.window_size, self.num_samples)), epoch)
@@ -174,7 +167,9 @@ class BatchPlan:
             cuts = _cut_by_tokens(lengths.tolist(), self.batch_tokens)
         batches = np.split(samples, cuts)
         order = permute(np.arange(len(batches)), size=len(batches), key=derive_key("batches", self.seed, epoch, window))
-        return [batches[index] for index in order]
+        batches = [batches[index] for index in order]
+        self._latest = ((epoch, window), batches)
+        return batches
 
 
 def _cut_by_tokens(lengths: list[int], batch_tokens: int) -> list[int]:

@@ -142,71 +142,51 @@ def prepare_sentences(
     `work` reports the bytes done and is polled about once a megabyte. Raises Interrupted if it is stopped; InputError
     for more than `MAX_TOKENS` tokens.
     """
-    total = total_bytes(sources)
+    total, done = total_bytes(sources), 0
     name = ", ".join(source.name for source in sources)
-    builder = _CorpusBuilder(name)
+    ids, sizes, digest = array("I"), array("q"), hashlib.sha256()
+    starts: list[int] = []  # first sentences of the documents
+    begins_document = begins_paragraph = False  # with the next sentence that has tokens
     for source in sources:
+        documents: list[int] = []  # first sentences of the documents of this source, and of its paragraphs
+        paragraphs: list[int] = []
         for batch in in_batches(
             sentences_of(source.documents()),
             lambda sentence: len(sentence.text) + 1,
             task=f"tokenising {name}",
             work=work,
         ):
-            builder.add(batch, tokenizer.encode_batch([f" {sentence.text}" for sentence in batch]))
-            work.report(builder.num_bytes, total)
-        builder.end_source()
-    return builder.finish()
-
-
-class _CorpusBuilder:
-    """Growing arrays of a corpus, and the documents of the current source."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.num_bytes = name, 0
-        self._ids, self._sizes = array("I"), array("q")
-        self._finished: list[int] = []  # first sentences of the documents of earlier sources
-        self._documents: list[int] = []  # the same of this source, and of its paragraphs
-        self._paragraphs: list[int] = []
-        self._begins_document = self._begins_paragraph = False  # with the next sentence that has tokens
-        self._text = hashlib.sha256()
-
-    def add(self, sentences: Sequence[Sentence], encoded: Sequence[Sequence[int]]) -> None:
-        for sentence, ids in zip(sentences, encoded, strict=True):
-            self._begins_document |= sentence.begins_document
-            self._begins_paragraph |= sentence.begins_paragraph
-            data = f"{sentence.text}\n".encode()
-            self.num_bytes += len(data)
-            if not ids:
-                continue
-            if self._begins_document:
-                self._documents.append(len(self._sizes))
-            if self._begins_paragraph:
-                self._paragraphs.append(len(self._sizes))
-                self._text.update(DOCUMENT_END)
-            self._begins_document = self._begins_paragraph = False
-            self._text.update(data)
-            self._sizes.append(len(ids))
-        self._ids.extend(chain.from_iterable(encoded))
-        if len(self._ids) > MAX_TOKENS:
-            raise InputError(
-                f"{self.name}: more than {MAX_TOKENS:,} tokens, which next_sentence would have to keep in memory",
-                hint="give less text, or leave next_sentence out: masked_lm alone reads text of any size",
-            )
-
-    def end_source(self) -> None:
-        """In a source of a single document, every paragraph is a document."""
-        self._finished += self._documents if len(self._documents) > 1 else self._paragraphs
-        self._documents, self._paragraphs = [], []
-
-    def finish(self) -> SentenceCorpus:
-        sizes = np.frombuffer(self._sizes, dtype=np.int64) if self._sizes else np.zeros(0, dtype=np.int64)
-        return SentenceCorpus(
-            name=self.name,
-            ids=np.array(self._ids, dtype=np.uint32),
-            offsets=np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)]),
-            documents=np.array([*self._finished, len(sizes)], dtype=np.int64),
-            fingerprint=self._text.hexdigest(),
-        )
+            encoded = tokenizer.encode_batch([f" {sentence.text}" for sentence in batch])
+            for sentence, found in zip(batch, encoded, strict=True):
+                begins_document |= sentence.begins_document
+                begins_paragraph |= sentence.begins_paragraph
+                data = f"{sentence.text}\n".encode()
+                done += len(data)
+                if not found:
+                    continue
+                if begins_document:
+                    documents.append(len(sizes))
+                if begins_paragraph:
+                    paragraphs.append(len(sizes))
+                    digest.update(DOCUMENT_END)
+                begins_document = begins_paragraph = False
+                digest.update(data)
+                sizes.append(len(found))
+            ids.extend(chain.from_iterable(encoded))
+            if len(ids) > MAX_TOKENS:
+                raise InputError(
+                    f"{name}: more than {MAX_TOKENS:,} tokens, which next_sentence would have to keep in memory",
+                    hint="give less text, or leave next_sentence out: masked_lm alone reads text of any size",
+                )
+            work.report(done, total)
+        starts += documents if len(documents) > 1 else paragraphs  # a paragraph of a single document is a document
+    return SentenceCorpus(
+        name=name,
+        ids=np.array(ids, dtype=np.uint32),
+        offsets=np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.array(sizes, dtype=np.int64))]),
+        documents=np.array([*starts, len(sizes)], dtype=np.int64),
+        fingerprint=digest.hexdigest(),
+    )
 
 
 class SentencePairs:

@@ -78,7 +78,10 @@ class Windows(ABC):
         else:
             cut = {"concat": cut_evenly, "documents": pack_documents, "none": cut_documents}[packing]
             self._starts, sizes = cut(corpus.document_offsets, self._room, shared=self.shared)
-            self._sizes = sizes - self._ends_twice(self._starts, sizes)
+            if len(self.suffix):  # a text may end with the token that the suffix begins with
+                last = corpus.gather(self._starts + sizes - 1, 1)[:, 0]
+                sizes = sizes - ((last == self.suffix[0]) & (sizes > 1))
+            self._sizes = sizes
             self.lengths = self._sizes + len(prefix) + len(suffix)
             self._count = len(self._starts)
         if not self._count:
@@ -124,13 +127,6 @@ class Windows(ABC):
         if any(edges):  # special tokens belong to the documents next to them
             documents = np.pad(documents, edges, mode="edge")
         return Example(ids, documents)
-
-    def _ends_twice(self, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """bool [n]: the text's last token is the one that the suffix begins with."""
-        if not len(self.suffix):
-            return np.zeros(len(starts), dtype=bool)
-        last = self.corpus.gather(starts + sizes - 1, 1)[:, 0]
-        return (last == self.suffix[0]) & (sizes > 1)
 
 
 class LmWindows(Windows):

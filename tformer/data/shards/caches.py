@@ -80,14 +80,15 @@ def _entries(home: Path, folder: str, names: re.Pattern[str]) -> list[Path]:
     place = home / folder
     if not place.is_dir() or (folder and place.is_symlink()):
         return []
-    named = (path for path in place.iterdir() if names.fullmatch(path.name) and not path.is_symlink())
-    # Everything but a directory of tokens is a file with a suffix.
-    return sorted(path for path in named if (path.is_file() if path.suffix else _holds_tokens(path)))
-
-
-def _holds_tokens(folder: Path) -> bool:
-    """Whether a directory holds files of tokens and nothing else."""
-    return folder.is_dir() and all(TOKEN_FILES.fullmatch(file.name) for file in folder.iterdir())
+    found = []
+    for path in place.iterdir():
+        if not names.fullmatch(path.name) or path.is_symlink():
+            continue
+        # Everything but a directory of tokens, which holds nothing else, is a file with a suffix.
+        holds_tokens = path.is_dir() and all(TOKEN_FILES.fullmatch(file.name) for file in path.iterdir())
+        if path.is_file() if path.suffix else holds_tokens:
+            found.append(path)
+    return sorted(found)
 
 
 def _remove(path: Path) -> bool:

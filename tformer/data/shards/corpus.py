@@ -44,6 +44,7 @@ from tformer.workers.work import QUIET, Work
 
 WAIT_SECONDS = 0.2  # between two looks at a text that another process tokenises
 KEPT_SECONDS = 7 * 24 * 3600  # that the files of a killed process are kept for the next one to go on
+LOCK = "lock"  # a file of a directory that is being filled, locked by the process that fills it
 BOUNDARY_TOLERANCE = 0.1  # a split moves to a document's start that is nearer than this share of the last part
 
 
@@ -234,9 +235,11 @@ def token_corpus(
         time.sleep(WAIT_SECONDS)
 
     with _unfinished(home, key, wait) as folder:
-        if not _is_whole(home / key, source.name, tokenizer):  # else another process made it meanwhile
-            write_entry(folder, source, tokenizer, workers=workers, work=work)
-            _publish(folder, home / key)
+        with contextlib.suppress(DamagedShardError):
+            if (home / key).is_dir():  # another process made it meanwhile
+                return _open_entry(home / key, source.name, tokenizer, notes=notes + fallback, owner=owner)
+        write_entry(folder, source, tokenizer, workers=workers, work=work)
+        _publish(folder, home / key)
     return _open_entry(home / key, source.name, tokenizer, notes=notes + fallback, owner=owner)
 
 
@@ -308,7 +311,7 @@ def _acquired(home: Path, folder: Path) -> IO[str] | None:
         with locked(home):
             if not folder.is_dir():
                 files.mkdir(folder)
-            lock = _lock_of(folder)
+            lock = open(folder / LOCK, "a")  # noqa: SIM115 (held until the entry is finished)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -319,38 +322,23 @@ def _acquired(home: Path, folder: Path) -> IO[str] | None:
         raise storage_error(home, error) from error
 
 
-def _lock_of(folder: Path) -> IO[str]:
-    return open(folder / "lock", "a")
-
-
 def sweep(home: Path, *, unfinished: bool = False) -> None:
     """Remove temporary directories of ended processes, which no longer hold their locks.
 
     unfinished: also those that the next process would go on with, which else are kept for `KEPT_SECONDS`.
     """
     for folder in home.glob(f"{files.TEMPORARY}*"):
-        with contextlib.suppress(OSError), _lock_of(folder) as lock:  # in use, of another user, or no folder
+        with contextlib.suppress(OSError), open(folder / LOCK, "a") as lock:  # in use, of another user, or no folder
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if unfinished or time.time() - record_time(folder) > KEPT_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_whole(entry: Path, name: str, tokenizer: Tokenizer) -> bool:
-    """Whether there is an undamaged entry."""
-    if not entry.is_dir():
-        return False
-    try:
-        _open_entry(entry, name, tokenizer)
-    except DamagedShardError:
-        return False
-    return True
 
 
 def _publish(folder: Path, entry: Path) -> None:
     """Rename a finished directory to its place, where a damaged one may be."""
     try:
         with locked(entry.parent):
-            files.unlink(folder / "lock")  # under the cache's lock no process sweeps
+            files.unlink(folder / LOCK)  # under the cache's lock no process sweeps
             if entry.is_dir():
                 aside = _new_folder(entry.parent)
                 files.rename(entry, aside)  # readers that opened its files keep them

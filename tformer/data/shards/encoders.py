@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import chain, islice
 from multiprocessing.connection import Connection, Pipe
@@ -49,11 +49,10 @@ def encoded_batches(
     Raises InputError for an id outside the vocabulary; TformerError when a worker is killed; what `batches` raises.
     """
     first = list(islice(batches, FEW_BATCHES))
-    if workers is None:
-        count = available_cores() if sys.platform == "linux" else 1  # forking is safe on Linux only
-    else:
-        count = workers
     batches = chain(first, batches)
+    count = workers
+    if count is None:
+        count = available_cores() if sys.platform == "linux" else 1  # forking is safe on Linux only
     if len(first) < FEW_BATCHES and workers is None:
         for batch in batches:
             yield batch, *encode(tokenizer, [piece.text for piece in batch])
@@ -63,7 +62,18 @@ def encoded_batches(
                 found = encode(tokenizer, [piece.text for piece in batch])
             yield batch, *found
     else:
-        yield from _by_workers(batches, tokenizer, count)
+        with ExitStack() as stack:
+            processes = [stack.enter_context(closing(_Worker(tokenizer))) for _ in range(count)]
+            waiting: deque[tuple[list[Piece], _Worker]] = deque()
+            for number, batch in enumerate(batches):
+                if len(waiting) == AHEAD * count:
+                    done, worker = waiting.popleft()
+                    yield done, *worker.receive()
+                worker = processes[number % count]
+                worker.send([piece.text for piece in batch])
+                waiting.append((batch, worker))
+            for done, worker in waiting:
+                yield done, *worker.receive()
 
 
 def encode(
@@ -100,21 +110,6 @@ def single_threaded() -> Iterator[None]:
 
 
 # -- worker processes --------------------------------------------------------------------------------------------------
-
-
-def _by_workers(batches: Iterable[list[Piece]], tokenizer: Tokenizer, count: int) -> Iterator[Encoded]:
-    with ExitStack() as stack:
-        workers = [stack.enter_context(closing(_Worker(tokenizer))) for _ in range(count)]
-        waiting: deque[tuple[list[Piece], _Worker]] = deque()
-        for number, batch in enumerate(batches):
-            if len(waiting) == AHEAD * count:
-                done, worker = waiting.popleft()
-                yield done, *worker.receive()
-            worker = workers[number % count]
-            worker.send([piece.text for piece in batch])
-            waiting.append((batch, worker))
-        for done, worker in waiting:
-            yield done, *worker.receive()
 
 
 class _Worker:

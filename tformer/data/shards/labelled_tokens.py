@@ -8,14 +8,14 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from tformer.data.shards.corpus import Example
 from tformer.data.shards.template import Ragged, assemble, pair_template, single_template, text_room
 from tformer.data.shards.token_files import in_batches, token_dtype
-from tformer.data.sources.labelled import LabelIndex, hold_out
+from tformer.data.sources.labelled import LabelIndex
 from tformer.data.sources.tables import LabelledRow
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
@@ -87,12 +87,6 @@ class LabelledTokens:
             _types=None if self._types is None else self._types.subset(chosen),
             _rows=[self._rows[index] for index in chosen.tolist()],
         )
-
-    def split(self, *, fraction: float, how: Literal["stratified", "last"]) -> tuple[LabelledTokens, LabelledTokens]:
-        """(training part, held-out part), always the same; see `hold_out`."""
-        assert self.labels is not None, "only labelled examples are split"
-        kept, held_out = hold_out(self.labels, fraction=fraction, how=how, name=self.name)
-        return self.subset(kept), self.subset(held_out)
 
 
 def tokenise_labelled(

@@ -242,36 +242,33 @@ class PairFilter:
             kept &= ~out
         if self._overlong == "refuse" and (overlong & kept).any():
             first = int(np.flatnonzero(overlong & kept)[0])
-            raise self._too_long(rows[first], (len(sources[first]), len(targets[first])))
+            row, lengths = rows[first], (len(sources[first]), len(targets[first]))
+            side = int(lengths[0] <= self._rooms[0])
+            limit = self._limits[side]
+            text, tokens = (row.source, row.target)[side], lengths[side] + limit - self._rooms[side]
+            raise InputError(
+                f"{row.place}: the {('source', 'target')[side]} has {size_for_message(text, tokens, most=limit)}, "
+                f"expected at most {limit:,}",
+                hint="the model reads no more; leave the pair out",
+            )
         self._cut += int((overlong & kept).sum())
         return np.flatnonzero(kept).tolist()
 
     def notes(self, name: str) -> tuple[str, ...]:
-        """How many pairs were left out and why, and how many were cut."""
+        """How many pairs were left out and why, and how many were cut. Raises InputError if none is kept."""
+        if not self._read:
+            raise InputError(f"{name}: no rows")
+        if self._out.total() == self._read:
+            raise InputError(
+                f"{name}: none of {self._read:,} pairs is left: {self._reasons()}",
+                hint="see data.seq_len, data.target_seq_len, data.overlong and data.max_length_ratio",
+            )
         notes = []
         if dropped := self._out.total():
             notes.append(f"{name}: {dropped:,} of {self._read:,} pairs left out: {self._reasons()}")
         if self._cut:
             notes.append(f"{name}: {self._cut:,} of {self._read:,} pairs are {self._longer()} and were cut")
         return tuple(notes)
-
-    def nothing_left(self, name: str) -> InputError:
-        """The error if no pair is kept."""
-        if not self._read:
-            return InputError(f"{name}: no rows")
-        return InputError(
-            f"{name}: none of {self._read:,} pairs is left: {self._reasons()}",
-            hint="see data.seq_len, data.target_seq_len, data.overlong and data.max_length_ratio",
-        )
-
-    def _too_long(self, row: PairRow, lengths: tuple[int, int]) -> InputError:
-        side = int(lengths[0] <= self._rooms[0])
-        limit = self._limits[side]
-        size = size_for_message((row.source, row.target)[side], lengths[side] + limit - self._rooms[side], most=limit)
-        return InputError(
-            f"{row.place}: the {('source', 'target')[side]} has {size}, expected at most {limit:,}",
-            hint="the model reads no more; leave the pair out",
-        )
 
     def _reasons(self) -> str:
         words = {
@@ -354,8 +351,7 @@ def tokenise_pairs(
         numbers += [task_ids.setdefault(batch[n].task, len(task_ids)) for n in kept]
         done += sum(len(row.source.encode()) + len(row.target.encode()) + 2 for row in batch)
         work.report(done if total is None else min(done, total), total)
-    if not numbers:
-        raise pair_filter.nothing_left(name)
+    notes = pair_filter.notes(name)
     settings = (seq_len, target_seq_len, eos, overlong, max_length_ratio, keep_all, tuple(task_ids))
     parts = [source.fingerprint() for source in sources]
     key = f"{parts} {tokenizer.sha256} {target_tokenizer.sha256} {settings}"
@@ -365,7 +361,7 @@ def tokenise_pairs(
         seq_len=seq_len,
         target_seq_len=target_seq_len,
         tasks=tuple(task_ids),
-        notes=pair_filter.notes(name),
+        notes=notes,
         sources=sides[0].tokens(),
         targets=sides[1].tokens(),
         task_numbers=np.array(numbers, dtype=np.int64),

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from tformer.data.sources.files import expanded
 from tformer.data.sources.image_files import LAYOUT_HINT, MODES, Decoded, find_images, pillow_warnings
-from tformer.data.sources.labelled import LabelIndex, hold_out
+from tformer.data.sources.labelled import LabelIndex
 from tformer.data.sources.remote import is_url
 from tformer.support.errors import InputError
 from tformer.support.files import STANDARD_INPUT
@@ -89,12 +88,6 @@ class ImageSet:
             labels=None if self.labels is None else self.labels[chosen],
             gather=lambda numbers: self.gather(chosen[numbers]),
         )
-
-    def split(self, *, fraction: float, how: Literal["stratified", "last"]) -> tuple[ImageSet, ImageSet]:
-        """(training part, held-out part), always the same; see `hold_out`."""
-        assert self.labels is not None, "only labelled images are split"
-        kept, held_out = hold_out(self.labels, fraction=fraction, how=how, name=self.name)
-        return self.subset(kept), self.subset(held_out)
 
 
 SURVEYED_IMAGES = 8

@@ -23,8 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tformer.data.batching.mixture import Samples
 from tformer.data.permutation import derive_key
-from tformer.evaluation.predict import Samples, default_batch_tokens, length_sorted_batches
+from tformer.evaluation.predict import default_batch_tokens, length_sorted_batches
 from tformer.model import Transformer
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.objectives.base import Objective, total_loss
