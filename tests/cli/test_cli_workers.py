@@ -20,11 +20,12 @@ from torch import distributed
 from tests.faults.killing import ends_within, is_alive
 from tformer.cli.process import StopFlag
 from tformer.cli.report import console
-from tformer.cli.workers import Part, run_in_workers
+from tformer.cli.workers import run_in_workers
 from tformer.support import processes
 from tformer.support.errors import InputError, Interrupted, NotFiniteError, StorageError, TformerError
 from tformer.workers import launch
 from tformer.workers import worker as workers
+from tformer.workers.work import Job
 from tformer.workers.worker import Worker
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc")
@@ -43,8 +44,8 @@ def run(work: Work, *, devices: str = "2", restart: Callable[[Path], Work] | Non
     """Run `work` in workers; `restart` makes the work of those that start again."""
     with StopFlag() as stop:
 
-        def part(begun: Path | None) -> Part:
-            return Part(work if begun is None or restart is None else restart(begun), ["train"])
+        def part(begun: Path | None) -> Job:
+            return Job(work if begun is None or restart is None else restart(begun), ["train"])
 
         run_in_workers(part, devices=devices, device="cpu", max_restarts=restarts, stop=stop)
 
@@ -238,7 +239,7 @@ def test_a_signal_to_the_launcher_or_to_a_worker_stops_all_together(
                 os.kill(os.getppid() if to == "launcher" else os.getpid(), number)
             until_stopped(worker, stop.should_stop)
 
-        run_in_workers(lambda _: Part(work, []), devices="2", device="cpu", stop=stop)
+        run_in_workers(lambda _: Job(work, []), devices="2", device="cpu", stop=stop)
 
 
 def test_a_signal_to_the_launcher_and_its_workers_is_one_wish() -> None:
@@ -257,7 +258,7 @@ def test_a_signal_to_the_launcher_and_its_workers_is_one_wish() -> None:
                     os.kill(process, signal.SIGTERM)
             until_stopped(worker, saved_slowly)
 
-        run_in_workers(lambda _: Part(work, []), devices="2", device="cpu", stop=stop)
+        run_in_workers(lambda _: Job(work, []), devices="2", device="cpu", stop=stop)
 
 
 def test_a_second_signal_ends_all_at_once() -> None:
@@ -270,7 +271,7 @@ def test_a_second_signal_ends_all_at_once() -> None:
                 time.sleep(0.3)
             time.sleep(LIMIT_SECONDS)
 
-        run_in_workers(lambda _: Part(work, []), devices="2", device="cpu", stop=stop)
+        run_in_workers(lambda _: Job(work, []), devices="2", device="cpu", stop=stop)
 
 
 def stuck(act: Work, *, rank: int, number: int = signal.SIGTERM) -> Work:
@@ -312,7 +313,7 @@ def run_patiently(work: Work, *, devices: str = "2") -> None:
             stop.be_patient()
             work(worker)
 
-        run_in_workers(lambda _: Part(patient, []), devices=devices, device="cpu", stop=stop)
+        run_in_workers(lambda _: Job(patient, []), devices=devices, device="cpu", stop=stop)
 
 
 @pytest.mark.parametrize(("act", "rank", "number"), [(stop_itself, 0, signal.SIGTERM), (stop_itself, 2, signal.SIGINT)])

@@ -19,6 +19,7 @@ from PIL import Image
 
 from tests.viz.plot_runs import train_record, valid_record, write_run
 from tformer.support.errors import InputError
+from tformer.support.formatting import unique_names
 from tformer.viz.figure import draw_panels
 from tformer.viz.page import script_bytes
 from tformer.viz.plot.page import MAX_VALUES, SCRIPTS, as_csv, as_json, render, summary
@@ -32,7 +33,6 @@ from tformer.viz.plot.series import (
     read_runs,
     smooth_values,
     time_unit,
-    unique_names,
 )
 from tformer.viz.plots import plain, ticks
 from tformer.viz.terminal import draw_text

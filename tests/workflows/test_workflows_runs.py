@@ -14,7 +14,7 @@ from tformer.build import count_parameters
 from tformer.checkpoint.run import RunDirectory, is_locked
 from tformer.recipe import load_recipe, recipe_to_yaml
 from tformer.support.errors import InputError
-from tformer.workflows.runs.compare import compare_runs, describe_run, short_names
+from tformer.workflows.runs.compare import compare_runs, describe_run
 from tformer.workflows.runs.summary import ORDERS, find_run, find_runs, in_order, summarise_run
 
 
@@ -282,9 +282,3 @@ def test_comparing_takes_two_different_runs(tmp_path: Path) -> None:
         compare_runs([run])
     with pytest.raises(InputError, match="named twice"):
         compare_runs([run, tmp_path / "." / "a"])
-
-
-def test_names_lose_the_folders_that_all_share() -> None:
-    paths = [Path("sweeps/x/norm=a/seed-1"), Path("sweeps/x/norm=b/seed-1")]
-    assert short_names(paths) == ["norm=a/seed-1", "norm=b/seed-1"]
-    assert short_names([Path("runs/a"), Path("runs/a2")]) == ["a", "a2"]

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import DataOutput, console, data_output, show_notes
-from tformer.cli.workers import Part, require_input_file, run_in_workers
+from tformer.cli.workers import require_input_file, run_in_workers
 from tformer.evaluation.answers import AnswerFormat, ClassifyOptions
 from tformer.support.errors import InputError
 from tformer.support.files import STANDARD_INPUT, refuse_to_replace
 from tformer.support.options import flag_words
+from tformer.workers.work import Job
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,8 +62,8 @@ def classify(options: ClassifyOptions) -> None:
                 options.check_model(classifier)
                 _Session(classifier, options, flag, output).run()
 
-        part = Part(answer, ["classify", *flag_words(options)])
-        run_in_workers(lambda _: part, devices=options.devices, device=options.device, stop=flag)
+        job = Job(answer, ["classify", *flag_words(options)])
+        run_in_workers(lambda _: job, devices=options.devices, device=options.device, stop=flag)
 
 
 def _load(run: str | None, options: ClassifyOptions) -> Loaded:

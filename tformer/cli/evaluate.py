@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import console, emit, emit_json, progress_reporter
-from tformer.cli.workers import Part, refuse_standard_input, run_in_workers
+from tformer.cli.workers import refuse_standard_input, run_in_workers
 from tformer.evaluation.options import EvaluationOptions
 from tformer.support.options import flag_words
+from tformer.workers.work import Job
 
 if TYPE_CHECKING:
     from tformer.workers.worker import Worker
@@ -54,5 +55,5 @@ def evaluate(options: EvaluationOptions) -> None:
             for line in task.lines(report):
                 emit(line)
 
-        part = Part(measure, ["evaluate", *flag_words(options)])
-        run_in_workers(lambda _: part, devices=options.devices, device=options.device, stop=flag)
+        job = Job(measure, ["evaluate", *flag_words(options)])
+        run_in_workers(lambda _: job, devices=options.devices, device=options.device, stop=flag)

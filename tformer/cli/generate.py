@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import data_output
-from tformer.cli.workers import Part, require_input_file, run_in_workers
+from tformer.cli.workers import require_input_file, run_in_workers
 from tformer.decoding.options import GenerateOptions
 from tformer.support.files import refuse_to_replace
 from tformer.support.options import flag_words
+from tformer.workers.work import Job
 
 if TYPE_CHECKING:
     from tformer.workers.worker import Worker
@@ -52,5 +53,5 @@ def generate(options: GenerateOptions) -> None:
             with data_output(options.output, worker) as output:
                 run(options, flag, output, worker)
 
-        part = Part(answer, ["generate", *flag_words(options)])
-        run_in_workers(lambda _: part, devices=options.devices, device=options.device, stop=flag)
+        job = Job(answer, ["generate", *flag_words(options)])
+        run_in_workers(lambda _: job, devices=options.devices, device=options.device, stop=flag)

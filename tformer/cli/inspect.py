@@ -267,11 +267,12 @@ def _layout(question: Question) -> tuple[list[str], Any]:
 
 
 def _verify(options: InspectOptions) -> None:
+    from tformer.workers.work import Work
     from tformer.workflows.inspect import verify
     from tformer.workflows.inspect.text import verdict_lines
 
     with StopFlag() as flag:
-        verdicts = verify(options.run, should_stop=flag.should_stop)
+        verdicts = verify(options.run, work=Work(should_stop=flag.should_stop))
     _write(list(verdict_lines(verdicts)), [verdict.to_json() for verdict in verdicts], options)
     problems, damaged = sum(len(verdict.problems) for verdict in verdicts), [v for v in verdicts if v.problems]
     if damaged:

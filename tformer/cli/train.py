@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import STARTED, StopFlag
 from tformer.cli.report import console, emit, emit_json, message_width, progress_reporter, show_notes, spinner
-from tformer.cli.workers import Part, run_in_workers
+from tformer.cli.workers import run_in_workers
 from tformer.support.formatting import binary_bytes, mebibytes, plural
 from tformer.support.options import flag_words
 from tformer.training.options import TrainOptions
+from tformer.workers.work import Job
 
 if TYPE_CHECKING:
     from tformer.workers.worker import Worker
@@ -33,15 +34,15 @@ def train(options: TrainOptions) -> None:
     logger_names(options.log_to)
     with StopFlag() as stop:
 
-        def part(begun: Path | None) -> Part:
+        def job(begun: Path | None) -> Job:
             chosen = options if begun is None else options.resuming(begun)
-            return Part(lambda worker: _train(chosen, stop, worker), ["train", *flag_words(chosen)])
+            return Job(lambda worker: _train(chosen, stop, worker), ["train", *flag_words(chosen)])
 
         if options.dry_run:
             _train(options, stop, None)
         else:
             run_in_workers(
-                part,
+                job,
                 devices=options.devices,
                 device=options.device or "auto",
                 max_restarts=options.max_restarts,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import console, spinner
 from tformer.support.errors import InputError, Interrupted, TformerError
 from tformer.support.files import STANDARD_INPUT
+from tformer.workers.work import Job
 
 if TYPE_CHECKING:
     from tformer.workers.worker import Failure, Worker
@@ -36,37 +36,29 @@ def refuse_standard_input(devices: str | None, *paths: str | None) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Part:
-    """What each process of a command does, and the command line that does the same."""
-
-    run: Callable[[Worker], None]
-    words: Sequence[str]
-
-
 def run_in_workers(
-    part: Callable[[Path | None], Part], *, devices: str | None, device: str, max_restarts: int = 0, stop: StopFlag
+    job: Callable[[Path | None], Job], *, devices: str | None, device: str, max_restarts: int = 0, stop: StopFlag
 ) -> None:
     """Do the work of a command in this process, or in as many as `--devices` asks for.
 
     A process that torchrun or srun started is one of several already.
 
-    part: (run directory to go on with after a restart; None: begin) -> what each process does.
+    job: (run directory to go on with after a restart; None: begin) -> what each process does.
     """
-    from tformer.workers.launch import Job, launch, number_of_workers
+    from tformer.workers.launch import launch, number_of_workers
     from tformer.workers.worker import Worker, worker_from_environment
 
     worker = worker_from_environment()
     if worker is not None:
-        _run_as_one_of_several(worker, part(None), devices, device, stop)
+        _run_as_one_of_several(worker, job(None), devices, device, stop)
         return
     count = number_of_workers(devices, device)
     if count == 1:
-        part(None).run(Worker())
+        job(None).run(Worker())
         return
 
-    def job(begun: Path | None) -> Job:
-        chosen = part(begun)
+    def reporting(begun: Path | None) -> Job:
+        chosen = job(begun)
 
         def run(worker: Worker) -> int:
             failure = _run(worker, chosen, device, stop)
@@ -81,7 +73,7 @@ def run_in_workers(
     spinner.end()  # from here on the process of rank 0 shows the progress
     launch(
         count,
-        job,
+        reporting,
         # Workers can be copies of this process on Linux, without GPUs, whose driver does not survive a fork.
         forks=sys.platform == "linux" and (device == "cpu" or torch.cuda.device_count() == 0),
         signal_number=lambda: stop.signal_number if stop.should_stop() else None,
@@ -99,14 +91,14 @@ def _how_to_continue(run: Path) -> str:
     return f"continue with: tformer train --resume --out {run}, from {place}"
 
 
-def _run_as_one_of_several(worker: Worker, part: Part, devices: str | None, device: str, stop: StopFlag) -> None:
-    """Do the part of a process that was started as a command, and leave with its exit code."""
+def _run_as_one_of_several(worker: Worker, job: Job, devices: str | None, device: str, stop: StopFlag) -> None:
+    """Do the job of a process that was started as a command, and leave with its exit code."""
     if devices not in (None, "auto", str(worker.world_size)):
         raise InputError(
             f"--devices {devices}: torchrun or srun has started {worker.world_size} processes",
             hint="leave --devices out",
         )
-    failure = _run(worker, part, device, stop)
+    failure = _run(worker, job, device, stop)
     if failure is None:
         return
     if worker.report(failure):
@@ -114,14 +106,14 @@ def _run_as_one_of_several(worker: Worker, part: Part, devices: str | None, devi
     sys.exit(failure.code)
 
 
-def _run(worker: Worker, part: Part, device: str, stop: StopFlag) -> Failure | None:
-    """Do a part and return its failure, if any."""
+def _run(worker: Worker, job: Job, device: str, stop: StopFlag) -> Failure | None:
+    """Do a job and return its failure, if any."""
     from tformer.workers.worker import ECHO_SECONDS
 
     console.quiet, stop.echo_seconds = not worker.leads, ECHO_SECONDS
     try:
         worker.take_own_gpu(device)
-        part.run(worker)
+        job.run(worker)
     except (Exception, KeyboardInterrupt) as error:
         console.quiet = False
         return _failure_of(error, worker, stop)

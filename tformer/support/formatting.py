@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 SI_PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
@@ -20,6 +24,13 @@ def finite_or_none(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: finite_or_none(item) for key, item in value.items()}
     return [finite_or_none(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def finite_number(value: object) -> float | None:
+    """The value, if it is a finite number that a float can hold, else None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if -sys.float_info.max <= value <= sys.float_info.max else None
 
 
 def whole_number(text: str) -> int | None:
@@ -152,6 +163,20 @@ def without_middle(text: str, width: int) -> str:
         return text
     tail = (width - 1) // 2
     return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def unique_names(paths: Sequence[Path]) -> list[str]:
+    """The last part of each path, with as many parts before it as make it unique."""
+    parts = [Path(os.path.abspath(path)).parts for path in paths]
+    depths = [1] * len(parts)
+    while True:
+        names = ["/".join(part[-depth:]) for part, depth in zip(parts, depths, strict=True)]
+        taken = Counter(names)
+        clashing = [n for n, name in enumerate(names) if taken[name] > 1 and depths[n] < len(parts[n])]
+        if not clashing:
+            return names
+        for n in clashing:
+            depths[n] += 1
 
 
 def short_hash(sha256: str) -> str:

@@ -18,9 +18,9 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,7 +31,8 @@ from torch import distributed
 from tformer.support.errors import InputError, Interrupted, OutOfMemoryError
 from tformer.support.formatting import whole_number
 from tformer.support.processes import end_with_parent, most_processes, python_command
-from tformer.workers.worker import ECHO_SECONDS, RANKS, SUPERVISED, Failure, Worker, c10d, worker_from_environment
+from tformer.workers.work import Job
+from tformer.workers.worker import ECHO_SECONDS, RANKS, SUPERVISED, Failure, c10d, worker_from_environment
 
 HOST = "127.0.0.1"
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
@@ -50,17 +51,6 @@ they are killed."""
 RESTARTED = (1, 5)
 """Exit codes after which `--max-restarts` starts the workers again: a failure while running, memory that ran out. A
 wrong recipe, wrong data, a full disk or a loss that is not finite would fail again."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """What each worker does: `run` returns its exit code; `words` are the command line of `tformer` that does the same.
-
-    A forked worker uses only `run`, a worker that is started as a command only `words`.
-    """
-
-    run: Callable[[Worker], int]
-    words: Sequence[str]
 
 
 def number_of_workers(devices: str | None, device: str, *, planned: bool = False) -> int:
@@ -149,7 +139,15 @@ class _Group:
             threads = max(1, torch.get_num_threads() // count)
             try:
                 for rank in range(count):
-                    variables = _worker_variables(rank, count, port, threads)
+                    variables = {  # as torchrun sets them
+                        **dict(zip(RANKS["torchrun"], map(str, (rank, count, rank, count, 0)), strict=True)),
+                        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK),
+                        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+                        "MASTER_ADDR": HOST,
+                        "MASTER_PORT": str(port),
+                        SUPERVISED: "1",
+                        "OMP_NUM_THREADS": str(threads),
+                    }
                     self._running[rank] = _fork(job, variables, listener) if forks else _spawn(job, variables)
             except OSError as error:
                 self._end()
@@ -165,7 +163,14 @@ class _Group:
         """Wait for the end of all workers, and return the failure that ended the group; None: all succeeded."""
         kill_at = forward_at = stop_at = math.inf
         forwarded: int | None = None
-        suspend = signal.signal(signal.SIGTSTP, self._suspend)
+
+        def suspend(number: int, frame: FrameType | None) -> None:
+            """Stop the workers with this process and continue them with it: Ctrl-Z reaches this process alone."""
+            self._send(signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            self._send(signal.SIGCONT)
+
+        previous = signal.signal(signal.SIGTSTP, suspend)
         try:
             while self._running:
                 for code in self._ended():
@@ -198,7 +203,7 @@ class _Group:
                 time.sleep(WATCH_SECONDS)
             raise
         finally:
-            signal.signal(signal.SIGTSTP, suspend)
+            signal.signal(signal.SIGTSTP, previous)
             self._end()
             if self._store.check(["run"]):
                 self.run = Path(self._store.get("run").decode())
@@ -222,12 +227,6 @@ class _Group:
     def _send(self, number: int) -> None:
         for process in self._running.values():
             os.kill(process, number)  # the process exists, possibly as a zombie: only `_ended` waits for it
-
-    def _suspend(self, number: int, frame: FrameType | None) -> None:
-        """Stop the workers with this process and continue them with it: Ctrl-Z reaches this process alone."""
-        self._send(signal.SIGSTOP)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        self._send(signal.SIGCONT)
 
     def _end(self) -> None:
         """Kill the workers that still run, and wait for them."""
@@ -266,8 +265,13 @@ class _Group:
             is_common = sum(each.message == first.message for each in own) == len(self._codes)
             return replace(first, code=code, named=first.named and not is_common)
         for rank, code in silent.items():
-            if rank not in self._killed:
-                return Failure(rank, *_end_of(code))
+            if rank in self._killed:
+                continue
+            if code > 0:
+                return Failure(rank, f"this process ended with exit code {code}", None, code)
+            number = signal.Signals(-code)
+            hint = "the system does this where memory runs out (dmesg names it)" if number == signal.SIGKILL else None
+            return Failure(rank, f"this process was killed by signal {number} ({number.name})", hint, 1)
         for rank in sorted(silent):
             return Failure(rank, "this process does not answer the others", None, 1)
         return reports[0]
@@ -280,25 +284,7 @@ def _is_stopped(process: int) -> bool:
     return False
 
 
-def _end_of(code: int) -> tuple[str, str | None, int]:
-    """(message, hint, exit code) of a worker that ended without a report."""
-    if code > 0:
-        return f"this process ended with exit code {code}", None, code
-    number = signal.Signals(-code)
-    hint = "the system does this where memory runs out (dmesg names it)" if number == signal.SIGKILL else None
-    return f"this process was killed by signal {number} ({number.name})", hint, 1
-
-
 # --- starting a worker ------------------------------------------------------------------------------------------------
-
-
-def _worker_variables(rank: int, count: int, port: int, threads: int) -> dict[str, str]:
-    """The environment variables of a worker, as torchrun sets them."""
-    values = dict(zip(RANKS["torchrun"], map(str, (rank, count, rank, count, 0)), strict=True))
-    defaults = {"GLOO_SOCKET_IFNAME": LOOPBACK, "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-    given = {name: os.environ.get(name, value) for name, value in defaults.items()}
-    meeting_point = {"MASTER_ADDR": HOST, "MASTER_PORT": str(port), SUPERVISED: "1"}
-    return {**values, **given, **meeting_point, "OMP_NUM_THREADS": str(threads)}
 
 
 def _spawn(job: Job, variables: dict[str, str]) -> int:
@@ -330,7 +316,7 @@ def _fork(job: Job, variables: dict[str, str], listener: socket.socket) -> int:
         torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
         worker = worker_from_environment()
         assert worker is not None
-        code = job.run(worker)
+        code = job.run(worker) or 0
     finally:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):

@@ -1,9 +1,9 @@
-"""Callbacks of long work, which travel as one value: what it shows, when it stops, and who shares it."""
+"""Callbacks of long work as one value: what it shows, when it stops, who shares it; and the job of a process."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -83,3 +83,14 @@ class Work:
 
 QUIET = Work()
 """Work that shows nothing and is never stopped."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What each process of a command does: `run` returns its exit code (None: 0), `tformer WORDS` does the same.
+
+    A forked worker uses only `run`, a worker that is started as a command only `words`.
+    """
+
+    run: Callable[[Worker], int | None]
+    words: Sequence[str]

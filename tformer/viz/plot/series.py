@@ -8,7 +8,6 @@ It applies to what training logs every few steps; validation and the learning ra
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tformer.support.errors import InputError, did_you_mean
+from tformer.support.formatting import finite_number, unique_names
 from tformer.viz.plots import PALETTE, Numbers
 
 METRICS_FILE = "metrics.jsonl"
@@ -62,20 +62,6 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
         distinct.setdefault(os.path.realpath(path), path)
     kept = list(distinct.values())
     return [Run(_text(name), path, _tracks(path)) for name, path in zip(unique_names(kept), kept, strict=True)]
-
-
-def unique_names(paths: Sequence[Path]) -> list[str]:
-    """The last part of each path, with as many parts before it as make it unique."""
-    parts = [Path(os.path.abspath(path)).parts for path in paths]
-    depths = [1] * len(parts)
-    while True:
-        names = ["/".join(part[-depth:]) for part, depth in zip(parts, depths, strict=True)]
-        taken = Counter(names)
-        clashing = [n for n, name in enumerate(names) if taken[name] > 1 and depths[n] < len(parts[n])]
-        if not clashing:
-            return names
-        for n in clashing:
-            depths[n] += 1
 
 
 def _text(name: str) -> str:
@@ -127,13 +113,8 @@ def _at(step: Numbers, known_steps: Numbers, progress: Numbers) -> Numbers:
 
 def _number(value: object) -> float:
     """The value as a float; NaN for anything but a finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return np.nan
-    try:
-        number = float(value)
-    except OverflowError:
-        return np.nan
-    return number if np.isfinite(number) else np.nan
+    found = finite_number(value)
+    return np.nan if found is None else float(found)
 
 
 Axis = Literal["step", "tokens", "time"]

@@ -60,42 +60,36 @@ def build_tree(
     model: nn.Module, flops: Mapping[str, float], *, name: str = "model", beside: nn.Module | None = None
 ) -> Node:
     """The tree of a model. flops: of `cost.flops.module_flops`. Parameters shared with `beside` are counted there."""
+    prefix = "" if beside is None else f"{name}."
+    # The name under which each parameter is counted, by its id.
     owners = {} if beside is None else {id(parameter): place for place, parameter in beside.named_parameters()}
-    return _node(model, name, "", flops, _Owners("" if beside is None else f"{name}.", owners))
 
+    def node_of(module: nn.Module, name: str, path: str) -> Node:
+        own, tied = 0, {}
+        for parameter_name, parameter in module.named_parameters(recurse=False):
+            place = prefix + f"{path}.{parameter_name}".lstrip(".")
+            owner = owners.setdefault(id(parameter), place)
+            if owner == place:
+                own += parameter.numel()
+            else:
+                tied[place] = owner
+        children = []
+        for child_name, child in module.named_children():
+            node = node_of(child, child_name, f"{path}.{child_name}".lstrip("."))
+            # Modules without parameters and cost (mechanisms, dropouts, computed tables) are omitted.
+            if node.parameters or node.tied or node.flops or isinstance(child, Positions):
+                children.append(node)
+        return Node(
+            name=name,
+            kind=type(module).__name__,
+            detail=_detail(module),
+            parameters=own + sum(child.parameters for child in children),
+            flops=flops.get(path, 0.0) + sum(child.flops for child in children),
+            tied=tied,
+            children=tuple(_folded(children)),
+        )
 
-@dataclass(frozen=True)
-class _Owners:
-    """The name under which each parameter is counted, by its id. prefix: of names in this tree."""
-
-    prefix: str
-    places: dict[int, str]
-
-
-def _node(module: nn.Module, name: str, path: str, flops: Mapping[str, float], owners: _Owners) -> Node:
-    own, tied = 0, {}
-    for parameter_name, parameter in module.named_parameters(recurse=False):
-        place = owners.prefix + f"{path}.{parameter_name}".lstrip(".")
-        owner = owners.places.setdefault(id(parameter), place)
-        if owner == place:
-            own += parameter.numel()
-        else:
-            tied[place] = owner
-    children = []
-    for child_name, child in module.named_children():
-        node = _node(child, child_name, f"{path}.{child_name}".lstrip("."), flops, owners)
-        # Modules without parameters and cost (mechanisms, dropouts, computed tables) are omitted.
-        if node.parameters or node.tied or node.flops or isinstance(child, Positions):
-            children.append(node)
-    return Node(
-        name=name,
-        kind=type(module).__name__,
-        detail=_detail(module),
-        parameters=own + sum(child.parameters for child in children),
-        flops=flops.get(path, 0.0) + sum(child.flops for child in children),
-        tied=tied,
-        children=tuple(_folded(children)),
-    )
+    return node_of(model, name, "")
 
 
 def _folded(nodes: Iterable[Node]) -> Iterator[Node]:

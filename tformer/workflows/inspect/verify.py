@@ -31,9 +31,7 @@ from tformer.support.errors import InputError, Interrupted, NotFiniteError
 from tformer.support.files import MANIFEST
 from tformer.support.formatting import short_hash
 from tformer.tokenizer import Tokenizer
-
-ShouldStop = Callable[[], bool]
-
+from tformer.workers.work import QUIET, Work
 
 POINTER_READINGS = 3  # a training may move a pointer and remove its former checkpoint between two system calls
 
@@ -52,30 +50,30 @@ class Verdict:
                 "tensors": self.tensors, "bytes": self.bytes}  # fmt: skip
 
 
-def verify(path: str | Path | None, *, should_stop: ShouldStop = lambda: False) -> list[Verdict]:
+def verify(path: str | Path | None, *, work: Work = QUIET) -> list[Verdict]:
     """One verdict for each checkpoint in `path` (None: the newest run), and one for the run itself.
 
     Raises:
         InputError: nothing to verify.
-        Interrupted: `should_stop` returned True.
+        Interrupted: `work` was stopped.
     """
     folder = newest_checkpoint(which="latest").parents[1] if path is None else Path(path)
     if is_foreign(folder):
-        return [_verdict(folder, lambda: open_checkpoint(folder), should_stop)]
+        return [_verdict(folder, lambda: open_checkpoint(folder), work)]
     if is_run(folder):
-        return _verify_run(folder, should_stop)
+        return _verify_run(folder, work)
     if folder.name == CHECKPOINTS and folder.is_dir():
-        return _verify_run(folder.parent, should_stop)
+        return _verify_run(folder.parent, work)
     if (folder / MANIFEST).is_file() or (folder / FILE_NAMES["recipe"]).is_file():
-        return [_verify_folder(folder, should_stop)]
-    return [_verify_folder(open_checkpoint(folder).path, should_stop)]  # a pointer, or an error
+        return [_verify_folder(folder, work)]
+    return [_verify_folder(open_checkpoint(folder).path, work)]  # a pointer, or an error
 
 
-def _verify_run(run: Path, should_stop: ShouldStop) -> list[Verdict]:
+def _verify_run(run: Path, work: Work) -> list[Verdict]:
     steps = sorted(
         entry for entry in (run / CHECKPOINTS).iterdir() if entry.is_dir() and entry.name.startswith("step-")
     )
-    verdicts = [_verify_folder(step, should_stop) for step in steps]
+    verdicts = [_verify_folder(step, work) for step in steps]
     if is_locked(run):  # a training removes old checkpoints, the manifest first
         verdicts = [verdict for verdict in verdicts if not verdict.problems or is_complete(verdict.path)]
     problems = [] if steps else ["the run has no checkpoint yet"]
@@ -90,7 +88,7 @@ def _verify_run(run: Path, should_stop: ShouldStop) -> list[Verdict]:
     return [*verdicts, *([Verdict(run, tuple(problems))] if problems else [])]
 
 
-def _verify_folder(folder: Path, should_stop: ShouldStop) -> Verdict:
+def _verify_folder(folder: Path, work: Work) -> Verdict:
     """Verify a checkpoint: first the bytes of every file, then, if all are intact, their contents."""
     problems: list[str] = []
     try:
@@ -98,16 +96,16 @@ def _verify_folder(folder: Path, should_stop: ShouldStop) -> Verdict:
     except InputError as error:
         return Verdict(folder, (_one_line(error.message, folder),))
     for record in manifest.files:
-        problems += _file_problems(folder / record.name, record, should_stop)
+        problems += _file_problems(folder / record.name, record, work)
     listed = {record.name for record in manifest.files}
     strays = [name for name in FILE_NAMES.values() if name not in listed and (folder / name).exists()]
     problems += [f"{name} is not in the manifest" for name in strays]
     if problems:
         return Verdict(folder, tuple(problems))
-    return _verdict(folder, lambda: read_checkpoint(folder, verify=False), should_stop)
+    return _verdict(folder, lambda: read_checkpoint(folder, verify=False), work)
 
 
-def _file_problems(path: Path, record: FileRecord, should_stop: ShouldStop) -> Iterator[str]:
+def _file_problems(path: Path, record: FileRecord, work: Work) -> Iterator[str]:
     try:
         size = path.stat().st_size
         if size != record.size:
@@ -116,7 +114,7 @@ def _file_problems(path: Path, record: FileRecord, should_stop: ShouldStop) -> I
         digest = hashlib.sha256()
         with open(path, "rb") as stream:
             while part := stream.read(16 << 20):
-                if should_stop():
+                if work.should_stop():
                     raise Interrupted("verification interrupted", signal_number=2)
                 digest.update(part)
     except OSError as error:
@@ -127,32 +125,29 @@ def _file_problems(path: Path, record: FileRecord, should_stop: ShouldStop) -> I
         yield f"{path.name} is damaged: sha256 {found}, expected {recorded} by the manifest"
 
 
-def _verdict(folder: Path, opened: Callable[[], Checkpoint], should_stop: ShouldStop) -> Verdict:
+def _verdict(folder: Path, opened: Callable[[], Checkpoint], work: Work) -> Verdict:
     """Verify the contents of a checkpoint, and that its parts fit together."""
     try:
         checkpoint = opened()
         recipe = recipe_from_yaml(checkpoint.recipe_text, name=FILE_NAMES["recipe"])
     except InputError as error:
         return Verdict(folder, (_one_line(error.message, folder),))
-    problems = [*_state_problems(checkpoint), *_tokenizer_problems(checkpoint, recipe)]
+    problems: list[str] = []
+    name, step = FILE_NAMES["trainer"], checkpoint.trainer.get("step", checkpoint.step)
+    if step != checkpoint.step:
+        problems.append(f"{name}: step: expected {checkpoint.step} as in the manifest, found {step!r}")
+    if checkpoint.has("optimizer"):  # otherwise it is not of a training, and its state may hold anything
+        from tformer.training.state import TrainerState  # not needed by inspect without --verify
+
+        problems += _problems_of(lambda: TrainerState.from_json(checkpoint.trainer, name=name))
+    problems += _tokenizer_problems(checkpoint, recipe)
     counts = {"tensors": 0, "bytes": 0}
     for role in ("weights", "ema", "generator", "optimizer"):
         if checkpoint.has(role):
-            if should_stop():
+            if work.should_stop():
                 raise Interrupted("verification interrupted", signal_number=2)
             problems += _tensor_problems(checkpoint, recipe, role, counts)
     return Verdict(folder, tuple(_one_line(problem, folder) for problem in problems), **counts)
-
-
-def _state_problems(checkpoint: Checkpoint) -> Iterator[str]:
-    """The problems of trainer.json; one without an optimizer's state is not of a training, and may hold anything."""
-    name, step = FILE_NAMES["trainer"], checkpoint.trainer.get("step", checkpoint.step)
-    if step != checkpoint.step:
-        yield f"{name}: step: expected {checkpoint.step} as in the manifest, found {step!r}"
-    if checkpoint.has("optimizer"):
-        from tformer.training.state import TrainerState  # not needed by inspect without --verify
-
-        yield from _problems_of(lambda: TrainerState.from_json(checkpoint.trainer, name=name))
 
 
 def _tokenizer_problems(checkpoint: Checkpoint, recipe: Recipe) -> Iterator[str]:

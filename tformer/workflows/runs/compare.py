@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,21 @@ from tformer.recipe import load_recipe, recipe_to_data
 from tformer.recipe.load import leaves
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
-from tformer.workflows.runs.summary import RunSummary, number, summarise_run
+from tformer.support.formatting import unique_names
+from tformer.workflows.runs.summary import Reader, RunSummary, number, summarise_run
 
 OWN = ("schema", "arch", "preset")  # these name a recipe and define nothing
 
 
 def flat_recipe(recipe: Recipe) -> dict[str, Any]:
     """{dotted key: value} in the schema's order; positions in lists are keys too (`objectives.0.kind`)."""
-    data = recipe_to_data(recipe)
-    return {".".join(path): _at(data, path) for path in leaves(data)}
-
-
-def _at(data: Any, path: tuple[str, ...]) -> Any:
-    for key in path:
-        data = data[int(key)] if isinstance(data, list) else data[key]
-    return data
+    data, flat = recipe_to_data(recipe), {}
+    for path in leaves(data):
+        value: Any = data
+        for key in path:
+            value = value[int(key)] if isinstance(value, list) else value[key]
+        flat[".".join(path)] = value
+    return flat
 
 
 @dataclass(frozen=True)
@@ -85,41 +86,44 @@ class RunDetail:
 
 def describe_run(path: str | Path) -> RunDetail:
     """All details of a run; its summary lists what cannot be read."""
-    folder = Path(path)
+    folder, reader = Path(path), Reader([])
     summary, run = summarise_run(folder), RunDirectory(folder)
     base, differences = (None, {}) if summary.recipe is None else _against_base(summary.recipe)
+    entries = reader.read(lambda: catalog.scan(run.checkpoints_path)) or []
+    latest, best = catalog.latest(entries), catalog.best(entries)
+    checkpoints = []
+    for entry in entries:
+        read = reader.read(partial(read_checkpoint, entry.path, verify=False))
+        size = None if read is None else sum(record.size for record in read.manifest.files)
+        checkpoints.append(CheckpointLine(entry.step, entry.path, entry.score, size, entry is latest, entry is best))
     return RunDetail(
         summary=summary,
         base=base,
         differences=differences,
-        environment=_environment(run),
+        environment=reader.read(run.environment),
         metrics=summary.logged.splits,
-        checkpoints=_checkpoints(run),
+        checkpoints=checkpoints,
     )
 
 
 def _against_base(recipe: Recipe) -> tuple[str, dict[str, dict[str, Any]]]:
-    name, base = _base_of(recipe)
-    sides = {"run": flat_recipe(recipe), "base": base}
+    """The preset as shipped today, else the defaults of the recipe's sections, and the keys that differ."""
+    sides = {"run": flat_recipe(recipe)}
+    try:
+        sides["base"] = flat_recipe(load_recipe(arch=recipe.arch, preset=recipe.preset).recipe) if recipe.preset else {}
+    except InputError:  # of another version
+        sides["base"] = {}
+    name = f"preset {recipe.arch}/{recipe.preset}"
+    if not sides["base"]:
+        name, set_keys = "the defaults", recipe.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        sides["base"] = {key: value for key, value in sides["run"].items() if not _is_set(set_keys, key)}
     differences = {}
-    for key in {**sides["run"], **base}:
+    for key in {**sides["run"], **sides["base"]}:
         values = {side: flat[key] for side, flat in sides.items() if key in flat}
         emptied = len(values) == 1 and next(iter(values.values())) in (None, [], {})  # the other side has keys inside
         if key not in OWN and not emptied and (len(values) == 1 or values["run"] != values["base"]):
             differences[key] = values
     return name, differences
-
-
-def _base_of(recipe: Recipe) -> tuple[str, dict[str, Any]]:
-    """Name and values of the preset as shipped today, else of the defaults of the recipe's sections."""
-    if recipe.preset is not None:
-        try:
-            preset = load_recipe(arch=recipe.arch, preset=recipe.preset).recipe
-            return f"preset {recipe.arch}/{recipe.preset}", flat_recipe(preset)
-        except InputError:  # of another version
-            pass
-    set_keys = recipe.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    return "the defaults", {key: value for key, value in flat_recipe(recipe).items() if not _is_set(set_keys, key)}
 
 
 def _is_set(data: Any, key: str) -> bool:
@@ -132,32 +136,6 @@ def _is_set(data: Any, key: str) -> bool:
         else:
             return False
     return True
-
-
-def _environment(run: RunDirectory) -> dict[str, Any] | None:
-    try:
-        return run.environment()
-    except InputError:  # listed in the problems
-        return None
-
-
-def _checkpoints(run: RunDirectory) -> list[CheckpointLine]:
-    try:
-        entries = catalog.scan(run.checkpoints_path)
-    except InputError:  # listed in the problems
-        return []
-    latest, best = catalog.latest(entries), catalog.best(entries)
-    return [
-        CheckpointLine(entry.step, entry.path, entry.score, _size(entry.path), entry is latest, entry is best)
-        for entry in entries
-    ]
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return sum(record.size for record in read_checkpoint(path, verify=False).manifest.files)
-    except InputError:  # listed in the problems
-        return None
 
 
 NOT_FIGURES = ("step", "examples")
@@ -200,34 +178,22 @@ def compare_runs(paths: Sequence[str | Path]) -> Comparison:
         )
     runs = [summarise_run(path) for path in paths]
     recipes = {index: flat_recipe(run.recipe) for index, run in enumerate(runs) if run.recipe is not None}
-    keys = {key: None for recipe in recipes.values() for key in recipe}  # in order, each once
-    rows = {key: {index: recipe[key] for index, recipe in recipes.items() if key in recipe} for key in keys}
-    return Comparison(
-        runs=runs,
-        names=short_names([run.path for run in runs]),
-        keys={key: row for key, row in rows.items() if _differs(row, len(recipes))},
-        metrics=_metrics(runs),
-    )
-
-
-def short_names(paths: Sequence[Path]) -> list[str]:
-    """The paths relative to their common folder."""
-    places = [os.path.abspath(path) for path in paths]
-    shared = os.path.commonpath([os.path.dirname(place) for place in places])
-    return [os.path.relpath(place, shared) for place in places]
-
-
-def _differs(row: dict[int, Any], count: int) -> bool:
-    values = list(row.values())
-    return len(values) < count or any(value != values[0] or type(value) is not type(values[0]) for value in values)
-
-
-def _metrics(runs: Sequence[RunSummary]) -> dict[str, dict[int, float]]:
-    """All figures of each run's best validation, the loss first."""
-    table: dict[str, dict[int, float]] = {"loss": {}}
+    keys: dict[str, dict[int, Any]] = {}
+    for key in {key: None for recipe in recipes.values() for key in recipe}:  # in order, each once
+        row = {index: recipe[key] for index, recipe in recipes.items() if key in recipe}
+        first, *others = row.values()
+        differs = any(value != first or type(value) is not type(first) for value in others)
+        if differs or len(row) < len(recipes):
+            keys[key] = row
+    metrics: dict[str, dict[int, float]] = {"loss": {}}  # the loss is the first
     for index, run in enumerate(runs):
         record = run.logged.record("valid", "best")
         for name in record:
             if name not in NOT_FIGURES and (value := number(record, name)) is not None:
-                table.setdefault(name, {})[index] = value
-    return {name: row for name, row in table.items() if row}
+                metrics.setdefault(name, {})[index] = value
+    return Comparison(
+        runs=runs,
+        names=unique_names([run.path for run in runs]),
+        keys=keys,
+        metrics={name: row for name, row in metrics.items() if row},
+    )

@@ -7,7 +7,6 @@ read is listed in `problems` instead of raising.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +23,8 @@ from tformer.loading import embedding_rows
 from tformer.metrics import lower_is_better
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
-from tformer.support.files import MANIFEST
+from tformer.support.files import MANIFEST, RUNS
+from tformer.support.formatting import finite_number
 
 FINISHED, STOPPED, IN_USE, EMPTY, DAMAGED = "finished", "stopped", "in use", "no checkpoint", "damaged"
 SPLITS = ("train", "valid")
@@ -106,16 +106,18 @@ class RunSummary:
 
 def summarise_run(path: str | Path) -> RunSummary:
     """Summary of a run; what cannot be read is listed in its problems."""
-    folder, reader = Path(path), _Reader([])
+    folder, reader = Path(path), Reader([])
     run = RunDirectory(folder)
     if not os.path.isdir(folder / CHECKPOINTS):
         reader.problems.append(f"{folder} has no {CHECKPOINTS}/")
     entries = reader.read(run.checkpoints) or []
     checkpoints = [reader.read(partial(_checked, entry)) for entry in entries]
     latest = next((checkpoint for checkpoint in reversed(checkpoints) if checkpoint is not None), None)
-    recipe = reader.read(lambda: read_recipe(folder, latest))
+    has_own = os.path.lexists(folder / "recipe.yaml")
+    recipe = reader.read(lambda: run.recipe() if has_own else latest.recipe if latest is not None else None)
     logged = reader.read(lambda: read_logged(run)) or Logged()
     reader.read(run.environment)
+    statuses = list(_statuses(folder))
     locked = reader.read(lambda: is_locked(folder)) or False
     trained = logged.record("train", "last")
     step = entries[-1].step if entries else None
@@ -123,7 +125,9 @@ def summarise_run(path: str | Path) -> RunSummary:
         step = max(step or 0, logged.step)
     parameters = None
     if recipe is not None and latest is not None:
-        parameters = reader.read(lambda: _count(recipe, latest))
+        # Of the model, built on the meta device with the vocabularies of the stored embeddings.
+        labels = len(recipe.data.labels) or None
+        parameters = reader.read(lambda: count_parameters(recipe.model, num_labels=labels, **embedding_rows(latest)))
     return RunSummary(
         path=folder,
         state=_state(recipe, latest, step, locked=locked, problems=reader.problems),
@@ -134,19 +138,10 @@ def summarise_run(path: str | Path) -> RunSummary:
         best=best_of(logged, recipe),
         seconds=number(trained, "seconds"),
         tokens=None if (tokens := number(trained, "tokens")) is None else int(tokens),
-        size_bytes=sum(status.st_size for status in _statuses(folder)),
-        updated=max((status.st_mtime for status in _statuses(folder)), default=0.0),
+        size_bytes=sum(status.st_size for status in statuses),
+        updated=max((status.st_mtime for status in statuses), default=0.0),
         logged=logged,
     )
-
-
-def read_recipe(folder: Path, latest: Checkpoint | None) -> Recipe | None:
-    """The run's recipe, else that of its latest checkpoint. Raises InputError for a damaged file."""
-    if os.path.lexists(folder / "recipe.yaml"):
-        return RunDirectory(folder).recipe()
-    if latest is None:
-        return None
-    return latest.recipe
 
 
 Record = dict[str, Any]
@@ -165,13 +160,15 @@ class Logged:
 
 
 def read_logged(run: RunDirectory) -> Logged:
-    """The records that a summary needs, in memory that does not grow with the file.
+    """The records that a summary needs. Raises InputError for a file of more than `MAX_SHOWN_BYTES`."""
+    return logged_in(read_metrics(run.path / "metrics.jsonl", max_bytes=MAX_SHOWN_BYTES))
 
-    Raises InputError for a file of more than `MAX_SHOWN_BYTES`.
-    """
+
+def logged_in(records: Iterable[Record]) -> Logged:
+    """The records that a summary needs of all, in memory that does not grow with their number."""
     splits: dict[str, dict[str, Record]] = {}
     step = 0
-    for record in read_metrics(run.path / "metrics.jsonl", max_bytes=MAX_SHOWN_BYTES):
+    for record in records:
         step = max(step, int(number(record, "step") or 0))
         split = record.get("split")
         if split not in SPLITS:
@@ -180,15 +177,9 @@ def read_logged(run: RunDirectory) -> Logged:
         if split == "valid" and record.get("is_best") is True:
             kept["best"] = record
         kept["last"] = record
-    order = ("first", "best", "last")
-    return Logged(
-        {
-            split: {which: splits[split][which] for which in order if which in splits[split]}
-            for split in SPLITS
-            if split in splits
-        },
-        step,
-    )
+    kinds = ("first", "best", "last")
+    found = {split: splits[split] for split in SPLITS if split in splits}
+    return Logged({split: {kind: kept[kind] for kind in kinds if kind in kept} for split, kept in found.items()}, step)
 
 
 def best_of(logged: Logged, recipe: Recipe | None) -> Best | None:
@@ -201,13 +192,10 @@ def best_of(logged: Logged, recipe: Recipe | None) -> Best | None:
 
 def number(record: Record, key: str) -> float | None:
     """A number in a record; None where it is missing, not finite, too large for a float or no number."""
-    value = record.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return value if -sys.float_info.max <= value <= sys.float_info.max else None
+    return finite_number(record.get(key))
 
 
-class _Reader:
+class Reader:
     """Reads the parts of a run; an error is added to `problems` and reading goes on."""
 
     def __init__(self, problems: list[str]) -> None:
@@ -228,12 +216,6 @@ def _checked(entry: Entry) -> Checkpoint:
     checkpoint = read_checkpoint(entry.path, verify=False)
     checkpoint.weight_specs()
     return checkpoint
-
-
-def _count(recipe: Recipe, checkpoint: Checkpoint) -> int:
-    """Parameters of the model, built on the meta device with the vocabularies of the stored embeddings."""
-    labels = len(recipe.data.labels) or None
-    return count_parameters(recipe.model, num_labels=labels, **embedding_rows(checkpoint))
 
 
 def _state(
@@ -266,7 +248,7 @@ TRACES = ("metrics.jsonl", "environment.json")
 """A folder with a recipe and one of these is a run, even without checkpoints."""
 
 
-def find_runs(folders: Iterable[str | Path] = ("runs",)) -> list[Path]:
+def find_runs(folders: Iterable[str | Path] = (RUNS,)) -> list[Path]:
     """Every run at or under the folders, each once, by path.
 
     Links are followed to runs but not through folders of runs, so that no cycle is followed.
@@ -289,7 +271,7 @@ def find_runs(folders: Iterable[str | Path] = ("runs",)) -> list[Path]:
     return sorted(found.values())
 
 
-def find_run(name: str | Path | None = None, *, runs_dir: str | Path = "runs") -> Path:
+def find_run(name: str | Path | None = None, *, runs_dir: str | Path = RUNS) -> Path:
     """The run with this folder, this name under `runs_dir`, or this path inside it; None: the newest run.
 
     Raises:
@@ -335,13 +317,6 @@ def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
             yield from _runs_in(inner, depth - 1)
 
 
-def _metric(run: RunSummary) -> tuple[str, float] | None:
-    """Sort key: by metric, then the best first."""
-    if run.best is None:
-        return None
-    return run.best.metric, lower_is_better(run.best.metric, run.best.value)
-
-
 def _largest(value: float | None) -> float | None:
     return None if value is None else -value
 
@@ -349,7 +324,7 @@ def _largest(value: float | None) -> float | None:
 ORDERS: dict[str, Callable[[RunSummary], Any]] = {
     "newest": lambda run: -run.updated,
     "name": lambda run: str(run.path),
-    "metric": _metric,
+    "metric": lambda run: run.best and (run.best.metric, lower_is_better(run.best.metric, run.best.value)),
     "parameters": lambda run: _largest(run.parameters),
     "step": lambda run: _largest(run.step),
     "seconds": lambda run: _largest(run.seconds),

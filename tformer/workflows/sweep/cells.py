@@ -27,6 +27,7 @@ from tformer.support.formatting import finite_or_none
 from tformer.support.processes import Child, python_command
 from tformer.tasks import task_of
 from tformer.workers.work import ShouldStop
+from tformer.workflows.runs.summary import logged_in
 from tformer.workflows.sweep.grid import Cell, all_sets, base_words
 from tformer.workflows.sweep.halving import Rung
 
@@ -108,22 +109,20 @@ def load_result(path: Path) -> Result | None:
 def read_run(result: Result, run: Path) -> None:
     """Add the best validation, costs and curves from the run's metrics.jsonl."""
     records = list(RunDirectory(run).metrics())
-    logged = [record for record in records if record.get("split") == "train"]
-    validated = [record for record in records if record.get("split") == "valid"]
-    if logged:
-        last = logged[-1]
+    logged = logged_in(records)
+    if last := logged.record("train", "last"):
         result.steps, result.tokens, result.seconds = last["step"], last["tokens"], last["seconds"]
         result.tokens_per_second = last["tokens"] / last["seconds"] if last["seconds"] else None
-    best = next((record for record in reversed(validated) if record.get("is_best")), None)
-    if best is not None:
+    if best := logged.record("valid", "best"):
         result.best, result.best_step = best.get(result.metric), best["step"]
         result.validation = {key: value for key, value in best.items() if key not in NOT_METRICS}
-    result.curve = _curve(validated, result.metric)
-    result.training_curve = _curve(logged, "loss")
+    result.curve = _curve(records, "valid", result.metric)
+    result.training_curve = _curve(records, "train", "loss")
 
 
-def _curve(records: Sequence[Mapping[str, Any]], key: str) -> list[list[float]]:
-    points = [[record["step"], record[key]] for record in records if isinstance(record.get(key), int | float)]
+def _curve(records: Sequence[Mapping[str, Any]], split: str, key: str) -> list[list[float]]:
+    own = (record for record in records if record.get("split") == split)
+    points = [[record["step"], record[key]] for record in own if isinstance(record.get(key), int | float)]
     stride = -(-len(points) // MAX_POINTS)
     return points if stride <= 1 else [*points[:-1:stride], points[-1]]
 

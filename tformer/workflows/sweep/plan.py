@@ -120,18 +120,12 @@ def split_keys(keys: str) -> list[str]:
 
 def read_plan(name: str) -> Plan:
     """A written plan: a file, or the name of a shipped one. Raises InputError with file, line and key."""
-    path = plan_path(name)
-    return validated(read_yaml(path), str(path))
-
-
-def plan_path(name: str) -> Path:
-    """The file of a shipped plan, or the file itself."""
     path, shipped = Path(name), list_plans()
     if name in shipped and not path.is_file():
-        return shipped[name]
-    if not path.exists() and path.name == name and path.suffix == "":
+        path = shipped[name]
+    elif not path.exists() and path.name == name and path.suffix == "":
         raise InputError(f"unknown plan '{name}'", hint=did_you_mean(name, shipped))
-    return path
+    return validated(read_yaml(path), str(path))
 
 
 def list_plans() -> dict[str, Path]:

@@ -83,19 +83,19 @@ class Table:
 
     def remarks(self) -> list[str]:
         """Sentences about successive halving, and about what the marks mean, if there are rivals."""
-        return [*(ladder.describe() for ladder in self.ladders), *self._about_marks()]
-
-    def _about_marks(self) -> list[str]:
+        remarks = [ladder.describe() for ladder in self.ladders]
         judged = [column for column in self.columns if column.judged]
         rivals = [found for row in self.rows for column in judged if len(found := self._rivals(row, column)) > 1]
         if not rivals:
-            return []
-        if all(stat.count == 1 for stats in rivals for stat in stats):
-            return ["one seed: no variant is marked as the best, as a difference may be chance (--seeds 3 measures it)"]
+            return remarks
         noise = "by less than twice the standard error of the difference over the seeds"
-        if any(self._is_best(row, column) for row in self.rows for column in judged):
-            return [f"bold: the best variant of a task, and those that tie with it: they differ {noise}"]
-        return [f"no variant is marked as the best: they differ {noise}"]
+        if all(stat.count == 1 for stats in rivals for stat in stats):
+            about = "one seed: no variant is marked as the best, as a difference may be chance (--seeds 3 measures it)"
+        elif any(self._is_best(row, column) for row in self.rows for column in judged):
+            about = f"bold: the best variant of a task, and those that tie with it: they differ {noise}"
+        else:
+            about = f"no variant is marked as the best: they differ {noise}"
+        return [*remarks, about]
 
     def _is_best(self, row: Row, column: Column) -> bool:
         """Whether the row ties with the best of its task; none does where all tie."""
@@ -216,8 +216,22 @@ CURVES = ("curve", "training_curve")
 def write_tables(plan: Plan, table: Table, results: Sequence[Result], out: Path) -> None:
     """table.md, table.csv (a row a variant), cells.csv (a row a training) and table.json, each whole or not at all."""
     write_text(out / "table.md", markdown(table) + "".join(f"\n{remark}\n" for remark in table.remarks()))
-    write_text(out / "table.csv", _csv(_variant_rows(table)))
-    write_text(out / "cells.csv", _csv(_cell_rows(table, results)))
+    variants = []
+    for row in table.rows:
+        failed = sum(count for word, count in row.failures.items() if word != DROPPED)
+        cells: dict[str, Any] = {"task": row.task, **{label: row.choices.get(label, "") for label in table.labels}}
+        cells |= {"seeds": row.seeds, "failed": failed, "failures": ", ".join(row.failures)}
+        for key, stat in row.stats.items():
+            cells |= {key: stat.mean, f"{key}.sd": stat.deviation}
+        variants.append(cells)
+    write_text(out / "table.csv", _csv(variants))
+    trainings = [
+        {"task": result.task, **{label: result.choices.get(label, "") for label in table.labels}, "seed": result.seed}
+        | {name: getattr(result, name) for name in OF_A_CELL}
+        | dict(measures(result))
+        for result in results
+    ]
+    write_text(out / "cells.csv", _csv(trainings))
     text = json.dumps(finite_or_none(document(plan, table, results)), ensure_ascii=False, allow_nan=False, indent=1)
     write_text(out / "table.json", text + "\n")
 
@@ -241,29 +255,6 @@ def document(plan: Plan, table: Table, results: Sequence[Result]) -> dict[str, A
     halving = {"halving": [ladder.to_json() for ladder in table.ladders]} if table.ladders else {}
     axes = list(table.labels)
     return {"name": plan.name, "axes": axes, "columns": table.headings, **halving, "rows": rows, "cells": cells}
-
-
-def _variant_rows(table: Table) -> list[dict[str, Any]]:
-    return [_variant_row(table, row) for row in table.rows]
-
-
-def _variant_row(table: Table, row: Row) -> dict[str, Any]:
-    failed = sum(count for word, count in row.failures.items() if word != DROPPED)
-    cells: dict[str, Any] = {"task": row.task, **{label: row.choices.get(label, "") for label in table.labels}}
-    cells |= {"seeds": row.seeds, "failed": failed, "failures": ", ".join(row.failures)}
-    for key, stat in row.stats.items():
-        cells[key] = stat.mean
-        cells[f"{key}.sd"] = stat.deviation
-    return cells
-
-
-def _cell_rows(table: Table, results: Sequence[Result]) -> list[dict[str, Any]]:
-    return [
-        {"task": result.task, **{label: result.choices.get(label, "") for label in table.labels}, "seed": result.seed}
-        | {name: getattr(result, name) for name in OF_A_CELL}
-        | dict(measures(result))
-        for result in results
-    ]
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> str:
