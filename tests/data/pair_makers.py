@@ -35,12 +35,12 @@ def read(*args: Any, **options: Any) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Rows:
-    """A source that is a list."""
+    """A source that is a list, of pairs or of labelled rows."""
 
-    items: tuple[PairRow, ...]
+    items: tuple[Any, ...]
     name: str = "a.tsv"
 
-    def rows(self) -> Iterator[PairRow]:
+    def rows(self) -> Iterator[Any]:
         yield from self.items
 
     def fingerprint(self) -> str:

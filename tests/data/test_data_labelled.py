@@ -1,4 +1,4 @@
-"""Labelled sources: formats, labels, wrong rows."""
+"""Labelled sources: formats, columns (asked for and guessed), labels."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.data.fakes import Columns, Spec, refusal, write
 from tformer.data.sources import tables
-from tformer.data.sources.columns import Head
+from tformer.data.sources.columns import Head, LabelledLayout
 from tformer.data.sources.labelled import LabelIndex, LabelledSource, collect_labels, open_labelled
 from tformer.data.sources.tables import LabelledRow
 from tformer.support.errors import InputError
@@ -77,10 +78,8 @@ def test_a_carriage_return_alone_ends_no_row(tmp_path: Path) -> None:
     assert [(row.text, row.label) for row in open_one(path).rows()] == [("good\rfilm\u2028\x85", "pos"), ("bad", "neg")]
     path = write(tmp_path / "a.csv", 'label,text\r\npos,"good\rfilm"\r\n')
     assert [row.text for row in open_one(path).rows()] == ["good\rfilm"]
-    path = write(tmp_path / "b.csv", "label,text\npos,good\rfilm\n")
-    with pytest.raises(InputError, match=r"b\.csv:2: ") as caught:
-        list(open_one(path).rows())
-    assert "quote the cell" in (caught.value.hint or "")
+    error = refusal(lambda: read(write(tmp_path / "b.csv", "label,text\npos,good\rfilm\n")))
+    assert "b.csv:2: " in error.message and "quote the cell" in str(error.hint)
 
 
 def test_csv_quotes_hold_commas_and_line_breaks(tmp_path: Path) -> None:
@@ -104,14 +103,10 @@ def test_jsonl_labels_of_every_type(tmp_path: Path) -> None:
     assert list(open_one(path).rows())[2].place == f"{path}:4"
 
 
-def test_lists_of_labels_are_joined_for_multi_label_and_refused_else(tmp_path: Path) -> None:
+def test_lists_of_labels_are_joined_for_multi_label(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", '{"text": "t", "labels": ["a", "b"]}\n{"text": "u", "labels": []}\n')
     assert read(path, multi_label=True) == [("t", "a|b"), ("u", "")]
     assert read(path, multi_label=True, separator=";")[0] == ("t", "a;b")
-    error = refusal(lambda: read(path))
-    assert error.message == f"{path}:1: expected one label, found 2" and "multi_label" in str(error.hint)
-    odd = write(tmp_path / "odd.jsonl", '{"text": "t", "labels": ["a|b"]}\n')
-    assert "holds the separator of labels, '|'" in refusal(lambda: read(odd, multi_label=True)).message
 
 
 def test_parquet_rows(tmp_path: Path) -> None:
@@ -186,8 +181,6 @@ def test_plain_text_is_one_text_a_line_and_empty_lines_are_kept(
     source = open_one(path, needs_label=False)
     assert [(row.text, row.label) for row in source.rows()] == expected
     assert (source.has_label, source.has_text2, source.text_column, source.notes) == (False, False, None, ())
-    error = refusal(lambda: open_one(path))
-    assert error.message == f"{path}: plain text has no labels" and ".tsv" in str(error.hint)
 
 
 def test_empty_lines_of_tables_are_answered_only_where_no_label_is_needed(tmp_path: Path) -> None:
@@ -226,86 +219,11 @@ def test_builtin_without_labels_and_scores_of_classes_are_refused() -> None:
     assert "no scores" in refusal(lambda: open_one("builtin:python-packages", numeric_label=True)).message
 
 
-# -- mistakes ----------------------------------------------------------------------------------------------------------
+# -- mistakes (others stand in test_data_refusals.py) ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.tsv", "text\tn\tlabel\na\t1\tx\nb\ty\n", ":3: expected 3 fields, found 2"),
-        ("a.tsv", "text\tlabel\na\tx\nb\tc\ty\n", ":3: expected 2 fields, found 3"),
-        ("a.csv", 'text,label\n"a\nb",x\nc,d,y\n', ":4: expected 2 fields, found 3"),
-        ("a.csv", "text,label\na,x\nb, \n", ":3: the label is empty"),
-        ("a.tsv", "text\tlabel\n", ": no rows under the names of its columns"),
-        ("a.tsv", "\n\n", ": no rows"),
-        ("a.jsonl", '{"text": "a", "label": "x"}\n["b", "y"]\n', ":2: expected an object, found list"),
-        ("a.jsonl", '{"text": "a", "label": "x"}\n{"text": \n', ":2: not JSON: Expecting value at character"),
-        ("a.jsonl", '{"text": "a", "label": "x"}\n{"text": "b"}\n', ":2: no key 'label'"),
-        ("a.jsonl", '{"text": "a", "label": "x"}\n{"text": 5, "label": "y"}\n', ":2: 'text' should be text, found int"),
-        ("a.jsonl", '{"text": "a", "label": {"x": 1}}\n', ":1: the label should be text or a number, found dict"),
-        ("a.jsonl", '{"text": "a", "label": [1]}\n', ":1: the labels in a list should be text, found int"),
-        ("a.jsonl", '{"text": "a", "label": null}\n', ":1: the label is empty"),
-    ],
-)
-def test_a_wrong_row_is_named(tmp_path: Path, name: str, content: str, message: str) -> None:
-    path = write(tmp_path / name, content)
-    assert refusal(lambda: read(path)).message.startswith(f"{path}{message}")
-
-
-def test_scores_must_be_finite_numbers(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.tsv", "text\tscore\na\t1.5\nb\t-2e3\n")
-    assert read(path, numeric_label=True) == [("a", "1.5"), ("b", "-2e3")]
-    for wrong in ("high", "nan", "inf"):
-        path = write(tmp_path / "b.tsv", f"text\tscore\na\t1.5\nb\t{wrong}\n")
-        message = refusal(lambda path=path: read(path, numeric_label=True)).message
-        assert message == f"{path}:3: the label '{wrong}' is not a finite number, which a score must be"
-
-
-def test_half_a_character_in_a_label_is_refused_or_replaced(tmp_path: Path) -> None:
-    for label in ('"\\ud800"', '["a\\udfff"]'):
-        path = write(tmp_path / "a.jsonl", f'{{"text": "a", "label": "x"}}\n{{"text": "b", "label": {label}}}\n')
-        message = refusal(lambda path=path: read(path)).message
-        assert message.startswith(f"{path}:2: ") and message.endswith("is half a character")
-        assert "\ufffd" in str(read(path, errors="replace")[1][1])
-
-
-def test_a_nan_label_is_not_reported_as_empty(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", '{"text": "a", "label": NaN}\n')
-    assert refusal(lambda: read(path)).message == f"{path}:1: the label is NaN"
-    assert read(path, needs_label=False) == [("a", None)]
-
-
-def test_a_number_of_very_many_digits_names_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    digits = "1" * 5000
-    first, second = '{"text": "a", "label": "x"}', f'{{"text": "b", "label": "y", "n": {digits}}}'
-    path = write(tmp_path / "a.jsonl", f"{first}\n{second}\n")
-    assert refusal(lambda: read(path)).message == f"{path}:2: a whole number of more than 4,300 digits"
-    pipe(monkeypatch, f"{second}\n{first}\n")
-    assert refusal(lambda: read("-")).message.startswith("standard input:1: a whole number")
-
-
-def test_the_place_of_a_json_error_is_counted_in_its_line(tmp_path: Path) -> None:
-    for line, found in (
-        ('{"text": ', "Expecting value at character 10"),
-        ('{"text": "a"', "Expecting ',' delimiter at character 13"),
-        ('{"text": "abc', "Unterminated string starting at character 10"),
-        ('{"text": nul}', "Expecting value at character 10"),
-    ):
-        path = write(tmp_path / "a.jsonl", f'{{"text": "a", "label": "x"}}\n{line}\n')
-        assert refusal(lambda path=path: read(path)).message == f"{path}:2: not JSON: {found}"
-
-
-def test_a_missing_label_lists_the_keys_that_exist(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", '{"text": "a", "label": "x"}\n{"text": "b", "lable": "x"}\n')
-    message = refusal(lambda: read(path)).message
-    assert message == f"{path}:2: no key 'label'; did you mean 'lable'? (known: lable, text)"
-
-
-def test_several_columns_of_a_needed_name_are_refused(tmp_path: Path) -> None:
+def test_of_several_columns_of_one_name_one_is_named_by_its_number(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "text,label,label\na,x,1\nb,y,2\n")
-    for columns in (None, Columns(label="label")):
-        error = refusal(lambda columns=columns: read(path, columns))
-        assert error.message == f"{path}: 2 columns are called 'label'" and "number" in str(error.hint)
     by_number = open_one(path, Columns(text="text", label=2))
     assert [row.label for row in by_number.rows()] == ["1", "2"] and by_number.label_column == 2
     unused = write(tmp_path / "b.csv", "text,x,x,label\na,1,2,p\n")
@@ -341,24 +259,34 @@ def test_numbered_columns_are_noted_for_a_table_without_names(tmp_path: Path) ->
     assert open_one(write(tmp_path / "a.txt", "a\nb\n"), needs_label=False).notes == ()
 
 
-def test_a_score_that_float32_cannot_hold_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", "text,score\na,3.4e38\nb,-1e300\n")
-    message = refusal(lambda: read(path, numeric_label=True)).message
-    assert message == f"{path}:3: the label '-1e300' is too large for a score, at most 3.4e+38"
+def test_scores_are_kept_as_written(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "text\tscore\na\t1.5\nb\t-2e3\nc\t3.4e38\n")
+    assert read(path, numeric_label=True) == [("a", "1.5"), ("b", "-2e3"), ("c", "3.4e38")]
 
 
-def test_invalid_utf8_is_an_error_or_replaced(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.tsv", b"text\tlabel\ncaf\xe9\tx\n")
-    assert f"{path}:2: invalid UTF-8" in refusal(lambda: read(path)).message
-    assert read(path, errors="replace") == [("caf\ufffd", "x")]
-    half = write(tmp_path / "a.jsonl", '{"text": "\\ud800", "label": "x"}')
-    assert "half a character" in refusal(lambda: read(half)).message
-    assert read(half, errors="replace") == [("\ufffd", "x")]
+@pytest.mark.parametrize(
+    ("name", "content", "options", "expected"),
+    [
+        ("a.jsonl", '{"text": "b", "label": "\\ud800"}', {"errors": "replace"}, ("b", "\ufffd")),
+        ("a.jsonl", '{"text": "b", "label": ["a\\udfff"]}', {"errors": "replace"}, ("b", "a\ufffd")),
+        ("a.jsonl", '{"text": "\\ud800", "label": "x"}', {"errors": "replace"}, ("\ufffd", "x")),
+        ("a.tsv", b"text\tlabel\ncaf\xe9\tx\n", {"errors": "replace"}, ("caf\ufffd", "x")),
+        ("a.jsonl", '{"text": "a", "label": NaN}', {"needs_label": False}, ("a", None)),
+    ],
+)
+def test_what_is_refused_elsewhere_is_replaced_or_left_out_where_that_is_asked_for(
+    tmp_path: Path, name: str, content: str | bytes, options: dict[str, Any], expected: tuple[str, str | None]
+) -> None:
+    assert read(write(tmp_path / name, content), **options) == [expected]
 
 
-def test_missing_and_empty_files_are_refused(tmp_path: Path) -> None:
+def test_a_number_of_very_many_digits_on_standard_input_names_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe(monkeypatch, f'{{"text": "b", "label": "y", "n": {"1" * 5000}}}\n{{"text": "a", "label": "x"}}\n')
+    assert refusal(lambda: read("-")).message.startswith("standard input:1: a whole number")
+
+
+def test_missing_files_and_folders_without_tables_are_refused(tmp_path: Path) -> None:
     assert "no such file" in refusal(lambda: open_one(tmp_path / "no.tsv")).message
-    assert "is empty" in refusal(lambda: open_one(write(tmp_path / "e.tsv", ""))).message
     write(tmp_path / "folder" / "readme.md", "text")
     error = refusal(lambda: open_one(tmp_path / "folder"))
     assert "no text in this folder" in error.message and ".parquet" in str(error.hint)
@@ -455,3 +383,152 @@ def test_a_label_of_a_page_is_cut_in_messages() -> None:
 def test_two_labels_of_one_name_are_refused() -> None:
     with pytest.raises(InputError, match="'a' is there more than once"):
         LabelIndex(("a", "b", "a"))
+
+
+# -- columns -----------------------------------------------------------------------------------------------------------
+
+
+class Roles(NamedTuple):
+    text: int
+    text2: int | None
+    label: int | None
+    guessed: bool
+
+
+def choose(
+    names: str | None, *rows: str, needs_label: bool = True, numeric_label: bool = False, **asked: object
+) -> Roles:
+    layout = LabelledLayout(needs_label=needs_label, numeric_label=numeric_label)
+    named = layout.named(Columns(**asked))  # type: ignore[arg-type]
+    head = Head("a.csv", None if names is None else tuple(names.split(",")), [row.split(",") for row in rows])
+    chosen = layout.choose(head, named)
+    columns = [chosen.get(role, (None,))[0] for role in layout.roles]
+    return Roles(*columns, guessed=bool(chosen.keys() - named.keys()))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ("text,label", (0, None, 1)),
+        ("label,fine_label,text", (2, None, 0)),
+        ("label,rating,text", (2, None, 0)),
+        ("idx,Sentence,Label", (1, None, 2)),
+        ("review,sentiment", (0, None, 1)),
+        ("Category,Message", (1, None, 0)),
+        ("title,description,label", (1, None, 2)),
+        ("label,text_a,text_b", (1, 2, 0)),
+        ("premise,hypothesis,label", (0, 1, 2)),
+        ("index,question,sentence,label", (1, 2, 3)),
+        ("Quality,#1 ID,#2 ID,#1 String,#2 String", (3, 4, 0)),
+        ("id,qid1,qid2,question1,question2,is_duplicate", (3, 4, 5)),
+        ("pair_ID,sentence_A,sentence_B,relatedness_score,entailment_judgment", (1, 2, 4)),
+        ("text,verdict", (0, None, 1)),  # one known name, and one column left
+        ("id,notes,label", (1, None, 2)),  # numbers of rows are neither text nor label
+    ],
+)
+def test_known_names_are_found(names: str, expected: tuple[int, int | None, int]) -> None:
+    row = ",".join("abcdef"[: names.count(",") + 1])
+    roles = choose(names, row)
+    assert (roles.text, roles.text2, roles.label) == expected and roles.guessed
+
+
+def test_a_score_is_preferred_for_a_regression() -> None:
+    names, row = "label,relatedness,text_a,text_b", "neutral,4.5,a,b"
+    assert choose(names, row).label == 0
+    assert choose(names, row, numeric_label=True).label == 1
+
+
+def test_named_columns_are_taken_without_a_note() -> None:
+    roles = choose("a,b,c", "1,2,3", text="c", label=0)
+    assert roles == Roles(text=2, text2=None, label=0, guessed=False)
+    assert choose("text,label,other", "1,2,3", text="other").label == 1
+
+
+def test_naming_the_text_alone_means_one_text() -> None:
+    names, row = "label,text_a,text_b", "x,a,b"
+    assert choose(names, row, text="text_a").text2 is None
+    assert choose(names, row, label="label").text2 == 2
+    assert choose(names, row, text2="text_b").text == 1
+    assert choose("label,text,other", row, text2="other").text == 1
+
+
+def test_of_two_unknown_columns_the_label_has_fewer_values() -> None:
+    rows = ("good film,1", "bad film,0", "good one,1", "so so,0")
+    assert (choose(None, *rows).text, choose(None, *rows).label) == (0, 1)
+    turned = tuple(",".join(reversed(row.split(","))) for row in rows)
+    assert (choose(None, *turned).text, choose(None, *turned).label) == (1, 0)
+    assert choose("v1,v2", *turned).label == 0
+    same = ("a long text,x", "another text,y")
+    assert choose(None, *same).label == 1, "the shorter one when both have as many values"
+    assert choose(None, "7,some,", "8,words,", text=1, label=0).guessed is False
+
+
+def test_a_number_is_found_for_a_regression_without_names() -> None:
+    rows = ("same,0.5", "same,0.7", "same,0.1")
+    assert choose(None, *rows, numeric_label=True).label == 1
+    assert choose(None, *rows).label == 0
+
+
+def test_labels_may_be_missing_where_none_is_needed() -> None:
+    assert choose(None, "only text", needs_label=False) == Roles(0, None, None, guessed=True)
+    assert choose("text,other", "a,b", needs_label=False).label is None
+    assert choose("text,other", "a,b", needs_label=False, label="label").label is None
+    assert choose(None, "a text,x", "b text,x", needs_label=False).label == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "asked", "words"),
+    [
+        ("text,labl", {"label": "label"}, "a.csv: no column 'label'; did you mean 'labl'? (known: labl, text)"),
+        ("text,label", {"text": "txet"}, "a.csv: no column 'txet'; did you mean 'text'?"),
+        ("text,label", {"text2": 2}, "a.csv: no column 2; there are 2 columns, numbered from 0"),
+        ("text,a,b", {}, "a.csv: cannot tell which column holds the label; columns: text, a, b"),
+        ("u,v,w", {}, "a.csv: cannot tell which column holds the text; columns: u, v, w"),
+        ("id,text", {}, "a.csv: cannot tell which column holds the label; columns: id, text"),
+        ("text", {}, "a.csv: cannot tell which column holds the label; columns: text"),
+    ],
+)
+def test_errors_of_missing_columns_list_the_existing_ones(names: str, asked: dict[str, object], words: str) -> None:
+    row = ",".join("abc"[: names.count(",") + 1])
+    with pytest.raises(InputError) as caught:
+        choose(names, row, **asked)
+    assert caught.value.message.startswith(words) and "-column" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("names", "asked", "message"),
+    [
+        ("text,label", {"text": "text", "label": "text"}, "a.csv: text and label are the same column 'text'"),
+        ("text,label", {"text": "text", "text2": "text"}, "a.csv: text and second text are the same column 'text'"),
+        ("text,label", {"text": 0, "label": "text"}, "a.csv: text and label are the same column 'text'"),
+        (None, {"text": 1, "label": 1}, "a.csv: text and label are the same column 1"),
+    ],
+)
+def test_one_column_has_one_role(names: str | None, asked: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        choose(names, "a,x", **asked)
+    assert caught.value.message == message
+
+
+def test_without_names_the_number_of_columns_is_said() -> None:
+    with pytest.raises(InputError, match="there are 3 columns, numbered from 0"):
+        choose(None, "a,b,c")
+
+
+@pytest.mark.parametrize(
+    ("lines", "asked", "expected"),
+    [
+        (["text,label", "a,x"], {}, True),
+        (["a,x", "b,y"], {}, False),
+        (["a,x", "b,y"], {"text": "words"}, True),  # a missing name is told later
+        (["text,label", "a,x"], {"text": 0, "label": 1}, True),
+        (["a,x", "b,y"], {"text": 0, "label": 1}, False),
+        (["question,what?", "question,who?", "person,she"], {}, False),  # a label that looks like a name
+        (["v1,v2", "0,a", "1,b", "0,c"], {}, True),  # a word over numbers
+        (["v1,v2", "0,a", "1,b", "z,c"], {}, False),
+    ],
+)
+def test_a_row_of_names_is_recognised(lines: list[str], asked: dict[str, object], expected: bool) -> None:
+    rows = [line.split(",") for line in lines]
+    layout = LabelledLayout()
+    assert layout.has_names(rows, layout.named(Columns(**asked))) is expected  # type: ignore[arg-type]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 from typing import get_args
 
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.data.pair_makers import WORDS, Rows, words
 from tformer.data.shards import token_files
 from tformer.data.shards.labelled_tokens import LabelledTokens, tokenise_labelled
 from tformer.data.shards.template import TextTemplate, assemble, pair_template, single_template
@@ -98,27 +98,8 @@ def test_truncation_keeps_the_chosen_part(truncation: str, kept: list[int]) -> N
     assert (lengths.tolist(), cut) == ([7, 4], 1)
 
 
-WORDS = ["the", "cat", "sat", "on", "a", "mat"]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A source that is a list."""
-
-    items: tuple[LabelledRow, ...]
-    name: str = "a.tsv"
-
-    def rows(self) -> Iterator[LabelledRow]:
-        yield from self.items
-
-    def fingerprint(self) -> str:
-        return repr(self.items)
-
-
-@cache
 def bert() -> Tokenizer:
-    options = TokenizerOptions(model="word", vocab_size=50, template="bert")
-    return train_tokenizer(lambda: iter([" ".join(WORDS * 9)]), options)
+    return words("bert")
 
 
 def source(

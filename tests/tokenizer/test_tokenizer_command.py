@@ -72,19 +72,8 @@ def test_json_is_one_document_on_stdout(corpus, tmp_path):
 
 @pytest.mark.parametrize("model", ["byte-bpe", "bpe", "wordpiece", "unigram", "word", "char"])
 def test_every_model(corpus, model):
-    run(
-        corpus,
-        "--model",
-        model,
-        "--vocab-size",
-        300,
-        "--template",
-        "bert",
-        "--lowercase",
-        "--digits",
-        "--unicode",
-        "nfc",
-    )
+    flags = "--vocab-size 300 --template bert --lowercase --digits --unicode nfc"
+    run(corpus, "--model", model, *flags.split())
     tokenizer = Tokenizer.load("tokenizer.json")
     assert tokenizer.kind == model
     assert tokenizer.normalize("LOW") == "low"
@@ -233,8 +222,8 @@ def test_no_torch_is_imported(corpus):
 
 def _report(text: str, **options):
     chosen = TokenizerOptions(**options)
-    trained = train_with_facts(lambda: iter(text.splitlines(keepends=True)), chosen)
-    return trained.tokenizer, tokenizer_report(trained.tokenizer, options=chosen, facts=trained.facts)
+    tokenizer, facts = train_with_facts(lambda: iter(text.splitlines(keepends=True)), chosen)
+    return tokenizer, tokenizer_report(tokenizer, options=chosen, facts=facts)
 
 
 @pytest.mark.parametrize("model", ["byte-bpe", "bpe", "wordpiece", "unigram", "word", "char"])

@@ -73,7 +73,7 @@ def train_tokenizer(options: TrainTokenizerOptions) -> None:
             show_notes((f"reading {source.name}", *source.notes))
         try:
             with Work(progress_reporter, stop.should_stop).part("training the tokenizer", unit="B") as part:
-                trained = train_with_facts(
+                tokenizer, facts = train_with_facts(
                     lambda: (piece.text for source in sources for piece in source.documents()),
                     options.tokenizer,
                     size_bytes=total_bytes(sources),
@@ -81,8 +81,8 @@ def train_tokenizer(options: TrainTokenizerOptions) -> None:
                 )
         except Interrupted as error:
             raise stop.interrupted(error.message) from error
-        trained.tokenizer.save(options.out, force=options.force)
-        report = tokenizer_report(trained.tokenizer, options=options.tokenizer, facts=trained.facts)
+        tokenizer.save(options.out, force=options.force)
+        report = tokenizer_report(tokenizer, options=options.tokenizer, facts=facts)
     if options.as_json:
         emit_json({"path": str(options.out), "sources": [source.name for source in sources], **report})
         return

@@ -31,7 +31,14 @@ def concatenating_reader(decoder: Mapping[str, Any] | None) -> Callable[[str], b
     steps: list[Mapping[str, Any]] = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
     kinds = [step.get("type") for step in steps]
     if kinds == ["ByteLevel"]:
-        return _byte_level_reader()
+        alphabet = byte_level_alphabet()
+
+        def read_characters(token: str) -> bytes:
+            if all(character in alphabet for character in token):
+                return bytes(alphabet[character] for character in token)
+            return token.encode()  # an added token, written literally
+
+        return read_characters
     if not kinds or kinds[-1] != "Fuse":
         return None
     replacements: list[tuple[str, str]] = []
@@ -50,17 +57,6 @@ def concatenating_reader(decoder: Mapping[str, Any] | None) -> Callable[[str], b
         for old, new in replacements:
             token = token.replace(old, new)
         return token.encode()
-
-    return read
-
-
-def _byte_level_reader() -> Callable[[str], bytes]:
-    alphabet = byte_level_alphabet()
-
-    def read(token: str) -> bytes:
-        if all(character in alphabet for character in token):
-            return bytes(alphabet[character] for character in token)
-        return token.encode()  # an added token, written literally
 
     return read
 

@@ -69,7 +69,7 @@ def untrained(options: TokenizerOptions, alphabet: Sequence[str] | None = None) 
         case _:
             raise AssertionError(f"{options.model} has no trainer")
     tokenizer = RustTokenizer(model)
-    _set(tokenizer, normalizer=build_normalizer(options), pre_tokenizer=training_pre_tokenizer(options))
+    _set(tokenizer, normalizer=build_normalizer(options), pre_tokenizer=build_pre_tokenizer(options, training=True))
     return tokenizer, trainer
 
 
@@ -113,7 +113,7 @@ def finished(tokenizer: RustTokenizer, options: TokenizerOptions) -> str:
     ids = tokenizer.get_vocab(with_added_tokens=True)
     _set(
         tokenizer,
-        pre_tokenizer=_pre_tokenizer(options, training=False),
+        pre_tokenizer=build_pre_tokenizer(options, training=False),
         decoder=_decoder(options),
         post_processor=processor(ids) if processor else None,
     )
@@ -145,12 +145,8 @@ def build_normalizer(options: TokenizerOptions) -> Any:
     return normalizers.Sequence(steps) if steps else None
 
 
-def training_pre_tokenizer(options: TokenizerOptions) -> Any:
-    """What splits text into the words that a trainer sees."""
-    return _pre_tokenizer(options, training=True)
-
-
-def _pre_tokenizer(options: TokenizerOptions, *, training: bool) -> Any:
+def build_pre_tokenizer(options: TokenizerOptions, *, training: bool) -> Any:
+    """What splits text into words; with `training`, into the words that a trainer sees."""
     limit = str(options.max_word_length)
 
     def cut(pattern: str) -> Any:

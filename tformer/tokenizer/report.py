@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -33,13 +32,18 @@ def tokenizer_report(tokenizer: Tokenizer, *, options: TokenizerOptions, facts: 
     round_trip = ROUND_TRIP[options.model]
     if tokenizer.normalize("\u00c5 A\u0301 \ufb01") != "\u00c5 A\u0301 \ufb01" and options.model != "wordpiece":
         round_trip += " (after the normalisation)"
+    template, sentinels = TEMPLATES[options.template], tokenizer.special.sentinels
+    names = [*template.tokens, template.unk]
+    special_ids = {name: i for name in names if (i := tokenizer.token_id(name)) is not None}
+    for number in sorted({0, len(sentinels) - 1}) if sentinels else ():  # the first and the last
+        special_ids[f"<extra_id_{number}>"] = sentinels[number]
     return {
         "model": options.model,
         "template": options.template,
         "requested_vocab_size": None if options.model == "char" else options.vocab_size,
         "vocab_size": tokenizer.vocab_size,
         "id_dtype": str(tokenizer.dtype),
-        "special_ids": _special_ids(tokenizer, options),
+        "special_ids": special_ids,
         "training": {
             "seen_bytes": facts.seen_bytes,
             "used_bytes": facts.used_bytes,
@@ -50,7 +54,7 @@ def tokenizer_report(tokenizer: Tokenizer, *, options: TokenizerOptions, facts: 
         "trained_text": measure(tokenizer, facts.trained_sample),
         "unseen_text": measure(tokenizer, facts.unseen_sample) if facts.unseen_sample else None,
         "round_trip": round_trip,
-        "probe_failures": [asdict(failure) for failure in probe_losslessness(tokenizer)],
+        "probe_failures": probe_losslessness(tokenizer),
         "sha256": tokenizer.sha256,
     }
 
@@ -64,6 +68,12 @@ def measure(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, Any]:
     num_bytes = sum(utf8_length(text) for text in texts)
     num_words = sum(len(text.split()) for text in texts)
     byte_ids = [i for token in BYTE_TOKENS if (i := tokenizer.token_id(token)) is not None]
+    lines = [line for text in texts for line in text.split("\n") if line]
+    encoded_lines = tokenizer.encode_batch(lines)
+    decoded = map(tokenizer.decode, encoded_lines)
+    failures = [(line, text) for line, text in zip(lines, decoded, strict=True) if line != text]
+    normalized = [line for line, text in failures if tokenizer.normalize(line) != text]
+    lengths = [len(ids) for ids in encoded_lines] or [0]
     return {
         "bytes": num_bytes,
         "tokens": len(ids),
@@ -73,17 +83,6 @@ def measure(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, Any]:
         "unknown_rate": _share(ids, [] if tokenizer.special.unk is None else [tokenizer.special.unk]),
         "byte_fallback_rate": _share(ids, byte_ids),
         "encode_mb_per_second": _ratio(num_bytes / 1e6, seconds),
-        **_lines(tokenizer, [line for text in texts for line in text.split("\n") if line]),
-    }
-
-
-def _lines(tokenizer: Tokenizer, lines: Sequence[str]) -> dict[str, Any]:
-    encoded = tokenizer.encode_batch(lines)
-    decoded = tokenizer.decode_batch(encoded)
-    failures = [(line, text) for line, text in zip(lines, decoded, strict=True) if line != text]
-    normalized = [line for line, text in failures if tokenizer.normalize(line) != text]
-    lengths = [len(ids) for ids in encoded] or [0]
-    return {
         "round_trip_rate": _ratio(len(lines) - len(failures), len(lines)),
         "round_trip_rate_after_normalisation": _ratio(len(lines) - len(normalized), len(lines)),
         "round_trip_failures": [
@@ -93,14 +92,6 @@ def _lines(tokenizer: Tokenizer, lines: Sequence[str]) -> dict[str, Any]:
             f"p{p}" if p < 100 else "max": int(np.percentile(lengths, p, method="higher")) for p in PERCENTILES
         },
     }
-
-
-def _special_ids(tokenizer: Tokenizer, options: TokenizerOptions) -> dict[str, int]:
-    """Ids by token; of the sentinels the first and the last."""
-    sentinels = tokenizer.special.sentinels
-    ends = {f"<extra_id_{n}>": sentinels[n] for n in sorted({0, len(sentinels) - 1})} if sentinels else {}
-    names = [*TEMPLATES[options.template].tokens, TEMPLATES[options.template].unk]
-    return {name: i for name in names if (i := tokenizer.token_id(name)) is not None} | ends
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -107,10 +107,6 @@ def _placing(single: str, pair: str) -> Callable[[Mapping[str, int]], Any]:
     return build
 
 
-def _roberta(ids: Mapping[str, int]) -> Any:
-    return processors.RobertaProcessing(("</s>", ids["</s>"]), ("<s>", ids["<s>"]), add_prefix_space=False)
-
-
 TEMPLATES: dict[TemplateName, Template] = {
     "none": Template(()),
     "gpt": Template(("<|endoftext|>", "<|pad|>")),
@@ -119,7 +115,10 @@ TEMPLATES: dict[TemplateName, Template] = {
         _placing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"),
         unk="[UNK]",
     ),
-    "roberta": Template(("<s>", "<pad>", "</s>", "<unk>", "<mask>"), _roberta),
+    "roberta": Template(
+        ("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
+        lambda ids: processors.RobertaProcessing(("</s>", ids["</s>"]), ("<s>", ids["<s>"]), add_prefix_space=False),
+    ),
     "t5": Template(("<pad>", "</s>", "<unk>"), _placing("$A </s>", "$A </s> $B </s>"), sentinels=100),
     "seq2seq": Template(
         ("[PAD]", "[UNK]", "[START]", "[END]", "[CLS]", "[SEP]", "[MASK]"),

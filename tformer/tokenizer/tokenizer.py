@@ -281,9 +281,6 @@ class Tokenizer:
         shown = [i for i in ids if not (skip_special and i in self._special_tokens)]
         return self._call(self._rust.decode, shown, skip_special_tokens=skip_special)
 
-    def decode_batch(self, batch: Iterable[Sequence[int]], *, skip_special: bool = True) -> list[str]:
-        return [self.decode(ids, skip_special=skip_special) for ids in batch]
-
     def stream(self, *, skip_special: bool = True) -> StreamDecoder:
         """A decoder for single ids that never returns part of a character."""
         if self._table is not None:

@@ -26,12 +26,12 @@ from tformer.tokenizer.options import TokenizerModel, TokenizerOptions
 from tformer.tokenizer.pipeline import (
     SPACE,
     build_normalizer,
+    build_pre_tokenizer,
     byte_tokens,
     finished,
     from_characters,
     from_pieces,
     text_room,
-    training_pre_tokenizer,
     untrained,
     untrained_alphabet,
 )
@@ -170,17 +170,9 @@ class TrainingFacts:
         return self.sample_limit_bytes is not None and self.seen_bytes > self.sample_limit_bytes
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A trained tokenizer, and facts about its training."""
-
-    tokenizer: Tokenizer
-    facts: TrainingFacts
-
-
 def train_tokenizer(documents: Documents, options: TokenizerOptions, **settings: Any) -> Tokenizer:
     """The tokenizer of `train_with_facts`, which has the same arguments."""
-    return train_with_facts(documents, options, **settings).tokenizer
+    return train_with_facts(documents, options, **settings)[0]
 
 
 def train_with_facts(
@@ -189,7 +181,7 @@ def train_with_facts(
     *,
     size_bytes: int | None = None,
     work: Work = QUIET,
-) -> Trained:
+) -> tuple[Tokenizer, TrainingFacts]:
     """Train on `documents()`, a fresh iterator over texts at each call, read lazily.
 
     The text is read once more to measure it, unless `size_bytes` shows that no sample is needed.
@@ -239,7 +231,7 @@ def train_with_facts(
                 characters.update(text)
             rust = from_characters(characters, options)
         case "unigram":
-            pre_tokenizer = training_pre_tokenizer(options)
+            pre_tokenizer = build_pre_tokenizer(options, training=True)
             words: Counter[str] = Counter()
             for text in _normalized(feed, options):
                 words.update(word for word, _ in pre_tokenizer.pre_tokenize_str(text))
@@ -275,7 +267,7 @@ def train_with_facts(
         trained_sample=tuple(feed.trained.texts),
         unseen_sample=tuple(feed.unseen.texts),
     )
-    return Trained(tokenizer, facts)
+    return tokenizer, facts
 
 
 def _normalized(feed: Feed, options: TokenizerOptions) -> Iterator[str]:
@@ -359,8 +351,8 @@ def _check_lossless(tokenizer: Tokenizer, feed: Feed) -> None:
         failures = probe_losslessness(tokenizer)
         if failures:
             raise TformerError(
-                f"the byte-bpe tokenizer is not lossless: {', '.join(f.probe for f in failures)}; "
-                f"{failures[0].text!r} is decoded as {failures[0].decoded!r}"
+                f"the byte-bpe tokenizer is not lossless: {', '.join(failure['probe'] for failure in failures)}; "
+                f"{failures[0]['text']!r} is decoded as {failures[0]['decoded']!r}"
             )
     if tokenizer.kind == "char":
         for text in feed.trained.texts:
@@ -395,22 +387,13 @@ PROBES: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True)
-class ProbeFailure:
-    """A probe that decoding does not restore."""
-
-    probe: str
-    text: str
-    decoded: str
-
-
-def probe_losslessness(tokenizer: Tokenizer) -> list[ProbeFailure]:
-    """The probes, the special tokens as text among them, for which the decoded text differs from the normalised one."""
+def probe_losslessness(tokenizer: Tokenizer) -> list[dict[str, str]]:
+    """(probe, text, decoded) of each probe, the special tokens as text among them, that decoding does not restore."""
     own = "".join(tokenizer.token(i) for i in range(tokenizer.vocab_size) if tokenizer.is_special(i))
     failures = []
     for probe, text in {**PROBES, "its own special tokens as text": own}.items():
         ids = tokenizer.encode(text)
         decoded = tokenizer.decode(ids)
         if decoded != tokenizer.normalize(text):
-            failures.append(ProbeFailure(probe, text, decoded))
+            failures.append({"probe": probe, "text": text, "decoded": decoded})
     return failures
