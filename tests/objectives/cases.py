@@ -19,7 +19,7 @@ from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives import OBJECTIVES, CausalLmOptions, build_objective
 from tformer.objectives.base import Objective, ObjectiveContext, total_loss
 from tformer.objectives.denoising import DenoisingOptions
-from tformer.objectives.distillation import Distillation, Teacher
+from tformer.objectives.distillation import Distillation
 from tformer.objectives.labelled import ClassificationOptions, MultiLabelOptions, RegressionOptions
 from tformer.objectives.masked_lm import MaskedLmOptions
 from tformer.objectives.next_sentence import NextSentenceOptions
@@ -138,7 +138,7 @@ def distillation(kind: str, teacher: Transformer, **options: Any) -> Distillatio
     for what in ("hidden", "attention"):
         values[f"{what}_pairs"] = layer_pairs(model_of(kind), teacher, what)
     teacher.requires_grad_(False)
-    return Distillation(make(kind, weight=1.0), Teacher(forward, values.pop("order", None)), **values)
+    return Distillation(make(kind, weight=1.0), forward, **values)
 
 
 def rows_of(batch: Batch, rows: slice) -> Batch:

@@ -91,7 +91,7 @@ def test_labels_in_another_order_are_the_same_labels() -> None:
         for name in ("heads.classifier.project.weight", "heads.classifier.project.bias"):
             turned.get_parameter(name).copy_(teacher.get_parameter(name)[order.argsort()])
     plain = distillation("classification", teacher).loss(student, batch).terms["distillation"].sum
-    again = distillation("classification", turned, order=order).loss(student, batch)
+    again = distillation("classification", turned, order_L=order).loss(student, batch)
     torch.testing.assert_close(plain, again.terms["distillation"].sum)
 
 

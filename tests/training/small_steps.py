@@ -20,7 +20,7 @@ from tformer.support.device import DTYPES
 from tformer.tokenizer.special import SpecialIds, decoder_tokens
 from tformer.training import assemble
 from tformer.training.loop import Components, Hooks, Trainer
-from tformer.training.parallel import SingleProcess
+from tformer.training.parallel import Parallel
 from tformer.training.state import LossScaler, TrainerState
 
 PRESETS = (
@@ -128,7 +128,7 @@ class Stepper:
                 optimizer=assemble.make_optimizer(recipe, self.models, self.device),
                 schedule=assemble.make_schedule(recipe),
                 scaler=LossScaler(enabled=precision == "fp16"),
-                parallel=SingleProcess(),
+                parallel=Parallel(),
                 device=self.device,
             ),
             Hooks(validate=dict, sample=lambda _: "", save=lambda *_: None, should_stop=lambda: False),

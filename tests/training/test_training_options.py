@@ -16,7 +16,7 @@ from tformer.optim.optimizers import OPTIMIZERS
 from tformer.optim.schedules import SCHEDULES
 from tformer.support.device import has_bf16_instructions, resolve_precision
 from tformer.training.options import TrainOptions
-from tformer.training.parallel import SingleProcess
+from tformer.training.parallel import Parallel
 from tformer.training.state import LossScaler
 
 Cli = Callable[..., Any]
@@ -173,7 +173,7 @@ def test_compiled_training_gives_the_same_losses(train: Callable[..., Any], tmp_
 
 
 def test_one_process_is_the_trivial_parallel() -> None:
-    parallel, model = SingleProcess(), torch.nn.Linear(2, 2)
+    parallel, model = Parallel(), torch.nn.Linear(2, 2)
     assert (parallel.rank, parallel.world_size) == (0, 1)
     assert parallel.sum(torch.tensor(3.0)) == 3 and parallel.agree(True) and not parallel.agree(False)
     assert parallel.wrap(model)(lambda: model) is model

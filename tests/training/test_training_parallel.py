@@ -22,7 +22,7 @@ from tformer.recipe.sections import Parallelism
 from tformer.support.device import DTYPES
 from tformer.support.errors import InputError, OtherProcessError
 from tformer.training import assemble
-from tformer.training.parallel import DataParallel, Parallel, SingleProcess, parallel_of
+from tformer.training.parallel import DataParallel, Parallel, parallel_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its processes")
 
@@ -140,7 +140,7 @@ def equalities(
     of: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = compared,
 ) -> dict[str, float]:
     """The largest difference between one process and several, by case. `of`: what is compared of the results."""
-    one = trained(names)(SingleProcess())
+    one = trained(names)(Parallel())
     many = in_processes(world_size, trained(names, KINDS[kind]), folder / str(world_size))
     differences = {}
     for case in names:
@@ -199,7 +199,7 @@ def test_half_precision_and_its_loss_scale_are_those_of_one_process(precision: s
         training = Training(recipe_of("gpt/small"), parallel, precision=precision)
         return training.run(STEPS) | {"scale": torch.tensor(training.trainer.parts.scaler.scale)}
 
-    expected = work(SingleProcess())
+    expected = work(Parallel())
     for kind in ("ddp", "fsdp"):
         found = in_processes(2, partial(work, kind=kind), tmp_path / kind)
         assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
@@ -256,7 +256,7 @@ def test_several_processes_differ_in_bf16_less_than_bf16_from_fp32(kind: str, tm
 
     found = in_processes(2, work, tmp_path / kind)[0]
     for name in HALF:
-        full, half = (losses_in(precision, name, SingleProcess()) for precision in ("fp32", "bf16"))
+        full, half = (losses_in(precision, name, Parallel()) for precision in ("fp32", "bf16"))
         rounding, difference = float((half - full).abs().max()), float((found[name] - half).abs().max())
         print(f"{kind}, {name}: {difference:.1e} from one process in bf16, which is {rounding:.1e} from fp32")
         assert difference < 2 * rounding
@@ -332,7 +332,7 @@ def test_process_0_validates_spread_models_with_one_block_gathered_at_a_time(tmp
             losses = [-1.0 if each is None else each["loss"] for each in values]
             return training.run(1) | {"losses": torch.tensor(losses), "gathered": torch.tensor(gathered)}
 
-        expected, found = work(SingleProcess()), in_processes(2, work, folder / "world")
+        expected, found = work(Parallel()), in_processes(2, work, folder / "world")
         assert torch.allclose(found[0]["losses"], expected["losses"], atol=TOLERANCE)
         assert found[1]["losses"].tolist() == [-1.0, -1.0]
         assert found[0].pop("gathered").tolist() == ([1] if kind == "fsdp" else [2])
@@ -353,7 +353,7 @@ def test_an_error_of_a_validation_leaves_spread_models_as_they_were(tmp_path: Pa
             parallel.in_first(training.models, failing)
         return training.run(1)
 
-    expected = Training(recipe_of("gpt/small"), SingleProcess()).run(1)
+    expected = Training(recipe_of("gpt/small"), Parallel()).run(1)
     assert largest_difference(compared(expected), compared(in_processes(2, work, tmp_path / "world")[0])) < TOLERANCE
 
 
@@ -365,7 +365,7 @@ def test_of_several_copies_of_spread_models_one_validates(tmp_path: Path) -> Non
         value = parallel.in_first(training.models, partial(validation_loss, training))
         return training.run(1) | {"loss": torch.tensor(-1.0 if value is None else value["loss"])}
 
-    one = Training(recipe_of("gpt/small"), SingleProcess())
+    one = Training(recipe_of("gpt/small"), Parallel())
     loss, *others = (float(each["loss"]) for each in in_processes(4, work, tmp_path / "world"))
     assert loss == pytest.approx(validation_loss(one)["loss"], abs=TOLERANCE) and others == [-1.0] * 3
 
@@ -383,7 +383,7 @@ def test_processes_add_and_agree(tmp_path: Path) -> None:
 
 
 def test_without_a_process_group_there_is_one_process() -> None:
-    assert isinstance(parallel_of(Parallelism(kind="fsdp")), SingleProcess)
+    assert type(parallel_of(Parallelism(kind="fsdp"))) is Parallel
 
 
 def test_a_failed_process_ends_the_others(tmp_path: Path) -> None:

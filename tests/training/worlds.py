@@ -26,7 +26,7 @@ from tformer.data.sources.images import ImageExample
 from tformer.evaluation.predict import GivenSamples
 from tformer.model import Transformer
 from tformer.objectives.base import Objective, ObjectiveContext
-from tformer.objectives.distillation import Distillation, Teacher
+from tformer.objectives.distillation import Distillation
 from tformer.optim.shards import local
 from tformer.recipe.recipe import Recipe
 from tformer.support.device import DTYPES
@@ -165,7 +165,7 @@ class Training:
         if teacher is not None:
             objective = Distillation(
                 objective,
-                Teacher(teacher.requires_grad_(False).eval()),
+                teacher.requires_grad_(False).eval(),
                 temperature=2.0,
                 alpha=0.5,
                 hidden=0.5,

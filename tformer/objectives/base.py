@@ -220,11 +220,6 @@ class Objective:
         """The ids of a sample before `collate`, by the name of the text; none for images."""
         return {"text": sample.ids if isinstance(sample, Example) else sample}
 
-    @classmethod
-    def has_soft_loss(cls) -> bool:
-        """Whether a student can learn this objective from a teacher's predictions."""
-        return cls.soft_loss is not Objective.soft_loss
-
     @property
     def members(self) -> tuple[Objective, ...]:
         """The objectives that share a forward pass: this one, or those of a `Combined`."""
@@ -267,55 +262,27 @@ class Objective:
     ) -> Tensor:
         """Sum over the head's predictions of the divergence from the teacher's, times temperature².
 
-        order_L: place of each of the student's labels among the teacher's; None: the same places.
+        order_L: place of each of the student's labels among the teacher's; None: the same places. An objective without
+        this method cannot be learned from a teacher.
         """
         raise NotImplementedError
-
-
-class ComparingObjective(Objective):
-    """Base class of objectives that compare the predictions of `inner` with those of another model.
-
-    Args:
-        inner: forms its terms from a forward pass that it can share.
-        name: of the term of the comparison; further inner objectives put their head's kind in front.
-
-    Attributes:
-        compared: {term of a comparison: the inner objective whose predictions it compares}.
-    """
-
-    def __init__(self, inner: Objective, name: str) -> None:
-        self.inner = inner
-        first, *others = inner.members
-        self.compared = {name: first, **{f"{other.head.kind}_{name}": other for other in others}}
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        return self.inner.heads
-
-    @property
-    def collates_at_random(self) -> bool:
-        return self.inner.collates_at_random
-
-    def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:
-        """The inner objective's batch."""
-        return self.inner.collate(samples, rng=rng, training=training)
-
-    def label_count(self, batch: Batch) -> dict[str, int]:
-        """The inner objective's terms; a comparison counts as often as the predictions that it compares."""
-        counts = self.inner.label_count(batch)
-        return counts | {name: counts[objective.head.kind] for name, objective in self.compared.items()}
 
 
 class TokenObjective(Objective):
     """Base class of objectives that predict tokens: cross-entropy over the vocabulary at the labelled positions.
 
-    smoothing: options of the loss, `label_smoothing` and `smoothing_kind`.
+    Attributes:
+        smoothing: those of the options `label_smoothing` and `smoothing_kind` that the objective has.
     """
 
     metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
     predicts = "the token of every position with a label"
     predicts_tokens = True
-    smoothing: Mapping[str, Any] = {}
+
+    def __init__(self, options: Any, context: ObjectiveContext) -> None:
+        super().__init__(options, context)
+        names = ("label_smoothing", "smoothing_kind")
+        self.smoothing = {name: getattr(options, name) for name in names if hasattr(options, name)}
 
     def label_count(self, batch: Batch) -> dict[str, int]:
         """{term: labels of this host batch that are not ignored}."""

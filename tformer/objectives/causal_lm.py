@@ -57,8 +57,7 @@ class CausalLm(TokenObjective):
     )
 
     def __init__(self, options: CausalLmOptions, context: ObjectiveContext) -> None:
-        self.options, self.context = options, context
-        self.smoothing = {"label_smoothing": options.label_smoothing, "smoothing_kind": options.smoothing_kind}
+        super().__init__(options, context)
         if options.word_dropout:
             special_V = context.special_V
             excluded, ordinary = np.flatnonzero(special_V), np.flatnonzero(~special_V)

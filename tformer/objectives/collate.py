@@ -110,7 +110,7 @@ class WordDropout:
         share: p.
         special_ids: of the vocabulary.
         excluded: ids [n] that are never replaced.
-        roles: see `replacement_id`.
+        roles: the first that the vocabulary has is the token that is written.
         ordinary: ids [m] to draw from where the vocabulary has none of the roles; None: that is an error.
 
     Raises InputError when there is no replacement.
@@ -126,10 +126,13 @@ class WordDropout:
         ordinary: np.ndarray | None = None,
     ) -> None:
         self.share, self.excluded = share, excluded
-        self.replacements = ordinary
-        has_role = any(getattr(special_ids, role) is not None for role in roles)
-        if share and (ordinary is None or has_role):
-            self.replacements = np.array([replacement_id(special_ids, roles)], dtype=np.int64)
+        found = [token for role in roles if (token := getattr(special_ids, role)) is not None]
+        self.replacements = np.array(found[:1], dtype=np.int64) if found else ordinary
+        if share and self.replacements is None:
+            raise InputError(
+                "objectives: word_dropout needs a tokenizer with a mask, unknown or padding token, this one has none",
+                hint="train one with --template bert, or set word_dropout to 0",
+            )
 
     def __call__(
         self, ids: np.ndarray, rng: np.random.Generator, *, also_excluded: np.ndarray | None = None
@@ -150,18 +153,6 @@ class WordDropout:
         if not self.share:
             return list(rows)
         return np.split(self(np.concatenate(rows), rng), np.cumsum([len(row) for row in rows])[:-1])
-
-
-def replacement_id(special_ids: SpecialIds, roles: Sequence[str] = MASK_FIRST) -> int:
-    """The token that word dropout writes: the first of these roles that exists; InputError when none does."""
-    for role in roles:
-        token: int | None = getattr(special_ids, role)
-        if token is not None:
-            return token
-    raise InputError(
-        "objectives: word_dropout needs a tokenizer with a mask, unknown or padding token, this one has none",
-        hint="train one with --template bert, or set word_dropout to 0",
-    )
 
 
 def drop_words(

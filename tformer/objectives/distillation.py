@@ -21,34 +21,21 @@ Shapes: B samples, T positions, D d_model, H heads, S keys, L labels.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tformer.data.batching.batch import Batch
 from tformer.nn.heads import CachedOutput, Output
-from tformer.objectives.base import ComparingObjective, LossResult, Objective, Term
+from tformer.objectives.base import LossResult, Objective, Term
 
 DISTILLATION = "distillation"
 """The term of the soft targets; for a second objective of the same model with that objective's term in front."""
 
 HIDDEN, ATTENTION = "hidden", "attention"
 MIN_ATTENTION = 1e-9  # smaller attention weights are clamped, for their logarithm
-
-
-@dataclass(frozen=True)
-class Teacher:
-    """The model that the student learns from.
-
-    Attributes:
-        forward: in evaluation mode; its parameters need no gradients.
-        order_L: place of each of the student's labels among the teacher's; None: the same places.
-    """
-
-    forward: Callable[..., Output]
-    order_L: Tensor | None = None
 
 
 class LayerPair(NamedTuple):
@@ -67,11 +54,13 @@ def teacher_layer(layer: int, *, student_layers: int, teacher_layers: int) -> in
     return -(-(layer + 1) * teacher_layers // student_layers) - 1
 
 
-class Distillation(ComparingObjective):
+class Distillation(Objective):
     """The objective that trains a student: `inner` and a teacher. Validation uses `inner` alone.
 
     Args:
         inner: forms the hard terms from a forward pass that it can share; its members have soft losses.
+        teacher: the forward pass of the model to learn from, in evaluation mode; its parameters need no gradients.
+        order_L: place of each of the student's labels among the teacher's; None: the same places.
         temperature, alpha: see above.
         hidden, attention: weights of these terms; 0: not formed.
         hidden_pairs, attention_pairs: the layers that are compared.
@@ -81,8 +70,9 @@ class Distillation(ComparingObjective):
     def __init__(
         self,
         inner: Objective,
-        teacher: Teacher,
+        teacher: Callable[..., Output],
         *,
+        order_L: Tensor | None = None,
         temperature: float,
         alpha: float,
         hidden: float = 0.0,
@@ -91,8 +81,10 @@ class Distillation(ComparingObjective):
         attention_pairs: Sequence[LayerPair] = (),
         image_positions: int | None = None,
     ) -> None:
-        super().__init__(inner, DISTILLATION)
-        self.teacher, self.temperature, self.alpha = teacher, temperature, alpha
+        self.inner, self.teacher, self.order_L = inner, teacher, order_L
+        self.temperature, self.alpha = temperature, alpha
+        first, *others = inner.members
+        self.compared = {DISTILLATION: first, **{f"{other.head.kind}_{DISTILLATION}": other for other in others}}
         self.layers = {
             name: (weight, tuple(pairs), compare)
             for name, weight, pairs, compare in (
@@ -106,23 +98,35 @@ class Distillation(ComparingObjective):
         self.teacher_taps = frozenset(pair.teacher for pair in pairs)
         self.image_positions = image_positions
 
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return self.inner.heads
+
+    @property
+    def collates_at_random(self) -> bool:
+        return self.inner.collates_at_random
+
+    def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:
+        """The inner objective's batch."""
+        return self.inner.collate(samples, rng=rng, training=training)
+
     def label_count(self, batch: Batch) -> dict[str, int]:
-        """As of the base class; layers count positions times layers."""
-        return super().label_count(batch) | {name: int(count) for name, count in self._layer_counts(batch).items()}
+        """The inner objective's counts, which soft targets share; layers count positions times layers."""
+        counts = self.inner.label_count(batch)
+        counts |= {name: counts[objective.head.kind] for name, objective in self.compared.items()}
+        return counts | {name: int(count) for name, count in self._layer_counts(batch).items()}
 
     def loss(self, model: Callable[..., Any], batch: Batch) -> LossResult:
         """The inner terms times alpha, the soft ones times 1 - alpha, and those of the layers. Metrics: the inner's."""
         inputs = batch.model_inputs()
         output = CachedOutput(**vars(model(**inputs, taps=self.taps)))
         with torch.no_grad():
-            taught = self.teacher.forward(**inputs, taps=self.teacher_taps)
+            taught = self.teacher(**inputs, taps=self.teacher_taps)
         hard = self.inner.terms(output, batch)
         counts = self._layer_counts(batch)
         terms = {name: Term(term.sum, term.count, self.alpha * term.weight) for name, term in hard.terms.items()}
         for name, objective in self.compared.items():
-            value = objective.soft_loss(
-                output, taught, batch, temperature=self.temperature, order_L=self.teacher.order_L
-            )
+            value = objective.soft_loss(output, taught, batch, temperature=self.temperature, order_L=self.order_L)
             term = hard.terms[objective.head.kind]
             terms[name] = Term(value, term.count, (1 - self.alpha) * term.weight)
         for name, (weight, pairs, compare_layer) in self.layers.items():

@@ -85,7 +85,7 @@ class LabelledObjective(Objective):
         return {} if self.context.images is not None else super().originals(sample)
 
     def __init__(self, options: Any, context: ObjectiveContext) -> None:
-        self.options, self.context = options, context
+        super().__init__(options, context)
         if options.word_dropout:
             excluded = np.flatnonzero(context.special_V)
             self.drop = WordDropout(options.word_dropout, context.special_ids, excluded=excluded, roles=MASK_FIRST)

@@ -58,8 +58,7 @@ class MaskedLm(TokenObjective):
     unused_keys = (*UNUSED_BY_ENCODERS, "generator")
 
     def __init__(self, options: MaskedLmOptions, context: ObjectiveContext) -> None:
-        self.options, self.context = options, context
-        self.smoothing = {"label_smoothing": options.label_smoothing}
+        super().__init__(options, context)
         require_special_tokens(options, context.special_ids)
         self.special_V = context.special_V
         excluded = np.flatnonzero(self.special_V)

@@ -41,12 +41,10 @@ class DecoderObjective(TokenObjective):
     head = LmHeadOptions()
     parts = ("encoder", "decoder")
 
-    def __init__(
-        self, options: Any, context: ObjectiveContext, *, smoothing_kind: Literal["uniform", "off_target"] = "uniform"
-    ) -> None:
+    def __init__(self, options: Any, context: ObjectiveContext) -> None:
+        super().__init__(options, context)
         assert context.target is not None
-        self.options, self.context, self.target = options, context, context.target
-        self.smoothing = {"label_smoothing": options.label_smoothing, "smoothing_kind": smoothing_kind}
+        self.target = context.target
         if options.word_dropout:
             source, target = context.special_ids, context.target_special_ids
             excluded = np.flatnonzero(context.special_V)
@@ -65,14 +63,28 @@ class DecoderObjective(TokenObjective):
         rng: np.random.Generator,
         training: bool,
     ) -> Batch:
-        """Sources, and (decoder inputs, labels) of each, as one batch; `rng`: word dropout, in training only.
+        """Sources [t], and (decoder inputs, labels) [u] of each, as one batch; masks are None where nothing is padded.
 
+        `rng`: word dropout, in training only.
         Raises ValueError for a source of more than seq_len ids, or decoder inputs of more than target_seq_len.
         """
         inputs, labels = [row[0] for row in shifted], [row[1] for row in shifted]
         if training and self.options.word_dropout:
             sources, inputs = self.drop_source.rows(sources, rng), self.drop_input.rows(inputs, rng)
-        return pad_pairs(sources, inputs, labels, self.context)
+        context = self.context
+        batch = pad_examples([Example(ids) for ids in sources], replace(context, padding="right"))
+        layout = pad_layout(
+            [len(ids) for ids in inputs], pad_to=context.pad_to, max_len=target_limit(context), multiple=WIDTH_MULTIPLE
+        )
+        mask = layout.mask()
+        pad = pad_id(context.target_special_ids or context.special_ids)
+        return replace(
+            batch,
+            decoder_input_ids=torch.from_numpy(layout.fill(inputs, pad)),
+            decoder_attention_mask=None if mask is None else torch.from_numpy(mask),
+            labels=torch.from_numpy(layout.fill(labels, IGNORED_LABEL)),
+            num_tokens=-1,  # count again, with the decoder's
+        )
 
 
 class Seq2Seq(DecoderObjective):
@@ -83,9 +95,6 @@ class Seq2Seq(DecoderObjective):
     metrics = ("loss", "accuracy", *decoded_metrics)
     predicts = "the target, token by token, and its end"
     unused_keys = (*IMAGE_KEYS, *LABEL_KEYS, "data.document_mask", "data.packing", "generator")
-
-    def __init__(self, options: Seq2SeqOptions, context: ObjectiveContext) -> None:
-        super().__init__(options, context, smoothing_kind=options.smoothing_kind)
 
     @property
     def collates_at_random(self) -> bool:
@@ -133,7 +142,9 @@ class RestoringObjective(DecoderObjective):
 
     def __init__(self, options: Any, context: ObjectiveContext) -> None:
         super().__init__(options, context)
-        self.separators_V = separators(context)
+        self.separators_V = context.special_V.copy()  # special tokens that are not part of a text
+        if context.special_ids.unk is not None:
+            self.separators_V[context.special_ids.unk] = False
         self.prefix, self.suffix = (np.array(ids, dtype=np.int64) for ids in context.frame)
         source_room = context.seq_len - len(self.prefix) - len(self.suffix)
         target_room = target_limit(context) - len(self.target.prefix)
@@ -158,36 +169,6 @@ def shift_right(target: np.ndarray, tokens: DecoderTokens) -> tuple[np.ndarray, 
     """(decoder's input ids, labels) [U] of a target that ends with eos."""
     inputs = np.concatenate([tokens.prefix, target[:-1]]).astype(np.int64)
     return inputs, np.append(inputs[1:], target[-1])
-
-
-def pad_pairs(
-    sources: Sequence[np.ndarray], inputs: Sequence[np.ndarray], labels: Sequence[np.ndarray], context: ObjectiveContext
-) -> Batch:
-    """Sources [t], decoder inputs [u] and labels [u] as one batch; masks are None where nothing is padded.
-
-    Raises ValueError for a source or a target that is longer than the context allows.
-    """
-    batch = pad_examples([Example(ids) for ids in sources], replace(context, padding="right"))
-    layout = pad_layout(
-        [len(ids) for ids in inputs], pad_to=context.pad_to, max_len=target_limit(context), multiple=WIDTH_MULTIPLE
-    )
-    mask = layout.mask()
-    pad = pad_id(context.target_special_ids or context.special_ids)
-    return replace(
-        batch,
-        decoder_input_ids=torch.from_numpy(layout.fill(inputs, pad)),
-        decoder_attention_mask=None if mask is None else torch.from_numpy(mask),
-        labels=torch.from_numpy(layout.fill(labels, IGNORED_LABEL)),
-        num_tokens=-1,  # count again, with the decoder's
-    )
-
-
-def separators(context: ObjectiveContext) -> np.ndarray:
-    """bool [V], True for special tokens that are not part of a text; the unknown token is part of it."""
-    table = context.special_V.copy()
-    if context.special_ids.unk is not None:
-        table[context.special_ids.unk] = False
-    return table
 
 
 def plain_text(sample: Example | np.ndarray, separators_V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

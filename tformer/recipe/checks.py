@@ -179,7 +179,7 @@ def _unfit_teaching(recipe: Recipe) -> Iterator[Problem]:
             text = f"found sequence, expected soft with the objective {options.kind}: only sources of pairs are decoded"
             yield Problem(("teacher", "kind"), text)
             return
-        if teacher.kind == "soft" and not options.objective.has_soft_loss():
+        if teacher.kind == "soft" and options.objective.soft_loss is Objective.soft_loss:
             text = f"found {teacher.path}, expected null with {options.kind}, which has no soft targets"
             yield Problem(("teacher", "path"), text)
 

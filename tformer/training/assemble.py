@@ -20,7 +20,7 @@ from tformer.model import Transformer
 from tformer.nn.init import hidden_matrices, tie_embeddings
 from tformer.nn.layer_norm import Norm
 from tformer.nn.own_rows import OwnRows
-from tformer.nn.stack import Block
+from tformer.nn.stack import Block, Stack
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.optim.ema import Ema
@@ -88,11 +88,11 @@ class PlannedBatches:
         while True:
             # Corruption and random padding depend on the place of the batch, never on earlier draws.
             draw = np.random.default_rng([self._recipe.seed, cursor.epoch, cursor.window, cursor.batch])
-            batches = [self._own_rows(cursor.epoch, ids, draw) for ids in self._micro_batches(cursor)]
+            batches = [self._collated(cursor.epoch, ids, draw) for ids in self._micro_batches(cursor)]
             cursor = self._plan.next(cursor)
             yield cursor, [batch.pin_memory() for batch in batches] if self._pinned else batches
 
-    def _own_rows(self, epoch: int, ids: np.ndarray, draw: np.random.Generator) -> Batch:
+    def _collated(self, epoch: int, ids: np.ndarray, draw: np.random.Generator) -> Batch:
         """This process's rows of the micro-batch of these samples. What is drawn for all rows is equal everywhere."""
         collate = self._objective.collate
         if self._world_size == 1:
@@ -170,10 +170,13 @@ class Models(nn.Module):
         return function()
 
     @property
+    def stacks(self) -> list[Stack]:
+        return [stack for model in self.all for stack in (model.encoder, model.decoder) if stack is not None]
+
+    @property
     def blocks(self) -> list[Block]:
         """The layers of all stacks."""
-        stacks = [stack for model in self.all for stack in (model.encoder, model.decoder) if stack is not None]
-        return [block for stack in stacks for block in stack.layers]
+        return [block for stack in self.stacks for block in stack.layers]
 
     @property
     def all(self) -> tuple[Transformer, ...]:
@@ -182,8 +185,7 @@ class Models(nn.Module):
     def skips_parameters(self, objective: Objective) -> bool:
         """Whether a step may leave parameters without a gradient: layers that are skipped, heads that are not used."""
         heads = sum(len(model.heads) for model in self.all)
-        stacks = [stack for model in self.all for stack in (model.encoder, model.decoder) if stack is not None]
-        return heads > len(objective.heads) or any(stack.layerdrop is not None for stack in stacks)
+        return heads > len(objective.heads) or any(stack.layerdrop is not None for stack in self.stacks)
 
     def trained_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Every parameter once by name, those of the generator with the prefix `generator.`."""
@@ -207,11 +209,10 @@ def make_models(recipe: Recipe, device: torch.device, *, dtype: torch.dtype, row
     main = build_model(recipe.model, num_labels=labels, device=maker, rows=rows)
     generator = None if recipe.generator is None else build_model(recipe.generator, device=maker, rows=rows)
     models = Models(main, generator)
+    for stack in models.stacks:
+        stack.checkpointing = recipe.training.activation_checkpointing
     for model in models.all:
         model.compute_dtype = dtype
-        for stack in (model.encoder, model.decoder):
-            if stack is not None:
-                stack.checkpointing = recipe.training.activation_checkpointing
         if rows is None:
             model.to(device)
     if generator is not None and "embedding.weight" not in tie_embeddings(generator, main):
@@ -293,12 +294,11 @@ def make_optimizer(
 
 def make_ema(recipe: Recipe, models: Models, shards: Shards | None = None) -> Ema | None:
     """The averages of the main model's weights, of shards those of this process's rows; None where recipe has none."""
-    training = recipe.training
+    if recipe.training.ema_decay is None:
+        return None
     parameters = models.main.named_parameters()
     own = parameters if shards is None else ((name, nn.Parameter(local(each))) for name, each in parameters)
-    if training.ema_decay is not None:
-        return Ema(own, decay=training.ema_decay)
-    return None
+    return Ema(own, decay=recipe.training.ema_decay)
 
 
 def layer_of(name: str) -> int | None:

@@ -134,10 +134,6 @@ class TrainingDisplay:
     def skipped(self, step: int) -> None:
         self.console.print(f"[yellow]step {step}: the gradient is not finite; the step is skipped[/]")
 
-    def note(self, text: str) -> None:
-        """Show one line of text without markup."""
-        self.console.print(text, markup=False)
-
     def sampled(self, step: int, text: str) -> None:
         """Record and show a sample of the model's output."""
         self._write_sample(step, text)

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tformer.checkpoint.tensor_files import TensorSpec, read_header
+from tformer.checkpoint.tensor_files import read_header
 from tformer.data.sources.files import FoundFile, decode_text, read_bytes, split_lines, unchanged
 from tformer.model import Transformer
 from tformer.optim.shards import Shards, local
@@ -77,11 +76,6 @@ class Vectors:
         for fit, numbers in ((OTHER_CASE, other), (SAME_CASE, same)):
             self.rows[numbers], self.found[numbers] = row, fit
 
-    def fill_from(self, other: Vectors) -> None:
-        """Take the vectors of the tokens that have none here."""
-        missing = (self.found == NONE) & (other.found != NONE)
-        self.rows[missing], self.found[missing] = other.rows[missing], other.found[missing]
-
     def coverage(self) -> str:
         """The tokens with a vector, for a message."""
         by_case = int((self.found == OTHER_CASE).sum())
@@ -120,7 +114,9 @@ def read_embeddings(recipe: Recipe, data: TrainingData, work: Work) -> dict[str,
             vectors = read_vectors(Path(path), tokenizer, columns=model.embedding.size or model.d_model, work=work)
         work.note(f"{path}: vectors of {vectors.coverage()}")
         if table in tables:
-            tables[table].fill_from(vectors)
+            shared = tables[table]
+            missing = (shared.found == NONE) & (vectors.found != NONE)
+            shared.rows[missing], shared.found[missing] = vectors.rows[missing], vectors.found[missing]
         else:
             tables[table] = vectors
     return tables
@@ -164,28 +160,22 @@ def _require_width(path: Path, found: int, expected: int) -> None:
 # -- text --------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Header:
-    """The first line of word2vec's text format."""
-
-    words: int
-    columns: int
-
-
 def _read_text(path: Path, vectors: Vectors, tokenizer: Tokenizer, work: Work) -> None:
     text = decode_text(read_bytes(path), name=str(path), errors="replace")
-    columns, header, words, number = vectors.rows.shape[1], None, 0, 0
+    columns, words, number = vectors.rows.shape[1], 0, 0
+    expected_words: int | None = None
     for number, line in enumerate(split_lines(text, name=str(path)), start=1):
         if number % LINES_BETWEEN_POLLS == 0:
             work.raise_if_stopped(f"while reading {path}")
         line = line.rstrip(" \n")
         if number == 1:
-            header = _header(line)
-            found = header.columns if header else _trailing_numbers(line)
+            counts = [whole_number(field) for field in line.split(" ", 2)]
+            is_header = len(counts) == 2 and None not in counts  # word2vec's: words and columns
+            expected_words, found = counts if is_header else (None, _trailing_numbers(line))
             if not found:
                 raise _damaged(path, number, line, f"found no numbers, expected a word and {columns} numbers")
             _require_width(path, found, columns)
-            if header is not None:
+            if is_header:
                 continue
         fields = line.rsplit(" ", columns)
         if len(fields) != columns + 1:
@@ -195,17 +185,11 @@ def _read_text(path: Path, vectors: Vectors, tokenizer: Tokenizer, work: Work) -
             vectors.put(ids, _numbers(path, number, line, fields[1:]))
     if not words:
         raise InputError(f"{path}: found no vector, expected a word and {columns} numbers in each line")
-    if header is not None and header.words != words:
+    if expected_words is not None and expected_words != words:
         raise InputError(
-            f"{path}:{number}: the file ends after {words:,} words, expected {header.words:,} as line 1 states",
+            f"{path}:{number}: the file ends after {words:,} words, expected {expected_words:,} as line 1 states",
             hint="the file is incomplete: copy or download it again",
         )
-
-
-def _header(line: str) -> _Header | None:
-    counts = [whole_number(field) for field in line.split(" ", 2)]
-    words, columns = counts if len(counts) == 2 else (None, None)
-    return None if words is None or columns is None else _Header(words, columns)
 
 
 def _trailing_numbers(line: str) -> int:
@@ -247,7 +231,10 @@ def _read_matrix(path: Path, vectors: Vectors, tokenizer: Tokenizer, work: Work)
     words = (Tokenizer.load(beside) if beside.is_file() else tokenizer).tokens
     with open_regular(path) as stream:
         header, specs = read_header(stream, name=str(path))
-        spec = _matrix(path, specs)
+        matrices = {spec.name: spec for spec in specs if len(spec.shape) == 2 and spec.dtype.is_floating_point}
+        if len(matrices) != 1 and TABLE not in matrices:
+            raise InputError(f"{path}: found {len(matrices)} matrices, expected a single one or one named {TABLE}")
+        spec = matrices[TABLE] if TABLE in matrices else next(iter(matrices.values()))
         count, columns = spec.shape
         _require_width(path, columns, vectors.rows.shape[1])
         if count < len(words):
@@ -268,10 +255,3 @@ def _read_matrix(path: Path, vectors: Vectors, tokenizer: Tokenizer, work: Work)
                     if not row.isfinite().all():
                         raise InputError(f"{path}: {spec.name} has a number that is not finite in the row of '{word}'")
                     vectors.put(ids, row)
-
-
-def _matrix(path: Path, specs: Sequence[TensorSpec]) -> TensorSpec:
-    matrices = {spec.name: spec for spec in specs if len(spec.shape) == 2 and spec.dtype.is_floating_point}
-    if len(matrices) != 1 and TABLE not in matrices:
-        raise InputError(f"{path}: found {len(matrices)} matrices, expected a single one or one named {TABLE}")
-    return matrices[TABLE] if TABLE in matrices else next(iter(matrices.values()))

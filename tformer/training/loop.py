@@ -198,7 +198,14 @@ class Trainer:
         loss = torch.zeros((), device=parts.device)
         terms: dict[str, Tensor] = {}
         parts.model.train()
-        self._begin_step(step)
+        about = Step(
+            number=step,
+            max_steps=self.training.max_steps,
+            warmup_steps=self.recipe.schedule.warmup_steps,
+            seed=random_key(self.recipe.seed, step),
+        )
+        for listener in self._step_listeners:
+            listener.begin_step(about)
         for index, host_batch in enumerate(micro_batches):
             batch = host_batch.to(parts.device, non_blocking=True)
             self._seed(step, index, batch)
@@ -234,17 +241,6 @@ class Trainer:
         if parts.parallel.agree(problem is not None):
             raise problem or OtherProcessError("another process of this training cannot read its data")
         return micro_batches
-
-    def _begin_step(self, number: int) -> None:
-        """Call `begin_step` of the modules that depend on the step."""
-        step = Step(
-            number=number,
-            max_steps=self.training.max_steps,
-            warmup_steps=self.recipe.schedule.warmup_steps,
-            seed=random_key(self.recipe.seed, number),
-        )
-        for listener in self._step_listeners:
-            listener.begin_step(step)
 
     def _global_counts(self, micro_batches: Sequence[Batch]) -> tuple[dict[str, int], int]:
         """The predictions of each term in the global batch (at least 1), and its tokens."""
@@ -366,19 +362,15 @@ class Trainer:
             if is_best:
                 state.best_score, state.best_step = self._score, state.step
             self.observer.validated({"split": "valid", "step": state.step, **values, "is_best": is_best})
-            self._update_stopping(values, is_best=is_best)
+            self.parts.schedule.observe(values["loss"])
+            state.bad_validations = 0 if is_best else state.bad_validations + 1
+            early = training.early_stopping
+            if early is not None and state.bad_validations >= early.patience:
+                state.finished = True
             state.validated = True
             if sample:
                 self.observer.sampled(state.step, sample)
         return True
-
-    def _update_stopping(self, values: dict[str, Any], *, is_best: bool) -> None:
-        """Update early stopping by the best metric, and the plateau schedule by the loss."""
-        state, early = self.state, self.training.early_stopping
-        self.parts.schedule.observe(values["loss"])
-        state.bad_validations = 0 if is_best else state.bad_validations + 1
-        if early is not None and state.bad_validations >= early.patience:
-            state.finished = True
 
     def _save_is_due(self) -> bool:
         minutes = self.training.save_every_minutes

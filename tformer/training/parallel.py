@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from inspect import signature
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -32,76 +32,52 @@ Run = Callable[[Callable[[], Any]], Any]
 """Calls a function without arguments inside the forward pass of the trained models, and returns its result."""
 
 
-class Parallel(Protocol):
-    """A group of processes, all of which must call the same methods in the same order.
+class Parallel:
+    """A group of processes, all of which must call the same methods in the same order; this base class: a group of one.
 
     Attributes:
         rank: number of this process, from 0.
         world_size: number of processes.
     """
 
-    @property
-    def rank(self) -> int: ...
-    @property
-    def world_size(self) -> int: ...
+    rank, world_size = 0, 1
 
     def sum(self, value: Tensor) -> Tensor:
         """The sum of `value` over all processes."""
+        return value
 
     def agree(self, flag: bool) -> bool:
         """True if `flag` is True in any process: all processes stop, fail and save together."""
+        return flag
 
     def own_rows(self) -> OwnRows | None:
         """What takes the rows of this process while models are made; None: each process has all rows."""
+        return None
 
     def shard(self, models: Models, rows: OwnRows | None, device: torch.device) -> Shards | None:
         """Spread models that were made with `rows` over the processes; before the optimizer is made."""
+        return None
 
     def wrap(self, models: nn.Module, *, some_unused: bool = False) -> Run:
         """Prepare models whose `forward(function)` returns `function()`. Backward passes then add up gradients.
 
         some_unused: a step may leave parameters without a gradient: heads without an objective, skipped layers.
         """
+        return lambda function: function()  # nothing to synchronise
 
     def accumulating(self, run: Run, *, last: bool) -> AbstractContextManager[Any]:
         """Around forward and backward of a micro-batch: gradients are exchanged in the `last` one of a step only."""
+        return nullcontext()
 
     def in_first(self, models: Models, function: Callable[[], Result]) -> Result | None:
         """What `function`, which runs the models without gradients, returns in process 0; None in the others.
 
         For work that is not divided: validation and samples. The others only send their rows of the weights.
         """
-
-
-class SingleProcess:
-    """A group of one process."""
-
-    rank = 0
-    world_size = 1
-
-    def sum(self, value: Tensor) -> Tensor:
-        return value
-
-    def agree(self, flag: bool) -> bool:
-        return flag
-
-    def own_rows(self) -> OwnRows | None:
-        return None
-
-    def shard(self, models: Models, rows: OwnRows | None, device: torch.device) -> Shards | None:
-        return None
-
-    def wrap(self, models: nn.Module, *, some_unused: bool = False) -> Run:
-        return lambda function: function()  # nothing to synchronise
-
-    def accumulating(self, run: Run, *, last: bool) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def in_first(self, models: Models, function: Callable[[], Result]) -> Result | None:
         return function()
 
 
-class ProcessGroup:
+class ProcessGroup(Parallel):
     """The default process group of torch.distributed: what all kinds of parallelism share.
 
     The group must exist. Flags and counts travel as CPU tensors, which wait for no GPU: with GPUs the group needs a
@@ -130,12 +106,6 @@ class DataParallel(ProcessGroup):
     def __init__(self, *, reduce_dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self._reduce_dtype = reduce_dtype
-
-    def own_rows(self) -> OwnRows | None:
-        return None
-
-    def shard(self, models: Models, rows: OwnRows | None, device: torch.device) -> Shards | None:
-        return None
 
     def wrap(self, models: nn.Module, *, some_unused: bool = False) -> Run:
         # torch 2.13 has a new name for the copy of buffers from process 0 at every forward. They are equal already.
@@ -209,7 +179,7 @@ class FullySharded(ProcessGroup):
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)  # gloo has no other sum
-        models._apply(partial(_with_memory, device=device))
+        models._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
         with torch.no_grad():
             for name, parameter in models.named_parameters():
                 local(parameter).copy_(kept.pop(name))
@@ -289,7 +259,7 @@ def parallel_of(options: Parallelism, *, machine_size: int = 1, compute_dtype: t
     machine_size: processes of one machine. compute_dtype: of the trained models.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
-        return SingleProcess()
+        return Parallel()
     reduce_dtype = DTYPES[options.reduce]
     if options.kind in ("auto", "ddp"):
         return DataParallel(reduce_dtype=reduce_dtype)
@@ -297,10 +267,6 @@ def parallel_of(options: Parallelism, *, machine_size: int = 1, compute_dtype: t
     return FullySharded(
         group_size=group_size, reshard=options.reshard, compute_dtype=compute_dtype, reduce_dtype=reduce_dtype
     )
-
-
-def _with_memory(tensor: Tensor, *, device: torch.device) -> Tensor:
-    return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor
 
 
 def sum_of(gradients: Tensor, dtype: torch.dtype) -> torch.futures.Future[Tensor]:

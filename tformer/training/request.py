@@ -13,6 +13,7 @@ from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import RunDirectory, is_run, list_runs
 from tformer.cost.duration import fitting
 from tformer.interop.opening import open_checkpoint
+from tformer.loading import load
 from tformer.objectives import OBJECTIVES, unused_keys
 from tformer.recipe import Resolved, load_recipe, recipe_from_yaml, recipe_to_yaml
 from tformer.recipe.data_defaults import choose_by_data
@@ -28,7 +29,6 @@ from tformer.training.options import TrainOptions
 from tformer.training.teacher import (
     check_teacher,
     describe_teacher,
-    open_teacher,
     uses_teacher_tokenizer,
     with_teacher_vocabulary,
 )
@@ -57,14 +57,6 @@ class Start(TrainingStart):
     out: Path | None = None
     may_exist: bool = False
     run: RunDirectory | None = None
-
-    def kept_heads(self, recipe: Recipe) -> frozenset[str]:
-        """The heads of `weights` that `recipe` can use: all, except a classifier with other labels."""
-        assert self.weights is not None
-        stored = self.weights.recipe
-        kinds = {head.kind for head in recipe.model.heads}
-        same_labels = stored.model.heads == recipe.model.heads and stored.data.labels == recipe.data.labels
-        return frozenset(kinds if same_labels else kinds - {"classifier"})
 
 
 @contextmanager
@@ -131,7 +123,11 @@ def _with_teacher(start: Start, section: Teacher, options: TrainOptions) -> Star
     """The start with the teacher loaded and its vocabulary in the recipe, which names the teacher's checkpoint."""
     recipe = start.recipe
     resumed = "it teaches this run to its end; to go on without it: --set teacher.path=null" if start.resumed else None
-    teacher = open_teacher(section, hint=resumed)
+    assert section.path is not None
+    try:
+        teacher = load(section.path)  # on the CPU
+    except InputError as error:
+        raise InputError(f"teacher.path: {error.message}", hint=resumed or error.hint) from error
     check_teacher(recipe, teacher)
     if start.resumed is None and start.weights is None:
         given, own = options.recipe_values().get("tokenizer.separate"), teacher.own_target_tokenizer is not None

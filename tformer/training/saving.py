@@ -8,7 +8,7 @@ atomic, its files hold pieces of tensors, aliases raise, and scalars are lost.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 from torch import Tensor, nn
@@ -35,6 +35,7 @@ class Checkpoints:
         shards: of weights that are spread over the processes; None: each process has all.
 
     Attributes:
+        saver: writes in the background.
         seconds: for which training has stood still.
     """
 
@@ -43,7 +44,7 @@ class Checkpoints:
         self._prepared, self._parts, self._shards, self._worker = prepared, parts, shards, worker
         self._recipe_yaml = recipe_to_yaml(prepared.recipe)
         background = prepared.recipe.training.save_in_background
-        self._saver = Saver(in_background=worker.world_size > 1 if background is None else background)
+        self.saver = Saver(in_background=worker.world_size > 1 if background is None else background)
         self._count = 0
 
     def bytes_needed(self) -> int:
@@ -58,7 +59,7 @@ class Checkpoints:
             StorageError: of this save, or of the previous one.
         """
         began = time.perf_counter()
-        self._saver.finish()
+        self.saver.finish()
         self._worker.share(lambda: None)  # the others wait for the leader without a time limit
         self._count += 1
         pieces = self._pieces()
@@ -69,25 +70,29 @@ class Checkpoints:
         )
         moved = {} if self._shards is None else self._shards.collect(pieces, division.writers)
         here = {key: pieces[key].tensor for key in division.own(self._worker.rank) if key not in moved}
-        own = {**moved, **self._saver.hold(here)}
-        together = Companions(self._worker, self._count, division, self._saver.gave_up)
+        own = {**moved, **self.saver.hold(here)}
+        together = Companions(self._worker, self._count, division, self.saver.gave_up)
         if self._worker.leads:
-            self._saver.save(self._leaders_save(run, state, score, own, together))
+            tokenizer, target = self._prepared.data.tokenizer, self._prepared.data.target_tokenizer
+            roles: dict[str, dict[str, Tensor]] = {"weights": {}}
+            for (role, name), tensor in own.items():
+                roles.setdefault(role, {})[name] = tensor
+            contents = CheckpointContents(
+                **roles,
+                tied=self._parts.model.main.tied_names(),
+                recipe_yaml=self._recipe_yaml,
+                tokenizer_json=None if tokenizer is None else tokenizer.to_json(),
+                trainer=state.to_json(),
+                score=score,
+                tokenizer_sha256=None if tokenizer is None else tokenizer.sha256,
+                target_tokenizer_json=None if target is None else target.to_json(),
+                target_tokenizer_sha256=None if target is None else target.sha256,
+            )
+            keep, others = self._prepared.recipe.training.keep_last, together if self._worker.world_size > 1 else None
+            self.saver.save(partial(save_checkpoint, run, state.step, contents, keep_last=keep, together=others))
         elif own:
-            self._saver.save(partial(together.write_part, run.checkpoints_path, own))
+            self.saver.save(partial(together.write_part, run.checkpoints_path, own))
         self.seconds += time.perf_counter() - began
-
-    def finish(self) -> None:
-        """Wait until the last checkpoint is on disk."""
-        self._saver.finish()
-
-    def raise_if_failed(self) -> None:
-        """Raise the error of a save in the background."""
-        self._saver.raise_if_failed()
-
-    def give_up(self) -> None:
-        """No longer wait for the files of other processes, of which one has ended."""
-        self._saver.give_up()
 
     def restore(self, checkpoint: Checkpoint, state: TrainerState) -> None:
         """Load optimizer, schedule, loss scale and averages. Where weights are spread, a process reads only its rows.
@@ -110,15 +115,12 @@ class Checkpoints:
                 f"{checkpoint.path} has no averaged weights to resume from: its recipe sets training.ema_decay",
                 hint="start a new run from its weights with --init-from",
             )
-        parts.ema.load_state(self._averages(checkpoint))
-
-    def _averages(self, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
-        """What this process has of the averaged weights."""
         if self._shards is None:
             averages = checkpoint.ema() or {}
-            return {name: tensor for name, tensor in averages.items() if name not in checkpoint.tied}
-        rows = {name: self._shards.rows(spec.shape[0]) for name, spec in checkpoint.specs("ema").items()}
-        return self._rows(checkpoint, "ema", rows)
+            parts.ema.load_state({name: each for name, each in averages.items() if name not in checkpoint.tied})
+        else:
+            rows = {name: self._shards.rows(spec.shape[0]) for name, spec in checkpoint.specs("ema").items()}
+            parts.ema.load_state(self._rows(checkpoint, "ema", rows))
 
     def _rows(self, checkpoint: Checkpoint, role: str, wanted: Mapping[str, slice]) -> dict[str, Tensor]:
         return checkpoint.rows(role, wanted, rank=self._worker.rank, processes=self._worker.world_size)
@@ -145,36 +147,3 @@ class Checkpoints:
             return self._shards.piece(parameter, tensor)
         whole = parameter if tensor is None else tensor
         return Piece(whole.detach(), whole.shape)
-
-    def _leaders_save(
-        self,
-        run: RunDirectory,
-        state: TrainerState,
-        score: float | None,
-        own: Mapping[Name, Tensor],
-        together: Companions,
-    ) -> Callable[[], object]:
-        """A function that writes the checkpoint of this process, which leads, and of the others."""
-        prepared = self._prepared
-        tokenizer, target = prepared.data.tokenizer, prepared.data.target_tokenizer
-        roles: dict[str, dict[str, Tensor]] = {"weights": {}}
-        for (role, name), tensor in own.items():
-            roles.setdefault(role, {})[name] = tensor
-        return partial(
-            save_checkpoint,
-            run,
-            state.step,
-            CheckpointContents(
-                **roles,
-                tied=self._parts.model.main.tied_names(),
-                recipe_yaml=self._recipe_yaml,
-                tokenizer_json=None if tokenizer is None else tokenizer.to_json(),
-                trainer=state.to_json(),
-                score=score,
-                tokenizer_sha256=None if tokenizer is None else tokenizer.sha256,
-                target_tokenizer_json=None if target is None else target.to_json(),
-                target_tokenizer_sha256=None if target is None else target.sha256,
-            ),
-            keep_last=prepared.recipe.training.keep_last,
-            together=together if self._worker.world_size > 1 else None,
-        )

@@ -22,7 +22,6 @@ from tformer.decoding.inference import state_of_kernels
 from tformer.loading import load_body, load_generator, load_weights
 from tformer.model import Transformer
 from tformer.objectives.base import Objective
-from tformer.optim.shards import Shards
 from tformer.recipe import recipe_to_data, recipe_to_yaml
 from tformer.support.device import bound_products
 from tformer.support.errors import InputError, Interrupted
@@ -117,7 +116,10 @@ class Session:
         recipe, data, device, dtype = prepared.recipe, prepared.data, prepared.device, prepared.precision.dtype
         self.parallel = parallel_of(prepared.parallel, machine_size=worker.local_size, compute_dtype=dtype)
         self.state = self._first_state()
-        self.models, self.shards = self._make_models()
+        rows = self.parallel.own_rows()  # with several processes, perhaps this one has only some of the weights
+        self.models = assemble.make_models(recipe, device, dtype=dtype, rows=rows)
+        assemble.require_separate_rows(self.models, self.parallel.world_size)
+        self.shards = self.parallel.shard(self.models, rows, device)
         self.model: Transformer = self.models.main
         self._start_weights()
         self.objective = assemble.make_objective(recipe, data.context, self.models)
@@ -135,7 +137,14 @@ class Session:
         if prepared.start.resumed is not None:
             self.checkpoints.restore(prepared.start.resumed, self.state)
         self.run = self._open_run()
-        self.loggers = self._open_loggers(log_to)
+        logged = LoggedRun(
+            path=self.run.path,
+            first_step=self.state.step,
+            recipe=recipe_to_data(recipe),
+            recipe_yaml=recipe_to_yaml(recipe),
+            environment=self.run.environment() or {},
+        )
+        self.loggers = Loggers(log_to, logged, self.work.note, enabled=worker.leads)
 
     def _first_state(self) -> TrainerState:
         """The state at the beginning, or of the checkpoint that is resumed.
@@ -181,14 +190,6 @@ class Session:
             ema=assemble.make_ema(recipe, self.models, self.shards),
         )
 
-    def _make_models(self) -> tuple[assemble.Models, Shards | None]:
-        """Models with random weights; with several processes, perhaps this one's rows of them."""
-        rows = self.parallel.own_rows()
-        recipe, device, dtype = self.prepared.recipe, self.prepared.device, self.prepared.precision.dtype
-        models = assemble.make_models(recipe, device, dtype=dtype, rows=rows)
-        assemble.require_separate_rows(models, self.parallel.world_size)
-        return models, self.parallel.shard(models, rows, device)
-
     def _start_weights(self) -> None:
         """Weights to resume or fine-tune from, or token vectors; a new regression head's bias is the scores' mean."""
         start, data, model = self.prepared.start, self.prepared.data, self.model
@@ -199,7 +200,10 @@ class Session:
                 load_generator(self.models.generator, start.resumed, shards=self.shards)
             fresh_heads = False
         elif start.weights is not None:
-            keep = start.kept_heads(self.prepared.recipe)
+            own, stored = self.prepared.recipe, start.weights.recipe
+            keep = {head.kind for head in own.model.heads}
+            if (stored.model.heads, stored.data.labels) != (own.model.heads, own.data.labels):
+                keep -= {"classifier"}  # its labels are others
             fresh = load_body(model, start.weights, keep_heads=keep, shards=self.shards)
             new = list(dict.fromkeys(name.split(".")[1] for name in fresh))
             kept, fresh_heads = [head for head in model.heads if head not in new], bool(new)
@@ -273,17 +277,6 @@ class Session:
             raise
         return run
 
-    def _open_loggers(self, names: Sequence[str]) -> Loggers:
-        """The loggers of --log-to, in the first of several processes."""
-        logged = LoggedRun(
-            path=self.run.path,
-            first_step=self.state.step,
-            recipe=recipe_to_data(self.prepared.recipe),
-            recipe_yaml=recipe_to_yaml(self.prepared.recipe),
-            environment=self.run.environment() or {},
-        )
-        return Loggers(names, logged, self.work.note, enabled=self.worker.leads)
-
     def train(self, *, stop_at_step: int | None = None) -> dict[str, Any]:
         """Run the loop to its end, or to `stop_at_step`; return the summary. Raises Interrupted after a checkpoint."""
         prepared, training = self.prepared, self.prepared.recipe.training
@@ -327,7 +320,7 @@ class Session:
         try:
             with display, check:
                 state = trainer.run()
-                self.checkpoints.finish()
+                self.checkpoints.saver.finish()
                 self.worker.share(lambda: None)  # the others leave when the leader has saved
             status = "finished" if state.finished or state.step >= training.max_steps else "stopped"
         except InputError as error:  # data that can no longer be read
@@ -337,10 +330,10 @@ class Session:
             raise
         except Exception as error:
             if is_lost(error):
-                self.checkpoints.give_up()
+                self.checkpoints.saver.give_up()  # no longer wait for the files of a process that has ended
             raise
         finally:
-            self.checkpoints.finish()
+            self.checkpoints.saver.finish()
             self.batches.close()
             self.loggers.close(status)
         return self._conclude(state, first_step, trainer.last_step)
@@ -445,7 +438,7 @@ class Session:
     def _check(self, data: BackgroundCheck) -> None:
         """Raise the error of a thread that reads the data or writes a checkpoint."""
         data.raise_if_damaged()
-        self.checkpoints.raise_if_failed()
+        self.checkpoints.saver.raise_if_failed()
 
 
 def _global_batch_text(sizes: list[int | None]) -> str:

@@ -9,11 +9,9 @@ import torch
 
 from tformer.build import build_model
 from tformer.decoding.inference import cast_matrices
-from tformer.loading import Loaded, decoder_tokens_of, load
+from tformer.loading import Loaded, decoder_tokens_of
 from tformer.model import Transformer
-from tformer.nn.heads import HeadOptions
 from tformer.nn.stack import Block
-from tformer.objectives import distillation
 from tformer.objectives.base import Objective
 from tformer.objectives.distillation import Distillation, LayerPair, teacher_layer
 from tformer.recipe.recipe import Recipe, SpecialTokens
@@ -39,24 +37,21 @@ def check_teacher(recipe: Recipe, teacher: Loaded) -> None:
                 f"{has} has model.{part}, {lacks} has none",
                 hint=f"a student of its kind: --arch {own.arch}",
             )
+    heads = {head.kind: head for head in own.model.heads}
     for objective in recipe.objectives:
-        _check_head(objective.kind, objective.objective.head, teacher)
+        wanted = objective.objective.head
+        if wanted.kind not in heads:
+            raise InputError(
+                f"teacher: {teacher.path} has no head of kind {wanted.kind}, which the objective {objective.kind} "
+                f"learns from; it has {', '.join(heads) or 'none'}",
+                hint="train or fine-tune the teacher with the student's objective first",
+            )
+        if heads[wanted.kind].label_kind != wanted.label_kind:
+            found = "several labels" if heads[wanted.kind].label_kind == "labels" else "one label"
+            raise InputError(f"teacher: {teacher.path} gives each example {found}, the objective is {objective.kind}")
     if section.kind == "soft":
         _check_inputs(recipe, teacher)
         _check_layers(recipe, teacher)
-
-
-def _check_head(kind: str, wanted: HeadOptions, teacher: Loaded) -> None:
-    heads = {head.kind: head for head in teacher.recipe.model.heads}
-    if wanted.kind not in heads:
-        raise InputError(
-            f"teacher: {teacher.path} has no head of kind {wanted.kind}, which the objective {kind} learns from; it "
-            f"has {', '.join(heads) or 'none'}",
-            hint="train or fine-tune the teacher with the student's objective first",
-        )
-    if heads[wanted.kind].label_kind != wanted.label_kind:
-        found = "several labels" if heads[wanted.kind].label_kind == "labels" else "one label"
-        raise InputError(f"teacher: {teacher.path} gives each example {found}, the objective is {kind}")
 
 
 def _check_inputs(recipe: Recipe, teacher: Loaded) -> None:
@@ -122,7 +117,11 @@ def _check_layers(recipe: Recipe, teacher: Loaded) -> None:
 
 
 def _check_attention(pair: LayerPair, student: Transformer, teacher: Transformer) -> None:
-    layers = [_attention_of(model, tap) for model, tap in zip((student, teacher), pair, strict=True)]
+    side, number, kind, _ = pair.student.split(".")
+    other = int(pair.teacher.split(".")[1])
+    layers: list[Any] = [
+        getattr(getattr(model, side).layers[place], kind) for model, place in ((student, int(number)), (teacher, other))
+    ]
     for who, name, layer in zip(("student", "teacher"), pair, layers, strict=True):
         if not layer.mechanism.reads_dense_mask:
             raise InputError(
@@ -132,17 +131,11 @@ def _check_attention(pair: LayerPair, student: Transformer, teacher: Transformer
             )
     ours, theirs = (layer.num_heads for layer in layers)
     if ours != theirs:
-        side, number, *_ = pair.student.split(".")
         raise InputError(
             f"teacher.attention: layer {number} of the student's {side} has {ours} heads, the teacher's {theirs}: "
             "attention of different heads cannot be compared",
             hint=f"--set model.{side}.num_heads={theirs}, or teacher.attention=0",
         )
-
-
-def _attention_of(model: Transformer, tap: str) -> Any:
-    side, number, kind, _ = tap.split(".")
-    return getattr(getattr(model, side).layers[int(number)], kind)
 
 
 def layer_pairs(student: Transformer, teacher: Transformer, what: str) -> list[LayerPair]:
@@ -219,15 +212,6 @@ def label_order(recipe: Recipe, teacher: Loaded) -> list[int] | None:
     return [theirs.index(name) for name in ours]
 
 
-def open_teacher(section: TeacherSection, *, hint: str | None = None) -> Loaded:
-    """The model at `teacher.path`, on the CPU. Raises InputError, with `hint` if given, when it cannot be loaded."""
-    assert section.path is not None
-    try:
-        return load(section.path)
-    except InputError as error:
-        raise InputError(f"teacher.path: {error.message}", hint=hint or error.hint) from error
-
-
 def with_teacher_vocabulary(recipe: Recipe, teacher: Loaded) -> Recipe:
     """The student's recipe with the teacher's vocabularies and image statistics where it sets none."""
     tokenizer, model, data = recipe.tokenizer, recipe.model, recipe.data
@@ -283,7 +267,8 @@ def make_distillation(
     order = label_order(recipe, teacher)
     return Distillation(
         inner,
-        distillation.Teacher(wrap(model), None if order is None else torch.tensor(order, device=device)),
+        wrap(model),
+        order_L=None if order is None else torch.tensor(order, device=device),
         temperature=section.temperature,
         alpha=section.alpha,
         hidden=section.hidden,

@@ -28,7 +28,7 @@ from tformer.support.errors import InputError
 from tformer.tokenizer.special import SpecialIds, decoder_tokens
 from tformer.training import assemble
 from tformer.training.loop import Components, Hooks, Trainer
-from tformer.training.parallel import SingleProcess
+from tformer.training.parallel import Parallel
 from tformer.training.state import LossScaler, TrainerState
 
 SPECIAL = SpecialIds(pad=0, bos=1, eos=2, unk=3, cls=1, sep=2, mask=4)
@@ -157,7 +157,7 @@ class Training(Contender):
                 optimizer=assemble.make_optimizer(recipe, models, task.device),
                 schedule=assemble.make_schedule(recipe),
                 scaler=LossScaler(enabled=self.precision == "fp16"),
-                parallel=SingleProcess(),
+                parallel=Parallel(),
                 device=task.device,
             ),
             Hooks(validate=dict, sample=lambda _: "", save=lambda *_: None, should_stop=self._should_stop),
