@@ -66,10 +66,10 @@ def test_bad_usage_is_one_line_and_exit_2(words: list[object], message: str, cli
 def test_options_of_a_plan() -> None:
     plan = Plan(keep=3, strategy="search", max_trials=7, heads="0.25")
     plan.check()
-    assert plan.head_amount == 0.25 and plan.trials == 7 and plan.needs_data and plan.searches
+    assert plan.head_amount == 0.25 and plan.needs_data and plan.cuts_layers
     named = Plan(drop_layers=" 1, 3")
     named.check()
-    assert named.dropped_layers == (1, 3) and not named.needs_data and named.trials == 100
+    assert named.dropped_layers == (1, 3) and not named.needs_data
     assert Plan(heads="4", heads_per_layer="free").head_amount == 4
 
 

@@ -41,16 +41,16 @@ LEARNED_RATES = "layerdrop."
 
 def cut_layers(model: Model, kept: Mapping[str, Sequence[int]]) -> Model:
     """The recipe's model with only these layers of each stack."""
-    return model.model_copy(update={side: _with_layers(getattr(model, side), layers) for side, layers in kept.items()})
-
-
-def _with_layers(section: Stack, kept: Sequence[int]) -> Stack:
-    new_number = {old: new for new, old in enumerate(kept)}
-    layers = {new_number[old]: options for old, options in section.layers.items() if old in new_number}
-    updates: dict[str, Any] = {"num_layers": len(kept), "layers": layers}
-    if section.learns_layerdrop:
-        updates["layerdrop"] = section.layerdrop_rate
-    return section.model_copy(update=updates)
+    stacks = {}
+    for side, layers in kept.items():
+        section: Stack = getattr(model, side)
+        new_number = {old: new for new, old in enumerate(layers)}
+        overrides = {new_number[old]: options for old, options in section.layers.items() if old in new_number}
+        updates: dict[str, Any] = {"num_layers": len(layers), "layers": overrides}
+        if section.learns_layerdrop:
+            updates["layerdrop"] = section.layerdrop_rate
+        stacks[side] = section.model_copy(update=updates)
+    return model.model_copy(update=stacks)
 
 
 def redrawn_layers(section: Stack, kept: Sequence[int], *, path: str) -> list[int]:
@@ -81,26 +81,25 @@ def cut_layer_weights(weights: Mapping[str, Tensor], kept: Mapping[str, Sequence
 
 def cut_heads(model: Model, kept: Mapping[str, Sequence[LayerHeads]]) -> Model:
     """The recipe's model with the numbers of heads that stay; layers that differ from the most common get overrides."""
-    return model.model_copy(update={side: _with_heads(model, side, layers) for side, layers in kept.items()})
-
-
-def _with_heads(model: Model, side: str, kept: Sequence[LayerHeads]) -> Stack:
-    section: Stack = getattr(model, side)
-    counts = [len(layer.self_attention) for layer in kept]
-    [(common, _)] = Counter(counts).most_common(1)
-    layers = {layer: {**options} for layer, options in section.layers.items()}
-    for layer, count in enumerate(counts):
-        options = layers.setdefault(layer, {})
-        options.pop("num_heads", None)
-        if count != common:
-            options["num_heads"] = count
-    updates = {
-        "num_heads": common,
-        "num_kv_heads": None,
-        "head_dim": resolve_sizes(model, side).head_dim,
-        "layers": {layer: layers[layer] for layer in sorted(layers) if layers[layer]},
-    }
-    return section.model_copy(update=updates)
+    stacks = {}
+    for side, kept_of_layers in kept.items():
+        section: Stack = getattr(model, side)
+        counts = [len(layer.self_attention) for layer in kept_of_layers]
+        [(common, _)] = Counter(counts).most_common(1)
+        layers = {layer: {**options} for layer, options in section.layers.items()}
+        for layer, count in enumerate(counts):
+            options = layers.setdefault(layer, {})
+            options.pop("num_heads", None)
+            if count != common:
+                options["num_heads"] = count
+        updates = {
+            "num_heads": common,
+            "num_kv_heads": None,
+            "head_dim": resolve_sizes(model, side).head_dim,
+            "layers": {layer: layers[layer] for layer in sorted(layers) if layers[layer]},
+        }
+        stacks[side] = section.model_copy(update=updates)
+    return model.model_copy(update=stacks)
 
 
 def cut_head_weights(
@@ -139,11 +138,6 @@ def _sliced(weights: Mapping[str, Tensor], prefix: str, module: MultiHeadAttenti
 def _rows(heads: Sequence[int], size: int) -> Tensor:
     """The rows of some heads in a projection with `size` rows a head."""
     return (torch.tensor(heads).unsqueeze(1) * size + torch.arange(size)).flatten()
-
-
-def stored_weights(checkpoint: Checkpoint) -> Weights:
-    """The stored weights, averaged where there are averages; tied ones are one tensor."""
-    return checkpoint.weights() | (checkpoint.ema() or {})
 
 
 def with_model(recipe: Recipe, model: Model) -> Recipe:

@@ -114,6 +114,7 @@ def _entrances(attentions: dict[str, MultiHeadAttention]) -> Iterator[dict[str, 
 
 
 PROJECTIONS = frozenset({"qkv", "q", "kv", "out"})
+"""Heads can be removed from an attention that stores nothing else."""
 
 
 @dataclass(frozen=True)
@@ -159,17 +160,12 @@ def require_prunable_heads(model: Model, built: Transformer, sides: Sequence[str
                     hint="prune layers instead",
                 )
             for module in (attention, block.cross_attention):
-                if module is not None and not _is_bare(module):
+                if module is not None and not {name.split(".")[0] for name in module.state_dict()} <= PROJECTIONS:
                     raise InputError(
                         f"--drop-heads: model.{side}.attention.kind is {section.attention.kind}, which has more to its "
                         "heads than projections",
                         hint="prune layers instead",
                     )
-
-
-def _is_bare(attention: MultiHeadAttention) -> bool:
-    """Whether an attention stores the projections of queries, keys, values and output only."""
-    return {name.split(".")[0] for name in attention.state_dict()} <= PROJECTIONS
 
 
 def choose_heads(
@@ -197,7 +193,20 @@ def choose_heads(
             f"--drop-heads {amount:g}: at most {total - least} of {total} heads can be removed: every layer keeps one",
             hint="--drop-layers takes whole layers out",
         )
-    counts = _even(slots, wanted / total) if per_layer == "even" else _free(slots, wanted)
+    counts = {side: [len(layer) for layer in layers] for side, layers in slots.items()}
+    if per_layer == "even":
+        share = wanted / total
+        counts = {side: [max(1, n - math.floor(n * share + 0.5)) for n in layers] for side, layers in counts.items()}
+    else:
+        removable = sorted(  # the least important first; of equal ones the deepest
+            (score, -number, -layer, side)
+            for side, layers in slots.items()
+            for layer, scores in enumerate(layers)
+            for number, score in enumerate(scores)
+            if number
+        )
+        for _, _, layer, side in removable[:wanted]:
+            counts[side][-layer] -= 1
     kept = {
         side: [
             LayerHeads(**{name: _best(scores, count) for name, scores in layer.items()})
@@ -218,28 +227,6 @@ def _slots(layer: Mapping[str, Tensor]) -> list[float]:
     """[H] importances in falling order: the k-th best of each attention of the layer, averaged."""
     ranked = [sorted(scores.tolist(), reverse=True) for scores in layer.values()]
     return [sum(column) / len(column) for column in zip(*ranked, strict=True)]
-
-
-def _even(slots: Mapping[str, list[list[float]]], share: float) -> dict[str, list[int]]:
-    return {
-        side: [max(1, len(layer) - math.floor(len(layer) * share + 0.5)) for layer in layers]
-        for side, layers in slots.items()
-    }
-
-
-def _free(slots: Mapping[str, list[list[float]]], wanted: int) -> dict[str, list[int]]:
-    """Number of heads that stay in each layer when the `wanted` least important are removed, deepest first if equal."""
-    removable = sorted(
-        (score, -number, -layer, side)
-        for side, layers in slots.items()
-        for layer, scores in enumerate(layers)
-        for number, score in enumerate(scores)
-        if number
-    )
-    counts = {side: [len(layer) for layer in layers] for side, layers in slots.items()}
-    for _, _, layer, side in removable[:wanted]:
-        counts[side][-layer] -= 1
-    return counts
 
 
 def _best(scores: Tensor, count: int) -> tuple[int, ...]:

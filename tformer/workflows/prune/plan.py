@@ -113,25 +113,13 @@ class Plan:
         return amount
 
     @property
-    def names_layers(self) -> bool:
-        return self.keep_layers is not None or self.drop_layers is not None
-
-    @property
     def cuts_layers(self) -> bool:
-        return self.names_layers or self.keep is not None or self.rate is not None
-
-    @property
-    def searches(self) -> bool:
-        return self.strategy == "search"
-
-    @property
-    def trials(self) -> int:
-        return 100 if self.max_trials is None else self.max_trials
+        return any(way is not None for way in (self.keep_layers, self.drop_layers, self.keep, self.rate))
 
     @property
     def needs_data(self) -> bool:
         """Whether the choice of layers or heads depends on data."""
-        return self.heads is not None or self.searches
+        return self.heads is not None or self.strategy == "search"
 
 
 def _numbers(flag: str, text: str | None) -> tuple[int, ...] | None:

@@ -35,7 +35,6 @@ from tformer.workflows.prune.cut import (
     cut_layers,
     rebuilt,
     redrawn_layers,
-    stored_weights,
     with_model,
     write_pruned,
 )
@@ -53,6 +52,7 @@ from tformer.workflows.prune.layers import (
 )
 from tformer.workflows.prune.plan import Plan
 
+MAX_TRIALS = 100
 ScoreNow = Callable[[], Score]
 """The current model's score, lower is better."""
 
@@ -64,7 +64,7 @@ def check_plan(loaded: Loaded, plan: Plan) -> None:
     if plan.heads is not None:
         require_prunable_heads(section, model, sides)
     if plan.cuts_layers:
-        dry = replace(plan, strategy="every-other", max_trials=None) if plan.searches else plan
+        dry = replace(plan, strategy="every-other", max_trials=None) if plan.strategy == "search" else plan
         choose_layers(model, section, sides, dry, score=lambda: (), work=QUIET)
 
 
@@ -81,12 +81,16 @@ def choose_layers(
     Raises:
         InputError: the plan does not fit the stacks, or no layer would be removed.
     """
-    if plan.strategy == "learned":
-        _require_learned(section, sides)
+    for side in sides if plan.strategy == "learned" else ():
+        if not getattr(section, side).learns_layerdrop:
+            raise InputError(
+                f"--strategy learned: model.{side}.layerdrop of this model has no learned rates",
+                hint="train with layerdrop: {rate: 0.2, learned: true}, or choose every-other or search",
+            )
     choices: dict[str, LayerChoice] = {}
     for side in sides:
         count = len(getattr(model, side).layers)
-        if plan.names_layers:
+        if plan.keep_layers is not None or plan.drop_layers is not None:
             choices[side] = named_layers(count, keep=plan.kept_layers, drop=plan.dropped_layers, side=side)
             continue
         kept = num_kept(count, keep=plan.keep, rate=plan.rate, side=side)
@@ -97,7 +101,12 @@ def choose_layers(
         else:
             choices[side] = every_other(count, kept)
     if not any(choice.dropped for choice in choices.values()):
-        _refuse_nothing(choices)
+        numbers = " and ".join(f"the {side} has {choice.num_layers}" for side, choice in choices.items())
+        if max(choice.num_layers for choice in choices.values()) == 1:
+            raise InputError(
+                f"nothing can be pruned: {numbers} layer, which must stay", hint="--drop-heads prunes heads"
+            )
+        raise InputError(f"nothing would be removed: {numbers} layers, and all would stay", hint="name fewer to keep")
     return choices
 
 
@@ -114,7 +123,8 @@ def _search(
     """The best subset of one stack's layers; a stack that was searched before runs with its chosen layers."""
     stack = getattr(model, side)
     count = len(stack.layers)
-    total, done = num_trials(count, kept, max_trials=plan.trials), 0
+    max_trials = MAX_TRIALS if plan.max_trials is None else plan.max_trials
+    total, done = num_trials(count, kept, max_trials=max_trials), 0
 
     def measure(subset: tuple[int, ...]) -> Score:
         nonlocal done
@@ -127,24 +137,7 @@ def _search(
     with ExitStack() as others:
         for other, choice in chosen.items():
             others.enter_context(only_layers(getattr(model, other), choice.kept))
-        return search_layers(count, kept, measure, max_trials=plan.trials)
-
-
-def _require_learned(section: Model, sides: tuple[str, ...]) -> None:
-    for side in sides:
-        if not getattr(section, side).learns_layerdrop:
-            raise InputError(
-                f"--strategy learned: model.{side}.layerdrop of this model has no learned rates",
-                hint="train with layerdrop: {rate: 0.2, learned: true}, or choose every-other or search",
-            )
-
-
-def _refuse_nothing(choices: Mapping[str, LayerChoice]) -> None:
-    counts = [choice.num_layers for choice in choices.values()]
-    sides = " and ".join(f"the {side} has {choice.num_layers}" for side, choice in choices.items())
-    if max(counts) == 1:
-        raise InputError(f"nothing can be pruned: {sides} layer, which must stay", hint="--drop-heads prunes heads")
-    raise InputError(f"nothing would be removed: {sides} layers, and all would stay", hint="name fewer to keep")
+        return search_layers(count, kept, measure, max_trials=max_trials)
 
 
 Importance = dict[str, list[Mapping[str, Tensor]]]
@@ -195,7 +188,18 @@ class Pruned:
     notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON document of `--json`."""
+        """The JSON document of `--json`; with the importance of the heads in every layer that stays."""
+        heads: dict[str, Any] | None = None
+        if self.heads is not None:
+            heads = {"before": self.heads.before, "after": self.heads.after, "per_layer": self.heads.per_layer}
+            for side, layers in self.heads.layers.items():
+                heads[side] = [
+                    {
+                        attention: {"importance": importance.tolist(), "kept": list(kept.of(attention))}
+                        for attention, importance in scores.items()
+                    }
+                    for kept, scores in zip(layers, self.importance[side], strict=True)
+                ]
         return {
             "path": str(self.path),
             "step": self.step,
@@ -211,27 +215,13 @@ class Pruned:
                 }
                 for side, choice in self.layers.items()
             },
-            "heads": None if self.heads is None else self._heads_document(self.heads),
+            "heads": heads,
             "data": self.data,
             "metric": self.metric,
             "before": self.before,
             "after": self.after,
             "notes": self.notes,
         }
-
-    def _heads_document(self, heads: HeadChoice) -> dict[str, Any]:
-        """Counts, and for every layer that stays the importance of its heads and those that stay."""
-        stacks = {
-            side: [
-                {
-                    attention: {"importance": importance.tolist(), "kept": list(kept.of(attention))}
-                    for attention, importance in scores.items()
-                }
-                for kept, scores in zip(layers, self.importance[side], strict=True)
-            ]
-            for side, layers in heads.layers.items()
-        }
-        return {"before": heads.before, "after": heads.after, "per_layer": heads.per_layer, **stacks}
 
 
 def prune(
@@ -257,134 +247,104 @@ def prune(
         Interrupted: `work` was stopped; nothing is written.
     """
     assert held_out is not None or not (plan.needs_data or evaluate)
-    return _Pruning(loaded, plan, Path(out), held_out, evaluate, work).run()
+    check_plan(loaded, plan)
+    out = Path(out)
+    require_new(out)
+    files.require_writable_folder(out)
+    checkpoint, sides = open_checkpoint(loaded.path), stacks_of(loaded.model, plan.stack)
+    recipe, model = loaded.recipe, loaded.model  # after the cuts so far
 
+    def raise_if_stopped() -> None:
+        if work.should_stop():
+            raise Interrupted("pruning interrupted, nothing written", signal_number=signal.SIGINT)
 
-@dataclass
-class _Pruning:
-    """State of one call of `prune`: recipe, model and weights after the cuts so far."""
-
-    loaded: Loaded
-    plan: Plan
-    out: Path
-    held_out: HeldOut | None
-    evaluate: bool
-    work: Work
-    notes: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        check_plan(self.loaded, self.plan)
-        require_new(self.out)
-        files.require_writable_folder(self.out)
-        self.sides = stacks_of(self.loaded.model, self.plan.stack)
-        self.checkpoint = open_checkpoint(self.loaded.path)
-        self.recipe, self.model = self.loaded.recipe, self.loaded.model
-
-    def run(self) -> Pruned:
-        plan = self.plan
-        before = self._measure()
-        layers = self._layers()
-        weights = stored_weights(self.checkpoint)
-        if layers:
-            kept = {side: choice.kept for side, choice in layers.items()}
-            weights = cut_layer_weights(weights, kept)
-            self.recipe = with_model(self.recipe, cut_layers(self.recipe.model, kept))
-            self.model = rebuilt(self.loaded, self.recipe, weights)
-        heads, importance = None, Importance()
-        if plan.head_amount is not None:
-            importance = self._importance()
-            heads = choose_heads(importance, amount=plan.head_amount, per_layer=plan.heads_per_layer or "even")
-            weights = cut_head_weights(weights, self.model, heads.layers)
-            self.recipe = with_model(self.recipe, cut_heads(self.recipe.model, heads.layers))
-            self.model = rebuilt(self.loaded, self.recipe, weights)
-        self._note(layers, heads)
-        after = self._measure()
-        pruned = {
-            "layers": {side: list(choice.kept) for side, choice in layers.items()},
-            "heads": None if heads is None else {"before": heads.before, "after": heads.after},
-        }
-        self._raise_if_stopped()
-        write_pruned(self.out, self.checkpoint, self.recipe, weights, pruned=pruned)
-        return Pruned(
-            path=self.out,
-            step=self.loaded.step,
-            layers=layers,
-            heads=heads,
-            importance=importance,
-            before=before,
-            after=after,
-            metric=self.held_out.metric(before) if self.evaluate and self.held_out is not None else None,
-            data=None if self.held_out is None else self.held_out.name,
-            notes=self.notes,
-        )
-
-    def _layers(self) -> dict[str, LayerChoice]:
-        if not self.plan.cuts_layers:
-            return {}
-        section = self.recipe.model
-        return choose_layers(self.model, section, self.sides, self.plan, score=self._score, work=self.work)
-
-    def _score(self) -> Score:
-        assert self.held_out is not None
-        metrics = self.held_out.measure(self.model, replace(self.work, report=QUIET.report))
-        self._raise_if_stopped()
-        return self.held_out.score(metrics)
-
-    def _measure(self) -> dict[str, Any]:
-        metrics: dict[str, Any] = dict(cost(self.model, self.recipe))
-        if self.evaluate and self.held_out is not None:
-            metrics |= self.held_out.measure(self.model, replace(self.work, report=QUIET.report))
-            self._raise_if_stopped()
-            if not math.isfinite(metrics["loss"]) and self.model is self.loaded.model:
-                raise NotFiniteError(f"the loss is {metrics['loss']}: the weights are damaged")
+    def metrics_now(data: HeldOut) -> dict[str, Any]:
+        metrics = data.measure(model, replace(work, report=QUIET.report))
+        raise_if_stopped()
         return metrics
 
-    def _importance(self) -> Importance:
-        held_out = self.held_out
+    def score() -> Score:
         assert held_out is not None
-        found = head_importance(
-            self.model,
-            held_out.objective,
-            held_out.samples,
-            batch_size=held_out.batch_size,
-            seed=self.recipe.seed,
-            work=self.work,
-        )
-        self._raise_if_stopped()
-        names = ("self_attention", "cross_attention")
-        return {
-            side: [
-                {name: found[key] for name in names if (key := f"{side}.blocks.{layer}.{name}") in found}
-                for layer in range(len(getattr(self.model, side).layers))
-            ]
-            for side in self.sides
-        }
+        return held_out.score(metrics_now(held_out))
 
-    def _note(self, layers: Mapping[str, LayerChoice], heads: HeadChoice | None) -> None:
-        """Add remarks on the result."""
-        self.notes += [f"{side}: {choice.note}" for side, choice in layers.items() if choice.note]
-        for side, choice in layers.items():
-            section = getattr(self.loaded.recipe.model, side)
-            redrawn = redrawn_layers(section, choice.kept, path=f"model.{side}")
-            if redrawn:
-                named = ", ".join(map(str, redrawn))
-                self.notes.append(
-                    f"{side} layers {named} have new numbers and with them other random blocks (bigbird): the model "
-                    "is not quite the full one with layers skipped"
-                )
-            if section.learns_layerdrop:
-                self.notes.append(
-                    f"model.{side}.layerdrop has its plain rate again: the learned rates were those of all layers"
-                )
-        if heads is not None and heads.note:
-            self.notes.append(heads.note)
-        if self.checkpoint.has("generator"):
-            self.notes.append("the generator is not pruned")
-        if self.plan.needs_data and self.evaluate:
-            self.notes.append(
-                "the choice was made on the data that is reported here: other data would measure it better"
+    before: dict[str, Any] = dict(cost(model, recipe))
+    if evaluate and held_out is not None:
+        before |= metrics_now(held_out)
+        if not math.isfinite(before["loss"]):
+            raise NotFiniteError(f"the loss is {before['loss']}: the weights are damaged")
+    layers: dict[str, LayerChoice] = {}
+    if plan.cuts_layers:
+        layers = choose_layers(model, recipe.model, sides, plan, score=score, work=work)
+    weights = checkpoint.weights() | (checkpoint.ema() or {})  # tied ones are one tensor
+    if layers:
+        kept = {side: choice.kept for side, choice in layers.items()}
+        weights = cut_layer_weights(weights, kept)
+        recipe = with_model(recipe, cut_layers(recipe.model, kept))
+        model = rebuilt(loaded, recipe, weights)
+    heads, importance = None, Importance()
+    if plan.head_amount is not None:
+        assert held_out is not None
+        importance = _importance_by_layer(model, held_out, sides, seed=recipe.seed, work=work)
+        raise_if_stopped()
+        heads = choose_heads(importance, amount=plan.head_amount, per_layer=plan.heads_per_layer or "even")
+        weights = cut_head_weights(weights, model, heads.layers)
+        recipe = with_model(recipe, cut_heads(recipe.model, heads.layers))
+        model = rebuilt(loaded, recipe, weights)
+    after: dict[str, Any] = dict(cost(model, recipe))
+    if evaluate and held_out is not None:
+        after |= metrics_now(held_out)
+    pruned = {
+        "layers": {side: list(choice.kept) for side, choice in layers.items()},
+        "heads": None if heads is None else {"before": heads.before, "after": heads.after},
+    }
+    raise_if_stopped()
+    write_pruned(out, checkpoint, recipe, weights, pruned=pruned)
+    notes = list(_notes(loaded.recipe, layers, heads))
+    if checkpoint.has("generator"):
+        notes.append("the generator is not pruned")
+    if plan.needs_data and evaluate:
+        notes.append("the choice was made on the data that is reported here: other data would measure it better")
+    return Pruned(
+        path=out,
+        step=loaded.step,
+        layers=layers,
+        heads=heads,
+        importance=importance,
+        before=before,
+        after=after,
+        metric=held_out.metric(before) if evaluate and held_out is not None else None,
+        data=None if held_out is None else held_out.name,
+        notes=notes,
+    )
+
+
+def _importance_by_layer(
+    model: Transformer, held_out: HeldOut, sides: Sequence[str], *, seed: int, work: Work
+) -> Importance:
+    """The importance of all heads of these stacks; incomplete once `work` is stopped."""
+    data = (held_out.objective, held_out.samples)
+    found = head_importance(model, *data, batch_size=held_out.batch_size, seed=seed, work=work)
+    names = ("self_attention", "cross_attention")
+    return {
+        side: [
+            {name: found[key] for name in names if (key := f"{side}.blocks.{layer}.{name}") in found}
+            for layer in range(len(getattr(model, side).layers))
+        ]
+        for side in sides
+    }
+
+
+def _notes(recipe: Recipe, layers: Mapping[str, LayerChoice], heads: HeadChoice | None) -> Iterator[str]:
+    """Remarks on the choice. recipe: of the model before."""
+    yield from (f"{side}: {choice.note}" for side, choice in layers.items() if choice.note)
+    for side, choice in layers.items():
+        section = getattr(recipe.model, side)
+        if redrawn := redrawn_layers(section, choice.kept, path=f"model.{side}"):
+            yield (
+                f"{side} layers {', '.join(map(str, redrawn))} have new numbers and with them other random blocks "
+                "(bigbird): the model is not quite the full one with layers skipped"
             )
-
-    def _raise_if_stopped(self) -> None:
-        if self.work.should_stop():
-            raise Interrupted("pruning interrupted, nothing written", signal_number=signal.SIGINT)
+        if section.learns_layerdrop:
+            yield f"model.{side}.layerdrop has its plain rate again: the learned rates were those of all layers"
+    if heads is not None and heads.note:
+        yield heads.note
