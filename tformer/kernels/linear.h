@@ -1,6 +1,8 @@
 #ifndef TFORMER_LINEAR_H
 #define TFORMER_LINEAR_H
 
+/* What a product is: its weight, and what comes before and after it. */
+
 #include "common.h"
 
 enum { ZERO_POINT = 128, GROUP = 32, UNIT = 4 * GROUP };
@@ -36,49 +38,8 @@ struct call {
     int gated; /* y = activation of the first half of the columns, times the second half */
 };
 
-/* Rows of x as a tile reads them; `stride` numbers from one row to the next, zeros beyond `inner`. */
-struct rows {
-    const void *numbers;
-    long stride;
-    const float *scales; /* of rounded rows: what 1 stands for */
-    const int32_t *offsets; /* for INT4: -8 times the sum of each four numbers [rows, stride / 4] */
-};
-
-enum { MOST_COLUMNS = 32 }; /* of a block */
-enum { TILE_ROWS = 4, COLUMNS = 2 };
-
-/* sums[row][column] = the products of 1 ... TILE_ROWS rows of x with 1 row of the weight, or as many as a tile takes. */
-typedef void tile(const struct linear *l, const struct rows *x, long row, long column, int rows, int columns,
-                  float *sums);
-tile tile_bf16, tile_bf16_pairs, tile_fp32, tile_int8, tile_int4;
-
-/* CALL(rows, columns) with constants, so that the compiler keeps a tile's sums in registers. */
-#define WITH_CONSTANTS(rows, columns, MOST, CALL)                                                                      \
-    switch (columns == 1 ? rows : rows + TILE_ROWS) {                                                                  \
-    case 1: CALL(1, 1); break;                                                                                         \
-    case 2: CALL(2, 1); break;                                                                                         \
-    case 3: CALL(3, 1); break;                                                                                         \
-    case 4: CALL(4, 1); break;                                                                                         \
-    case 5: CALL(1, MOST); break;                                                                                      \
-    case 6: CALL(2, MOST); break;                                                                                      \
-    case 7: CALL(3, MOST); break;                                                                                      \
-    default: CALL(4, MOST);                                                                                            \
-    }
-
-/* Where AVX2 has no products of four neighbours: many rows in 8 bits by panels. Rows of x are then in 16 bits. */
-enum { PANEL_ROWS = 6, PANEL_COLUMNS = 16, MANY_ROWS = 16 };
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
-#define PANELS
-#endif
-typedef void fill(const struct linear *l, long column, long columns, long stride, int16_t *panels);
-typedef void panel(const struct linear *l, const struct rows *x, long row, int rows, long column, long columns,
-                   const int16_t *panels, float *sums);
-fill fill_panels;
-panel panel_sums;
-
+/* Before and after a product, in rounding.c and around.c. */
 float round_row(const void *x, int wide, long at, long inner, uint8_t *out);
-void order_row(const uint8_t *rounded, long inner, long stride, int8_t *numbers, int32_t *offsets);
-
 void read_row(const struct call *c, long row, long inner, float *out);
 void finish(const struct linear *l, const struct call *c, long row, long column, long columns, float *sums,
             const float *second);

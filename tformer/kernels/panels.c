@@ -1,7 +1,7 @@
 /* Products in 8 bits of many rows where no instruction adds four products at once: 16 columns of the weight as a panel of
    16-bit pairs, which all rows of x pass. Integer sums are exact, the same as those of tiles. */
 
-#include "linear.h"
+#include "tiles.h"
 
 #if defined(PANELS)
 
@@ -43,7 +43,7 @@ static void turn(const int8_t *w, long w_row, int16_t *panel) {
 }
 
 /* 1 ... MOST_COLUMNS columns from `column` on as panels of `stride` numbers each; zeros beyond what there is. */
-void fill_panels(const struct linear *l, long column, long columns, long stride, int16_t *panels) {
+static void fill_panels(const struct linear *l, long column, long columns, long stride, int16_t *panels) {
     long inner = l->inner;
     for (long c = 0; c < in_lanes(columns); c += HALF) {
         int16_t *panel = panels + c / PANEL_COLUMNS * PANEL_COLUMNS * stride + c % PANEL_COLUMNS * 2;
@@ -85,7 +85,7 @@ INLINE void sums_of(const int16_t *x, long stride, const int16_t *panel, int row
 }
 
 /* sums[row][column] of 1 ... PANEL_ROWS rows of x and the columns that `fill_panels` was called for. */
-void panel_sums(const struct linear *l, const struct rows *x, long row, int rows, long column, long columns,
+static void panel_sums(const struct linear *l, const struct rows *x, long row, int rows, long column, long columns,
                 const int16_t *panels, float *sums) {
     const int16_t *numbers = (const int16_t *)x->numbers + row * x->stride;
     for (long c = 0; c < columns; c += PANEL_COLUMNS) {
@@ -105,6 +105,18 @@ void panel_sums(const struct linear *l, const struct rows *x, long row, int rows
 #undef CALL
         for (int r = 0; r < rows; r++) memcpy(sums + r * columns + c, out[r], (size_t)count * sizeof(float));
     }
+}
+
+static void place_words(const struct rows *x, long row, long inner, float *wide, uint8_t *spare) {
+    int16_t *to = (int16_t *)x->numbers + row * x->stride;
+    x->scales[row] = round_row(wide, 1, 0, inner, spare);
+    memset(spare + inner, ZERO_POINT, (size_t)(x->stride - inner));
+#pragma omp simd
+    for (long k = 0; k < x->stride; k++) to[k] = (int16_t)(spare[k] - ZERO_POINT);
+}
+
+struct method method_of_panels(const struct linear *l) {
+    return (struct method){LANES, sizeof(int16_t), l->inner, place_words, 0, fill_panels, panel_sums};
 }
 
 #endif

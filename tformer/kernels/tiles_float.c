@@ -1,7 +1,7 @@
 /* Tiles of products with weights in bf16 and fp32: a few rows of x times a few rows of the weight, in fp32 sums.
    The order of a sum is the same in every tile, so that a row's result does not depend on the rows beside it. */
 
-#include "linear.h"
+#include "tiles.h"
 #include "vectors.h"
 
 /* How a tile multiplies: bf16 widened by a shift beside x in fp32 (the even numbers of a step before the odd ones), pairs
@@ -73,23 +73,61 @@ INLINE void tile_of(const struct linear *l, const struct rows *x, long row, long
         UNROLL for (int c = 0; c < columns; c++) sums[r * columns + c] = total_of(total[r][c]);
 }
 
-void tile_bf16(const struct linear *l, const struct rows *x, long row, long column, int rows, int columns,
+static void tile_bf16(const struct linear *l, const struct rows *x, long row, long column, int rows, int columns,
                float *sums) {
 #define CALL(r, c) tile_of(l, x, row, column, r, c, WIDENED, sums)
     WITH_CONSTANTS(rows, columns, COLUMNS, CALL)
 #undef CALL
 }
 
-void tile_bf16_pairs(const struct linear *l, const struct rows *x, long row, long column, int rows, int columns,
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+static void tile_bf16_pairs(const struct linear *l, const struct rows *x, long row, long column, int rows, int columns,
                      float *sums) {
 #define CALL(r, c) tile_of(l, x, row, column, r, c, PAIRED, sums)
     WITH_CONSTANTS(rows, columns, COLUMNS, CALL)
 #undef CALL
 }
 
-void tile_fp32(const struct linear *l, const struct rows *x, long row, long column, int rows, int columns,
+static void place_bf16(const struct rows *x, long row, long inner, float *wide, uint8_t *spare) {
+    (void)spare;
+    bf16 *to = (bf16 *)x->numbers + row * x->stride;
+#pragma omp simd
+    for (long k = 0; k < inner; k++) to[k] = narrow(wide[k]);
+    memset(to + inner, 0, (size_t)(x->stride - inner) * sizeof(bf16));
+}
+#endif
+
+static void tile_fp32(const struct linear *l, const struct rows *x, long row, long column, int rows, int columns,
                float *sums) {
 #define CALL(r, c) tile_of(l, x, row, column, r, c, PLAIN, sums)
     WITH_CONSTANTS(rows, columns, COLUMNS, CALL)
 #undef CALL
+}
+
+static void place_fp32(const struct rows *x, long row, long inner, float *wide, uint8_t *spare) {
+    (void)spare;
+    float *to = (float *)x->numbers + row * x->stride;
+    memcpy(to, wide, (size_t)inner * sizeof(float));
+    memset(to + inner, 0, (size_t)(x->stride - inner) * sizeof(float));
+}
+
+/* Of each step the even numbers, then the odd ones. */
+static void place_evens_first(const struct rows *x, long row, long inner, float *wide, uint8_t *spare) {
+    (void)spare;
+    float *to = (float *)x->numbers + row * x->stride;
+    memset(wide + inner, 0, (size_t)(x->stride - inner) * sizeof(float));
+    for (long k = 0; k < x->stride; k += 2 * FLOATS)
+        for (long i = 0; i < FLOATS; i++) {
+            to[k + i] = wide[k + 2 * i];
+            to[k + FLOATS + i] = wide[k + 2 * i + 1];
+        }
+}
+
+struct method method_of_floats(const struct linear *l, const struct call *c) {
+    (void)c;
+    if (l->format == FP32) return (struct method){FLOATS, sizeof(float), 4 * l->inner, place_fp32, tile_fp32, 0, 0};
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+    if (!c->x_wide) return (struct method){2 * FLOATS, sizeof(bf16), 2 * l->inner, place_bf16, tile_bf16_pairs, 0, 0};
+#endif
+    return (struct method){2 * FLOATS, sizeof(float), 2 * l->inner, place_evens_first, tile_bf16, 0, 0};
 }

@@ -1,7 +1,7 @@
 /* Tiles of products with weights in 8 and 4 bits: rows of x in 8 bits times a few rows of the weight. Integer sums are
    exact, for 4 bits those of each group, and so the same on every processor. */
 
-#include "linear.h"
+#include "tiles.h"
 #include "vectors.h"
 
 #if defined(__AVX2__)
@@ -181,7 +181,7 @@ INLINE void sums_int4(const struct linear *l, const struct rows *x, long row, lo
 
 #endif
 
-void tile_int8(const struct linear *l, const struct rows *x, long row, long column, int rows, int columns,
+static void tile_int8(const struct linear *l, const struct rows *x, long row, long column, int rows, int columns,
                float *sums) {
     int32_t exact[TILE_ROWS * COLUMNS];
 #define CALL(r, c) sums_int8(l, x, row, column, r, c, exact)
@@ -194,7 +194,7 @@ void tile_int8(const struct linear *l, const struct rows *x, long row, long colu
         }
 }
 
-void tile_int4(const struct linear *l, const struct rows *x, long row, long column, int rows, int columns,
+static void tile_int4(const struct linear *l, const struct rows *x, long row, long column, int rows, int columns,
                float *sums) {
 #define CALL(r, c) sums_int4(l, x, row, column, r, c, sums)
     WITH_CONSTANTS(rows, columns, COLUMNS, CALL)
@@ -203,15 +203,31 @@ void tile_int4(const struct linear *l, const struct rows *x, long row, long colu
         for (int c = 0; c < columns; c++) sums[r * columns + c] *= x->scales[row + r];
 }
 
-/* A rounded row for INT4, from 1 ... 255 with 128 for zero, `inner` of them: with signs, in the order in which tiles read
-   it, zeros beyond; and -8 times the sum of each four. */
-void order_row(const uint8_t *rounded, long inner, long stride, int8_t *numbers, int32_t *offsets) {
-    for (long group = 0; group < stride / GROUP; group++) {
+/* The row in 8 bits, 1 ... 255 with 128 for zero. */
+static void place_int8(const struct rows *x, long row, long inner, float *wide, uint8_t *spare) {
+    (void)spare;
+    uint8_t *to = (uint8_t *)x->numbers + row * x->stride;
+    x->scales[row] = round_row(wide, 1, 0, inner, to);
+    memset(to + inner, ZERO_POINT, (size_t)(x->stride - inner));
+}
+
+/* The row in 8 bits with signs, its groups in the order in which tiles read them (see tiles.h), zeros beyond; and -8
+   times the sum of each four numbers. */
+static void place_int4(const struct rows *x, long row, long inner, float *wide, uint8_t *spare) {
+    int8_t *numbers = (int8_t *)x->numbers + row * x->stride;
+    int32_t *offsets = x->offsets + row * x->stride / 4;
+    x->scales[row] = round_row(wide, 1, 0, inner, spare);
+    for (long group = 0; group < x->stride / GROUP; group++) {
         long unit = group / (2 * PAIRS_AT_ONCE), i = group % (2 * PAIRS_AT_ONCE);
         long from = (unit * 2 * PAIRS_AT_ONCE + i % PAIRS_AT_ONCE * 2 + i / PAIRS_AT_ONCE) * GROUP;
         for (long k = 0; k < GROUP; k++)
-            numbers[group * GROUP + k] = (int8_t)(from + k < inner ? rounded[from + k] - ZERO_POINT : 0);
+            numbers[group * GROUP + k] = (int8_t)(from + k < inner ? spare[from + k] - ZERO_POINT : 0);
     }
-    for (long i = 0; i < stride / 4; i++)
+    for (long i = 0; i < x->stride / 4; i++)
         offsets[i] = -8 * (numbers[4 * i] + numbers[4 * i + 1] + numbers[4 * i + 2] + numbers[4 * i + 3]);
+}
+
+struct method method_of_integers(const struct linear *l) {
+    if (l->format == INT8) return (struct method){LINE, 1, l->inner, place_int8, tile_int8, 0, 0};
+    return (struct method){UNIT, 1, l->inner / 2, place_int4, tile_int4, 0, 0};
 }

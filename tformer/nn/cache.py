@@ -4,8 +4,37 @@ Slots are filled in order of arrival, the same slot in every row, and lengths ar
 with the device. The position of a slot may differ between rows (left padding), so each is stored, and whether the slot
 holds a token.
 
-Beam search has several rows for every sentence, side by side (`fan_out`). The keys and values of cross-attention and
-the encoder's mask then stay one per sentence, and only those of self-attention move when rows are reordered.
+Rows. Beam search has several rows for every sentence, side by side (`fan_out`). The keys and values of cross-attention
+and the encoder's mask then stay one per sentence, and only those of self-attention move when rows are reordered:
+
+    sentence                    0           1
+    row of self-attention       0   1   2   3   4   5        three beams
+    row of cross-attention      0           1
+
+Slots of a row. Storage grows with the slots in use, so that keys of different heads lie close together:
+
+    slot        0  1  2  3  4  5  6  7  8  9 10 11 ...
+    in use      *  *  *  *  *  *                             length 6
+    storage     *  *  *  *  *  *  .  .                       a multiple of SLACK, `keys.shape[2]`
+    capacity    *  *  *  *  *  *  .  .  .  .  .  .           the most that storage may grow to
+
+Four classes work together in a step:
+
+    ModelCache    counts slots: `advance` once per pass, before every layer adds its own. Moves the rows of all layers.
+    LayerCache    adds slots in one of two ways. `append` writes keys and values and returns all of them, for PyTorch's
+                  operators. `extend` returns the storage, and the C kernel that asked for it writes and reads it.
+    Spares        lends the memory into which rows are gathered when they move.
+    Tape          repeats a step that only C kernels computed. It takes the storage of each layer from `extend`, too.
+
+Rows that moved by table. Gathering costs as much as reading all keys, so rows that kernels read stay where they were
+written, and a table says where: slot s of row b is in row `origins_BC[b, s]` of the storage. Here rows became [2, 0, 0]
+before the last slot:
+
+    storage     row 0   a a a x        origins    row 0   2 2 2 0        row 0 reads    c c c x
+                row 1   b b b y                   row 1   0 0 0 1        row 1 reads    a a a y
+                row 2   c c c z                   row 2   0 0 0 2        row 2 reads    a a a z
+
+Only kernels follow the table (`read_by_kernel`). Before anything else reads a layer, its rows are gathered (`_settle`).
 
 Shape legend: B batch (rows), K kv heads, C capacity in slots, S slots in use, T new slots, h head_dim, v value_dim;
 b beams, so that B / b sentences.
@@ -57,9 +86,9 @@ class LayerCache:
     """Keys and values of one self-attention layer, [B, K, C, h] and [B, K, C, v].
 
     Attributes:
-        read_by_kernel: the last slots were written by the caller of `extend`, which also reads `origins_BC`.
+        read_by_kernel: whether the last slots were added by `extend`: its callers follow `origins_BC`.
         origins_BC: int32 [B, C], the row of the storage that holds each slot of a row; None: its own.
-        kernel_step: the kernel's arguments for the next slot, made by its first step.
+        kernel_step: the kernel's arguments for the next slot, which attention makes in its first step and keeps here.
     """
 
     def __init__(
@@ -75,8 +104,8 @@ class LayerCache:
     ) -> None:
         # Slots beyond `length` are never read, and memory that is not written costs nothing on a CPU.
         rows = (batch_size, num_kv_heads, capacity)
-        self._keys = _Kept(torch.empty(*rows, head_dim, device=device, dtype=dtype))
-        self._values = _Kept(torch.empty(*rows, value_dim, device=device, dtype=dtype))
+        self._keys = _Storage(torch.empty(*rows, head_dim, device=device, dtype=dtype))
+        self._values = _Storage(torch.empty(*rows, value_dim, device=device, dtype=dtype))
         self.capacity, self.length = capacity, 0
         self.read_by_kernel = False
         self.origins_BC: Tensor | None = None
@@ -101,7 +130,7 @@ class LayerCache:
         return keys[:, :, :end], values[:, :, :end]
 
     def extend(self, count: int = 1) -> tuple[Tensor, Tensor, int]:
-        """The storage of keys and values with `count` new slots for the caller to write, and the slots then in use."""
+        """Storage of keys and values with `count` new slots, which the caller writes, and how many are then in use."""
         end = self.length + count
         check_fit(end, self.capacity)
         if end > self.keys.shape[2]:
@@ -124,27 +153,31 @@ class LayerCache:
         self.length = length
 
     def _settle(self) -> None:
-        """Move the slots into the rows that read them."""
+        """Gather the slots into the rows that read them."""
         if self.origins_BC is not None:
             self.select_rows(torch.arange(len(self.origins_BC)))
 
-    def _with_room(self, old_BKCx: Tensor, end: int) -> _Kept:
+    def _with_room(self, old_BKCx: Tensor, end: int) -> _Storage:
         new_BKCx = old_BKCx.new_empty(*old_BKCx.shape[:2], _room(end, self.capacity), old_BKCx.shape[3])
         new_BKCx[:, :, : self.length] = old_BKCx[:, :, : self.length]
-        return _Kept(new_BKCx)
+        return _Storage(new_BKCx)
 
 
-class _Kept(NamedTuple):
-    """Slots [B, K, C, x], and the storage at whose start they are, if that is larger."""
+class _Storage(NamedTuple):
+    """Slots [B, K, room, x], which begin a flat piece of `memory` once their rows were gathered; None: before that."""
 
     slots: Tensor
     memory: Tensor | None = None
 
 
 class Spares:
-    """Spare storage for moving rows: a tensor is gathered into the spare one, and becomes the spare one of its size.
+    """Spare memory for rows that move: rows are gathered into it, and the memory that they leave is the next spare.
 
-    Layers of one shape share a single spare tensor, so that a reorder allocates nothing. Gathered tensors have room for
+        before      keys of layer 0 in A, keys of layer 1 in B, spare C
+        layer 0     gathered from A into C                       spare A
+        layer 1     gathered from B into A                       spare B
+
+    Layers of one shape share a single spare piece, so that a reorder allocates nothing. Gathered tensors have room for
     few more slots: memory with gaps between heads is read several times more slowly.
     """
 
@@ -152,25 +185,25 @@ class Spares:
         self._free: dict[tuple[int, ...], Tensor] = {}
 
     def gather(
-        self, kept: _Kept, index: Tensor, *, length: int, capacity: int, origins_BS: Tensor | None = None
-    ) -> _Kept:
-        """Rows `index` of the first `length` slots, with room for a few more; `kept` is invalid afterwards.
+        self, old: _Storage, index: Tensor, *, length: int, capacity: int, origins_BS: Tensor | None = None
+    ) -> _Storage:
+        """Rows `index` of the first `length` slots, with room for a few more; `old` is invalid afterwards.
 
-        origins: long, the row of `kept` for each slot of a new row, in place of `index`.
+        origins: long, the row of `old` for each slot of a new row, in place of `index`.
         """
-        _, num_kv_heads, _, size = kept.slots.shape
+        _, num_kv_heads, _, size = old.slots.shape
         shape = (index.shape[0], num_kv_heads, _room(length + 1, capacity), size)
         memory = self._free.pop((num_kv_heads, size), None)
         if memory is None or memory.numel() < math.prod(shape):
-            memory = kept.slots.new_empty(index.shape[0] * num_kv_heads * capacity * size)
+            memory = old.slots.new_empty(index.shape[0] * num_kv_heads * capacity * size)
         slots = memory[: math.prod(shape)].view(shape)
         if origins_BS is None:
-            torch.index_select(kept.slots[:, :, :length], 0, index, out=slots[:, :, :length])
+            torch.index_select(old.slots[:, :, :length], 0, index, out=slots[:, :, :length])
         else:
-            slots[:, :, :length] = kept.slots[origins_BS, :, torch.arange(length)].transpose(1, 2)
-        if kept.memory is not None:
-            self._free[num_kv_heads, size] = kept.memory
-        return _Kept(slots, memory)
+            slots[:, :, :length] = old.slots[origins_BS, :, torch.arange(length)].transpose(1, 2)
+        if old.memory is not None:
+            self._free[num_kv_heads, size] = old.memory
+        return _Storage(slots, memory)
 
 
 def _room(slots: int, capacity: int) -> int:
@@ -179,11 +212,13 @@ def _room(slots: int, capacity: int) -> int:
 
 
 class CrossCache:
-    """Keys and values of one cross-attention layer, computed once from the encoder's output."""
+    """Keys and values of one cross-attention layer, computed once from the encoder's output: [B / b, K, S, h] and v.
 
-    def __init__(self) -> None:
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
+    The first step fills it; the steps after that read it, without the encoder's output.
+    """
+
+    def __init__(self, keys: Tensor | None = None, values: Tensor | None = None) -> None:
+        self.keys, self.values = keys, values
 
     @property
     def filled(self) -> bool:
@@ -213,6 +248,8 @@ def check_fit(end: int, capacity: int) -> None:
 
 class ModelCache:
     """Caches of all layers of a decoder, and the content of each slot.
+
+    A pass calls `advance` once, then every layer adds as many slots.
 
     key_positions: long [B, C]; key_valid: bool [B, C], False for padding; length: slots in use.
     key_ids: long [B, C], the token of each slot, for a model that reads n-grams; else None.
@@ -336,7 +373,7 @@ class ModelCache:
     def reorder_beams(self, index: Tensor) -> None:
         """Row i becomes what row index[i] was, long [B], of the same sentence: its positions and padding are equal.
 
-        Kernels find a row's slots in the rows that wrote them: only the table of these rows moves.
+        If kernels read all layers, and these have one table, only the table moves.
         """
         self.key_ids = None if self.key_ids is None else self.key_ids.index_select(0, index)
         layers = [layer for layer in self.layers if isinstance(layer, LayerCache) and layer.read_by_kernel]

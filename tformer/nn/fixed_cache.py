@@ -62,13 +62,10 @@ class FixedCache:
         self.layers: list[FixedLayer] = [
             FixedLayer(_keys_and_values(layer), rows=rows, slots=slots, slot=self.slot) for layer in like.layers
         ]
-        self.cross: list[CrossCache] = []
-        for old in like.cross:
-            cross = CrossCache()
-            cross.keys, cross.values = (
-                part.new_zeros(sentences, part.shape[1], source_slots, part.shape[3]) for part in old.read()
-            )
-            self.cross.append(cross)
+        self.cross: list[CrossCache] = [
+            CrossCache(*(part.new_zeros(sentences, part.shape[1], source_slots, part.shape[3]) for part in old.read()))
+            for old in like.cross
+        ]
         self.encoder_mask: Tensor | None = None
         if self.cross:
             self.encoder_mask = torch.zeros(sentences, source_slots, dtype=torch.bool, device=device)
@@ -164,11 +161,7 @@ class FixedCache:
 
     def encoder_views(self, sentences: int) -> tuple[list[CrossCache], Tensor | None]:
         """Cross-attention caches and mask of the first sentences, as views, in the form of a `ModelCache`."""
-        views = []
-        for cross in self.cross:
-            view = CrossCache()
-            view.keys, view.values = (part[:sentences] for part in cross.read())
-            views.append(view)
+        views = [CrossCache(*(part[:sentences] for part in cross.read())) for cross in self.cross]
         return views, None if self.encoder_mask is None else self.encoder_mask[:sentences]
 
     def _repeated(self, rows_first: Tensor) -> Tensor:

@@ -116,36 +116,80 @@ class MultiHeadAttention(nn.Module):
         positions: of self-attention; cross-attention has none.
         taps: this attention's scope.
         """
-        beams = 1
         if self.is_cross:
             assert cache is None or isinstance(cache, CrossCache), "cross-attention takes a CrossCache"
-            shared = _rows_per_sentence(x_BTD, cache)
-            beams = shared if taps is None else 1
-            if beams > 1:
-                x_BTD = x_BTD.unflatten(0, (-1, beams)).flatten(1, 2)
-                residual = None if residual is None else residual.unflatten(0, (-1, beams)).flatten(1, 2)
-            q, k, v = self._project_cross(x_BTD, context.memory, cache, norm, taps)
-            if shared > beams:
-                k, v = k.repeat_interleave(shared, dim=0), v.repeat_interleave(shared, dim=0)
-                if context.mask is not None:
-                    context = replace(context, mask=context.mask.repeat_interleave(shared, dim=0))
+            return self._forward_cross(x_BTD, context, cache, norm, residual, taps)
+        if norm is not None and self.mechanism.reads_input:
+            x_BTD, norm = norm(x_BTD), None
+        qkv_BTx = tap(taps, "qkv", self.qkv(x_BTD, norm=norm))
+        if taps is None and isinstance(cache, LayerCache) and (step := self._kernel_step(qkv_BTx, positions, cache)):
+            # The kernel writes the new slot into the storage, and reads the slots of rows that moved by their origins.
+            keys, values, length = cache.extend()
+            joined_BTx = step(qkv_BTx, keys, values, length=length, mask=context.mask, origins_BS=cache.origins_BC)
+            return self.out(joined_BTx, residual=residual)
+        q_BTx, k_BTx, v_BTx = qkv_BTx.split_with_sizes(self._sizes, dim=-1)
+        q = _normalised(self.q_norm, self._split_heads(q_BTx, self.num_heads))
+        k = _normalised(self.k_norm, self._split_heads(k_BTx, self.num_kv_heads))
+        if positions is not None and positions.has_rotate:
+            q, k = positions.rotate(q, k, context.q_pos, context.q_pos, context.rotation)
+        v, state = self._split_heads(v_BTx, self.num_kv_heads), None
+        if isinstance(cache, LayerCache | FixedLayer):
+            k, v = cache.append(k, v)
+            q = q.to(k.dtype)  # a cache may be kept in more bits: see `cache.fastest_dtype`
+        if not isinstance(cache, CrossCache | FixedLayer):
+            state = cache
+        return self._attend(q, k, v, x_BTD, context, residual, taps, positions=positions, state=state)
+
+    def _forward_cross(
+        self,
+        x_BTD: Tensor,
+        context: AttentionContext,
+        cache: CrossCache | None,
+        norm: nn.Module | None,
+        residual: Tensor | None,
+        taps: TapSink | None,
+    ) -> Tensor:
+        rows = 1  # of x for each row of the cache: the beams of a sentence
+        if cache is not None and cache.filled:
+            assert x_BTD.shape[0] % cache.batch_size == 0, "the cache belongs to other rows"
+            rows = x_BTD.shape[0] // cache.batch_size
+        beams = rows if taps is None else 1  # as further queries
+        if beams > 1:
+            x_BTD = x_BTD.unflatten(0, (-1, beams)).flatten(1, 2)
+            residual = None if residual is None else residual.unflatten(0, (-1, beams)).flatten(1, 2)
+        q = _normalised(self.q_norm, self._split_heads(tap(taps, "q", self.q(x_BTD, norm=norm)), self.num_heads))
+        if cache is not None and cache.filled:
+            k, v = cache.read()
         else:
-            if norm is not None and self.mechanism.reads_input:
-                x_BTD, norm = norm(x_BTD), None
-            qkv_BTx = tap(taps, "qkv", self.qkv(x_BTD, norm=norm))
-            own = cache if taps is None and isinstance(cache, LayerCache) else None
-            if own is not None and (step := self._kernel_step(qkv_BTx, positions, own)):
-                keys, values, length = own.extend()
-                joined_BTx = step(qkv_BTx, keys, values, length=length, mask=context.mask, origins_BS=own.origins_BC)
-                return self.out(joined_BTx, residual=residual)
-            q, k, v = self._split_self(qkv_BTx, context, positions)
-            if isinstance(cache, LayerCache | FixedLayer):
-                k, v = cache.append(k, v)
-                q = q.to(k.dtype)  # a cache may be kept in more bits: see `cache.fastest_dtype`
-        q, k, v = tap(taps, "queries", q), tap(taps, "keys", k), tap(taps, "values", v)
-        state = None if isinstance(cache, CrossCache | FixedLayer) else cache
+            assert context.memory is not None, "cross-attention needs the encoder's output, or a cache that holds it"
+            k_BSx, v_BSx = tap(taps, "kv", self.kv(context.memory)).split_with_sizes(self._sizes[1:], dim=-1)
+            k = _normalised(self.k_norm, self._split_heads(k_BSx, self.num_kv_heads))
+            v = self._split_heads(v_BSx, self.num_kv_heads)
+            if cache is not None:
+                cache.fill(k, v)
+        if rows > beams:
+            k, v = k.repeat_interleave(rows, dim=0), v.repeat_interleave(rows, dim=0)
+            if context.mask is not None:
+                context = replace(context, mask=context.mask.repeat_interleave(rows, dim=0))
+        out_BTD = self._attend(q, k, v, x_BTD, context, residual, taps)
+        return out_BTD if beams == 1 else out_BTD.unflatten(1, (beams, -1)).flatten(0, 1)
+
+    def _attend(
+        self,
+        q_BHTh: Tensor,
+        k_BKSh: Tensor,
+        v_BKSv: Tensor,
+        x_BTD: Tensor,
+        context: AttentionContext,
+        residual: Tensor | None,
+        taps: TapSink | None,
+        *,
+        positions: Positions | None = None,
+        state: LayerState | None = None,
+    ) -> Tensor:
+        """[B, T, D]: the mechanism and the output projection, from queries, keys and values of all slots."""
+        q, k, v = tap(taps, "queries", q_BHTh), tap(taps, "keys", k_BKSh), tap(taps, "values", v_BKSv)
         mechanism = self.mechanism
-        dropout = mechanism.dropout if self.training else 0.0
         inputs = AttentionInputs(
             q,
             k,
@@ -153,7 +197,7 @@ class MultiHeadAttention(nn.Module):
             context,
             mechanism.scale,
             positions,
-            dropout,
+            mechanism.dropout if self.training else 0.0,
             taps,
             kernels=mechanism.kernels,
             x_BTD=x_BTD,
@@ -166,8 +210,7 @@ class MultiHeadAttention(nn.Module):
             taps.keep("weights", weights)
         out_BHTv = tap(taps, "heads", out_BHTv)
         joined_BTx = tap(taps, "joined", out_BHTv.transpose(1, 2).flatten(2).to(x_BTD.dtype))
-        out_BTD = tap(taps, "projection", self.out(joined_BTx, residual=residual))
-        return out_BTD if beams == 1 else out_BTD.unflatten(1, (beams, -1)).flatten(0, 1)
+        return tap(taps, "projection", self.out(joined_BTx, residual=residual))
 
     def taps(self, positions: Positions | None) -> list[Tap]:
         """Inner tensors; positions: of self-attention."""
@@ -259,44 +302,7 @@ class MultiHeadAttention(nn.Module):
             )
         return cache.kernel_step
 
-    def _split_self(
-        self, qkv_BTx: Tensor, context: AttentionContext, positions: Positions | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        q_BTx, k_BTx, v_BTx = qkv_BTx.split_with_sizes(self._sizes, dim=-1)
-        q = _normalised(self.q_norm, self._split_heads(q_BTx, self.num_heads))
-        k = _normalised(self.k_norm, self._split_heads(k_BTx, self.num_kv_heads))
-        if positions is not None and positions.has_rotate:
-            q, k = positions.rotate(q, k, context.q_pos, context.q_pos, context.rotation)
-        return q, k, self._split_heads(v_BTx, self.num_kv_heads)
-
-    def _project_cross(
-        self,
-        x_BTD: Tensor,
-        memory: Tensor | None,
-        cache: CrossCache | None,
-        norm: nn.Module | None,
-        taps: TapSink | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        q = _normalised(self.q_norm, self._split_heads(tap(taps, "q", self.q(x_BTD, norm=norm)), self.num_heads))
-        if cache is not None and cache.filled:
-            return (q, *cache.read())
-        assert memory is not None, "cross-attention needs the encoder's output, or a cache that holds it"
-        k_BSx, v_BSx = tap(taps, "kv", self.kv(memory)).split_with_sizes(self._sizes[1:], dim=-1)
-        k = _normalised(self.k_norm, self._split_heads(k_BSx, self.num_kv_heads))
-        v = self._split_heads(v_BSx, self.num_kv_heads)
-        if cache is not None:
-            cache.fill(k, v)
-        return q, k, v
-
 
 def _normalised(norm: RMSNorm | None, x_BHTh: Tensor) -> Tensor:
     """Each head's numbers after the norm, computed in memory order [B, T, H, h], so that no copy is made."""
     return x_BHTh if norm is None else norm(x_BHTh.transpose(1, 2)).transpose(1, 2)
-
-
-def _rows_per_sentence(x_BTD: Tensor, cache: CrossCache | None) -> int:
-    """How many rows of `x` share a row of the cache: beams."""
-    if cache is None or not cache.filled:
-        return 1
-    assert x_BTD.shape[0] % cache.batch_size == 0, "the cache belongs to other rows"
-    return x_BTD.shape[0] // cache.batch_size
