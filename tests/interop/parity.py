@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from tformer.build import build_model
 from tformer.interop.choose import choose_class, label_keys
 from tformer.interop.read_model import ForeignModel, read_model
+from tformer.interop.weight_files import outgoing
 from tformer.model import Transformer
 
 TOLERANCE = 2e-5  # of the largest logit, fp32
@@ -57,12 +58,13 @@ def exported(foreign: ForeignModel, model: Transformer, folder: Path, *, model_t
     """Config and weights as an export writes them, without tokenizer; special ids are the original's."""
     choice = choose_class(foreign.model, family=foreign.architecture.family, model_type=model_type)
     owners = {name: value for name, value in model.state_dict().items() if name not in model.tied_names()}
-    tensors = choice.architecture.tensors(foreign.model, choice.class_name, owners)
+    tensors = outgoing(*choice.architecture.written(foreign.model, choice.class_name), owners)
     ids = {key: value for key, value in foreign.config.items() if key.endswith("_token_id")}
     header = {"model_type": choice.architecture.model_type, "architectures": [choice.class_name]}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(header | ids | label_keys(foreign.model) | choice.config))
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    made = {name: tensors.make(name).contiguous() for name in tensors.shapes}
+    save_file(made, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 

@@ -17,8 +17,9 @@ from tformer.build import build_model
 from tformer.interop.architectures.vit import VIT
 from tformer.interop.choose import choose_class
 from tformer.interop.config import Config
-from tformer.interop.mapping import to_ours, to_theirs
+from tformer.interop.mapping import to_ours
 from tformer.interop.read_model import read_model
+from tformer.interop.weight_files import outgoing
 from tformer.recipe.model import Model
 from tformer.support.errors import InputError
 
@@ -92,7 +93,8 @@ def test_a_linear_stem_is_the_same_kernel_under_another_shape() -> None:
         for stem in ("conv", "linear")
     )
     first, second = (build_model(model).eval() for model in (conv, linear))
-    second.load_state_dict(to_ours(VIT.links(linear, ""), to_theirs(VIT.links(conv, ""), first.state_dict())))
+    stored = outgoing(VIT.links(conv, ""), [], first.state_dict())
+    second.load_state_dict(to_ours(VIT.links(linear, ""), {name: stored.make(name) for name in stored.shapes}))
     inputs = pixels(channels=3)
     assert torch.equal(first(**inputs).logits, second(**inputs).logits)
     assert choose_class(linear, family="vit").config == choose_class(conv, family="vit").config

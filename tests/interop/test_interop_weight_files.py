@@ -43,11 +43,11 @@ def test_one_file_and_several_give_the_same(tmp_path: Path) -> None:
     for folder in (single, several):
         files = open_weights(folder)
         assert files.specs.keys() == TENSORS.keys()
-        assert files.num_bytes() == 4 * 6 * 4
+        assert sum(spec.stop - spec.start for spec in files.specs.values()) == 4 * 6 * 4
         read = files.read(["a", "c"])
         assert read.keys() == {"a", "c"} and all(torch.equal(read[name], TENSORS[name]) for name in read)
-    assert open_weights(several).file_of("c") == several / SECOND
-    assert [path.name for path in open_weights(several).paths()] == [FIRST, SECOND]
+    assert open_weights(several).files["c"] == several / SECOND
+    assert {path.name for path in open_weights(several).files.values()} == {FIRST, SECOND}
 
 
 def test_only_the_files_that_are_wanted_are_read(tmp_path: Path) -> None:

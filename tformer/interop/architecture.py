@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from tformer.interop.config import Config
-from tformer.interop.mapping import Fixed, Link, both, to_theirs
+from tformer.interop.mapping import Fixed, Link, both
 from tformer.interop.weight_files import WeightFiles
 from tformer.nn.heads import HeadOptions
 from tformer.recipe.model import Model
@@ -121,14 +121,6 @@ class Architecture:
             return links, fixed
         bare = [replace(one, theirs=tuple(name.removeprefix(self.prefix) for name in one.theirs)) for one in links]
         return bare, [replace(one, name=one.name.removeprefix(self.prefix)) for one in fixed]
-
-    def tensors(self, model: Model, class_name: str, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """All tensors of a file of the class, by name on disk.
-
-        ours: tformer's tensors by name, without aliases of tied ones.
-        """
-        links, fixed = self.written(model, class_name)
-        return to_theirs(links, ours) | {entry.name: entry.make() for entry in fixed if entry.written}
 
 
 def kind_in_classes(head: HeadOptions) -> str:

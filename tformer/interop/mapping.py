@@ -20,7 +20,8 @@ class Layout:
 
 
 SAME = Layout(join=lambda parts: parts[0], split=lambda ours: (ours,))
-TRANSPOSED = Layout(join=lambda parts: parts[0].T, split=lambda ours: (ours.T,))  # GPT-2's Conv1D is [in, out]
+TRANSPOSED = Layout(join=lambda parts: parts[0].t(), split=lambda ours: (ours.t(),))
+"""GPT-2's Conv1D: matrices are [in, out], biases as usual."""
 
 
 def rows(*sizes: int) -> Layout:
@@ -81,33 +82,9 @@ def link(ours: str, *theirs: str, layout: Layout = SAME, also: Iterable[str] = (
     return Link(ours, theirs, layout, tuple(also))
 
 
-def both(ours: str, theirs: str, *, bias: bool = True, layout: Layout = SAME) -> list[Link]:
+def both(ours: str, theirs: str, *, layout: Layout = SAME) -> list[Link]:
     """Links of a module's weight and bias. `layout` applies to the weight."""
-    links = [link(f"{ours}.weight", f"{theirs}.weight", layout=layout)]
-    return [*links, link(f"{ours}.bias", f"{theirs}.bias")] if bias else links
-
-
-def fused(ours: str, theirs: Sequence[str], sizes: Sequence[int], *, bias: bool = True) -> list[Link]:
-    """Links of one projection that is stored as several, with `sizes` rows each."""
-    kinds = ("weight", "bias") if bias else ("weight",)
-    return [link(f"{ours}.{kind}", *(f"{name}.{kind}" for name in theirs), layout=rows(*sizes)) for kind in kinds]
-
-
-def shapes_on_disk(links: Iterable[Link], ours: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor on disk, from the shapes of tformer's tensors."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for entry in links:
-        parts = entry.layout.split(torch.empty(tuple(ours[entry.ours]), device="meta"))
-        shapes |= {name: tuple(part.shape) for name, part in zip(entry.theirs, parts, strict=True)}
-    return shapes
-
-
-def let_copies_stand_in(links: Iterable[Link], names: dict[str, str]) -> None:
-    """Rename, in place, the copy of a tied tensor that a file holds without the original."""
-    for entry in links:
-        copy = next((name for name in entry.also if name in names), None)
-        if copy is not None and entry.theirs[0] not in names:
-            names[entry.theirs[0]] = names.pop(copy)
+    return [link(f"{ours}.weight", f"{theirs}.weight", layout=layout), link(f"{ours}.bias", f"{theirs}.bias")]
 
 
 def check_fixed(fixed: Iterable[Fixed], theirs: Mapping[str, Tensor]) -> None:
@@ -141,12 +118,3 @@ def to_ours(links: Iterable[Link], theirs: Mapping[str, Tensor]) -> dict[str, Te
                     hint="if they are meant to be two, set tie_word_embeddings: false in config.json",
                 )
     return weights
-
-
-def to_theirs(links: Iterable[Link], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors to write, under the names on disk."""
-    tensors: dict[str, Tensor] = {}
-    for entry in links:
-        parts = entry.layout.split(ours[entry.ours])
-        tensors |= {name: part.contiguous() for name, part in zip(entry.theirs, parts, strict=True)}
-    return tensors

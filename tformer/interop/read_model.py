@@ -19,7 +19,7 @@ from tformer.interop.architecture import Architecture, kind_in_classes
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.architectures.lacking import LACKING
 from tformer.interop.config import Config
-from tformer.interop.mapping import Fixed, Link, check_fixed, let_copies_stand_in, shapes_on_disk, to_ours
+from tformer.interop.mapping import Fixed, Link, check_fixed, to_ours
 from tformer.interop.weight_files import CONFIG, FileRead, WeightFiles, open_weights
 from tformer.model import Transformer
 from tformer.nn.heads import HeadOptions
@@ -276,7 +276,10 @@ def _match(
             skipped.append(stored)
         else:
             unknown.append(stored)
-    let_copies_stand_in(links, names)
+    for entry in links:  # the copy of a tied tensor that a file holds without the original takes its place
+        copy = next((name for name in entry.also if name in names), None)
+        if copy is not None and entry.theirs[0] not in names:
+            names[entry.theirs[0]] = names.pop(copy)
     missing = [name for name in wanted if name not in names]
     found = {"missing": missing, "unknown": unknown}
     problems = [f"{word} {listed(tensors, MAX_LISTED)}" for word, tensors in found.items() if tensors]
@@ -286,19 +289,24 @@ def _match(
 
 
 def _check_tensors(built: Transformer, links: Sequence[Link], files: WeightFiles, names: Mapping[str, str]) -> None:
-    ours = {name: tuple(tensor.shape) for name, tensor in built.state_dict().items()}
-    owners = ours.keys() - built.tied_names().keys()
+    ours, tied = built.state_dict(), built.tied_names()
+    owners = ours.keys() - tied.keys()
     assert (covered := {entry.ours for entry in links}) == owners, f"table and model differ: {covered ^ owners}"
-    for name, shape in shapes_on_disk(links, ours).items():
+    shapes = {
+        name: tuple(part.shape)
+        for entry in links
+        for name, part in zip(entry.theirs, entry.layout.split(ours[entry.ours]), strict=True)
+    }
+    for name, shape in shapes.items():
         spec = files.specs[names[name]]
         if spec.shape != shape:
             raise InputError(
-                f"{files.file_of(spec.name)}: tensor {spec.name} has the shape {list(spec.shape)}, "
+                f"{files.files[spec.name]}: tensor {spec.name} has the shape {list(spec.shape)}, "
                 f"expected {list(shape)} by {CONFIG}"
             )
         if not spec.dtype.is_floating_point or spec.dtype.itemsize < 2:
             raise InputError(
-                f"{files.file_of(spec.name)}: tensor {spec.name} holds {str(spec.dtype).removeprefix('torch.')}, "
+                f"{files.files[spec.name]}: tensor {spec.name} holds {str(spec.dtype).removeprefix('torch.')}, "
                 "expected floating-point numbers of 16 bits or more",
                 hint="quantised weights are not read: take the model that they were made from",
             )

@@ -67,15 +67,6 @@ class WeightFiles:
     specs: Mapping[str, TensorSpec]
     files: Mapping[str, Path]
 
-    def file_of(self, name: str) -> Path:
-        return self.files[name]
-
-    def paths(self) -> list[Path]:
-        return sorted(set(self.files.values()))
-
-    def num_bytes(self) -> int:
-        return sum(spec.stop - spec.start for spec in self.specs.values())
-
     def read(self, names: Iterable[str], *, file_read: FileRead = lambda done, total: None) -> dict[str, Tensor]:
         """Tensors by name, on the CPU, as stored. `file_read` is called after each file.
 

@@ -9,12 +9,10 @@ from tformer.interop.architectures.bloom import BLOOM
 from tformer.interop.architectures.distilbert import DISTILBERT
 from tformer.interop.architectures.electra import ELECTRA
 from tformer.interop.architectures.gpt2 import GPT2
-from tformer.interop.architectures.llama import LLAMA
+from tformer.interop.architectures.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from tformer.interop.architectures.marian import MARIAN
-from tformer.interop.architectures.mistral import MISTRAL
 from tformer.interop.architectures.opt import OPT
 from tformer.interop.architectures.own import OWN
-from tformer.interop.architectures.qwen2 import QWEN2, QWEN3
 from tformer.interop.architectures.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from tformer.interop.architectures.t5 import MT5, T5
 from tformer.interop.architectures.vit import VIT

@@ -22,6 +22,7 @@ from tformer.interop.architecture import Architecture
 from tformer.interop.architectures.parts import (
     OUTPUT,
     head_dropout,
+    layer_links,
     output_is_tied,
     pooled_links,
     sequence_head,
@@ -29,7 +30,7 @@ from tformer.interop.architectures.parts import (
 )
 from tformer.interop.architectures.table import ConfigTable, Row, both_stacks
 from tformer.interop.config import Config
-from tformer.interop.mapping import Fixed, Link, both, fused, link, reshaped
+from tformer.interop.mapping import Fixed, Link, both, link, reshaped
 from tformer.interop.weight_files import WeightFiles
 from tformer.recipe.model import Model
 
@@ -123,6 +124,20 @@ def read_generator(config: Config, class_name: str, *, table: ConfigTable) -> di
     return table.read(config) | {"heads": [{"kind": "lm", "bias": True}]}
 
 
+LAYER = {
+    "self_attention.qkv": "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
+    "self_attention.out": "self_attn.out_proj",
+    "self_attention_norm": "self_attn_layer_norm",
+    "feedforward.up": "fc1",
+    "feedforward.down": "fc2",
+    "feedforward_norm": "final_layer_norm",
+    "cross_attention.q": "encoder_attn.q_proj",
+    "cross_attention.kv": "encoder_attn.k_proj encoder_attn.v_proj",
+    "cross_attention.out": "encoder_attn.out_proj",
+    "cross_attention_norm": "encoder_attn_layer_norm",
+}
+
+
 def body_links(model: Model) -> list[Link]:
     """Links of both stacks, their positions and norms, without the token tables."""
     found: list[Link] = []
@@ -134,28 +149,7 @@ def body_links(model: Model) -> list[Link]:
             found += both(f"{embedding}.norm", f"{body}.layernorm_embedding")
         if stack.final_norm:
             found += both(f"{side}.final_norm", f"{body}.layer_norm")
-        for layer in range(stack.num_layers):
-            found += _layer_links(f"{side}.blocks.{layer}", f"{body}.layers.{layer}", side, model.d_model)
-    return found
-
-
-def _layer_links(ours: str, theirs: str, side: str, width: int) -> list[Link]:
-    def projections(attention: str, *parts: str) -> list[str]:
-        return [f"{theirs}.{attention}.{part}_proj" for part in parts]
-
-    found = [
-        *fused(f"{ours}.self_attention.qkv", projections("self_attn", "q", "k", "v"), (width,) * 3),
-        *both(f"{ours}.self_attention.out", f"{theirs}.self_attn.out_proj"),
-        *both(f"{ours}.self_attention_norm", f"{theirs}.self_attn_layer_norm"),
-        *both(f"{ours}.feedforward.up", f"{theirs}.fc1"),
-        *both(f"{ours}.feedforward.down", f"{theirs}.fc2"),
-        *both(f"{ours}.feedforward_norm", f"{theirs}.final_layer_norm"),
-    ]
-    if side == "decoder":
-        found += both(f"{ours}.cross_attention.q", f"{theirs}.encoder_attn.q_proj")
-        found += fused(f"{ours}.cross_attention.kv", projections("encoder_attn", "k", "v"), (width, width))
-        found += both(f"{ours}.cross_attention.out", f"{theirs}.encoder_attn.out_proj")
-        found += both(f"{ours}.cross_attention_norm", f"{theirs}.encoder_attn_layer_norm")
+        found += layer_links(model, side, f"{body}.layers", LAYER)
     return found
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.parts import head_dropout, pooled_links, sequence_head, stack_of
+from tformer.interop.architectures.parts import head_dropout, layer_links, pooled_links, sequence_head
 from tformer.interop.architectures.table import ConfigTable, Row
 from tformer.interop.config import Config
-from tformer.interop.mapping import Layout, Link, both, fused, link
+from tformer.interop.mapping import Layout, Link, both, link
 from tformer.recipe.model import Model
 from tformer.support.errors import InputError
 
@@ -53,6 +53,16 @@ TWICE = Layout(join=lambda parts: parts[0], split=lambda ours: (ours, ours.clone
 """One tensor under two names; where they differ, the model computes with the first."""
 
 
+LAYER = {
+    "self_attention.qkv": "attention.self.query attention.self.key attention.self.value",
+    "self_attention.out": "attention.output.dense",
+    "self_attention_norm": "attention.output.LayerNorm",
+    "feedforward.up": "intermediate.dense",
+    "feedforward.down": "output.dense",
+    "feedforward_norm": "output.LayerNorm",
+}
+
+
 def read_body(config: Config, table: ConfigTable = CONFIG) -> dict[str, Any]:
     """The `model` section without heads."""
     section = table.read(config)
@@ -66,8 +76,20 @@ def refuse_odd_heads(config: Config, key: str, heads: int, width: int) -> None:
         raise InputError(f"{config.name}: {key}: found {heads}, expected a divisor of the width {width}")
 
 
-def write_body(model: Model) -> dict[str, Any]:
-    return CONFIG.write(model) | {"type_vocab_size": model.embedding.token_types or NO_TYPES}
+def write(model: Model, class_name: str) -> dict[str, Any]:
+    """The keys of BERT, RoBERTa and ELECTRA."""
+    values = CONFIG.write(model) | {"type_vocab_size": model.embedding.token_types or NO_TYPES}
+    return values | ({"classifier_dropout": head_dropout(model)} if is_classifier(class_name) else {})
+
+
+def is_classifier(class_name: str) -> bool:
+    return class_name.endswith("ForSequenceClassification")
+
+
+def classifier_head(config: Config, activation: str) -> dict[str, Any]:
+    return sequence_head(
+        config, activation=activation, dropout=config.take("classifier_dropout", default=None, kind=float)
+    )
 
 
 def body_links(model: Model, body: str, *, output: str | None = None) -> list[Link]:
@@ -85,16 +107,7 @@ def body_links(model: Model, body: str, *, output: str | None = None) -> list[Li
         link("encoder.positions.weight", f"{tables}.position_embeddings.weight"),
         *both("embedding.norm", f"{tables}.LayerNorm"),
     ]
-    for layer in range(stack_of(model, "encoder").num_layers):
-        ours, theirs = f"encoder.blocks.{layer}", f"{body}.encoder.layer.{layer}"
-        parts = [f"{theirs}.attention.self.{part}" for part in ("query", "key", "value")]
-        table += fused(f"{ours}.self_attention.qkv", parts, [model.d_model] * 3)
-        table += both(f"{ours}.self_attention.out", f"{theirs}.attention.output.dense")
-        table += both(f"{ours}.self_attention_norm", f"{theirs}.attention.output.LayerNorm")
-        table += both(f"{ours}.feedforward.up", f"{theirs}.intermediate.dense")
-        table += both(f"{ours}.feedforward.down", f"{theirs}.output.dense")
-        table += both(f"{ours}.feedforward_norm", f"{theirs}.output.LayerNorm")
-    return table
+    return table + layer_links(model, "encoder", f"{body}.encoder.layer", LAYER)
 
 
 def buffers(body: str) -> str:
@@ -120,26 +133,21 @@ def prediction_links(model: Model, *, bias: str, output: str) -> list[Link]:
     ]
 
 
-MASKED, CLASSIFIER = "BertForMaskedLM", "BertForSequenceClassification"
+MASKED = "BertForMaskedLM"
 
 
 def read(config: Config, class_name: str) -> dict[str, Any]:
     config.ignore("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers")
     config.ignore("pooler_size_per_head", "pooler_type")
     values = read_body(config)
-    if class_name == CLASSIFIER:
-        dropout = config.take("classifier_dropout", default=None, kind=float)
-        return {**values, "heads": [sequence_head(config, activation="tanh", dropout=dropout)]}
+    if is_classifier(class_name):
+        return {**values, "heads": [classifier_head(config, "tanh")]}
     heads = [{"kind": "masked_lm", "activation": values["encoder"]["feedforward"]["activation"]}]
     return {**values, "heads": heads if class_name == MASKED else [*heads, {"kind": "next_sentence"}]}
 
 
-def write(model: Model, class_name: str) -> dict[str, Any]:
-    return write_body(model) | ({"classifier_dropout": head_dropout(model)} if class_name == CLASSIFIER else {})
-
-
 def links(model: Model, class_name: str) -> list[Link]:
-    if class_name == CLASSIFIER:
+    if is_classifier(class_name):
         return [*body_links(model, "bert"), *pooled_links(model, pooler="bert.pooler.dense", project="classifier")]
     predictions, output = "cls.predictions", "cls.predictions.decoder"
     table = body_links(model, "bert", output=output)
@@ -157,7 +165,7 @@ BERT = Architecture(
     classes={
         "BertForPreTraining": ("masked_lm", "next_sentence"),
         MASKED: ("masked_lm",),
-        CLASSIFIER: ("classifier",),
+        "BertForSequenceClassification": ("classifier",),
         "BertModel": (),
     },
     family="bert",

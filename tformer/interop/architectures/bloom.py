@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.parts import stack_of, token_links
+from tformer.interop.architectures.parts import layer_links, stack_of, token_links
 from tformer.interop.architectures.table import ConfigTable, Row
-from tformer.interop.mapping import Link, both, interleaved_rows, link
+from tformer.interop.mapping import Link, both, interleaved_rows
 from tformer.recipe.model import Model
 
 # Keys of the framework that trained it (fused kernels, order of summation); `n_inner` is not used by any class.
@@ -47,24 +47,24 @@ CONFIG = ConfigTable(
 )
 
 
+LAYER = {
+    "self_attention_norm": "input_layernorm",
+    "self_attention.qkv": "self_attention.query_key_value",
+    "self_attention.out": "self_attention.dense",
+    "feedforward_norm": "post_attention_layernorm",
+    "feedforward.up": "mlp.dense_h_to_4h",
+    "feedforward.down": "mlp.dense_4h_to_h",
+}
+
+
 def links(model: Model, class_name: str) -> list[Link]:
-    decoder = stack_of(model, "decoder")
-    by_head = interleaved_rows(heads=decoder.num_heads, parts=3)
-    table = [
+    by_head = interleaved_rows(heads=stack_of(model, "decoder").num_heads, parts=3)
+    return [
         *token_links(model, "transformer.word_embeddings.weight"),
         *both("embedding.norm", "transformer.word_embeddings_layernorm"),
         *both("decoder.final_norm", "transformer.ln_f"),
+        *layer_links(model, "decoder", "transformer.h", LAYER, {"self_attention.qkv": by_head}),
     ]
-    for layer in range(decoder.num_layers):
-        ours, theirs = f"decoder.blocks.{layer}", f"transformer.h.{layer}"
-        qkv, fused = f"{ours}.self_attention.qkv", f"{theirs}.self_attention.query_key_value"
-        table += both(f"{ours}.self_attention_norm", f"{theirs}.input_layernorm")
-        table += [link(f"{qkv}.{kind}", f"{fused}.{kind}", layout=by_head) for kind in ("weight", "bias")]
-        table += both(f"{ours}.self_attention.out", f"{theirs}.self_attention.dense")
-        table += both(f"{ours}.feedforward_norm", f"{theirs}.post_attention_layernorm")
-        table += both(f"{ours}.feedforward.up", f"{theirs}.mlp.dense_h_to_4h")
-        table += both(f"{ours}.feedforward.down", f"{theirs}.mlp.dense_4h_to_h")
-    return table
 
 
 BLOOM = Architecture(

@@ -9,10 +9,10 @@ from typing import Any
 
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures.bert import LEGACY_NAMES, buffers, refuse_odd_heads
-from tformer.interop.architectures.parts import head_dropout, pooled_links, sequence_head, stack_of
+from tformer.interop.architectures.parts import head_dropout, layer_links, pooled_links, sequence_head
 from tformer.interop.architectures.table import ConfigTable, Row
 from tformer.interop.config import Config
-from tformer.interop.mapping import Link, both, fused, link
+from tformer.interop.mapping import Link, both, link
 from tformer.recipe.model import Model
 
 MASKED, CLASSIFIER = "DistilBertForMaskedLM", "DistilBertForSequenceClassification"
@@ -38,6 +38,16 @@ CONFIG = ConfigTable(
     ignored=("qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_"),
     written={"sinusoidal_pos_embds": False},
 )
+
+
+LAYER = {
+    "self_attention.qkv": "attention.q_lin attention.k_lin attention.v_lin",
+    "self_attention.out": "attention.out_lin",
+    "self_attention_norm": "sa_layer_norm",
+    "feedforward.up": "ffn.lin1",
+    "feedforward.down": "ffn.lin2",
+    "feedforward_norm": "output_layer_norm",
+}
 
 
 def read(config: Config, class_name: str) -> dict[str, Any]:
@@ -66,15 +76,7 @@ def links(model: Model, class_name: str) -> list[Link]:
         link("encoder.positions.weight", f"{tables}.position_embeddings.weight"),
         *both("embedding.norm", f"{tables}.LayerNorm"),
     ]
-    for layer in range(stack_of(model, "encoder").num_layers):
-        ours, theirs = f"encoder.blocks.{layer}", f"distilbert.transformer.layer.{layer}"
-        parts = [f"{theirs}.attention.{part}_lin" for part in "qkv"]
-        table += fused(f"{ours}.self_attention.qkv", parts, [model.d_model] * 3)
-        table += both(f"{ours}.self_attention.out", f"{theirs}.attention.out_lin")
-        table += both(f"{ours}.self_attention_norm", f"{theirs}.sa_layer_norm")
-        table += both(f"{ours}.feedforward.up", f"{theirs}.ffn.lin1")
-        table += both(f"{ours}.feedforward.down", f"{theirs}.ffn.lin2")
-        table += both(f"{ours}.feedforward_norm", f"{theirs}.output_layer_norm")
+    table += layer_links(model, "encoder", "distilbert.transformer.layer", LAYER)
     if class_name == CLASSIFIER:
         return [*table, *pooled_links(model, pooler="pre_classifier", project="classifier")]
     table += both("heads.masked_lm.dense", "vocab_transform")

@@ -8,25 +8,25 @@ from __future__ import annotations
 from typing import Any
 
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.bert import CONFIG, LEGACY_NAMES, body_links, buffers, read_body, write_body
-from tformer.interop.architectures.parts import head_dropout, pooled_links, sequence_head
+from tformer.interop.architectures import bert
+from tformer.interop.architectures.bert import is_classifier
+from tformer.interop.architectures.parts import pooled_links
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both, link
 from tformer.recipe.model import Model
 from tformer.support.errors import InputError
 
-MASKED, CLASSIFIER = "ElectraForMaskedLM", "ElectraForSequenceClassification"
-SMALL = CONFIG.defaulting(hidden_size=256, num_attention_heads=4, intermediate_size=1024)
+MASKED = "ElectraForMaskedLM"
+SMALL = bert.CONFIG.defaulting(hidden_size=256, num_attention_heads=4, intermediate_size=1024)
 
 
 def read(config: Config, class_name: str) -> dict[str, Any]:
     config.ignore("summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj")  # multiple choice
-    values = read_body(config, SMALL)
+    values = bert.read_body(config, SMALL)
     size = config.size("embedding_size", default=128)
     values["embedding"]["size"] = None if size == values["d_model"] else size
-    if class_name == CLASSIFIER:
-        dropout = config.take("classifier_dropout", default=None, kind=float)
-        return {**values, "heads": [sequence_head(config, activation="gelu", dropout=dropout)]}
+    if is_classifier(class_name):
+        return {**values, "heads": [bert.classifier_head(config, "gelu")]}
     if class_name != MASKED:
         activation = values["encoder"]["feedforward"]["activation"]
         return {**values, "heads": [{"kind": "replaced_token", "activation": activation}]}
@@ -40,16 +40,15 @@ def read(config: Config, class_name: str) -> dict[str, Any]:
 
 def write(model: Model, class_name: str) -> dict[str, Any]:
     size = model.d_model if model.embedding.size is None else model.embedding.size
-    values = write_body(model) | {"embedding_size": size}
-    return values | ({"classifier_dropout": head_dropout(model)} if class_name == CLASSIFIER else {})
+    return bert.write(model, class_name) | {"embedding_size": size}
 
 
 def links(model: Model, class_name: str) -> list[Link]:
     output = "generator_lm_head"
-    table = body_links(model, "electra", output=output if class_name == MASKED else None)
+    table = bert.body_links(model, "electra", output=output if class_name == MASKED else None)
     if model.embedding.size not in (None, model.d_model):
         table += both("embedding.project", "electra.embeddings_project")
-    if class_name == CLASSIFIER:
+    if is_classifier(class_name):
         return [*table, *pooled_links(model, pooler="classifier.dense", project="classifier.out_proj")]
     if class_name != MASKED:
         table += both("heads.replaced_token.dense", "discriminator_predictions.dense")
@@ -65,7 +64,7 @@ ELECTRA = Architecture(
     classes={
         "ElectraForPreTraining": ("replaced_token",),
         MASKED: ("masked_lm",),
-        CLASSIFIER: ("classifier",),
+        "ElectraForSequenceClassification": ("classifier",),
         "ElectraModel": (),
     },
     family="electra",
@@ -73,9 +72,9 @@ ELECTRA = Architecture(
     write=write,
     links=links,
     prefix="electra.",
-    renamed=LEGACY_NAMES,
+    renamed=bert.LEGACY_NAMES,
     skipped=(
-        buffers("electra"),
+        bert.buffers("electra"),
         r"discriminator_predictions\.(dense|dense_prediction)\.(weight|bias)",
         r"generator_(lm_head|predictions\.(dense|LayerNorm))\.(weight|bias)",
     ),

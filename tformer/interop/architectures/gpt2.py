@@ -7,7 +7,7 @@ import re
 from torch import Tensor
 
 from tformer.interop.architecture import Architecture, Gguf
-from tformer.interop.architectures.parts import stack_of, token_links
+from tformer.interop.architectures.parts import layer_links, token_links
 from tformer.interop.architectures.table import ConfigTable, Row
 from tformer.interop.mapping import TRANSPOSED, Link, both, link
 from tformer.recipe.model import Model
@@ -52,21 +52,24 @@ CONFIG = ConfigTable(
 )
 
 
+LAYER = {
+    "self_attention_norm": "ln_1",
+    "self_attention.qkv": "attn.c_attn",
+    "self_attention.out": "attn.c_proj",
+    "feedforward_norm": "ln_2",
+    "feedforward.up": "mlp.c_fc",
+    "feedforward.down": "mlp.c_proj",
+}
+LAYOUTS = {module: TRANSPOSED for module, name in LAYER.items() if ".c_" in name}
+
+
 def links(model: Model, class_name: str) -> list[Link]:
-    table = [
+    return [
         *token_links(model, "transformer.wte.weight"),
         link("decoder.positions.weight", "transformer.wpe.weight"),
         *both("decoder.final_norm", "transformer.ln_f"),
+        *layer_links(model, "decoder", "transformer.h", LAYER, LAYOUTS),
     ]
-    for layer in range(stack_of(model, "decoder").num_layers):
-        ours, theirs = f"decoder.blocks.{layer}", f"transformer.h.{layer}"
-        table += both(f"{ours}.self_attention_norm", f"{theirs}.ln_1")
-        table += both(f"{ours}.self_attention.qkv", f"{theirs}.attn.c_attn", layout=TRANSPOSED)
-        table += both(f"{ours}.self_attention.out", f"{theirs}.attn.c_proj", layout=TRANSPOSED)
-        table += both(f"{ours}.feedforward_norm", f"{theirs}.ln_2")
-        table += both(f"{ours}.feedforward.up", f"{theirs}.mlp.c_fc", layout=TRANSPOSED)
-        table += both(f"{ours}.feedforward.down", f"{theirs}.mlp.c_proj", layout=TRANSPOSED)
-    return table
 
 
 CONV1D = re.compile(r".*\.(c_attn|c_proj|c_fc)\.weight")

@@ -1,4 +1,10 @@
-"""Llama, and the rotary positions, sliding windows and weights that Mistral, Qwen2 and Qwen3 share with it.
+"""Llama, Mistral, Qwen2 and Qwen3: pre-norm decoders with rotary positions, RMSNorm and a gated feed-forward network.
+
+    Llama      biases of attention and of the feed-forward network by two keys
+    Mistral    no biases; its first release has a sliding window in every layer
+    Qwen2      biases on queries, keys and values; sliding windows in some layers, off by default
+    Qwen3      as Qwen2; biases by a key, and queries and keys of each head are normalised before their rotation, with
+               gains that all heads of a layer share
 
 Newer files say `rope_parameters: {rope_type, rope_theta, ...}`, older ones `rope_theta` beside `rope_scaling: {type or
 rope_type, ...}`. Both are written with equal values: older versions of the library ignore the newer key and use a base
@@ -11,16 +17,18 @@ shorter than the longest sequence hides nothing and is read as full attention.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from tformer.build import resolve_sizes
 from tformer.interop.architecture import Architecture, Gguf
-from tformer.interop.architectures.parts import d_ff_of, size_or_missing, stack_of, token_links
+from tformer.interop.architectures.parts import layer_links, size_or_missing, stack_of, token_links
 from tformer.interop.architectures.table import ConfigTable, Row
 from tformer.interop.config import Config
-from tformer.interop.mapping import Link, both, fused, link
+from tformer.interop.mapping import Link, link
 from tformer.nn.attention.sliding_window import SlidingWindowOptions
 from tformer.nn.positions.rope import RopeOptions
 from tformer.recipe.model import Model, Stack, layer_sections
@@ -109,145 +117,130 @@ def windows_of(model: Model) -> list[int | None]:
     return [kind.window + 1 if isinstance(kind, SlidingWindowOptions) else None for kind in kinds]
 
 
-def read_layer_windows(config: Config, values: dict[str, Any]) -> dict[str, Any]:
-    """The model section with the windows of Qwen2 and Qwen3.
+MISSING_WINDOW = 4096  # null means no window, a missing key this one
+MISSING_FULL_LAYERS = 28  # default number of first layers without a window
 
-    The layers that `layer_types` names have them; without that key the layers from `max_window_layers` on.
+ROWS = (
+    Row("vocab_size", "vocab_size", 32000),
+    Row("hidden_size", "d_model", 4096),
+    Row("intermediate_size", "decoder.feedforward.d_ff", 11008),
+    Row("num_hidden_layers", "decoder.num_layers", 32),
+    Row("num_attention_heads", "decoder.num_heads", 32),
+    Row("head_dim", "decoder.head_dim", lambda section: section["d_model"] // section["decoder"]["num_heads"]),
+    Row("hidden_act", "decoder.feedforward.activation", "silu"),
+    Row("max_position_embeddings", "max_seq_len", 2048),
+    Row("rms_norm_eps", "decoder.norm.eps", 1e-6),
+    Row("attention_dropout", "decoder.attention_dropout", 0.0),
+    Row("tie_word_embeddings", "tie.output", False),
+)
+FIXED = {
+    "decoder.feedforward.gated": True,
+    "decoder.feedforward.bias": False,
+    "decoder.attention": {"kind": "full", "qkv_bias": False, "out_bias": False},
+    "decoder.norm": {"kind": "rmsnorm", "place": "pre"},
+    "decoder.final_norm": True,
+    "heads": [{"kind": "lm"}],
+}
+BIAS = Row("attention_bias", "decoder.attention.qkv_bias decoder.attention.out_bias", False)
+
+OF_LLAMA = ConfigTable(
+    (*ROWS, BIAS, Row("mlp_bias", "decoder.feedforward.bias", False)),
+    FIXED,
+    ignored=("is_llama_config", "max_sequence_length"),  # left by converters (SmolLM2, LLaMA 1), without effect
+)
+OF_MISTRAL = ConfigTable(ROWS, FIXED).defaulting(intermediate_size=14336, max_position_embeddings=131072)
+QWEN_SIZES = {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
+OF_QWEN2 = ConfigTable(ROWS, FIXED | {"decoder.attention.qkv_bias": True}).defaulting(**QWEN_SIZES)
+OF_QWEN3 = ConfigTable(
+    (Row("rms_norm_eps", "decoder.attention.qk_norm_eps", 1e-6), *ROWS, BIAS),
+    FIXED | {"decoder.attention.qk_norm": "learned"},
+).defaulting(**QWEN_SIZES, head_dim=128)
+
+
+def read(config: Config, class_name: str, *, table: ConfigTable, kv_heads: int | None = None) -> dict[str, Any]:
+    """The model section, without windows.
+
+    kv_heads: the number of key and value heads if the key is missing; None: as many as query heads.
     """
+    section = table.read(config)
+    stack = section["decoder"]
+    stack["num_kv_heads"] = size_or_missing(config, "num_key_value_heads", kv_heads) or stack["num_heads"]
+    stack["positions"] = read_rope(config, max_seq_len=section["max_seq_len"])
+    return section
+
+
+def read_llama(config: Config, class_name: str) -> dict[str, Any]:
+    section = read(config, class_name, table=OF_LLAMA)
+    width, heads = section["d_model"], section["decoder"]["num_heads"]
+    if width % heads:
+        raise InputError(
+            f"{config.name}: num_attention_heads: {heads} do not divide hidden_size {width}, which this class demands"
+        )
+    return section
+
+
+def read_mistral(config: Config, class_name: str) -> dict[str, Any]:
+    section = read(config, class_name, table=OF_MISTRAL, kv_heads=8)
+    window = size_or_missing(config, "sliding_window", MISSING_WINDOW)
+    return with_windows(config, section, window, [True] * section["decoder"]["num_layers"])
+
+
+def read_qwen(config: Config, class_name: str, *, table: ConfigTable) -> dict[str, Any]:
+    """The layers that `layer_types` names have windows; without that key the layers from `max_window_layers` on."""
+    section = read(config, class_name, table=table, kv_heads=32)
     window = size_or_missing(config, "sliding_window", MISSING_WINDOW)
     wanted = config.take("use_sliding_window", default=False, kind=bool)
     full = config.take("max_window_layers", default=MISSING_FULL_LAYERS)
     kinds = config.take("layer_types", default=[], kind=list)
-    layers = values["decoder"]["num_layers"]
+    layers = section["decoder"]["num_layers"]
     if kinds and (len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}):
         raise InputError(
             f"{config.name}: layer_types: found {kinds!r}, expected full_attention or sliding_attention for each of "
             f"{layers} layers"
         )
     slides = [kind == "sliding_attention" for kind in kinds] or [wanted and layer >= full for layer in range(layers)]
-    return with_windows(config, values, window, slides)
+    return with_windows(config, section, window, slides)
 
 
-def write_layer_windows(model: Model) -> dict[str, Any]:
+def write(model: Model, class_name: str, *, table: ConfigTable) -> dict[str, Any]:
+    decoder, sizes = stack_of(model, "decoder"), resolve_sizes(model, "decoder")
+    return {**table.write(model), "num_key_value_heads": sizes.num_kv_heads, **write_rope(decoder)}
+
+
+def write_mistral(model: Model, class_name: str) -> dict[str, Any]:
+    return {**write(model, class_name, table=OF_MISTRAL), "sliding_window": windows_of(model)[0]}
+
+
+def write_qwen(model: Model, class_name: str, *, table: ConfigTable) -> dict[str, Any]:
     windows = windows_of(model)
     slides = any(windows)
     kinds = ["sliding_attention" if window else "full_attention" for window in windows]
     return {
+        **write(model, class_name, table=table),
         "use_sliding_window": slides,
         "sliding_window": next(filter(None, windows), None),
         **({"layer_types": kinds, "max_window_layers": kinds.index("sliding_attention")} if slides else {}),
     }
 
 
-MISSING_WINDOW = 4096  # null means no window, a missing key this one
-MISSING_FULL_LAYERS = 28  # default number of first layers without a window
-PREFIX = "model."
-SKIPPED = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)  # given by a formula, a buffer in old files
-
-CONFIG = ConfigTable(
-    rows=(
-        Row("vocab_size", "vocab_size", 32000),
-        Row("hidden_size", "d_model", 4096),
-        Row("intermediate_size", "decoder.feedforward.d_ff", 11008),
-        Row("num_hidden_layers", "decoder.num_layers", 32),
-        Row("num_attention_heads", "decoder.num_heads", 32),
-        Row("head_dim", "decoder.head_dim", lambda section: section["d_model"] // section["decoder"]["num_heads"]),
-        Row("hidden_act", "decoder.feedforward.activation", "silu"),
-        Row("max_position_embeddings", "max_seq_len", 2048),
-        Row("rms_norm_eps", "decoder.norm.eps", 1e-6),
-        Row("attention_dropout", "decoder.attention_dropout", 0.0),
-        Row("tie_word_embeddings", "tie.output", False),
-    ),
-    fixed={
-        "decoder.feedforward.gated": True,
-        "decoder.norm": {"kind": "rmsnorm", "place": "pre"},
-        "decoder.final_norm": True,
-        "heads": [{"kind": "lm"}],
-    },
-)
-
-
-def read_body(
-    config: Config,
-    table: ConfigTable = CONFIG,
-    *,
-    kv_heads: int | None = None,
-    qkv_bias: bool,
-    out_bias: bool,
-    mlp_bias: bool,
-    qk_norm: bool = False,
-) -> dict[str, Any]:
-    """The model section.
-
-    kv_heads: the number of key and value heads if the key is missing; None: as many as query heads.
-    The biases and qk_norm are arguments, because not every class has a key for them.
-    """
-    section = table.read(config)
-    stack = section["decoder"]
-    stack["num_kv_heads"] = size_or_missing(config, "num_key_value_heads", kv_heads) or stack["num_heads"]
-    stack["positions"] = read_rope(config, max_seq_len=section["max_seq_len"])
-    stack["attention"] = {"kind": "full", "qkv_bias": qkv_bias, "out_bias": out_bias}
-    if qk_norm:
-        stack["attention"] |= {"qk_norm": "learned", "qk_norm_eps": stack["norm"]["eps"]}
-    stack["feedforward"]["bias"] = mlp_bias
-    return section
-
-
-def write_body(model: Model) -> dict[str, Any]:
-    decoder, sizes = stack_of(model, "decoder"), resolve_sizes(model, "decoder")
-    return {**CONFIG.write(model), "num_key_value_heads": sizes.num_kv_heads, **write_rope(decoder)}
+LAYER = {
+    "self_attention_norm": "input_layernorm",
+    "self_attention.qkv": "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
+    "self_attention.out": "self_attn.o_proj",
+    "self_attention.q_norm": "self_attn.q_norm",
+    "self_attention.k_norm": "self_attn.k_norm",
+    "feedforward_norm": "post_attention_layernorm",
+    "feedforward.up": "mlp.gate_proj mlp.up_proj",
+    "feedforward.down": "mlp.down_proj",
+}
 
 
 def links(model: Model, class_name: str) -> list[Link]:
-    """Links of Llama, Mistral, Qwen2 and Qwen3; the model section says which biases and gains exist."""
-    decoder, sizes = stack_of(model, "decoder"), resolve_sizes(model, "decoder")
-    d_ff = d_ff_of(model, decoder)
-    queries, keys, values = (
-        sizes.num_heads * sizes.head_dim,
-        sizes.num_kv_heads * sizes.head_dim,
-        sizes.num_kv_heads * sizes.value_dim,
-    )
-    table = [
+    return [
         *token_links(model, "model.embed_tokens.weight"),
         link("decoder.final_norm.weight", "model.norm.weight"),
+        *layer_links(model, "decoder", "model.layers", LAYER),
     ]
-    for layer in range(decoder.num_layers):
-        ours, theirs = f"decoder.blocks.{layer}", f"model.layers.{layer}"
-        qkv = [f"{theirs}.self_attn.{name}_proj" for name in ("q", "k", "v")]
-        gated = [f"{theirs}.mlp.{name}_proj" for name in ("gate", "up")]
-        biased = decoder.feedforward.bias
-        table.append(link(f"{ours}.self_attention_norm.weight", f"{theirs}.input_layernorm.weight"))
-        table += fused(f"{ours}.self_attention.qkv", qkv, (queries, keys, values), bias=decoder.attention.qkv_bias)
-        table += both(f"{ours}.self_attention.out", f"{theirs}.self_attn.o_proj", bias=decoder.attention.out_bias)
-        if decoder.attention.qk_norm == "learned":
-            norms = ("q_norm.weight", "k_norm.weight")
-            table += [link(f"{ours}.self_attention.{norm}", f"{theirs}.self_attn.{norm}") for norm in norms]
-        table.append(link(f"{ours}.feedforward_norm.weight", f"{theirs}.post_attention_layernorm.weight"))
-        table += fused(f"{ours}.feedforward.up", gated, (d_ff, d_ff), bias=biased)
-        table += both(f"{ours}.feedforward.down", f"{theirs}.mlp.down_proj", bias=biased)
-    return table
-
-
-def _read(config: Config, class_name: str) -> dict[str, Any]:
-    biased = config.take("attention_bias", default=False, kind=bool)
-    mlp_biased = config.take("mlp_bias", default=False, kind=bool)
-    config.ignore("is_llama_config", "max_sequence_length")  # left by converters (SmolLM2, LLaMA 1), without effect
-    values = read_body(config, qkv_bias=biased, out_bias=biased, mlp_bias=mlp_biased)
-    width, heads = values["d_model"], values["decoder"]["num_heads"]
-    if width % heads:
-        raise InputError(
-            f"{config.name}: num_attention_heads: {heads} do not divide hidden_size {width}, which this class demands"
-        )
-    return values
-
-
-def _write(model: Model, class_name: str) -> dict[str, Any]:
-    decoder = stack_of(model, "decoder")
-    return {
-        **write_body(model),
-        "attention_bias": decoder.attention.qkv_bias,
-        "mlp_bias": decoder.feedforward.bias,
-    }
 
 
 def stored_in_gguf(model: Model, name: str, tensor: Tensor) -> Tensor:
@@ -264,12 +257,37 @@ LLAMA = Architecture(
     model_type="llama",
     classes={"LlamaForCausalLM": ("lm",), "LlamaModel": ()},
     family="llama",
-    read=_read,
-    write=_write,
+    read=read_llama,
+    write=partial(write, table=OF_LLAMA),
     links=links,
-    prefix=PREFIX,
-    skipped=SKIPPED,
+    prefix="model.",
+    skipped=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",),  # given by a formula, a buffer in old files
     special_ids={"bos": 1, "eos": 2},
     ctranslate2=("LlamaLoader", {}),
     gguf=Gguf("llama", "silu", stored_in_gguf),
+)
+MISTRAL = replace(
+    LLAMA,
+    model_type="mistral",
+    classes={"MistralForCausalLM": ("lm",), "MistralModel": ()},
+    read=read_mistral,
+    write=write_mistral,
+    ctranslate2=None,
+    gguf=None,
+)
+QWEN2 = replace(
+    MISTRAL,
+    model_type="qwen2",
+    classes={"Qwen2ForCausalLM": ("lm",), "Qwen2Model": ()},
+    read=partial(read_qwen, table=OF_QWEN2),
+    write=partial(write_qwen, table=OF_QWEN2),
+    special_ids={},
+    own_tokenizer_rules=True,
+)
+QWEN3 = replace(
+    QWEN2,
+    model_type="qwen3",
+    classes={"Qwen3ForCausalLM": ("lm",), "Qwen3Model": ()},
+    read=partial(read_qwen, table=OF_QWEN3),
+    write=partial(write_qwen, table=OF_QWEN3),
 )

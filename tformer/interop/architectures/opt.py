@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.parts import stack_of, token_links
+from tformer.interop.architectures.parts import layer_links, stack_of, token_links
 from tformer.interop.architectures.table import ConfigTable, Row
 from tformer.interop.config import Config
-from tformer.interop.mapping import Link, both, fused, link
+from tformer.interop.mapping import Link, both, link
 from tformer.recipe.model import Model
 from tformer.support.errors import InputError
 
@@ -45,6 +45,16 @@ CONFIG = ConfigTable(
 )
 
 
+LAYER = {
+    "self_attention.qkv": "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
+    "self_attention.out": "self_attn.out_proj",
+    "feedforward.up": "fc1",
+    "feedforward.down": "fc2",
+    "self_attention_norm": "self_attn_layer_norm",
+    "feedforward_norm": "final_layer_norm",
+}
+
+
 def read(config: Config, class_name: str) -> dict[str, Any]:
     section = CONFIG.read(config)
     width, embedded = section["d_model"], config.size("word_embed_proj_dim", default=None)
@@ -63,25 +73,14 @@ def write(model: Model, class_name: str) -> dict[str, Any]:
 
 
 def links(model: Model, class_name: str) -> list[Link]:
-    decoder, width = stack_of(model, "decoder"), model.d_model
-    biased, learned = decoder.attention.qkv_bias, decoder.norm.learned
+    decoder = stack_of(model, "decoder")
     table = [
         *token_links(model, "model.decoder.embed_tokens.weight"),
         link("decoder.positions.weight", "model.decoder.embed_positions.weight"),
     ]
-    if decoder.final_norm and learned:
+    if decoder.final_norm and decoder.norm.learned:
         table += both("decoder.final_norm", "model.decoder.final_layer_norm")
-    for layer in range(decoder.num_layers):
-        ours, theirs = f"decoder.blocks.{layer}", f"model.decoder.layers.{layer}"
-        qkv = [f"{theirs}.self_attn.{name}_proj" for name in ("q", "k", "v")]
-        table += fused(f"{ours}.self_attention.qkv", qkv, (width, width, width), bias=biased)
-        table += both(f"{ours}.self_attention.out", f"{theirs}.self_attn.out_proj", bias=biased)
-        table += both(f"{ours}.feedforward.up", f"{theirs}.fc1", bias=biased)
-        table += both(f"{ours}.feedforward.down", f"{theirs}.fc2", bias=biased)
-        if learned:
-            table += both(f"{ours}.self_attention_norm", f"{theirs}.self_attn_layer_norm")
-            table += both(f"{ours}.feedforward_norm", f"{theirs}.final_layer_norm")
-    return table
+    return table + layer_links(model, "decoder", "model.decoder.layers", LAYER)
 
 
 OPT = Architecture(

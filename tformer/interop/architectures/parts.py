@@ -1,4 +1,4 @@
-"""Parts that several architectures share: names of activations, classification heads, sizes of a stack."""
+"""Parts that several architectures share: names of activations, classification heads, links of layers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from tformer.build import resolve_sizes
 from tformer.interop.config import Config
-from tformer.interop.mapping import Link, both, link
+from tformer.interop.mapping import SAME, Layout, Link, both, link, rows
 from tformer.interop.weight_files import WeightFiles
 from tformer.recipe.model import Model, Stack
 from tformer.support.errors import InputError
@@ -36,16 +37,6 @@ def stack_of(model: Model, side: str) -> Stack:
     if stack is None:
         raise InputError(f"model.{side}: found none, this architecture has one")
     return stack
-
-
-def head_dim(model: Model, stack: Stack) -> int:
-    width = model.d_model if stack.d_model is None else stack.d_model
-    return width // stack.num_heads if stack.head_dim is None else stack.head_dim
-
-
-def d_ff_of(model: Model, stack: Stack) -> int:
-    width = model.d_model if stack.d_model is None else stack.d_model
-    return 4 * width if stack.feedforward.d_ff is None else stack.feedforward.d_ff
 
 
 def size_by_any_name(config: Config, *names: str, default: int) -> int:
@@ -76,17 +67,13 @@ def label_names(config: Config) -> tuple[str, ...]:
     return tuple(by_id[number] for number in range(len(by_id)))
 
 
-def num_labels(config: Config, *, default: int = 2) -> int:
-    """Number of outputs of a classifier; `default` when the config does not state it."""
-    return len(label_names(config)) or config.size("num_labels", default=default)
-
-
 def sequence_head(config: Config, *, default_labels: int = 2, **options: Any) -> dict[str, Any]:
     """The head of a ...ForSequenceClassification class: a classifier, or a regression for one output.
 
+    default_labels: number of outputs if the config does not state it.
     options: pooling, pooler, activation, dropout of the head.
     """
-    count = num_labels(config, default=default_labels)
+    count = len(label_names(config)) or config.size("num_labels", default=default_labels)
     problem = config.take("problem_type", default=None, kind=str)
     if problem == "regression" or (problem is None and count == 1):
         if count != 1:
@@ -111,6 +98,52 @@ def token_links(model: Model, table: str) -> list[Link]:
     if model.tie.output:
         return [link("embedding.weight", table, also=["lm_head.weight"])]
     return [link("embedding.weight", table), link("heads.lm.weight", "lm_head.weight")]
+
+
+def layer_links(
+    model: Model, side: str, path: str, modules: Mapping[str, str], layouts: Mapping[str, Layout] = {}
+) -> list[Link]:
+    """Links of all layers of a stack. Which modules have biases or gains is read from the model section.
+
+    Args:
+        path: the name of the layers on disk, without their number.
+        modules: module in a layer -> its name on disk, or the names, separated by spaces, whose rows are stacked in it.
+        layouts: of modules that are stored in another layout.
+    """
+    stack, sizes = stack_of(model, side), resolve_sizes(model, side)
+    keys, values = sizes.num_kv_heads * sizes.head_dim, sizes.num_kv_heads * sizes.value_dim
+    stacked = {
+        "self_attention.qkv": rows(sizes.num_heads * sizes.head_dim, keys, values),
+        "cross_attention.kv": rows(keys, values),
+        "feedforward.up": rows(*[stack.feedforward.hidden_size(sizes.d_model)] * 2),
+    }
+    found = []
+    for layer in range(stack.num_layers):
+        for module, names in modules.items():
+            parts = [f"{path}.{layer}.{name}" for name in names.split()]
+            layout = stacked[module] if len(parts) > 1 else layouts.get(module, SAME)
+            if module.startswith("cross_attention") and not (side == "decoder" and model.is_encoder_decoder):
+                continue
+            for kind in _parameters_of(stack, module):
+                theirs = [f"{part}.{kind}" for part in parts]
+                found.append(link(f"{side}.blocks.{layer}.{module}.{kind}", *theirs, layout=layout))
+    return found
+
+
+def _parameters_of(stack: Stack, module: str) -> Sequence[str]:
+    """The parameters of a module in a layer, `weight` or `bias`."""
+    name = module.rpartition(".")[2]
+    if name in ("q_norm", "k_norm"):
+        return ["weight"] if stack.attention.qk_norm == "learned" else []
+    if name.endswith("_norm"):
+        biased = stack.norm.kind == "layernorm" and stack.norm.bias
+        if not stack.norm.learned:
+            return []
+    elif name in ("up", "down"):
+        biased = stack.feedforward.bias
+    else:
+        biased = stack.attention.out_bias if name == "out" else stack.attention.qkv_bias
+    return ["weight", "bias"] if biased else ["weight"]
 
 
 def pooled_links(model: Model, *, pooler: str | None = None, project: str) -> list[Link]:

@@ -11,16 +11,9 @@ from functools import partial
 from typing import Any
 
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.bert import (
-    CONFIG,
-    LEGACY_NAMES,
-    body_links,
-    buffers,
-    prediction_links,
-    read_body,
-    write_body,
-)
-from tformer.interop.architectures.parts import head_dropout, pooled_links, sequence_head, stack_of
+from tformer.interop.architectures import bert
+from tformer.interop.architectures.bert import CONFIG, body_links, is_classifier
+from tformer.interop.architectures.parts import pooled_links, stack_of
 from tformer.interop.architectures.table import ConfigTable
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both
@@ -31,12 +24,8 @@ from tformer.support.errors import InputError
 PAD = 1  # default of pad_token_id
 
 
-def is_classifier(class_name: str) -> bool:
-    return class_name.endswith("ForSequenceClassification")
-
-
 def read(config: Config, class_name: str, *, table: ConfigTable = CONFIG) -> dict[str, Any]:
-    values = read_body(config, table)
+    values = bert.read_body(config, table)
     pad = config.take("pad_token_id", default=PAD)
     rows = values["max_seq_len"]
     below = min(values["vocab_size"], rows - 1)
@@ -48,16 +37,15 @@ def read(config: Config, class_name: str, *, table: ConfigTable = CONFIG) -> dic
     values["max_seq_len"] = rows - (pad + 1)
     values["encoder"]["positions"] = {"kind": "learned", "ids": "nonpad_cumsum", "offset": pad + 1}
     if is_classifier(class_name):
-        dropout = config.take("classifier_dropout", default=None, kind=float)
-        return {**values, "heads": [sequence_head(config, activation="tanh", dropout=dropout)]}
+        return {**values, "heads": [bert.classifier_head(config, "tanh")]}
     return {**values, "heads": [{"kind": "masked_lm", "activation": "gelu"}]}
 
 
 def write(model: Model, class_name: str) -> dict[str, Any]:
     positions = stack_of(model, "encoder").positions
     offset = positions.offset if isinstance(positions, LearnedOptions) else PAD + 1
-    values = write_body(model) | {"max_position_embeddings": model.max_seq_len + offset, "pad_token_id": offset - 1}
-    return values | ({"classifier_dropout": head_dropout(model)} if is_classifier(class_name) else {})
+    places = {"max_position_embeddings": model.max_seq_len + offset, "pad_token_id": offset - 1}
+    return bert.write(model, class_name) | places
 
 
 def links(model: Model, class_name: str) -> list[Link]:
@@ -68,7 +56,7 @@ def links(model: Model, class_name: str) -> list[Link]:
         *body_links(model, "roberta", output="lm_head.decoder"),
         *both("heads.masked_lm.dense", "lm_head.dense"),
         *both("heads.masked_lm.norm", "lm_head.layer_norm"),
-        *prediction_links(model, bias="lm_head.bias", output="lm_head.decoder"),
+        *bert.prediction_links(model, bias="lm_head.bias", output="lm_head.decoder"),
     ]
 
 
@@ -85,9 +73,9 @@ ROBERTA = Architecture(
     links=links,
     prefix="roberta.",
     pooler="roberta.pooler.dense",
-    renamed=LEGACY_NAMES,
+    renamed=bert.LEGACY_NAMES,
     skipped=(
-        buffers("roberta"),
+        bert.buffers("roberta"),
         r"roberta\.pooler\.dense\.(weight|bias)",
         r"lm_head\.(bias|(dense|layer_norm|decoder)\.(weight|bias))",
     ),

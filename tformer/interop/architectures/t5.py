@@ -16,14 +16,13 @@ from tformer.interop.architectures.parts import (
     ACTIVATIONS,
     OUTPUT,
     activation_name,
-    d_ff_of,
-    head_dim,
+    layer_links,
     output_is_tied,
     stack_of,
 )
 from tformer.interop.architectures.table import ConfigTable, Row, both_stacks
 from tformer.interop.config import Config
-from tformer.interop.mapping import Link, fused, link
+from tformer.interop.mapping import Link, link
 from tformer.interop.weight_files import WeightFiles
 from tformer.nn.positions.biases import T5BiasOptions
 from tformer.recipe.model import Model
@@ -130,37 +129,23 @@ def links(model: Model, class_name: str) -> list[Link]:
     if not tied:
         table.append(link("heads.lm.weight", OUTPUT))
     for side, stack in model.stacks.items():
-        last = SIDES[side]
-        rows = stack.num_heads * head_dim(model, stack)
-        first = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        attention, network = "layer.0.SelfAttention", f"layer.{SIDES[side]}.DenseReluDense"
+        first = f"{side}.block.0.{attention}.relative_attention_bias.weight"
         table.append(link(f"{side}.positions.weight", first))
         table.append(link(f"{side}.final_norm.weight", f"{side}.final_layer_norm.weight"))
-        for layer in range(stack.num_layers):
-            ours, theirs = f"{side}.blocks.{layer}", f"{side}.block.{layer}.layer"
-            attention, network = f"{theirs}.0.SelfAttention", f"{theirs}.{last}.DenseReluDense"
-            qkv = [f"{attention}.{part}" for part in "qkv"]
-            ups = ("wi_0", "wi_1") if stack.feedforward.gated else ("wi",)
-            table += fused(f"{ours}.self_attention.qkv", qkv, (rows,) * 3, bias=False)
-            table += fused(
-                f"{ours}.feedforward.up",
-                [f"{network}.{name}" for name in ups],
-                (d_ff_of(model, stack),) * len(ups),
-                bias=False,
-            )
-            table += [
-                link(f"{ours}.self_attention_norm.weight", f"{theirs}.0.layer_norm.weight"),
-                link(f"{ours}.self_attention.out.weight", f"{attention}.o.weight"),
-                link(f"{ours}.feedforward_norm.weight", f"{theirs}.{last}.layer_norm.weight"),
-                link(f"{ours}.feedforward.down.weight", f"{network}.wo.weight"),
-            ]
-            if side == "decoder":
-                cross = f"{theirs}.1.EncDecAttention"
-                table += [
-                    link(f"{ours}.cross_attention_norm.weight", f"{theirs}.1.layer_norm.weight"),
-                    link(f"{ours}.cross_attention.q.weight", f"{cross}.q.weight"),
-                    *fused(f"{ours}.cross_attention.kv", [f"{cross}.k", f"{cross}.v"], (rows, rows), bias=False),
-                    link(f"{ours}.cross_attention.out.weight", f"{cross}.o.weight"),
-                ]
+        modules = {
+            "self_attention.qkv": f"{attention}.q {attention}.k {attention}.v",
+            "feedforward.up": f"{network}.wi_0 {network}.wi_1" if stack.feedforward.gated else f"{network}.wi",
+            "self_attention_norm": "layer.0.layer_norm",
+            "self_attention.out": f"{attention}.o",
+            "feedforward_norm": f"layer.{SIDES[side]}.layer_norm",
+            "feedforward.down": f"{network}.wo",
+            "cross_attention_norm": "layer.1.layer_norm",
+            "cross_attention.q": "layer.1.EncDecAttention.q",
+            "cross_attention.kv": "layer.1.EncDecAttention.k layer.1.EncDecAttention.v",
+            "cross_attention.out": "layer.1.EncDecAttention.o",
+        }
+        table += layer_links(model, side, f"{side}.block", modules)
     return table
 
 

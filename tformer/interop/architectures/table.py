@@ -8,14 +8,8 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
-from tformer.interop.architectures.parts import (
-    ACTIVATIONS,
-    activation_name,
-    d_ff_of,
-    head_dim,
-    size_by_any_name,
-    stack_of,
-)
+from tformer.build import resolve_sizes
+from tformer.interop.architectures.parts import ACTIVATIONS, activation_name, size_by_any_name, stack_of
 from tformer.interop.config import Config
 from tformer.recipe.model import Model
 
@@ -55,9 +49,9 @@ class Row:
             return attrgetter(path)(model)
         stack = stack_of(model, side)
         if rest == "feedforward.d_ff":
-            return d_ff_of(model, stack)
+            return stack.feedforward.hidden_size(stack.d_model or model.d_model)
         if rest == "head_dim":
-            return head_dim(model, stack)
+            return resolve_sizes(model, side).head_dim
         if rest == "layerdrop":
             return stack.layerdrop_rate
         found = attrgetter(rest)(stack)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from tformer.build import resolve_sizes
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.parts import head_dim, pooled_links, sequence_head, stack_of
+from tformer.interop.architectures.parts import layer_links, pooled_links, sequence_head, stack_of
 from tformer.interop.architectures.table import ConfigTable, Row
 from tformer.interop.config import Config
-from tformer.interop.mapping import SAME, Link, both, fused, link, reshaped
+from tformer.interop.mapping import SAME, Link, both, link, reshaped
 from tformer.recipe.model import Model
 from tformer.support.errors import InputError
 
@@ -37,6 +38,16 @@ CONFIG = ConfigTable(
     },
     ignored=("encoder_stride", "pooler_act", "pooler_output_size"),  # keys of heads that this class lacks
 )
+
+
+LAYER = {
+    "self_attention.qkv": "attention.attention.query attention.attention.key attention.attention.value",
+    "self_attention.out": "attention.output.dense",
+    "self_attention_norm": "layernorm_before",
+    "feedforward.up": "intermediate.dense",
+    "feedforward.down": "output.dense",
+    "feedforward_norm": "layernorm_after",
+}
 
 
 def read(config: Config, class_name: str) -> dict[str, Any]:
@@ -64,15 +75,14 @@ def write(model: Model, class_name: str) -> dict[str, Any]:
     encoder, patches = stack_of(model, "encoder"), model.patches
     if patches is None:
         raise InputError("model.patches: found none, this architecture reads images")
-    size = head_dim(model, encoder)
+    size = resolve_sizes(model, "encoder").head_dim
     values = CONFIG.write(model) | {"image_size": patches.image_size, "patch_size": patches.size}
     return values | ({} if size == model.d_model // encoder.num_heads else {"head_dim": size})
 
 
 def links(model: Model, class_name: str) -> list[Link]:
-    encoder, patches = stack_of(model, "encoder"), model.patches
+    patches = model.patches
     assert patches is not None
-    rows = encoder.num_heads * head_dim(model, encoder)
     kernel = (model.d_model, patches.channels, patches.size, patches.size)
     flat = reshaped(ours=(model.d_model, -1), theirs=kernel)
     tables = "vit.embeddings"
@@ -86,16 +96,8 @@ def links(model: Model, class_name: str) -> list[Link]:
         *both("embedding", f"{tables}.patch_embeddings.projection", layout=SAME if patches.stem == "conv" else flat),
         *both("encoder.final_norm", "vit.layernorm"),
     ]
-    for layer in range(encoder.num_layers):
-        ours, theirs = f"encoder.blocks.{layer}", f"vit.encoder.layer.{layer}"
-        parts = [f"{theirs}.attention.attention.{part}" for part in ("query", "key", "value")]
-        table += fused(f"{ours}.self_attention.qkv", parts, [rows] * 3, bias=encoder.attention.qkv_bias)
-        table += both(f"{ours}.self_attention.out", f"{theirs}.attention.output.dense")
-        table += both(f"{ours}.self_attention_norm", f"{theirs}.layernorm_before")
-        table += both(f"{ours}.feedforward.up", f"{theirs}.intermediate.dense")
-        table += both(f"{ours}.feedforward.down", f"{theirs}.output.dense")
-        table += both(f"{ours}.feedforward_norm", f"{theirs}.layernorm_after")
-    return [*table, *pooled_links(model, project="classifier")]
+    layers = layer_links(model, "encoder", "vit.encoder.layer", LAYER)
+    return [*table, *layers, *pooled_links(model, project="classifier")]
 
 
 VIT = Architecture(
