@@ -367,7 +367,7 @@ def _heads(recipe: Recipe) -> list[str]:
 
 def embedding_rows(checkpoint: Checkpoint) -> dict[str, int | None]:
     """Number of rows of the stored embedding tables, by the model section's key for it; None: no such table."""
-    specs = checkpoint.weight_specs()
+    specs = checkpoint.specs("weights")
     tables = {"vocab_size": TOKEN_TABLE, "target_vocab_size": TARGET_TABLE}
     return {key: specs[table].shape[0] if table in specs else None for key, table in tables.items()}
 
@@ -382,7 +382,7 @@ def _check_tokenizer(checkpoint: Checkpoint, recipe: Recipe, tokenizer: Tokenize
             f"{short_hash(tokenizer.sha256)}, the manifest says {short_hash(recorded)}"
         )
     table_name = TARGET_TABLE if target else TOKEN_TABLE
-    table = checkpoint.weight_specs().get(table_name) if recipe.model.patches is None else None
+    table = checkpoint.specs("weights").get(table_name) if recipe.model.patches is None else None
     if table is not None and tokenizer.vocab_size > table.shape[0]:
         raise InputError(
             f"{checkpoint.path}: the tokenizer has {tokenizer.vocab_size:,} ids, but the model's embedding only "

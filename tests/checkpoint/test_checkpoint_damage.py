@@ -243,7 +243,7 @@ def enlist(path: Path, files: dict[str, str]) -> None:
 def test_an_index_of_several_files_is_read(run: RunDirectory) -> None:
     found = read_checkpoint(split(save(run, 1)))
     weights = found.weights()
-    assert weights.keys() == weights_at(1).keys() and found.weight_specs().keys() == {"embedding.weight", "norm.gain"}
+    assert weights.keys() == weights_at(1).keys() and found.specs("weights").keys() == {"embedding.weight", "norm.gain"}
     assert all(torch.equal(weights[name], tensor) for name, tensor in weights_at(1).items())
 
 

@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.conftest import Disk, save, tree, umask
+from tformer.checkpoint import logs
+from tformer.checkpoint.logs import describe_environment
 from tformer.checkpoint.read import read_checkpoint
-from tformer.checkpoint.run import RunDirectory, is_locked, list_runs
+from tformer.checkpoint.run import RunDirectory, list_runs, writer
 from tformer.support import files
 from tformer.support.errors import InputError, RunInUseError, StorageError
 
@@ -196,7 +198,7 @@ def test_umask_is_honoured(tmp_path: Path) -> None:
             save(run, 1)
             run.write_recipe("a: 1\n")
             run.append_metrics({"step": 1})
-            run.write_environment(device="cpu", data_fingerprint=None)
+            run.write_environment(describe_environment(device="cpu", data_fingerprint=None))
         for path in run.path.rglob("*"):
             assert stat.S_IMODE(path.stat().st_mode) == (folder_mode if path.is_dir() else file_mode), path
 
@@ -281,18 +283,18 @@ def test_metrics_are_cut_back_to_a_step(run: RunDirectory) -> None:
         run.append_metrics({"step": step})
     with open(run.metrics_path, "ab") as stream:
         stream.write(b'not json\n{"step": 2, "valid": 1}\n[1]\n{"step": 1, "lo')
-    run.cut_metrics(2)
+    logs.cut_metrics(run.metrics_path, 2)
     assert run.metrics_path.read_text() == '{"step": 1}\n{"step": 2}\n{"step": 2, "valid": 1}\n'
     inode = run.metrics_path.stat().st_ino
-    run.cut_metrics(2)
+    logs.cut_metrics(run.metrics_path, 2)
     assert run.metrics_path.stat().st_ino == inode  # nothing to drop, nothing rewritten
     assert list(run.metrics()) == [{"step": 1}, {"step": 2}, {"step": 2, "valid": 1}]
-    run.cut_metrics(0)
+    logs.cut_metrics(run.metrics_path, 0)
     assert run.metrics_path.read_text() == ""
 
 
 def test_cutting_metrics_that_are_not_there(run: RunDirectory) -> None:
-    run.cut_metrics(5)
+    logs.cut_metrics(run.metrics_path, 5)
     assert not run.metrics_path.exists() and list(run.metrics()) == []
 
 
@@ -303,7 +305,7 @@ def test_cutting_metrics_is_atomic(run: RunDirectory, disk: Disk, call: int) -> 
     before = run.metrics_path.read_bytes()
     disk.arm(call, "eio")
     with pytest.raises(StorageError):
-        run.cut_metrics(1)
+        logs.cut_metrics(run.metrics_path, 1)
     assert run.metrics_path.read_bytes() in (before, b'{"step": 1}\n')
 
 
@@ -337,7 +339,9 @@ def test_rewind_drops_what_lies_beyond(run: RunDirectory) -> None:
 
 def test_environment(run: RunDirectory) -> None:
     assert run.environment() is None
-    run.write_environment(device="cpu, 2 threads", data_fingerprint="abc", command=["tformer", "train"])
+    run.write_environment(
+        describe_environment(device="cpu, 2 threads", data_fingerprint="abc", command=["tformer", "train"])
+    )
     found = run.environment()
     assert found is not None
     assert found["device"] == "cpu, 2 threads" and found["data_fingerprint"] == "abc"
@@ -365,6 +369,6 @@ def test_a_run_on_a_file_system_without_locks_is_written_by_nobody(
 
     create(tmp_path / "run").close()
     monkeypatch.setattr("fcntl.flock", refuse)
-    assert not is_locked(tmp_path / "run")
+    assert writer(tmp_path / "run") is None
     with pytest.raises(StorageError, match="locks available"):
         create(tmp_path / "run", resume=True)

@@ -52,7 +52,8 @@ def make_run(
     text = recipe_to_yaml(recipe)
     with RunDirectory.create(path, arch="gpt", preset="tiny") as run:
         run.write_recipe(text)
-        run.write_environment(device="CPU", data_fingerprint="f00d", command=["tformer", "train"])
+        facts = describe_environment(device="CPU", data_fingerprint="f00d", command=["tformer", "train"])
+        run.write_environment(facts)
         for step in steps:
             save_checkpoint(
                 run,

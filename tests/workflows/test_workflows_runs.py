@@ -11,7 +11,7 @@ import pytest
 
 from tests.workflows.run_makers import VOCABULARY, make_run, train_line, valid_line
 from tformer.build import count_parameters
-from tformer.checkpoint.run import RunDirectory, is_locked
+from tformer.checkpoint.run import RunDirectory, writer
 from tformer.recipe import load_recipe, recipe_to_yaml
 from tformer.support.errors import InputError
 from tformer.workflows.runs.compare import compare_runs, describe_run
@@ -46,13 +46,13 @@ def test_states(steps: tuple[int, ...], finished: bool, state: str, tmp_path: Pa
 
 def test_a_run_in_use_tells_how_far_its_metrics_are(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", steps=(4,))
-    assert not is_locked(path)
+    assert writer(path) is None
     with RunDirectory.open(path, lock=True) as run:
         run.append_metrics(train_line(7))
-        assert is_locked(path)
+        assert writer(path) is not None
         found = summarise_run(path)
         assert (found.state, found.step) == ("in use", 7)
-    assert not is_locked(path)
+    assert writer(path) is None
     assert summarise_run(path).step == 4  # what is not saved would be trained again
 
 

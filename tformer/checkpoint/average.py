@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,13 @@ def require_same_model(checkpoints: Sequence[Checkpoint]) -> None:
     recipe = recipe_to_data(first.recipe) if others else {}
     for other in others:
         _compare_tokenizers(first, other)
-        _compare_recipes(first, recipe, other)
+        found = recipe_to_data(other.recipe)
+        for part in RECIPE_PARTS:
+            for key, ours, theirs in value_differences(_at(recipe, part), _at(found, part), part):
+                raise InputError(
+                    f"{other.path / 'recipe.yaml'}: {key} is {_word(theirs)}, in {first.path} it is {_word(ours)}",
+                    hint="only checkpoints of the same model can be averaged",
+                )
         for role in AVERAGED_ROLES:
             _compare_tensors(first, other, role)
 
@@ -79,26 +85,17 @@ def _short(sha256: str | None) -> str:
     return "missing" if sha256 is None else short_hash(sha256)
 
 
-def _compare_recipes(first: Checkpoint, expected: Mapping[str, Any], other: Checkpoint) -> None:
-    found = recipe_to_data(other.recipe)
-    for part in RECIPE_PARTS:
-        for key, ours, theirs in _differences(_at(expected, part), _at(found, part), part):
-            raise InputError(
-                f"{other.path / 'recipe.yaml'}: {key} is {_word(theirs)}, in {first.path} it is {_word(ours)}",
-                hint="only checkpoints of the same model can be averaged",
-            )
-
-
 def _at(data: Any, key: str) -> Any:
     for word in key.split("."):
         data = data[word]
     return data
 
 
-def _differences(expected: Any, found: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
+def value_differences(expected: Any, found: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
+    """(dotted path, value, other value) of each difference between nested values."""
     if isinstance(expected, dict) and isinstance(found, dict):
         for name in itertools.chain(expected, (name for name in found if name not in expected)):
-            yield from _differences(expected.get(name), found.get(name), f"{key}.{name}")
+            yield from value_differences(expected.get(name), found.get(name), f"{key}.{name}")
     elif expected != found:
         yield key, expected, found
 
@@ -142,12 +139,7 @@ class Average:
     notes: tuple[str, ...]
 
 
-def average_checkpoints(
-    paths: Sequence[str | Path],
-    out: str | Path,
-    *,
-    work: Work = QUIET,
-) -> Average:
+def average_checkpoints(paths: Sequence[str | Path], out: str | Path, *, work: Work = QUIET) -> Average:
     """Write the mean of the checkpoints' weights (and of ELECTRA's generators) to a new folder.
 
     Recipe, tokenizers and the names of tied tensors are those of the checkpoint with the highest step. The result has
@@ -175,6 +167,12 @@ def average_checkpoints(
     files.require_writable_folder(target)
     files.require_room(target, sum(record.size for record in last.manifest.files if record.role not in LEFT_OUT))
     means = _means(checkpoints, work=work)
+    # Name, run and step of each source, without a path of this machine.
+    runs = [_run_of(checkpoint) for checkpoint in checkpoints]
+    origins = [
+        {"name": checkpoint.path.name, "run": run and run.name, "step": checkpoint.step}
+        for checkpoint, run in zip(checkpoints, runs, strict=True)
+    ]
     with files.storage_errors(target):
         files.make_folders(target.absolute().parent)
     require_new(target)  # again: reading may have taken minutes
@@ -184,7 +182,7 @@ def average_checkpoints(
         CheckpointContents.derived(
             last,
             weights=means["weights"],
-            trainer={"step": last.step, "averaged": [_origin(checkpoint) for checkpoint in checkpoints]},
+            trainer={"step": last.step, "averaged": origins},
             generator=means.get("generator"),
         ),
     )
@@ -232,11 +230,7 @@ def require_new(out: Path) -> None:
         )
 
 
-def _means(
-    checkpoints: Sequence[Checkpoint],
-    *,
-    work: Work = QUIET,
-) -> dict[str, dict[str, Tensor]]:
+def _means(checkpoints: Sequence[Checkpoint], *, work: Work) -> dict[str, dict[str, Tensor]]:
     """{role: {name: mean}}, without aliases. One checkpoint at a time is in memory, beside the sums."""
     sums: dict[str, dict[str, RunningMean]] = {}
     for done, checkpoint in enumerate(checkpoints):
@@ -264,12 +258,6 @@ def _add(sums: dict[str, RunningMean], checkpoint: Checkpoint, role: str) -> Non
             sums[name].add(tensor)
         except ValueError as error:
             raise InputError(f"{checkpoint.path}: {role} tensor {name} and that of the others: {error}") from None
-
-
-def _origin(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Name, run and step of a source, without a path of this machine."""
-    run = _run_of(checkpoint)
-    return {"name": checkpoint.path.name, "run": run and run.name, "step": checkpoint.step}
 
 
 def _run_of(checkpoint: Checkpoint) -> Path | None:

@@ -11,33 +11,34 @@ from torch import Tensor
 Key = TypeVar("Key", bound=Hashable)
 
 
-def copied(tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-    """Copies in host memory. Names that share one tensor share one copy."""
-    copies: dict[tuple[object, ...], Tensor] = {}
-    found = {}
-    for name, tensor in tensors.items():
-        key = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-        if key not in copies:
-            copies[key] = tensor.detach().to("cpu", copy=True)
-        found[name] = copies[key]
-    return found
-
-
 class Saver:
     """Saves one checkpoint at a time: at once, or in a thread from copies of the tensors.
 
     An error of the thread is raised by the next call of `save`, `raise_if_failed` or `finish`, once.
+    `gave_up` is set when what `write` waits for will not come.
     """
 
     def __init__(self, *, in_background: bool) -> None:
         self._in_background = in_background
         self._thread: Thread | None = None
         self._error: BaseException | None = None
-        self._gave_up = Event()
+        self.gave_up = Event()
 
     def hold(self, tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        """The tensors as they are now, for a `save` that follows: copies if it is in the background."""
-        return copied(tensors) if self._in_background else dict(tensors)
+        """The tensors as they are now, for a `save` that follows.
+
+        In the background these are copies in host memory; names that share one tensor share one copy.
+        """
+        if not self._in_background:
+            return dict(tensors)
+        copies: dict[tuple[object, ...], Tensor] = {}
+        found = {}
+        for name, tensor in tensors.items():
+            key = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+            if key not in copies:
+                copies[key] = tensor.detach().to("cpu", copy=True)
+            found[name] = copies[key]
+        return found
 
     def save(self, write: Callable[[], object]) -> None:
         """Call `write`, now or in a thread, after the one before it has ended."""
@@ -61,13 +62,6 @@ class Saver:
             self._thread.join()
             self._thread = None
         self.raise_if_failed()
-
-    def give_up(self) -> None:
-        """Make `gave_up` true: what `write` waits for will not come."""
-        self._gave_up.set()
-
-    def gave_up(self) -> bool:
-        return self._gave_up.is_set()
 
     def _run(self, write: Callable[[], object]) -> None:
         try:

@@ -12,15 +12,15 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tformer.kernels import library
-from tformer.support import files
+from tformer.support import __version__, files
 from tformer.support.errors import InputError
 from tformer.support.files import open_regular
 from tformer.support.formatting import finite_or_none
 
-PACKAGES = ("tformer", "torch", "numpy", "tokenizers", "safetensors", "pydantic")
+PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "pydantic")
 
 
 def describe_environment(
@@ -35,17 +35,14 @@ def describe_environment(
         "kernels": library.state() if kernels is None else kernels,
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "versions": {name: version for name in PACKAGES if (version := _version(name)) is not None},
+        "versions": {"tformer": __version__}
+        | {name: version for name in PACKAGES if (version := _version(name)) is not None},
         "git_commit": git_commit(Path(__file__).resolve().parents[2]),
         "data_fingerprint": data_fingerprint,
     }
 
 
 def _version(package: str) -> str | None:
-    if package == "tformer":
-        from tformer.support import __version__
-
-        return __version__
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -107,24 +104,23 @@ def read_metrics(path: Path, *, max_bytes: int | None = None) -> Iterator[dict[s
             size = os.fstat(stream.fileno()).st_size
             if max_bytes is not None and size > max_bytes:
                 raise InputError(f"{path} has {size:,} bytes, expected at most {max_bytes:,}")
-            for line in iter(lambda: stream.readline(MAX_LINE_BYTES), b""):
-                record = _record(line)
-                if record is not None:
+            for line in _lines(stream):
+                if (record := _record(line)) is not None:
                     yield record
 
 
 def cut_metrics(path: Path, step: int) -> None:
     """Keep the complete lines up to `step`; the file is replaced by rename, and only if it changes."""
-    if path.is_file():
-        _rewrite(path, lambda: _kept_metrics(path, step))
 
+    def kept(lines: Iterator[bytes]) -> Iterator[bytes]:
+        for line in lines:
+            if (record := _record(line)) is not None:
+                found = record.get("step")
+                is_number = isinstance(found, (int, float)) and not isinstance(found, bool)
+                if not (is_number and record["step"] > step):
+                    yield line
 
-def _kept_metrics(path: Path, step: int) -> Iterator[bytes]:
-    with open_regular(path) as stream:
-        for line in iter(lambda: stream.readline(MAX_LINE_BYTES), b""):
-            record = _record(line)
-            if record is not None and not (_is_number(record.get("step")) and record["step"] > step):
-                yield line
+    _cut(path, kept)
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
@@ -137,10 +133,6 @@ def _record(line: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 def sample_text(step: int, text: str) -> str:
     """A sample under a header with its step; a line of it that looks like a header is indented by one space."""
     lines = (f" {line}" if _SAMPLE_HEADER.match(line) else line for line in text.split("\n"))
@@ -149,21 +141,25 @@ def sample_text(step: int, text: str) -> str:
 
 def cut_samples(path: Path, step: int) -> None:
     """Keep the samples up to and including `step`; atomic, as `cut_metrics`."""
-    if path.is_file():
-        _rewrite(path, lambda: _kept_samples(path, step))
 
-
-def _kept_samples(path: Path, step: int) -> Iterator[bytes]:
-    keep = True
-    with open_regular(path) as stream:
-        for line in iter(lambda: stream.readline(MAX_LINE_BYTES), b""):
-            match = _SAMPLE_HEADER.match(line[:64].decode("utf-8", "replace"))
-            if match:
+    def kept(lines: Iterator[bytes]) -> Iterator[bytes]:
+        keep = True
+        for line in lines:
+            if match := _SAMPLE_HEADER.match(line[:64].decode("utf-8", "replace")):
                 keep = int(match[1]) <= step
             if keep:
                 yield line
 
+    _cut(path, kept)
 
-def _rewrite(path: Path, kept: Callable[[], Iterator[bytes]]) -> None:
-    if sum(len(line) for line in kept()) != os.path.getsize(path):  # lines are only ever left out
-        files.write_file(path, files.in_blocks(kept()))
+
+def _cut(path: Path, kept: Callable[[Iterator[bytes]], Iterator[bytes]]) -> None:
+    if path.is_file():
+        with open_regular(path) as stream:
+            if sum(map(len, kept(_lines(stream)))) != os.path.getsize(path):  # lines are only ever left out
+                stream.seek(0)
+                files.write_file(path, files.in_blocks(kept(_lines(stream))))
+
+
+def _lines(stream: BinaryIO) -> Iterator[bytes]:
+    return iter(lambda: stream.readline(MAX_LINE_BYTES), b"")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tformer.support.errors import InputError
-from tformer.support.files import MANIFEST, PICKLE_HINT, PICKLE_SUFFIXES, parse_object, read_bounded
+from tformer.support.files import MANIFEST, PICKLE_HINT, PICKLE_SUFFIXES, read_bounded, read_object
 
 SOURCE_NAME = "tokenizer.source.json"
 ROLES = ("tokenizer", "target_tokenizer")
@@ -148,7 +148,7 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.exists():
         raise _no_manifest(folder)
-    content = parse_object(read_bounded(path, max_bytes=MAX_MANIFEST_BYTES), name=str(path))
+    content = read_object(path, max_bytes=MAX_MANIFEST_BYTES)
     number = content.get("format")
     if type(number) is int and number > FORMAT:
         raise InputError(

@@ -70,7 +70,7 @@ class Division:
         for role, ranks in self.names.items():
             if len(ranks) > 1:
                 names = {name: self.files[role, rank] for rank in ranks for name in ranks[rank]}
-                total = sum(_bytes_of(self.tensors[role, name]) for name in names)
+                total = sum(self.tensors[role, name].nbytes for name in names)
                 document = {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
                 found[index_role(role)] = json.dumps(document, indent=2) + "\n"
         return found
@@ -82,16 +82,12 @@ class Division:
         )
 
 
-def _bytes_of(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.dtype.itemsize
-
-
 def divide(tensors: Mapping[Name, Tensor], *, processes: int = 1, owners: Mapping[Name, int] = {}) -> Division:
     """A division that gives each process about as many bytes.
 
     owners: ranks of processes that alone have a tensor, which they also write.
     """
-    sizes = {key: _bytes_of(tensor) for key, tensor in tensors.items()}
+    sizes = {key: tensor.nbytes for key, tensor in tensors.items()}
     shared = [key for key in sizes if key not in owners]
     loads = Counter(dict.fromkeys(range(min(processes, max(1, sum(sizes.values()) // PART_BYTES))), 0))
     writers = dict(owners)

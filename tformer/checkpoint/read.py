@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -164,12 +165,8 @@ class Checkpoint:
                 hint="start a new run from its weights with --init-from",
             )
 
-    def weight_specs(self) -> dict[str, TensorSpec]:
-        """Names, number formats and shapes of the stored weights, from headers alone."""
-        return self.specs("weights")
-
     def specs(self, role: str) -> dict[str, TensorSpec]:
-        """Names, number formats and shapes of the tensors of a role; empty if there are none."""
+        """Names, number formats and shapes of the tensors of a role, from headers alone; empty if there are none."""
         records = self.manifest.by_role(role)
         return {spec.name: spec for record in records for spec in read_specs(self.path / record.name)}
 
@@ -181,10 +178,10 @@ class Checkpoint:
         Raises:
             InputError: a file is damaged, or a tensor is missing.
         """
-        records, found = self.manifest.by_role(role), dict[str, Tensor]()
-        try:
+        found: dict[str, Tensor] = {}
+        with _recovery_hint(self.path, resumed=self.resumed):
             index = self._index(role)
-            for number, record in enumerate(records):
+            for number, record in enumerate(self.manifest.by_role(role)):
                 path = self.path / record.name
                 if self.verify and number % processes == rank:
                     with open_regular(path) as stream:
@@ -196,36 +193,27 @@ class Checkpoint:
                 found |= read_rows(path, wanted)
             if wanted.keys() != found.keys():
                 raise InputError(f"{self.path} has no tensor {min(wanted.keys() - found.keys())} among its {role}")
-        except InputError as error:
-            error.hint = error.hint or _recovery_hint(self.path, resumed=self.resumed)
-            raise
         return found
 
     def _tensors(self, role: str) -> dict[str, Tensor]:
-        try:
-            return self._read_tensors(role)
-        except InputError as error:
-            error.hint = error.hint or _recovery_hint(self.path, resumed=self.resumed)
-            raise
-
-    def _read_tensors(self, role: str) -> dict[str, Tensor]:
-        index = self._index(role)
         tensors: dict[str, Tensor] = {}
-        for record in self.manifest.by_role(role):
-            path = self.path / record.name
-            _check_size(path, record)
-            part = read_tensors(path, sha256=record.sha256 if self.verify else None)
-            twice = sorted(tensors.keys() & part.keys())
-            if twice:
-                raise InputError(f"{path} holds tensor {twice[0]}, which another file of {self.path} holds as well")
-            if index is not None:
-                _check_index(self.path, index, record.name, set(part))
-            tensors |= part
-        if index is not None and index.keys() != tensors.keys():
-            raise InputError(
-                f"{self.path}: the index names tensor {min(index.keys() - tensors.keys())}, no file has it"
-            )
-        self._require_finite(role, tensors)
+        with _recovery_hint(self.path, resumed=self.resumed):
+            index = self._index(role)
+            for record in self.manifest.by_role(role):
+                path = self.path / record.name
+                _check_size(path, record)
+                part = read_tensors(path, sha256=record.sha256 if self.verify else None)
+                twice = sorted(tensors.keys() & part.keys())
+                if twice:
+                    raise InputError(f"{path} holds tensor {twice[0]}, which another file of {self.path} holds as well")
+                if index is not None:
+                    _check_index(self.path, index, record.name, set(part))
+                tensors |= part
+            if index is not None and index.keys() != tensors.keys():
+                raise InputError(
+                    f"{self.path}: the index names tensor {min(index.keys() - tensors.keys())}, no file has it"
+                )
+            self._require_finite(role, tensors)
         return tensors
 
     def _index(self, role: str) -> dict[str, str] | None:
@@ -281,13 +269,10 @@ def read_checkpoint(path: str | Path, *, verify: bool = True, resumed: bool = Fa
     folder = Path(path)
     if folder.suffix in PICKLE_SUFFIXES and folder.is_file():
         raise InputError(f"{folder} is a pickle, not a checkpoint folder", hint=PICKLE_HINT)
-    try:
+    with _recovery_hint(folder, resumed=resumed):
         manifest = read_manifest(folder)
         texts = _read_texts(folder, manifest, verify=verify)
         trainer = parse_object(texts["trainer"].encode("utf-8"), name=str(folder / "trainer.json"))
-    except InputError as error:
-        error.hint = error.hint or _recovery_hint(folder, resumed=resumed)
-        raise
     source, target = (texts.get(role) for role in ROLES)
     return Checkpoint(
         folder,
@@ -301,7 +286,17 @@ def read_checkpoint(path: str | Path, *, verify: bool = True, resumed: bool = Fa
     )
 
 
-def _recovery_hint(folder: Path, *, resumed: bool) -> str | None:
+@contextmanager
+def _recovery_hint(folder: Path, *, resumed: bool) -> Iterator[None]:
+    """Context manager that adds a hint to the error of a damaged checkpoint, if it has none."""
+    try:
+        yield
+    except InputError as error:
+        error.hint = error.hint or _others(folder, resumed=resumed)
+        raise
+
+
+def _others(folder: Path, *, resumed: bool) -> str | None:
     """The hint for a damaged checkpoint: other checkpoints, and how a run resumes from the one before."""
     entries = catalog.scan(folder.parent)
     others = [entry.path.name for entry in entries if entry.path.name != folder.name]
@@ -333,20 +328,18 @@ def _read_texts(folder: Path, manifest: Manifest, *, verify: bool) -> dict[str, 
     try:
         for record in manifest.files:
             _check_size(folder / record.name, record)
-        present = [role for role in _MAX_TEXT_BYTES if manifest.by_role(role)]
-        return {role: _read_text(folder, manifest, role, verify=verify) for role in present}
+        texts = {}
+        for role, max_bytes in _MAX_TEXT_BYTES.items():
+            for record in manifest.by_role(role)[:1]:
+                path = folder / record.name
+                data = _read_checked(path, record, max_bytes=max_bytes, verify=verify)
+                try:
+                    texts[role] = data.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    raise InputError(f"{path} is damaged: not UTF-8 at byte {error.start}") from None
+        return texts
     except InputError as error:
         raise exchanged_tokenizers(folder, manifest) or error from None
-
-
-def _read_text(folder: Path, manifest: Manifest, role: str, *, verify: bool) -> str:
-    record = manifest.by_role(role)[0]
-    path = folder / record.name
-    data = _read_checked(path, record, max_bytes=_MAX_TEXT_BYTES[role], verify=verify)
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is damaged: not UTF-8 at byte {error.start}") from None
 
 
 def _read_checked(path: Path, record: FileRecord, *, max_bytes: int, verify: bool) -> bytes:

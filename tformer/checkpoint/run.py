@@ -6,19 +6,18 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from tformer.checkpoint import catalog, logs
 from tformer.checkpoint.catalog import Entry
-from tformer.checkpoint.logs import describe_environment
 from tformer.checkpoint.manifest import FILE_NAMES, file_names
 from tformer.recipe import Recipe, recipe_from_yaml
 from tformer.support import files
 from tformer.support.errors import InputError, RunInUseError, StorageError
-from tformer.support.files import parse_object, read_bounded
+from tformer.support.files import read_bounded, read_object
 
 LOCK_NAME = ".lock"
 MAX_RECIPE_BYTES = 1 << 20
@@ -79,11 +78,6 @@ def writer(run: Path) -> str | None:
     finally:
         os.close(descriptor)
     return None
-
-
-def is_locked(run: Path) -> bool:
-    """Whether a process writes to the run at this moment."""
-    return writer(run) is not None
 
 
 CHECKPOINTS = "checkpoints"
@@ -228,7 +222,7 @@ class RunDirectory:
 
         keep_last: finish the pruning of an interrupted save; None: keep all checkpoints.
         """
-        self.cut_metrics(step)
+        logs.cut_metrics(self.metrics_path, step)
         logs.cut_samples(self.samples_path, step)
         with files.storage_errors(self.checkpoints_path):
             for entry in reversed(self.checkpoints()):
@@ -239,9 +233,6 @@ class RunDirectory:
     def append_metrics(self, values: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl; `values` holds its `step`. Non-finite numbers become null."""
         logs.append(self.metrics_path, logs.metrics_line(values))
-
-    def cut_metrics(self, step: int) -> None:
-        logs.cut_metrics(self.metrics_path, step)
 
     def metrics(self) -> Iterator[dict[str, Any]]:
         return logs.read_metrics(self.metrics_path)
@@ -259,18 +250,8 @@ class RunDirectory:
         if target is not None:
             files.write_text(self.path / names["target_tokenizer"], target)
 
-    def write_environment(
-        self,
-        *,
-        device: str,
-        data_fingerprint: str | None,
-        command: Sequence[str] | None = None,
-        kernels: str | None = None,
-    ) -> None:
-        """Write environment.json; see `describe_environment`."""
-        content = describe_environment(
-            device=device, data_fingerprint=data_fingerprint, command=command, kernels=kernels
-        )
+    def write_environment(self, content: Mapping[str, Any]) -> None:
+        """Write environment.json; content: see `logs.describe_environment`."""
         files.write_text(self.path / "environment.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
     def recipe(self, *, name: str | None = None) -> Recipe:
@@ -286,9 +267,7 @@ class RunDirectory:
     def environment(self) -> dict[str, Any] | None:
         """The content of environment.json, from the last start of this run; None before the first."""
         path = self.path / "environment.json"
-        if not path.exists():
-            return None
-        return parse_object(read_bounded(path, max_bytes=MAX_ENVIRONMENT_BYTES), name=str(path))
+        return read_object(path, max_bytes=MAX_ENVIRONMENT_BYTES) if path.exists() else None
 
 
 def is_run(folder: Path) -> bool:

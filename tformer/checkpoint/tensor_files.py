@@ -72,7 +72,7 @@ def plan_file(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
     position = 0
     for name in names:
         tensor = tensors[name]
-        stop = position + tensor.numel() * tensor.dtype.itemsize
+        stop = position + tensor.nbytes
         header[name] = {
             "dtype": _CODES[tensor.dtype],
             "shape": list(tensor.shape),
@@ -171,7 +171,7 @@ def tensor_chunks(
 
 def file_bytes(tensors: Mapping[str, Tensor]) -> int:
     """Size in bytes of a file with these tensors."""
-    return len(plan_file(tensors)[0]) + sum(t.numel() * t.dtype.itemsize for t in tensors.values())
+    return len(plan_file(tensors)[0]) + sum(tensor.nbytes for tensor in tensors.values())
 
 
 def read_specs(path: Path) -> list[TensorSpec]:

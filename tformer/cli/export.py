@@ -84,8 +84,9 @@ def export(options: ExportOptions) -> None:
 def _export(options: ExportOptions, shard_bytes: int, flag: StopFlag) -> ExportReport:
     from tformer.checkpoint.average import require_new
     from tformer.checkpoint.resolve import newest_checkpoint
-    from tformer.interop.exporting import DTYPES, export_checkpoint
+    from tformer.interop.exporting import export_checkpoint
     from tformer.interop.opening import open_checkpoint
+    from tformer.support.device import DTYPES
     from tformer.workers.work import Work
 
     out, which = options.out, options.checkpoint

@@ -73,8 +73,8 @@ def import_(options: ImportOptions) -> None:
         raise InputError("--out is missing: name the folder of the new checkpoint", hint="--out runs/NAME")
     with StopFlag() as flag:
         from tformer.checkpoint.average import require_new
-        from tformer.interop.exporting import DTYPES
         from tformer.interop.importing import import_folder
+        from tformer.support.device import DTYPES
         from tformer.workers.work import Work
 
         require_new(options.out)

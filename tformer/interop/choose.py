@@ -14,10 +14,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tformer.checkpoint.average import value_differences
 from tformer.interop.architecture import Architecture, kind_in_classes
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.config import Config
-from tformer.interop.equivalences import Step, step_for
+from tformer.interop.equivalences import Step, inside, step_for
 from tformer.nn.heads import LmHeadOptions
 from tformer.nn.positions.base import LearnedOptions
 from tformer.recipe.model import Model, Stack, layer_sections
@@ -99,7 +100,14 @@ def without_learned_rates(model: Model) -> Model:
 
 def differences(first: Model, second: Model) -> list[tuple[str, Any, Any]]:
     """(dotted path, value in `first`, value in `second`) of every difference that changes what a model computes."""
-    return list(_differences(canonical(first), canonical(second), "model"))
+    found = value_differences(canonical(first), canonical(second), "model")
+    return [one for one in found if not _equal_but_for_rounding(*one[1:])]
+
+
+def _equal_but_for_rounding(first: Any, second: Any) -> bool:
+    """Whether two numbers differ by the rounding of a square root."""
+    numbers = isinstance(first, float) and isinstance(second, int | float)
+    return numbers and abs(first - second) <= 1e-12 * abs(first)
 
 
 def unknown_anywhere(model: Model) -> list[tuple[str, Any]]:
@@ -146,16 +154,6 @@ def _stack(model: Model, stack: Stack) -> dict[str, Any]:
     if isinstance(stack.positions, LearnedOptions) and model.patches is not None:
         del data["positions"]["ids"]
     return data
-
-
-def _differences(first: Any, second: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(first, dict) and isinstance(second, dict):
-        for key in [*first, *(key for key in second if key not in first)]:
-            yield from _differences(first.get(key), second.get(key), f"{path}.{key}")
-    elif first != second:
-        numbers = isinstance(first, float) and isinstance(second, int | float)
-        if not numbers or abs(first - second) > 1e-12 * abs(first):  # the rounding of a square root
-            yield path, first, second
 
 
 MAX_LISTED = 6
@@ -214,7 +212,15 @@ def choose_class(
             refusals.append((outcome[0], class_name, outcome[1]))
     if fitting:
         return min(fitting, key=lambda choice: len(choice.steps))  # the first of equals
-    raise _refusal(model, refusals, model_type)
+    where = f" of {model_type}" if model_type else ""
+    if unknown := unknown_anywhere(model):
+        listed = "; ".join(f"{path}: {_shown(value)}" for path, value in unknown[:MAX_LISTED])
+        raise InputError(f"no class of Hugging Face that tformer writes has {listed}")
+    if not refusals:
+        kinds = ", ".join(head.kind for head in model.heads) or "none"
+        raise InputError(f"model.heads: no class{where} of Hugging Face that tformer writes has the heads {kinds}")
+    _, class_name, problem = min(refusals, key=lambda refusal: refusal[0])
+    raise InputError(f"no class{where} of Hugging Face computes this model; {class_name} comes nearest: {problem}")
 
 
 def choose_class_or_code(
@@ -288,13 +294,13 @@ def _attempt(
         wanted = {difference[0]: step_for(model, *difference) for difference in found}
         left = [difference for difference in found if wanted[difference[0]] is None]
         if left:
-            return _distance(left), _listing(left)
+            return _distance(left)
         for path, ours, theirs in found:
             step = step_for(model, path, ours, theirs)  # computed again: a change may have removed several differences
-            if step is not None and _stands(model, path, ours):
+            if step is not None and inside(model.model_dump(mode="json"), path.split(".")[1:]) == ours:
                 model, _ = step.apply(model, {})
                 steps.append(step)
-    return _distance(found), _listing(found)
+    return _distance(found)
 
 
 def _compare(
@@ -315,25 +321,19 @@ def _compare(
     return config, [one for one in differences(model, found) if one[0] not in architecture.undecided]
 
 
-def _stands(model: Model, path: str, value: Any) -> bool:
-    """Whether the model has this value at a dotted path, after the changes made so far."""
-    place: Any = model.model_dump(mode="json")
-    for key in path.split(".")[1:]:
-        place = next(one for one in place if one["kind"] == key) if isinstance(place, list) else place[key]
-    return bool(place == value)
+def _distance(found: Sequence[Difference]) -> tuple[int, str]:
+    """Distance of a class from the model, and the differences as text.
 
-
-def _distance(found: Sequence[Difference]) -> int:
-    """Distance of a class from the model: a stack or head that only one of them has outweighs any number of values."""
-    return sum(OTHER_PARTS if isinstance(ours, dict) or isinstance(theirs, dict) else 1 for _, ours, theirs in found)
-
-
-def _listing(found: Sequence[Difference]) -> str:
+    A stack or head that only one of them has outweighs any number of values.
+    """
     more = len(found) - MAX_LISTED
     listed = "; ".join(
         f"{path} is {_shown(ours)}, expected {_shown(theirs)}" for path, ours, theirs in found[:MAX_LISTED]
     )
-    return listed + (f"; and {more} more" if more > 0 else "")
+    return (
+        sum(OTHER_PARTS if isinstance(ours, dict) or isinstance(theirs, dict) else 1 for _, ours, theirs in found),
+        listed + (f"; and {more} more" if more > 0 else ""),
+    )
 
 
 def _shown(value: Any) -> str:
@@ -341,17 +341,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return "given"
     return words[value] if value is None or isinstance(value, bool) else str(value)
-
-
-def _refusal(model: Model, refusals: Sequence[tuple[int, str, str]], model_type: str | None) -> InputError:
-    """The error for a model that no class computes: features that none has, else the differences from the nearest."""
-    where = f" of {model_type}" if model_type else ""
-    unknown = unknown_anywhere(model)
-    if unknown:
-        listed = "; ".join(f"{path}: {_shown(value)}" for path, value in unknown[:MAX_LISTED])
-        return InputError(f"no class of Hugging Face that tformer writes has {listed}")
-    if not refusals:
-        kinds = ", ".join(head.kind for head in model.heads) or "none"
-        return InputError(f"model.heads: no class{where} of Hugging Face that tformer writes has the heads {kinds}")
-    _, class_name, problem = min(refusals, key=lambda refusal: refusal[0])
-    return InputError(f"no class{where} of Hugging Face computes this model; {class_name} comes nearest: {problem}")

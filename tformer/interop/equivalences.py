@@ -8,7 +8,7 @@ permuted in the same way.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,12 +126,6 @@ def sinusoids_in_halves(model: Model, weights: Weights) -> Form:
     return model, reorder_streams(model, weights)
 
 
-def rope_in_halves(model: Model, weights: Weights, *, side: str) -> Form:
-    """The model with rotary positions in Llama's layout: rotated coordinates lie half a head apart, not adjacent."""
-    model = changed(model, f"model.{side}.positions.layout", "halves")
-    return model, reorder_heads(model, weights, side=side)
-
-
 def extended(model: Model, weights: Weights, *, path: str, value: Any) -> Form:
     """The model with a missing parameter made explicit: a bias of zeros, a gain of ones, token types of zeros."""
     model = changed(model, path, value)
@@ -159,14 +153,17 @@ def step_for(model: Model, path: str, ours: Any, theirs: Any) -> Step | None:
 
 def changed(model: Model, path: str, value: Any) -> Model:
     """The section with a new value at a dotted path; a head's option is `model.heads.KIND.option`."""
-    data: Any = model.model_dump(mode="json")
-    place = data
+    data = model.model_dump(mode="json")
     *parents, last = path.split(".")[1:]
-    for key in parents:
-        is_list = isinstance(place, list)
-        place = next(one for one in place if one["kind"] == key) if is_list else place[key]
-    place[last] = value
+    inside(data, parents)[last] = value
     return Model.model_validate(data)
+
+
+def inside(data: Any, keys: Sequence[str]) -> Any:
+    """The value at these keys of nested values; a head is found by its kind."""
+    for key in keys:
+        data = next(one for one in data if one["kind"] == key) if isinstance(data, list) else data[key]
+    return data
 
 
 ANY = object()
@@ -176,10 +173,10 @@ Maker = Callable[[Model, str, Any], Step | None]
 def _layout(model: Model, path: str, value: Any) -> Step | None:
     side = path.split(".")[1]
     kind = getattr(model, side).positions.kind
-    if kind == "rope":
+    if kind == "rope":  # in Llama's layout rotated coordinates lie half a head apart, they are not adjacent
         return Step(
             f"{path}: interleaved, written as halves (the rows of queries and keys are reordered)",
-            lambda section, weights: rope_in_halves(section, weights, side=side),
+            lambda section, weights: (changed(section, path, "halves"), reorder_heads(section, weights, side=side)),
         )
     if kind != "sinusoidal" or model.patches is not None or model.embedding.size not in (None, model.d_model):
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,30 +15,21 @@ from torch import Tensor
 from tformer.build import build_model
 from tformer.checkpoint.average import require_new
 from tformer.checkpoint.read import Checkpoint, differences
+from tformer.checkpoint.tensor_files import file_bytes, tensor_chunks
 from tformer.interop.choose import choose_class_or_code, label_keys, without_learned_rates
 from tformer.interop.generation_config import left_unsaid, write_generation
 from tformer.interop.preprocessor import write_preprocessor
 from tformer.interop.tokenizer_config import special_keys
 from tformer.interop.tokenizer_files import TARGET_FOLDER, own_rules_note, text_ends_note, tokenizer_documents
-from tformer.interop.weight_files import (
-    Outgoing,
-    Shard,
-    index_document,
-    main_dtype,
-    outgoing,
-    plan_shards,
-    shard_bytes_on_disk,
-    shard_chunks,
-)
+from tformer.interop.weight_files import Outgoing, index_document, main_dtype, outgoing, plan_shards
 from tformer.nn.structured_dropout import LEARNED
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe, SpecialTokens
 from tformer.support import files
+from tformer.support.device import DTYPES
 from tformer.support.errors import InputError, Interrupted
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import QUIET, Work
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 # The class that opens a folder -> endings of the names of the classes that it opens.
 AUTO_CLASSES = {
@@ -182,7 +173,7 @@ def export_checkpoint(
     code = choice.architecture.code
     if code is not None:
         texts[code.file] = (Path(__file__).parent / code.file).read_text(encoding="utf-8")
-    size = shard_bytes_on_disk(tensors, shards)
+    size = sum(map(file_bytes, shards.values()))
     needed = size + sum(len(text.encode("utf-8")) for text in texts.values())
     files.require_room(target, needed)
     with files.storage_errors(target, bytes_needed=needed):
@@ -196,9 +187,9 @@ def export_checkpoint(
         auto_class=auto_class(choice.class_name),
         dtype=next((name for name, kind in DTYPES.items() if kind == stored), str(stored)),
         num_tensors=len(tensors.shapes),
-        num_parameters=tensors.num_parameters(),
+        num_parameters=sum(tensor.numel() for tensor in tensors.shapes.values()),
         num_bytes=size,
-        files=tuple(sorted([*texts, *(shard.name for shard in shards)])),
+        files=tuple(sorted([*texts, *shards])),
         step=checkpoint.step,
         notes=(
             *checkpoint.notes,
@@ -208,11 +199,7 @@ def export_checkpoint(
             *left_unsaid(recipe),
             *own_rules_note(choice.architecture, tokenizers.source),
             *(text_ends_note(tokenizers.source, recipe.tokenizer.special_ids) if _is_language_model(recipe) else ()),
-            *(
-                ()
-                if code is None
-                else (f"{code.file} in the folder computes this model: transformers asks before it runs it",)
-            ),
+            *([f"{code.file} in the folder computes this model: transformers asks before it runs it"] if code else []),
         ),
         carries_code=code is not None,
     )
@@ -265,7 +252,7 @@ def _is_language_model(recipe: Recipe) -> bool:
 def _fill(
     folder: Path,
     tensors: Outgoing,
-    shards: Collection[Shard],
+    shards: Mapping[str, Mapping[str, Tensor]],
     texts: Mapping[str, str],
     *,
     work: Work = QUIET,
@@ -273,15 +260,17 @@ def _fill(
     """Write every file durably into a folder that is renamed afterwards."""
     total, done = len(tensors.shapes), 0
 
-    def tell() -> None:
+    def chunks(shard: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
         nonlocal done
-        if work.should_stop():
-            raise Interrupted("export interrupted, nothing written", signal_number=signal.SIGINT)
-        work.report(min(done, total), total)
-        done += 1
+        for chunk in tensor_chunks(shard, make=tensors.make):
+            yield chunk
+            if work.should_stop():
+                raise Interrupted("export interrupted, nothing written", signal_number=signal.SIGINT)
+            work.report(min(done, total), total)
+            done += 1
 
-    for shard in shards:
-        files.write_durably(folder / shard.name, shard_chunks(tensors, shard, written=tell))
+    for name, shard in shards.items():
+        files.write_durably(folder / name, chunks(shard))
     for name, text in texts.items():
         if "/" in name and not (folder / name).parent.is_dir():
             files.mkdir((folder / name).parent)

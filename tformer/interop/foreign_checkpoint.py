@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from tformer.build import build_model
 from tformer.checkpoint.manifest import Manifest
 from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.tensor_files import TensorSpec
@@ -117,7 +118,7 @@ def open_folder(
     manifest = Manifest(
         step=0,
         files=(),
-        tied=foreign.tied(),
+        tied=build_model(model, device="meta").tied_names(),
         tokenizer_sha256=hashes[0] if hashes else None,
         target_tokenizer_sha256=hashes[1] if len(hashes) > 1 else None,
     )

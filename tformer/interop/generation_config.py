@@ -20,7 +20,7 @@ from tformer.interop.config import Config
 from tformer.interop.tokenizer_config import end_ids, special_ids, special_keys
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
-from tformer.support.files import parse_object, read_bounded
+from tformer.support.files import read_object
 from tformer.tokenizer import Tokenizer
 
 GENERATION_CONFIG = "generation_config.json"
@@ -63,16 +63,17 @@ def read_generation(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     keys, values = _keys(folder, config), {}
     start = _start_tokens(folder, config)
+    forced = max(0, len(start) - 1)
     new, longest = keys.take("max_new_tokens", default=None), keys.take("max_length", default=None)
     if new is None and longest is not None and start:
         new = longest - 1
     if new is not None:
-        values["max_new_tokens"] = max(1, new - _forced(start))
+        values["max_new_tokens"] = max(1, new - forced)
     least, shortest = keys.take("min_new_tokens", default=None), keys.take("min_length", default=None)
     if least is None and shortest is not None and start:
         least = shortest - 1
     if least:
-        values["min_new_tokens"] = max(0, least - _forced(start))
+        values["min_new_tokens"] = max(0, least - forced)
     values |= _choice(keys)
     for name, ours in (("repetition_penalty", "repetition_penalty"), ("no_repeat_ngram_size", "no_repeat_ngram")):
         found = keys.take(name, default=None, kind=(int, float))
@@ -182,7 +183,7 @@ def _writes(config: Mapping[str, Any]) -> bool:
 def generation_document(folder: Path) -> dict[str, Any] | None:
     """The content of generation_config.json; None where a folder has none."""
     path = folder / GENERATION_CONFIG
-    return parse_object(read_bounded(path, max_bytes=MAX_BYTES), name=str(path)) if path.exists() else None
+    return read_object(path, max_bytes=MAX_BYTES) if path.exists() else None
 
 
 def _keys(folder: Path, config: Mapping[str, Any]) -> Config:
@@ -199,10 +200,6 @@ def _start_tokens(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
         return ()
     ids = special_ids(config, generation_document(folder), {})
     return (ids.get("decoder_start", 0), *([ids["forced_bos"]] if "forced_bos" in ids else []))
-
-
-def _forced(start: tuple[int, ...]) -> int:
-    return max(0, len(start) - 1)
 
 
 def _choice(keys: Config) -> dict[str, Any]:

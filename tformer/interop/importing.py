@@ -21,6 +21,7 @@ from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.save import CheckpointContents, write_checkpoint
 from tformer.interop.foreign_checkpoint import ForeignCheckpoint, open_folder
 from tformer.support import files
+from tformer.support.device import DTYPES
 from tformer.support.errors import InputError, Interrupted
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import QUIET, Work
@@ -100,7 +101,7 @@ def import_folder(
     target = Path(out)
     require_new(target)
     checkpoint = open_folder(folder, tokenizer=tokenizer, target_tokenizer=target_tokenizer, ignore=ignore)
-    specs = checkpoint.weight_specs().values()
+    specs = checkpoint.specs("weights").values()
     files.require_writable_folder(target)
     files.require_room(target, sum(spec.stop // spec.dtype.itemsize * dtype.itemsize for spec in specs))
 
@@ -181,5 +182,4 @@ def _report(checkpoint: ForeignCheckpoint, target: Path, weights: Mapping[str, T
 
 
 def name_of(dtype: torch.dtype) -> str:
-    names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-    return names.get(dtype, str(dtype).removeprefix("torch."))
+    return next((name for name, kind in DTYPES.items() if kind == dtype), str(dtype).removeprefix("torch."))

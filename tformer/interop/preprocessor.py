@@ -15,7 +15,7 @@ from typing import Any
 from tformer.interop.config import Config
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
-from tformer.support.files import parse_object, read_bounded
+from tformer.support.files import read_object
 
 PREPROCESSOR = "preprocessor_config.json"
 MAX_BYTES = 1 << 20
@@ -40,7 +40,7 @@ def read_preprocessor(folder: Path) -> dict[str, Any]:
     if abs(factor - RESCALE) > 1e-9:
         raise InputError(f"{keys.name}: rescale_factor: found {factor}, tformer divides pixels by 255")
     path = folder / "config.json"
-    model = parse_object(read_bounded(path, max_bytes=MAX_BYTES), name=str(path)) if path.exists() else {}
+    model = read_object(path, max_bytes=MAX_BYTES) if path.exists() else {}
     size, found = model.get("image_size", USUAL_SIZE), _final_size(keys)
     if found is not None and found != (size, size):
         raise InputError(
@@ -89,9 +89,7 @@ def write_preprocessor(recipe: Recipe) -> dict[str, Any]:
 
 def _keys(folder: Path) -> Config | None:
     path = folder / PREPROCESSOR
-    if not path.exists():
-        return None
-    return Config(parse_object(read_bounded(path, max_bytes=MAX_BYTES), name=str(path)), name=str(path))
+    return Config(read_object(path, max_bytes=MAX_BYTES), name=str(path)) if path.exists() else None
 
 
 def _per_channel(keys: Config, name: str, channels: int) -> list[float]:

@@ -27,7 +27,7 @@ from tformer.objectives import objectives_for_heads
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
-from tformer.support.files import parse_object, read_bounded
+from tformer.support.files import read_object
 from tformer.support.formatting import listed
 
 
@@ -105,10 +105,6 @@ class ForeignModel:
             found[entry.ours] = TensorSpec(entry.ours, dtype, shape, 0, math.prod(shape) * dtype.itemsize)
         return found
 
-    def tied(self) -> dict[str, str]:
-        """{alias: owner} of tformer's tensors."""
-        return build_model(self.model, device="meta").tied_names()
-
 
 def read_model(folder: str | Path, *, ignore: Collection[str] = ()) -> ForeignModel:
     """Read config.json and the headers of the weight files.
@@ -126,28 +122,16 @@ def read_model(folder: str | Path, *, ignore: Collection[str] = ()) -> ForeignMo
     architecture = _architecture(folder, config)
     files = open_weights(folder)
     named = _named_class(folder, config, architecture)
-    attempts = {
-        name: partial(_read_as, name, folder, config, architecture, files, ignore)
-        for name in _candidates(named, architecture)
-    }
-    return _best_fit(folder, attempts, architecture, named)
 
+    def read_as(class_name: str) -> ForeignModel:
+        reader = Config({key: value for key, value in config.items() if key not in ignore}, name=str(folder / CONFIG))
+        fit = partial(_fit, class_name, reader, architecture, files)
+        model, links, names, skipped = fit(pooler=False)
+        if architecture.has_pooler(skipped):
+            model, links, names, skipped = fit(pooler=True)
+        return ForeignModel(folder, config, architecture, class_name, model, links, files, names, skipped)
 
-def _read_as(
-    class_name: str,
-    folder: Path,
-    config: dict[str, Any],
-    architecture: Architecture,
-    files: WeightFiles,
-    ignore: Collection[str],
-) -> ForeignModel:
-    """The folder read as a model of this class."""
-    reader = Config({key: value for key, value in config.items() if key not in ignore}, name=str(folder / CONFIG))
-    fit = partial(_fit, class_name, reader, architecture, files)
-    model, links, names, skipped = fit(pooler=False)
-    if architecture.has_pooler(skipped):
-        model, links, names, skipped = fit(pooler=True)
-    return ForeignModel(folder, config, architecture, class_name, model, links, files, names, skipped)
+    return _best_fit(folder, read_as, architecture, named)
 
 
 def _fit(
@@ -175,7 +159,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not path.is_file():
         raise InputError(f"{folder} has no {CONFIG}", hint="a folder of a Hugging Face model has one")
-    return parse_object(read_bounded(path, max_bytes=MAX_CONFIG_BYTES), name=str(path))
+    return read_object(path, max_bytes=MAX_CONFIG_BYTES)
 
 
 def _architecture(folder: Path, config: Mapping[str, Any]) -> Architecture:
@@ -206,27 +190,24 @@ def _named_class(folder: Path, config: Mapping[str, Any], architecture: Architec
     raise InputError(f"{folder / CONFIG}: architectures: found {found!r}, tformer reads one of {known} here")
 
 
-def _candidates(named: str | None, architecture: Architecture) -> list[str]:
-    """Candidate classes: the named one and those that have its heads and more; all if config.json names none."""
-    if named is None:
-        return list(architecture.classes)
-    heads = set(architecture.classes[named])
-    richer = [name for name, others in architecture.classes.items() if heads < set(others)]
-    return [named, *richer] if heads else [*richer, named]  # a body with a tied head in its files is that model
-
-
 def _best_fit(
-    folder: Path, attempts: Mapping[str, Callable[[], ForeignModel]], architecture: Architecture, named: str | None
+    folder: Path, read_as: Callable[[str], ForeignModel], architecture: Architecture, named: str | None
 ) -> ForeignModel:
     """The first class with the fewest tensors left out.
 
+    Tried are the named class and those that have its heads and more; all if config.json names none.
     InputError for none, and for several with other heads where config.json names none.
     """
+    classes = list(architecture.classes)
+    if named is not None:
+        heads = set(architecture.classes[named])
+        richer = [name for name, others in architecture.classes.items() if heads < set(others)]
+        classes = [named, *richer] if heads else [*richer, named]  # a body with a tied head in its files is that model
     fits: list[ForeignModel] = []
     errors: dict[str, InputError] = {}
-    for name, attempt in attempts.items():
+    for name in classes:
         try:
-            fits.append(attempt())
+            fits.append(read_as(name))
         except InputError as error:
             errors[name] = error
             continue
@@ -238,7 +219,7 @@ def _best_fit(
             raise errors.get(named or "", first)
         raise InputError(
             f"{folder / CONFIG} does not say which class this is (architectures), and its weights fit none of "
-            f"{', '.join(attempts)}; of the first: {first.message}"
+            f"{', '.join(classes)}; of the first: {first.message}"
         )
     best = [fit for fit in fits if len(fit.skipped) == min(len(other.skipped) for other in fits)]
     rivals = {architecture.classes[fit.class_name]: fit.class_name for fit in reversed(best)}

@@ -9,7 +9,7 @@ name are added in its order: by id, then those that have a role.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.tokenizer_config import TOKENIZER_CONFIG, TokenizerConfig
 from tformer.support.errors import InputError
-from tformer.support.files import parse_object, read_bounded
+from tformer.support.files import read_bounded, read_object
 
 VOCAB_TXT, VOCAB_JSON, MERGES = "vocab.txt", "vocab.json", "merges.txt"
 MAX_BYTES = 256 << 20
@@ -102,10 +102,9 @@ def _wordpiece(config: TokenizerConfig, roles: Mapping[str, AddedToken]) -> Toke
     path = config.folder / VOCAB_TXT
     lines = _text(path).split("\n")
     vocabulary = {line.rstrip(): number for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines)}
-    for role in ("unk", "cls", "sep"):
-        if role not in roles or not _known(roles[role].content, vocabulary, config):
-            token = roles[role].content if role in roles else f"the {role} token"
-            raise InputError(f"{path}: {token} is missing, which every WordPiece vocabulary of BERT's kind has")
+    _require(
+        ("unk", "cls", "sep"), roles, vocabulary, config, path, "which every WordPiece vocabulary of BERT's kind has"
+    )
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=roles["unk"].content))
     tokenizer.normalizer = normalizers.BertNormalizer(
         clean_text=True,
@@ -120,14 +119,12 @@ def _wordpiece(config: TokenizerConfig, roles: Mapping[str, AddedToken]) -> Toke
 
 def _byte_bpe(config: TokenizerConfig, roles: Mapping[str, AddedToken], *, framed: bool) -> Tokenizer:
     path = config.folder / VOCAB_JSON
-    vocabulary = parse_object(read_bounded(path, max_bytes=MAX_BYTES), name=str(path))
+    vocabulary = read_object(path, max_bytes=MAX_BYTES)
     for token, number in vocabulary.items():
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
             raise InputError(f"{path}: {token}: found {number!r}, expected an id")
-    for role in ("cls", "sep") if framed else ():
-        if role not in roles or not _known(roles[role].content, vocabulary, config):
-            token = roles[role].content if role in roles else f"the {role} token"
-            raise InputError(f"{path}: {token} is missing, which stands around every text of this tokenizer")
+    if framed:
+        _require(("cls", "sep"), roles, vocabulary, config, path, "which stands around every text of this tokenizer")
     space = bool(config.flag("add_prefix_space", default=False))
     merges = _merges(config.folder / MERGES, vocabulary)
     try:
@@ -210,8 +207,20 @@ def _ends_of_gpt2(config: TokenizerConfig, names: Mapping[str, str], ids: Mappin
     return processors.TemplateProcessing(single=single, pair=[*single, *second], special_tokens=special)
 
 
-def _known(token: str, vocabulary: Mapping[str, int], config: TokenizerConfig) -> bool:
-    return token in vocabulary or any(token == added.content for _, added in config.added)
+def _require(
+    wanted: Sequence[str],
+    roles: Mapping[str, AddedToken],
+    vocabulary: Mapping[str, int],
+    config: TokenizerConfig,
+    path: Path,
+    why: str,
+) -> None:
+    """Raise InputError for a role whose token is neither in the vocabulary nor added."""
+    known = {*vocabulary, *(token.content for _, token in config.added)}
+    for role in wanted:
+        if role not in roles or roles[role].content not in known:
+            token = roles[role].content if role in roles else f"the {role} token"
+            raise InputError(f"{path}: {token} is missing, {why}")
 
 
 def _text(path: Path) -> str:

@@ -76,18 +76,20 @@ def export_ctranslate2(
 
     def fill(folder: Path) -> None:
         between, made = folder / "huggingface", folder / "made"
-        report = export_checkpoint(
-            checkpoint,
-            between,
-            model_type=choice.architecture.model_type,
-            work=work,
-        )
+        report = export_checkpoint(checkpoint, between, model_type=choice.architecture.model_type, work=work)
         _convert(between, made, report, recipe, choice.model, tokenizers, QUANTIZATION[quantization])
         files.remove_tree(between)
         for path in sorted(made.iterdir()):
             files.rename(path, folder / path.name)
         files.rmdir(made)
-        _write_tokenizers(folder, tokenizers)
+        sides = {"tokenizer.json": tokenizers.source}  # CTranslate2 itself takes tokens, not text
+        if tokenizers.target is not None:
+            sides = {"tokenizer.source.json": tokenizers.source, "tokenizer.target.json": tokenizers.target}
+        for name, tokenizer in sides.items():
+            if tokenizer is not None:
+                files.write_durably(folder / name, [tokenizer.to_json().encode("utf-8")])
+        for path in folder.iterdir():  # CTranslate2's files are synced before the folder appears
+            files.sync_file(path)
         reports.append(report)
 
     files.require_writable_folder(target)
@@ -185,15 +187,3 @@ def _tokens(tokenizer: Tokenizer, rows: int | None) -> list[str]:
     """A name for every row of the embedding, also for rows without a token."""
     spellings = tokenizer.tokens + [""] * ((rows or 0) - tokenizer.vocab_size)
     return [spelling or f"<row {number}>" for number, spelling in enumerate(spellings)]
-
-
-def _write_tokenizers(folder: Path, tokenizers: Tokenizers) -> None:
-    """Write the tokenizers beside the model: CTranslate2 itself takes tokens, not text."""
-    sides = {"tokenizer.json": tokenizers.source}
-    if tokenizers.target is not None:
-        sides = {"tokenizer.source.json": tokenizers.source, "tokenizer.target.json": tokenizers.target}
-    for name, tokenizer in sides.items():
-        if tokenizer is not None:
-            files.write_durably(folder / name, [tokenizer.to_json().encode("utf-8")])
-    for path in folder.iterdir():  # CTranslate2's files are synced before the folder appears
-        files.sync_file(path)

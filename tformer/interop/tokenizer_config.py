@@ -16,7 +16,7 @@ from tokenizers import AddedToken
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.recipe.recipe import Recipe, with_roles
 from tformer.support.errors import InputError
-from tformer.support.files import parse_object, read_bounded
+from tformer.support.files import read_object
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import decoder_tokens
 
@@ -203,4 +203,4 @@ def _token(value: Any, path: Path, key: str, *, special: bool | None = None) -> 
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return parse_object(read_bounded(path, max_bytes=MAX_BYTES), name=str(path)) if path.exists() else {}
+    return read_object(path, max_bytes=MAX_BYTES) if path.exists() else {}

@@ -11,6 +11,7 @@ from typing import Any
 from tformer.interop.architecture import Architecture
 from tformer.interop.slow_tokenizers import JSON_HINT, convert_slow
 from tformer.interop.tokenizer_config import (
+    ROLES,
     SPECIAL_TOKENS_MAP,
     TOKENIZER_CONFIG,
     TokenizerConfig,
@@ -35,7 +36,6 @@ MARIAN_HINT = (
     "transformers cannot write one for Marian: take the tokenizer.json of a copy of this model that has one "
     "(those made for use in browsers do), and name it with --tokenizer FILE"
 )
-ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
 @dataclass(frozen=True)

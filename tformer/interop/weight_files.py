@@ -8,7 +8,7 @@ Weights in any other format are refused by name; a pickle is never opened.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -20,14 +20,12 @@ from tformer.checkpoint.manifest import plain_name
 from tformer.checkpoint.tensor_files import (
     MAX_HEADER_BYTES,
     TensorSpec,
-    file_bytes,
     read_specs,
     read_tensors,
-    tensor_chunks,
 )
 from tformer.interop.mapping import Fixed, Link
 from tformer.support.errors import InputError
-from tformer.support.files import parse_object, read_bounded
+from tformer.support.files import read_object
 
 FileRead = Callable[[int, int], None]  # (files read, number of files)
 
@@ -97,7 +95,12 @@ def open_weights(folder: Path) -> WeightFiles:
         return WeightFiles(folder, specs, dict.fromkeys(specs, path))
     if (folder / INDEX).exists():
         return _open_indexed(folder)
-    raise _no_weights(folder)
+    names = sorted(entry.name for entry in folder.iterdir())
+    for pattern, what, hint in OTHER_FORMATS:
+        found = next((name for name in names if fnmatch(name, pattern)), None)
+        if found is not None:
+            raise InputError(f"{folder} has no {SINGLE} but {found}: {what}", hint=hint)
+    raise InputError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}")
 
 
 def _open_indexed(folder: Path) -> WeightFiles:
@@ -133,7 +136,7 @@ def _open_indexed(folder: Path) -> WeightFiles:
 
 def _weight_map(index: Path) -> dict[str, str]:
     """{tensor: file} of the index; InputError unless every file is a plain name, inside the index's folder."""
-    found = parse_object(read_bounded(index, max_bytes=MAX_HEADER_BYTES), name=str(index)).get("weight_map")
+    found = read_object(index, max_bytes=MAX_HEADER_BYTES).get("weight_map")
     if not isinstance(found, dict) or not found:
         raise InputError(f"{index} is damaged: it has no weight_map")
     for name in found.values():
@@ -149,40 +152,12 @@ def _weight_map(index: Path) -> dict[str, str]:
     return found
 
 
-def _no_weights(folder: Path) -> InputError:
-    """The error for a folder without safetensors, naming the formats that it holds."""
-    names = sorted(entry.name for entry in folder.iterdir())
-    for pattern, what, hint in OTHER_FORMATS:
-        found = next((name for name in names if fnmatch(name, pattern)), None)
-        if found is not None:
-            return InputError(f"{folder} has no {SINGLE} but {found}: {what}", hint=hint)
-    return InputError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}")
-
-
-Chunks = Iterator[bytes | memoryview]
-
-
 @dataclass(frozen=True)
 class Outgoing:
     """Tensors to write, by name on disk. shapes: on the meta device; make: computes one tensor when it is written."""
 
     shapes: Mapping[str, Tensor]
     make: Callable[[str], Tensor]
-
-    def num_bytes(self, names: Iterable[str] | None = None) -> int:
-        chosen = self.shapes if names is None else names
-        return sum(self.shapes[name].numel() * self.shapes[name].dtype.itemsize for name in chosen)
-
-    def num_parameters(self) -> int:
-        return sum(tensor.numel() for tensor in self.shapes.values())
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One file: its name and the tensors in it."""
-
-    name: str
-    tensors: tuple[str, ...]
 
 
 def outgoing(
@@ -223,36 +198,23 @@ def converted(tensor: Tensor, dtype: torch.dtype, *, name: str) -> Tensor:
     return result
 
 
-def plan_shards(tensors: Outgoing, shard_bytes: int) -> list[Shard]:
-    """The files to write, filled in the order of the tensors; a tensor above `shard_bytes` gets its own file."""
-    groups: list[list[str]] = []
+def plan_shards(tensors: Outgoing, shard_bytes: int) -> dict[str, dict[str, Tensor]]:
+    """{file: {name: shape}} of the files to write, filled in the order of the tensors.
+
+    A tensor above `shard_bytes` gets its own file.
+    """
+    groups: list[dict[str, Tensor]] = []
     room = 0
-    for name in tensors.shapes:
-        size = tensors.num_bytes([name])
-        if not groups or size > room:
-            groups.append([])
+    for name, tensor in tensors.shapes.items():
+        if not groups or tensor.nbytes > room:
+            groups.append({})
             room = shard_bytes
-        groups[-1].append(name)
-        room -= size
+        groups[-1][name] = tensor
+        room -= tensor.nbytes
     if len(groups) == 1:
-        return [Shard(SINGLE, tuple(groups[0]))]
+        return {SINGLE: groups[0]}
     stem, _, suffix = SINGLE.partition(".")
-    return [
-        Shard(f"{stem}-{number:05d}-of-{len(groups):05d}.{suffix}", tuple(group))
-        for number, group in enumerate(groups, start=1)
-    ]
-
-
-def shard_bytes_on_disk(tensors: Outgoing, shards: Sequence[Shard]) -> int:
-    """Total size of the files in bytes."""
-    return sum(file_bytes({name: tensors.shapes[name] for name in shard.tensors}) for shard in shards)
-
-
-def shard_chunks(tensors: Outgoing, shard: Shard, *, written: Callable[[], None] = lambda: None) -> Chunks:
-    """The bytes of one file in chunks; `written` is called after each tensor."""
-    for chunk in tensor_chunks({name: tensors.shapes[name] for name in shard.tensors}, make=tensors.make):
-        yield chunk
-        written()
+    return {f"{stem}-{number:05d}-of-{len(groups):05d}.{suffix}": group for number, group in enumerate(groups, start=1)}
 
 
 def main_dtype(tensors: Outgoing) -> torch.dtype:
@@ -264,13 +226,17 @@ def main_dtype(tensors: Outgoing) -> torch.dtype:
     return max(counts, key=lambda kind: counts[kind])
 
 
-def index_document(tensors: Outgoing, shards: Sequence[Shard]) -> dict[str, str]:
+def index_document(tensors: Outgoing, shards: Mapping[str, Mapping[str, Tensor]]) -> dict[str, str]:
     """{file name: text} of the index; {} when there is a single weight file."""
     if len(shards) == 1:
         return {}
+    shapes = tensors.shapes.values()
     document = {
-        "metadata": {"total_parameters": tensors.num_parameters(), "total_size": tensors.num_bytes()},
-        "weight_map": {name: shard.name for shard in shards for name in shard.tensors},
+        "metadata": {
+            "total_parameters": sum(tensor.numel() for tensor in shapes),
+            "total_size": sum(tensor.nbytes for tensor in shapes),
+        },
+        "weight_map": {name: file for file, shard in shards.items() for name in shard},
     }
     return {INDEX: json.dumps(document, indent=2, sort_keys=True) + "\n"}
 

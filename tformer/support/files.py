@@ -113,6 +113,11 @@ def read_bounded(path: Path, *, max_bytes: int) -> bytes:
         return stream.read(size)
 
 
+def read_object(path: Path, *, max_bytes: int) -> dict[str, Any]:
+    """The JSON object in a file. InputError for a file larger than `max_bytes`, and as of `parse_object`."""
+    return parse_object(read_bounded(path, max_bytes=max_bytes), name=str(path))
+
+
 def parse_object(data: bytes, *, name: str) -> dict[str, Any]:
     """The JSON object in `data`. InputError for anything else, duplicate keys, and nesting too deep for the parser."""
     try:

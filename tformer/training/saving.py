@@ -71,7 +71,7 @@ class Checkpoints:
         moved = {} if self._shards is None else self._shards.collect(pieces, division.writers)
         here = {key: pieces[key].tensor for key in division.own(self._worker.rank) if key not in moved}
         own = {**moved, **self.saver.hold(here)}
-        together = Companions(self._worker, self._count, division, self.saver.gave_up)
+        together = Companions(self._worker, self._count, division, self.saver.gave_up.is_set)
         if self._worker.leads:
             tokenizer, target = self._prepared.data.tokenizer, self._prepared.data.target_tokenizer
             roles: dict[str, dict[str, Tensor]] = {"weights": {}}

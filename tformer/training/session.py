@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tformer.checkpoint.logs import cut_samples, metrics_line
+from tformer.checkpoint.logs import cut_samples, describe_environment, metrics_line
 from tformer.checkpoint.run import RunDirectory
 from tformer.cost.flops import mean_lengths, training_flops_per_token
 from tformer.data.shards.array_files import BackgroundCheck
@@ -267,11 +267,12 @@ class Session:
             if tokenizer is not None:
                 run.write_tokenizer(tokenizer.to_json(), None if target is None else target.to_json())
             run.write_recipe(recipe_to_yaml(recipe))
-            run.write_environment(
+            environment = describe_environment(
                 device=device_name(self.prepared.device, self.worker.world_size),
                 data_fingerprint=self.state.data_fingerprint,
                 kernels=state_of_kernels(self.model, self.prepared.device),
             )
+            run.write_environment(environment)
         except BaseException:
             run.close()
             raise
@@ -330,7 +331,7 @@ class Session:
             raise
         except Exception as error:
             if is_lost(error):
-                self.checkpoints.saver.give_up()  # no longer wait for the files of a process that has ended
+                self.checkpoints.saver.gave_up.set()  # no longer wait for the files of a process that has ended
             raise
         finally:
             self.checkpoints.saver.finish()

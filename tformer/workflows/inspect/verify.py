@@ -20,7 +20,7 @@ from tformer.checkpoint.catalog import BEST, LATEST, is_complete, read_pointer
 from tformer.checkpoint.manifest import FILE_NAMES, FileRecord, read_manifest
 from tformer.checkpoint.read import Checkpoint, differences, read_checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint
-from tformer.checkpoint.run import CHECKPOINTS, RunDirectory, is_locked, is_run
+from tformer.checkpoint.run import CHECKPOINTS, RunDirectory, is_run, writer
 from tformer.interop.opening import is_foreign, open_checkpoint
 from tformer.loading import embedding_rows
 from tformer.model import Transformer
@@ -74,7 +74,7 @@ def _verify_run(run: Path, work: Work) -> list[Verdict]:
         entry for entry in (run / CHECKPOINTS).iterdir() if entry.is_dir() and entry.name.startswith("step-")
     )
     verdicts = [_verify_folder(step, work) for step in steps]
-    if is_locked(run):  # a training removes old checkpoints, the manifest first
+    if writer(run) is not None:  # a training removes old checkpoints, the manifest first
         verdicts = [verdict for verdict in verdicts if not verdict.problems or is_complete(verdict.path)]
     problems = [] if steps else ["the run has no checkpoint yet"]
     for name in (LATEST, BEST):

@@ -18,7 +18,7 @@ from tformer.checkpoint.catalog import Entry
 from tformer.checkpoint.logs import MAX_SHOWN_BYTES, read_metrics
 from tformer.checkpoint.read import Checkpoint, read_checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint, resolve_checkpoint
-from tformer.checkpoint.run import CHECKPOINTS, RunDirectory, is_locked
+from tformer.checkpoint.run import CHECKPOINTS, RunDirectory, writer
 from tformer.loading import embedding_rows
 from tformer.metrics import lower_is_better
 from tformer.recipe.recipe import Recipe
@@ -118,7 +118,7 @@ def summarise_run(path: str | Path) -> RunSummary:
     logged = reader.read(lambda: read_logged(run)) or Logged()
     reader.read(run.environment)
     statuses = list(_statuses(folder))
-    locked = reader.read(lambda: is_locked(folder)) or False
+    locked = reader.read(lambda: writer(folder)) is not None
     trained = logged.record("train", "last")
     step = entries[-1].step if entries else None
     if locked:
@@ -214,7 +214,7 @@ class Reader:
 def _checked(entry: Entry) -> Checkpoint:
     """The checkpoint, with its files checked for presence and size only: hashing would take long."""
     checkpoint = read_checkpoint(entry.path, verify=False)
-    checkpoint.weight_specs()
+    checkpoint.specs("weights")
     return checkpoint
 
 
