@@ -42,6 +42,7 @@ def make_run(
     import torch
 
     from tformer.build import build_model
+    from tformer.checkpoint.logs import describe_environment
     from tformer.checkpoint.run import RunDirectory
     from tformer.checkpoint.save import CheckpointContents, save_checkpoint
     from tformer.recipe import recipe_from_yaml, recipe_to_yaml

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -285,9 +285,6 @@ class Collective:
     tensor_bytes: int
     sent_bytes: int
 
-    def to_json(self) -> dict[str, int | None]:
-        return {"calls": self.calls, "tensor_bytes": self.tensor_bytes, "sent_bytes": self.sent_bytes}
-
 
 @dataclass(frozen=True)
 class Traffic:
@@ -301,7 +298,7 @@ class Traffic:
         return sum(collective.sent_bytes for collective in self.collectives.values())
 
     def to_json(self) -> dict[str, Any]:
-        found = {name: collective.to_json() for name, collective in self.collectives.items()}
+        found = {name: asdict(collective) for name, collective in self.collectives.items()}
         return {**found, "sent_bytes": self.sent, "received_bytes": self.sent}
 
 

@@ -41,20 +41,9 @@ class Kernels:
         """Copies and pickles find the library of their own process."""
         return find, ()
 
-    def linear(
-        self,
-        weight_OD: Tensor,
-        bias_O: Tensor | None,
-        *,
-        scales: Tensor | None = None,
-        in_features: int | None = None,
-        out_dtype: torch.dtype | None = None,
-    ) -> Product:
-        """x -> x W^T + b for a weight in bf16 or fp32, in int8 with `scales` [O], or as `round_groups` returns it.
-
-        in_features: of a weight from `round_groups`. out_dtype: by default that of x.
-        """
-        return Product(self._library, weight_OD, bias_O, scales, in_features or weight_OD.shape[1], out_dtype)
+    def linear(self, weight_OD: Tensor, bias_O: Tensor | None, **options: Any) -> Product:
+        """x -> x W^T + b; options: see `Product`."""
+        return Product(self._library, weight_OD, bias_O, **options)
 
     def round_groups(self, weight_OD: Tensor) -> tuple[Tensor, Tensor]:
         """A bf16 or fp32 weight in 4 bits, uint8 [O, bytes]; a scale for each 32 numbers of a row, bf16 [O, groups].
@@ -95,41 +84,28 @@ class Kernels:
         mask = None if mask is None else mask.expand(full)
         bias = None if bias is None else bias.expand(full)
         out_BTHv = q.new_empty(batch, num_queries, heads, v.shape[-1])
+        addresses = {"q": q, "k": k, "v": v, "mask": mask, "bias": bias, "out": out_BTHv}
         arguments = AttentionArguments(
-            q.data_ptr(),
-            k.data_ptr(),
-            v.data_ptr(),
-            _address(mask),
-            _address(bias),
-            None,
-            None,
-            None,
-            out_BTHv.data_ptr(),
-            0,
-            0,
-            batch,
-            heads,
-            num_kv_heads,
-            num_queries,
-            num_keys,
-            head_dim,
-            v.shape[-1],
-            q.stride()[:3],
-            k.stride()[:3],
-            v.stride()[:3],
-            _strides(mask),
-            _strides(bias),
-            scale,
-            WIDE[q.dtype],
+            **{name: _address(tensor) for name, tensor in addresses.items()},
+            **{f"{name}_strides": tensor.stride()[:3] for name, tensor in (("q", q), ("k", k), ("v", v))},
+            mask_strides=_strides(mask),
+            bias_strides=_strides(bias),
+            rows=batch,
+            heads=heads,
+            kv_heads=num_kv_heads,
+            num_queries=num_queries,
+            num_keys=num_keys,
+            head_dim=head_dim,
+            value_dim=v.shape[-1],
+            scale=scale,
+            wide=WIDE[q.dtype],
         )
         _check(self._library.attend(ctypes.addressof(arguments), torch.get_num_threads()))
         return out_BTHv.transpose(1, 2)
 
-    def attention_step(
-        self, *, heads: int, kv_heads: int, head_dim: int, value_dim: int, scale: float
-    ) -> AttentionStep:
+    def attention_step(self, **sizes: Any) -> AttentionStep:
         """Attention of one new position of each row, which also writes its key and value into the cache."""
-        return AttentionStep(self._library, heads, kv_heads, head_dim, value_dim, scale)
+        return AttentionStep(self._library, **sizes)
 
     def record(
         self, x: Tensor, run: Callable[[], Tensor], storages: Callable[[], Sequence[Tensor]]
@@ -179,7 +155,7 @@ class AttentionStep:
     """Attention of one new position of each row beside cached keys and values."""
 
     def __init__(
-        self, library: ctypes.CDLL, heads: int, kv_heads: int, head_dim: int, value_dim: int, scale: float
+        self, library: ctypes.CDLL, *, heads: int, kv_heads: int, head_dim: int, value_dim: int, scale: float
     ) -> None:
         a = AttentionArguments()
         a.heads, a.kv_heads, a.head_dim, a.value_dim, a.scale = heads, kv_heads, head_dim, value_dim, scale
@@ -250,17 +226,23 @@ class _Around(NamedTuple):
 
 
 class Product:
-    """The product of one weight; holds references to the tensors that the library reads."""
+    """The product of a weight in bf16 or fp32, in int8 with `scales` [O], or as `round_groups` returns it.
+
+    in_features: of a weight from `round_groups`. out_dtype: by default that of x. Holds references to the tensors that
+    the library reads.
+    """
 
     def __init__(
         self,
         library: ctypes.CDLL,
         weight_OD: Tensor,
         bias_O: Tensor | None,
-        scales: Tensor | None,
-        in_features: int,
-        out_dtype: torch.dtype | None,
+        *,
+        scales: Tensor | None = None,
+        in_features: int | None = None,
+        out_dtype: torch.dtype | None = None,
     ) -> None:
+        in_features = in_features or weight_OD.shape[1]
         self.weight = weight_OD.contiguous()
         use_large_pages(self.weight)
         self.in_features, self.out_features, self.out_dtype = in_features, len(weight_OD), out_dtype
