@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -14,9 +15,10 @@ import pytest
 import torch
 
 from tests.checkpoint.attack import Subject, make_subjects
-from tformer.checkpoint.manifest import content_sha256
+from tformer.checkpoint.manifest import TENSOR_FILES, content_sha256, index_role, part_name
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import CheckpointContents, save_checkpoint
+from tformer.checkpoint.tensor_files import tensor_chunks
 from tformer.support import files
 
 TOKENIZER = '{"model": {"type": "char"}}'
@@ -141,6 +143,41 @@ def rewrite_manifest(folder: Path, change: Callable[[dict[str, Any]], None]) -> 
     content = json.loads(path.read_text())
     change(content)
     path.write_text(json.dumps(content | {"sha256": content_sha256(content)}))
+
+
+class Canary:
+    """What a pickle makes of this is a folder, if somebody opens the pickle."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def enlist(path: Path, files: dict[str, str]) -> None:
+    """Add files with these roles to a manifest, or correct their records."""
+    for name, role in files.items():
+        data = (path / name).read_bytes()
+        record = {"role": role, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        rewrite_manifest(path, lambda content, n=name, r=record: content["files"].update({n: r}))  # type: ignore[misc]
+
+
+def split(path: Path, role: str, tensors: dict[str, torch.Tensor], index: Any = None) -> Path:
+    """Put a file for each tensor, and an index, in the place of the one file of a role in a checkpoint.
+
+    index: its weight_map; None: the true one.
+    """
+    whole = TENSOR_FILES[role]
+    (path / whole).unlink()
+    rewrite_manifest(path, lambda content: content["files"].pop(whole))
+    names = {name: part_name(role, number, len(tensors)) for number, name in enumerate(tensors, 1)}
+    for name, file in names.items():
+        (path / file).write_bytes(b"".join(map(bytes, tensor_chunks({name: tensors[name]}))))
+    document = {"metadata": {}, "weight_map": names if index is None else index}
+    (path / f"{whole}.index.json").write_text(json.dumps(document))
+    enlist(path, dict.fromkeys(names.values(), role) | {f"{whole}.index.json": index_role(role)})
+    return path
 
 
 @contextmanager

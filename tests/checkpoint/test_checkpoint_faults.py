@@ -91,8 +91,10 @@ def test_save_with_pruning_survives_a_fault_at_every_call(tmp_path: Path, disk: 
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_replacing_the_same_step_survives_a_fault_at_every_call(tmp_path: Path, disk: Disk, mode: str) -> None:
-    assert survive(tmp_path, disk, mode, before=[1, 3], step=3) > 30
+def test_replacing_the_same_step_with_two_tokenizers_survives_a_fault_at_every_call(
+    tmp_path: Path, disk: Disk, mode: str
+) -> None:
+    assert survive(tmp_path, disk, mode, before=[1, 3], step=3, target_tokenizer_json='{"side": "target"}') > 30
 
 
 def test_two_kills_in_a_row_do_not_fill_the_disk(run: RunDirectory, disk: Disk) -> None:

@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.checkpoint.conftest import rewrite_manifest, save
-from tests.checkpoint.test_checkpoint_damage import enlist
+from tests.checkpoint.conftest import enlist, save, split
 from tformer.checkpoint import parts
 from tformer.checkpoint.manifest import FORMAT, FileRecord, read_manifest
 from tformer.checkpoint.parts import Companions, Name, divide, write_files
@@ -77,24 +76,12 @@ def test_rows_are_read_without_the_others(tmp_path: Path) -> None:
         read_rows(path, {"table": slice(0, 1)})
 
 
-def split_optimizer(path: Path, index: dict[str, str]) -> None:
-    """Two files of optimizer state beside an index, in place of the one of a saved checkpoint."""
-    state = {"a": torch.ones(2), "b": torch.zeros(2)}
-    (path / "optimizer.safetensors").unlink()
-    rewrite_manifest(path, lambda content: content["files"].pop("optimizer.safetensors"))
-    names = {f"optimizer-0000{place}-of-00002.safetensors": {key: state[key]} for place, key in enumerate("ab", 1)}
-    for name, content in names.items():
-        (path / name).write_bytes(b"".join(map(bytes, tensor_chunks(content))))
-    (path / "optimizer.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
-    enlist(path, dict.fromkeys(names, "optimizer") | {"optimizer.safetensors.index.json": "optimizer_index"})
-
-
+STATE = {"a": torch.ones(2), "b": torch.zeros(2)}
 RIGHT = {"a": "optimizer-00001-of-00002.safetensors", "b": "optimizer-00002-of-00002.safetensors"}
 
 
 def test_the_state_of_an_optimizer_may_be_several_files(run: RunDirectory) -> None:
-    path = save(run, 1)
-    split_optimizer(path, RIGHT)
+    path = split(save(run, 1), "optimizer", STATE)
     assert read_checkpoint(path).optimizer().keys() == {"a", "b"}
     assert read_checkpoint(path).rows("optimizer", {"b": slice(1)})["b"].tolist() == [0.0]
 
@@ -108,8 +95,7 @@ def test_the_state_of_an_optimizer_may_be_several_files(run: RunDirectory) -> No
     ],
 )
 def test_a_wrong_index_of_the_optimizer_is_refused(run: RunDirectory, index: dict[str, str], message: str) -> None:
-    path = save(run, 1)
-    split_optimizer(path, index)
+    path = split(save(run, 1), "optimizer", STATE, index)
     for read in (
         lambda: read_checkpoint(path).optimizer(),
         lambda: read_checkpoint(path).rows("optimizer", {"a": slice(None)}),

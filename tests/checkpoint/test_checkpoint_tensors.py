@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.checkpoint.conftest import Canary
 from tformer.checkpoint.tensor_files import (
     DTYPES,
     MAX_HEADER_BYTES,
@@ -211,14 +212,6 @@ def test_header_that_is_no_plain_object_is_refused(tmp_path: Path, text: bytes) 
     path.write_bytes(len(text).to_bytes(8, "little") + text)
     with pytest.raises(InputError, match="m "):
         read_tensors(path, sha256=None)
-
-
-class Canary:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.path),)
 
 
 def test_a_renamed_pickle_is_refused_and_never_executed(tmp_path: Path) -> None:

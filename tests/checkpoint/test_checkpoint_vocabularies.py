@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoint.conftest import TOKENIZER, Disk, Killed, rewrite_manifest, save
+from tests.checkpoint.conftest import TOKENIZER, rewrite_manifest, save
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import RunDirectory
 from tformer.support.errors import InputError
@@ -106,21 +106,6 @@ def test_a_manifest_that_lost_one_side_is_damaged(run: RunDirectory) -> None:
         path = save_both(run, number)
         rewrite_manifest(path, lambda content, name=gone: content["files"].pop(name))  # type: ignore[misc]
         assert message in refusal(path)
-
-
-def test_saving_both_survives_a_kill_at_every_call(run: RunDirectory, disk: Disk) -> None:
-    for call in range(1, 100):
-        disk.arm(call, "kill")
-        try:
-            save_both(run, call)
-        except Killed:
-            disk.arm(0, "none")
-            run.sweep_temporaries()
-        for entry in run.checkpoints():
-            assert read_checkpoint(entry.path).target_tokenizer_json == TARGET
-        if not disk.hit:
-            return
-    raise AssertionError("the save never finished")
 
 
 def test_tokenizers_lie_at_the_root_of_a_run(run: RunDirectory) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.interop.parity import assert_agree, assert_parity, imported, randomised, saved, tokens
@@ -112,8 +111,3 @@ def test_a_second_pooler_is_refused(tmp_path: Path) -> None:
     values["heads"].append({"kind": "pooler"})
     with pytest.raises(InputError, match="found a pooler, which BertForPreTraining has in another head"):
         foreign.architecture.table(type(foreign.model).model_validate(values), "BertForPreTraining")
-
-
-def test_the_file_of_a_body_lacks_the_prefix(tmp_path: Path) -> None:
-    names = load_file(saved(make("Bert", "PreTraining").bert, tmp_path / "model") / "model.safetensors")
-    assert all(not name.startswith("bert.") for name in names)

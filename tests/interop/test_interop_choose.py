@@ -73,11 +73,20 @@ def test_every_preset_is_exported_or_refused_by_name(name: str) -> None:
     family = name.split("/")[0]
     model = resolved(preset(name).model.model_dump(mode="json"))
     if name in CLASSES:
-        assert choose_class(model, family=family).class_name == CLASSES[name]
+        choice = choose_class(model, family=family)
+        assert choice.class_name == CLASSES[name]
+        assert not (family in ("bert", "roberta", "electra", "vit") and choice.steps)
     else:
         with pytest.raises(InputError) as error:
             choose_class(model, family=family)
         assert REFUSED[name] in error.value.message and error.value.exit_code == 2
+
+
+def test_electras_generator_has_its_class() -> None:
+    generator = preset("electra/base").generator
+    assert generator is not None
+    model = resolved(generator.model_dump(mode="json"))
+    assert choose_class(model, family="electra").class_name == "ElectraForMaskedLM"
 
 
 def gpt(**decoder: Any) -> Model:

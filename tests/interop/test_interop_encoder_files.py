@@ -19,10 +19,8 @@ from tests.interop.parity import assert_agree, exported, imported, randomised, s
 from tests.interop.tiny_models import MASK, batch, make
 from tformer.build import build_model
 from tformer.interop.architectures import ARCHITECTURES
-from tformer.interop.choose import choose_class
 from tformer.interop.config import Config
 from tformer.interop.read_model import read_model
-from tformer.recipe import load_recipe
 from tformer.recipe.model import Model
 from tformer.support.errors import InputError
 
@@ -183,42 +181,6 @@ def test_what_tformer_lacks_is_refused_by_name(tmp_path: Path, name: str, task: 
     configure(folder, **{key: value})
     with pytest.raises(InputError, match=rf"config\.json: {key}: "):
         read_model(folder)
-
-
-def exportable(model: Model) -> Model:
-    """With a vocabulary and labels, as a trained model has."""
-    heads = [{**vars(head), "num_labels": 3} if head.kind == "classifier" else vars(head) for head in model.heads]
-    sizes: dict[str, Any] = {"vocab_size": None if model.patches else 99, "heads": heads}
-    return Model.model_validate(model.model_dump() | sizes)
-
-
-@pytest.mark.parametrize(
-    ("preset", "expected"),
-    [
-        ("bert/base", "BertForPreTraining"),
-        ("bert/large", "BertForPreTraining"),
-        ("roberta/base", "RobertaForMaskedLM"),
-        ("electra/base", "ElectraForPreTraining"),
-        ("vit/base", "ViTForImageClassification"),
-    ],
-)
-def test_what_the_papers_recipes_train_has_its_class(preset: str, expected: str) -> None:
-    recipe = load_recipe(preset=preset).recipe
-    choice = choose_class(exportable(recipe.model), family=recipe.arch)
-    assert (choice.class_name, choice.steps) == (expected, ())
-
-
-def test_electras_generator_has_its_class() -> None:
-    recipe = load_recipe(preset="electra/base").recipe
-    assert recipe.generator is not None
-    assert choose_class(exportable(recipe.generator), family=recipe.arch).class_name == "ElectraForMaskedLM"
-
-
-@pytest.mark.parametrize(("preset", "field"), [("bert/classify", "pooling: mean"), ("roberta/tiny", "qk_norm: true")])
-def test_what_no_class_computes_is_refused_by_name(preset: str, field: str) -> None:
-    recipe = load_recipe(preset=preset).recipe
-    with pytest.raises(InputError, match=field):
-        choose_class(exportable(recipe.model), family=recipe.arch)
 
 
 def rewrite(folder: Path, change: Change) -> None:

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tformer.interop import hub, importing
-from tformer.interop.importing import open_folder
+from tformer.interop import hub
 from tformer.support.errors import InputError, TformerError
-
-LABELS = {0: "bad", 1: "so-so", 2: "good"}
-Maker = Callable[..., Path]
 
 
 def test_a_repository_is_downloaded_without_pickles_and_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -73,8 +68,3 @@ def test_mistakes_about_repositories_are_the_users(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
         with pytest.raises(InputError, match=word):
             hub.download("hf:owner/name@main")
-
-
-def test_the_public_names_are_there() -> None:
-    assert importing.open_folder is open_folder
-    assert set(importing.__all__) <= set(dir(importing))

@@ -40,15 +40,6 @@ def test_opened_and_imported_are_the_same_model(make: Callable[..., Path], tmp_p
     assert report.num_tensors == len(load_file(folder / "model.safetensors"))
 
 
-def test_logits_are_those_of_the_reference(tmp_path: Path) -> None:
-    folder = tiny.gpt2(tmp_path / "folder")
-    ids = torch.arange(20).reshape(2, 10)
-    with torch.no_grad():
-        theirs = transformers.GPT2LMHeadModel.from_pretrained(folder).eval()(ids).logits
-        ours = tformer.load(folder).model(ids).logits
-    assert (ours - theirs).abs().max() <= 2e-5 * theirs.abs().max()
-
-
 def test_shards_give_what_one_file_gives(tmp_path: Path) -> None:
     folder = tiny.gpt2(tmp_path / "folder")
     model = transformers.GPT2LMHeadModel.from_pretrained(folder)
@@ -198,13 +189,6 @@ def test_a_config_that_names_the_bare_body(tmp_path: Path) -> None:
     folder = tiny.gpt2(tmp_path / "folder")
     tiny.edit_json(folder / "config.json", {"architectures": ["GPT2Model"]})
     assert read_model(folder).class_name == "GPT2LMHeadModel"
-
-
-def test_another_class_is_refused_by_name(tmp_path: Path, out: Path) -> None:
-    folder = tiny.bert(tmp_path / "folder")
-    tiny.edit_json(folder / "config.json", {"architectures": ["BertForQuestionAnswering"]})
-    error = tiny.refusal(folder, out)
-    assert "BertForQuestionAnswering" in error.message and "BertForMaskedLM" in error.message
 
 
 def test_weights_that_fit_no_class(tmp_path: Path, out: Path) -> None:
