@@ -91,9 +91,7 @@ def test_save_with_pruning_survives_a_fault_at_every_call(tmp_path: Path, disk: 
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_replacing_the_same_step_with_two_tokenizers_survives_a_fault_at_every_call(
-    tmp_path: Path, disk: Disk, mode: str
-) -> None:
+def test_replacing_the_same_step_survives_a_fault_at_every_call(tmp_path: Path, disk: Disk, mode: str) -> None:
     assert survive(tmp_path, disk, mode, before=[1, 3], step=3, target_tokenizer_json='{"side": "target"}') > 30
 
 

@@ -17,7 +17,8 @@ import tformer
 from tests.interop import tiny_folders as tiny
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.save import CheckpointContents, write_checkpoint
-from tformer.interop.importing import import_folder, open_folder
+from tformer.interop.foreign_checkpoint import open_folder
+from tformer.interop.importing import import_folder
 from tformer.interop.read_model import read_model
 from tformer.recipe.load import recipe_from_yaml
 from tformer.support.errors import NotFiniteError

@@ -147,7 +147,18 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     if not path.exists():
-        raise _no_manifest(folder)
+        try:
+            pickles = sorted(entry.name for entry in folder.iterdir() if entry.suffix in PICKLE_SUFFIXES)
+        except OSError:
+            raise InputError(f"{folder} is not a checkpoint folder") from None
+        if pickles:
+            raise InputError(
+                f"{folder} holds no tformer checkpoint but pickled weights ({pickles[0]})", hint=PICKLE_HINT
+            )
+        raise InputError(
+            f"{folder} is not a checkpoint: it has no {MANIFEST}",
+            hint="a checkpoint that was cut off while being written or removed looks like this; choose another one",
+        )
     content = read_object(path, max_bytes=MAX_MANIFEST_BYTES)
     number = content.get("format")
     if type(number) is int and number > FORMAT:
@@ -222,16 +233,3 @@ def plain_name(name: object) -> str:
     if not isinstance(name, str) or name in ("", ".", "..") or any(mark in name for mark in ("/", "\\", "\0")):
         raise ValueError(f"the file name {name!r} leads outside the checkpoint")
     return name
-
-
-def _no_manifest(folder: Path) -> InputError:
-    try:
-        pickles = sorted(entry.name for entry in folder.iterdir() if entry.suffix in PICKLE_SUFFIXES)
-    except OSError:
-        return InputError(f"{folder} is not a checkpoint folder")
-    if pickles:
-        return InputError(f"{folder} holds no tformer checkpoint but pickled weights ({pickles[0]})", hint=PICKLE_HINT)
-    return InputError(
-        f"{folder} is not a checkpoint: it has no {MANIFEST}",
-        hint="a checkpoint that was cut off while being written or removed looks like this; choose another one",
-    )

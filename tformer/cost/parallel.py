@@ -60,20 +60,18 @@ class ParallelKind:
     """A way to divide a training over ranks.
 
     Attributes:
-        about: what a rank holds.
         shards: (ranks, ranks of a shard group) -> number of shards of a replica.
         has_groups: it needs several groups of equal size.
     """
 
-    about: str
     shards: Callable[[int, int], int]
     has_groups: bool = False
 
 
 KINDS: dict[str, ParallelKind] = {
-    "ddp": ParallelKind("every rank holds the whole model", lambda ranks, group: 1),
-    "hsdp": ParallelKind("each group of ranks divides the model", lambda ranks, group: group, has_groups=True),
-    "fsdp": ParallelKind("all ranks divide the model", lambda ranks, group: ranks),
+    "ddp": ParallelKind(lambda ranks, group: 1),  # every rank holds the whole model
+    "hsdp": ParallelKind(lambda ranks, group: group, has_groups=True),  # each group of ranks divides the model
+    "fsdp": ParallelKind(lambda ranks, group: ranks),  # all ranks divide the model
 }
 """In order: the first holds the most in each rank and sends the smallest number of bytes between machines."""
 

@@ -26,8 +26,6 @@ from tformer.support.errors import InputError, Interrupted
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import QUIET, Work
 
-__all__ = ["ForeignCheckpoint", "ImportReport", "import_folder", "open_folder"]
-
 
 @dataclass(frozen=True)
 class ImportReport:

@@ -14,7 +14,6 @@ from tformer.interop.tokenizer_config import (
     ROLES,
     SPECIAL_TOKENS_MAP,
     TOKENIZER_CONFIG,
-    TokenizerConfig,
     read_tokenizer_config,
 )
 from tformer.recipe.recipe import SpecialTokens, with_own_roles
@@ -67,9 +66,17 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], *, path: Path | None
         names = {role: token.content for role, token in small.roles.items() if token is not None}
         return _found(text, names, source)
     converted = convert_slow(small, config)
-    if converted is None:
-        raise _nothing_to_read(small)
-    return _found(converted.json, converted.roles, folder)
+    if converted is not None:
+        return _found(converted.json, converted.roles, folder)
+    found = sorted(path.name for path in folder.iterdir() if path.name.endswith(SENTENCEPIECE_SUFFIXES))
+    if found:
+        raise InputError(
+            f"{folder} has its tokenizer as SentencePiece only ({', '.join(found)}), tformer reads tokenizer.json",
+            hint=MARIAN_HINT if set(found) & set(MARIAN_FILES) else SENTENCEPIECE_HINT,
+        )
+    raise InputError(
+        f"{folder} has no tokenizer: no {TOKENIZER_JSON}, no vocab.txt, no vocab.json with merges.txt", hint=JSON_HINT
+    )
 
 
 def _found(text: str, names: Mapping[str, str], source: Path) -> FoundTokenizer:
@@ -81,20 +88,6 @@ def _found(text: str, names: Mapping[str, str], source: Path) -> FoundTokenizer:
         if token is None
     )
     return FoundTokenizer(text, {role: token for role, token in ids.items() if token is not None}, notes)
-
-
-def _nothing_to_read(config: TokenizerConfig) -> InputError:
-    folder = config.folder
-    found = sorted(path.name for path in folder.iterdir() if path.name.endswith(SENTENCEPIECE_SUFFIXES))
-    if found:
-        marian = bool(set(found) & set(MARIAN_FILES))
-        return InputError(
-            f"{folder} has its tokenizer as SentencePiece only ({', '.join(found)}), tformer reads tokenizer.json",
-            hint=MARIAN_HINT if marian else SENTENCEPIECE_HINT,
-        )
-    return InputError(
-        f"{folder} has no tokenizer: no {TOKENIZER_JSON}, no vocab.txt, no vocab.json with merges.txt", hint=JSON_HINT
-    )
 
 
 def tokenizer_documents(
