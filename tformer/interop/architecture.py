@@ -128,6 +128,24 @@ def kind_in_classes(head: HeadOptions) -> str:
     return "classifier" if head.label_kind is not None else head.kind
 
 
+# The class that opens a folder -> endings of the names of the classes that it opens.
+AUTO_CLASSES = {
+    "AutoModelForCausalLM": ("LMHeadModel", "ForCausalLM"),
+    "AutoModelForSeq2SeqLM": ("ForConditionalGeneration", "MTModel"),
+    "AutoModelForPreTraining": ("ForPreTraining",),
+    "AutoModelForMaskedLM": ("ForMaskedLM",),
+    "AutoModelForSequenceClassification": ("ForSequenceClassification",),
+    "AutoModelForImageClassification": ("ForImageClassification",),
+    "AutoModelForTextEncoding": ("EncoderModel",),
+    "AutoModel": ("Model",),
+}
+
+
+def auto_class(class_name: str) -> str:
+    """The `AutoModel...` that opens a folder of this class."""
+    return next(auto for auto, endings in AUTO_CLASSES.items() if class_name.endswith(endings))
+
+
 def _head_of(entry: Link) -> str | None:
     """The kind of head that a tensor belongs to; None: of the body."""
     part, _, rest = entry.ours.partition(".")

@@ -16,6 +16,7 @@ from tformer.build import build_model
 from tformer.checkpoint.average import require_new
 from tformer.checkpoint.read import Checkpoint, differences
 from tformer.checkpoint.tensor_files import file_bytes, tensor_chunks
+from tformer.interop.architecture import auto_class
 from tformer.interop.choose import choose_class_or_code, label_keys, without_learned_rates
 from tformer.interop.generation_config import left_unsaid, write_generation
 from tformer.interop.preprocessor import write_preprocessor
@@ -30,18 +31,6 @@ from tformer.support.device import DTYPES
 from tformer.support.errors import InputError, Interrupted
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import QUIET, Work
-
-# The class that opens a folder -> endings of the names of the classes that it opens.
-AUTO_CLASSES = {
-    "AutoModelForCausalLM": ("LMHeadModel", "ForCausalLM"),
-    "AutoModelForSeq2SeqLM": ("ForConditionalGeneration", "MTModel"),
-    "AutoModelForPreTraining": ("ForPreTraining",),
-    "AutoModelForMaskedLM": ("ForMaskedLM",),
-    "AutoModelForSequenceClassification": ("ForSequenceClassification",),
-    "AutoModelForImageClassification": ("ForImageClassification",),
-    "AutoModelForTextEncoding": ("EncoderModel",),
-    "AutoModel": ("Model",),
-}
 
 
 @dataclass(frozen=True)
@@ -70,11 +59,6 @@ def resolved(recipe: Recipe, tokenizers: Tokenizers) -> Model:
         if head["kind"] == "classifier" and head["num_labels"] is None:
             head["num_labels"] = len(recipe.data.labels) or None
     return Model.model_validate({**model.model_dump(mode="json"), **sizes, "heads": heads})
-
-
-def auto_class(class_name: str) -> str:
-    """The `AutoModel...` that opens a folder of this class."""
-    return next(auto for auto, endings in AUTO_CLASSES.items() if class_name.endswith(endings))
 
 
 SHARD_BYTES = 5 * 10**9

@@ -9,8 +9,6 @@ padding.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +117,14 @@ def _convert(
     loader = ARCHITECTURES[report.model_type].ctranslate2
     assert loader is not None
     name, traits = loader
-    with _quietly(transformers.utils.logging):
+    logging = transformers.utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
         theirs = getattr(transformers, report.class_name).from_pretrained(folder, dtype=torch.float32)
+    finally:
+        if shown:
+            logging.enable_progress_bar()
     for trait, value in traits.items():
         setattr(theirs.config, trait, value)
 
@@ -135,18 +139,6 @@ def _convert(
         FromTformer().convert(str(out), quantization=kind)
     except (ValueError, NotImplementedError) as error:
         raise InputError(f"ctranslate2 does not take this model: {error}") from error
-
-
-@contextmanager
-def _quietly(logging: Any) -> Iterator[None]:
-    """Context manager that hides the progress bar of `transformers`."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _describe(spec: Any, recipe: Recipe, model: Model, tokenizers: Tokenizers) -> None:

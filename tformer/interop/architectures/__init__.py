@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.bart import BART, MBART, PEGASUS
+from tformer.interop.architectures.bart import BART, MARIAN, MBART, PEGASUS
 from tformer.interop.architectures.bert import BERT
 from tformer.interop.architectures.bloom import BLOOM
 from tformer.interop.architectures.distilbert import DISTILBERT
 from tformer.interop.architectures.electra import ELECTRA
 from tformer.interop.architectures.gpt2 import GPT2
 from tformer.interop.architectures.llama import LLAMA, MISTRAL, QWEN2, QWEN3
-from tformer.interop.architectures.marian import MARIAN
 from tformer.interop.architectures.opt import OPT
 from tformer.interop.architectures.own import OWN
 from tformer.interop.architectures.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA

@@ -1,4 +1,4 @@
-"""BART, mBART and Pegasus (Marian builds on them): encoder-decoders with biases, LayerNorm and one token table.
+"""BART, mBART, Pegasus and Marian (OPUS-MT): encoder-decoders with biases, LayerNorm and one token table.
 
     BART     post-norm, learned positions, norm of the embeddings
     mBART    pre-norm, learned positions, norm of the embeddings
@@ -6,12 +6,13 @@
     Marian   post-norm, sinusoids, separate vocabularies for source and target where the config says so
 
 Older config files name these traits (`normalize_before` ...). The classes fix them, so another value is refused; the
-eps of every norm is fixed as well. The first two rows of learned positions are unused.
+eps of every norm is fixed as well. The first two rows of learned positions are unused. Files of Pegasus, and of older
+versions of Marian, repeat the sinusoids.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -48,28 +49,20 @@ SKIPPED = (
 )
 
 
-@dataclass(frozen=True)
-class Traits:
-    """Properties of a class of the family that its config does not state."""
-
-    place: Literal["pre", "post"]
-    learned_positions: bool
-    embedding_norm: bool
-    vocab_size: int = 50265
-
-
-def body(traits: Traits) -> ConfigTable:
-    """The table of a class: the model section without `heads`, with tied matrices."""
-    pre = traits.place == "pre"
+def body(
+    place: Literal["pre", "post"], *, learned_positions: bool, embedding_norm: bool, vocab_size: int = 50265
+) -> ConfigTable:
+    """The table of a class: the model section without `heads`, with tied matrices. No key states these traits."""
+    pre = place == "pre"
     learned, sinusoids = {"kind": "learned", "offset": OFFSET}, {"kind": "sinusoidal", "layout": "halves", "base": BASE}
     fixed: dict[str, Any] = {
-        "embedding.norm": traits.embedding_norm,
+        "embedding.norm": embedding_norm,
         "tie": {"source_target": True, "output": True},
     }
     for side in SIDES:
         fixed |= {
-            f"{side}.positions": learned if traits.learned_positions else sinusoids,
-            f"{side}.norm": {"place": traits.place, "eps": EPS},
+            f"{side}.positions": learned if learned_positions else sinusoids,
+            f"{side}.norm": {"place": place, "eps": EPS},
             f"{side}.final_norm": pre,
         }
     expected = {
@@ -77,15 +70,15 @@ def body(traits: Traits) -> ConfigTable:
         "is_decoder": False,
         "normalize_before": pre,
         "add_final_layer_norm": pre,
-        "normalize_embedding": traits.embedding_norm,
-        "static_position_embeddings": not traits.learned_positions,
+        "normalize_embedding": embedding_norm,
+        "static_position_embeddings": not learned_positions,
         "add_bias_logits": False,
         "do_blenderbot_90_layernorm": False,
-        **({"extra_pos_embeddings": OFFSET} if traits.learned_positions else {}),
+        **({"extra_pos_embeddings": OFFSET} if learned_positions else {}),
     }
     return ConfigTable(
         ROWS, fixed, expected, IGNORED, written={"tie_word_embeddings": True, "is_encoder_decoder": True}
-    ).defaulting(vocab_size=traits.vocab_size)
+    ).defaulting(vocab_size=vocab_size)
 
 
 ROWS = (
@@ -192,16 +185,17 @@ def _sinusoids(length: int, width: int) -> Tensor:
     return torch.cat((angles.sin(), angles.cos()), dim=1).float()
 
 
-CONFIG = body(Traits("post", learned_positions=True, embedding_norm=True))
-OF_MBART = body(Traits("pre", learned_positions=True, embedding_norm=True))
-OF_PEGASUS = body(Traits("pre", learned_positions=False, embedding_norm=False))
+OF_BART = body("post", learned_positions=True, embedding_norm=True)
+OF_MBART = body("pre", learned_positions=True, embedding_norm=True)
+OF_PEGASUS = body("pre", learned_positions=False, embedding_norm=False)
+OF_MARIAN = body("post", learned_positions=False, embedding_norm=False, vocab_size=58101)
 CLASSIFIER = "BartForSequenceClassification"
 NUM_LABELS = 3  # default of BartConfig
 
 
 def read(config: Config, class_name: str) -> dict[str, Any]:
     if class_name != CLASSIFIER:
-        return read_generator(config, class_name, table=CONFIG)
+        return read_generator(config, class_name, table=OF_BART)
     config.expect("tie_word_embeddings", True)
     head = sequence_head(
         config,
@@ -211,11 +205,11 @@ def read(config: Config, class_name: str) -> dict[str, Any]:
         activation="tanh",
         dropout=config.take("classifier_dropout", default=0.0, kind=float),
     )
-    return CONFIG.read(config) | {"heads": [head]}
+    return OF_BART.read(config) | {"heads": [head]}
 
 
 def write(model: Model, class_name: str) -> dict[str, Any]:
-    return CONFIG.write(model) | {"classifier_dropout": head_dropout(model) or 0.0}
+    return OF_BART.write(model) | {"classifier_dropout": head_dropout(model) or 0.0}
 
 
 def links(model: Model, class_name: str) -> list[Link]:
@@ -240,36 +234,76 @@ BART = Architecture(
     slow_tokenizer="RobertaTokenizer",
     ctranslate2=("BartLoader", {"normalize_before": False, "normalize_embedding": True}),
 )
-
-
-MBART = Architecture(
+MBART = replace(
+    BART,
     model_type="mbart",
     classes={"MBartForConditionalGeneration": ("lm",), "MBartModel": ()},
-    family="bart",
     read=partial(read_generator, table=OF_MBART),
     write=OF_MBART.write,
     links=generator_links,
-    prefix="model.",
-    skipped=SKIPPED,
-    of_files=of_files,
-    undecided=("model.tie.output",),
     special_ids={"pad": 1, "bos": 0, "eos": 2, "forced_eos": 2},
+    slow_tokenizer=None,
     ctranslate2=("BartLoader", {"normalize_before": True, "normalize_embedding": True}),
 )
-
-
-PEGASUS = Architecture(
+PEGASUS = replace(
+    MBART,
     model_type="pegasus",
     classes={"PegasusForConditionalGeneration": ("lm",), "PegasusModel": ()},
     family="transformer",
     read=partial(read_generator, table=OF_PEGASUS),
     write=OF_PEGASUS.write,
-    links=generator_links,
-    prefix="model.",
-    skipped=SKIPPED,
-    of_files=of_files,
-    undecided=("model.tie.output",),
     fixed=partial(stored_sinusoids, written=True),
     special_ids={"pad": 0, "eos": 1, "decoder_start": 0, "forced_eos": 1},
     ctranslate2=("BartLoader", {"normalize_before": True, "normalize_embedding": False}),
+)
+
+
+# --- Marian: one or two vocabularies ----------------------------------------------------------------------------------
+
+
+def read_marian(config: Config, class_name: str) -> dict[str, Any]:
+    section = OF_MARIAN.read(config) | {"heads": [{"kind": "lm", "bias": True}]}
+    if config.take("share_encoder_decoder_embeddings", default=True, kind=bool):
+        # Untied, this class would read two further tables beside the shared one, and never that.
+        config.expect("tie_word_embeddings", True)
+        config.expect("decoder_vocab_size", section["vocab_size"])
+        return section
+    tied = config.take("tie_word_embeddings", default=True, kind=bool)
+    return section | {
+        "target_vocab_size": config.size("decoder_vocab_size", default=section["vocab_size"]),
+        "tie": {"source_target": False, "output": tied},
+    }
+
+
+def write_marian(model: Model, class_name: str) -> dict[str, Any]:
+    shared = model.tie.source_target
+    return OF_MARIAN.write(model) | {
+        "decoder_vocab_size": model.target_vocab_size or model.vocab_size,
+        "share_encoder_decoder_embeddings": shared,
+        "tie_word_embeddings": shared or model.tie.output,
+    }
+
+
+def marian_links(model: Model, class_name: str) -> list[Link]:
+    if model.tie.source_target:
+        return generator_links(model, class_name)
+    source, target = COPIES
+    return [
+        link("embedding.weight", source),
+        link("decoder_embedding.weight", target, also=[OUTPUT] if model.tie.output else []),
+        *output_links(model),
+        *body_links(model),
+    ]
+
+
+MARIAN = replace(
+    PEGASUS,
+    model_type="marian",
+    classes={"MarianMTModel": ("lm",), "MarianModel": ()},
+    read=read_marian,
+    write=write_marian,
+    links=marian_links,
+    fixed=partial(stored_sinusoids, written=False),
+    special_ids={"pad": 58100, "eos": 0, "decoder_start": 58100, "forced_eos": 0},
+    ctranslate2=("BartLoader", {"normalize_before": False, "normalize_embedding": False}),
 )

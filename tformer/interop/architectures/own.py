@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tformer.build import build_model, resolve_sizes
-from tformer.interop.architecture import Architecture, Code, kind_in_classes
+from tformer.interop.architecture import Architecture, Code, auto_class, kind_in_classes
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, link
 from tformer.nn.heads import LmHeadOptions
@@ -26,12 +26,6 @@ CLASSES: dict[str, tuple[str, ...]] = {
     "TformerForConditionalGeneration": ("lm",),
     "TformerForMaskedLM": ("masked_lm",),
     "TformerForSequenceClassification": ("classifier",),
-}
-AUTO = {
-    "TformerForCausalLM": "AutoModelForCausalLM",
-    "TformerForConditionalGeneration": "AutoModelForSeq2SeqLM",
-    "TformerForMaskedLM": "AutoModelForMaskedLM",
-    "TformerForSequenceClassification": "AutoModelForSequenceClassification",
 }
 # Keys that transformers adds when it saves a folder of this type again: they follow from `model`.
 DERIVED = (
@@ -62,7 +56,7 @@ def write(model: Model, class_name: str) -> dict[str, Any]:
     return {
         "model": section,
         "tie_word_embeddings": model.tie.output or (model.is_encoder_decoder and model.tie.source_target),
-        "auto_map": {"AutoConfig": f"{MODULE}.TformerConfig", AUTO[class_name]: f"{MODULE}.{class_name}"},
+        "auto_map": {"AutoConfig": f"{MODULE}.TformerConfig", auto_class(class_name): f"{MODULE}.{class_name}"},
     }
 
 
