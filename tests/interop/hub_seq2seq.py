@@ -69,6 +69,7 @@ def bart(width: int, heads: int, layers: int, **values: Any) -> dict[str, Any]:
     }
 
 
+BASE, LARGE = (768, 12, 6), (1024, 16, 12)  # width, heads, layers
 SUMMARIES = {"task_specific_params": {"summarization": {"length_penalty": 1.0, "max_length": 128, "num_beams": 4}}}
 GATED = {"d_ff": 1024, "feed_forward_proj": "gated-gelu", "num_heads": 6, "num_layers": 8, "num_decoder_layers": 8}
 PRE_NORM = {"add_final_layer_norm": True, "normalize_before": True, "scale_embedding": True}
@@ -95,9 +96,7 @@ HUB: dict[str, tuple[dict[str, Any], int]] = {
     ),
     "facebook/bart-base": (
         bart(
-            768,
-            12,
-            6,
+            *BASE,
             architectures=["BartModel"],
             model_type="bart",
             early_stopping=True,
@@ -112,9 +111,7 @@ HUB: dict[str, tuple[dict[str, Any], int]] = {
     ),
     "facebook/bart-large-cnn": (
         bart(
-            1024,
-            16,
-            12,
+            *LARGE,
             architectures=["BartForConditionalGeneration"],
             model_type="bart",
             early_stopping=True,
@@ -133,9 +130,7 @@ HUB: dict[str, tuple[dict[str, Any], int]] = {
     ),
     "facebook/bart-large-mnli": (
         bart(
-            1024,
-            16,
-            12,
+            *LARGE,
             architectures=["BartForSequenceClassification"],
             model_type="bart",
             id2label={"0": "contradiction", "1": "neutral", "2": "entailment"},
@@ -146,9 +141,7 @@ HUB: dict[str, tuple[dict[str, Any], int]] = {
     ),
     "facebook/mbart-large-en-ro": (
         bart(
-            1024,
-            16,
-            12,
+            *LARGE,
             **MBART,
             **PRE_NORM,
             max_length=200,
@@ -163,9 +156,7 @@ HUB: dict[str, tuple[dict[str, Any], int]] = {
     ),
     "facebook/mbart-large-50-many-to-many-mmt": (
         bart(
-            1024,
-            16,
-            12,
+            *LARGE,
             **MBART,
             **PRE_NORM,
             activation_function="relu",
@@ -181,9 +172,7 @@ HUB: dict[str, tuple[dict[str, Any], int]] = {
     ),
     "google/pegasus-xsum": (
         bart(
-            1024,
-            16,
-            16,
+            *(1024, 16, 16),
             **PRE_NORM | SINUSOIDS,
             activation_function="relu",
             architectures=["PegasusForConditionalGeneration"],
@@ -205,9 +194,7 @@ HUB: dict[str, tuple[dict[str, Any], int]] = {
     ),
     "Helsinki-NLP/opus-mt-en-de": (
         bart(
-            512,
-            8,
-            6,
+            *(512, 8, 6),
             **SINUSOIDS,
             activation_dropout=0.0,
             activation_function="swish",

@@ -16,10 +16,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tformer.build import build_model
+from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.choose import choose_class, label_keys
+from tformer.interop.config import Config
 from tformer.interop.read_model import ForeignModel, read_model
 from tformer.interop.weight_files import outgoing
 from tformer.model import Transformer
+from tformer.recipe.model import Model
 
 TOLERANCE = 2e-5  # of the largest logit, fp32
 Logits = Callable[[Any, Mapping[str, Tensor]], Tensor]  # (model, inputs) -> logits
@@ -52,6 +55,18 @@ def imported(folder: Path) -> tuple[Transformer, ForeignModel]:
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert not unexpected and set(missing) == set(model.tied_names())
     return model, foreign
+
+
+def section_of(config: dict[str, Any], class_name: str | None = None) -> Model:
+    """The model section of a config, every key of it understood.
+
+    class_name: None: the class that it names; of a bare body, the first of the architecture.
+    """
+    architecture, reader = ARCHITECTURES[config["model_type"]], Config(config)
+    named = class_name or config["architectures"][0]
+    values = architecture.read(reader, named if named in architecture.classes else next(iter(architecture.classes)))
+    reader.finish()
+    return Model.model_validate(values)
 
 
 def exported(foreign: ForeignModel, model: Transformer, folder: Path, *, model_type: str | None = None) -> Path:

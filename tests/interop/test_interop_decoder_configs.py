@@ -25,6 +25,7 @@ from tests.interop.decoder_configs import (
     PARAMETERS,
     QWEN2_05B,
 )
+from tests.interop.parity import section_of
 from tformer.build import build_model, count_parameters
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.choose import choose_class
@@ -34,19 +35,10 @@ from tformer.recipe.model import Model, layer_sections
 from tformer.support.errors import InputError
 
 
-def read(config: dict[str, Any]) -> Model:
-    """The model section of a config, every key of it understood."""
-    architecture = ARCHITECTURES[config["model_type"]]
-    reader = Config(config)
-    values = architecture.read(reader, next(iter(architecture.classes)))
-    reader.finish()
-    return Model.model_validate(values)
-
-
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_released_configs_are_read_and_count_as_published(name: str) -> None:
     config, expected = PARAMETERS[name]
-    model = read(config)
+    model = section_of(config)
     assert count_parameters(model) == expected
     table = ARCHITECTURES[config["model_type"]].links(model, config["architectures"][0])
     built = build_model(model, device="meta")
@@ -54,7 +46,7 @@ def test_released_configs_are_read_and_count_as_published(name: str) -> None:
 
 
 def test_what_is_not_in_the_sizes_is_read_too() -> None:
-    stretched, plain = read(LLAMA_3_2_1B), read(LLAMA_3_8B)
+    stretched, plain = section_of(LLAMA_3_2_1B), section_of(LLAMA_3_8B)
     assert stretched.decoder and plain.decoder
     assert stretched.decoder.positions == RopeOptions(
         base=500000.0,
@@ -81,7 +73,7 @@ LLAMA3_ROPE = LLAMA_3_2_1B["rope_scaling"]
 def test_older_and_newer_names_of_rope_are_one_model(keys: dict[str, Any]) -> None:
     """As the library itself resolves them."""
     config = LLAMA_3_2_1B | keys
-    assert read(config) == read(LLAMA_3_2_1B)
+    assert section_of(config) == section_of(LLAMA_3_2_1B)
     theirs: Any = transformers.LlamaConfig(**json.loads(json.dumps(config))).rope_parameters
     assert (theirs["rope_type"], theirs["rope_theta"], theirs["factor"]) == ("llama3", 500000.0, 32.0)
 
@@ -92,7 +84,7 @@ def test_the_length_before_stretching_may_stand_outside() -> None:
     config = transformers.LlamaConfig(hidden_size=20, num_attention_heads=5)
     config.rope_parameters, config.original_max_position_embeddings = rope, 16
     theirs = LlamaRotaryEmbedding(config).inv_freq
-    model = read(LLAMA_2_7B | {"rope_parameters": rope, "original_max_position_embeddings": 16})
+    model = section_of(LLAMA_2_7B | {"rope_parameters": rope, "original_max_position_embeddings": 16})
     assert model.decoder and isinstance(model.decoder.positions, RopeOptions)
     ours = RopePositions(model.decoder.positions, head_dim=4, max_seq_len=2).formula(torch.tensor([1]))
     torch.testing.assert_close(ours[0], torch.cat((theirs.cos(), theirs.sin())).double(), atol=1e-6, rtol=0)
@@ -100,16 +92,16 @@ def test_the_length_before_stretching_may_stand_outside() -> None:
 
 def test_rope_is_written_under_newer_and_older_names_alike() -> None:
     """An older version of the library passes over `rope_parameters`."""
-    keys = choose_class(read(LLAMA_3_2_1B), family="llama", model_type="llama").config
+    keys = choose_class(section_of(LLAMA_3_2_1B), family="llama", model_type="llama").config
     assert keys["rope_theta"] == 500000.0 and keys["rope_scaling"] == keys["rope_parameters"]
-    assert read(LLAMA_2_7B | keys) == read(LLAMA_3_2_1B)
-    plain = choose_class(read(LLAMA_3_8B), family="llama", model_type="llama").config
+    assert section_of(LLAMA_2_7B | keys) == section_of(LLAMA_3_2_1B)
+    plain = choose_class(section_of(LLAMA_3_8B), family="llama", model_type="llama").config
     assert plain["rope_parameters"] == {"rope_type": "default", "rope_theta": 500000.0}
     assert plain["rope_theta"] == 500000.0 and "rope_scaling" not in plain
 
 
 def test_a_missing_rope_means_base_ten_thousand() -> None:
-    model = read({key: value for key, value in LLAMA_2_7B.items() if key != "rope_scaling"})
+    model = section_of({key: value for key, value in LLAMA_2_7B.items() if key != "rope_scaling"})
     assert model.decoder and model.decoder.positions == RopeOptions(base=10000.0)
 
 
@@ -132,7 +124,7 @@ SLIDING = {"sliding_window": 8, "layer_types": ["sliding_attention"] * 24}
     ids=["mistral", "mistral-default", "qwen2-last-layer", "qwen2-all", "qwen2-alternating"],
 )
 def test_a_window_is_that_of_its_layers_without_the_own_key(config: dict[str, Any], windows: list[int | None]) -> None:
-    stack = read(config).decoder
+    stack = section_of(config).decoder
     assert stack is not None
     found = [layer.attention for layer in layer_sections(stack, path="model.decoder")]
     assert [getattr(attention, "window", None) for attention in found] == windows
@@ -156,7 +148,7 @@ def test_a_window_is_that_of_its_layers_without_the_own_key(config: dict[str, An
     ids=lambda config: config["model_type"],
 )
 def test_features_that_switch_nothing_on_are_read(config: dict[str, Any]) -> None:
-    assert read(config).decoder is not None
+    assert section_of(config).decoder is not None
 
 
 @pytest.mark.parametrize(
@@ -192,7 +184,7 @@ def test_features_that_switch_nothing_on_are_read(config: dict[str, Any]) -> Non
 )
 def test_what_tformer_lacks_is_refused_by_the_name_of_its_key(config: dict[str, Any], key: str) -> None:
     with pytest.raises(InputError) as refused:
-        read(config)
+        section_of(config)
     assert f"config.json: {key}" in refused.value.message and "\n" not in refused.value.message
 
 
@@ -209,7 +201,7 @@ WITHOUT_WINDOW = {"mistral": {"sliding_window": None}}  # its own, 4096, would b
 def test_a_missing_key_means_the_default_of_the_class(model_type: str, class_name: str) -> None:
     def of_class(values: dict[str, Any]) -> Model:
         config = Config({**values, "model_type": model_type, **WITHOUT_WINDOW.get(model_type, {})})
-        section = ARCHITECTURES[model_type].read(config, class_name)
+        section = ARCHITECTURES[model_type].section_of(config, class_name)
         config.finish()
         return Model.model_validate(section)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,17 +10,16 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.interop.encoder_configs import PUBLISHED
-from tests.interop.parity import assert_agree, exported, imported, randomised, saved
+from tests.interop.parity import assert_agree, exported, imported, randomised, saved, section_of
+from tests.interop.tiny_folders import change_weights, edit_json
 from tests.interop.tiny_models import MASK, batch, make
 from tformer.build import build_model
 from tformer.interop.architectures import ARCHITECTURES
-from tformer.interop.config import Config
 from tformer.interop.read_model import read_model
-from tformer.recipe.model import Model
 from tformer.support.errors import InputError
 
 POOLER = 768 * 768 + 768
@@ -32,17 +30,10 @@ BODIES = {  # published numbers of parameters without heads, here without the po
 }
 
 
-def section(config: dict[str, Any]) -> Model:
-    reader = Config(config)
-    values = ARCHITECTURES[config["model_type"]].read(reader, config["architectures"][0])
-    reader.finish()
-    return Model.model_validate(values)
-
-
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_configs_are_read_to_the_last_parameter(name: str) -> None:
     config = PUBLISHED[name]
-    model = build_model(section(config), device="meta")
+    model = build_model(section_of(config), device="meta")
     with torch.device("meta"):
         reference_class = getattr(transformers, config["architectures"][0])
         reference = reference_class(reference_class.config_class(**config))
@@ -58,7 +49,7 @@ def test_what_is_written_says_what_was_read(name: str) -> None:
     distil = {"dropout": 0.11, "attention_dropout": 0.12, "seq_classif_dropout": 0.13}
     config = PUBLISHED[name] | (distil if "distilbert" in name else dropouts)
     architecture, class_name = ARCHITECTURES[config["model_type"]], config["architectures"][0]
-    written = architecture.write(section(config), class_name)
+    written = architecture.write(section_of(config), class_name)
     kept = {key: value for key, value in written.items() if key in config}
     assert kept == {key: config[key] for key in kept} and len(kept) >= 10
     assert set(written) - set(config) <= {"tie_word_embeddings", "pad_token_id"}
@@ -67,7 +58,7 @@ def test_what_is_written_says_what_was_read(name: str) -> None:
 def test_bert_base_with_its_pooler_has_the_published_number_of_parameters() -> None:
     config = {**PUBLISHED["bert-base-uncased"], "architectures": ["BertForSequenceClassification"]}
     project = 2 * 768 + 2
-    assert build_model(section(config), device="meta").num_parameters() - project == 109_482_240
+    assert build_model(section_of(config), device="meta").num_parameters() - project == 109_482_240
 
 
 Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
@@ -100,12 +91,17 @@ def of_the_bare_body(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {re.sub(r"^(bert|distilbert|roberta|electra)\.", "", key): tensor for key, tensor in tensors.items()}
 
 
+def replaced(tensors: dict[str, Tensor], new: dict[str, Tensor]) -> None:
+    tensors.clear()
+    tensors.update(new)
+
+
 @pytest.mark.parametrize("change", [as_first_released, with_tied_copies, of_the_bare_body])
 @pytest.mark.parametrize("name", ["Bert", "DistilBert", "Roberta", "Electra"])
 def test_files_of_any_age_are_read(tmp_path: Path, name: str, change: Change) -> None:
     reference = randomised(make(name, "MaskedLM"))
     folder = saved(reference, tmp_path / "original")
-    rewrite(folder, change)
+    change_weights(folder, lambda tensors: replaced(tensors, change(tensors)))
     model, foreign = imported(folder)
     assert [key.split(".")[-1] for key in foreign.skipped] == ["position_ids"] * (change is as_first_released)
     inputs = batch(pad=1)
@@ -117,7 +113,7 @@ def test_a_masked_model_in_a_file_with_pooler_and_next_sentence_head(tmp_path: P
     """bert-base-uncased says BertForMaskedLM and holds BertForPreTraining."""
     reference = randomised(make("Bert", "PreTraining"))
     folder = saved(reference, tmp_path / "original")
-    configure(folder, architectures=["BertForMaskedLM"])
+    edit_json(folder / "config.json", {"architectures": ["BertForMaskedLM"]})
     model, foreign = imported(folder)
     assert foreign.class_name == "BertForPreTraining" and foreign.skipped == ()
     again = load_file(exported(foreign, model, tmp_path / "again") / "model.safetensors")
@@ -130,7 +126,7 @@ def test_a_masked_model_in_a_file_with_pooler_and_next_sentence_head(tmp_path: P
 def test_a_classifier_in_a_file_with_a_pooler_of_nobody(tmp_path: Path) -> None:
     folder = saved(randomised(make("Roberta", "SequenceClassification")), tmp_path / "original")
     pooler = {"roberta.pooler.dense.weight": torch.ones(20, 20), "roberta.pooler.dense.bias": torch.ones(20)}
-    rewrite(folder, lambda tensors: tensors | pooler)
+    change_weights(folder, lambda tensors: tensors.update(pooler))
     model, foreign = imported(folder)
     assert [head.kind for head in foreign.model.heads] == ["classifier", "pooler"] and foreign.skipped == ()
     again = load_file(exported(foreign, model, tmp_path / "again") / "model.safetensors")
@@ -139,14 +135,14 @@ def test_a_classifier_in_a_file_with_a_pooler_of_nobody(tmp_path: Path) -> None:
 
 def test_a_file_without_the_head_of_its_class_is_refused(tmp_path: Path) -> None:
     folder = saved(make("Bert", "MaskedLM"), tmp_path / "original")
-    configure(folder, architectures=["BertForSequenceClassification"])
+    edit_json(folder / "config.json", {"architectures": ["BertForSequenceClassification"]})
     with pytest.raises(InputError, match=r"missing bert\.pooler\.dense\.weight, .*classifier\.bias"):
         read_model(folder)
 
 
 def test_a_tied_copy_that_differs_is_refused(tmp_path: Path) -> None:
     folder = saved(make("Roberta", "MaskedLM"), tmp_path / "original")
-    rewrite(folder, lambda tensors: tensors | {"lm_head.decoder.bias": tensors["lm_head.bias"] + 1})
+    change_weights(folder, lambda tensors: tensors.update({"lm_head.decoder.bias": tensors["lm_head.bias"] + 1}))
     with pytest.raises(InputError, match=r"lm_head\.decoder\.bias and lm_head\.bias are one tensor"):
         read_model(folder).weights()
 
@@ -178,16 +174,6 @@ def test_a_tied_copy_that_differs_is_refused(tmp_path: Path) -> None:
 )
 def test_what_tformer_lacks_is_refused_by_name(tmp_path: Path, name: str, task: str, key: str, value: Any) -> None:
     folder = saved(make(name, task), tmp_path / "original")
-    configure(folder, **{key: value})
+    edit_json(folder / "config.json", {key: value})
     with pytest.raises(InputError, match=rf"config\.json: {key}: "):
         read_model(folder)
-
-
-def rewrite(folder: Path, change: Change) -> None:
-    path = folder / "model.safetensors"
-    save_file(change(load_file(path)), path)
-
-
-def configure(folder: Path, **values: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))

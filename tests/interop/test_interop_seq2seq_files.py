@@ -14,27 +14,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.interop.hub_seq2seq import HUB
-from tests.interop.parity import assert_agree, exported, imported, randomised, saved
+from tests.interop.parity import assert_agree, exported, imported, randomised, saved, section_of
 from tests.interop.test_interop_seq2seq import FAMILY, TARGET_VOCABULARY, batch, sizes, t5
 from tformer.build import count_parameters
-from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.choose import choose_class
-from tformer.interop.config import Config
 from tformer.interop.read_model import read_model
 from tformer.recipe.model import Model
 from tformer.support.errors import InputError
 
 Tensors = dict[str, Tensor]
-
-
-def read(config: dict[str, Any]) -> Model:
-    """The section that a config.json gives; of a bare body, that of the first class."""
-    architecture = ARCHITECTURES[config["model_type"]]
-    name = config["architectures"][0]
-    reader = Config(config)
-    section = architecture.read(reader, name if name in architecture.classes else next(iter(architecture.classes)))
-    reader.finish()
-    return Model.model_validate(section)
 
 
 def edited(folder: Path, change: Callable[[Tensors], Tensors], **keys: Any) -> Path:
@@ -45,10 +33,6 @@ def edited(folder: Path, change: Callable[[Tensors], Tensors], **keys: Any) -> P
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | keys))
     return folder
-
-
-def same(tensors: Tensors) -> Tensors:
-    return tensors
 
 
 def family(model_type: str, tmp_path: Path, **values: Any) -> Path:
@@ -70,7 +54,7 @@ def assert_reads_as_transformers(folder: Path, model_class: Any, *, vocabulary: 
 @pytest.mark.parametrize("name", HUB)
 def test_a_config_of_the_hub_is_read_whole(name: str) -> None:
     config, parameters = HUB[name]
-    assert count_parameters(read(config)) == parameters
+    assert count_parameters(section_of(config)) == parameters
 
 
 ODD_KEYS: list[tuple[str, dict[str, Any]]] = [
@@ -103,12 +87,12 @@ ODD_KEYS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("name", "keys"), ODD_KEYS, ids=[f"{name}-{next(iter(keys))}" for name, keys in ODD_KEYS])
 def test_a_feature_that_no_such_model_has_is_refused_by_its_key(name: str, keys: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(keys))):
-        read(HUB[name][0] | keys)
+        section_of(HUB[name][0] | keys)
 
 
 def test_three_labels_are_meant_where_bart_names_none() -> None:
     config = {key: value for key, value in HUB["facebook/bart-large-mnli"][0].items() if "label" not in key}
-    assert read(config).heads[0].num_labels == 3  # type: ignore[union-attr]
+    assert section_of(config).heads[0].num_labels == 3  # type: ignore[union-attr]
 
 
 # --- exports that no class computes -----------------------------------------------------------------------------------
@@ -137,7 +121,7 @@ def test_an_export_that_no_class_computes_is_refused_by_its_field(name: str, pat
         return new
 
     config = HUB[name][0]
-    model = Model.model_validate(merged(read(config).model_dump(mode="json"), change))
+    model = Model.model_validate(merged(section_of(config).model_dump(mode="json"), change))
     with pytest.raises(InputError, match=path.replace(".", r"\.")):
         choose_class(model, family="transformer", model_type=config["model_type"])
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 from torch import nn
 
-from tests.interop.parity import assert_agree, assert_parity, imported, randomised, saved
+from tests.interop.parity import assert_agree, assert_parity, imported, randomised, saved, section_of
+from tests.interop.tiny_folders import change_weights, edit_json
 from tformer.build import build_model
 from tformer.interop.architectures.vit import VIT
 from tformer.interop.choose import choose_class
@@ -103,9 +102,8 @@ def test_a_linear_stem_is_the_same_kernel_under_another_shape() -> None:
 def test_poolers_and_mask_tokens_that_a_file_carries_along_are_left_out(tmp_path: Path) -> None:
     reference = randomised(make())
     folder = saved(reference, tmp_path / "original")
-    tensors = load_file(folder / "model.safetensors")
     extra = {"vit.pooler.dense.weight": torch.ones(20, 20), "vit.embeddings.mask_token": torch.ones(1, 1, 20)}
-    save_file(tensors | extra, folder / "model.safetensors")
+    change_weights(folder, lambda tensors: tensors.update(extra))
     model, foreign = imported(folder)
     assert set(foreign.skipped) == set(extra)
     with torch.no_grad():
@@ -113,10 +111,7 @@ def test_poolers_and_mask_tokens_that_a_file_carries_along_are_left_out(tmp_path
 
 
 def test_the_published_config_has_the_published_number_of_parameters() -> None:
-    config = Config(BASE_PATCH16_224)
-    model = Model.model_validate(VIT.read(config, "ViTForImageClassification"))
-    config.finish()
-    assert build_model(model, device="meta").num_parameters() == 86_567_656
+    assert build_model(section_of(BASE_PATCH16_224), device="meta").num_parameters() == 86_567_656
 
 
 @pytest.mark.parametrize(
@@ -134,8 +129,7 @@ def test_the_published_config_has_the_published_number_of_parameters() -> None:
 )
 def test_what_tformer_lacks_is_refused_by_name(tmp_path: Path, key: str, value: Any) -> None:
     folder = saved(make(), tmp_path / "original")
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    edit_json(folder / "config.json", {key: value})
     with pytest.raises(InputError, match=rf"config\.json: {key}: "):
         read_model(folder)
 
@@ -143,8 +137,7 @@ def test_what_tformer_lacks_is_refused_by_name(tmp_path: Path, key: str, value: 
 def test_positions_of_another_resolution_are_refused(tmp_path: Path) -> None:
     """They would have to be interpolated."""
     folder = saved(make(), tmp_path / "original")
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"image_size": 20}))
+    edit_json(folder / "config.json", {"image_size": 20})
     with pytest.raises(InputError, match=r"position_embeddings has the shape \[1, 10, 20\], expected \[1, 17, 20\]"):
         read_model(folder)
 
