@@ -37,8 +37,8 @@ def test_opened_and_imported_are_the_same_model(make: Callable[..., Path], tmp_p
     states = direct.model.state_dict(), imported.model.state_dict()
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    assert report.num_parameters == direct.model.num_parameters()
-    assert report.num_tensors == len(load_file(folder / "model.safetensors"))
+    assert report.parameters == direct.model.num_parameters()
+    assert report.tensors == len(load_file(folder / "model.safetensors"))
 
 
 def test_shards_give_what_one_file_gives(tmp_path: Path) -> None:
@@ -56,9 +56,9 @@ def test_the_report_says_what_was_mapped(tmp_path: Path, out: Path) -> None:
     folder = tiny.bert(tmp_path / "folder", "SequenceClassification", id2label=tiny.LABELS)
     report = import_folder(folder, out)
     assert (report.model_type, report.class_name, report.arch) == ("bert", "BertForSequenceClassification", "bert")
-    assert report.layers == {"encoder": 2} and report.num_heads == {"encoder": 2} and report.d_model == 16
+    assert report.layers == {"encoder": 2} and report.heads == {"encoder": 2} and report.d_model == 16
     assert report.labels == ("bad", "so-so", "good") and report.dtype == report.stored_as == "fp32"
-    assert report.special["mask"] == "[MASK]" and report.special["pad"] == "[PAD]"
+    assert report.special_tokens["mask"] == "[MASK]" and report.special_tokens["pad"] == "[PAD]"
     assert report.vocab_size == report.tokenizer_size == 25 and not report.left_out
     trainer = json.loads((out / "trainer.json").read_text())
     assert trainer == {"step": 0, "imported": {"model_type": "bert", "class": "BertForSequenceClassification"}}

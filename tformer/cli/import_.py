@@ -109,20 +109,20 @@ def _folder(name: str) -> Path:
 def _lines(report: ImportReport) -> list[str]:
     """The report as text lines."""
     sides = [
-        f"{'' if len(report.layers) == 1 else side + ' '}{count} layers of {report.num_heads[side]} heads"
+        f"{'' if len(report.layers) == 1 else side + ' '}{count} layers of {report.heads[side]} heads"
         for side, count in report.layers.items()
     ]
     lines = [
         f"{report.class_name} ({report.model_type}) as arch {report.arch}: {', '.join(sides)}, width {report.d_model}",
-        f"{report.num_parameters:,} parameters from {report.num_tensors:,} tensors ({report.stored_as}), "
+        f"{report.parameters:,} parameters from {report.tensors:,} tensors ({report.stored_as}), "
         f"written as {report.dtype}",
     ]
     if report.left_out:
         lines.append(f"left out, not part of this class: {listed(report.left_out, MAX_NAMED)}")
     if report.tokenizer_size is not None:
         lines.append(f"tokenizer: {report.tokenizer_size:,} ids; embedding: {report.vocab_size:,} rows")
-    if report.special:
-        lines.append("special tokens: " + ", ".join(f"{role} {token}" for role, token in report.special.items()))
+    if report.special_tokens:
+        lines.append("special tokens: " + ", ".join(f"{role} {token}" for role, token in report.special_tokens.items()))
     if report.labels:
         lines.append(f"labels: {listed(report.labels, MAX_NAMED)}")
     lines += [f"note: {note}" for note in report.notes]

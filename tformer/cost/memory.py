@@ -168,26 +168,21 @@ def training_memory(
     recipe: Recipe,
     models: Sequence[Transformer],
     *,
-    tokens_per_micro_batch: int,
-    dtype: torch.dtype,
-    seq_len: int,
-    target_seq_len: int | None,
-    on_cpu: bool,
     teacher_parameters: int = 0,
+    **options: Any,
 ) -> MemoryEstimate:
-    """`estimate_memory` of a recipe's model, with its generator beside it. models: both, on any device."""
+    """`estimate_memory` of a recipe's model, with its generator beside it.
+
+    models: both, on any device. options: of `estimate_memory`, what the recipe does not say: sizes of a pass, device.
+    """
     trained = {id(parameter): parameter.numel() for model in models for parameter in model.parameters()}
 
     estimate = partial(
         estimate_memory,
-        tokens_per_micro_batch=tokens_per_micro_batch,
-        dtype=dtype,
         activation_checkpointing=recipe.training.activation_checkpointing,
         ema=recipe.training.ema_decay is not None,
-        seq_len=seq_len,
-        target_seq_len=target_seq_len,
-        on_cpu=on_cpu,
         labelled_share=labelled_share(recipe),
+        **options,
     )
     count, optimizer = sum(trained.values()), optimizer_bytes(recipe.optimizer.kind, models)
     found = estimate(recipe.model, num_parameters=count, optimizer=optimizer, teacher_parameters=teacher_parameters)

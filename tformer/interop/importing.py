@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,44 +32,28 @@ class ImportReport:
     """Result of an import: the architecture, sizes, tokens and labels that were read, and the new checkpoint."""
 
     path: Path
-    model_type: str
     class_name: str
+    model_type: str
     arch: str
     layers: Mapping[str, int]  # encoder, decoder
+    heads: Mapping[str, int]  # of attention
     d_model: int
-    num_heads: Mapping[str, int]
-    num_parameters: int
+    parameters: int
+    tensors: int  # read from the files
+    left_out: tuple[str, ...]  # tensors of the files that are no part of this class
+    stored_as: str  # in the folder
+    dtype: str  # of the tensors that were written: fp32, bf16, fp16
     vocab_size: int | None  # rows of the embedding
     tokenizer_size: int | None  # ids
-    dtype: str  # of the tensors that were written: fp32, bf16, fp16
-    stored_as: str  # in the folder
-    num_tensors: int  # read from the files
-    left_out: tuple[str, ...]  # tensors of the files that are no part of this class
-    special: Mapping[str, str]  # role -> token, of a model of text
+    special_tokens: Mapping[str, str]  # role -> token, of a model of text
     labels: tuple[str, ...]
     notes: tuple[str, ...]
 
     def document(self) -> dict[str, Any]:
         """The JSON document of `tformer import --json`."""
-        return {
-            "path": str(self.path),
-            "class": self.class_name,
-            "model_type": self.model_type,
-            "arch": self.arch,
-            "layers": dict(self.layers),
-            "heads": dict(self.num_heads),
-            "d_model": self.d_model,
-            "parameters": self.num_parameters,
-            "tensors": self.num_tensors,
-            "left_out": list(self.left_out),
-            "stored_as": self.stored_as,
-            "dtype": self.dtype,
-            "vocab_size": self.vocab_size,
-            "tokenizer_size": self.tokenizer_size,
-            "special_tokens": dict(self.special),
-            "labels": list(self.labels),
-            "notes": list(self.notes),
-        }
+        found = {"class" if name == "class_name" else name: value for name, value in asdict(self).items()}
+        lists = {name: list(value) for name, value in found.items() if isinstance(value, tuple)}
+        return found | lists | {"path": str(self.path)}
 
 
 def import_folder(
@@ -160,20 +144,20 @@ def _report(checkpoint: ForeignCheckpoint, target: Path, weights: Mapping[str, T
         notes.append(f"the embedding has {rows:,} rows for {size:,} ids of the tokenizer: {rows - size:,} are unused")
     return ImportReport(
         path=target,
-        model_type=foreign.architecture.model_type,
         class_name=foreign.class_name,
+        model_type=foreign.architecture.model_type,
         arch=recipe.arch,
         layers={side: stack.num_layers for side, stack in stacks.items()},
+        heads={side: stack.num_heads for side, stack in stacks.items()},
         d_model=model.d_model,
-        num_heads={side: stack.num_heads for side, stack in stacks.items()},
-        num_parameters=sum(tensor.numel() for tensor in weights.values()),
+        parameters=sum(tensor.numel() for tensor in weights.values()),
+        tensors=len(foreign.names),
+        left_out=foreign.skipped,
+        stored_as=", ".join(sorted({name_of(spec.dtype) for spec in foreign.specs().values()})),
+        dtype=name_of(next(iter(weights.values())).dtype),
         vocab_size=rows,
         tokenizer_size=size,
-        dtype=name_of(next(iter(weights.values())).dtype),
-        stored_as=", ".join(sorted({name_of(spec.dtype) for spec in foreign.specs().values()})),
-        num_tensors=len(foreign.names),
-        left_out=foreign.skipped,
-        special=special,
+        special_tokens=special,
         labels=recipe.data.labels,
         notes=tuple(notes),
     )

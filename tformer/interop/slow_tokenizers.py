@@ -10,7 +10,6 @@ name are added in its order: by id, then those that have a role.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +44,8 @@ JSON_HINT = (
 Template = Callable[[TokenizerConfig, Mapping[str, str], Mapping[str, int]], Any]
 """(config, token of each role, ids) -> the post-processor that places special tokens."""
 
-
-@dataclass(frozen=True)
-class Converted:
-    """The text of a tokenizer.json, and role -> token."""
-
-    json: str
-    roles: Mapping[str, str]
+Converted = tuple[str, Mapping[str, str]]
+"""(text of a tokenizer.json, role -> token)"""
 
 
 def convert_slow(config: TokenizerConfig, model_config: Mapping[str, Any]) -> Converted | None:
@@ -176,7 +170,7 @@ def _finished(
     ids = tokenizer.get_vocab(with_added_tokens=True)
     names = {role: token.content for role, token in roles.items() if token.content in ids}
     tokenizer.post_processor = template(config, names, ids)
-    return Converted(tokenizer.to_str(), names)
+    return tokenizer.to_str(), names
 
 
 def _frame_of_bert(config: TokenizerConfig, names: Mapping[str, str], ids: Mapping[str, int]) -> Any:

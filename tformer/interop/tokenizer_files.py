@@ -67,7 +67,7 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], *, path: Path | None
         return _found(text, names, source)
     converted = convert_slow(small, config)
     if converted is not None:
-        return _found(converted.json, converted.roles, folder)
+        return _found(*converted, folder)
     found = sorted(path.name for path in folder.iterdir() if path.name.endswith(SENTENCEPIECE_SUFFIXES))
     if found:
         raise InputError(
