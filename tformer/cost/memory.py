@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -176,19 +175,21 @@ def training_memory(
     models: both, on any device. options: of `estimate_memory`, what the recipe does not say: sizes of a pass, device.
     """
     trained = {id(parameter): parameter.numel() for model in models for parameter in model.parameters()}
-
-    estimate = partial(
-        estimate_memory,
-        activation_checkpointing=recipe.training.activation_checkpointing,
-        ema=recipe.training.ema_decay is not None,
-        labelled_share=labelled_share(recipe),
+    options |= {
+        "activation_checkpointing": recipe.training.activation_checkpointing,
+        "ema": recipe.training.ema_decay is not None,
+        "labelled_share": labelled_share(recipe),
+    }
+    found = estimate_memory(
+        recipe.model,
+        num_parameters=sum(trained.values()),
+        optimizer=optimizer_bytes(recipe.optimizer.kind, models),
+        teacher_parameters=teacher_parameters,
         **options,
     )
-    count, optimizer = sum(trained.values()), optimizer_bytes(recipe.optimizer.kind, models)
-    found = estimate(recipe.model, num_parameters=count, optimizer=optimizer, teacher_parameters=teacher_parameters)
     if recipe.generator is None:
         return found
-    beside = estimate(recipe.generator, num_parameters=0, optimizer=0)
+    beside = estimate_memory(recipe.generator, num_parameters=0, optimizer=0, **options)
     return replace(
         found,
         activations=found.activations + beside.activations,
