@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tformer.checkpoint import background
-from tformer.checkpoint.background import Saver, copied
+from tformer.checkpoint.background import Saver
 from tformer.support.errors import cannot_write
 from tformer.training import saving
 from tformer.training.loop import Trainer
@@ -97,16 +97,16 @@ def test_an_error_of_the_thread_ends_the_training_with_its_exit_code(
 
 def test_several_processes_save_in_the_background_and_one_does_not(tiny: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any, **__: Any) -> None:
-        raise AssertionError("copied")
+        raise AssertionError("saved in a thread")
 
-    monkeypatch.setattr(background, "copied", refused)
+    monkeypatch.setattr(background, "Thread", refused)
     assert tiny("--out", "a").code == 0
     assert tiny("--out", "b", "--devices", 2).code == 1
 
 
 def test_copies_are_of_the_moment_and_keep_what_is_shared() -> None:
     weight = torch.ones(3)
-    copies = copied({"a": weight, "b": weight, "c": torch.ones(3)})
+    copies = Saver(in_background=True).hold({"a": weight, "b": weight, "c": torch.ones(3)})
     weight.zero_()
     assert copies["a"] is copies["b"] and copies["a"].tolist() == [1, 1, 1] and copies["c"] is not copies["a"]
 
