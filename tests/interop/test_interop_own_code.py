@@ -103,67 +103,47 @@ POSITIONS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("positions", POSITIONS, ids=lambda one: "-".join(map(str, one.values())))
-@pytest.mark.parametrize("side", ["decoder", "encoder"])
-def test_every_kind_of_positions_is_computed_alike(positions: dict[str, Any], side: str, tmp_path: Path) -> None:
-    heads = [{"kind": "lm" if side == "decoder" else "masked_lm"}]
+def positioned(side: str, positions: dict[str, Any]) -> dict[str, Any]:
     stack = {**STACK, "num_heads": 3, "head_dim": 4, "positions": positions}
-    recipe = {"arch": "gpt", "model": {"d_model": 16, "max_seq_len": 24, side: stack, "heads": heads}}
-    report = exported(tmp_path, recipe)
-    assert_same_logits(report.path, tmp_path / "run", recipe["model"], report)
+    heads = [{"kind": "lm" if side == "decoder" else "masked_lm"}]
+    return {"arch": "gpt", "model": {"d_model": 16, "max_seq_len": 24, side: stack, "heads": heads}}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"norm": {"kind": "scalenorm", "place": "post"}, "final_norm": False},
-        {"norm": {"kind": "rmsnorm", "learned": False}},
-        {
-            "norm": {"bias": False, "eps": 1e-3},
-            "attention": {"kind": "full", "qk_norm": True, "qkv_bias": False, "out_bias": False},
-        },
-        {"num_heads": 4, "num_kv_heads": 2, "head_dim": 6, "value_dim": 5},
-        {"feedforward": {"d_ff": 20, "activation": "relu2", "gated": True, "bias": False}},
-        {"attention": {"kind": "full", "scale": 0.3, "qk_norm": True}},
-        {"d_model": 12},
-        {
-            "attention": {"kind": "full", "qk_norm": "learned", "qk_norm_eps": 1e-3},
-            "feedforward": {"d_ff": 24, "activation": "relu2"},
-        },
-    ],
-    ids=["scalenorm", "rmsnorm", "no biases", "grouped heads", "gated", "scale", "own width", "learned QK-norm"],
-)
-def test_every_part_of_a_stack_is_computed_alike(change: dict[str, Any], tmp_path: Path) -> None:
-    recipe = gpt(**change)
-    report = exported(tmp_path, recipe)
-    assert_same_logits(report.path, tmp_path / "run", recipe["model"], report)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "head"),
-    [
-        ({"embedding": {"fixnorm": True}}, {"kind": "lm", "softcap": 5.0}),
-        ({"embedding": {"fixnorm": True}, "tie": {"output": False}}, {"kind": "lm", "bias": True}),
-        ({"embedding": {"size": 6, "scale": True, "norm": True}}, {"kind": "lm", "scale": 0.25}),
-        ({"decoder": {**STACK, "d_model": 12}, "tie": {"output": False}}, {"kind": "lm", "scale": "inverse_sqrt_d"}),
-        ({"embedding": {"token_types": 2}}, {"kind": "classifier", "pooling": "mean", "num_labels": 3}),
-        ({}, {"kind": "classifier", "pooling": "max", "num_labels": 3, "pooler": False}),
-        ({}, {"kind": "regression", "pooling": "eos"}),
-    ],
-    ids=["fixnorm", "fixnorm untied", "narrow", "scale of a decoder of another width", "mean", "max", "regression"],
-)
-def test_every_part_around_the_stack_is_computed_alike(
-    model: dict[str, Any], head: dict[str, Any], tmp_path: Path
-) -> None:
+def around(head: dict[str, Any], **model: Any) -> dict[str, Any]:
     recipe = gpt()
     recipe["model"] |= {**model, "heads": [head]}
-    if head["kind"] == "classifier":
-        recipe["data"] = {"labels": ["a", "b", "c"]}
-    report = exported(tmp_path, recipe)
-    assert_same_logits(report.path, tmp_path / "run", recipe["model"], report)
+    return recipe | ({"data": {"labels": ["a", "b", "c"]}} if head["kind"] == "classifier" else {})
+
+
+QK_NORM = {"kind": "full", "qk_norm": True}
+PARTS: dict[str, dict[str, Any]] = {
+    **{f"{side}: {'-'.join(map(str, one.values()))}": positioned(side, one)
+       for side in ("decoder", "encoder") for one in POSITIONS},
+    "scalenorm": gpt(norm={"kind": "scalenorm", "place": "post"}, final_norm=False),
+    "rmsnorm": gpt(norm={"kind": "rmsnorm", "learned": False}),
+    "no biases": gpt(norm={"bias": False, "eps": 1e-3}, attention={**QK_NORM, "qkv_bias": False, "out_bias": False}),
+    "grouped heads": gpt(num_heads=4, num_kv_heads=2, head_dim=6, value_dim=5),
+    "gated": gpt(feedforward={"d_ff": 20, "activation": "relu2", "gated": True, "bias": False}),
+    "scale": gpt(attention={**QK_NORM, "scale": 0.3}),
+    "own width": gpt(d_model=12),
+    "learned QK-norm": gpt(attention={"kind": "full", "qk_norm": "learned", "qk_norm_eps": 1e-3},
+                           feedforward={"d_ff": 24, "activation": "relu2"}),
+    "fixnorm": around({"kind": "lm", "softcap": 5.0}, embedding={"fixnorm": True}),
+    "fixnorm untied": around({"kind": "lm", "bias": True}, embedding={"fixnorm": True}, tie={"output": False}),
+    "narrow": around({"kind": "lm", "scale": 0.25}, embedding={"size": 6, "scale": True, "norm": True}),
+    "scale of a decoder of another width": around({"kind": "lm", "scale": "inverse_sqrt_d"}, tie={"output": False},
+                                                  decoder={**STACK, "d_model": 12}),
+    "mean": around({"kind": "classifier", "pooling": "mean", "num_labels": 3}, embedding={"token_types": 2}),
+    "max": around({"kind": "classifier", "pooling": "max", "num_labels": 3, "pooler": False}),
+    "regression": around({"kind": "regression", "pooling": "eos"}),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_of_a_model_is_computed_alike(part: str, tmp_path: Path) -> None:
+    report = exported(tmp_path, PARTS[part])
+    assert_same_logits(report.path, tmp_path / "run", PARTS[part]["model"], report)
 
 
 def test_token_types_of_a_decoder_are_read_and_what_is_not_computed_is_an_error(tmp_path: Path) -> None:
