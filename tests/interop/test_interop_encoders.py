@@ -17,7 +17,50 @@ from tests.interop.parity import assert_agree, assert_parity, exported, imported
 from tests.interop.tiny_models import LEFT, MASK, SIZES, VOCABULARY, batch, make
 from tformer.model import Transformer
 
-ROBERTAS = {"roberta": "Roberta", "camembert": "Camembert", "xlm-roberta": "XLMRoberta"}
+MODEL_TYPES = {"Camembert": "camembert", "XLMRoberta": "xlm-roberta"}  # of classes that others go before
+ROBERTAS = ("Roberta", *MODEL_TYPES)
+UNTIED = {"tie_word_embeddings": False}
+
+# case: (name, task and values of a class)
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    **{f"bert, {name}": ("Bert", "MaskedLM", {"hidden_act": name}) for name in ("gelu", "relu", "gelu_new", "silu")},
+    **{name: (name, "MaskedLM", {}) for name in ROBERTAS},
+    "distilbert": ("DistilBert", "MaskedLM", {"activation": "relu"}),
+    # The file holds the positions of both kinds.
+    "distilbert, sinusoidal": ("DistilBert", "MaskedLM", {"activation": "relu", "sinusoidal_pos_embds": True}),
+    "distilbert, untied": ("DistilBert", "MaskedLM", UNTIED),
+    "electra, untied": ("Electra", "MaskedLM", {**UNTIED, "embedding_size": 20}),
+    # The generator is the smaller model, its embeddings are the discriminator's.
+    **{f"generator, {size}": ("Electra", "MaskedLM", {"embedding_size": size}) for size in (8, 20, 32)},
+    **{f"discriminator, {size}": ("Electra", "PreTraining", {"embedding_size": size}) for size in (8, 20)},
+    "discriminator, relu": ("Electra", "PreTraining", {"embedding_size": 20, "hidden_act": "relu"}),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "left"),
+    [(case, left) for case in CASES for left in (False, True) if not (left and case.startswith("distilbert"))],
+)
+def test_an_encoder_there_and_back(tmp_path: Path, case: str, left: bool) -> None:
+    """RoBERTa's padded slots are compared too: they stand in the row of the padding id.
+
+    The others count positions from the left edge, padding or not, and have to be told; DistilBERT cannot be.
+    """
+    mask = LEFT if left else MASK
+    name, task, values = CASES[case]
+    inputs = batch(mask, pad=1, types=1 if name == "DistilBert" else 3)
+    places = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)} if name in ("Bert", "Electra") else {}
+    model, foreign = assert_parity(
+        make(name, task, **values),
+        inputs,
+        tmp_path,
+        mask=None if name in ROBERTAS else mask,
+        model_type=MODEL_TYPES.get(name),
+        their_inputs=inputs | places,
+    )
+    assert bool(model.tied_names()) == (task == "MaskedLM" and values.get("tie_word_embeddings", True))
+    size = values.get("embedding_size", 20)
+    assert foreign.model.embedding.size == (None if size == 20 else size)
 
 
 def test_bert_for_pre_training(tmp_path: Path) -> None:
@@ -36,19 +79,6 @@ def test_bert_for_pre_training(tmp_path: Path) -> None:
     assert [head.kind for head in foreign.model.heads] == ["masked_lm", "next_sentence"]
     with torch.no_grad():
         assert_agree(model(**inputs).head("next_sentence"), reference(**inputs).seq_relationship_logits)
-
-
-@pytest.mark.parametrize("activation", ["gelu", "relu", "gelu_new", "silu"])
-def test_bert_for_masked_lm_with_any_activation(tmp_path: Path, activation: str) -> None:
-    reference = make("Bert", "MaskedLM", hidden_act=activation)
-    assert_parity(reference, batch(types=3), tmp_path, mask=MASK)
-
-
-def test_bert_with_padding_on_the_left(tmp_path: Path) -> None:
-    """The reference counts positions from the left edge, padding or not, and has to be told."""
-    places = {"position_ids": (LEFT.cumsum(1) - 1).clamp(min=0)}
-    inputs = batch(LEFT, types=3)
-    assert_parity(make("Bert", "MaskedLM"), inputs, tmp_path, mask=LEFT, their_inputs=inputs | places)
 
 
 @pytest.mark.parametrize(
@@ -76,17 +106,7 @@ def test_an_untied_output_computes_with_the_bias_of_its_projection(
     assert not model.tied_names()
 
 
-@pytest.mark.parametrize("name", ["DistilBert", "Electra"])
-def test_an_untied_output(tmp_path: Path, name: str) -> None:
-    reference = make(
-        name, "MaskedLM", tie_word_embeddings=False, **({"embedding_size": 20} if name == "Electra" else {})
-    )
-    model, _ = assert_parity(reference, batch(), tmp_path, mask=MASK)
-    assert not model.tied_names()
-
-
 CLASSIFIERS = ["Bert", "DistilBert", "Roberta", "Camembert", "XLMRoberta", "Electra"]
-MODEL_TYPES = {"Camembert": "camembert", "XLMRoberta": "xlm-roberta"}
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
@@ -106,14 +126,6 @@ def test_one_label_without_a_problem_type_is_a_regression(tmp_path: Path) -> Non
     assert foreign.model.heads[0].kind == "regression"
 
 
-@pytest.mark.parametrize("model_type", ROBERTAS)
-@pytest.mark.parametrize("mask", [MASK, LEFT], ids=["right", "left"])
-def test_roberta_for_masked_lm(tmp_path: Path, model_type: str, mask: Tensor) -> None:
-    """Padded slots included: they stand in the row of the padding id."""
-    reference = make(ROBERTAS[model_type], "MaskedLM")
-    assert_parity(reference, batch(mask, pad=1, types=3), tmp_path, model_type=model_type)
-
-
 @pytest.mark.parametrize("pad", [0, 2, 9])
 @pytest.mark.parametrize("mask", [MASK, LEFT], ids=["right", "left"])
 def test_roberta_counts_positions_from_any_padding_id(tmp_path: Path, pad: int, mask: Tensor) -> None:
@@ -129,29 +141,3 @@ def test_roberta_reads_as_many_tokens_as_it_has_positions_after_the_padding(tmp_
     model, _ = assert_parity(reference, {"input_ids": tokens(2, 12, vocabulary=VOCABULARY)}, tmp_path)
     with pytest.raises(ValueError, match="12 learned positions, the input needs 13"):
         model(tokens(2, 13, vocabulary=VOCABULARY))
-
-
-@pytest.mark.parametrize("size", [8, 20])
-@pytest.mark.parametrize("task", ["PreTraining", "MaskedLM"])
-def test_electra_with_narrow_and_with_equal_embeddings(tmp_path: Path, task: str, size: int) -> None:
-    reference = make("Electra", task, embedding_size=size)
-    _, foreign = assert_parity(reference, batch(types=3), tmp_path, mask=MASK)
-    assert foreign.model.embedding.size == (8 if size == 8 else None)
-
-
-def test_electra_with_embeddings_wider_than_the_generator(tmp_path: Path) -> None:
-    """The generator is the smaller model, its embeddings are the discriminator's."""
-    reference = make("Electra", "MaskedLM", embedding_size=32)
-    assert_parity(reference, batch(types=3), tmp_path, mask=MASK)
-
-
-def test_the_discriminator_takes_the_activation_of_the_layers(tmp_path: Path) -> None:
-    reference = make("Electra", "PreTraining", hidden_act="relu", embedding_size=20)
-    assert_parity(reference, batch(), tmp_path, mask=MASK)
-
-
-@pytest.mark.parametrize("sinusoidal", [False, True], ids=["learned", "sinusoidal"])
-def test_distilbert_for_masked_lm(tmp_path: Path, sinusoidal: bool) -> None:
-    """The file holds the positions in both cases."""
-    reference = make("DistilBert", "MaskedLM", sinusoidal_pos_embds=sinusoidal, activation="relu")
-    assert_parity(reference, batch(), tmp_path, mask=MASK)

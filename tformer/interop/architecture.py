@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -90,11 +90,6 @@ class Architecture:
     code: Code | None = None
     ctranslate2: tuple[str, Mapping[str, bool]] | None = None
     gguf: Gguf | None = None
-
-    def has_pooler(self, names: Collection[str]) -> bool:
-        """Whether the pooler's weight and bias are among the names of a file, with or without the prefix."""
-        stems = (self.pooler, self.pooler.removeprefix(self.prefix)) if self.pooler else ()
-        return any({f"{stem}.weight", f"{stem}.bias"} <= set(names) for stem in stems)
 
     def section(self, config: Config, class_name: str, *, pooler: bool = False) -> dict[str, Any]:
         """The recipe's `model` section of a class. pooler: the body's pooler is there and no head of the class."""

@@ -127,7 +127,10 @@ def read_model(folder: str | Path, *, ignore: Collection[str] = ()) -> ForeignMo
         reader = Config({key: value for key, value in config.items() if key not in ignore}, name=str(folder / CONFIG))
         fit = partial(_fit, class_name, reader, architecture, files)
         model, links, names, skipped = fit(pooler=False)
-        if architecture.has_pooler(skipped):
+        # The pooler's weight and bias may be in the files, with or without the prefix.
+        pooler = architecture.pooler or ""
+        stems = (pooler, pooler.removeprefix(architecture.prefix)) if pooler else ()
+        if any({f"{stem}.weight", f"{stem}.bias"} <= set(skipped) for stem in stems):
             model, links, names, skipped = fit(pooler=True)
         return ForeignModel(folder, config, architecture, class_name, model, links, files, names, skipped)
 
@@ -145,14 +148,18 @@ def _fit(
     try:
         model = Model.model_validate(section)
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        raise InputError(f"{reader.name}: model.{where}: {problem['msg']}, found {problem['input']!r}") from None
+        raise InputError(f"{reader.name}: model.{_first(error)}") from None
     built = planned(model, files, name=reader.name)
     links = architecture.table(model, class_name)
     names, skipped = _match(architecture, links, architecture.fixed(model, class_name), files)
     _check_tensors(built, links, files, names)
     return model, links, names, skipped
+
+
+def _first(error: ValidationError) -> str:
+    """The first problem: its place, what is wrong, and the value."""
+    problem = error.errors()[0]
+    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}, found {problem['input']!r}"
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -349,10 +356,8 @@ def recipe_of(
             }
         )
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"])
         raise InputError(
-            f"{foreign.folder}: {where}: {problem['msg']}, found {problem['input']!r}",
+            f"{foreign.folder}: {_first(error)}",
             hint=f"it comes from {CONFIG}, generation_config.json or the tokenizer's files",
         ) from None
 

@@ -174,15 +174,14 @@ def of_files(section: dict[str, Any], files: WeightFiles) -> dict[str, Any]:
 
 def stored_sinusoids(model: Model, class_name: str, *, written: bool) -> list[Fixed]:
     """The position tables that files store although a formula gives them."""
-    table = partial(_sinusoids, model.max_seq_len, model.d_model)
+
+    def table() -> Tensor:
+        """[sin | cos], fp32. A quotient, where `nn.positions` has a product: so its last bits are those on disk."""
+        exponents = torch.arange(0, model.d_model, 2, dtype=torch.float64) / model.d_model
+        angles = torch.arange(model.max_seq_len, dtype=torch.float64).unsqueeze(1) / BASE**exponents
+        return torch.cat((angles.sin(), angles.cos()), dim=1).float()
+
     return [Fixed(f"model.{side}.embed_positions.weight", table, written) for side in SIDES]
-
-
-def _sinusoids(length: int, width: int) -> Tensor:
-    """[sin | cos], fp32. A quotient, where `nn.positions` has a product: so its last bits are those on disk."""
-    exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
-    angles = torch.arange(length, dtype=torch.float64).unsqueeze(1) / BASE**exponents
-    return torch.cat((angles.sin(), angles.cos()), dim=1).float()
 
 
 OF_BART = body("post", learned_positions=True, embedding_norm=True)
