@@ -29,7 +29,6 @@ from tests.interop.parity import section_of
 from tformer.build import build_model, count_parameters
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.choose import choose_class
-from tformer.interop.config import Config
 from tformer.nn.positions.rope import RopeOptions, RopePositions, RopeScaling
 from tformer.recipe.model import Model, layer_sections
 from tformer.support.errors import InputError
@@ -200,9 +199,6 @@ WITHOUT_WINDOW = {"mistral": {"sliding_window": None}}  # its own, 4096, would b
 @pytest.mark.parametrize(("model_type", "class_name"), CLASSES)
 def test_a_missing_key_means_the_default_of_the_class(model_type: str, class_name: str) -> None:
     def of_class(values: dict[str, Any]) -> Model:
-        config = Config({**values, "model_type": model_type, **WITHOUT_WINDOW.get(model_type, {})})
-        section = ARCHITECTURES[model_type].section_of(config, class_name)
-        config.finish()
-        return Model.model_validate(section)
+        return section_of({**values, "model_type": model_type, **WITHOUT_WINDOW.get(model_type, {})}, class_name)
 
     assert of_class({}) == of_class(transformers.CONFIG_MAPPING[model_type]().to_dict())
