@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,7 +36,7 @@ def bench_of(kind: str, **changes: Any) -> AttentionBench:
 
 
 def contender_of(kind: str, length: int = 40, **changes: Any) -> AttentionContender:
-    contender = AttentionContender(bench=bench_of(kind, **changes).to_json(), kind=kind, length=length)
+    contender = AttentionContender(bench=asdict(bench_of(kind, **changes)), kind=kind, length=length)
     contender.prepare()
     return contender
 

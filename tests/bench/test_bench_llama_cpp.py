@@ -11,7 +11,7 @@ import torch
 
 from tformer.bench.peers import PEERS, choose_peers
 from tformer.bench.workloads import Task
-from tformer.bench.workloads.decoding import GENERATE, generation_cost
+from tformer.bench.workloads.decoding import Generation
 from tformer.recipe import load_recipe, recipe_to_yaml
 from tformer.support.errors import InputError
 
@@ -43,7 +43,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("in_this_process")
 def test_llama_cpp_writes_as_many_tokens_as_we(precision: str, rows: int) -> None:
     task = task_of(rows=rows)
-    theirs, ours = PEERS["generate", "llama.cpp"].make(task, precision), GENERATE.contender(task, "fp32")
+    theirs, ours = PEERS["generate", "llama.cpp"].make(task, precision), Generation(task, "fp32")
     for contender in (theirs, ours):
         contender.prepare()
         assert [contender.run(), contender.run()] == 2 * [rows * NEW_TOKENS]
@@ -78,5 +78,5 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_cost_counts_bytes_by_format() -> None:
-    read = {precision: generation_cost(task_of(), precision).bytes_read for precision in ("bf16", "q8_0", "q4_0")}
+    read = {precision: Generation.cost(task_of(), precision).bytes_read for precision in ("bf16", "q8_0", "q4_0")}
     assert read["bf16"] > read["q8_0"] > read["q4_0"] > 0.25 * read["bf16"]  # keys and values keep 16 bits

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tformer.bench.worker import reason_of
 
 def test_summary_of_durations() -> None:
     found = summarise([1.0, 2.0, 3.0, 4.0, 10.0])
-    assert (found["median"], found["minimum"], found["repeats"]) == (3.0, 1.0, 5)
+    assert (found["seconds"], found["minimum"], found["repeats"]) == (3.0, 1.0, 5)
     assert found["spread"] == pytest.approx((4.0 - 2.0) / 3.0)
 
 
@@ -194,7 +195,7 @@ def test_rounds_are_in_turn_once_all_are_prepared(log: Log) -> None:
     assert [words[:2] for words in log.words()[:3]] == [["a", "prepare"], ["b", "prepare"], ["c", "prepare"]]
     assert log.of("round") == "abc" * 3 and log.of("peak") == "abc"
     assert rows is not None and rows[1] == {
-        "median": 0.25, "minimum": 0.25, "spread": 0.0, "repeats": 3, "tokens": 7, "memory": {"peak_rss_bytes": 9},
+        "seconds": 0.25, "minimum": 0.25, "spread": 0.0, "repeats": 3, "tokens": 7, "memory": {"peak_rss_bytes": 9},
     }  # fmt: skip
     assert len({process for _, _, process in log.words()}) == 3 and log.nobody_is_left()
 
@@ -326,10 +327,10 @@ class Fake(Contender):
             raise ValueError("gone")
         return 10 * len(os.environ["SEEN"]) + len(settings)
 
-class Row:
-    make = contender = Fake
+class Peer:
+    make = Fake
 
-speed.WORKS["train"] = PEERS["train", "other"] = Row()
+speed.WORKS["train"], PEERS["train", "other"] = Fake, Peer()
 worker.main()
 """
 
@@ -345,7 +346,7 @@ def test_real_processes_keep_their_settings_to_themselves(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     monkeypatch.setattr(sys, "executable", str(program))
     entries = (Entry("tformer", "bf16"), Entry("other", "fp32"), Entry("other", "gone"))
-    given = {"bench": make_speed_bench(entries=entries).to_json(), "batch_size": 2}
+    given = {"bench": asdict(make_speed_bench(entries=entries)), "batch_size": 2}
     contenders = [{**given, "name": name, "precision": precision} for name, precision in entries]
     rows = race("speed", contenders, repeats=1, max_seconds=600, should_stop=lambda: False)
     assert rows is not None and [row.get("tokens") for row in rows] == [11, 10, None]

@@ -11,50 +11,53 @@ import pytest
 import torch
 
 from tformer.bench import suite
-from tformer.bench.options import ModelOptions, ProductOptions, TrainOptions
+from tformer.bench.options import ModelOptions, SpeedOptions, TrainOptions
 from tformer.bench.peers import PEERS
 from tformer.bench.speed import Row, SpeedBench, resolve
-from tformer.bench.suite import CPU_CASES, GPU_CASES, Case, Progress, cases_for, run_all
+from tformer.bench.suite import CPU_CASES, GPU_CASES, Cases, SuiteReport, cases_for, placed, run_all
 
-FP32 = ProductOptions(precision="fp32", device="cpu")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
-SILENT = Progress(on_case=lambda *_: None, on_row=lambda _: None, on_note=lambda _: None)
+ALL = [*CPU_CASES.values(), *GPU_CASES.values()]
+TRAINING = "Training, 6 layers of width 384 (nanoGPT's baby shape)"
+TRANSLATION = "Translation, 6 + 6 layers of width 512, beam 4"
 
 
-@pytest.mark.parametrize("case", [*CPU_CASES, *GPU_CASES], ids=lambda case: f"{case.options.work}: {case.title}")
-def test_the_command_asks_for_the_case(case: Case, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("case", ALL, ids=lambda case: case.command)
+def test_the_command_asks_for_the_case(
+    case: SpeedOptions, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[Any] = []
     monkeypatch.setattr("tformer.cli.bench._measure_speed", asked.append)
-    assert cli(*shlex.split(case.options.command)[1:]).code == 0
-    assert asked == [case.options]
+    assert cli(*shlex.split(case.command)[1:]).code == 0
+    assert asked == [case]
 
 
-@pytest.mark.parametrize("case", [*CPU_CASES, *GPU_CASES], ids=lambda case: case.title)
+@pytest.mark.parametrize("case", ALL, ids=lambda case: case.command)
 @pytest.mark.usefixtures("int8")
-def test_every_case_can_be_asked_for(case: Case) -> None:
-    bench, _ = resolve(replace(case.options, products=FP32, peer=()))
-    assert bench.work == case.options.work and all((bench.work, name) in PEERS for name in case.options.peer)
+def test_every_case_can_be_asked_for(case: SpeedOptions) -> None:
+    bench, _ = resolve(replace(case, precision="fp32", device="cpu", compile=False, peer=()))
+    assert bench.work == case.work and all((bench.work, name) in PEERS for name in case.peer)
 
 
 def test_a_gpu_has_cases_of_its_own() -> None:
-    cases = cases_for(CUDA, threads=3)
-    training = [case.options for case in cases if case.options.work == "train"]
-    assert [options.model.preset for options in training] == ["small", "medium", "xl"]
-    assert all(options.products.compile and options.length == 1024 for options in training)
-    generation = [case.options for case in cases if case.options.work == "generate"]
-    assert [(options.model.preset, options.batch_sizes) for options in generation] == [("small", (1,)), ("xl", (1,))]
-    commands = [case.options.command for case in cases]
+    cases = list(cases_for(CUDA).values())
+    assert list(cases_for(CPU)) == list(CPU_CASES)
+    training = [case for case in cases if case.work == "train"]
+    assert [case.model.preset for case in training] == ["small", "medium", "xl"]
+    assert all(case.compile and case.length == 1024 for case in training)
+    generation = [case for case in cases if case.work == "generate"]
+    assert [(case.model.preset, case.batch_sizes) for case in generation] == [("small", (1,)), ("xl", (1,))]
+    commands = [placed(case, CUDA, quick=False, threads=3).command for case in cases]
     assert all("--device cuda:0" in command and "--threads 3" in command for command in commands)
 
 
 def test_quick_sweeps_nothing() -> None:
-    for case in cases_for(CPU, quick=True):
-        assert len(case.options.batch_sizes) == 1 and case.options.repeats <= 3
-        assert case.options.own.get("texts", 0) <= 1000
+    for case in (placed(case, CPU, quick=True, threads=None) for case in CPU_CASES.values()):
+        assert len(case.batch_sizes) == 1 and case.repeats <= 3 and case.own.get("texts", 0) <= 1000
 
 
 def measured(bench: SpeedBench, **_: Any) -> list[Row]:
-    """Ours twice as fast as everybody else; the first batch size of peers fails."""
+    """Ours twice as fast as everybody else."""
     cost = {"flops": 1e9, "bytes_read": 1e6, "steps": 10, "examples": 2, "memory": {}}
     memory = {"peak_rss_bytes": 2**30}
     rows = []
@@ -65,62 +68,64 @@ def measured(bench: SpeedBench, **_: Any) -> list[Row]:
     return rows
 
 
-@pytest.mark.usefixtures("int8")
-def test_the_report_has_commands_ratios_and_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def report_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[SuiteReport, list[str]]]:
+    """`report_of(cases)`: the report, and what was said; nothing is measured."""
     monkeypatch.setattr(suite, "run_speed", measured)
-    translate = next(case for case in CPU_CASES if case.options.work == "translate")
-    usable = Case(translate.title, replace(translate.options, products=FP32, peer=("transformers",)))
-    model = ModelOptions(arch="gpt", preset="no-such")
-    broken = Case("Broken", TrainOptions(model=model, peer=("no-such-library",)))
-    notes: list[str] = []
-    progress = replace(SILENT, on_note=notes.append)
-    report = run_all([usable, broken], CPU, progress=progress, should_stop=lambda: False)
-    assert report is not None and not report.nothing_measured
+
+    def make(cases: Cases, **changes: Any) -> tuple[SuiteReport, list[str]]:
+        said: list[str] = []
+        fp32 = {title: replace(case, precision="fp32", **changes) for title, case in cases.items()}
+        report = run_all(fp32, CPU, say=said.append, should_stop=lambda: False)
+        assert report is not None
+        return report, said
+
+    return make
+
+
+Make = Callable[..., tuple[SuiteReport, list[str]]]
+
+
+@pytest.mark.usefixtures("int8")
+def test_the_report_has_commands_ratios_and_what_failed(report_of: Make) -> None:
+    usable = replace(CPU_CASES[TRANSLATION], peer=("transformers",))
+    broken = TrainOptions(model=ModelOptions(arch="gpt", preset="no-such"), peer=("no-such-library",))
+    report, said = report_of({TRANSLATION: usable, "Broken": broken})
     page = report.markdown
-    assert usable.options.command in page and "transformers fp32 2.00 x" in page and "int8, batch 64" in page
-    assert "| Broken | not measured |" in page and "no-such" in page and len(notes) == 1
+    command = placed(replace(usable, precision="fp32"), CPU, quick=False, threads=None).command
+    assert not report.nothing_measured and said[0] == f"1 of 2  {TRANSLATION}: {command}"
+    assert command in page and "transformers fp32 2.00 x" in page and "int8, batch 64" in page
+    assert "| Broken | not measured |" in page and "no-such" in page
+    assert [line for line in said if line.startswith("  note: ")] == said[-1:]
     assert torch.__version__ in page and "Python 3" in page
     first, second = report.document["cases"]
     assert first["rows"][0]["tokens_per_second"] == 800.0 and second["rows"] == []
     assert {"tokens_per_second", "step_ms", "peak_rss_bytes", "share_of_peak"} <= first["rows"][0].keys()
 
 
-def test_a_library_that_is_missing_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite, "run_speed", measured)
+def test_a_library_that_is_missing_is_left_out_and_said(report_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    case = Case("One", replace(CPU_CASES[0].options, products=FP32))
-    report = run_all([case], CPU, progress=SILENT, should_stop=lambda: False)
-    assert report is not None and "--peer transformers: transformers is not installed" in report.markdown
+    report, _ = report_of({TRAINING: CPU_CASES[TRAINING]})
+    assert "--peer transformers: transformers is not installed" in report.markdown
     assert {row["name"] for row in report.document["cases"][0]["rows"]} == {"tformer"}
 
 
 @pytest.mark.parametrize("int8", [False], indirect=True)
-def test_8_bits_are_left_out_and_said_where_there_are_none(int8: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite, "run_speed", measured)
-    case = next(case for case in CPU_CASES if case.options.work == "generate")
-    case = Case("One", replace(case.options, products=FP32, peer=()))
-    report = run_all([case], CPU, progress=SILENT, should_stop=lambda: False)
-    assert report is not None and "--quantize int8 needs a CPU" in report.markdown
+def test_8_bits_are_left_out_and_said_where_there_are_none(int8: None, report_of: Make) -> None:
+    title = "Generation, GPT-2 of 124M, one text"
+    report, _ = report_of({title: CPU_CASES[title]}, peer=())
+    assert "--quantize int8 needs a CPU" in report.markdown
     assert [row["precision"] for row in report.document["cases"][0]["rows"]] == ["fp32"]
 
 
-def test_peers_are_swept_where_the_shape_leaves_the_batch_free_and_else_it_is_said() -> None:
-    for case in (*CPU_CASES, *GPU_CASES):
-        sizes = case.options.batch_sizes
-        assert len(sizes) > 1 or f"the batch size is fixed at {sizes[0]}" in case.note
-    translate = next(case for case in CPU_CASES if case.options.work == "translate")
-    assert translate.options.batch_sizes == (8, 32, 64)
-
-
-def test_a_note_is_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite, "run_speed", measured)
-    case = CPU_CASES[0]
-    case = replace(case, options=replace(case.options, products=FP32, peer=()))
-    report = run_all([case], CPU, progress=SILENT, should_stop=lambda: False)
-    assert report is not None and f"- {case.note}" in report.markdown
-    assert case.note in report.document["cases"][0]["notes"]
+@pytest.mark.usefixtures("int8")
+def test_a_batch_size_that_is_part_of_the_shape_is_said(report_of: Make) -> None:
+    report, _ = report_of({title: CPU_CASES[title] for title in (TRAINING, TRANSLATION)}, peer=())
+    fixed, swept = (case["notes"] for case in report.document["cases"])
+    assert fixed[0] == "the batch size is fixed at 16, as part of the measured shape" and "fixed" not in "".join(swept)
+    assert f"- {fixed[0]}" in report.markdown and CPU_CASES[TRANSLATION].batch_sizes == (8, 32, 64)
 
 
 def test_a_stop_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite, "run_speed", lambda *_, **__: None)
-    assert run_all([CPU_CASES[0]], CPU, progress=SILENT, should_stop=lambda: True) is None
+    assert run_all({TRAINING: CPU_CASES[TRAINING]}, CPU, say=lambda _: None, should_stop=lambda: True) is None

@@ -1,8 +1,11 @@
-"""Each work of ours and of transformers on tiny models: the tokens of a round, and what it costs."""
+"""Each work of ours and of its peers on tiny models: the tokens of a round, what it costs, and what it refuses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +15,14 @@ import torch
 from tformer.bench.peers import PEERS
 from tformer.bench.speed import WORKS
 from tformer.bench.workloads import SEED, Task
-from tformer.bench.workloads import train as work_train
+from tformer.bench.workloads import decoding as inference
 from tformer.bench.workloads.classify import SHORTEST, Texts
-from tformer.build import count_parameters
+from tformer.bench.workloads.decoding import Translation, parameters_by_side, sources_of
+from tformer.build import build_model, count_parameters
+from tformer.decoding.buckets import CompiledDecoder
+from tformer.decoding.compilation import compile_decoding
 from tformer.decoding.generate import generate
-from tformer.recipe import recipe_from_yaml
+from tformer.recipe import load_recipe, recipe_from_yaml
 from tformer.support.errors import InputError
 
 GPT = """
@@ -53,7 +59,7 @@ def prepared(task: Task, library: str | None = None, precision: str = "fp32") ->
         pytest.importorskip(library)
         contender = PEERS[task.work, library].make(task, precision)
     else:
-        contender = WORKS[task.work].contender(task, precision)
+        contender = WORKS[task.work](task, precision)
     contender.prepare()
     return contender
 
@@ -69,7 +75,7 @@ def test_training_does_a_step_a_round(make_task: Make, recipe: str) -> None:
 def test_training_on_pairs_counts_both_sides(make_task: Make) -> None:
     task = make_task("train", PAIRS)
     assert prepared(task).run() == 2 * 2 * 8
-    cost = work_train.cost(task, "fp32")
+    cost = WORKS["train"].cost(task, "fp32")
     assert cost.examples == 2 and cost.flops > 0
 
 
@@ -89,7 +95,7 @@ def test_training_changes_the_weights_as_the_command_does(make_task: Make) -> No
 
 def test_cost_of_training(make_task: Make) -> None:
     """6 N + 12 L d T a token; 16 bytes a parameter."""
-    cost = work_train.cost(make_task("train"), "fp32")
+    cost = WORKS["train"].cost(make_task("train"), "fp32")
     layer = 4 * 16 * 16 + 2 * 16 * 32
     assert cost.flops == 16 * (6 * (2 * layer + 40 * 16) + 12 * 2 * 16 * 8)
     assert cost.bytes_read == 16 * count_parameters(make_task("train").recipe.model)
@@ -98,7 +104,7 @@ def test_cost_of_training(make_task: Make) -> None:
 
 
 def test_cost_of_masked_training_counts_the_head_for_hidden_tokens(make_task: Make) -> None:
-    cost = work_train.cost(make_task("train", MASKED), "fp32")
+    cost = WORKS["train"].cost(make_task("train", MASKED), "fp32")
     layer, head = 4 * 16 * 16 + 2 * 16 * 32, 16 * 16 + 40 * 16
     assert cost.flops == pytest.approx(16 * (6 * (2 * layer + 0.15 * head) + 12 * 2 * 16 * 8))
 
@@ -207,3 +213,112 @@ def test_the_peer_has_the_sizes_of_ours(make_task: Make) -> None:
 def test_a_peer_refuses_what_it_cannot_do(make_task: Make) -> None:
     with pytest.raises(InputError, match="--peer transformers"):
         prepared(make_task("train", PAIRS), "transformers")
+
+
+OPTIONS = {"generate": {"new_tokens": 6}, "translate": {"new_tokens": 6, "beam_size": 2, "sentences": 4}}
+
+
+@pytest.mark.parametrize(("work", "recipe", "tokens"), [("generate", GPT, 12), ("translate", PAIRS, 24)])
+def test_compiled_steps_write_what_a_round_writes(
+    make_task: Make, work: str, recipe: str, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference, "compile_decoding", partial(compile_decoding, backend="eager"))
+    task = make_task(work, recipe, length=5, compile=True, options=OPTIONS[work])
+    WORKS[work].check(task)
+    ours = prepared(task)
+    assert isinstance(ours._model.compiled_decoder, CompiledDecoder)
+    assert ours.run() == ours.run() == tokens
+
+
+@pytest.mark.parametrize(("work", "recipe"), [("generate", GPT), ("translate", PAIRS)])
+def test_a_kind_that_has_no_compiled_steps_is_refused(make_task: Make, work: str, recipe: str) -> None:
+    recipe = recipe.replace("decoder: {", "decoder: {attention: {kind: sliding_window}, ")
+    WORKS[work].check(make_task(work, recipe, options=OPTIONS[work]))
+    with pytest.raises(InputError, match="--compile: layer 0 of the decoder has SlidingWindowAttention"):
+        WORKS[work].check(make_task(work, recipe, compile=True, options=OPTIONS[work]))
+
+
+SIDE = {"num_layers": 1, "num_heads": 2, "feedforward.d_ff": 24}
+SETS = ["model.vocab_size=60", "model.d_model=16", "model.max_seq_len=32", "data.seq_len=32"]
+SETS += [f"model.{side}.{key}={value}" for side in ("encoder", "decoder") for key, value in SIDE.items()]
+
+
+@pytest.fixture(scope="module")
+def translation() -> Task:
+    recipe = load_recipe(arch="transformer", preset="base", sets=SETS, flags={}, device="cpu").recipe
+    options = {"beam_size": 2, "new_tokens": 5, "sentences": 3}
+    return Task("translate", recipe, 2, 4, "fp32", torch.device("cpu"), options=options)
+
+
+def test_a_round_has_whole_batches_of_the_same_sources(translation: Task) -> None:
+    sources = sources_of(translation)
+    assert [[len(source) for source in batch] for batch in sources] == [[4, 4], [4, 4]]
+    together = sources_of(replace(translation, batch_size=4))
+    assert together[0] == sources[0] + sources[1]
+
+
+def test_we_write_every_token(translation: Task) -> None:
+    contender = Translation(translation, "fp32")
+    contender.prepare()
+    assert contender.run() == 4 * 5
+
+
+@pytest.mark.parametrize(("library", "precision"), [("transformers", "bf16"), ("ctranslate2", "fp32")])
+def test_peers_write_every_token(translation: Task, library: str, precision: str) -> None:
+    pytest.importorskip(library)
+    contender = PEERS["translate", library].make(translation, precision)
+    contender.prepare()
+    assert (contender.name, contender.precision, contender.run()) == (library, precision, 4 * 5)
+
+
+def test_ctranslate2_has_the_formats_of_this_machine_and_refuses_others(translation: Task) -> None:
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    peer = PEERS["translate", "ctranslate2"]
+    known = peer.precisions_on(translation.device)
+    assert "fp32" in known and len(known) <= len(ctranslate2.get_supported_compute_types("cpu"))
+    with pytest.raises(InputError, match="ctranslate2 computes in fp32"):
+        peer.make(translation, "fp8").prepare()
+
+
+def test_what_cannot_be_exported_is_said_and_leaves_nothing(
+    translation: Task, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("ctranslate2")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    layout = [f"model.{side}.positions.layout=fairseq" for side in ("encoder", "decoder")]
+    recipe = load_recipe(arch="transformer", preset="base", sets=[*SETS, *layout], flags={}, device="cpu").recipe
+    with pytest.raises(InputError, match=r"--peer ctranslate2: .*layout"):
+        PEERS["translate", "ctranslate2"].make(replace(translation, recipe=recipe), "fp32").prepare()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_matrix_belongs_to_one_side(translation: Task) -> None:
+    model = build_model(translation.recipe.model, device="meta")
+    by_source, by_target = parameters_by_side(model)
+    d, d_ff, vocabulary = 16, 24, 60
+    assert by_source == (4 * d * d + 2 * d * d_ff) + 2 * d * d
+    assert by_target == (4 * d * d + 2 * d * d + 2 * d * d_ff) + vocabulary * d
+    matrices = {name: parameter.numel() for name, parameter in model.named_parameters() if parameter.ndim >= 2}
+    assert by_source + by_target == sum(count for name, count in matrices.items() if "positions" not in name)
+
+
+def test_cost_counts_steps_and_bytes_by_format(translation: Task) -> None:
+    full, half = Translation.cost(translation, "fp32"), Translation.cost(translation, "bf16")
+    assert (full.steps, full.examples) == (2 * 5, 4)
+    assert half.bytes_read == full.bytes_read / 2 and half.flops == full.flops > 0
+    assert Translation.cost(translation, "int8_bf16").bytes_read < half.bytes_read
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [({"new_tokens": 33}, "--new-tokens: found 33"), ({"beam_size": 61}, "--beam-size: found 61")],
+)
+def test_sizes_that_do_not_fit_are_refused(translation: Task, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        Translation.check(replace(translation, options={**translation.options, **options}))
+
+
+def test_a_decoder_alone_does_not_translate(translation: Task) -> None:
+    recipe = load_recipe(arch="gpt", preset="tiny", sets=[], flags={}, device="cpu").recipe
+    with pytest.raises(InputError, match="not an encoder-decoder"):
+        Translation.check(replace(translation, recipe=recipe))

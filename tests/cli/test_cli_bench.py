@@ -27,7 +27,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         requests.append({**bench, "kind": kind, "length": length, "options": bench["options"][kind], **limits})
         if (kind, length) == ("full", 4096):
             return [{"failed": "over 3 s"}]
-        timing = {"median": length / 1000, "minimum": length / 1000, "spread": 0.0, "repeats": 3}
+        timing = {"seconds": length / 1000, "minimum": length / 1000, "spread": 0.0, "repeats": 3}
         memory = {"peak_bytes": 2**20, "peak_rss_bytes": 2**28}
         return [{**timing, "tokens": length * bench["batch_size"], "memory": memory}]
 

@@ -32,7 +32,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         if contender["precision"] == "bf16":
             return {"failed": "no bf16"}
         seconds = 1.0 if contender["name"] == "tformer" else 2.0
-        timing = {"median": seconds, "minimum": seconds, "spread": 0.0, "repeats": 3}
+        timing = {"seconds": seconds, "minimum": seconds, "spread": 0.0, "repeats": 3}
         return {**timing, "tokens": 100, "memory": {"peak_rss_bytes": 2**20}}
 
     monkeypatch.setattr(speed, "run_isolated", limits)

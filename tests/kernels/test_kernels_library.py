@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tformer.bench.doctor import diagnosis
+from tformer.cli.diagnosis import diagnosis
 from tformer.data.shards.caches import clean_caches
 from tformer.kernels import library
 from tformer.kernels.functions import find

@@ -17,14 +17,14 @@ Shape legend: B batch, T positions, H heads, K heads of keys and values, h head_
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 
 from tformer.bench.machine import measure_ceilings
-from tformer.bench.options import AttentionOptions, words_of
+from tformer.bench.options import AttentionOptions, ModelOptions, whole_numbers, words_of
 from tformer.bench.peers import choose_peers
 from tformer.bench.processes import OUT_OF_MEMORY, TOO_LONG, RacedRow, race, run_isolated
 from tformer.bench.speed import Entry, Row, recipe_of
@@ -35,7 +35,6 @@ from tformer.bench.workloads.attention import (
     FULL,
     KINDS,
     AttentionBench,
-    peer_name,
 )
 from tformer.build import layer_sizes
 from tformer.nn.attention import ProjectionOptions
@@ -48,9 +47,7 @@ from tformer.support.device import DTYPES, resolve_device
 from tformer.support.errors import InputError, did_you_mean
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-HEADS, HEAD_DIM, DTYPE = 4, 64, "fp32"
-"""Defaults without a model."""
-
+MAX_LENGTH = 2**24
 MOST_ROWS = 8192  # of the product whose rate is the ceiling
 NOT_TRIED = "not tried"
 HALVED = frozenset({FULL, *ATTENTION_PEERS})
@@ -110,12 +107,6 @@ def read_settings(texts: Sequence[str], kinds: Sequence[str]) -> dict[str, dict[
     return settings
 
 
-def split_settings(texts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """--set of kinds, and --set of a model's recipe (the first word is a section of recipes)."""
-    of_recipe = [text for text in texts if text.partition("=")[0].partition(".")[0].strip() in RECIPE_SECTIONS]
-    return [text for text in texts if text not in of_recipe], of_recipe
-
-
 def _check_options(kind: str, options: Mapping[str, Any]) -> None:
     """Check types and values as a recipe's are checked."""
     try:
@@ -129,38 +120,14 @@ def _check_options(kind: str, options: Mapping[str, Any]) -> None:
         raise InputError(f"--set {where}: found {describe(problem['input'])}, expected {expected}") from None
 
 
-@dataclass(frozen=True)
-class ModelAttention:
-    """Attention of a model's first layer: of the decoder where there is no encoder, causal, else of the encoder.
+def attention_of(recipe: Recipe, name: str) -> tuple[AttentionBench, list[str]]:
+    """The benchmark of the attention of a model, and notes on differences from the model.
 
-    options: of the kind, those that differ from the defaults. notes: differences from the model.
+    It has the first layer of the decoder where there is no encoder, causal, else of the encoder. Options are those that
+    differ from the kind's defaults; lengths are the usual ones below the model's longest input, and that one.
+
+    Raises InputError when the model's sizes do not fit together.
     """
-
-    kind: str
-    options: Mapping[str, Any]
-    heads: int
-    kv_heads: int
-    head_dim: int
-    causal: bool
-    max_length: int
-    notes: tuple[str, ...]
-
-    def lengths(self, usual: Sequence[int]) -> tuple[int, ...]:
-        """The usual lengths below the model's longest input, and that one."""
-        return (*(length for length in usual if length < self.max_length), self.max_length)
-
-    def options_beside(self, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        """Options by kind from --set, with the model's own as defaults."""
-        found = {kind: dict(options) for kind, options in settings.items()}
-        if self.kind in found:
-            found[self.kind] = {**self.options, **found[self.kind]}
-        if DENSE_MASKED in found and "window" in self.options:
-            found[DENSE_MASKED].setdefault("window", self.options["window"])
-        return found
-
-
-def attention_of(recipe: Recipe) -> ModelAttention:
-    """The attention of a model. InputError when its sizes do not fit together."""
     side = "decoder" if recipe.model.encoder is None else "encoder"
     layers = layer_sections(getattr(recipe.model, side), path=f"model.{side}")
     sizes, first = layer_sizes(recipe.model, side), layers[0].attention
@@ -171,55 +138,71 @@ def attention_of(recipe: Recipe) -> ModelAttention:
         notes.append(f"values have {sizes[0].value_dim} numbers a head: measured as {sizes[0].head_dim}")
     usual = type(first)()
     given = {field.name: getattr(first, field.name) for field in fields(first) if field.name not in NOT_MEASURED}
-    return ModelAttention(
-        kind=first.kind,
-        options={name: value for name, value in given.items() if value != getattr(usual, name)},
+    bench = AttentionBench(
+        kinds=(first.kind,),
+        lengths=(*(length for length in LENGTHS if length < recipe.seq_len), recipe.seq_len),
+        options={first.kind: {key: value for key, value in given.items() if value != getattr(usual, key)}},
         heads=sizes[0].num_heads,
-        kv_heads=sizes[0].num_kv_heads,
+        kv_heads=None if sizes[0].num_kv_heads == sizes[0].num_heads else sizes[0].num_kv_heads,
         head_dim=sizes[0].head_dim,
         causal=side == "decoder",
-        max_length=recipe.seq_len,
-        notes=tuple(notes),
+        model=name,
     )
+    return bench, notes
+
+
+def add_options(settings: dict[str, dict[str, Any]], own: AttentionBench) -> None:
+    """Complete the options of kinds from --set by those of a model's own kind."""
+    for kind, options in own.options.items():
+        if kind in settings:
+            settings[kind] = {**options, **settings[kind]}
+        if DENSE_MASKED in settings and "window" in options:
+            settings[DENSE_MASKED].setdefault("window", options["window"])
 
 
 def resolve_attention(options: AttentionOptions) -> tuple[AttentionBench, list[str]]:
     """The benchmark, and notes on what was decided. Raises InputError before anything is measured."""
     options.check()
-    dtype = options.precision or DTYPE
+    dtype = options.precision or "fp32"
     if dtype not in DTYPES:
         raise InputError(f"--precision: found '{dtype}'", hint=did_you_mean(dtype, DTYPES))
     device = resolve_device(options.device)
-    kind_sets, own = list(options.sets), None
-    kinds = None if options.kinds is None else list(words_of("--kinds", options.kinds))
-    name: str | None = None
-    if options.model.is_given:
-        kind_sets, recipe_sets = split_settings(options.sets)
+    kind_sets = list(options.sets)
+    own, own_notes = AttentionBench((), LENGTHS, {}), list[str]()
+    kinds = None if options.kinds is None else words_of("--kinds", options.kinds)
+    if options.model != ModelOptions():
+        recipe_sets = [
+            text for text in kind_sets if text.partition("=")[0].partition(".")[0].strip() in RECIPE_SECTIONS
+        ]
+        kind_sets = [text for text in kind_sets if text not in recipe_sets]
         recipe, name = recipe_of(options.model, recipe_sets, device=device, bench="attention")
-        own = attention_of(recipe)
-        kinds = [own.kind] if kinds is None else kinds
-    causal = options.causal or (own is not None and own.causal)
+        own, own_notes = attention_of(recipe, name)
+        kinds = own.kinds if kinds is None else kinds
+    causal = options.causal or own.causal
     chosen, notes = choose_kinds(kinds, causal=causal)
-    peers = [peer_name(*found) for found in choose_peers("attention", options.peer, None, device=device)]
+    peers = ["-".join(found) for found in choose_peers("attention", options.peer, None, device=device)]
     settings = read_settings(kind_sets, chosen)
-    bench = AttentionBench(
+    add_options(settings, own)
+    bench = replace(
+        own,
         kinds=(*chosen, *peers),
-        lengths=options.lengths_given or (LENGTHS if own is None else own.lengths(LENGTHS)),
-        options={**(settings if own is None else own.options_beside(settings)), **{peer: {} for peer in peers}},
+        lengths=own.lengths
+        if options.lengths is None
+        else tuple(sorted(whole_numbers("--lengths", options.lengths, least=1, most=MAX_LENGTH))),
+        options={**settings, **{peer: {} for peer in peers}},
         batch_size=options.batch_size,
-        heads=options.heads or (HEADS if own is None else own.heads),
-        head_dim=options.head_dim or (HEAD_DIM if own is None else own.head_dim),
-        kv_heads=None if own is None or options.heads is not None or own.kv_heads == own.heads else own.kv_heads,
+        heads=options.heads or own.heads,
+        head_dim=options.head_dim or own.head_dim,
+        kv_heads=own.kv_heads if options.heads is None else None,
         causal=causal,
         dtype=dtype,
         device=str(device),
         repeats=options.repeats,
         max_seconds=options.max_seconds,
-        model=name,
         compile=options.compile,
     )
     check(bench)
-    return bench, [*notes, *(() if own is None else own.notes)]
+    return bench, [*notes, *own_notes]
 
 
 def check(bench: AttentionBench) -> None:
@@ -239,56 +222,37 @@ def run_attention(
 ) -> tuple[dict[str, Any], list[Row]] | None:
     """The ceilings (a `Ceilings` as a mapping, or {"failed": reason}), and a row for each kind and length in order.
 
-    None when stopped.
+    Each is measured alone: at great lengths it may need the memory of the whole machine. None when stopped.
     """
-    ceilings = run_isolated(
-        "attention ceilings", {"bench": bench.to_json()}, max_seconds=bench.max_seconds, should_stop=should_stop
-    )
+    given = {"bench": asdict(bench)}
+    limits: dict[str, Any] = {"max_seconds": bench.max_seconds, "should_stop": should_stop}
+    ceilings = run_isolated("attention ceilings", given, **limits)
     if ceilings is None:
         return None
     rows: list[Row] = []
     given_up: dict[str, Row] = {}
-    total = len(bench.kinds) * len(bench.lengths)
     for length in bench.lengths:
         for kind in bench.kinds:
             if kind in given_up:
                 failed = f"{NOT_TRIED}: {given_up[kind].failed} at {given_up[kind].length:,}"
-                row: Row | None = Row(Entry(kind, bench.dtype), bench.batch_size, length=length, failed=failed)
+                row = Row(Entry(kind, bench.dtype), bench.batch_size, length=length, failed=failed)
             else:
-                row = _measure(bench, kind, length, None if "failed" in ceilings else ceilings, should_stop)
-            if row is None:
-                return None
+                place = {**given, "kind": kind, "length": length}
+                raced = race("attention", [place], repeats=bench.repeats, **limits)
+                if raced is None:
+                    return None
+                row = row_of(bench, kind, length, raced[0], None if "failed" in ceilings else ceilings)
             if (row.failed or "").startswith((OUT_OF_MEMORY, TOO_LONG)):
                 given_up[kind] = row
             rows.append(row)
-            on_row(row, len(rows), total)
+            on_row(row, len(rows), len(bench.kinds) * len(bench.lengths))
     return ceilings, rows
-
-
-def _measure(
-    bench: AttentionBench,
-    kind: str,
-    length: int,
-    ceilings: Mapping[str, Any] | None,
-    should_stop: Callable[[], bool],
-) -> Row | None:
-    """One kind at one length, alone: at great lengths it may need the memory of the whole machine."""
-    raced = race(
-        "attention",
-        [{"bench": bench.to_json(), "kind": kind, "length": length}],
-        repeats=bench.repeats,
-        max_seconds=bench.max_seconds,
-        should_stop=should_stop,
-    )
-    return None if raced is None else row_of(bench, kind, length, raced[0], ceilings)
 
 
 def row_of(bench: AttentionBench, kind: str, length: int, raced: RacedRow, ceilings: Mapping[str, Any] | None) -> Row:
     """The row of one measurement: seconds and tokens are those of one forward and backward pass."""
     cost = Cost(flops(bench, kind, length), bytes_read(bench, kind, length), steps=1, examples=bench.batch_size)
-    row = Row.of_race(
-        raced, Entry(kind, bench.dtype), bench.batch_size, length=length, cost=asdict(cost), ceilings=ceilings
-    )
+    row = Row(Entry(kind, bench.dtype), bench.batch_size, length, cost=asdict(cost), ceilings=ceilings, **raced)
     if row.failed is not None:
         return row
     tokens = bench.batch_size * length
@@ -320,8 +284,3 @@ def bytes_read(bench: AttentionBench, kind: str, length: int) -> float:
     numbers = bench.batch_size * length * bench.head_dim * (4 * bench.heads + 4 * kv_heads)
     mask = 2.0 * length**2 if kind == DENSE_MASKED else 0.0
     return numbers * DTYPES[bench.dtype].itemsize + mask
-
-
-def succeeded(rows: Sequence[Row], kind: str) -> dict[int, Row]:
-    """The measured rows of a kind, by length."""
-    return {row.length: row for row in rows if row.entry.name == kind and row.failed is None}

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tformer.bench.attention import NOT_TRIED, succeeded
+from tformer.bench.attention import NOT_TRIED
 from tformer.bench.machine import roofline_line
 from tformer.bench.processes import OUT_OF_MEMORY, TOO_LONG
 from tformer.bench.report import UNSTEADY, Table, bullets, ceilings_line, figures, markdown
@@ -88,26 +88,33 @@ class Summary:
 
 def summarise(bench: AttentionBench, rows: Sequence[Row]) -> list[Summary]:
     """A summary of each kind, in the order of the kinds."""
-    return [_summary(kind, rows) for kind in bench.kinds]
+    full, masked = succeeded(rows, FULL), succeeded(rows, DENSE_MASKED)
+    full_times = {length: row.seconds for length, row in full.items()}
+    found = []
+    for kind in bench.kinds:
+        own = succeeded(rows, kind)
+        times = {length: row.seconds for length, row in own.items()}
+        lengths = slope_lengths(sorted(own))
+        at, masked_at = max(own.keys() & full, default=None), max(own.keys() & masked, default=None)
+        found.append(
+            Summary(
+                kind,
+                tuple(lengths),
+                log_log_slope({length: times[length] for length in lengths}),
+                log_log_slope({length: _peak(own[length]) for length in lengths}),
+                None if kind == FULL else crossover(times, full_times),
+                at,
+                None if at is None else full_times[at] / times[at],
+                masked_at,
+                None if masked_at is None else _peak(own[masked_at]) / max(1, _peak(masked[masked_at])),
+            )
+        )
+    return found
 
 
-def _summary(kind: str, rows: Sequence[Row]) -> Summary:
-    own, full, masked = (succeeded(rows, name) for name in (kind, FULL, DENSE_MASKED))
-    times, full_times = ({length: row.seconds for length, row in some.items()} for some in (own, full))
-    lengths = slope_lengths(sorted(own))
-    at = max(own.keys() & full, default=None)
-    masked_at = max(own.keys() & masked, default=None)
-    return Summary(
-        kind,
-        tuple(lengths),
-        log_log_slope({length: times[length] for length in lengths}),
-        log_log_slope({length: _peak(own[length]) for length in lengths}),
-        None if kind == FULL else crossover(times, full_times),
-        at,
-        None if at is None else full_times[at] / times[at],
-        masked_at,
-        None if masked_at is None else _peak(own[masked_at]) / max(1, _peak(masked[masked_at])),
-    )
+def succeeded(rows: Sequence[Row], kind: str) -> dict[int, Row]:
+    """The measured rows of a kind, by length."""
+    return {row.length: row for row in rows if row.entry.name == kind and row.failed is None}
 
 
 def _peak(row: Row) -> int:
@@ -225,7 +232,7 @@ def document(bench: AttentionBench, rows: Sequence[Row], *, environment: dict[st
     """The JSON document; seconds and bytes. environment: with `ceilings`."""
     return {
         "environment": environment,
-        "settings": bench.to_json(),
+        "settings": asdict(bench),
         "cells": [cell(row) | figures(row) for row in rows],
         "summary": [
             asdict(found) | {"faster_than_full": show_crossover(found, bench)} for found in summarise(bench, rows)
@@ -241,9 +248,7 @@ def cell(row: Row) -> dict[str, Any]:
         "kind": row.entry.name,
         "length": row.length,
         "median": row.seconds if measured else None,
-        "minimum": row.minimum if measured else None,
-        "spread": row.spread if measured else None,
-        "repeats": row.repeats if measured else None,
+        **{name: getattr(row, name) if measured else None for name in ("minimum", "spread", "repeats")},
         "peak_bytes": row.memory.get("peak_bytes"),
         "peak_rss_bytes": row.memory.get("peak_rss_bytes"),
         "failed": row.failed,
@@ -257,24 +262,14 @@ def write_report(bench: AttentionBench, rows: Sequence[Row], out: Path, *, envir
     parts += map(markdown, tables(bench, rows))
     parts += [bullets(lines(bench, rows, environment["ceilings"])), bullets(notes(rows))]
     write_text(out / "table.md", "\n\n".join(part for part in parts if part) + "\n")
-    write_text(out / "table.csv", _csv(rows))
-    found = json.dumps(
-        finite_or_none(document(bench, rows, environment=environment)), ensure_ascii=False, allow_nan=False
-    )
-    write_text(out / "table.json", found + "\n")
-    _draw(bench, rows, out)
-
-
-def _csv(rows: Sequence[Row]) -> str:
     cells = [cell(row) for row in rows]
     stream = io.StringIO()
     writer = csv.DictWriter(stream, list(cells[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(cells)
-    return stream.getvalue()
-
-
-def _draw(bench: AttentionBench, rows: Sequence[Row], out: Path) -> None:
+    write_text(out / "table.csv", stream.getvalue())
+    found = finite_or_none(document(bench, rows, environment=environment))
+    write_text(out / "table.json", json.dumps(found, ensure_ascii=False, allow_nan=False) + "\n")
     plots: tuple[tuple[str, str, Callable[[Row], float]], ...] = (
         ("time", "milliseconds, forward and backward", lambda row: row.seconds * 1000),
         ("memory", "peak MiB beyond the inputs", lambda row: _peak(row) / 2**20),

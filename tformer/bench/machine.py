@@ -59,7 +59,8 @@ class PeakMemory:
             self.baseline = torch.cuda.memory_allocated(device)
         else:
             return_free_memory()
-            _reset_peak()
+            if CLEAR_REFS.exists():
+                CLEAR_REFS.write_text(RESET_PEAK)
             self.baseline = peak_of_process()
 
     def bytes(self) -> int:
@@ -76,11 +77,6 @@ def peak_of_process() -> int:
         return found
     unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _reset_peak() -> None:
-    if CLEAR_REFS.exists():
-        CLEAR_REFS.write_text(RESET_PEAK)
 
 
 PRODUCT_SECONDS = 0.5
@@ -147,7 +143,8 @@ def measure_ceilings(
         for precision in dict.fromkeys(precisions)
         if precision in DTYPES
     }
-    return Ceilings(rates, product, read_bytes_per_second(device, buffer_bytes=buffer_bytes), data_sheet_of(device))
+    sheet = data_sheet_named(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    return Ceilings(rates, product, read_bytes_per_second(device, buffer_bytes=buffer_bytes), sheet)
 
 
 def read_bytes_per_second(device: torch.device, *, buffer_bytes: int | None = None) -> float:
@@ -162,29 +159,15 @@ def read_bytes_per_second(device: torch.device, *, buffer_bytes: int | None = No
         for matrix in matrices:
             torch.mv(matrix, vector)
 
-    ways: dict[Callable[[], Any], int] = {
-        numbers.sum: numbers.nbytes,
-        multiply: matrices.nbytes,
-    }
-    return max(count / _least_seconds(way, device) for way, count in ways.items())
-
-
-def _least_seconds(way: Callable[[], Any], device: torch.device) -> float:
-    best = float("inf")
-    for _ in range(READ_TRIES):
+    fastest = 0.0
+    ways: list[tuple[Callable[[], Any], int]] = [(numbers.sum, numbers.nbytes), (multiply, matrices.nbytes)]
+    for way, count in [way for way in ways for _ in range(READ_TRIES)]:
         start = time.perf_counter()
         way()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        best = min(best, time.perf_counter() - start)
-    return best
-
-
-def data_sheet_of(device: torch.device) -> DataSheet | None:
-    """Data sheet of a known GPU; None for others and for a CPU."""
-    if device.type != "cuda":
-        return None
-    return data_sheet_named(torch.cuda.get_device_name(device))
+        fastest = max(fastest, count / (time.perf_counter() - start))
+    return fastest
 
 
 def data_sheet_named(name: str) -> DataSheet | None:
@@ -218,13 +201,6 @@ class Roofline:
     def share(self) -> float:
         """Share of the nearer ceiling."""
         return max(self.arithmetic, self.bandwidth)
-
-
-def roofline(
-    flops: float, bytes_read: float, seconds: float, *, flops_per_second: float, bytes_per_second: float
-) -> Roofline:
-    """Operations and bytes read in `seconds`, as shares of the machine's rates."""
-    return Roofline(flops / seconds / flops_per_second, bytes_read / seconds / bytes_per_second)
 
 
 def roofline_line(name: str, found: Roofline) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 from tformer.support.errors import InputError
 from tformer.support.formatting import whole_number
-from tformer.support.options import Panel, command_line, flag_of
+from tformer.support.options import Panel, comma_list, command_line
 
 MODEL, WORK, PEERS = Panel("Which model"), Panel("What is measured"), Panel("Compared with")
 HOW, RESULT = Panel("How"), Panel("Result")
@@ -18,7 +18,6 @@ MOST_BATCH = 2**16
 MOST_SIZES = 32
 MOST_THREADS = 4096
 MOST = 10**9  # of anything that is counted or timed
-MAX_LENGTH = 2**24
 
 Threads = Annotated[
     int | None, HOW("--threads", help="CPU threads for tformer and its peers; default: PyTorch's choice.")
@@ -37,7 +36,6 @@ Quantize = Annotated[
     str,
     WORK("--quantize", metavar="none|int8|int4", help="Quantisation of tformer's matrices; none,int8 measures both."),
 ]
-Report = Annotated[Path | None, RESULT("--out", metavar="FILE.md", help="Write the report to this file too.")]
 AsJson = Annotated[bool, RESULT("--json", help="One JSON document on standard output.")]
 
 
@@ -51,27 +49,6 @@ class ModelOptions:
     run: Annotated[
         str | None, MODEL("--run", metavar="RUN", help="Measure a model of this run's sizes; its weights are not used.")
     ] = None
-
-    @property
-    def is_given(self) -> bool:
-        return self != ModelOptions()
-
-
-@dataclass(frozen=True)
-class ProductOptions:
-    """Number formats, compilation and device."""
-
-    peer_precision: Annotated[
-        str | None,
-        PEERS(
-            "--peer-precision",
-            metavar="P,P,...",
-            help="Number formats of the other libraries. Default: all that they support on this machine.",
-        ),
-    ] = None
-    precision: Annotated[str, HOW("--precision", metavar="auto|fp32|bf16|fp16", help="Of tformer.")] = "auto"
-    compile: Compile = False
-    device: Device = "auto"
 
 
 @dataclass(frozen=True)
@@ -90,15 +67,22 @@ class SpeedOptions:
         WORK("--batch-size", metavar="N,N,...", help="One batch size, or several, of which the best is reported."),
     ] = None
     peer: Peers = ()
+    peer_precision: Annotated[
+        str | None,
+        PEERS(
+            "--peer-precision",
+            metavar="P,P,...",
+            help="Number formats of the other libraries. Default: all that they support on this machine.",
+        ),
+    ] = None
     repeats: Repeats = 10
     max_seconds: Annotated[float, HOW("--max-seconds", help="Time limit of each measuring process.")] = 600.0
     threads: Threads = None
-    out: Report = None
+    precision: Annotated[str, HOW("--precision", metavar="auto|fp32|bf16|fp16", help="Of tformer.")] = "auto"
+    compile: Compile = False
+    device: Device = "auto"
+    out: Annotated[Path | None, RESULT("--out", metavar="FILE.md", help="Write the report to this file too.")] = None
     as_json: AsJson = False
-
-    @property
-    def products(self) -> ProductOptions:
-        return ProductOptions(device="cpu")
 
     @property
     def length(self) -> int | None:
@@ -122,13 +106,8 @@ class SpeedOptions:
     @property
     def own(self) -> dict[str, Any]:
         """The workload's own options by name: `new_tokens`, `texts`, ..."""
-        shared = {field.name for field in fields(SpeedOptions)} | {"products", "length", "quantize"}
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in shared}
-        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
-
-    @property
-    def length_flag(self) -> str:
-        return flag_of(type(self), "length")
+        names = [field.name for field in fields(self)[len(fields(SpeedOptions)) :]]
+        return {name: getattr(self, name) for name in names if name not in ("length", "quantize")}
 
     @property
     def command(self) -> str:
@@ -137,10 +116,8 @@ class SpeedOptions:
 
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is loaded."""
-        require_positive(length=self.length, repeats=self.repeats, max_seconds=self.max_seconds)
-        require_positive(**{name: value for name, value in self.own.items() if isinstance(value, int | float)})
-        require_threads(self.threads)
-        refuse_folder(self.out)
+        require_positive(length=self.length, repeats=self.repeats, max_seconds=self.max_seconds, **self.own)
+        check_threads_and_report(self.threads, self.out)
 
 
 @dataclass(frozen=True)
@@ -150,7 +127,6 @@ class TrainOptions(SpeedOptions):
     work = "train"
 
     length: Annotated[int | None, WORK("--length", metavar="T", help="Tokens of an example.")] = None
-    products: ProductOptions = ProductOptions()
 
 
 @dataclass(frozen=True)
@@ -162,7 +138,6 @@ class GenerateOptions(SpeedOptions):
     length: Annotated[int, WORK("--prompt-length", metavar="T", help="Tokens of each prompt.")] = 16
     new_tokens: NewTokens = 128
     quantize: Quantize = "none"
-    products: ProductOptions = ProductOptions()
 
 
 @dataclass(frozen=True)
@@ -176,7 +151,6 @@ class TranslateOptions(SpeedOptions):
     beam_size: Annotated[int, WORK("--beam-size", metavar="B", help="Hypotheses.")] = 4
     sentences: Annotated[int, WORK("--sentences", metavar="N", help="Sources of a round.")] = 64
     quantize: Quantize = "none"
-    products: ProductOptions = ProductOptions()
 
 
 @dataclass(frozen=True)
@@ -187,7 +161,6 @@ class ClassifyOptions(SpeedOptions):
 
     texts: Annotated[int, WORK("--texts", metavar="N", help="Number of texts.")] = 10_000
     length: Annotated[int | None, WORK("--length", metavar="T", help="Length of the longest text in tokens.")] = None
-    products: ProductOptions = ProductOptions()
 
 
 @dataclass(frozen=True)
@@ -256,13 +229,6 @@ class AttentionOptions:
             max_seconds=self.max_seconds,
         )
 
-    @property
-    def lengths_given(self) -> tuple[int, ...]:
-        """The lengths in rising order, each once; none for the default."""
-        if self.lengths is None:
-            return ()
-        return tuple(sorted(whole_numbers("--lengths", self.lengths, least=1, most=MAX_LENGTH)))
-
 
 @dataclass(frozen=True)
 class AllOptions:
@@ -276,13 +242,12 @@ class AllOptions:
 
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is loaded."""
-        require_threads(self.threads)
-        refuse_folder(self.out)
+        check_threads_and_report(self.threads, self.out)
 
 
 def words_of(flag: str, text: str) -> tuple[str, ...]:
     """Words between commas, each once. Raises InputError where there is none."""
-    found = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    found = tuple(dict.fromkeys(comma_list(text, str, InputError, skip_empty=True)))
     if not found:
         raise InputError(f"{flag}: found '{text}', expected a word, or several separated by commas")
     return found
@@ -290,16 +255,18 @@ def words_of(flag: str, text: str) -> tuple[str, ...]:
 
 def whole_numbers(flag: str, text: str, *, least: int, most: int) -> tuple[int, ...]:
     """Whole numbers between commas in the given order, each once. Raises InputError for anything else."""
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words:
-        raise InputError(f"{flag}: found none, expected whole numbers separated by commas")
-    numbers = []
-    for word in words:
+
+    def read(word: str) -> int | None:
         number = whole_number(word)
-        if number is None or not least <= number <= most:
-            raise InputError(f"{flag}: found '{word}', expected whole numbers from {least} to {most:,}")
-        numbers.append(number)
-    return tuple(dict.fromkeys(numbers))
+        return number if number is not None and least <= number <= most else None
+
+    def refuse(word: str) -> InputError:
+        return InputError(f"{flag}: found '{word}', expected whole numbers from {least} to {most:,}")
+
+    found = comma_list(text, read, refuse, skip_empty=True)
+    if not found:
+        raise InputError(f"{flag}: found none, expected whole numbers separated by commas")
+    return tuple(dict.fromkeys(found))
 
 
 def require_positive(**values: float | None) -> None:
@@ -310,14 +277,10 @@ def require_positive(**values: float | None) -> None:
             raise InputError(f"--{name.replace('_', '-')}: found {value}, expected {expected}")
 
 
-def require_threads(threads: int | None) -> None:
-    """Raise InputError for a number of threads that no machine has; None was not given."""
+def check_threads_and_report(threads: int | None, out: Path | None) -> None:
+    """Raise InputError for a number of threads that no machine has, and for a report that would replace a folder."""
     if threads is not None and threads > MOST_THREADS:
         raise InputError(f"--threads: found {threads}, expected {MOST_THREADS:,} at most")
     require_positive(threads=threads)
-
-
-def refuse_folder(out: Path | None) -> None:
-    """Raise InputError for a report that would replace a folder."""
     if out is not None and out.is_dir():
         raise InputError(f"--out: {out} is a folder, expected a file")

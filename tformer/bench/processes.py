@@ -54,13 +54,16 @@ class MeasuringProcess:
 
     Attributes:
         failed: why there is no result; the process has ended by then.
+        seconds, tokens: of every timed round of a contender.
     """
 
     def __init__(self, *, max_seconds: float, should_stop: Callable[[], bool]) -> None:
         """max_seconds: limit of this process's time, with the start of Python, without other contenders' rounds."""
         self.failed: str | None = None
         self.seconds_left = max_seconds
-        self._max_seconds, self._should_stop = max_seconds, should_stop
+        self.seconds: list[float] = []
+        self.tokens: list[int] = []
+        self._too_long, self._should_stop = f"{TOO_LONG} {max_seconds:g} s", should_stop
         self._messages = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed by `end`)
         self._child = Child(
             python_command("tformer.bench.worker"),
@@ -90,15 +93,26 @@ class MeasuringProcess:
             self.end()
         return answer
 
-    def finish(self) -> None:
-        """Let the process exit by itself, so that it can end helpers and delete temporary files."""
+    def run_round(self) -> None:
+        """One more round of a contender; the child measures its time."""
+        answer = self.ask(question="round")
+        if self.failed is None:
+            self.seconds.append(answer["seconds"])
+            self.tokens.append(answer["tokens"])
+
+    def finish(self) -> RacedRow:
+        """The contender's row, with the peak memory since the process began, which then exits."""
+        answer = {"failed": self.failed} if self.failed is not None else self.ask(question="peak")
+        if self.failed is not None:
+            return answer
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         self._process.send_signal(signal.SIGCONT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it ends helpers and deletes temporary files
             self._process.wait(EXIT_SECONDS)
         self.end()
+        return {**summarise(self.seconds), "tokens": round(statistics.mean(self.tokens)), "memory": answer}
 
     def end(self) -> None:
         """Kill the process, whatever it is doing; may be called again."""
@@ -124,7 +138,7 @@ class MeasuringProcess:
             if self._should_stop():
                 raise Stopped
             if time.monotonic() >= deadline:
-                return {"failed": over_limit(self._max_seconds)}
+                return {"failed": self._too_long}
 
     def _why_ended(self) -> str:
         """Why the process ended without an answer."""
@@ -132,13 +146,8 @@ class MeasuringProcess:
         if code == -signal.SIGKILL:
             return f"{OUT_OF_MEMORY}: the system ended the process"
         if code == -signal.SIGALRM:
-            return over_limit(self._max_seconds)
+            return self._too_long
         return f"the process ended with {code}: {self._child.last_error() or 'no message'}"
-
-
-def over_limit(max_seconds: float) -> str:
-    """The reason of a measurement that exceeded its time limit."""
-    return f"{TOO_LONG} {max_seconds:g} s"
 
 
 def run_isolated(
@@ -152,49 +161,6 @@ def run_isolated(
         return None
     finally:
         process.end()
-
-
-class Runner(MeasuringProcess):
-    """A contender in its process.
-
-    Attributes:
-        seconds, tokens: of every timed round; memory: its peaks in bytes.
-    """
-
-    def __init__(self, **limits: Any) -> None:
-        super().__init__(**limits)
-        self.seconds: list[float] = []
-        self.tokens: list[int] = []
-        self.memory: dict[str, int] = {}
-
-    def prepare(self, measurement: str, arguments: Mapping[str, Any]) -> None:
-        """Everything before the first timed round."""
-        self.ask(measurement=measurement, arguments=dict(arguments))
-
-    def run_round(self) -> None:
-        """One more round; the child measures its time."""
-        answer = self.ask(question="round")
-        if self.failed is None:
-            self.seconds.append(answer["seconds"])
-            self.tokens.append(answer["tokens"])
-
-    def read_peak(self) -> None:
-        """Peak memory since the process began; the process then exits."""
-        answer = self.ask(question="peak")
-        if self.failed is None:
-            self.memory = answer
-            self.finish()
-
-    @property
-    def has_time(self) -> bool:
-        """Whether another round fits into its limit, if it takes as long as the longest so far."""
-        return self.seconds_left > max(self.seconds, default=0.0)
-
-    @property
-    def row(self) -> RacedRow:
-        if self.failed is not None:
-            return {"failed": self.failed}
-        return {**summarise(self.seconds), "tokens": round(statistics.mean(self.tokens)), "memory": self.memory}
 
 
 def race(
@@ -216,16 +182,11 @@ def race(
         repeats: minimum number of rounds of each; quick rounds go on until each contender has run for `ENOUGH_SECONDS`.
         max_seconds: of each process; a contender that exceeds it fails. One round is always timed.
     """
-
-    def take_turns(some: Sequence[Mapping[str, Any]]) -> tuple[list[RacedRow], list[int]]:
-        return _take_turns(
-            measurement, some, repeats=repeats, limits={"max_seconds": max_seconds, "should_stop": should_stop}
-        )
-
+    limits: dict[str, Any] = {"max_seconds": max_seconds, "should_stop": should_stop}
     try:
-        rows, crowded = take_turns(contenders)
+        rows, crowded = _take_turns(measurement, contenders, repeats=repeats, limits=limits)
         for index in crowded:
-            [again], _ = take_turns([contenders[index]])
+            [again], _ = _take_turns(measurement, [contenders[index]], repeats=repeats, limits=limits)
             rows[index] = again if "failed" in again else {**again, "alone": True}
     except Stopped:
         return None
@@ -236,44 +197,48 @@ def _take_turns(
     measurement: str, contenders: Sequence[Mapping[str, Any]], *, repeats: int, limits: dict[str, Any]
 ) -> tuple[list[RacedRow], list[int]]:
     """A row for each contender, and the indices of those that ran out of memory beside others."""
-    runners: list[Runner] = []
+    running: list[MeasuringProcess] = []
     crowded: list[int] = []
 
-    def able() -> list[Runner]:
-        return [runner for runner in runners if runner.failed is None]
+    def able() -> list[MeasuringProcess]:
+        return [process for process in running if process.failed is None]
 
-    def note_crowding(runner: Runner) -> None:
-        if runner.failed is not None and runner.failed.startswith(OUT_OF_MEMORY) and able():
-            crowded.append(runners.index(runner))
+    def note_crowding(process: MeasuringProcess) -> None:
+        if process.failed is not None and process.failed.startswith(OUT_OF_MEMORY) and able():
+            crowded.append(running.index(process))
 
     try:
         for arguments in contenders:
-            runners.append(Runner(**limits))
-            runners[-1].prepare(measurement, arguments)
-            note_crowding(runners[-1])
+            running.append(MeasuringProcess(**limits))
+            running[-1].ask(measurement=measurement, arguments=dict(arguments))
+            note_crowding(running[-1])
         began = time.monotonic()
         while able() and not _is_enough(able(), repeats):
-            for runner in able():
-                runner.run_round()
-                note_crowding(runner)
+            for process in able():
+                process.run_round()
+                note_crowding(process)
             if time.monotonic() - began >= SHARE_FOR_ROUNDS * limits["max_seconds"]:
                 break
-        for runner in able():
-            runner.read_peak()
-            note_crowding(runner)
+        rows = []
+        for process in running:
+            was_able = process.failed is None
+            rows.append(process.finish())
+            if was_able:
+                note_crowding(process)
     finally:
-        for runner in runners:
-            runner.end()
-    return [runner.row for runner in runners], crowded
+        for process in running:
+            process.end()
+    return rows, crowded
 
 
-def _is_enough(able: Sequence[Runner], repeats: int) -> bool:
-    """Whether the rounds so far are enough, or one contender has no time for another."""
+def _is_enough(able: Sequence[MeasuringProcess], repeats: int) -> bool:
+    """Whether the rounds so far are enough, or one contender has no time for another as long as its longest."""
     turns = len(able[0].seconds)
     if turns == 0:
         return False
-    long_enough = turns >= repeats and min(sum(runner.seconds) for runner in able) >= ENOUGH_SECONDS
-    return long_enough or turns >= max(repeats, MOST_REPEATS) or not all(runner.has_time for runner in able)
+    long_enough = turns >= repeats and min(sum(process.seconds) for process in able) >= ENOUGH_SECONDS
+    has_time = all(process.seconds_left > max(process.seconds) for process in able)
+    return long_enough or turns >= max(repeats, MOST_REPEATS) or not has_time
 
 
 def summarise(seconds: Sequence[float]) -> dict[str, float | int]:
@@ -281,4 +246,4 @@ def summarise(seconds: Sequence[float]) -> dict[str, float | int]:
     median = statistics.median(seconds)
     lower, _, upper = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else [median] * 3
     spread = (upper - lower) / median if median else 0.0
-    return {"median": median, "minimum": min(seconds), "spread": spread, "repeats": len(seconds)}
+    return {"seconds": median, "minimum": min(seconds), "spread": spread, "repeats": len(seconds)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tformer.bench.machine import roofline_line
@@ -18,18 +18,6 @@ FAIRNESS = (
     "its own process, in alternating rounds; times are medians. Memory is the peak of the whole process. Rows "
     "named `tformer compiled`, as for training on a GPU, use torch.compile; the other libraries run eagerly."
 )
-
-FIGURES = (
-    *("tokens_per_second", "step_ms", "flops", "bytes_read"),
-    *("share_of_peak", "share_of_arithmetic", "share_of_bandwidth", "bound"),
-)
-"""Keys of a measured row in the document of every benchmark."""
-
-SPEED_FIGURES = (
-    *("examples_per_second", "spread", "repeats", "round_seconds", "share_of_data_sheet"),
-    *("peak_rss_bytes", "peak_gpu_bytes", "expected_memory"),
-)
-"""Further keys in the document of a speed benchmark."""
 
 
 @dataclass(frozen=True)
@@ -56,74 +44,72 @@ def bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def figures(row: Row) -> dict[str, Any]:
-    """The keys that a row of every benchmark has; None where nothing was measured or nothing is multiplied."""
-    found: dict[str, Any] = dict.fromkeys(FIGURES)
-    if row.failed is not None:
-        return found
-    found |= {"tokens_per_second": row.tokens_per_second, "step_ms": row.step_ms}
-    if row.cost is not None and row.entry.precision:
-        found |= {"flops": row.cost["flops"], "bytes_read": row.cost["bytes_read"]}
-    line = row.roofline
-    if line is not None:
-        found |= {"share_of_peak": row.share_of_peak, "bound": line.bound}
-        found |= {"share_of_arithmetic": line.arithmetic, "share_of_bandwidth": line.bandwidth}
-    return found
+def row_line(row: Row) -> str:
+    """What is said when a row was measured."""
+    speed = row.failed if row.failed is not None else f"{row.tokens_per_second:,.0f} tokens/s"
+    return f"{row.entry.label}, batch {row.batch_size}: {speed}"
 
 
-def document(bench: SpeedBench, rows: Sequence[Row], *, environment: dict[str, Any], command: str) -> dict[str, Any]:
-    """The JSON document of `--json`."""
-    settings = {name: value for name, value in bench.to_json().items() if name not in ("recipe_yaml", "entries")}
+# --- the JSON document ------------------------------------------------------------------------------------------------
+
+
+def document(bench: SpeedBench, rows: Sequence[Row]) -> dict[str, Any]:
+    """The JSON document of `--json`, without command and environment."""
+    best = best_rows(rows)
     return {
-        "command": command,
-        "environment": environment,
-        "settings": settings,
-        "ceilings": [
-            {"batch_size": row.batch_size, **row.ceilings}
-            for row in _first_of_each_batch(rows)
-            if row.ceilings is not None
-        ],
+        "settings": {name: value for name, value in asdict(bench).items() if name not in ("recipe_yaml", "entries")},
+        "ceilings": [{"batch_size": size, **ceilings} for size, ceilings in _ceilings(rows).items()],
         "rows": [_row_document(row, rows) for row in rows],
         "best": [
             {
                 "name": row.entry.name,
-                "precision": row.entry.precision or None,
+                "precision": row.entry.precision,
                 "batch_size": row.batch_size,
                 "tokens_per_second": row.tokens_per_second,
-                "ratios": ratios(row, best_rows(rows)),
+                "ratios": ratios(row, best),
             }
-            for row in best_rows(rows)
+            for row in best
         ],
+    }
+
+
+def figures(row: Row) -> dict[str, Any]:
+    """The keys that a row of every benchmark has; None where nothing was measured."""
+    measured, line = row.failed is None, row.roofline
+    cost = row.cost if measured and row.cost is not None else {}
+    return {
+        "tokens_per_second": row.tokens_per_second if measured else None,
+        "step_ms": row.step_ms if measured else None,
+        "flops": cost.get("flops"),
+        "bytes_read": cost.get("bytes_read"),
+        "share_of_peak": row.share_of_peak,
+        "share_of_arithmetic": None if line is None else line.arithmetic,
+        "share_of_bandwidth": None if line is None else line.bandwidth,
+        "bound": None if line is None else line.bound,
     }
 
 
 def _row_document(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
     """One row. Every row has all keys; what is unknown or does not apply is None."""
-    found: dict[str, Any] = {
+    measured, cost = row.failed is None, row.cost
+    memory = cost["memory"] if cost is not None and measured and row.is_ours else None
+    return {
         "name": row.entry.name,
-        "precision": row.entry.precision or None,
+        "precision": row.entry.precision,
         "batch_size": row.batch_size,
         "failed": row.failed,
         "measured_alone": row.alone,
-        **dict.fromkeys(SPEED_FIGURES),
-        **figures(row),
-        "ratios": {},
-    }
-    if row.failed is not None:
-        return found
-    found |= {
-        "spread": row.spread,
-        "repeats": row.repeats,
-        "round_seconds": row.seconds,
+        "examples_per_second": cost["examples"] / row.seconds if cost is not None and measured else None,
+        "spread": row.spread if measured else None,
+        "repeats": row.repeats if measured else None,
+        "round_seconds": row.seconds if measured else None,
         "share_of_data_sheet": row.share_of_data_sheet,
-        **row.memory,
-        "ratios": ratios(row, [other for other in rows if other.batch_size == row.batch_size]),
+        "peak_rss_bytes": row.memory.get("peak_rss_bytes"),
+        "peak_gpu_bytes": row.memory.get("peak_gpu_bytes"),
+        "expected_memory": dict(memory) if memory else None,
+        **figures(row),
+        "ratios": ratios(row, [other for other in rows if other.batch_size == row.batch_size]) if measured else {},
     }
-    if row.cost is not None:
-        found["examples_per_second"] = row.cost["examples"] / row.seconds
-        if row.is_ours and row.cost["memory"]:
-            found["expected_memory"] = dict(row.cost["memory"])
-    return found
 
 
 def best_rows(rows: Sequence[Row]) -> list[Row]:
@@ -131,8 +117,7 @@ def best_rows(rows: Sequence[Row]) -> list[Row]:
     best: dict[Entry, Row] = {}
     for row in rows:
         if row.failed is None:
-            found = best.setdefault(row.entry, row)
-            best[row.entry] = max(found, row, key=lambda row: row.tokens_per_second)
+            best[row.entry] = max(best.get(row.entry, row), row, key=lambda row: row.tokens_per_second)
     return list(best.values())
 
 
@@ -145,39 +130,54 @@ def ratios(row: Row, others: Sequence[Row]) -> dict[str, float]:
     }
 
 
+def _ceilings(rows: Sequence[Row]) -> dict[int, Mapping[str, Any]]:
+    """The ceilings of each batch size at which something was measured."""
+    found: dict[int, Mapping[str, Any]] = {}
+    for row in rows:
+        if row.failed is None and row.ceilings is not None:
+            found.setdefault(row.batch_size, row.ceilings)
+    return found
+
+
+# --- tables and lines -------------------------------------------------------------------------------------------------
+
+
 def tables(bench: SpeedBench, rows: Sequence[Row]) -> list[Table]:
     """Every row; after several batch sizes also the best of each contender."""
-    made = [_table(f"bench {bench.work}: {settings_line(bench)}", bench, rows)]
+    options = [f"{name.replace('_', ' ')} {value}" for name, value in bench.options.items()]
+    extra = ["tformer compiled"] if bench.compile else []
+    settings = ", ".join([bench.model, f"length {bench.length}", *options, bench.device, *extra])
+    made = [_table(f"bench {bench.work}: {settings}", bench, rows)]
     if len(bench.batch_sizes) > 1 and best_rows(rows):
         made.append(_table("The best batch size of each", bench, best_rows(rows), any_batch=True))
     return made
 
 
 def _table(title: str, bench: SpeedBench, rows: Sequence[Row], *, any_batch: bool = False) -> Table:
-    on_gpu = any("peak_gpu_bytes" in row.memory for row in rows)
-    step = f"ms per {WORKS[bench.work].step}"
-    memory = "peak GPU memory" if on_gpu else "peak memory"
     ours = bench.entries[0]
-    headings = ("", "batch", "tokens/s", step, "spread", memory, "share of peak", f"{ours.label}: times as fast")
-    cells = (_cells(row, rows, len(headings), ours=ours, any_batch=any_batch) for row in rows)
-    return Table(title, headings, tuple(cells))
-
-
-def _cells(row: Row, rows: Sequence[Row], width: int, *, ours: Entry, any_batch: bool) -> tuple[str, ...]:
-    named = (row.entry.label, str(row.batch_size))
-    if row.failed is not None:
-        return (*named, row.failed, *[""] * (width - 3))
-    beside = (other for other in rows if any_batch or other.batch_size == row.batch_size)
-    our_row = next((other for other in beside if other.entry == ours and other.failed is None), None)
-    return (
-        *named,
-        f"{row.tokens_per_second:,.0f}",
-        "" if row.step_ms is None else _milliseconds(row.step_ms),
-        f"{row.spread:.0%}",
-        binary_bytes(peak_bytes(row)),
-        "" if row.share_of_peak is None else f"{row.share_of_peak:.0%}",
-        "" if our_row is None or row.entry == ours else ratio(row_ratio(our_row, row)),
-    )
+    memory = "peak GPU memory" if any("peak_gpu_bytes" in row.memory for row in rows) else "peak memory"
+    columns = ("tokens/s", f"ms per {WORKS[bench.work].step}", "spread", memory, "share of peak")
+    cells = []
+    for row in rows:
+        named = (row.entry.label, str(row.batch_size))
+        if row.failed is not None:
+            cells.append((*named, row.failed, *[""] * len(columns)))
+            continue
+        beside = [other for other in rows if any_batch or other.batch_size == row.batch_size]
+        our_row = next((other for other in beside if other.entry == ours and other.failed is None), None)
+        step = row.step_ms
+        cells.append(
+            (
+                *named,
+                f"{row.tokens_per_second:,.0f}",
+                "" if step is None else f"{step:,.0f}" if step >= 100 else f"{step:,.3g}",
+                f"{row.spread:.0%}",
+                binary_bytes(peak_bytes(row)),
+                "" if row.share_of_peak is None else f"{row.share_of_peak:.0%}",
+                "" if our_row is None or row.entry == ours else ratio(ratios(our_row, [row])[row.entry.label]),
+            )
+        )
+    return Table(title, ("", "batch", *columns, f"{ours.label}: times as fast"), tuple(cells))
 
 
 def peak_bytes(row: Row) -> int:
@@ -185,37 +185,20 @@ def peak_bytes(row: Row) -> int:
     return row.memory.get("peak_gpu_bytes", row.memory["peak_rss_bytes"])
 
 
-def row_ratio(ours: Row, other: Row) -> float:
-    """How many times as fast ours is."""
-    return ours.tokens_per_second / other.tokens_per_second
-
-
-def _milliseconds(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
-
-
-def settings_line(bench: SpeedBench) -> str:
-    """Model, sizes and the workload's own options, in one line."""
-    given = {name: value for name, value in bench.options.items() if value is not None}
-    options = [f"{name.replace('_', ' ')} {value}" for name, value in given.items()]
-    extra = ["tformer compiled"] if bench.compile else []
-    return ", ".join([bench.model, f"length {bench.length}", *options, bench.device, *extra])
-
-
 def lines(rows: Sequence[Row]) -> list[str]:
-    """Ceilings, what bounds each of our rows, expected memory, and notes on the quality of the measurement."""
-    found = [
-        f"ceilings, batch {row.batch_size}: {ceilings_line(row.ceilings)}"
-        for row in _first_of_each_batch(rows)
-        if row.ceilings is not None
-    ]
+    """Ceilings, what bounds each of our rows, expected memory, and notes on how steady the measurement was."""
+    found = [f"ceilings, batch {size}: {ceilings_line(ceilings)}" for size, ceilings in _ceilings(rows).items()]
     for row in rows:
-        line = row.roofline if row.is_ours and row.failed is None else None
-        if line is not None:
-            text = roofline_line(f"{row.entry.label}, batch {row.batch_size}", line)
-            sheet = row.share_of_data_sheet
-            found.append(text if sheet is None else f"{text}; {sheet:.0%} of the data sheet")
-            found += _memory_line(row)
+        line, sheet = row.roofline if row.is_ours else None, row.share_of_data_sheet
+        if line is None or row.cost is None:
+            continue
+        text = roofline_line(f"{row.entry.label}, batch {row.batch_size}", line)
+        found.append(text if sheet is None else f"{text}; {sheet:.0%} of the data sheet")
+        if row.cost["memory"]:
+            parts = {name.removesuffix("_bytes"): count for name, count in row.cost["memory"].items()}
+            total = parts.pop("total")
+            listed = ", ".join(f"{name} {binary_bytes(count)}" for name, count in parts.items())
+            found.append(f"expected memory: {binary_bytes(total)} ({listed}), beside that of Python and PyTorch")
     alone = [f"{row.entry.label}, batch {row.batch_size}" for row in rows if row.alone]
     if alone:
         found.append(f"measured alone, because memory was too small for all at once: {'; '.join(alone)}")
@@ -241,25 +224,6 @@ def _giga(rate: float) -> str:
     if rate >= 1e13:
         return f"{rate / 1e12:,.1f} T"
     return f"{rate / 1e9:,.3g} G" if rate < 1e11 else f"{rate / 1e9:,.0f} G"
-
-
-def _memory_line(row: Row) -> list[str]:
-    assert row.cost is not None
-    if not row.cost["memory"]:
-        return []
-    parts = {name.removesuffix("_bytes"): count for name, count in row.cost["memory"].items()}
-    total = parts.pop("total")
-    listed = ", ".join(f"{name} {binary_bytes(count)}" for name, count in parts.items())
-    return [f"expected memory: {binary_bytes(total)} ({listed}), beside that of Python and PyTorch"]
-
-
-def _first_of_each_batch(rows: Sequence[Row]) -> list[Row]:
-    """The first measured row of each batch size."""
-    found: dict[int, Row] = {}
-    for row in rows:
-        if row.failed is None:
-            found.setdefault(row.batch_size, row)
-    return list(found.values())
 
 
 def report(bench: SpeedBench, rows: Sequence[Row], *, line: str, command: str) -> str:

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tformer.bench.machine import Ceilings, Roofline, measure_ceilings, roofline
+from tformer.bench.machine import Ceilings, Roofline, measure_ceilings
 from tformer.bench.options import ModelOptions, SpeedOptions, words_of
 from tformer.bench.peers import PEERS, choose_peers
-from tformer.bench.processes import RacedRow, race, run_isolated
-from tformer.bench.workloads import OURS, Contender, Task, Work
-from tformer.bench.workloads.classify import CLASSIFY
-from tformer.bench.workloads.decoding import GENERATE, TRANSLATE
-from tformer.bench.workloads.train import TRAIN
+from tformer.bench.processes import race, run_isolated
+from tformer.bench.workloads import OURS, Contender, Task, Workload
+from tformer.bench.workloads.classify import Classification
+from tformer.bench.workloads.decoding import Generation, Translation
+from tformer.bench.workloads.train import Training
 from tformer.build import count_parameters
 from tformer.decoding.inference import require_quantize
 from tformer.interop.opening import open_checkpoint
@@ -29,8 +29,14 @@ from tformer.recipe import load_recipe, recipe_from_yaml, recipe_to_yaml
 from tformer.recipe.recipe import Recipe
 from tformer.support.device import DTYPES, keep_freed_memory, resolve_device, resolve_precision
 from tformer.support.errors import InputError
+from tformer.support.options import flag_of
 
-WORKS: dict[str, Work] = {work.name: work for work in (TRAIN, GENERATE, TRANSLATE, CLASSIFY)}
+WORKS: dict[str, type[Workload]] = {
+    "train": Training,
+    "generate": Generation,
+    "translate": Translation,
+    "classify": Classification,
+}
 """Every workload by name."""
 
 CHARACTERS = 65
@@ -40,14 +46,14 @@ LABELS = ("0", "1")  # of a classifier whose recipe names none
 
 
 class Entry(NamedTuple):
-    """A contender by name. precision: empty without products."""
+    """A contender by name."""
 
     name: str
     precision: str
 
     @property
     def label(self) -> str:
-        return f"{self.name} {self.precision}".strip()
+        return f"{self.name} {self.precision}"
 
 
 @dataclass(frozen=True)
@@ -77,9 +83,6 @@ class SpeedBench:
     max_seconds: float = 600.0
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> SpeedBench:
         entries = tuple(Entry(*entry) for entry in document["entries"])
@@ -97,16 +100,9 @@ class SpeedBench:
 
     def task(self, batch_size: int) -> Task:
         """The work at one of its batch sizes."""
-        return Task(
-            work=self.work,
-            recipe=self.recipe,
-            batch_size=batch_size,
-            length=self.length,
-            precision=self.precision,
-            device=torch.device(self.device),
-            compile=self.compile,
-            options=self.options,
-        )
+        names = ("work", "recipe", "length", "precision", "compile", "options")
+        given = {name: getattr(self, name) for name in names}
+        return Task(batch_size=batch_size, device=torch.device(self.device), **given)
 
 
 @dataclass(frozen=True)
@@ -117,7 +113,7 @@ class Row:
         seconds, minimum: of a round, median and minimum; spread: its quartile distance as a share of the median.
         tokens: of a round; cost: its `Cost` as a mapping.
         memory: `peak_rss_bytes` of its process, on a GPU `peak_gpu_bytes`, of attention `peak_bytes` beyond the inputs.
-        ceilings: `Ceilings` of the machine as a mapping; None without products.
+        ceilings: `Ceilings` of the machine as a mapping; None where they could not be measured.
         alone: memory was too small beside the others, so that its rounds did not alternate with theirs.
     """
 
@@ -135,22 +131,6 @@ class Row:
     failed: str | None = None
     alone: bool = False
 
-    @classmethod
-    def of_race(
-        cls,
-        raced: RacedRow,
-        entry: Entry,
-        batch_size: int,
-        *,
-        length: int,
-        cost: Mapping[str, Any],
-        ceilings: Mapping[str, Any] | None,
-    ) -> Row:
-        if "failed" in raced:
-            return cls(entry, batch_size, length, failed=raced["failed"])
-        measured = {name: value for name, value in raced.items() if name != "median"}
-        return cls(entry, batch_size, length, seconds=raced["median"], cost=cost, ceilings=ceilings, **measured)
-
     @property
     def is_ours(self) -> bool:
         return self.entry.name == OURS
@@ -161,7 +141,7 @@ class Row:
 
     @property
     def step_ms(self) -> float | None:
-        return None if self.cost is None else 1000 * self.seconds / self.cost["steps"]
+        return None if self.cost is None or self.failed else 1000 * self.seconds / self.cost["steps"]
 
     @property
     def roofline(self) -> Roofline | None:
@@ -184,30 +164,26 @@ class Row:
         return None if found is None else found.share
 
     def _against(self, flops_per_second: float, bytes_per_second: float | None = None) -> Roofline | None:
-        if self.cost is None or self.ceilings is None:
+        if self.cost is None or self.ceilings is None or self.failed is not None:
             return None
-        return roofline(
-            self.cost["flops"],
-            self.cost["bytes_read"],
-            self.seconds,
-            flops_per_second=flops_per_second,
-            bytes_per_second=bytes_per_second or self.ceilings["bytes_per_second"],
+        bandwidth = bytes_per_second or self.ceilings["bytes_per_second"]
+        return Roofline(
+            self.cost["flops"] / self.seconds / flops_per_second, self.cost["bytes_read"] / self.seconds / bandwidth
         )
 
 
 def resolve(options: SpeedOptions) -> tuple[SpeedBench, list[str]]:
     """The benchmark, and notes on what was decided. Raises InputError before anything is measured."""
     options.check()
-    work, products = WORKS[options.work], options.products
-    formats = words_of("--quantize", options.quantize)
+    work, formats = WORKS[options.work], words_of("--quantize", options.quantize)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    device = resolve_device(products.device)
+    device = resolve_device(options.device)
     for kind in formats:
-        require_quantize(kind, device, DTYPES.get(products.precision))
-        if products.compile and kind != "none":
+        require_quantize(kind, device, DTYPES.get(options.precision))
+        if options.compile and kind != "none":
             raise InputError(f"--compile and --quantize {kind} exclude each other", hint="measure them in turn")
-    chosen = None if products.peer_precision is None else words_of("--peer-precision", products.peer_precision)
+    chosen = None if options.peer_precision is None else words_of("--peer-precision", options.peer_precision)
     peers = choose_peers(options.work, options.peer, chosen, device=device)
     recipe, name = recipe_of(
         options.model,
@@ -215,17 +191,18 @@ def resolve(options: SpeedOptions) -> tuple[SpeedBench, list[str]]:
         device=device,
         default_arch=work.arch,
         objective=work.objective,
-        bench=work.name,
+        bench=options.work,
     )
     recipe, notes = _with_sizes(recipe, name)
     length = options.length or work.length(recipe)
     if length > recipe.model.max_seq_len:
         raise InputError(
-            f"{options.length_flag}: found {length}, the model reads {recipe.model.max_seq_len} positions at most"
+            f"{flag_of(type(options), 'length')}: found {length}, the model reads {recipe.model.max_seq_len} positions "
+            "at most"
         )
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"seq_len": length})})
     bench = SpeedBench(
-        work=work.name,
+        work=options.work,
         model=name,
         recipe_yaml=recipe_to_yaml(recipe),
         entries=(),
@@ -233,7 +210,7 @@ def resolve(options: SpeedOptions) -> tuple[SpeedBench, list[str]]:
         length=length,
         precision="fp32",
         device=str(device),
-        compile=products.compile,
+        compile=options.compile,
         threads=torch.get_num_threads(),
         repeats=options.repeats,
         max_seconds=options.max_seconds,
@@ -241,7 +218,10 @@ def resolve(options: SpeedOptions) -> tuple[SpeedBench, list[str]]:
     )
     largest = bench.task(max(bench.batch_sizes))
     work.check(largest)
-    precision = _resolve_precision(products.precision, work, largest)
+    if options.precision not in ("auto", "fp32", "bf16", "fp16"):
+        raise InputError(f"--precision: found '{options.precision}', expected auto, fp32, bf16 or fp16")
+    rows, d_model, d_ff = work.product(largest)
+    precision = resolve_precision(options.precision, device, rows=rows, d_model=d_model, d_ff=d_ff).name
     own = [Entry(OURS, precision if kind == "none" else kind) for kind in formats]
     bench = replace(bench, precision=precision, entries=(*own, *(Entry(*peer) for peer in peers)))
     parameters = count_parameters(recipe.model, num_labels=len(recipe.data.labels) or None)
@@ -285,21 +265,19 @@ def recipe_of(
         "config": model.config,
         "device": device.type,
     }
+    flags: dict[str, Any] = {}
     if objective is not None:
-        _require_parts(load_recipe(**named).recipe, objective, bench)
-    flags = {} if objective is None else {"objectives": [{"kind": objective}]}
+        # Looked at before the objective is set: the message of the recipe would name the objective instead.
+        plain = load_recipe(**named).recipe
+        for part in OBJECTIVES[objective].parts:
+            if getattr(plain.model, part) is None:
+                raise InputError(
+                    f"bench {bench}: {plain.arch} has no {part}, which {objective} needs", hint="use --arch bert"
+                )
+        flags = {"objectives": [{"kind": objective}]}
     recipe = load_recipe(**named, sets=sets, flags=flags).recipe
     name = f"{recipe.arch}/{recipe.preset}" if recipe.preset is not None else str(model.config or recipe.arch)
     return recipe, " ".join([name, *sets])
-
-
-def _require_parts(recipe: Recipe, objective: str, bench: str) -> None:
-    """Raise InputError before the objective is set: the message of the recipe would name the objective instead."""
-    for part in OBJECTIVES[objective].parts:
-        if getattr(recipe.model, part) is None:
-            raise InputError(
-                f"bench {bench}: {recipe.arch} has no {part}, which {objective} needs", hint="use --arch bert"
-            )
 
 
 def _with_sizes(recipe: Recipe, name: str) -> tuple[Recipe, list[str]]:
@@ -319,16 +297,6 @@ def _with_sizes(recipe: Recipe, name: str) -> tuple[Recipe, list[str]]:
     return recipe.model_copy(update=changes), notes
 
 
-def _resolve_precision(asked: str, work: Work, task: Task) -> str:
-    """The number format of our products; empty without products."""
-    if work.product is None:
-        return ""
-    if asked not in ("auto", "fp32", "bf16", "fp16"):
-        raise InputError(f"--precision: found '{asked}', expected auto, fp32, bf16 or fp16")
-    rows, d_model, d_ff = work.product(task)
-    return resolve_precision(asked, task.device, rows=rows, d_model=d_model, d_ff=d_ff).name
-
-
 def run_speed(bench: SpeedBench, *, on_row: Callable[[Row], None], should_stop: Callable[[], bool]) -> list[Row] | None:
     """Every row, batch size after batch size, in the order of the entries; None when stopped.
 
@@ -346,7 +314,7 @@ def run_speed(bench: SpeedBench, *, on_row: Callable[[Row], None], should_stop: 
 
 
 def _at_batch_size(bench: SpeedBench, batch_size: int, should_stop: Callable[[], bool]) -> list[Row] | None:
-    given = {"bench": bench.to_json(), "batch_size": batch_size}
+    given = {"bench": asdict(bench), "batch_size": batch_size}
     limits = run_isolated("limits", given, max_seconds=bench.max_seconds, should_stop=should_stop)
     if limits is None:
         return None
@@ -363,21 +331,21 @@ def _at_batch_size(bench: SpeedBench, batch_size: int, should_stop: Callable[[],
     if raced is None:
         return None
     return [
-        Row.of_race(row, entry, batch_size, length=bench.length, cost=cost, ceilings=limits["ceilings"])
+        Row(entry, batch_size, bench.length, cost=cost, ceilings=limits["ceilings"], **row)
         for entry, row, cost in zip(bench.entries, raced, limits["costs"], strict=True)
     ]
 
 
+# --- in a measuring process -------------------------------------------------------------------------------------------
+
+
 def measure_limits(*, bench: dict[str, Any], batch_size: int) -> dict[str, Any]:
-    """`ceilings` of the machine (None without products), and `costs` of each entry's round; in a measuring process."""
+    """`ceilings` of the machine, and `costs` of each entry's round."""
     keep_freed_memory()
     asked, task = _start(bench, batch_size)
-    work = WORKS[asked.work]
-    ceilings: dict[str, Any] | None = None
-    if work.product is not None:
-        formats = [task.precision, *(entry.precision for entry in asked.entries)]
-        ceilings = asdict(measure_ceilings(formats, task.device, product=work.product(task)))
-    return {"ceilings": ceilings, "costs": [asdict(work.cost(task, entry.precision)) for entry in asked.entries]}
+    work, formats = WORKS[asked.work], [entry.precision for entry in asked.entries]
+    ceilings = measure_ceilings([task.precision, *formats], task.device, product=work.product(task))
+    return {"ceilings": asdict(ceilings), "costs": [asdict(work.cost(task, precision)) for precision in formats]}
 
 
 def start_contender(*, bench: dict[str, Any], name: str, precision: str, batch_size: int) -> Contender:
@@ -386,7 +354,7 @@ def start_contender(*, bench: dict[str, Any], name: str, precision: str, batch_s
         keep_freed_memory()
     asked, task = _start(bench, batch_size)
     if name == OURS:
-        return WORKS[asked.work].contender(task, precision)
+        return WORKS[asked.work](task, precision)
     peer: Contender = PEERS[asked.work, name].make(task, precision)
     return peer
 

@@ -36,8 +36,6 @@ MEASUREMENTS = {
 OWN_LIMIT = 10
 """Seconds beyond the parent's limit after which a process without a parent ends itself."""
 
-Answer = dict[str, Any]
-
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
@@ -46,7 +44,7 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # output of libraries must not mix with the answers
 
-    def write(answer: Answer) -> None:
+    def write(answer: dict[str, Any]) -> None:
         signal.alarm(0)  # the parent may suspend this process for longer than its limit
         out.write(json.dumps(answer) + "\n")
         out.flush()
@@ -63,7 +61,7 @@ def main() -> None:
         write({"failed": reason_of(error)})
 
 
-def _serve(contender: Contender, write: Callable[[Answer], None]) -> None:
+def _serve(contender: Contender, write: Callable[[dict[str, Any]], None]) -> None:
     """Prepare the contender and answer questions until stdin ends."""
     contender.prepare()
     gc.collect()

@@ -116,7 +116,7 @@ def _measure_speed(options: SpeedOptions) -> None:
         import torch
 
         from tformer.bench.machine import environment_line
-        from tformer.bench.report import FAIRNESS, document, lines, report, tables
+        from tformer.bench.report import FAIRNESS, document, lines, report, row_line, tables
         from tformer.bench.speed import resolve, run_speed
         from tformer.checkpoint.logs import describe_environment
         from tformer.support.files import require_writable
@@ -124,13 +124,13 @@ def _measure_speed(options: SpeedOptions) -> None:
         bench, notes = resolve(options)
         if options.out is not None:
             require_writable(options.out, option="--out")
-        line = environment_line(torch.device(bench.device), dtype=bench.precision or "text")
+        line = environment_line(torch.device(bench.device), dtype=bench.precision)
         line = ", ".join([line, *(f"{name} {version}" for name, version in bench.peer_versions.items())])
         show_notes([*notes, line])
         torch.set_num_threads(1)  # this process only waits
         rows = run_speed(
             bench,
-            on_row=lambda row: show_notes([f"{row.entry.label}, batch {row.batch_size}: {_speed(row)}"]),
+            on_row=lambda row: show_notes([row_line(row)]),
             should_stop=flag.should_stop,
         )
         if rows is None:
@@ -144,7 +144,7 @@ def _measure_speed(options: SpeedOptions) -> None:
         if options.out is not None:
             _write(options.out, f"{report(bench, rows, line=line, command=command)}\n\n{FAIRNESS}\n")
     if options.as_json:
-        emit_json(document(bench, rows, environment=environment, command=command))
+        emit_json({"command": command, "environment": environment, **document(bench, rows)})
     else:
         _show_tables(tables(bench, rows))
         emit("")
@@ -233,7 +233,7 @@ def all_(options: AllOptions) -> None:
     with StopFlag() as flag:
         import torch
 
-        from tformer.bench.suite import Progress, cases_for, run_all
+        from tformer.bench.suite import cases_for, run_all
         from tformer.support.device import resolve_device
         from tformer.support.files import require_writable
 
@@ -241,13 +241,14 @@ def all_(options: AllOptions) -> None:
         require_writable(options.out, option="--out")
         if options.threads is not None:
             torch.set_num_threads(options.threads)
-        cases = cases_for(device, quick=options.quick, threads=torch.get_num_threads())
-        progress = Progress(
-            on_case=lambda title, command, number, total: show_notes([f"{number} of {total}  {title}: {command}"]),
-            on_row=lambda row: show_notes([f"  {row.entry.label}, batch {row.batch_size}: {_speed(row)}"]),
-            on_note=lambda note: show_notes([f"  note: {note}"]),
+        report = run_all(
+            cases_for(device),
+            device,
+            say=lambda line: show_notes([line]),
+            should_stop=flag.should_stop,
+            quick=options.quick,
+            threads=torch.get_num_threads(),
         )
-        report = run_all(cases, device, progress=progress, should_stop=flag.should_stop)
         if report is None:
             raise flag.interrupted("interrupted: nothing was written")
         _write(options.out, report.markdown)
@@ -257,10 +258,6 @@ def all_(options: AllOptions) -> None:
         emit(str(options.out))
     if report.nothing_measured:
         raise typer.Exit(1)
-
-
-def _speed(row: Row) -> str:
-    return row.failed if row.failed is not None else f"{row.tokens_per_second:,.0f} tokens/s"
 
 
 def _show_tables(tables: Sequence[Table]) -> None:

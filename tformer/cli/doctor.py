@@ -31,7 +31,7 @@ def doctor(options: DoctorOptions) -> None:
     if options.clean:
         _clean(as_json=options.as_json)
         return
-    from tformer.bench.doctor import diagnosis, diagnosis_lines
+    from tformer.cli.diagnosis import diagnosis, diagnosis_lines
 
     found = diagnosis(with_speed=not options.no_speed)
     if options.as_json:
@@ -41,7 +41,7 @@ def doctor(options: DoctorOptions) -> None:
 
 
 def _clean(*, as_json: bool) -> None:
-    from tformer.bench.doctor import cache_line, without_home
+    from tformer.cli.diagnosis import cache_line, without_home
     from tformer.data.shards.caches import clean_caches
     from tformer.support.device import default_cache_dir
 

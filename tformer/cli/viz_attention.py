@@ -14,7 +14,7 @@ from tformer.cli.command import examples, takes_options
 from tformer.cli.report import emit_document, show_notes
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.files import refuse_to_replace
-from tformer.support.options import Checkpoint, Device, Panel, PictureFormat, argument
+from tformer.support.options import Checkpoint, Device, Panel, PictureFormat, argument, comma_list
 
 if TYPE_CHECKING:
     from tformer.loading import Loaded
@@ -191,17 +191,21 @@ def parse_numbers(text: str | None, option: str) -> tuple[int, ...] | None:
     """`0,3-5` as (0, 3, 4, 5), in order, each once; None stays None. InputError for anything else."""
     if text is None:
         return None
-    found: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,6})\s*(?:-\s*(\d{1,6})\s*)?", part)
+
+    def read(part: str) -> range | None:
+        match = re.fullmatch(r"(\d{1,6})\s*(?:-\s*(\d{1,6}))?", part)
         if match is None:
-            expected = "numbers and ranges like 0,3-5" + (", or mean" if option == "--heads" else "")
-            raise InputError(f"{option} {text}: expected {expected}")
+            return None
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first or last > LARGEST_NUMBER:
-            raise InputError(f"{option} {text}: {part.strip()} is no range", hint="write the smaller number first")
-        found |= set(range(first, last + 1))
-    return tuple(sorted(found))
+            raise InputError(f"{option} {text}: {part} is no range", hint="write the smaller number first")
+        return range(first, last + 1)
+
+    def refuse(part: str) -> InputError:
+        expected = "numbers and ranges like 0,3-5" + (", or mean" if option == "--heads" else "")
+        return InputError(f"{option} {text}: expected {expected}")
+
+    return tuple(sorted({number for numbers in comma_list(text, read, refuse) for number in numbers}))
 
 
 @takes_options

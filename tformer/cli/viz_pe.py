@@ -12,7 +12,7 @@ from tformer.cli.command import examples, takes_options
 from tformer.cli.process import uncollected
 from tformer.cli.report import emit, emit_document, show_notes
 from tformer.support.errors import InputError
-from tformer.support.options import Panel, PictureFormat
+from tformer.support.options import Panel, PictureFormat, comma_list
 
 if TYPE_CHECKING:
     from tformer.viz.pe.learned import Table
@@ -159,10 +159,14 @@ def viz_pe(options: PositionsOptions) -> None:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(f"--dims {text}: expected whole numbers with commas between, for example 0,8,16") from None
+    def read(word: str) -> int | None:
+        try:
+            return int(word)
+        except ValueError:
+            return None
+
+    wrong = InputError(f"--dims {text}: expected whole numbers with commas between, for example 0,8,16")
+    return comma_list(text, read, lambda _: wrong)
 
 
 def _content(settings: Settings, view: str | None, table: Table | None, format_: str, *, to_file: bool) -> str | bytes:

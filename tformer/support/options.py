@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, make_dataclass
 from functools import cache
@@ -28,6 +28,7 @@ from tformer.support.errors import InputError, TformerError, did_you_mean
 
 FLAG = re.compile(r"--[a-z][a-z0-9-]*")
 Options = TypeVar("Options")
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,21 @@ def require_at_most_one(options: Iterable[tuple[str, object]]) -> None:
     given = [flag for flag, value in options if value is not None]
     if len(given) > 1:
         raise InputError(f"{given[0]} and {given[1]} exclude each other")
+
+
+def comma_list(
+    text: str, read: Callable[[str], Item | None], refuse: Callable[[str], InputError], *, skip_empty: bool = False
+) -> tuple[Item, ...]:
+    """What `read` makes of each word between commas. Raises `refuse(word)` for the first word that it makes None of."""
+    found: list[Item] = []
+    for word in (part.strip() for part in text.split(",")):
+        if skip_empty and not word:
+            continue
+        item = read(word)
+        if item is None:
+            raise refuse(word)
+        found.append(item)
+    return tuple(found)
 
 
 def facts_of(hint: Any) -> tuple[Any, ...]:

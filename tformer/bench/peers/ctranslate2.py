@@ -19,7 +19,6 @@ from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.save import CheckpointContents, write_checkpoint
 from tformer.interop.to_ctranslate2 import export_ctranslate2
 from tformer.recipe import recipe_from_yaml, recipe_to_yaml
-from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 
@@ -61,7 +60,8 @@ class Translation(Contender):
             inter_threads=1,
             intra_threads=torch.get_num_threads(),
         )
-        names = token_names(task.recipe)
+        known, rows = vocabulary().tokens, task.recipe.model.vocab_size or 0  # as the exported model names its ids
+        names = known + [f"<row {number}>" for number in range(len(known), rows)]
         self._sources = [[names[token] for token in source] for batch in sources_of(task) for source in batch]
 
     def run(self) -> int:
@@ -74,12 +74,6 @@ class Translation(Contender):
             max_decoding_length=new_tokens,
         )
         return sum(len(result.hypotheses[0]) for result in found)
-
-
-def token_names(recipe: Recipe) -> list[str]:
-    """The exported model's name of each token id."""
-    tokens, rows = vocabulary().tokens, recipe.model.vocab_size or 0
-    return tokens + [f"<row {number}>" for number in range(len(tokens), rows)]
 
 
 def vocabulary() -> Tokenizer:

@@ -9,7 +9,7 @@ Shape legend: B batch, T positions, H heads, K heads of keys and values, h head_
 from __future__ import annotations
 
 import importlib
-from contextlib import nullcontext
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,19 +36,24 @@ ATTENTION_FUNCTIONS = {
 """Module and name of the function that a model calls for each implementation."""
 
 
-class TrainingLoop(Contender):
-    """The usual training loop around a library's model: fp32 or bf16 autocast, fused AdamW, clipping."""
+class Training(Contender):
+    """The usual training loop: fp32 or bf16 autocast, fused AdamW, clipping.
 
-    def build(self) -> Any:
-        """The library's model. Called with `input_ids` and `labels` (equal for a causal model, which shifts them
-        itself), it returns an object with a `loss`."""
-        raise NotImplementedError
+    The model is GPT-2 for a decoder, BERT's masked language model for an encoder.
+    """
+
+    name = "transformers"
 
     def prepare(self) -> None:
+        task, causal = self.task, self.task.recipe.model.encoder is None
         torch.manual_seed(SEED)
-        causal = self.task.recipe.model.encoder is None
-        self._model: Any = self.build().to(self.device).train()
-        self._batches = [self._batch(number, causal=causal) for number in range(NUM_BATCHES)]
+        model = gpt2(task) if causal else bert(task, "BertForMaskedLM")
+        self._model: Any = model.to(self.device).train()
+        self._batches = []
+        all_ids = torch.from_numpy(random_ids(task, NUM_BATCHES * task.batch_size, task.length))
+        for ids in all_ids.split(task.batch_size):
+            labels = ids if causal else ids.masked_fill(torch.rand(ids.shape) > MASKED_SHARE, -100)
+            self._batches.append({"input_ids": ids.to(self.device), "labels": labels.to(self.device)})
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4, fused=True)
         self._done = 0
         self._train(WARM_UP_STEPS)
@@ -58,16 +63,10 @@ class TrainingLoop(Contender):
         self._train(steps)
         return steps * self.task.batch_size * self.task.length
 
-    def _batch(self, number: int, *, causal: bool) -> dict[str, Tensor]:
-        rows = slice(number * self.task.batch_size, (number + 1) * self.task.batch_size)
-        ids = torch.from_numpy(random_ids(self.task, NUM_BATCHES * self.task.batch_size, self.task.length)[rows])
-        labels = ids if causal else ids.masked_fill(torch.rand(ids.shape) > MASKED_SHARE, -100)
-        return {"input_ids": ids.to(self.device), "labels": labels.to(self.device)}
-
     def _train(self, steps: int) -> None:
         clip = self.task.recipe.optimizer.clip_grad_norm
         for _ in range(steps):
-            with self._autocast():
+            with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision != "fp32"):
                 loss = self._model(**self._batches[self._done % NUM_BATCHES]).loss
             loss.backward()
             if clip is not None:
@@ -77,26 +76,15 @@ class TrainingLoop(Contender):
             self._done += 1
         synchronise(self.device)
 
-    def _autocast(self) -> Any:
-        return nullcontext() if self.precision == "fp32" else torch.autocast(self.device.type, dtype=torch.bfloat16)
-
-
-class Training(TrainingLoop):
-    """GPT-2 for a decoder, BERT's masked language model for an encoder."""
-
-    name = "transformers"
-
-    def build(self) -> Any:
-        return gpt2(self.task) if self.task.recipe.model.encoder is None else bert(self.task, "BertForMaskedLM")
-
 
 class Inference(Contender):
     """Base of what runs a model without gradients; bf16: the whole model is cast to it."""
 
     name = "transformers"
 
-    def place(self, model: Any) -> Any:
-        return model.to(self.device, DTYPES[self.precision]).eval()
+    def place(self, make: Callable[[Task], Any]) -> Any:
+        torch.manual_seed(SEED)
+        return make(self.task).to(self.device, DTYPES[self.precision]).eval()
 
 
 class Generation(Inference):
@@ -104,8 +92,7 @@ class Generation(Inference):
 
     def prepare(self) -> None:
         task = self.task
-        torch.manual_seed(SEED)
-        self._model = self.place(gpt2(task))
+        self._model = self.place(gpt2)
         self._model.generation_config.eos_token_id = None  # no token ends a text early
         self._ids = torch.from_numpy(random_ids(task, task.batch_size, task.length)).to(self.device)
         self._mask = torch.ones_like(self._ids)
@@ -127,8 +114,7 @@ class Translation(Inference):
     """Beam search with a Marian model: `generate` with a cache, batches in order."""
 
     def prepare(self) -> None:
-        torch.manual_seed(SEED)
-        self._model = self.place(marian(self.task))
+        self._model = self.place(marian)
         self._batches = [torch.tensor(rows, device=self.device) for rows in sources_of(self.task)]
 
     def run(self) -> int:
@@ -153,8 +139,7 @@ class Classification(Inference):
     """BERT on all texts, `batch_size` at a time in the given order, each batch padded to its longest text."""
 
     def prepare(self) -> None:
-        torch.manual_seed(SEED)
-        self._model = self.place(bert(self.task, "BertForSequenceClassification"))
+        self._model = self.place(lambda task: bert(task, "BertForSequenceClassification"))
         self._texts = Texts(self.task)
 
     def run(self) -> int:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from tformer.bench.machine import peak_of_process
 
 if TYPE_CHECKING:
+    from tformer.model import Transformer
     from tformer.recipe.recipe import Recipe
 
 SEED = 0
@@ -28,9 +29,9 @@ class Task:
     Attributes:
         recipe: with every size decided, the vocabulary's too.
         length: tokens of an example (of a source; of a prompt).
-        precision: number format of our products, `auto` resolved: fp32, bf16 or fp16; empty without products.
+        precision: number format of our products, `auto` resolved: fp32, bf16 or fp16.
         compile: our model goes through torch.compile.
-        options: the workload's own, by the names of its command: `new_tokens`, `beam`, `texts`, ...
+        options: the workload's own, by the names of its command: `new_tokens`, `beam_size`, `texts`, ...
     """
 
     work: str
@@ -41,6 +42,18 @@ class Task:
     device: torch.device
     compile: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def vocab_size(self) -> int:
+        size = self.recipe.model.vocab_size
+        assert size is not None
+        return size
+
+    def model(self, device: str = "meta") -> Transformer:
+        """Our model of the recipe's sizes."""
+        from tformer.build import build_model  # a measuring process of attention needs none
+
+        return build_model(self.recipe.model, num_labels=len(self.recipe.data.labels) or None, device=device)
 
 
 @dataclass(frozen=True)
@@ -95,31 +108,42 @@ class Contender(ABC):
         return peaks
 
 
-@dataclass(frozen=True)
-class Work:
-    """A row of `speed.WORKS`.
+class Workload(Contender):
+    """A workload, a row of `speed.WORKS`, and our contender at it.
+
+    The contender's precision is the task's, or `int8` or `int4` for quantised matrices.
 
     Attributes:
         step: what `step_ms` measures, in a word.
-        contender: ours; its precision is the task's, or `int8` for quantised matrices.
-        batch_sizes, length: defaults; length(recipe).
-        cost: of one round with weights and activations in `precision`.
-        product: (rows, inner, columns) of the matrix product measured as the ceiling; None: no products.
-        objective: the kind that replaces the recipe's where that differs (`classify` needs a classifier).
+        batch_sizes: the default.
         arch: the family where neither --arch, --preset nor --config names one.
-        check: raises InputError, before anything is measured, for a model that cannot do the work at these sizes.
+        objective: the kind that replaces the recipe's where that differs (`classify` needs a classifier).
     """
 
-    name: str
-    step: str
-    contender: Callable[[Task, str], Contender]
-    batch_sizes: tuple[int, ...]
-    length: Callable[[Recipe], int]
-    cost: Callable[[Task, str], Cost]
-    product: Callable[[Task], tuple[int, int, int]] | None = None
-    objective: str | None = None
-    arch: str = "gpt"
-    check: Callable[[Task], None] = lambda _: None
+    step: ClassVar[str]
+    batch_sizes: ClassVar[tuple[int, ...]]
+    arch: ClassVar[str] = "gpt"
+    objective: ClassVar[str | None] = None
+
+    @staticmethod
+    def length(recipe: Recipe) -> int:
+        """The default length."""
+        return recipe.seq_len
+
+    @staticmethod
+    @abstractmethod
+    def check(task: Task) -> None:
+        """Raise InputError, before anything is measured, for a model that cannot do the work at these sizes."""
+
+    @staticmethod
+    @abstractmethod
+    def cost(task: Task, precision: str) -> Cost:
+        """Of one round with weights and activations in `precision`."""
+
+    @staticmethod
+    @abstractmethod
+    def product(task: Task) -> tuple[int, int, int]:
+        """(rows, inner, columns) of the matrix product measured as the ceiling."""
 
 
 def synchronise(device: torch.device) -> None:

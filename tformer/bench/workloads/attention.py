@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -54,13 +54,8 @@ KINDS: dict[str, type[ProjectionOptions]] = {
 """Every kind that can be measured, and its options."""
 
 
-def peer_name(library: str, implementation: str) -> str:
-    """Name of a row: `transformers-sdpa`, or the library where it has one implementation."""
-    return f"{library}-{implementation}" if implementation else library
-
-
 ATTENTION_PEERS: dict[str, tuple[str, str]] = {
-    peer_name(library, implementation): (library, implementation)
+    f"{library}-{implementation}": (library, implementation)
     for (work, library), peer in PEERS.items()
     if work == "attention"
     for implementation in peer.precisions or ()
@@ -95,9 +90,6 @@ class AttentionBench:
     model: str | None = None
     compile: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     def sizes(self, length: int) -> AttentionSizes:
         """Self-attention of the first layer of a model of this length."""
         return AttentionSizes(
@@ -117,15 +109,10 @@ class AttentionBench:
             library, implementation = ATTENTION_PEERS[kind]
             peer: Mechanism = PEERS["attention", library].make(sizes, implementation)
             return peer.train()
-        options = make_options(kind, self.options[kind])
+        options = KINDS[kind](**self.options[kind])
         mechanism = options.mechanism(options, sizes)
         mechanism.reset_parameters(0.02)
         return mechanism.train()
-
-
-def make_options(kind: str, options: Mapping[str, Any]) -> ProjectionOptions:
-    """The options of a kind. ValueError for a value that is not allowed; types are not checked."""
-    return KINDS[kind](**options)
 
 
 class AttentionContender(Contender):

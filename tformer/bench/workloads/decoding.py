@@ -7,9 +7,9 @@ from math import ceil
 
 import torch
 
-from tformer.bench.workloads import SEED, Contender, Cost, Task, Work, synchronise
+from tformer.bench.workloads import SEED, Cost, Task, Workload, synchronise
 from tformer.bench.workloads.train import SPECIAL, random_ids
-from tformer.build import build_model, layer_sizes
+from tformer.build import layer_sizes
 from tformer.cost.flops import HEADS, attention_flops, product_flops, product_shape
 from tformer.decoding.beam_search import beam_search
 from tformer.decoding.compilation import compile_decoding, no_compiled_steps, require_compiler
@@ -25,20 +25,17 @@ from tformer.support.errors import InputError
 from tformer.tokenizer.special import decoder_tokens
 
 WEIGHT_BYTES = {
-    "fp32": 4,
-    "bf16": 2,
-    "fp16": 2,
-    "int8": 1,
-    "int4": 0.5,
-    "int16": 2,
-    "int8_bf16": 1,
-    "int8_fp16": 1,
-    "q8_0": 1,
-    "q4_0": 0.5,
+    **{"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int4": 0.5},
+    **{"int16": 2, "int8_bf16": 1, "int8_fp16": 1, "q8_0": 1, "q4_0": 0.5},
 }
 """Bytes of a matrix's weight in our formats and other libraries'; scales of quantised matrices are left out."""
 HEAD_BYTES = WEIGHT_BYTES | {"int4": 1}
 """The same of the matrix over the vocabulary."""
+
+HEAD = "lm"
+PROMPT_LENGTH, SOURCE_LENGTH = 16, 20
+ROWS = 4096  # of the product measured as the ceiling; with few rows memory would bound it
+TARGET = decoder_tokens(SPECIAL)
 
 
 def inference_model(task: Task, precision: str, *, rows: int | None = None) -> Transformer:
@@ -49,10 +46,10 @@ def inference_model(task: Task, precision: str, *, rows: int | None = None) -> T
         rows: of a decoding step; None: many.
 
     A model that will be compiled keeps plain matrices, for the compiler cannot read packed ones. The caller compiles
-    the whole model, or (`decoding_model`) its steps.
+    the whole model, or its steps.
     """
     torch.manual_seed(SEED)
-    model = build_model(task.recipe.model, num_labels=len(task.recipe.data.labels) or None, device="cpu")
+    model = task.model("cpu")
     model.to(task.device).eval()
     if task.compile:
         cast_matrices(model, DTYPES[task.precision])
@@ -62,24 +59,6 @@ def inference_model(task: Task, precision: str, *, rows: int | None = None) -> T
     return model
 
 
-def decoding_model(task: Task, precision: str, *, rows: int | None = None) -> Transformer:
-    """The same for decoding: with --compile its steps are compiled."""
-    model = inference_model(task, precision, rows=rows)
-    if task.compile:
-        compile_decoding(model, DTYPES[task.precision])
-    return model
-
-
-def check_compiled_steps(task: Task) -> None:
-    """Raise InputError where --compile is given and decoding steps cannot be compiled."""
-    if not task.compile:
-        return
-    model = build_model(task.recipe.model, num_labels=len(task.recipe.data.labels) or None, device="meta")
-    if (reason := no_compiled_steps(model)) is not None:
-        raise InputError(f"--compile: {reason}", hint="leave it out")
-    require_compiler(task.device)
-
-
 def matrix_parameters(model: Transformer, *, head: str) -> tuple[float, float]:
     """Parameters in matrix products of the stacks, which read every token, and of `head`, which reads few tokens."""
     parts = dict(product_flops(model, source_length=1, target_length=1))
@@ -87,88 +66,107 @@ def matrix_parameters(model: Transformer, *, head: str) -> tuple[float, float]:
     return sum(flops for name, flops in parts.items() if not name.startswith(HEADS)) / 2, of_head / 2
 
 
-HEAD = "lm"
-PROMPT_LENGTH = 16
-ROWS = 4096  # of the product measured as the ceiling; with few rows memory would bound it
+def parameters_by_side(model: Transformer) -> tuple[float, float]:
+    """Parameters in products that read source tokens (also for the keys of cross-attention), and in the others."""
+    of_source, of_both = (
+        sum(flops for _, flops in product_flops(model, source_length=1, target_length=length)) / 2 for length in (0, 1)
+    )
+    return of_source, of_both - of_source
 
 
-class Generation(Contender):
+def _cached_bytes(recipe: Recipe, precision: str) -> int:
+    """Bytes of one position's keys and values in all layers of the decoder, of self- or of cross-attention."""
+    layers = layer_sizes(recipe.model, "decoder")
+    width = sum(sizes.num_kv_heads * (sizes.head_dim + sizes.value_dim) for sizes in layers)
+    return width * (4 if precision == "fp32" else 2)
+
+
+def _attention_flops(model: Transformer, source_length: float, target_length: float) -> Counter[str]:
+    """FLOPs of attention in the encoder and in the decoder, for one example."""
+    found = Counter[str]()
+    for name, flops in attention_flops(model, source_length=source_length, target_length=target_length):
+        found[name.partition(".")[0]] += flops  # type: ignore[assignment]
+    return found
+
+
+class Decoding(Workload):
+    """What both have in common: with --compile the steps are compiled, and the ceiling is a product of many rows."""
+
+    @staticmethod
+    def product(task: Task) -> tuple[int, int, int]:
+        return (ROWS, *product_shape(task.recipe, task.length)[1:])
+
+    @staticmethod
+    def check_compiled_steps(task: Task) -> None:
+        """Raise InputError where --compile is given and decoding steps cannot be compiled."""
+        if not task.compile:
+            return
+        if (reason := no_compiled_steps(task.model())) is not None:
+            raise InputError(f"--compile: {reason}", hint="leave it out")
+        require_compiler(task.device)
+
+    def make_model(self, *, rows: int | None = None) -> Transformer:
+        model = inference_model(self.task, self.precision, rows=rows)
+        if self.task.compile:
+            compile_decoding(model, DTYPES[self.task.precision])
+        return model
+
+
+class Generation(Decoding):
     """Greedy decoding of one batch by `decoding.generate`, always the same number of tokens; no text is made."""
 
+    step, batch_sizes = "token", (1,)
+
+    @staticmethod
+    def length(recipe: Recipe) -> int:
+        return PROMPT_LENGTH
+
+    @staticmethod
+    def check(task: Task) -> None:
+        """Refuses a model that is not decoder-only, or reads too few positions."""
+        recipe, length, new_tokens = task.recipe, task.length, task.options["new_tokens"]
+        if recipe.model.decoder is None or recipe.model.encoder is not None:
+            both = recipe.model.decoder is not None
+            raise InputError(
+                f"bench generate: {recipe.arch} has {'an encoder' if both else 'no decoder'}",
+                hint="tformer bench translate" if both else "use a decoder-only model: --arch gpt or llama",
+            )
+        if length + new_tokens > recipe.model.max_seq_len:
+            raise InputError(
+                f"--prompt-length {length} and --new-tokens {new_tokens} are {length + new_tokens} positions, the "
+                f"model reads {recipe.model.max_seq_len}"
+            )
+        Decoding.check_compiled_steps(task)
+
+    @staticmethod
+    def cost(task: Task, precision: str) -> Cost:
+        """Every step reads all matrices and the keys and values of all rows; the first step reads the prompts.
+
+        The head reads one position per row and step, of a prompt the last.
+        """
+        new_tokens, model = task.options["new_tokens"], task.model()
+        of_stack, of_head = matrix_parameters(model, head=HEAD)
+        positions = task.length + new_tokens - 1  # of one row that pass through the model
+        mean_length = task.length + (new_tokens - 1) / 2
+        attention = _attention_flops(model, mean_length, mean_length)["decoder"] / mean_length
+        weights = of_stack * WEIGHT_BYTES[precision] + of_head * HEAD_BYTES[precision]
+        return Cost(
+            flops=task.batch_size * (positions * (2.0 * of_stack + attention) + new_tokens * 2.0 * of_head),
+            bytes_read=new_tokens * (weights + task.batch_size * mean_length * _cached_bytes(task.recipe, precision)),
+            steps=new_tokens,
+            examples=task.batch_size,
+        )
+
     def prepare(self) -> None:
-        task = self.task
-        self._model = decoding_model(task, self.precision, rows=task.batch_size)
+        task, new_tokens = self.task, self.task.options["new_tokens"]
+        self._model = self.make_model(rows=task.batch_size)
         self._prompts = random_ids(task, task.batch_size, task.length).tolist()
-        new_tokens = task.options["new_tokens"]
         self._settings = GenerationSettings(max_new_tokens=new_tokens, min_new_tokens=new_tokens, temperature=0.0)
 
     def run(self) -> int:
         completions = generate(self._model, self._prompts, self._settings)
-        synchronise(self.task.device)
+        synchronise(self.device)
         return sum(len(completion.ids) for row in completions for completion in row)
-
-
-def check_generation(task: Task) -> None:
-    """Raise InputError for a model that is not decoder-only, or reads too few positions."""
-    recipe, length, new_tokens = task.recipe, task.length, task.options["new_tokens"]
-    if recipe.model.decoder is None or recipe.model.encoder is not None:
-        both = recipe.model.decoder is not None
-        raise InputError(
-            f"bench generate: {recipe.arch} has {'an encoder' if both else 'no decoder'}",
-            hint="tformer bench translate" if both else "use a decoder-only model: --arch gpt or llama",
-        )
-    if length + new_tokens > recipe.model.max_seq_len:
-        raise InputError(
-            f"--prompt-length {length} and --new-tokens {new_tokens} are {length + new_tokens} positions, the model "
-            f"reads {recipe.model.max_seq_len}"
-        )
-    check_compiled_steps(task)
-
-
-def generation_cost(task: Task, precision: str) -> Cost:
-    """Every step reads all matrices and the keys and values of all rows; the first step reads the prompts.
-
-    The head reads one position per row and step, of a prompt the last.
-    """
-    new_tokens, labels = task.options["new_tokens"], len(task.recipe.data.labels) or None
-    model = build_model(task.recipe.model, num_labels=labels, device="meta")
-    of_stack, of_head = matrix_parameters(model, head=HEAD)
-    positions = task.length + new_tokens - 1  # of one row that pass through the model
-    mean_length = task.length + (new_tokens - 1) / 2
-    attention = _attention_flops(model, mean_length, mean_length)["decoder"] / mean_length
-    cached = _cached_width(task.recipe) * (4 if precision == "fp32" else 2)
-    return Cost(
-        flops=task.batch_size * (positions * (2.0 * of_stack + attention) + new_tokens * 2.0 * of_head),
-        bytes_read=new_tokens
-        * (
-            of_stack * WEIGHT_BYTES[precision]
-            + of_head * HEAD_BYTES[precision]
-            + task.batch_size * mean_length * cached
-        ),
-        steps=new_tokens,
-        examples=task.batch_size,
-    )
-
-
-def product(task: Task) -> tuple[int, int, int]:
-    """(rows, inner, columns) of the feed-forward product of many rows."""
-    return (ROWS, *product_shape(task.recipe, task.length)[1:])
-
-
-GENERATE = Work(
-    name="generate",
-    step="token",
-    contender=Generation,
-    batch_sizes=(1,),
-    length=lambda _: PROMPT_LENGTH,
-    cost=generation_cost,
-    product=product,
-    check=check_generation,
-)
-
-
-SOURCE_LENGTH = 20
-TARGET = decoder_tokens(SPECIAL)
 
 
 def sources_of(task: Task) -> list[list[list[int]]]:
@@ -178,15 +176,66 @@ def sources_of(task: Task) -> list[list[list[int]]]:
     return [ids[start : start + task.batch_size] for start in range(0, count, task.batch_size)]
 
 
-class Translation(Contender):
+class Translation(Decoding):
     """Beam search as `Translator` runs it; every hypothesis gets the same length.
 
     The end of sequence is suppressed until the last token, so that all libraries write as many tokens.
     """
 
+    step, batch_sizes = "decoding step", (16, 32, 64)
+    arch = "transformer"
+
+    @staticmethod
+    def length(recipe: Recipe) -> int:
+        return SOURCE_LENGTH
+
+    @staticmethod
+    def check(task: Task) -> None:
+        """Refuses a model that is no encoder-decoder, and sizes that do not fit it."""
+        model, beam, new_tokens = task.recipe.model, task.options["beam_size"], task.options["new_tokens"]
+        if model.encoder is None or model.decoder is None:
+            raise InputError(
+                f"bench translate: {task.recipe.arch} is not an encoder-decoder",
+                hint="use --arch transformer, or tformer bench generate",
+            )
+        if model.target_vocab_size is not None:
+            raise InputError(
+                "bench translate: separate vocabularies of source and target cannot be benchmarked",
+                hint="use a joint one",
+            )
+        if new_tokens > model.max_seq_len:
+            raise InputError(f"--new-tokens: found {new_tokens}, the model writes {model.max_seq_len} at most")
+        if model.vocab_size is not None and beam > model.vocab_size:
+            raise InputError(f"--beam-size: found {beam}, the vocabulary has {model.vocab_size} tokens")
+        Decoding.check_compiled_steps(task)
+
+    @staticmethod
+    def cost(task: Task, precision: str) -> Cost:
+        """Sources are read once, targets token by token in every hypothesis.
+
+        Each step reads the decoder's matrices and the keys and values of every source and of every hypothesis so far
+        (half of the final length on average).
+        """
+        beam, new_tokens, length = task.options["beam_size"], task.options["new_tokens"], task.length
+        batches = ceil(task.options["sentences"] / task.batch_size)
+        sentences, steps = batches * task.batch_size, batches * new_tokens
+        model = task.model()
+        by_source, by_target = parameters_by_side(model)
+        attention = _attention_flops(model, length, new_tokens / 2)
+        attention_source, attention_target = attention["encoder"], attention["decoder"] / (new_tokens / 2)
+        rows = sentences * (1 + beam * (new_tokens - 1))  # the first step has one row for each sentence
+        flops = 2.0 * (by_source * sentences * length + by_target * rows) + attention_source * sentences
+        cache = _cached_bytes(task.recipe, precision) * task.batch_size * (length + beam * new_tokens / 2)
+        return Cost(
+            flops=flops + attention_target * rows,
+            bytes_read=WEIGHT_BYTES[precision] * (by_source * batches + by_target * steps) + cache * steps,
+            steps=steps,
+            examples=sentences,
+        )
+
     def prepare(self) -> None:
         new_tokens = self.task.options["new_tokens"]
-        self._model = decoding_model(self.task, self.precision)
+        self._model = self.make_model()
         self._batches = sources_of(self.task)
         self._suppressed = suppressed_tokens(SPECIAL, TARGET, eos=TARGET.eos)
         self._settings = BeamSettings(
@@ -203,86 +252,5 @@ class Translation(Contender):
             stepper = ModelStepper(self._model, starts, sources=sources, capacity=self._settings.max_new_tokens)
             found = beam_search(stepper, self._settings, suppressed=self._suppressed)
             tokens += sum(len(hypotheses[0].ids) for hypotheses in found)
-        synchronise(self.task.device)
+        synchronise(self.device)
         return tokens
-
-
-def check_translation(task: Task) -> None:
-    """Raise InputError for a model that is no encoder-decoder, or for sizes that do not fit it."""
-    model, beam, new_tokens = task.recipe.model, task.options["beam_size"], task.options["new_tokens"]
-    if model.encoder is None or model.decoder is None:
-        raise InputError(
-            f"bench translate: {task.recipe.arch} is not an encoder-decoder",
-            hint="use --arch transformer, or tformer bench generate",
-        )
-    if model.target_vocab_size is not None:
-        raise InputError(
-            "bench translate: separate vocabularies of source and target cannot be benchmarked", hint="use a joint one"
-        )
-    if new_tokens > model.max_seq_len:
-        raise InputError(f"--new-tokens: found {new_tokens}, the model writes {model.max_seq_len} at most")
-    if model.vocab_size is not None and beam > model.vocab_size:
-        raise InputError(f"--beam-size: found {beam}, the vocabulary has {model.vocab_size} tokens")
-    check_compiled_steps(task)
-
-
-def translation_cost(task: Task, precision: str) -> Cost:
-    """Sources are read once, targets token by token in every hypothesis.
-
-    Each step reads the decoder's matrices and the keys and values of every source and of every hypothesis so far (half
-    of the final length on average).
-    """
-    beam, new_tokens, length = task.options["beam_size"], task.options["new_tokens"], task.length
-    batches = ceil(task.options["sentences"] / task.batch_size)
-    sentences = batches * task.batch_size
-    model = build_model(task.recipe.model, device="meta")
-    by_source, by_target = parameters_by_side(model)
-    attention = _attention_flops(model, length, new_tokens / 2)
-    attention_source, attention_target = attention["encoder"], attention["decoder"] / (new_tokens / 2)
-    rows = sentences * (1 + beam * (new_tokens - 1))  # the first step has one row for each sentence
-    flops = 2.0 * (by_source * sentences * length + by_target * rows) + attention_source * sentences
-    weights = WEIGHT_BYTES[precision]
-    numbers = 4 if precision == "fp32" else 2  # bytes of each number of keys and values
-    cache = numbers * _cached_width(task.recipe) * task.batch_size * (length + beam * new_tokens / 2)
-    steps = batches * new_tokens
-    return Cost(
-        flops=flops + attention_target * rows,
-        bytes_read=weights * (by_source * batches + by_target * steps) + cache * steps,
-        steps=steps,
-        examples=sentences,
-    )
-
-
-def parameters_by_side(model: Transformer) -> tuple[float, float]:
-    """Parameters in products that read source tokens (also for the keys of cross-attention), and in the others."""
-    of_source, of_both = (
-        sum(flops for _, flops in product_flops(model, source_length=1, target_length=length)) / 2 for length in (0, 1)
-    )
-    return of_source, of_both - of_source
-
-
-def _cached_width(recipe: Recipe) -> int:
-    """Size of one position's keys and values in all layers of the decoder, of self- or of cross-attention."""
-    layers = layer_sizes(recipe.model, "decoder")
-    return sum(sizes.num_kv_heads * (sizes.head_dim + sizes.value_dim) for sizes in layers)
-
-
-def _attention_flops(model: Transformer, source_length: float, target_length: float) -> Counter[str]:
-    """FLOPs of attention in the encoder and in the decoder, for one example."""
-    found = Counter[str]()
-    for name, flops in attention_flops(model, source_length=source_length, target_length=target_length):
-        found[name.partition(".")[0]] += flops  # type: ignore[assignment]
-    return found
-
-
-TRANSLATE = Work(
-    name="translate",
-    step="decoding step",
-    contender=Translation,
-    batch_sizes=(16, 32, 64),
-    length=lambda _: SOURCE_LENGTH,
-    cost=translation_cost,
-    product=product,
-    arch="transformer",
-    check=check_translation,
-)

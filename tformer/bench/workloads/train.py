@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tformer.bench.workloads import SEED, Contender, Cost, Task, Work, synchronise
-from tformer.build import build_model
+from tformer.bench.workloads import SEED, Cost, Task, Workload, synchronise
 from tformer.cost.flops import example_flops, product_shape
 from tformer.cost.memory import training_memory
 from tformer.data.batching.batch import Batch
@@ -35,19 +34,19 @@ SPECIAL = SpecialIds(pad=0, bos=1, eos=2, unk=3, cls=1, sep=2, mask=4)
 FIRST_WORD = 5  # ids from here on stand for words
 NUM_BATCHES = 4  # different batches, used in turn
 
-Draw = Callable[[np.random.Generator, Task, int], Any]
+Draw = Callable[[np.random.Generator, Task], Any]
 
 
-def _windows(rng: np.random.Generator, task: Task, vocab_size: int) -> np.ndarray:
-    return rng.integers(0, vocab_size, (task.batch_size, task.length + 1))
+def _windows(rng: np.random.Generator, task: Task) -> np.ndarray:
+    return rng.integers(0, task.vocab_size, (task.batch_size, task.length + 1))
 
 
-def _texts(rng: np.random.Generator, task: Task, vocab_size: int) -> list[Example]:
-    return [Example(ids, label=0) for ids in rng.integers(FIRST_WORD, vocab_size, (task.batch_size, task.length))]
+def _texts(rng: np.random.Generator, task: Task) -> list[Example]:
+    return [Example(ids, label=0) for ids in rng.integers(FIRST_WORD, task.vocab_size, (task.batch_size, task.length))]
 
 
-def _pairs(rng: np.random.Generator, task: Task, vocab_size: int) -> list[PairExample]:
-    ids = rng.integers(FIRST_WORD, vocab_size, (task.batch_size, 2, task.length))
+def _pairs(rng: np.random.Generator, task: Task) -> list[PairExample]:
+    ids = rng.integers(FIRST_WORD, task.vocab_size, (task.batch_size, 2, task.length))
     return [PairExample(source, target) for source, target in ids]
 
 
@@ -58,31 +57,18 @@ SAMPLES: dict[str, Draw] = {"text": _windows, "masked_text": _texts, "labelled":
 def objective_context(task: Task) -> ObjectiveContext:
     """The objective's context for random ids: 0 to 4 are special tokens, except in causal models."""
     model = task.recipe.model
-    assert model.vocab_size is not None
     both = model.encoder is not None and model.decoder is not None
-    special_ids = SPECIAL if _needs_special_ids(task) else SpecialIds()
     return ObjectiveContext(
-        special_ids=special_ids,
+        special_ids=SPECIAL if _needs_special_ids(task) else SpecialIds(),
         seq_len=task.length,
-        vocab_size=model.vocab_size,
+        vocab_size=task.vocab_size,
         target=decoder_tokens(SPECIAL) if both else None,
         target_seq_len=task.length,
     )
 
 
-def check_objectives(task: Task) -> None:
-    """Raise InputError for an objective without random data here, or a vocabulary of special tokens alone."""
-    for options in task.recipe.objectives:
-        if not _has_random_data(options.objective):
-            raise InputError(f"objectives: {options.kind} cannot be benchmarked")
-    vocab_size = task.recipe.model.vocab_size
-    assert vocab_size is not None
-    if _needs_special_ids(task) and vocab_size <= FIRST_WORD:
-        raise InputError(f"model.vocab_size: found {vocab_size}, expected more than {FIRST_WORD}")
-
-
 def _has_random_data(objective: type[Objective]) -> bool:
-    """Whether its samples are made here, without padding; targets made of damaged text vary in length."""
+    """True if we can make unpadded samples ourselves (not for corrupted text, whose targets vary in length)."""
     makes_targets = objective.data == "masked_text" and "decoder" in objective.parts
     has_labels = objective.head.label_kind in (None, "classes")
     return objective.data in SAMPLES and has_labels and not makes_targets and not objective.needs_generator
@@ -93,21 +79,10 @@ def _needs_special_ids(task: Task) -> bool:
     return any(options.objective.data != "text" for options in task.recipe.objectives)
 
 
-def random_batches(task: Task, objective: Objective) -> list[Batch]:
-    """Batches as training makes them, for objectives that pass `check_objectives`."""
-    vocab_size, draw = task.recipe.model.vocab_size, SAMPLES[task.recipe.objectives[0].objective.data]
-    assert vocab_size is not None
-    rng = np.random.default_rng(SEED)
-    batches = [objective.collate(draw(rng, task, vocab_size), rng=rng) for _ in range(NUM_BATCHES)]
-    return [batch.pin_memory() for batch in batches] if task.device.type == "cuda" else batches
-
-
 def random_ids(task: Task, rows: int, length: int) -> np.ndarray:
     """int64 [rows, length] ids of words."""
-    vocab_size = task.recipe.model.vocab_size
-    assert vocab_size is not None
-    first = FIRST_WORD if vocab_size > 2 * FIRST_WORD else 0
-    return np.random.default_rng(SEED).integers(first, vocab_size, (rows, length))
+    first = FIRST_WORD if task.vocab_size > 2 * FIRST_WORD else 0
+    return np.random.default_rng(SEED).integers(first, task.vocab_size, (rows, length))
 
 
 class Cycle:
@@ -140,8 +115,59 @@ def measured_recipe(task: Task) -> Recipe:
     return task.recipe.model_copy(update={"training": task.recipe.training.model_copy(update=pauses | left_out)})
 
 
-class Training(Contender):
+class _NoDisplay:
+    """The loop's display, showing nothing."""
+
+    def logged(self, record: dict[str, Any]) -> None: ...
+    def validated(self, record: dict[str, Any]) -> None: ...
+    def sampled(self, step: int, text: str) -> None: ...
+    def skipped(self, step: int) -> None: ...
+    def stepped(self, step: int) -> None: ...
+
+
+class Training(Workload):
     """The recipe's training, without data, validation and saving."""
+
+    step, batch_sizes = "optimizer step", (16,)
+
+    @staticmethod
+    def check(task: Task) -> None:
+        """Refuses an objective without random data here, and a vocabulary of special tokens alone."""
+        for options in task.recipe.objectives:
+            if not _has_random_data(options.objective):
+                raise InputError(f"objectives: {options.kind} cannot be benchmarked")
+        if _needs_special_ids(task) and task.vocab_size <= FIRST_WORD:
+            raise InputError(f"model.vocab_size: found {task.vocab_size}, expected more than {FIRST_WORD}")
+
+    @staticmethod
+    def cost(task: Task, precision: str) -> Cost:
+        """Forward and backward as training logs them: a head counts for positions with a label only.
+
+        A step reads the state of training once.
+        """
+        model, steps = task.model(), STEPS[task.device.type]
+        example = example_flops(task.recipe, model, None, source_length=task.length, target_length=task.length)
+        return Cost(
+            flops=example.training * steps * task.batch_size,
+            bytes_read=float(BYTES_PER_PARAMETER * model.num_parameters() * steps),
+            steps=steps,
+            examples=steps * task.batch_size,
+            memory=training_memory(
+                measured_recipe(task),
+                [model],
+                tokens_per_micro_batch=task.batch_size * task.length,
+                dtype=DTYPES[precision],
+                seq_len=task.length,
+                target_seq_len=None,
+                on_cpu=task.device.type == "cpu",
+            ).to_json(),
+        )
+
+    @staticmethod
+    def product(task: Task) -> tuple[int, int, int]:
+        """The feed-forward product of a whole batch."""
+        training = task.recipe.training.model_copy(update={"batch_size": task.batch_size, "batch_tokens": None})
+        return product_shape(task.recipe.model_copy(update={"training": training}), task.length)
 
     def prepare(self) -> None:
         task = self.task
@@ -153,7 +179,7 @@ class Training(Contender):
                 model=models,
                 forward=assemble.compiled(models.main, wanted=task.compile),
                 objective=objective,
-                batches=Cycle(random_batches(task, objective)),
+                batches=Cycle(self._batches(objective)),
                 optimizer=assemble.make_optimizer(recipe, models, task.device),
                 schedule=assemble.make_schedule(recipe),
                 scaler=LossScaler(enabled=self.precision == "fp16"),
@@ -173,6 +199,12 @@ class Training(Contender):
         self._train(STEPS[self.task.device.type])
         return self._trainer.state.tokens - before
 
+    def _batches(self, objective: Objective) -> list[Batch]:
+        """Batches as training makes them, for objectives that pass `check`."""
+        draw, rng = SAMPLES[self.task.recipe.objectives[0].objective.data], np.random.default_rng(SEED)
+        batches = [objective.collate(draw(rng, self.task), rng=rng) for _ in range(NUM_BATCHES)]
+        return [batch.pin_memory() for batch in batches] if self.device.type == "cuda" else batches
+
     def _train(self, steps: int) -> None:
         self._steps_left = steps
         self._trainer.run()
@@ -182,56 +214,3 @@ class Training(Contender):
         """Called by the loop before every step."""
         self._steps_left -= 1
         return self._steps_left < 0
-
-
-class _NoDisplay:
-    """The loop's display, showing nothing."""
-
-    def logged(self, record: dict[str, Any]) -> None: ...
-    def validated(self, record: dict[str, Any]) -> None: ...
-    def sampled(self, step: int, text: str) -> None: ...
-    def skipped(self, step: int) -> None: ...
-    def stepped(self, step: int) -> None: ...
-
-
-def cost(task: Task, precision: str) -> Cost:
-    """Forward and backward as training logs them: a head counts for positions with a label only.
-
-    A step reads the state of training once.
-    """
-    model = build_model(task.recipe.model, num_labels=len(task.recipe.data.labels) or None, device="meta")
-    example = example_flops(task.recipe, model, None, source_length=task.length, target_length=task.length)
-    steps = STEPS[task.device.type]
-    return Cost(
-        flops=example.training * steps * task.batch_size,
-        bytes_read=float(BYTES_PER_PARAMETER * model.num_parameters() * steps),
-        steps=steps,
-        examples=steps * task.batch_size,
-        memory=training_memory(
-            measured_recipe(task),
-            [model],
-            tokens_per_micro_batch=task.batch_size * task.length,
-            dtype=DTYPES[precision],
-            seq_len=task.length,
-            target_seq_len=None,
-            on_cpu=task.device.type == "cpu",
-        ).to_json(),
-    )
-
-
-def product(task: Task) -> tuple[int, int, int]:
-    """(rows, inner, columns) of the feed-forward product of a whole batch."""
-    training = task.recipe.training.model_copy(update={"batch_size": task.batch_size, "batch_tokens": None})
-    return product_shape(task.recipe.model_copy(update={"training": training}), task.length)
-
-
-TRAIN = Work(
-    name="train",
-    step="optimizer step",
-    contender=Training,
-    batch_sizes=(16,),
-    length=lambda recipe: recipe.seq_len,
-    cost=cost,
-    product=product,
-    check=check_objectives,
-)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from tformer.support.errors import InputError
 from tformer.support.formatting import whole_number
-from tformer.support.options import Panel, require_at_most_one
+from tformer.support.options import Panel, comma_list, require_at_most_one
 
 LAYERS, HEADS = Panel("Layers"), Panel("Heads")
 WAYS = "--keep-layers, --drop-layers, --keep, --rate or --drop-heads"
@@ -124,12 +124,12 @@ class Plan:
 
 def _numbers(flag: str, text: str | None) -> tuple[int, ...] | None:
     """`0,2,4` as numbers."""
-    if text is None:
-        return None
-    numbers = []
-    for word in (word.strip() for word in text.split(",")):
+
+    def read(word: str) -> int | None:
         number = whole_number(word.removeprefix("-"))
-        if number is None:
-            raise InputError(f"{flag}: expected numbers of layers such as 0,2,4, found '{word}' in '{text}'")
-        numbers.append(-number if word.startswith("-") else number)
-    return tuple(numbers)
+        return -number if number is not None and word.startswith("-") else number
+
+    def refuse(word: str) -> InputError:
+        return InputError(f"{flag}: expected numbers of layers such as 0,2,4, found '{word}' in '{text}'")
+
+    return None if text is None else comma_list(text, read, refuse)

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from tformer.bench import doctor
 from tformer.bench.machine import environment_line
+from tformer.cli import diagnosis as doctor
 from tformer.data.shards.caches import KEPT, KINDS, cache_sizes, clean_caches
 from tformer.kernels import library
 from tformer.support.device import instruction_set

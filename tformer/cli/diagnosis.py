@@ -56,20 +56,38 @@ MEMORY_INFO = Path("/proc/meminfo")
 def diagnosis(*, with_speed: bool = True) -> dict[str, Any]:
     """Everything that `tformer doctor` shows, as JSON data."""
     home = default_cache_dir()
+    cache_disk = next((path for path in (home, *home.parents) if path.is_dir()), None)  # the cache need not exist yet
     needed, extras = requirements()
+    of_bf16 = inference_dtype("auto", trained_in="bf16", device=torch.device("cpu"))
+    gpus = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    compiler = library.find_compiler()
     found: dict[str, Any] = {
         "versions": {"tformer": __version__, **{name: installed(name) for name in needed}},
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": _processor(),
-        "precision": _precision(),
+        "precision": {  # what `--precision auto` chooses on this CPU
+            "training": cpu_speed().training_format,
+            "inference": next(name for name, dtype in DTYPES.items() if dtype is of_bf16),  # if trained in bf16
+        },
         "memory": _memory(),
         "threads": {"used": torch.get_num_threads(), "available": available_cores()},
-        "gpus": [_gpu(torch.device("cuda", number)) for number in range(torch.cuda.device_count())],
-        "kernels": _kernels(),
+        "gpus": [
+            {
+                "name": gpu.name,
+                "memory_bytes": gpu.total_memory,
+                "capability": f"{gpu.major}.{gpu.minor}",
+                "cuda": torch.version.cuda,
+            }
+            for gpu in gpus
+        ],
+        "kernels": {
+            "compiler": None if compiler is None else _version_of(compiler),
+            "state": library.state(may_build=True),
+        },
         "cache": {
             "folder": without_home(home),
-            "free_bytes": _free_bytes(home),
+            "free_bytes": None if cache_disk is None else shutil.disk_usage(cache_disk).free,
             "kinds": {kind: asdict(size) for kind, size in cache_sizes(home).items()},
         },
         "extras": {
@@ -130,37 +148,12 @@ def _processor() -> dict[str, Any]:
     }
 
 
-def _precision() -> dict[str, str]:
-    """What `--precision auto` chooses on this CPU: for training, and for a model that was trained in bf16."""
-    of_bf16 = inference_dtype("auto", trained_in="bf16", device=torch.device("cpu"))
-    inference = next(name for name, dtype in DTYPES.items() if dtype is of_bf16)
-    return {"training": cpu_speed().training_format, "inference": inference}
-
-
 def _memory() -> dict[str, int]:
     """Bytes in all, and those that are free or can be freed."""
     text = MEMORY_INFO.read_text() if MEMORY_INFO.exists() else ""
     lines = {name: int(count) * 1024 for name, count in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
     total = lines.get("MemTotal") or machine_memory()
     return {"total_bytes": total, **({"available_bytes": lines["MemAvailable"]} if "MemAvailable" in lines else {})}
-
-
-def _gpu(device: torch.device) -> dict[str, Any]:
-    found = torch.cuda.get_device_properties(device)
-    capability = f"{found.major}.{found.minor}"
-    return {
-        "name": found.name,
-        "memory_bytes": found.total_memory,
-        "capability": capability,
-        "cuda": torch.version.cuda,
-    }
-
-
-def _kernels() -> dict[str, Any]:
-    """The C compiler, and whether the kernels could be compiled and loaded."""
-    compiler = library.find_compiler()
-    state = library.state(may_build=True)
-    return {"compiler": None if compiler is None else _version_of(compiler), "state": state}
 
 
 def _version_of(compiler: str) -> str:
@@ -170,12 +163,6 @@ def _version_of(compiler: str) -> str:
         return done.stdout.splitlines()[0]
     except (OSError, subprocess.SubprocessError, IndexError):
         return Path(compiler).name
-
-
-def _free_bytes(folder: Path) -> int | None:
-    """Free bytes on the disk of a folder, which need not exist yet."""
-    existing = next((path for path in (folder, *folder.parents) if path.is_dir()), None)
-    return None if existing is None else shutil.disk_usage(existing).free
 
 
 def _speed() -> list[dict[str, Any]]:
