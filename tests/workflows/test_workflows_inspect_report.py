@@ -8,7 +8,6 @@ import torch
 from tformer.build import build_model
 from tformer.cost.flops import module_flops
 from tformer.cost.memory import cache_size
-from tformer.support.errors import InputError
 from tformer.workflows.inspect import report_on
 from tformer.workflows.inspect.report import Node, build_tree
 from tformer.workflows.inspect.subject import Question, read_subject
@@ -88,13 +87,6 @@ def test_steps_and_batches_follow_the_recipe_and_the_question() -> None:
     document = report.to_json()
     assert document["flops"]["training_per_step"] == pytest.approx(15 * document["flops"]["training_per_example"])
     assert document["memory"]["total_bytes"] == report.memory.total
-
-
-def test_lengths_that_cannot_be_are_refused() -> None:
-    with pytest.raises(InputError, match="--seq-len 2000: the model has 1024 learned positions"):
-        read_subject(Question(arch="gpt", preset="small", seq_len=2000))
-    with pytest.raises(InputError, match="an image of this model always has 49 positions"):
-        read_subject(Question(arch="vit", preset="mnist", seq_len=7))
 
 
 def test_sizes_of_a_tree_without_operations() -> None:

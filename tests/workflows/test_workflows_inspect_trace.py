@@ -43,7 +43,9 @@ POSITIONS = ["none", "sinusoidal", "learned", "rope", "alibi", "t5_bias", "shaw"
 ATTENTIONS = ["full", "additive", "sliding_window", "bigbird", "linformer", "performer"]
 
 
-def traced(model: Transformer) -> Trace:
+def traced(model: Transformer | Model) -> Trace:
+    """The trace of a model, or of one that is built on the meta device."""
+    model = build_model(model, device="meta") if isinstance(model, Model) else model
     source = S if model.max_seq_len == 32 else model.max_seq_len
     return trace_shapes(model, empty_inputs(model, batch_size=B, source_length=source, target_length=T))
 
@@ -88,7 +90,7 @@ def test_shapes_are_those_that_modules_and_taps_have(family: str) -> None:
 
 
 def test_the_way_of_a_decoder_is_told_from_ids_to_loss() -> None:
-    trace = traced(build_model(DECODER, device="meta"))
+    trace = traced(DECODER)
     names = [(section.title, step.part, step.name) for section in trace.sections for step in section.steps]
     assert [name for _, part, name in names if part == "self-attention"] == [
         "normalised", "QKV product", "Q", "K", "V", "scores", "weights", "heads", "joined", "projection", "residual",
@@ -103,21 +105,21 @@ def test_the_way_of_a_decoder_is_told_from_ids_to_loss() -> None:
 
 def test_every_tensor_has_letters_and_a_meaning() -> None:
     for family in FAMILIES.values():
-        for part in traced(build_model(family, device="meta")).sections:
+        for part in traced(family).sections:
             for step in part.steps:
                 assert len(step.symbols) == len(step.shape) and step.meaning
 
 
 def test_layers_that_differ_are_told_apart() -> None:
     own = section(decoder=stack(head_dim=4, num_layers=4, layers={2: {"num_heads": 2}}))
-    layers = [part for part in traced(build_model(own, device="meta")).sections if part.layers]
+    layers = [part for part in traced(own).sections if part.layers]
     assert [part.layers for part in layers] == [(0, 1), (2,), (3,)]
     assert [{step.name: step.shape for step in part.steps}["Q"][1] for part in layers] == [4, 2, 4]
 
 
 @pytest.mark.parametrize("kind", POSITIONS)
 def test_every_position_kind_is_seen_where_it_acts(kind: str) -> None:
-    trace = traced(build_model(section(decoder=stack(positions={"kind": kind})), device="meta"))
+    trace = traced(section(decoder=stack(positions={"kind": kind})))
     found = {step.name: step for part in trace.sections for step in part.steps}
     assert ("positions" in found) == (kind in ("sinusoidal", "learned"))
     assert ("bias" in found) == (kind in ("alibi", "t5_bias"))
@@ -129,7 +131,7 @@ def test_every_position_kind_is_seen_where_it_acts(kind: str) -> None:
 def test_every_attention_kind_is_followed(kind: str) -> None:
     options = {"linformer": {"rank": 6}, "sliding_window": {"window": 4}, "bigbird": {"block": 2}}.get(kind, {})
     encoder = section(encoder=stack(attention={"kind": kind, **options}))
-    trace = traced(build_model(encoder, device="meta"))
+    trace = traced(encoder)
     found = steps(trace, "encoder", "self-attention")
     assert found["weights"] == (B, 4, S, S) and found["heads"] == (B, 4, S, 4)
     if kind == "linformer":
@@ -163,17 +165,13 @@ def test_scores_of_long_inputs_are_seen_whole(kind: str) -> None:
 
 def test_global_tokens_with_matrices_of_their_own_have_rows_of_their_own() -> None:
     options = {"kind": "sliding_window", "window": 4, "global_tokens": 2, "global_projections": True}
-    found = steps(
-        traced(build_model(section(encoder=stack(attention=options)), device="meta")), "encoder", "self-attention"
-    )
+    found = steps(traced(section(encoder=stack(attention=options))), "encoder", "self-attention")
     assert found["scores"] == (B, 4, S, S) and found["global scores"] == (B, 4, 2, S)
 
 
 def test_linformer_mixes_positions_into_fewer() -> None:
     options = {"kind": "linformer", "rank": 6}
-    found = steps(
-        traced(build_model(section(encoder=stack(attention=options)), device="meta")), "encoder", "self-attention"
-    )
+    found = steps(traced(section(encoder=stack(attention=options))), "encoder", "self-attention")
     assert found["projected K"] == found["projected V"] == (B, 4, 6, 4)
 
 
@@ -183,7 +181,7 @@ def test_scores_are_told_with_their_formula() -> None:
         ({"attention": {"kind": "full", "scale": 1.0}}, "Q·Kᵀ: how"),
         ({"attention": {"kind": "additive"}}, "w · tanh(Q + K): how"),
     ):
-        trace = traced(build_model(section(decoder=stack(**changes)), device="meta"))
+        trace = traced(section(decoder=stack(**changes)))
         [meaning, *_] = [step.meaning for part in trace.sections for step in part.steps if step.name == "scores"]
         assert meaning.startswith(formula), meaning
 
@@ -229,7 +227,7 @@ def all_steps(trace: Trace) -> dict[str, Step]:
 
 @pytest.mark.parametrize("name", LINKED)
 def test_every_tensor_is_made_of_others_of_the_trace_and_read_by_one(name: str) -> None:
-    found = all_steps(traced(build_model(LINKED[name], device="meta")))
+    found = all_steps(traced(LINKED[name]))
     given = {step_id for step_id, step in found.items() if not step.inputs}
     assert {step_id.rpartition(".")[2] for step_id in given} <= {
         "ids",
@@ -261,31 +259,29 @@ def test_every_parameter_is_seen_where_it_acts(name: str) -> None:
 
 
 def test_a_layer_reads_the_one_before_it() -> None:
-    found = all_steps(traced(build_model(DECODER, device="meta")))
+    found = all_steps(traced(DECODER))
     first = found["decoder.0.self_attention.normalised"]
     assert first.inputs == ("decoder.embedding.input", "decoder.0.feedforward.residual")
     assert found["decoder.0.self_attention.residual"].inputs == (
         "decoder.embedding.input", "decoder.0.self_attention.projection", "decoder.0.feedforward.residual"
     )  # fmt: skip
-    both = all_steps(traced(build_model(FAMILIES["both"], device="meta")))
+    both = all_steps(traced(FAMILIES["both"]))
     assert both["decoder.0.cross_attention.kv"].inputs == ("encoder.final_norm",)
 
 
 def test_scaling_fixnorm_and_positions_of_the_embedding_are_shown() -> None:
-    names = lambda changes: list(steps(traced(build_model(section(decoder=stack(), **changes), device="meta")),  # noqa: E731
+    names = lambda changes: list(steps(traced(section(decoder=stack(), **changes)),  # noqa: E731
                                        "decoder: embedding"))  # fmt: skip
     assert names({"embedding": {"scale": True}})[:3] == ["ids", "tokens", "scaled"]
     assert names({"embedding": {"fixnorm": True}})[:4] == ["ids", "tokens", "unit vectors", "scaled"]
-    trace = traced(
-        build_model(section(decoder=stack(positions={"kind": "learned"}), embedding={"scale": True}), device="meta")
-    )
+    trace = traced(section(decoder=stack(positions={"kind": "learned"}), embedding={"scale": True}))
     found = all_steps(trace)
     assert found["decoder.embedding.scaled"].meaning == "times √D = 4"
     assert found["decoder.embedding.sum"].inputs == ("decoder.embedding.scaled", "decoder.embedding.positions")
 
 
 def test_dropout_is_shown_where_training_applies_it() -> None:
-    found = all_steps(traced(build_model(LINKED["FixNorm"], device="meta")))
+    found = all_steps(traced(LINKED["FixNorm"]))
     rates = {step_id: step.meaning for step_id, step in found.items() if step.name == "dropout"}
     for place, share in (
         ("encoder.embedding.sum", 10), ("encoder.0.self_attention.weights", 20), ("encoder.0.feedforward.active", 30),
@@ -296,17 +292,17 @@ def test_dropout_is_shown_where_training_applies_it() -> None:
         assert found[f"{place}.dropout"].shape == found[place].shape
     segments = {"token_types": 2, "dropout": 0.1, "size": 8}
     own = section(encoder=stack(positions={"kind": "rope"}), embedding=segments, heads=[{"kind": "masked_lm"}])
-    found = all_steps(traced(build_model(own, device="meta")))
+    found = all_steps(traced(own))
     dropped = found["encoder.embedding.tokens.dropout"]
     assert dropped.shape == (B, S, 8) and dropped.inputs == ("encoder.embedding.tokens", "encoder.embedding.segments")
-    without = all_steps(traced(build_model(section(decoder=stack(dropout=0.0)), device="meta")))
+    without = all_steps(traced(section(decoder=stack(dropout=0.0))))
     assert not [step for step in without.values() if step.name == "dropout"]
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_each_head_says_how_it_pools(pooling: str) -> None:
     head = {"kind": "classifier", "num_labels": 3, "pooling": pooling}
-    found = all_steps(traced(build_model(section(encoder=stack(), heads=[head]), device="meta")))
+    found = all_steps(traced(section(encoder=stack(), heads=[head])))
     assert found["head.classifier.pooled"].meaning == f"pooling {pooling}: {POOLINGS[pooling].meaning}"
     assert found["head.classifier.pooled"].inputs == ("encoder.final_norm",)
 
@@ -321,5 +317,5 @@ def test_each_head_says_how_it_pools(pooling: str) -> None:
     ],
 )
 def test_labels_have_the_shape_that_the_objective_gives_them(head: dict[str, Any], shape: tuple[int, ...]) -> None:
-    found = all_steps(traced(build_model(section(encoder=stack(), heads=[head]), device="meta")))
+    found = all_steps(traced(section(encoder=stack(), heads=[head])))
     assert found[f"head.{head['kind']}.labels"].shape == shape

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.cli.conftest import LETTERS
-from tformer.build import build_model
+from tests.random_runs import letters_tokenizer, random_contents
 from tformer.checkpoint.manifest import content_sha256
 from tformer.checkpoint.run import RunDirectory
-from tformer.checkpoint.save import CheckpointContents, save_checkpoint
-from tformer.recipe.load import recipe_from_yaml
+from tformer.checkpoint.save import save_checkpoint
 from tformer.support.errors import InputError
-from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 from tformer.workflows.inspect import Verdict, verify
 
 RECIPE = """
@@ -29,29 +28,19 @@ Change = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 
 def make_run(folder: Path, *, recipe: str = RECIPE, letters: str = LETTERS, change: Change = lambda w: w) -> Path:
     """A run of two checkpoints, the weights of which went through `change`."""
-    tokenizer, first = (_tokenizer(text) for text in (letters, LETTERS))
-    built = build_model(recipe_from_yaml(RECIPE, name="x").model, vocab_size=first.vocab_size)
-    run = RunDirectory.create(folder / "run", arch="gpt", preset="tiny")
-    for step in (1, 2):
-        weights = change({name: tensor.clone() for name, tensor in built.state_dict().items()})
-        save_checkpoint(
-            run,
-            step,
-            CheckpointContents(
-                weights=weights,
+    contents, tokenizer = random_contents(RECIPE, letters=LETTERS), letters_tokenizer(letters, "none")
+    with RunDirectory.create(folder / "run", arch="gpt", preset="tiny") as run:
+        for step in (1, 2):
+            stored = replace(
+                contents,
+                weights=change({name: tensor.clone() for name, tensor in contents.weights.items()}),
                 recipe_yaml=recipe,
                 tokenizer_json=tokenizer.to_json(),
                 tokenizer_sha256=tokenizer.sha256,
                 trainer={"step": step},
-            ),
-        )
-    run.close()
+            )
+            save_checkpoint(run, step, stored)
     return run.path
-
-
-def _tokenizer(letters: str) -> Tokenizer:
-    options = TokenizerOptions(model="char", template="none", min_frequency=1)
-    return train_tokenizer(lambda: iter([letters]), options)
 
 
 @pytest.fixture

@@ -91,25 +91,6 @@ def test_named_layers_stay_or_go() -> None:
     assert named_layers(6, drop=[1, 3], side="decoder").kept == (0, 2, 4, 5)
 
 
-@pytest.mark.parametrize(
-    ("given_layers", "message"),
-    [
-        ({"keep": [0, 6]}, "--keep-layers: the decoder has no layer 6: its layers are 0 to 5"),
-        ({"drop": [-1]}, "--drop-layers: the decoder has no layer -1"),
-        ({"drop": [0, 1, 2, 3, 4, 5]}, "--drop-layers: no layer of the decoder is left"),
-        ({"keep": [1, 1]}, "--keep-layers: layer 1 is named twice"),
-    ],
-)
-def test_layers_that_make_no_sense_are_named(given_layers: dict[str, list[int]], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        named_layers(6, **given_layers, side="decoder")  # type: ignore[arg-type]
-
-
-def test_more_than_there_are_cannot_be_kept() -> None:
-    with pytest.raises(InputError, match="--keep 7: the encoder has 6 layers"):
-        num_kept(6, keep=7, rate=None, side="encoder")
-
-
 def test_the_lowest_learned_rates_stay() -> None:
     assert lowest_rates([0.4, 0.1, 0.3, 0.2], 2).kept == (1, 3)
     assert lowest_rates([0.2, 0.2, 0.2], 2).kept == (0, 1)  # of equal ones the earlier
@@ -184,12 +165,6 @@ def test_one_head_a_layer_stays() -> None:
     assert [layer.self_attention for layer in choice.layers["decoder"]] == [(0,), (1,)]
     with pytest.raises(InputError, match="at most 2 of 4 heads can be removed: every layer keeps one"):
         choose_heads(importance, amount=3, per_layer="free")
-
-
-@pytest.mark.parametrize("per_layer", ["even", "free"])
-def test_nothing_to_take_out_is_refused(per_layer: str) -> None:
-    with pytest.raises(InputError, match="none of the 8 heads in 2 layers would be removed"):
-        choose_heads(FLAT, amount=0.01, per_layer=per_layer)
 
 
 @given(st.integers(1, 5), st.integers(2, 6), st.data())

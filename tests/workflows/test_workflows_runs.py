@@ -167,13 +167,6 @@ def test_runs_are_found_in_folders_of_folders_each_once(tmp_path: Path) -> None:
     assert find_runs([plain, root / "a"]) == [plain]
 
 
-@pytest.mark.parametrize("name", ["missing", "file"])
-def test_a_folder_that_is_none_is_named(name: str, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=name):
-        find_runs([tmp_path / name])
-
-
 def test_a_run_by_folder_by_name_and_by_what_is_inside(tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs" / "one")
     for name in (run, "one", run / "checkpoints", run / "checkpoints" / "step-00000006", None):

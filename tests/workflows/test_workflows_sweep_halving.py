@@ -28,24 +28,30 @@ SIZES = tuple(range(1, 10))
 """Values of the axis; the synthetic loss of each is known."""
 
 
-def plan(recipe: Path, *, steps: int = 90, values: tuple[int, ...] = SIZES, **more: Any) -> Plan:
-    task = Task(config=str(recipe), vary={"schedule.warmup_steps": values})
-    return Plan(**{"max_steps": steps, "halving": 3, **more}, tasks=(task,))
-
-
 @dataclass
 class Trainings:
-    """Plays `tformer train`: the loss of a run after a step, by its value on the axis.
+    """Plays `tformer train` for sweeps of a recipe: the loss of a run after a step, by its value on the axis.
 
     steps: reached by each run; trained: in all; commands: a list of words each; failing: exit codes by (value, step).
     """
 
+    recipe: Path
+    folder: Path
     loss: Callable[[int, int], float] = lambda value, step: abs(value - 7) + 100 / step
     steps: dict[str, int] = field(default_factory=dict)
     trained: int = 0
     commands: list[tuple[int, int]] = field(default_factory=list)
     failing: dict[tuple[int, int], int] = field(default_factory=dict)
     stop_after: int | None = None
+
+    def plan(self, *, steps: int = 90, values: tuple[int, ...] = SIZES, **more: Any) -> Plan:
+        task = Task(config=str(self.recipe), vary={"schedule.warmup_steps": values})
+        return Plan(**{"max_steps": steps, "halving": 3, **more}, tasks=(task,))
+
+    def sweep(self, asked: Plan | None = None, out: str = "out") -> tuple[list[Result], Grid]:
+        asked, work = asked or self.plan(), Work(should_stop=lambda: self.stopping)
+        grid = resolve_plan(asked)
+        return run_sweep(asked, grid, self.folder / out, observer=Watch(), work=work)[1], grid
 
     @property
     def stopping(self) -> bool:
@@ -75,17 +81,10 @@ class Trainings:
 
 
 @pytest.fixture
-def trainings(monkeypatch: pytest.MonkeyPatch) -> Trainings:
-    fake = Trainings()
+def trainings(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainings:
+    fake = Trainings(tiny_recipe, tmp_path)
     monkeypatch.setattr(cells, "run_child", fake)
     return fake
-
-
-def sweep(asked: Plan, out: Path, trainings: Trainings) -> tuple[list[Result], Grid]:
-    grid = resolve_plan(asked)
-    work = Work(should_stop=lambda: trainings.stopping)
-    _, results = run_sweep(asked, grid, out, observer=Watch(), work=work)
-    return results, grid
 
 
 def rungs(results: list[Result]) -> dict[int, list[int]]:
@@ -131,8 +130,8 @@ def test_the_line_before_the_start_states_rungs_budget_and_the_whole_grids() -> 
     )
 
 
-def test_the_budget_is_what_was_said(tiny_recipe: Path, tmp_path: Path, trainings: Trainings) -> None:
-    results, grid = sweep(plan(tiny_recipe, seeds=2), tmp_path / "out", trainings)
+def test_the_budget_is_what_was_said(trainings: Trainings) -> None:
+    results, grid = trainings.sweep(trainings.plan(seeds=2))
     assert trainings.trained == grid.ladders[0].steps == sum(result.steps or 0 for result in results)
     assert len(trainings.commands) == grid.trainings
 
@@ -140,26 +139,24 @@ def test_the_budget_is_what_was_said(tiny_recipe: Path, tmp_path: Path, training
 # --- which variants go on ---------------------------------------------------------------------------------------------
 
 
-def test_the_best_of_a_synthetic_objective_survives(tiny_recipe: Path, tmp_path: Path, trainings: Trainings) -> None:
-    results, _ = sweep(plan(tiny_recipe), tmp_path / "out", trainings)
+def test_the_best_of_a_synthetic_objective_survives(trainings: Trainings) -> None:
+    results, _ = trainings.sweep()
     assert rungs(results) == {
         1: [10], 2: [10], 3: [10], 4: [10], 5: [10], 6: [10, 30], 7: [10, 30, 90], 8: [10, 30], 9: [10]
     }  # fmt: skip
     assert finished(results) == [7] and {result.status for result in results} == {"done", "dropped"}
 
 
-def test_a_variant_is_judged_at_its_rung_not_by_what_it_reached_later(
-    tiny_recipe: Path, tmp_path: Path, trainings: Trainings
-) -> None:
+def test_a_variant_is_judged_at_its_rung_not_by_what_it_reached_later(trainings: Trainings) -> None:
     trainings.loss = lambda value, step: float(value) if step == 10 else 100.0 - value
-    results, _ = sweep(plan(tiny_recipe), tmp_path / "out", trainings)
+    results, _ = trainings.sweep()
     assert [value for value, steps in rungs(results).items() if len(steps) > 1] == [1, 2, 3]
     assert finished(results) == [3]
 
 
-def test_of_equal_variants_the_earlier_ones_go_on(tiny_recipe: Path, tmp_path: Path, trainings: Trainings) -> None:
+def test_of_equal_variants_the_earlier_ones_go_on(trainings: Trainings) -> None:
     trainings.loss = lambda value, step: 1.0
-    results, _ = sweep(plan(tiny_recipe), tmp_path / "out", trainings)
+    results, _ = trainings.sweep()
     assert [value for value, steps in rungs(results).items() if len(steps) > 1] == [1, 2, 3] and finished(results) == [
         1
     ]
@@ -174,19 +171,17 @@ def test_a_training_that_failed_counts_as_worst_and_none_is_taken() -> None:
     assert best_variants({"a": [None], "b": [None]}, 1) == set()
 
 
-def test_a_child_that_fails_is_dropped_with_its_word_and_the_others_go_on(
-    tiny_recipe: Path, tmp_path: Path, trainings: Trainings
-) -> None:
+def test_a_child_that_fails_is_dropped_with_its_word_and_the_others_go_on(trainings: Trainings) -> None:
     trainings.failing = {(7, 10): 4, (8, 30): 5}
-    results, _ = sweep(plan(tiny_recipe), tmp_path / "out", trainings)
+    results, _ = trainings.sweep()
     status = {int(result.choices["warmup_steps"]): result.status for result in results}
     assert (status[7], status[8]) == ("diverged", "out of memory")
     assert finished(results) == [6]
 
 
-def test_higher_is_better_where_the_metric_says_so(tiny_recipe: Path, tmp_path: Path, trainings: Trainings) -> None:
+def test_higher_is_better_where_the_metric_says_so(trainings: Trainings) -> None:
     trainings.loss = lambda value, step: float(value)
-    asked = plan(tiny_recipe)
+    asked = trainings.plan()
     grid = resolve_plan(asked)
     for cell in grid.cells:
         training = cell.recipe.training.model_copy(update={"best_metric": "accuracy"})
@@ -200,7 +195,7 @@ def test_higher_is_better_where_the_metric_says_so(tiny_recipe: Path, tmp_path: 
         return ended
 
     cells.run_child = with_accuracy  # type: ignore[assignment]  # the fixture restores it
-    _, results = run_sweep(asked, grid, tmp_path / "out", observer=Watch())
+    _, results = run_sweep(asked, grid, trainings.folder / "out", observer=Watch())
     assert finished(results) == [9]
 
 
@@ -208,60 +203,56 @@ def test_higher_is_better_where_the_metric_says_so(tiny_recipe: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("stop_after", [0, 4, 9, 11, 12])
-def test_an_interrupted_halving_goes_on_and_ends_as_one_that_was_not(
-    tiny_recipe: Path, tmp_path: Path, trainings: Trainings, stop_after: int
-) -> None:
-    straight, _ = sweep(plan(tiny_recipe), tmp_path / "straight", trainings)
+def test_an_interrupted_halving_goes_on_and_ends_as_one_that_was_not(trainings: Trainings, stop_after: int) -> None:
+    straight, _ = trainings.sweep(out="straight")
     trainings.steps, trainings.commands, trainings.trained = {}, [], 0
     trainings.stop_after = stop_after
     with pytest.raises(Interrupted, match=f"{stop_after} of 13 trainings are finished"):
-        sweep(plan(tiny_recipe), tmp_path / "out", trainings)
+        trainings.sweep()
     before, trainings.stop_after = trainings.commands[:stop_after], None
     trainings.commands.clear()
-    begun = dict.fromkeys((run.name for run in (tmp_path / "out" / "runs").iterdir()), 0)
+    begun = dict.fromkeys((run.name for run in (trainings.folder / "out" / "runs").iterdir()), 0)
     trainings.steps = begun | trainings.steps
-    results, grid = sweep(plan(tiny_recipe), tmp_path / "out", trainings)
+    results, grid = trainings.sweep()
     assert [result.rungs for result in results] == [result.rungs for result in straight]
     assert not set(before) & set(trainings.commands) and trainings.trained == grid.ladders[0].steps
 
 
-def test_the_same_command_again_trains_nothing(tiny_recipe: Path, tmp_path: Path, trainings: Trainings) -> None:
-    first, _ = sweep(plan(tiny_recipe), tmp_path / "out", trainings)
+def test_the_same_command_again_trains_nothing(trainings: Trainings) -> None:
+    first, _ = trainings.sweep()
     trainings.commands.clear()
-    again, _ = sweep(plan(tiny_recipe), tmp_path / "out", trainings)
+    again, _ = trainings.sweep()
     assert trainings.commands == [] and again == first
 
 
-def test_a_folder_of_another_eta_is_refused(tiny_recipe: Path, tmp_path: Path, trainings: Trainings) -> None:
-    sweep(plan(tiny_recipe), tmp_path / "out", trainings)
+def test_a_folder_of_another_eta_is_refused(trainings: Trainings) -> None:
+    trainings.sweep()
     with pytest.raises(InputError, match="halving is 3 in the folder, null in this command"):
-        sweep(plan(tiny_recipe, halving=None), tmp_path / "out", trainings)
+        trainings.sweep(trainings.plan(halving=None))
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def test_the_table_shows_every_rung_what_was_dropped_and_the_budget(
-    tiny_recipe: Path, tmp_path: Path, trainings: Trainings
-) -> None:
-    asked = plan(tiny_recipe)
-    results, grid = sweep(asked, tmp_path / "out", trainings)
+def test_the_table_shows_every_rung_what_was_dropped_and_the_budget(trainings: Trainings) -> None:
+    asked = trainings.plan()
+    results, grid = trainings.sweep(asked)
     table = make_table(asked, results, grid.ladders)
     rows = {row.choices["warmup_steps"]: dict(zip(table.headings, table.cells(row), strict=True)) for row in table.rows}
     at = [f"loss at step {step}" for step in (10, 30, 90)]
     assert [rows["7"][key] for key in (*at, "loss")] == ["10.0000", "3.3333", "1.1111", "1.1111"]
     assert [rows["8"][key] for key in (*at, "loss")] == ["11.0000", "4.3333", "", "dropped"]
     assert [rows["1"][key] for key in (*at, "loss")] == ["16.0000", "", "", "dropped"]
-    written = (tmp_path / "out" / "table.md").read_text()
+    written = (trainings.folder / "out" / "table.md").read_text()
     assert markdown(table) in written and grid.ladders[0].describe() in written
     found = document(asked, table, results)
     assert found["halving"] == [ladder.to_json() for ladder in grid.ladders]
-    assert "failed" in (tmp_path / "out" / "table.csv").read_text().splitlines()[0]
+    assert "failed" in (trainings.folder / "out" / "table.csv").read_text().splitlines()[0]
 
 
-def test_a_sweep_without_halving_has_none_of_it(tiny_recipe: Path, tmp_path: Path, trainings: Trainings) -> None:
-    asked = plan(tiny_recipe, halving=None, values=(1, 2))
-    results, grid = sweep(asked, tmp_path / "out", trainings)
+def test_a_sweep_without_halving_has_none_of_it(trainings: Trainings) -> None:
+    asked = trainings.plan(halving=None, values=(1, 2))
+    results, grid = trainings.sweep(asked)
     assert grid.ladders == () and all(result.rungs == [] for result in results)
     assert "halving" not in document(asked, make_table(asked, results), results)
 
@@ -269,27 +260,12 @@ def test_a_sweep_without_halving_has_none_of_it(tiny_recipe: Path, tmp_path: Pat
 # --- what is refused, and draws ---------------------------------------------------------------------------------------
 
 
-def test_a_training_by_epochs_is_refused_with_the_flag_to_use(tiny_recipe: Path) -> None:
-    task = Task(config=str(tiny_recipe), set={"training.max_epochs": 2}, vary={"schedule.warmup_steps": (1, 2, 3)})
-    with pytest.raises(InputError, match="halving: found a training by epochs, expected one by steps") as caught:
-        resolve_plan(Plan(halving=3, tasks=(task,)))
-    assert "--max-steps" in (caught.value.hint or "")
-
-
-def test_different_numbers_of_steps_and_too_few_variants_are_refused(tiny_recipe: Path) -> None:
-    task = Task(config=str(tiny_recipe), vary={"training.max_steps": (4, 5, 6)})
-    with pytest.raises(InputError, match="found trainings of 4 and of 6 steps, expected one number"):
-        resolve_plan(Plan(halving=3, tasks=(task,)))
-    with pytest.raises(InputError, match="found 2 variants, expected at least 3"):
-        resolve_plan(plan(tiny_recipe, values=(1, 2)))
-
-
-def test_draws_are_different_variants_fixed_by_the_seed_in_the_order_of_the_grid(tiny_recipe: Path) -> None:
-    asked = plan(tiny_recipe, values=tuple(range(1, 31)), draws=9)
+def test_draws_are_different_variants_fixed_by_the_seed_in_the_order_of_the_grid(trainings: Trainings) -> None:
+    asked = trainings.plan(values=tuple(range(1, 31)), draws=9)
     drawn = [int(cell.variant.choices["warmup_steps"]) for cell in resolve_plan(asked).cells]
     assert len(set(drawn)) == 9 and drawn == sorted(drawn) and drawn != list(range(1, 10))
     assert drawn == [int(cell.variant.choices["warmup_steps"]) for cell in resolve_plan(asked).cells]
-    assert len(resolve_plan(plan(tiny_recipe, draws=100)).cells) == len(SIZES)
+    assert len(resolve_plan(trainings.plan(draws=100)).cells) == len(SIZES)
 
 
 @pytest.mark.slow

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 from tformer.recipe.yaml_text import parse_value
 from tformer.support.errors import InputError
-from tformer.training.options import train_flags
 from tformer.workflows.sweep.cells import train_words
 from tformer.workflows.sweep.grid import (
-    OWN_FLAGS,
     as_text,
     axes_of,
     expand_key,
@@ -184,35 +182,6 @@ def test_values_of_an_axis_are_yaml(text: str, keys: str, values: list[Any]) -> 
 
 
 @pytest.mark.parametrize(
-    ("vary", "words"),
-    [
-        (["optimizer.lr"], "expected KEY=value,value"),
-        (["optimizer.lr="], "expected KEY=value,value"),
-        (["optimizer.lr=1,{"], "optimizer.lr: the values '1,{' are no YAML list"),
-        (["a,b=1,2"], "found 1, expected a list of 2: a value for each key"),
-        (["a,=1,2"], "expected KEY or KEY1,KEY2"),
-        (["optimizer.lr=1,1"], "the value 1 twice"),
-        (["optimizer.lr=1", "optimizer.lr=2"], "optimizer.lr is given twice"),
-        (["seed=1,2"], "seed is no axis: --seeds N"),
-    ],
-)
-def test_a_wrong_axis_is_one_line_that_names_it(vary: list[str], words: str) -> None:
-    with pytest.raises(InputError, match=re.escape(words)) as caught:
-        of_flags(vary=vary)
-    assert "\n" not in caught.value.message
-
-
-def test_wrong_flags_are_told(tmp_path: Path) -> None:
-    for changes, words in (
-        ({"evaluate": ["--data x"]}, "expected LABEL=flags"),
-        ({"evaluate": ["test='x"]}, "--evaluate test: No closing quotation"),
-        ({"sets": ["lr"]}, "--set: found 'lr', expected key=value"),
-    ):
-        with pytest.raises(InputError, match=re.escape(words)):
-            of_flags(**changes)
-
-
-@pytest.mark.parametrize(
     ("old", "new", "words"),
     [
         ("seeds: 2", "seads: 2", r"plan.yaml:2: seads: unknown key\ndid you mean 'seeds'"),
@@ -237,12 +206,6 @@ def test_texts_are_expanded_from_the_environment(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("HERE", "/data")
     plan = written(tmp_path, PLAN.replace("text.txt", '"${HERE}/text.txt"'))
     assert plan.tasks[0].train == ("--data", "/data/text.txt")
-
-
-def test_an_unknown_plan_suggests_the_nearest() -> None:
-    with pytest.raises(InputError, match="unknown plan 'position'") as caught:
-        read_plan("position")
-    assert "did you mean 'positions'" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("name", ["tears", "positions"])
@@ -297,30 +260,6 @@ def test_cells_have_recipes_of_their_own_and_seeds_that_count_on(tiny_recipe: Pa
     assert grid.order == ("rope-seed5", "rope-seed6", "alibi-seed5", "alibi-seed6")
 
 
-@pytest.mark.parametrize(
-    ("vary", "words"),
-    [
-        ({"model.*.positions.kind": ["rope", "rops"]}, "positions.kind rops: --set: model.decoder.positions.kind"),
-        ({"model.decoder.num_heads": [2, 3]}, "num_heads 3: model.decoder.num_heads: 3 heads do not divide"),
-        ({"model.*.positions.kind": ["patch2d"]}, "patch2d needs model.patches"),
-        ({"model.*.nonsense": [1]}, "model.decoder.nonsense: unknown key"),
-        ({"training.best_metric": ["loss", "bleu"]}, "best_metric bleu: --set: training.best_metric"),
-    ],
-)
-def test_a_variant_that_the_recipe_refuses_is_told_before_anything_is_trained(
-    tiny_recipe: Path, vary: dict[str, list[Any]], words: str
-) -> None:
-    with pytest.raises(InputError) as caught:
-        resolve_plan(plan(tiny_recipe, vary))
-    assert words in caught.value.message and "\n" not in caught.value.message
-
-
-def test_a_grid_without_end_is_refused_at_once(tiny_recipe: Path) -> None:
-    task = Task(config=str(tiny_recipe), vary={"model.decoder.dropout": (0.0, 0.1)})
-    with pytest.raises(InputError, match="give 200,000,000 trainings, expected at most 10,000"):
-        resolve_plan(Plan(tasks=(task,), seeds=10**8))
-
-
 def test_such_variants_can_be_left_out_and_are_named(tiny_recipe: Path) -> None:
     grid = resolve_plan(plan(tiny_recipe, {"model.decoder.num_heads": [2, 3]}), skip_invalid=True)
     assert [cell.name for cell in grid.cells] == ["num_heads-2-seed1337", "num_heads-2-seed1338"]
@@ -330,12 +269,6 @@ def test_such_variants_can_be_left_out_and_are_named(tiny_recipe: Path) -> None:
     ]
     with pytest.raises(InputError, match="no variant is left"):
         resolve_plan(plan(tiny_recipe, {"model.decoder.num_heads": [3]}), skip_invalid=True)
-
-
-def test_a_task_that_is_wrong_whatever_its_axes_say_is_named(tiny_recipe: Path) -> None:
-    tasks = (Task(name="good", config=str(tiny_recipe)), Task(name="bad", arch="nothing"))
-    with pytest.raises(InputError, match=r"task bad: .*unknown arch 'nothing'"):
-        resolve_plan(Plan(tasks=tasks))
 
 
 def test_flags_of_train_decide_on_the_recipe_as_they_do_there() -> None:
@@ -352,13 +285,6 @@ def test_aligned_files_are_pairs() -> None:
     values = options.recipe_values()
     assert values["data.train"] == [{"path": "a", "target_path": "b"}, {"path": "c", "target_path": "d"}]
     assert values["data.valid"] == [{"path": "e", "target_path": "f"}]
-
-
-@pytest.mark.parametrize("flag", ["--seed", "--out", "--resume", "--json", "--arch", "--config"])
-def test_flags_that_the_sweep_gives_itself_are_refused(flag: str) -> None:
-    with pytest.raises(InputError, match=f"^{flag}: a sweep sets this flag"):
-        train_options([flag, "1"])
-    assert flag in OWN_FLAGS and flag in train_flags()
 
 
 def test_the_command_of_a_cell_is_what_was_resolved(tiny_recipe: Path) -> None:

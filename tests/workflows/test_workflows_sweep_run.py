@@ -135,143 +135,139 @@ class Watch:
         self.told.append((result.cell, result.status, seconds is None))
 
 
+@dataclass
+class Sweeps:
+    """Sweeps of one recipe into one folder, whose children are played."""
+
+    recipe: Path
+    out: Path
+    children: Children
+
+    def plan(self, seeds: int = 1, **more: Any) -> Plan:
+        task = Task(config=str(self.recipe), **{"vary": {"model.*.norm.place": ("pre", "post")}, **more})
+        return Plan(seeds=seeds, tasks=(task,))
+
+    def run(self, plan: Plan | None = None, **more: Any) -> tuple[list[Result], Watch]:
+        """Sweep, and note only the commands of this sweep."""
+        plan, watch, work = plan or self.plan(), Watch(), Work(should_stop=lambda: self.children.stopping)
+        self.children.commands.clear()
+        grid = resolve_plan(plan, skip_invalid=True)
+        return run_sweep(plan, grid, self.out, observer=watch, work=work, **more)[1], watch
+
+    def table(self) -> str:
+        return (self.out / "table.md").read_text()
+
+
 @pytest.fixture
-def children(monkeypatch: pytest.MonkeyPatch) -> Children:
-    fake = Children()
-    monkeypatch.setattr(cells, "run_child", fake)
-    return fake
+def sweeps(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweeps:
+    found = Sweeps(tiny_recipe, tmp_path / "deep" / "out", Children())
+    monkeypatch.setattr(cells, "run_child", found.children)
+    return found
 
 
-def plan(recipe: Path, seeds: int = 1, **more: Any) -> Plan:
-    return Plan(seeds=seeds, tasks=(Task(config=str(recipe), vary={"model.*.norm.place": ("pre", "post")}, **more),))
-
-
-def sweep(plan: Plan, out: Path, children: Children, **more: Any) -> tuple[list[Result], Watch]:
-    watch, work = Watch(), Work(should_stop=lambda: children.stopping)
-    _, results = run_sweep(plan, resolve_plan(plan, skip_invalid=True), out, observer=watch, work=work, **more)
-    return results, watch
-
-
-def test_a_sweep_trains_each_cell_once_and_writes_its_files(
-    tiny_recipe: Path, tmp_path: Path, children: Children
-) -> None:
-    out = tmp_path / "deep" / "out"
-    results, watch = sweep(plan(tiny_recipe, seeds=2), out, children)
-    assert children.trained == ["pre-seed1337", "post-seed1337", "pre-seed1338", "post-seed1338"]
+def test_a_sweep_trains_each_cell_once_and_writes_its_files(sweeps: Sweeps) -> None:
+    results, watch = sweeps.run(sweeps.plan(seeds=2))
+    assert sweeps.children.trained == ["pre-seed1337", "post-seed1337", "pre-seed1338", "post-seed1338"]
     assert [result.cell for result in results] == ["pre-seed1337", "pre-seed1338", "post-seed1337", "post-seed1338"]
     assert all(status == "done" and not before for _, status, before in watch.told)
-    found = {path.name for path in out.iterdir()} - {".lock"}
+    found = {path.name for path in sweeps.out.iterdir()} - {".lock"}
     assert found == {"sweep.json", "table.md", "table.csv", "table.json", "cells.csv", "runs", "cells",
                      "curves.svg", "curves.png"}  # fmt: skip
     assert (results[0].best, results[0].parameters, results[0].peak_memory_bytes) == (1.5, 10, 2**20)
 
 
-def test_the_same_command_again_does_nothing(tiny_recipe: Path, tmp_path: Path, children: Children) -> None:
-    first, _ = sweep(plan(tiny_recipe), tmp_path / "out", children)
-    children.commands.clear()
-    again, watch = sweep(plan(tiny_recipe), tmp_path / "out", children)
-    assert children.commands == [] and again == first
+def test_the_same_command_again_does_nothing(sweeps: Sweeps) -> None:
+    first, _ = sweeps.run()
+    again, watch = sweeps.run()
+    assert sweeps.children.commands == [] and again == first
     assert all(before for _, _, before in watch.told)
 
 
-def test_only_the_first_cell_trains_the_tokenizer(tiny_recipe: Path, tmp_path: Path, children: Children) -> None:
-    sweep(plan(tiny_recipe, seeds=2), tmp_path / "out", children)
-    given = [words[words.index("--tokenizer") + 1] if "--tokenizer" in words else None for words in children.commands]
-    first = str(tmp_path / "out" / "runs" / "pre-seed1337" / "tokenizer.json")
+def test_only_the_first_cell_trains_the_tokenizer(sweeps: Sweeps) -> None:
+    sweeps.run(sweeps.plan(seeds=2))
+    given = [
+        words[words.index("--tokenizer") + 1] if "--tokenizer" in words else None for words in sweeps.children.commands
+    ]
+    first = str(sweeps.out / "runs" / "pre-seed1337" / "tokenizer.json")
     assert given == [None, first, first, first]
 
 
-def test_tasks_share_a_tokenizer_where_their_texts_are_the_same(
-    tiny_recipe: Path, tmp_path: Path, children: Children
-) -> None:
-    same = {"config": str(tiny_recipe), "train": ("--data", "a.txt")}
-    tasks = (Task(name="one", **same), Task(name="two", **same), Task(name="three", config=str(tiny_recipe)))
+def test_tasks_share_a_tokenizer_where_their_texts_are_the_same(sweeps: Sweeps) -> None:
+    same = {"config": str(sweeps.recipe), "train": ("--data", "a.txt")}
+    tasks = (Task(name="one", **same), Task(name="two", **same), Task(name="three", config=str(sweeps.recipe)))
     columns = {"data.columns.text": ("a", "b")}
-    tasks = (*tasks, Task(name="columns", config=str(tiny_recipe), vary=columns))
-    sweep(Plan(tasks=tasks), tmp_path / "out", children)
-    assert ["--tokenizer" in words for words in children.commands] == [False, True, False, False, False]
+    tasks = (*tasks, Task(name="columns", config=str(sweeps.recipe), vary=columns))
+    sweeps.run(Plan(tasks=tasks))
+    assert ["--tokenizer" in words for words in sweeps.children.commands] == [False, True, False, False, False]
 
 
-def test_cells_with_other_vocabularies_train_their_own(tiny_recipe: Path, tmp_path: Path, children: Children) -> None:
+def test_cells_with_other_vocabularies_train_their_own(sweeps: Sweeps) -> None:
     axis = {"tokenizer.train.min_frequency": (1, 2), "model.*.norm.place": ("pre", "post")}
-    sweep(Plan(tasks=(Task(config=str(tiny_recipe), vary=axis),)), tmp_path / "out", children)
-    assert ["--tokenizer" in words for words in children.commands] == [False, True, False, True]
+    sweeps.run(Plan(tasks=(Task(config=str(sweeps.recipe), vary=axis),)))
+    assert ["--tokenizer" in words for words in sweeps.children.commands] == [False, True, False, True]
 
 
 @pytest.mark.parametrize(
     ("code", "word"), [(4, "diverged"), (5, "out of memory"), (1, "failed"), (2, "refused"), (-9, "killed")]
 )
-def test_a_failure_is_a_row_and_the_sweep_goes_on(
-    tiny_recipe: Path, tmp_path: Path, children: Children, code: int, word: str
-) -> None:
-    children.codes = {"pre-seed1337": code}
-    results, _ = sweep(plan(tiny_recipe), tmp_path / "out", children, tolerant=True)
+def test_a_failure_is_a_row_and_the_sweep_goes_on(sweeps: Sweeps, code: int, word: str) -> None:
+    sweeps.children.codes = {"pre-seed1337": code}
+    results, _ = sweeps.run(tolerant=True)
     assert [result.status for result in results] == [word, "done"]
     assert results[0].message == ("killed by signal 9 (out of memory?)" if code < 0 else f"it went wrong with {code}")
     assert [result.failed for result in results] == [word != "diverged", False]
-    assert f"| pre |  |  |  |  |  | {word} |" in (tmp_path / "out" / "table.md").read_text()
+    assert f"| pre |  |  |  |  |  | {word} |" in sweeps.table()
 
 
-def test_what_failed_is_tried_again_but_what_diverged_is_not(
-    tiny_recipe: Path, tmp_path: Path, children: Children
-) -> None:
-    children.codes = {"pre-seed1337": 4, "post-seed1337": 5}
-    sweep(plan(tiny_recipe), tmp_path / "out", children)
-    children.codes.clear()
-    children.commands.clear()
-    results, _ = sweep(plan(tiny_recipe), tmp_path / "out", children)
-    assert children.trained == ["post-seed1337"] and "--resume" in children.commands[0]
+def test_what_failed_is_tried_again_but_what_diverged_is_not(sweeps: Sweeps) -> None:
+    sweeps.children.codes = {"pre-seed1337": 4, "post-seed1337": 5}
+    sweeps.run()
+    sweeps.children.codes.clear()
+    results, _ = sweeps.run()
+    assert sweeps.children.trained == ["post-seed1337"] and "--resume" in sweeps.children.commands[0]
     assert [result.status for result in results] == ["diverged", "done"]
 
 
 @pytest.mark.parametrize(("code", "error"), [(3, StorageError), (6, RunInUseError)])
-def test_a_full_disk_and_a_busy_run_end_the_sweep(
-    tiny_recipe: Path, tmp_path: Path, children: Children, code: int, error: type[Exception]
-) -> None:
-    children.codes = {"post-seed1337": code}
+def test_a_full_disk_and_a_busy_run_end_the_sweep(sweeps: Sweeps, code: int, error: type[Exception]) -> None:
+    sweeps.children.codes = {"post-seed1337": code}
     with pytest.raises(error, match="post-seed1337: it went wrong"):
-        sweep(plan(tiny_recipe), tmp_path / "out", children)
-    assert not (tmp_path / "out" / "cells" / "post-seed1337.json").exists()
+        sweeps.run()
+    assert not (sweeps.out / "cells" / "post-seed1337.json").exists()
 
 
-def test_data_that_the_first_training_refuses_ends_the_sweep_and_leaves_the_folder_free(
-    tiny_recipe: Path, tmp_path: Path, children: Children
-) -> None:
-    children.codes = {"pre-seed1337": 2}
+def test_data_that_the_first_training_refuses_ends_the_sweep_and_leaves_the_folder_free(sweeps: Sweeps) -> None:
+    sweeps.children.codes = {"pre-seed1337": 2}
     with pytest.raises(InputError, match="pre-seed1337: it went wrong"):
-        sweep(plan(tiny_recipe), tmp_path / "out", children)
-    children.codes.clear()
-    other = plan(tiny_recipe, train=("--data", "another.txt"))
-    results, _ = sweep(other, tmp_path / "out", children)
+        sweeps.run()
+    sweeps.children.codes.clear()
+    other = sweeps.plan(train=("--data", "another.txt"))
+    results, _ = sweeps.run(other)
     assert [result.status for result in results] == ["done", "done"]
 
 
-def test_an_interrupted_sweep_goes_on_where_it_stopped(tiny_recipe: Path, tmp_path: Path, children: Children) -> None:
-    children.stop_at = "post-seed1337"
+def test_an_interrupted_sweep_goes_on_where_it_stopped(sweeps: Sweeps) -> None:
+    sweeps.children.stop_at = "post-seed1337"
     with pytest.raises(Interrupted, match="1 of 2 trainings are finished") as caught:
-        sweep(plan(tiny_recipe), tmp_path / "out", children)
+        sweeps.run()
     assert "same command" in (caught.value.hint or "") and caught.value.exit_code == 130
-    children.stop_at, children.stopping = "", False
-    children.commands.clear()
-    results, watch = sweep(plan(tiny_recipe), tmp_path / "out", children)
-    assert children.trained == ["post-seed1337"] and "--resume" in children.commands[0]
+    sweeps.children.stop_at, sweeps.children.stopping = "", False
+    results, watch = sweeps.run()
+    assert sweeps.children.trained == ["post-seed1337"] and "--resume" in sweeps.children.commands[0]
     assert [result.status for result in results] == ["done", "done"] and watch.told[0][2]
 
 
-def test_evaluations_follow_training_and_alone_are_repeated(
-    tiny_recipe: Path, tmp_path: Path, children: Children
-) -> None:
-    asked = plan(tiny_recipe, evaluate={"long": ("--stride", "4"), "other": ("--data", "x")})
-    children.stop_at = ""
-    children.codes = {"evaluate": 2}
-    results, _ = sweep(asked, tmp_path / "out", children)
+def test_evaluations_follow_training_and_alone_are_repeated(sweeps: Sweeps) -> None:
+    asked = sweeps.plan(evaluate={"long": ("--stride", "4"), "other": ("--data", "x")})
+    sweeps.children.stop_at = ""
+    sweeps.children.codes = {"evaluate": 2}
+    results, _ = sweeps.run(asked)
     assert results[0].evaluate["long"] == {"failure": "refused", "message": "it went wrong with 2"}
-    shutil.rmtree(tmp_path / "out")
-    children.codes.clear()
-    children.commands.clear()
-    results, _ = sweep(asked, tmp_path / "out", children)
-    run = str(tmp_path / "out" / "runs" / "pre-seed1337")
-    assert children.commands[1:3] == [
+    shutil.rmtree(sweeps.out)
+    sweeps.children.codes.clear()
+    results, _ = sweeps.run(asked)
+    run = str(sweeps.out / "runs" / "pre-seed1337")
+    assert sweeps.children.commands[1:3] == [
         ["evaluate", run, "--stride", "4", "--json"],
         ["evaluate", run, "--data", "x", "--json"],
     ]
@@ -279,71 +275,66 @@ def test_evaluations_follow_training_and_alone_are_repeated(
 
 
 def test_training_is_not_repeated_for_an_evaluation_that_was_interrupted(
-    tiny_recipe: Path, tmp_path: Path, children: Children, monkeypatch: pytest.MonkeyPatch
+    sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = plan(tiny_recipe, evaluate={"long": ()})
+    asked = sweeps.plan(evaluate={"long": ()})
 
     def stops_before_evaluating(words: list[str], *more: Any) -> Ended:
-        children.stopping = children.stopping or words[0] == "evaluate"
-        return children(words, *more)
+        sweeps.children.stopping = sweeps.children.stopping or words[0] == "evaluate"
+        return sweeps.children(words, *more)
 
     monkeypatch.setattr(cells, "run_child", stops_before_evaluating)
     with pytest.raises(Interrupted):
-        sweep(asked, tmp_path / "out", children)
-    monkeypatch.setattr(cells, "run_child", children)
-    children.stopping = False
-    children.commands.clear()
-    sweep(asked, tmp_path / "out", children)
-    assert [words[0] for words in children.commands] == ["evaluate", "train", "evaluate"]
+        sweeps.run(asked)
+    monkeypatch.setattr(cells, "run_child", sweeps.children)
+    sweeps.children.stopping = False
+    sweeps.run(asked)
+    assert [words[0] for words in sweeps.children.commands] == ["evaluate", "train", "evaluate"]
 
 
-def test_a_folder_keeps_to_its_plan(tiny_recipe: Path, tmp_path: Path, children: Children) -> None:
-    sweep(plan(tiny_recipe), tmp_path / "out", children)
+def test_a_folder_keeps_to_its_plan(sweeps: Sweeps) -> None:
+    sweeps.run()
     for other, words in (
-        (plan(tiny_recipe, seeds=2), "seeds is 1 in the folder, 2 in this command"),
+        (sweeps.plan(seeds=2), "seeds is 1 in the folder, 2 in this command"),
         (
-            plan(tiny_recipe, set={"optimizer.lr": 0.5}),
+            sweeps.plan(set={"optimizer.lr": 0.5}),
             "tasks.0.set.optimizer.lr is null in the folder, 0.5 in this command",
         ),
-        (plan(tiny_recipe).model_copy(update={"max_steps": 3}), "max_steps is null in the folder, 3 in this command"),
+        (sweeps.plan().model_copy(update={"max_steps": 3}), "max_steps is null in the folder, 3 in this command"),
     ):
         with pytest.raises(InputError, match=f"holds another sweep: {words}"):
-            sweep(other, tmp_path / "out", children)
+            sweeps.run(other)
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"cell": ', '{"cell": 3}'])
-def test_a_damaged_result_is_named_and_its_cell_comes_back_without_it(
-    text: str, tiny_recipe: Path, tmp_path: Path, children: Children
-) -> None:
-    sweep(plan(tiny_recipe), tmp_path / "out", children)
-    damaged = tmp_path / "out" / "cells" / "pre-seed1337.json"
+def test_a_damaged_result_is_named_and_its_cell_comes_back_without_it(sweeps: Sweeps, text: str) -> None:
+    sweeps.run()
+    damaged = sweeps.out / "cells" / "pre-seed1337.json"
     damaged.write_text(text)
     with pytest.raises(InputError, match=r"pre-seed1337.json is damaged"):
-        sweep(plan(tiny_recipe), tmp_path / "out", children)
+        sweeps.run()
     damaged.unlink()
-    results, _ = sweep(plan(tiny_recipe), tmp_path / "out", children)
+    results, _ = sweeps.run()
     assert [result.status for result in results] == ["done", "done"]
 
 
 @pytest.mark.parametrize("name", ["runs", "cells"])
-def test_a_folder_that_was_cleared_is_filled_again(
-    name: str, tiny_recipe: Path, tmp_path: Path, children: Children
-) -> None:
-    sweep(plan(tiny_recipe), tmp_path / "out", children)
-    shutil.rmtree(tmp_path / "out" / name)
-    results, _ = sweep(plan(tiny_recipe), tmp_path / "out", children)
+def test_a_folder_that_was_cleared_is_filled_again(sweeps: Sweeps, name: str) -> None:
+    sweeps.run()
+    shutil.rmtree(sweeps.out / name)
+    results, _ = sweeps.run()
     assert [result.status for result in results] == ["done", "done"]
 
 
-def test_a_folder_with_something_else_is_refused(tiny_recipe: Path, tmp_path: Path, children: Children) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "thesis.tex").write_text("")
+def test_a_folder_with_something_else_is_refused(sweeps: Sweeps) -> None:
+    sweeps.out.mkdir(parents=True)
+    (sweeps.out / "thesis.tex").write_text("")
     with pytest.raises(InputError, match=r"is not empty .it holds thesis.tex"):
-        sweep(plan(tiny_recipe), tmp_path / "out", children)
+        sweeps.run()
 
 
-def test_variants_left_out_are_rows_too(tiny_recipe: Path, tmp_path: Path, children: Children) -> None:
-    task = Task(config=str(tiny_recipe), vary={"model.decoder.num_heads": (3, 2)})
-    results, _ = sweep(Plan(tasks=(task,)), tmp_path / "out", children)
+def test_variants_left_out_are_rows_too(sweeps: Sweeps) -> None:
+    task = Task(config=str(sweeps.recipe), vary={"model.decoder.num_heads": (3, 2)})
+    results, _ = sweeps.run(Plan(tasks=(task,)))
     assert [(result.choices["num_heads"], result.status) for result in results] == [("3", "left out"), ("2", "done")]
-    assert "left out" in (tmp_path / "out" / "table.md").read_text()
+    assert "left out" in sweeps.table()
