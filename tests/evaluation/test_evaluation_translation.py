@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from tformer.build import build_model
 from tformer.data.shards.pair_tokens import join_pairs, tokenise_pairs
 from tformer.data.sources.tables import PairRow
+from tformer.decoding.score import score_targets
 from tformer.decoding.settings import BeamSettings
 from tformer.decoding.translate import Translation, Translator
 from tformer.evaluation.translation import (
     Outputs,
     evaluate_pairs,
     output_metrics,
-    score_pairs,
     translate_pairs,
     translation_metrics,
     wrong_outputs,
@@ -208,9 +208,12 @@ def test_score_of_own_output_is_the_score_that_beam_search_reported():
         if one.finish_reason == "eos" and one.text and TOKENIZER.encode(one.text) == list(one.ids[:-1])
     ]
     assert len(own) > 5
-    scores = score_pairs(
+    pairs = pairs_of([(source, one.text) for source, one in own])
+    examples = pairs.examples(0, range(len(pairs)))
+    scores = score_targets(
         model,
-        pairs_of([(source, one.text) for source, one in own]),
+        [example.source.tolist() for example in examples],
+        [example.target.tolist() for example in examples],
         start_ids=TARGET.prefix,
         vocab_size=TOKENIZER.vocab_size,
         batch_tokens=30,

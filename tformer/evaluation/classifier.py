@@ -25,7 +25,7 @@ from tformer.evaluation.predict import GivenSamples, predict_scores
 from tformer.loading import Loaded
 from tformer.nn.classification_heads import LabelKind
 from tformer.nn.heads import HeadOptions
-from tformer.objectives import build_objective, labelled_options
+from tformer.objectives import ObjectiveOptions, build_objective
 from tformer.objectives.base import ImageContext, Objective, ObjectiveContext
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns
@@ -53,7 +53,9 @@ def plain_objective(loaded: Loaded) -> Objective:
         target=None if recipe.model.decoder is None else loaded.decoder_tokens,
         images=None if recipe.model.patches is None else image_context(recipe),
     )
-    return build_objective([labelled_options(labelled_head(recipe)[1])], context)
+    _, label_kind = labelled_head(recipe)
+    options = get_args(ObjectiveOptions)
+    return build_objective([next(each() for each in options if each.objective.head.label_kind == label_kind)], context)
 
 
 def image_context(recipe: Recipe) -> ImageContext:

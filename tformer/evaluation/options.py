@@ -209,20 +209,17 @@ class EvaluationOptions(DataOptions):
             from tformer.metrics.text import require_tokenizer
 
             require_tokenizer(self.bleu_tokenize)
-        if self.mistakes is not None:
-            self._check_mistakes(self.mistakes)
+        if (path := self.mistakes) is not None:
+            if path.suffix.lower() not in ENDINGS:
+                invalid = str(path) in ("strict", "replace")
+                raise InputError(
+                    f"--mistakes writes a file that ends in {' or '.join(ENDINGS)}, found '{path}'",
+                    hint="invalid UTF-8 is accepted with --invalid-utf8 replace" if invalid else None,
+                )
+            require_writable(path, option="--mistakes")
+            named = [name for name in (self.data, self.source, self.target) if name is not None]
+            refuse_to_replace(path, named, option="--mistakes")
         check_quantize(self.quantize, self.precision)
-
-    def _check_mistakes(self, path: Path) -> None:
-        if path.suffix.lower() not in ENDINGS:
-            invalid = str(path) in ("strict", "replace")
-            raise InputError(
-                f"--mistakes writes a file that ends in {' or '.join(ENDINGS)}, found '{path}'",
-                hint="invalid UTF-8 is accepted with --invalid-utf8 replace" if invalid else None,
-            )
-        require_writable(path, option="--mistakes")
-        named = [name for name in (self.data, self.source, self.target) if name is not None]
-        refuse_to_replace(path, named, option="--mistakes")
 
 
 COMMON = frozenset({"run", "data", "batch_size", "as_json", "checkpoint", "device", "devices", "precision", "quantize"})

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from tformer.evaluation.predict import predict_scores
 from tformer.metrics import (
     accuracy,
     bootstrap_interval,
@@ -31,11 +30,9 @@ from tformer.metrics import (
 )
 from tformer.metrics.statistics import f1_macro_rows, mean_rows, pearson_rows, spearman_rows
 from tformer.nn.classification_heads import LabelKind
-from tformer.objectives.base import Objective
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError, visible
 from tformer.support.formatting import as_cell, fitted
-from tformer.workers.work import Work
 
 
 def classification_report(
@@ -120,16 +117,16 @@ def multi_label_report(
     if intervals:
         hits_N = (true_NL & guess_NL).sum(axis=1)
         given_N = true_NL.sum(axis=1) + guess_NL.sum(axis=1)
+
+        def micro_f1_rows(hits_SN: np.ndarray, given_SN: np.ndarray) -> np.ndarray:
+            hits_S, given_S = hits_SN.sum(axis=1), given_SN.sum(axis=1)
+            return np.divide(2 * hits_S, given_S, out=np.zeros(len(hits_S)), where=given_S > 0)
+
         report["intervals"] = {
             "accuracy": list(bootstrap_interval(mean_rows, (true_NL == guess_NL).all(axis=1))),
-            "f1": list(bootstrap_interval(_micro_f1_rows, hits_N, given_N)),
+            "f1": list(bootstrap_interval(micro_f1_rows, hits_N, given_N)),
         }
     return report
-
-
-def _micro_f1_rows(hits_SN: np.ndarray, given_SN: np.ndarray) -> np.ndarray:
-    hits_S, given_S = hits_SN.sum(axis=1), given_SN.sum(axis=1)
-    return np.divide(2 * hits_S, given_S, out=np.zeros(len(hits_S)), where=given_S > 0)
 
 
 def regression_report(labels: np.ndarray, scores: np.ndarray, *, intervals: bool = True) -> dict[str, Any]:
@@ -165,6 +162,7 @@ REPORTS: dict[LabelKind, Callable[..., dict[str, Any]]] = {
     "labels": multi_label_report,
     "score": lambda labels, scores, names, **options: regression_report(labels, scores[:, 0], **options),
 }
+# Of a validation during training.
 VALIDATION_METRICS = ("loss", "accuracy", "f1", "f1_macro", "mcc", "ece", "pearson", "spearman", "mae", "examples")
 
 
@@ -173,23 +171,6 @@ def label_kind_of(recipe: Recipe) -> LabelKind:
     kind = recipe.objectives[0].objective.head.label_kind
     assert kind is not None, "an objective without labels"
     return kind
-
-
-def evaluate_labelled(
-    model: Any,
-    objective: Objective,
-    samples: Any,
-    recipe: Recipe,
-    *,
-    work: Work,
-) -> dict[str, Any]:
-    """Metrics of a validation during training: the report without intervals and tables; {} when interrupted."""
-    head = recipe.objectives[0].objective.head.kind
-    scores = predict_scores(model, samples, objective.collate, head=head, work=work)
-    if work.should_stop():
-        return {}
-    report = REPORTS[label_kind_of(recipe)](np.asarray(samples.labels), scores, recipe.data.labels, intervals=False)
-    return {name: report[name] for name in VALIDATION_METRICS if name in report}
 
 
 # Reports as text.

@@ -11,16 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from tformer.data.shards.pair_tokens import PairTokens
-from tformer.decoding.score import TargetScore, score_targets
 from tformer.decoding.translate import Translation, Translator
 from tformer.evaluation.mistakes import write_examples
 from tformer.evaluation.predict import Tally, tally_objective
 from tformer.metrics.text import bleu, chrf, same_text, sequence_accuracy
-from tformer.model import Transformer
 from tformer.objectives.base import Objective
 from tformer.workers.work import QUIET, Work
 
@@ -162,18 +159,3 @@ def write_wrong_outputs(path: Path, outputs: Outputs, *, lowercase: bool = False
     )
     write_examples(path, ("source", "reference", "output", "score"), documents, formats={"score": ".4f"})
     return len(wrong)
-
-
-def score_pairs(
-    model: Transformer,
-    pairs: PairTokens,
-    **options: Any,
-) -> list[TargetScore]:
-    """The log-probability of each target with its end of sequence, as in beam search; options of `score_targets`."""
-    examples = pairs.examples(0, np.arange(len(pairs)))
-    return score_targets(
-        model,
-        [example.source.tolist() for example in examples],
-        [example.target.tolist() for example in examples],
-        **options,
-    )

@@ -49,17 +49,15 @@ def per_class(labels: ArrayLike, predictions: ArrayLike, *, num_classes: int) ->
     scores = []
     for index in range(num_classes):
         hits, found, there = counts_KK[index, index], counts_KK[:, index].sum(), counts_KK[index].sum()
-        scores.append(
-            ClassScores(_ratio(hits, found), _ratio(hits, there), _ratio(2 * hits, found + there), int(there))
-        )
+        scores.append(_scores(int(hits), int(found), int(there)))
     return scores
 
 
 def f1_binary(labels: ArrayLike, predictions: ArrayLike, *, positive: int = 1) -> float:
     """F1 of one class against the rest, 2 PR / (P + R)."""
     true_N, guess_N = _same_length(labels, predictions)
-    hits = np.sum((true_N == positive) & (guess_N == positive))
-    return _ratio(2 * hits, np.sum(true_N == positive) + np.sum(guess_N == positive))
+    true_N, guess_N = true_N == positive, guess_N == positive
+    return _scores(int((true_N & guess_N).sum()), int(guess_N.sum()), int(true_N.sum())).f1
 
 
 def f1_macro(labels: ArrayLike, predictions: ArrayLike, *, num_classes: int) -> float:
@@ -99,10 +97,6 @@ def expected_calibration_error(confidences: ArrayLike, correct: ArrayLike, *, nu
     bin_N = np.clip(np.searchsorted(edges, confidence_N, side="left") - 1, 0, num_bins - 1)
     gaps = np.abs(np.bincount(bin_N, confidence_N - correct_N, minlength=num_bins))
     return float(gaps.sum() / confidence_N.size)
-
-
-def _ratio(part: float, whole: float) -> float:
-    return float(part / whole) if whole else 0.0
 
 
 def _same_length(labels: ArrayLike, predictions: ArrayLike) -> tuple[np.ndarray, np.ndarray]:

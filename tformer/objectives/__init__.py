@@ -26,7 +26,6 @@ __all__ = [
     "ObjectiveOptions",
     "build_objective",
     "check_combination",
-    "labelled_options",
     "objectives_for_heads",
     "unused_keys",
 ]
@@ -96,10 +95,3 @@ def objectives_for_heads(heads: Sequence[HeadOptions], parts: Collection[str]) -
     first = (matching or fitting)[0]
     others = [kind for kind, other in OBJECTIVES.items() if other.companion_of == first]
     return [first, *(kind for kind in others if OBJECTIVES[kind].head.kind in {head.kind for head in heads})]
-
-
-def labelled_options(label_kind: str) -> ObjectiveOptions:
-    """The default options of the objective for one class, several labels or a score per example ("classes", ...)."""
-    options = get_args(ObjectiveOptions)
-    found: ObjectiveOptions = next(each for each in options if each.objective.head.label_kind == label_kind)()
-    return found

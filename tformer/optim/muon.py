@@ -118,7 +118,10 @@ class Muon(torch.optim.Optimizer):
     def _update(
         self, parameters: list[Tensor], gradients: list[Tensor], lr: float, decay: float, momentum: float
     ) -> None:
-        averages = [self._state_of(parameter)["momentum"] for parameter in parameters]
+        for parameter in parameters:
+            if not self.state[parameter]:
+                self.state[parameter] = fresh_state(parameter, with_rows=self.row_decay is not None)
+        averages = [self.state[parameter]["momentum"] for parameter in parameters]
         torch._foreach_lerp_(averages, gradients, 1 - momentum)
         updates = torch._foreach_lerp(gradients, averages, momentum)
         if decay:
@@ -142,11 +145,6 @@ class Muon(torch.optim.Optimizer):
         even_nrc = even_rows(torch.stack(list(updates)), second_nr, self.row_decay)
         torch._foreach_copy_(seconds, list(second_nr.unbind()))
         return list(even_nrc.unbind())
-
-    def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
-        if not self.state[parameter]:
-            self.state[parameter] = fresh_state(parameter, with_rows=self.row_decay is not None)
-        return self.state[parameter]
 
     def _stacks(self, parameters: list[Tensor], updates: Sequence[Tensor]) -> Iterator[tuple[list[Block], list[Block]]]:
         """Blocks of one shape up to transposition: those with r <= c, and those with r > c."""

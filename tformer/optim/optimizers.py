@@ -156,14 +156,10 @@ else:
 class Group(Protocol):
     """An entry of the recipe's `optimizer.groups`: overrides for parameters whose names match the glob `match`."""
 
-    @property
-    def match(self) -> str: ...
-    @property
-    def lr_scale(self) -> float: ...
-    @property
-    def weight_decay(self) -> float | None: ...
-    @property
-    def frozen(self) -> bool: ...
+    match: str
+    lr_scale: float
+    weight_decay: float | None
+    frozen: bool
 
 
 class Stored(Protocol):
@@ -306,7 +302,7 @@ def build_optimizer(model_parameters: Iterable[tuple[str, nn.Parameter]], settin
     named, shards = dict(model_parameters), settings.shards
     chosen = apply_groups(named, settings.groups)
 
-    buckets: dict[_Bucket, list[nn.Parameter]] = {}
+    buckets: dict[tuple[str, float, float], list[nn.Parameter]] = {}  # by kind, rate and decay
     names: dict[Tensor, str] = {}
     for name, parameter in named.items():
         group = chosen.get(name)
@@ -320,9 +316,8 @@ def build_optimizer(model_parameters: Iterable[tuple[str, nn.Parameter]], settin
         decay = settings.weight_decay if parameter.ndim >= 2 else 0.0
         if group is not None and group.weight_decay is not None:
             decay = group.weight_decay
-        bucket = _Bucket(algorithm, base_lr * scale, decay)
         own = parameter if shards is None else shards.own(parameter, whole=OPTIMIZERS[algorithm].reads_whole)
-        buckets.setdefault(bucket, []).append(own)
+        buckets.setdefault((algorithm, base_lr * scale, decay), []).append(own)
         names[own] = name
     if not names:
         raise InputError("optimizer.groups freezes every parameter: nothing is left to train")
@@ -333,8 +328,8 @@ def build_optimizer(model_parameters: Iterable[tuple[str, nn.Parameter]], settin
     elsewhere: dict[Tensor, dict[str, Tensor]] = {}
     for algorithm, optimizer_kind in OPTIMIZERS.items():
         torch_groups: list[dict[str, Any]] = []
-        for bucket, parameters in buckets.items():
-            if bucket.algorithm != algorithm:
+        for (kind, lr, decay), parameters in buckets.items():
+            if kind != algorithm:
                 continue
             here = [parameter for parameter in parameters if shards is None or not parameter.is_meta]
             elsewhere |= {
@@ -342,7 +337,7 @@ def build_optimizer(model_parameters: Iterable[tuple[str, nn.Parameter]], settin
                 for parameter in set(parameters).difference(here)
             }
             if here:
-                torch_groups.append({"params": here, "lr": bucket.lr, "weight_decay": bucket.weight_decay})
+                torch_groups.append({"params": here, "lr": lr, "weight_decay": decay})
         if torch_groups:
             optimizer = optimizer_kind.make(torch_groups, settings)
             for torch_group in torch_groups:
@@ -350,15 +345,6 @@ def build_optimizer(model_parameters: Iterable[tuple[str, nn.Parameter]], settin
                     optimizer.state[parameter] = optimizer_kind.fresh_state(parameter, settings)
             optimizers.append(optimizer)
     return NamedOptimizer(optimizers, names, lr=settings.lr, shards=shards, elsewhere=elsewhere)
-
-
-@dataclass(frozen=True)
-class _Bucket:
-    """Settings of a group of parameters that are updated together."""
-
-    algorithm: str
-    lr: float
-    weight_decay: float
 
 
 def apply_groups(named: Mapping[str, nn.Parameter], groups: Sequence[Group]) -> dict[str, Group]:

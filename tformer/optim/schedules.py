@@ -27,20 +27,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 class ScheduleSection(Protocol):
     """The recipe's `schedule` section, or anything with its fields."""
 
-    @property
-    def kind(self) -> str: ...
-    @property
-    def warmup_steps(self) -> int: ...
-    @property
-    def decay_steps(self) -> int | None: ...
-    @property
-    def min_ratio(self) -> float: ...
-    @property
-    def decay_fraction(self) -> float: ...
-    @property
-    def factor(self) -> float: ...
-    @property
-    def patience(self) -> int: ...
+    kind: str
+    warmup_steps: int
+    decay_steps: int | None
+    min_ratio: float
+    decay_fraction: float
+    factor: float
+    patience: int
 
 
 @dataclass(frozen=True)

@@ -74,13 +74,6 @@ class TrainingStart:
         """The checkpoint that the tokenizer comes from."""
         return self.resumed or self.weights
 
-    @property
-    def stored_labels(self) -> tuple[str, ...]:
-        """Label names of `weights` or of the teacher, in the order of their classifier; () without any."""
-        if self.weights is not None:
-            return self.weights.recipe.data.labels
-        return () if self.teacher is None else self.teacher.recipe.data.labels
-
 
 @dataclass(frozen=True)
 class TrainingData:
@@ -154,14 +147,6 @@ class HeldOut:
         """(metric, loss) of a model, signed so that lower is better."""
         name = self.metric(metrics)
         return lower_is_better(name, metrics[name]), metrics["loss"]
-
-    def at_most(self, max_examples: int) -> HeldOut:
-        """Up to `max_examples` of the samples, evenly spread."""
-        total = len(self.samples)
-        if total <= max_examples:
-            return self
-        name = f"{max_examples:,} of {total:,} examples of {self.name}"
-        return replace(self, name=name, samples=EvenlySpread(self.samples, max_examples))
 
 
 class EvenlySpread:

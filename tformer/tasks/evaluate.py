@@ -16,7 +16,7 @@ from tformer.support.device import resolve_device
 from tformer.support.errors import InputError
 from tformer.support.files import refuse_to_replace
 from tformer.tasks import TASKS, task_of
-from tformer.tasks.base import ChosenData, HeldOut, Task, choose_data
+from tformer.tasks.base import ChosenData, EvenlySpread, HeldOut, Task, choose_data
 from tformer.workers.work import Work
 
 HEADS = {objective.head.kind for objective in OBJECTIVES.values()}
@@ -69,10 +69,14 @@ def held_out_data(loaded: Loaded, options: DataOptions, work: Work, *, max_examp
     _note_prefix(loaded, data, options, work)
     held_out = task.held_out(loaded, data, work)
     work.raise_if_stopped("while reading the data, nothing written")
-    if not len(held_out.samples):
+    total = len(held_out.samples)
+    if not total:
         raise InputError(f"{held_out.name}: no examples to measure on")
     held_out = replace(held_out, batch_size=options.batch_size or held_out.batch_size)
-    return held_out if max_examples is None else held_out.at_most(max_examples)
+    if max_examples is None or total <= max_examples:
+        return held_out
+    name = f"{max_examples:,} of {total:,} examples of {held_out.name}"
+    return replace(held_out, name=name, samples=EvenlySpread(held_out.samples, max_examples))
 
 
 def evaluation_task(loaded: Loaded, options: DataOptions) -> Task:

@@ -161,9 +161,5 @@ def _mask_words(mask: Sequence[bool]) -> str:
 
 def _cells(row: Any) -> list[str]:
     if isinstance(row, dict):
-        return [NO_LABEL if token is None else _spelled(token) for token in row["tokens"]]
+        return [NO_LABEL if token is None else visible(token.translate(TOKEN_SIGNS)) for token in row["tokens"]]
     return [str(int(value)) for value in row]
-
-
-def _spelled(token: str) -> str:
-    return visible(token.translate(TOKEN_SIGNS))

@@ -21,7 +21,8 @@ from tformer.data.sources.tables import LabelledRow
 from tformer.evaluation.classifier import Classifier, GivenRows, plain_objective
 from tformer.evaluation.mistakes import write_mistakes
 from tformer.evaluation.options import EvaluationOptions
-from tformer.evaluation.reports import REPORTS, evaluate_labelled, label_kind_of, report_lines
+from tformer.evaluation.predict import predict_scores
+from tformer.evaluation.reports import REPORTS, VALIDATION_METRICS, label_kind_of, report_lines
 from tformer.loading import Loaded, decoder_tokens_of
 from tformer.objectives import build_objective
 from tformer.objectives.base import ObjectiveContext
@@ -56,7 +57,14 @@ class LabelledHeldOut(HeldOut):
     """Held-out labelled examples: the metrics are those of their report."""
 
     def measure(self, model: Any, work: Work) -> dict[str, Any]:
-        return evaluate_labelled(model, self.objective, self.samples, self.recipe, work=work)
+        """The report without intervals and tables; {} when interrupted."""
+        head = self.recipe.objectives[0].objective.head.kind
+        scores = predict_scores(model, self.samples, self.objective.collate, head=head, work=work)
+        if work.should_stop():
+            return {}
+        make_report, labels = REPORTS[label_kind_of(self.recipe)], np.asarray(self.samples.labels)
+        report = make_report(labels, scores, self.recipe.data.labels, intervals=False)
+        return {name: report[name] for name in VALIDATION_METRICS if name in report}
 
 
 def split_labelled(samples: Any, data: Data) -> tuple[Any, Any]:
@@ -87,7 +95,16 @@ class Labelled(Task):
             )
         index = None
         if label_kind_of(recipe) != "score":
-            names = data.labels or _label_names(recipe, sources, start.stored_labels)
+            names = data.labels
+            if not names:  # labels that a checkpoint or the teacher has too keep their order, and so their head
+                names = collect_labels(
+                    (row.label or "" for source in sources for row in source.rows()),
+                    multi=label_kind_of(recipe) == "labels",
+                    separator=data.label_separator,
+                )
+                known = start.weights or start.teacher
+                stored = () if known is None else known.recipe.data.labels
+                names = stored if set(stored) == set(names) else names
             index = _index(recipe, names)
         tokenizer = obtain_tokenizer(start, work, _tokenizer_texts(sources, data, index))
         rows = _tokenise(recipe, sources, tokenizer, index, work)
@@ -95,13 +112,22 @@ class Labelled(Task):
             valid = _tokenise(recipe, valid_sources, tokenizer, index, work)
         else:
             rows, valid = split_labelled(rows, data)
-        recipe = _resolved(recipe, index, sources[0], with_pairs=with_pairs)
+        first, labels = sources[0], () if index is None else index.names
+        columns = data.columns.model_copy(
+            update={
+                "text": first.text_column,
+                "text2": first.text2_column if with_pairs else None,
+                "label": first.label_column,
+            }
+        )
+        resolved = recipe.data.model_copy(update={"labels": labels, "columns": columns})
+        recipe = recipe.model_copy(update={"data": resolved})
         work.note_all(*sources, *valid_sources, rows, valid)
         if not data.train:
             work.note("no --data: telling apart which package of Python's library a text is from (python-packages)")
         work.note(f"data: {len(rows):,} training examples, {len(valid):,} validation examples")
         if index is not None:
-            work.note(f"labels {_listing(index.names)}")
+            work.note(f"labels ({len(index.names)}): {listed(index.names, MAX_LISTED_LABELS)}")
         assert rows.labels is not None
         counts = (
             np.bincount(rows.labels, minlength=len(index.names))
@@ -261,13 +287,6 @@ def _reads_pairs(sources: Sequence[LabelledSource]) -> bool:
     return found.pop()
 
 
-def _label_names(recipe: Recipe, sources: Sequence[LabelledSource], stored: tuple[str, ...]) -> tuple[str, ...]:
-    """The labels of the data. `stored` labels that are the same keep their order, and so their head."""
-    labels = (row.label or "" for source in sources for row in source.rows())
-    names = collect_labels(labels, multi=label_kind_of(recipe) == "labels", separator=recipe.data.label_separator)
-    return stored if set(stored) == set(names) else names
-
-
 def _index(recipe: Recipe, names: tuple[str, ...]) -> LabelIndex:
     return LabelIndex(names, multi=label_kind_of(recipe) == "labels", separator=recipe.data.label_separator)
 
@@ -287,21 +306,3 @@ def _tokenise(
             token_types=recipe.model.embedding.token_types > 1,
             work=part,
         )
-
-
-def _resolved(recipe: Recipe, index: LabelIndex | None, first: LabelledSource, *, with_pairs: bool) -> Recipe:
-    """The recipe with label names in order and the columns that were found."""
-    columns = recipe.data.columns.model_copy(
-        update={
-            "text": first.text_column,
-            "text2": first.text2_column if with_pairs else None,
-            "label": first.label_column,
-        }
-    )
-    labels = () if index is None else index.names
-    data = recipe.data.model_copy(update={"labels": labels, "columns": columns})
-    return recipe.model_copy(update={"data": data})
-
-
-def _listing(names: tuple[str, ...]) -> str:
-    return f"({len(names)}): {listed(names, MAX_LISTED_LABELS)}"

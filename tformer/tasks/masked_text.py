@@ -19,7 +19,6 @@ from tformer.data.shards.corpus import Example, TokenCorpus
 from tformer.data.shards.template import single_template
 from tformer.evaluation.lm import pseudo_perplexity, unpredicted
 from tformer.evaluation.options import EvaluationOptions
-from tformer.evaluation.predict import tally_objective
 from tformer.interop.opening import open_checkpoint
 from tformer.loading import Loaded, load_generator
 from tformer.model import Transformer
@@ -38,42 +37,6 @@ MAX_PSEUDO_TOKENS = 10_000
 """Default of --max-tokens: each token is a separate sequence."""
 
 
-def corruption_context(recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveContext:
-    """The context of an objective that corrupts text. Errors: a tokenizer without the special tokens that it needs."""
-    for options in recipe.objectives:
-        require_special_tokens(options, tokenizer.special)
-    make_context = decoder_context if recipe.model.is_encoder_decoder else text_context
-    return make_context(recipe, tokenizer)
-
-
-def loaded_objective(loaded: Loaded) -> Objective:
-    """The objective of a loaded model, with its generator where it has one.
-
-    Raises InputError for a model trained with replaced tokens that comes without its generator.
-    """
-    recipe, generator = loaded.recipe, None
-    context = corruption_context(recipe, loaded.text_tokenizer)
-    if any(options.objective.needs_generator for options in recipe.objectives):
-        if recipe.generator is None:
-            raise InputError(
-                f"{loaded.path} is a discriminator without its generator, which replaces the tokens to be detected",
-                hint="its body can be fine-tuned: tformer train --init-from ... --objective classification --data FILE",
-            )
-        generator = _load_generator(loaded)
-    return build_objective(recipe.objectives, replace(context, generator=generator))
-
-
-def _load_generator(loaded: Loaded) -> Transformer:
-    """ELECTRA's generator, with the embedding of the loaded model (averaged where the run averages weights)."""
-    assert loaded.recipe.generator is not None
-    device = next(loaded.model.parameters()).device
-    generator = build_model(loaded.recipe.generator, vocab_size=loaded.text_tokenizer.vocab_size, device=device)
-    load_generator(generator, open_checkpoint(loaded.path))
-    tie_embeddings(generator, loaded.model)
-    generator.compute_dtype = loaded.model.compute_dtype
-    return generator.eval()
-
-
 class MaskedText(CorpusTask):
     """Running text that an objective corrupts and a model restores."""
 
@@ -81,7 +44,33 @@ class MaskedText(CorpusTask):
     options = TEXT_OPTIONS | {"pseudo_perplexity", "max_tokens"}
 
     def context(self, recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveContext:
-        return corruption_context(recipe, tokenizer)
+        for options in recipe.objectives:
+            require_special_tokens(options, tokenizer.special)
+        make_context = decoder_context if recipe.model.is_encoder_decoder else text_context
+        return make_context(recipe, tokenizer)
+
+    def loaded_objective(self, loaded: Loaded) -> Objective:
+        """The objective of a loaded model, with its generator where it has one.
+
+        Raises InputError for a model trained with replaced tokens that comes without its generator.
+        """
+        recipe, generator = loaded.recipe, None
+        context = self.context(recipe, loaded.text_tokenizer)
+        if any(options.objective.needs_generator for options in recipe.objectives):
+            if recipe.generator is None:
+                raise InputError(
+                    f"{loaded.path} is a discriminator without its generator, which replaces the tokens to be detected",
+                    hint="its body can be fine-tuned: tformer train --init-from ... --objective classification "
+                    "--data FILE",
+                )
+            # ELECTRA's generator shares the embedding of the loaded model (averaged where the run averages weights).
+            device = next(loaded.model.parameters()).device
+            generator = build_model(recipe.generator, vocab_size=loaded.text_tokenizer.vocab_size, device=device)
+            load_generator(generator, open_checkpoint(loaded.path))
+            tie_embeddings(generator, loaded.model)
+            generator.compute_dtype = loaded.model.compute_dtype
+            generator.eval()
+        return build_objective(recipe.objectives, replace(context, generator=generator))
 
     def windows(
         self, recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer, context: ObjectiveContext
@@ -96,7 +85,7 @@ class MaskedText(CorpusTask):
         return validate
 
     def held_out(self, loaded: Loaded, data: ChosenData, work: Work) -> HeldOut:
-        objective = loaded_objective(loaded)
+        objective = self.loaded_objective(loaded)
         corpora, name = self.read(loaded, data, work)
         return replace(_held_out(loaded.recipe, corpora, loaded.text_tokenizer, objective), name=name)
 
@@ -105,15 +94,9 @@ class MaskedText(CorpusTask):
         if options.pseudo_perplexity and all(head.kind != "masked_lm" for head in loaded.recipe.model.heads):
             raise InputError(f"--pseudo-perplexity: {loaded.path} has no head that predicts masked tokens")
         held_out = self.held_out(loaded, data, work)
+        held_out = replace(held_out, batch_size=options.batch_size or held_out.batch_size)
         with work.part(f"evaluating {held_out.name}", unit="examples") as part:
-            metrics = tally_objective(
-                loaded.model,
-                held_out.objective,
-                held_out.samples,
-                batch_size=options.batch_size or held_out.batch_size,
-                seed=loaded.recipe.seed,
-                work=part,
-            ).metrics()
+            metrics = held_out.measure(loaded.model, part)
         work.raise_if_stopped("before the whole text was read")
         require_finite_loss(metrics["loss"])
         report = {"data": held_out.name, **metrics}
@@ -129,7 +112,14 @@ class MaskedText(CorpusTask):
         if isinstance(samples, Joined):
             sequences, places = samples.around_each_token(max_tokens, left_out=unpredicted(special_ids))
         else:
-            sequences, places = _single_sequences(samples, count=min(len(samples), max_tokens)), None
+            chosen = _spread(len(samples), min(len(samples), max_tokens))
+            examples: Sequence[Any] = samples.examples(0, chosen)  # of a pair of texts the first
+            types = [each.token_type_ids for each in examples]
+            sequences = [
+                each.ids if of_each is None else each.ids[of_each == 0]
+                for each, of_each in zip(examples, types, strict=True)
+            ]
+            places = None
         with work.part("masking every token alone", unit="tokens") as part:
             metrics = pseudo_perplexity(
                 loaded.model,
@@ -182,15 +172,6 @@ def corrupted_windows(
 def _held_out(recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer, objective: Objective) -> HeldOut:
     samples = Joined(corrupted_windows(recipe, corpora, tokenizer, room=objective.room, moves=False))
     return HeldOut("", samples, objective, recipe, validation_batch(recipe.seq_len))
-
-
-def _single_sequences(samples: Samples, *, count: int) -> list[np.ndarray]:
-    """The ids of `count` samples, evenly spread; of a pair of texts those of the first text."""
-    examples: Sequence[Any] = samples.examples(0, _spread(len(samples), count))
-    return [
-        example.ids if example.token_type_ids is None else example.ids[example.token_type_ids == 0]
-        for example in examples
-    ]
 
 
 def _spread(total: int, count: int) -> np.ndarray:

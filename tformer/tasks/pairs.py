@@ -19,6 +19,7 @@ from tformer.data.sources.tables import PairRow
 from tformer.decoding.inference import prepare_inference
 from tformer.decoding.loaded import make_translator, translator_of
 from tformer.decoding.prompts import task_prefix
+from tformer.decoding.score import score_targets
 from tformer.decoding.settings import BeamSettings, fitting_beam_settings
 from tformer.decoding.translate import Translator
 from tformer.evaluation.classifier import GivenRows
@@ -27,7 +28,6 @@ from tformer.evaluation.translation import (
     COMPARED_CHARACTERS,
     evaluate_pairs,
     output_metrics,
-    score_pairs,
     translate_pairs,
     write_wrong_outputs,
 )
@@ -47,7 +47,7 @@ from tformer.recipe.data_defaults import (
     words_of,
 )
 from tformer.recipe.recipe import Recipe
-from tformer.recipe.sections import Columns, Data, SourceSpec
+from tformer.recipe.sections import Columns, Data
 from tformer.support.device import resolve_device
 from tformer.support.errors import InputError
 from tformer.tasks.base import (
@@ -93,7 +93,9 @@ class Pairs(Task):
         data = recipe.data
         sources = open_pairs(data.train, columns=data.columns, errors=data.errors)
         valid_sources = open_pairs(data.valid, columns=data.columns, errors=data.errors) if data.valid else []
-        recipe = _with_columns(recipe, [*sources, *valid_sources])
+        if (shared := shared_columns([*sources, *valid_sources])) is not None:
+            columns = data.columns.model_copy(update={"source": shared[0], "target": shared[1]})
+            recipe = recipe.model_copy(update={"data": data.model_copy(update={"columns": columns})})
         tokenizer, own_target = obtain_tokenizers(
             start, work, *(_tokenizer_texts(sources, data, side) for side in ("source", "target"))
         )
@@ -110,7 +112,14 @@ class Pairs(Task):
         held_out = join_pairs(valid)
         if start.teacher is not None and recipe.teacher is not None and recipe.teacher.kind == "sequence":
             parts = _translated(start, parts, tokenizers, work)
-        samples, mixture = _mixed(parts, data.train, seed=recipe.seed)
+        samples: Samples = join_pairs(parts)
+        weights = [spec.weight for spec in data.train]
+        mixture = ""
+        if any(weight is not None for weight in weights):  # sets in the shares of their weights
+            shares = [1.0 if weight is None else weight for weight in weights]
+            samples = MixedPairs(parts, shares, seed=recipe.seed)
+            found = (f"{part.name} {share / sum(shares):.1%}" for part, share in zip(parts, shares, strict=True))
+            mixture = f"mixture: {', '.join(found)}"
         work.note_all(*sources, *valid_sources, *parts, held_out)
         if not data.train:
             work.note("no --data: learning to read dates as people write them (builtin:dates)")
@@ -203,9 +212,11 @@ class Pairs(Task):
             raise InputError(f"{name}: no pairs to evaluate")
         if options.score:
             with work.part("scoring", unit="pairs") as part:
-                scores = score_pairs(
+                examples = pairs.examples(0, np.arange(len(pairs)))
+                scores = score_targets(
                     loaded.model,
-                    pairs,
+                    [example.source.tolist() for example in examples],
+                    [example.target.tolist() for example in examples],
                     start_ids=loaded.decoder_tokens.prefix,
                     vocab_size=loaded.target_tokenizer.vocab_size,
                     batch_tokens=BATCH_TOKENS,
@@ -318,15 +329,6 @@ def _with_shared_prefix(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"data": data.model_copy(update={"valid": valid})})
 
 
-def _with_columns(recipe: Recipe, sources: Sequence[PairSource]) -> Recipe:
-    """The recipe with the columns that all tables share, by name; unchanged where the tables have different ones."""
-    shared = shared_columns(sources)
-    if shared is None:
-        return recipe
-    columns = recipe.data.columns.model_copy(update={"source": shared[0], "target": shared[1]})
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"columns": columns})})
-
-
 def _tokenizer_texts(sources: Sequence[PairSource], data: Data, side: str) -> Texts:
     """Training texts of the tokenizer for one side, without the held-out part."""
     left_out = 0.0 if data.valid else min(1.0, LEFT_OUT * data.valid_fraction)
@@ -394,15 +396,6 @@ def _translated(
     translated = [translate_sources(part, teacher, weights=weights, device=device, work=work) for part in parts]
     work.note_all(*parts, *translated)
     return [_tokenise(start.recipe, pairs, tokenizers, work, tasks=parts[0].tasks) for pairs in translated]
-
-
-def _mixed(parts: Sequence[PairTokens], specs: Sequence[SourceSpec], *, seed: int) -> tuple[Samples, str]:
-    """Training samples and a note: all pairs, or sets in the shares of their weights where any has one."""
-    if all(spec.weight is None for spec in specs):
-        return join_pairs(parts), ""
-    weights = [1.0 if spec.weight is None else spec.weight for spec in specs]
-    shares = [f"{part.name} {weight / sum(weights):.1%}" for part, weight in zip(parts, weights, strict=True)]
-    return MixedPairs(parts, weights, seed=seed), f"mixture: {', '.join(shares)}"
 
 
 def _objective(loaded: Loaded) -> Objective:

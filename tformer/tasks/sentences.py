@@ -15,7 +15,7 @@ from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
 from tformer.tasks.base import ChosenData, GivenExample, HeldOut, Tokenizers, TrainingData, TrainingStart
 from tformer.tasks.labelled import labelled_sample
-from tformer.tasks.masked_text import MaskedText, corruption_context, loaded_objective
+from tformer.tasks.masked_text import MaskedText
 from tformer.tasks.text import NO_DATA, open_text, tokenizer_documents
 from tformer.tasks.tokenizers import obtain_tokenizer
 from tformer.tokenizer import Tokenizer
@@ -36,7 +36,7 @@ class Sentences(MaskedText):
         sources = open_text(data.train, data)
         valid_sources = open_text(data.valid, data) if data.valid else []
         tokenizer = obtain_tokenizer(start, work, tokenizer_documents(sources, data))
-        context = corruption_context(recipe, tokenizer)
+        context = self.context(recipe, tokenizer)
         train = _read_sentences(sources, tokenizer, work)
         if valid_sources:
             valid = _read_sentences(valid_sources, tokenizer, work)
@@ -66,7 +66,7 @@ class Sentences(MaskedText):
         tokenizer, _ = tokenizers
         assert tokenizer is not None
         sample = labelled_sample(recipe, tokenizer, given)
-        return replace(sample, label=0), corruption_context(recipe, tokenizer)
+        return replace(sample, label=0), self.context(recipe, tokenizer)
 
     def held_out(self, loaded: Loaded, data: ChosenData, work: Work) -> HeldOut:
         recipe, tokenizer = loaded.recipe, loaded.text_tokenizer
@@ -77,7 +77,9 @@ class Sentences(MaskedText):
         if data.held_out:
             _, sentences = sentences.split(fraction=recipe.data.valid_fraction)
             name = f"the last {recipe.data.valid_fraction:.0%} of {name}"
-        return HeldOut(name, _pairs(recipe, sentences, tokenizer), loaded_objective(loaded), recipe, VALIDATION_PAIRS)
+        return HeldOut(
+            name, _pairs(recipe, sentences, tokenizer), self.loaded_objective(loaded), recipe, VALIDATION_PAIRS
+        )
 
 
 def _read_sentences(sources: Sequence[TextSource], tokenizer: Tokenizer, work: Work) -> SentenceCorpus:

@@ -122,7 +122,10 @@ class CorpusTask(Task):
         valid = [read_corpus(source, tokenizer, work) for source in valid_sources]
         if not valid:
             train, valid = hold_out(train, data)
-        weights = _weights(data.train, train)
+        # By default a mixture has the shares of the tokens; once one source has a weight, the others count as 1.
+        weights = tuple(1.0 if spec.weight is None else spec.weight for spec in data.train)
+        if all(spec.weight is None for spec in data.train):
+            weights = tuple(float(len(corpus)) for corpus in train)
         windows = self.windows(recipe, train, tokenizer, context)
         for corpus in valid:
             if len(corpus) < 2:
@@ -135,6 +138,9 @@ class CorpusTask(Task):
         if len(train) > 1:
             shares = (f"{part.name} {weight / sum(weights):.1%}" for part, weight in zip(train, weights, strict=True))
             work.note(f"mixture: {', '.join(shares)}")
+        fingerprint = hashlib.sha256()
+        for corpus in [*train, *valid]:
+            fingerprint.update(f"{corpus.fingerprint} {corpus.start} {corpus.stop}\n".encode())
         tokens, held_out = (sum(map(len, part)) for part in (train, valid))
         work.note(f"data: {tokens:,} training tokens, {held_out:,} validation tokens")
         return TrainingData(
@@ -143,7 +149,7 @@ class CorpusTask(Task):
             samples=windows[0] if len(windows) == 1 else MixedWindows(windows, weights, seed=recipe.seed),
             validate=self.validation(recipe, valid, tokenizer),
             context=context,
-            fingerprint=_fingerprint([*train, *valid]),
+            fingerprint=fingerprint.hexdigest(),
             packed=data.packing == "concat" and not data.document_mask,
             sample=partial(self.sample, recipe, tokenizer),
             tokens_per_sample=recipe.seq_len,
@@ -309,17 +315,3 @@ class LmText:
             ids = corpus.slice(start, stop + 1)
             found.append(Example(ids, document_ids(corpus, start, len(ids)) if self.document_mask else None))
         return found
-
-
-def _weights(specs: Sequence[SourceSpec], corpora: Sequence[TokenCorpus]) -> tuple[float, ...]:
-    """Shares of a mixture: by default the number of tokens; once one source has a weight, the others count as 1."""
-    if any(spec.weight is not None for spec in specs):
-        return tuple(1.0 if spec.weight is None else spec.weight for spec in specs)
-    return tuple(float(len(corpus)) for corpus in corpora)
-
-
-def _fingerprint(corpora: Sequence[TokenCorpus]) -> str:
-    digest = hashlib.sha256()
-    for corpus in corpora:
-        digest.update(f"{corpus.fingerprint} {corpus.start} {corpus.stop}\n".encode())
-    return digest.hexdigest()
