@@ -11,6 +11,7 @@ from hypothesis import settings
 
 from tests.data.fakes import ByteTokenizer, open_one, read_documents
 from tformer.data.shards.corpus import TokenCorpus, token_corpus
+from tformer.workers.work import Work
 
 settings.register_profile("no deadline", deadline=None)  # a busy machine is no failure
 settings.load_profile("no deadline")
@@ -28,7 +29,7 @@ def tokenised(tmp_path: Path) -> Callable[..., TokenCorpus]:
 
     def make(path: Path | str, tokenizer: ByteTokenizer | None = None, **options: object) -> TokenCorpus:
         source = open_one(path, **options)  # type: ignore[arg-type]
-        return token_corpus(source, tokenizer or ByteTokenizer(), cache_dir=tmp_path / "cache")
+        return token_corpus(source, tokenizer or ByteTokenizer(), Work(cache_dir=tmp_path / "cache"))
 
     return make
 

@@ -106,7 +106,7 @@ def test_tokens_do_not_depend_on_pieces_or_shards(
     patch.setattr("tformer.data.shards.token_files.MARK_BYTES", 3)
     try:
         cache = tmp_path_factory.mktemp("cache")
-        corpus = token_corpus(InMemory(documents, size), ByteTokenizer(), cache_dir=cache)
+        corpus = token_corpus(InMemory(documents, size), ByteTokenizer(), Work(cache_dir=cache))
     finally:
         patch.undo()
     expected = [[*text.encode()] + ([256] if len(documents) > 1 else []) for text in documents]
@@ -250,7 +250,7 @@ def test_header_that_lies_is_refused() -> None:
 
 def test_cache_that_cannot_be_written_falls_back_with_a_note(rows: Path, tmp_path: Path) -> None:
     (tmp_path / "blocked").write_text("a file where the folder should be")
-    corpus = token_corpus(open_one(rows), ByteTokenizer(), cache_dir=tmp_path / "blocked" / "cache")
+    corpus = token_corpus(open_one(rows), ByteTokenizer(), Work(cache_dir=tmp_path / "blocked" / "cache"))
     assert len(corpus) > 0
     (note,) = corpus.notes
     assert "the cache cannot be written" in note
@@ -303,7 +303,7 @@ def test_cache_honours_the_umask(rows: Path, tmp_path: Path, tokenised: Tokenise
 def test_stop_while_tokenising_leaves_nothing(rows: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     with pytest.raises(Interrupted, match="interrupted while tokenising"):
-        token_corpus(open_one(rows), ByteTokenizer(), cache_dir=cache, work=Work(should_stop=lambda: True))
+        token_corpus(open_one(rows), ByteTokenizer(), work=Work(cache_dir=cache, should_stop=lambda: True))
     assert not entries(cache) and not leftovers(cache)
 
 
@@ -318,12 +318,14 @@ def test_full_disk_is_a_storage_error_that_names_the_bytes(rows: Path, tmp_path:
     script = f"""
 import resource, signal
 from tests.data.fakes import ByteTokenizer, open_one
+from pathlib import Path
 from tformer.data.shards.corpus import token_corpus
 from tformer.support.errors import StorageError
+from tformer.workers.work import Work
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
 try:
-    token_corpus(open_one({str(rows)!r}), ByteTokenizer(), cache_dir={str(tmp_path / "cache")!r})
+    token_corpus(open_one({str(rows)!r}), ByteTokenizer(), Work(cache_dir=Path({str(tmp_path / "cache")!r})))
 except StorageError as error:
     print(error.exit_code, error)
 """
@@ -362,7 +364,7 @@ def _tokenise_slowly(rows: Path, cache: Path) -> None:
     import tformer.data.shards.token_files
 
     tformer.data.shards.token_files.BATCH_CHARACTERS = 20
-    token_corpus(open_one(rows), Slow(), cache_dir=cache)
+    token_corpus(open_one(rows), Slow(), Work(cache_dir=cache))
 
 
 def test_kill_while_tokenising_leaves_temporaries_that_the_next_start_sweeps(
@@ -388,7 +390,7 @@ def test_kill_while_tokenising_leaves_temporaries_that_the_next_start_sweeps(
 
 
 def _tokenise_and_report(rows: Path, cache: Path, results: multiprocessing.Queue) -> None:
-    corpus = token_corpus(open_one(rows), ByteTokenizer(), cache_dir=cache)
+    corpus = token_corpus(open_one(rows), ByteTokenizer(), Work(cache_dir=cache))
     results.put((ids_of(corpus), corpus.notes))
 
 
@@ -414,6 +416,8 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path, kind: str) -> None:
     script = f"""
 import gzip, resource
 from tests.data.fakes import ByteTokenizer, open_one
+from pathlib import Path
+from tformer.workers.work import Work
 from tformer.data.shards.corpus import token_corpus
 class Fast(ByteTokenizer):  # a thirtieth of the tokens, so that lists of numbers do not take the test's time
     def encode_batch(self, texts):
@@ -423,7 +427,7 @@ with {"gzip.open" if kind.endswith("gzip") else "open"}({str(path)!r}, "wb") as 
     for _ in range(60):
         file.write(line * ((1 << 20) // len(line)))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-corpus = token_corpus(open_one({str(path)!r}), Fast(), cache_dir={str(tmp_path / "cache")!r})
+corpus = token_corpus(open_one({str(path)!r}), Fast(), Work(cache_dir=Path({str(tmp_path / "cache")!r})))
 grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 print(corpus.num_bytes, grown // 1024)
 """
@@ -438,7 +442,7 @@ def test_progress_counts_bytes_of_the_total(tmp_path: Path, monkeypatch: pytest.
     path.write_text("some words\n" * 300000)
     calls: list[tuple[int, int | None]] = []
     source: TextSource = open_one(path)
-    token_corpus(source, ByteTokenizer(), cache_dir=tmp_path, work=Work(report=lambda *call: calls.append(call)))
+    token_corpus(source, ByteTokenizer(), work=Work(cache_dir=tmp_path, report=lambda *call: calls.append(call)))
     assert len(calls) >= 3
     assert calls[-1] == (3300000, 3300000)
     assert [done for done, _ in calls] == sorted(done for done, _ in calls)

@@ -115,8 +115,9 @@ def once(action: Callable[[], object], *, after: int = 3) -> Callable[[], bool]:
     return should_stop
 
 
-def tokenise(path: Path, **options: Any) -> TokenCorpus:
-    return token_corpus(open_one(path), ByteTokenizer(), cache_dir=path.parent / "cache", **options)
+def tokenise(path: Path, should_stop: Callable[[], bool] = lambda: False) -> TokenCorpus:
+    work = Work(cache_dir=path.parent / "cache", should_stop=should_stop)
+    return token_corpus(open_one(path), ByteTokenizer(), work)  # type: ignore[arg-type]
 
 
 def assert_refused(action: Callable[[], object], path: Path, words: str) -> None:
@@ -130,7 +131,7 @@ def test_a_text_that_changes_while_it_is_tokenised_is_refused_and_nothing_is_cac
     text: Path, change: Change, words: str
 ) -> None:
     cache, kept = text.parent / "cache", shutil.copy2(text, text.parent / "kept.txt")
-    assert_refused(lambda: tokenise(text, work=Work(should_stop=once(lambda: change(text)))), text, words)
+    assert_refused(lambda: tokenise(text, once(lambda: change(text))), text, words)
     assert not entries(cache) and not leftovers(cache)
     shutil.copy2(kept, text)
     assert bytes(ids_of(tokenise(text))).decode() == LINES
@@ -138,7 +139,7 @@ def test_a_text_that_changes_while_it_is_tokenised_is_refused_and_nothing_is_cac
 
 def test_a_size_that_changes_is_named_with_both_values(text: Path) -> None:
     size = len(LINES)
-    error = refusal(lambda: tokenise(text, work=Work(should_stop=once(lambda: truncate(text)))))
+    error = refusal(lambda: tokenise(text, once(lambda: truncate(text))))
     assert error.message == f"{text}: changed while it was read: size {size:,} -> {size // 2:,} bytes"
     assert error.hint == "run the command again when nothing writes to it"
 
@@ -327,7 +328,7 @@ def unfinished(text: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(entry_writer, "RECORD_BYTES", 2000)
     polls = iter(range(25))
     with pytest.raises(Interrupted):
-        tokenise(text, work=Work(should_stop=lambda: next(polls, None) is None))
+        tokenise(text, lambda: next(polls, None) is None)
     [folder] = leftovers(text.parent / "cache")
     record = read_record(folder)
     assert record is not None and record.num_bytes > 10_000
@@ -339,7 +340,7 @@ def test_unfinished_tokens_go_with_a_text_that_changes_while_the_next_command_go
     text: Path, unfinished: Path, change: Change, words: str
 ) -> None:
     kept = shutil.copy2(text, text.parent / "kept.txt")
-    assert_refused(lambda: tokenise(text, work=Work(should_stop=once(lambda: change(text), after=30))), text, words)
+    assert_refused(lambda: tokenise(text, once(lambda: change(text), after=30)), text, words)
     assert not unfinished.exists() and not entries(text.parent / "cache")
     shutil.copy2(kept, text)
     assert bytes(ids_of(tokenise(text))).decode() == LINES

@@ -19,6 +19,7 @@ from tformer.data.shards.token_files import safe_chunks
 from tformer.data.sources.files import Piece
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
+from tformer.workers.work import Work
 
 # Stands in for GPT-2's pre-tokenizer: words with their space, runs of white space up to the last before a word.
 PRETOKENS = re.compile(r" ?\w+| ?[^\s\w]+|\s+(?!\S)|\s+")
@@ -201,7 +202,7 @@ def test_chunked_tokens_equal_those_of_the_whole_text(
     options = TokenizerOptions(model=model, vocab_size=400)  # type: ignore[arg-type]
     tokenizer = train_tokenizer(lambda: iter([text]), options)
     monkeypatch.setattr(token_files, "CHUNK_CHARACTERS", 500)
-    corpus = token_corpus(open_one(tmp_path / "a.txt"), tokenizer, cache_dir=tmp_path / "cache")
+    corpus = token_corpus(open_one(tmp_path / "a.txt"), tokenizer, Work(cache_dir=tmp_path / "cache"))
     assert corpus.slice(0, len(corpus)).tolist() == tokenizer.encode(text)
     assert corpus.num_bytes == len(text)
 
@@ -215,7 +216,7 @@ def gpt_tokenizer() -> Tokenizer:
 def test_special_token_text_inside_data_stays_text(tmp_path: Path, gpt_tokenizer: Tokenizer) -> None:
     text = "before <|endoftext|> after <|pad|>"
     (tmp_path / "a.txt").write_text(text)
-    corpus = token_corpus(open_one(tmp_path / "a.txt"), gpt_tokenizer, cache_dir=tmp_path / "cache")
+    corpus = token_corpus(open_one(tmp_path / "a.txt"), gpt_tokenizer, Work(cache_dir=tmp_path / "cache"))
     ids = corpus.slice(0, len(corpus)).tolist()
     assert gpt_tokenizer.special.eos not in ids and gpt_tokenizer.special.pad not in ids
     assert gpt_tokenizer.decode(ids) == text
@@ -223,7 +224,7 @@ def test_special_token_text_inside_data_stays_text(tmp_path: Path, gpt_tokenizer
 
 def test_rows_end_with_the_tokenizers_own_eos(tmp_path: Path, gpt_tokenizer: Tokenizer) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "the cat"}\n{"text": "sat on"}\n')
-    corpus = token_corpus(open_one(tmp_path / "a.jsonl"), gpt_tokenizer, cache_dir=tmp_path / "cache")
+    corpus = token_corpus(open_one(tmp_path / "a.jsonl"), gpt_tokenizer, Work(cache_dir=tmp_path / "cache"))
     ids = corpus.slice(0, len(corpus)).tolist()
     assert [place + 1 for place, number in enumerate(ids) if number == gpt_tokenizer.special.eos] == (
         corpus.document_offsets[1:].tolist()
@@ -234,7 +235,7 @@ def test_rows_end_with_the_tokenizers_own_eos(tmp_path: Path, gpt_tokenizer: Tok
 def test_byte_counts_of_a_split_are_exact(tmp_path: Path, gpt_tokenizer: Tokenizer) -> None:
     text = sample_text()
     (tmp_path / "a.txt").write_text(text)
-    corpus = token_corpus(open_one(tmp_path / "a.txt"), gpt_tokenizer, cache_dir=tmp_path / "cache")
+    corpus = token_corpus(open_one(tmp_path / "a.txt"), gpt_tokenizer, Work(cache_dir=tmp_path / "cache"))
     for cut in (1, len(corpus) // 3, len(corpus) - 1):
         part = corpus.subset(cut, len(corpus))
         assert part.num_bytes == len(gpt_tokenizer.decode(part.slice(0, len(part)).tolist()).encode())

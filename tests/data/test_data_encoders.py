@@ -57,7 +57,7 @@ def contents(cache: Path) -> dict[str, str]:
 
 def tokenise(path: Path, cache: Path, *, workers: int | None = 1, tokenizer: object = None) -> corpus.TokenCorpus:
     found = tokenizer or ByteTokenizer(opening=(7, 8))
-    return token_corpus(open_one(path), found, cache_dir=cache, workers=workers)  # type: ignore[arg-type]
+    return token_corpus(open_one(path), found, Work(cache_dir=cache, workers=workers))  # type: ignore[arg-type]
 
 
 def children() -> list[str]:
@@ -188,9 +188,7 @@ def interrupted(folder: Path, cache: Path, *, after: int = 25) -> Path:
         token_corpus(
             open_one(folder),
             ByteTokenizer(opening=(7, 8)),  # type: ignore[arg-type]
-            cache_dir=cache,
-            workers=1,
-            work=Work(should_stop=lambda: next(polls, None) is None),
+            Work(cache_dir=cache, workers=1, should_stop=lambda: next(polls, None) is None),
         )
     [unfinished] = leftovers(cache)
     return unfinished
@@ -280,8 +278,11 @@ def test_waiting_for_another_process_shows_its_progress_and_can_be_interrupted(
         token_corpus(
             open_one(folder),
             ByteTokenizer(opening=(7, 8)),  # type: ignore[arg-type]
-            cache_dir=unfinished.parent,
-            work=Work(should_stop=lambda: next(polls, None) is None, report=lambda done, total: seen.append(done)),
+            Work(
+                cache_dir=unfinished.parent,
+                should_stop=lambda: next(polls, None) is None,
+                report=lambda done, total: seen.append(done),
+            ),
         )
     assert len(seen) == 3 and min(seen) > 200
     assert leftovers(unfinished.parent) == [unfinished]

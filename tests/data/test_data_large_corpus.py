@@ -27,6 +27,7 @@ from tformer.data.sources import files as sources
 from tformer.data.sources import text
 from tformer.tasks.tokenizers import Texts
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
+from tformer.workers.work import Work
 
 LENGTH = 512
 WORDS = "one two three four five six seven eight nine ten\n"
@@ -65,7 +66,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
 
 @pytest.fixture
 def huge(sparse: SparseCorpus, tokenizer: Tokenizer) -> TokenCorpus:
-    return token_corpus(open_one(sparse.text), tokenizer, cache_dir=sparse.entry.parent)
+    return token_corpus(open_one(sparse.text), tokenizer, Work(cache_dir=sparse.entry.parent))
 
 
 def _resident_bytes() -> int:
@@ -76,7 +77,7 @@ def test_opening_reads_headers_only_and_keeps_few_files_open(
     sparse: SparseCorpus, tokenizer: Tokenizer, reads: Reads
 ) -> None:
     open_before, resident = len(os.listdir("/proc/self/fd")), _resident_bytes()
-    found = token_corpus(open_one(sparse.text), tokenizer, cache_dir=sparse.entry.parent)
+    found = token_corpus(open_one(sparse.text), tokenizer, Work(cache_dir=sparse.entry.parent))
     assert len(found) == TOKENS and len(found.shards) == -(-TOKENS // SHARD_TOKENS) > 14_000
     assert reads.bytes < 4 << 20
     assert len(os.listdir("/proc/self/fd")) - open_before <= array_files.KEPT_BELOW
@@ -157,7 +158,7 @@ def reopened(tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> Tok
     """A corpus of files none of which stays open."""
     monkeypatch.setattr(corpus, "MEMORY_BYTES", 0)
     monkeypatch.setattr(array_files, "KEPT_BELOW", 0)
-    return token_corpus(open_one(rows), ByteTokenizer(), cache_dir=tmp_path / "cache")
+    return token_corpus(open_one(rows), ByteTokenizer(), Work(cache_dir=tmp_path / "cache"))
 
 
 def test_a_file_that_is_opened_for_every_read_gives_the_same_tokens(reopened: TokenCorpus, rows: Path) -> None:
@@ -265,6 +266,7 @@ def _losses(run: Path) -> list[float]:
 MEASURED = """
 import atexit, runpy, sys
 from tformer.support.processes import peak_resident_bytes
+from tformer.workers.work import Work
 atexit.register(lambda: print("peak", peak_resident_bytes()))
 sys.argv = ["tformer", *sys.argv[1:]]
 runpy.run_module("tformer", run_name="__main__")

@@ -21,6 +21,7 @@ from tformer.data.sources import remote
 from tformer.data.sources.pairs import open_pairs
 from tformer.data.sources.remote import FOLDER, SCHEMES, describe
 from tformer.support.errors import InputError, Interrupted
+from tformer.workers.work import Work
 
 fsspec = pytest.importorskip("fsspec")
 LINES = "".join(f"line {number} of a text\n" for number in range(2000))
@@ -167,7 +168,7 @@ def test_changed_content_has_another_fingerprint_and_is_noticed_while_it_is_read
 
 def test_tokens_of_a_url_are_cached_until_its_content_changes(store: Store, cache: Path) -> None:
     def tokens() -> str:
-        corpus = token_corpus(open_one(f"{store.url}/a.txt"), ByteTokenizer(), cache_dir=cache)
+        corpus = token_corpus(open_one(f"{store.url}/a.txt"), ByteTokenizer(), Work(cache_dir=cache))
         return bytes(ids_of(corpus)).decode()
 
     store.files["a.txt"] = LINES.encode()

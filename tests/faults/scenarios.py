@@ -71,7 +71,7 @@ SCENARIOS = (
              run="runs/gpt"),
     Scenario("train --teacher", STUDENT, (BERT, *ROWS), run="runs/new",
              again=resumed(STUDENT)),
-    Scenario("train --teacher-kind sequence", TRANSLATOR, (TRANSFORMER, *SIDES),
+    Scenario("train --set teacher.kind=sequence", TRANSLATOR, (TRANSFORMER, *SIDES),
              run="runs/new", again=resumed(TRANSLATOR)),
     Scenario("generate --output", ("generate", "runs/gpt", "--input", "prompts.txt", "--max-new-tokens", "3",
              "--output", "answers.txt"), (GPT, "work/prompts.txt", "work/answers.txt"), targets=("answers.txt",),

@@ -20,6 +20,7 @@ from tformer.decoding.settings import BeamSettings, GenerationSettings
 from tformer.decoding.translate import Continuer
 from tformer.loading import Loaded, load
 from tformer.recipe.sections import Columns, SourceSpec
+from tformer.workers.work import Work
 
 PROMPTS = ["the cat", "cats", "", "teach the cat"]
 ENDS = [2, 7, 100, 101, 102, 103, 104, 105, 230, 231, 232, 260, 262]
@@ -95,7 +96,7 @@ def test_documents_begin_as_they_did_when_the_model_was_trained(ours: Loaded, tm
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in PROMPTS[:2]))
     [source] = open_sources([SourceSpec(path=str(tmp_path / "rows.jsonl"))], columns=Columns())
     tokenizer = ours.text_tokenizer
-    corpus = token_corpus(source, tokenizer, cache_dir=tmp_path / "cache")
+    corpus = token_corpus(source, tokenizer, Work(cache_dir=tmp_path / "cache"))
     first, second = ([1, *tokenizer.encode(text), 2] for text in PROMPTS[:2])
     assert corpus.slice(0, len(corpus)).tolist() == [*first, *second]
     assert corpus.document_offsets.tolist() == [0, len(first), len(first) + len(second)]

@@ -22,6 +22,7 @@ from tformer.data.shards import array_files, corpus
 from tformer.data.shards.array_files import ArrayFile, BackgroundCheck
 from tformer.data.shards.token_files import HEADER_BYTES, DamagedShardError
 from tformer.training.loop import Trainer
+from tformer.workers.work import Work
 
 Cli = Callable[..., Any]
 
@@ -213,7 +214,7 @@ def test_gather_equals_slices_for_any_starts(rows_corpus: corpus.TokenCorpus, mo
 def rows_corpus(tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> corpus.TokenCorpus:
     """A corpus that is read from its files."""
     monkeypatch.setattr(corpus, "MEMORY_BYTES", 0)
-    return corpus.token_corpus(open_one(rows), ByteTokenizer(), cache_dir=tmp_path / "cache")
+    return corpus.token_corpus(open_one(rows), ByteTokenizer(), Work(cache_dir=tmp_path / "cache"))
 
 
 @pytest.fixture

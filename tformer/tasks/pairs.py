@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tformer.data.batching.mixture import MixedPairs, Samples
-from tformer.data.shards.pair_tokens import PairTokens, RowSource, join_pairs, source_hashes, tokenise_pairs
+from tformer.data.shards.pair_tokens import PairRowSource, PairTokens, join_pairs, source_hashes, tokenise_pairs
 from tformer.data.sources.pairs import PairSource, open_pairs, shared_columns
 from tformer.data.sources.tables import PairRow
 from tformer.decoding.inference import prepare_inference
@@ -349,7 +349,7 @@ def _tokenizer_texts(sources: Sequence[PairSource], data: Data, side: str) -> Te
 
 def _tokenise(
     recipe: Recipe,
-    source: RowSource,
+    source: PairRowSource,
     tokenizers: tuple[Tokenizer, Tokenizer],
     work: Work,
     *,

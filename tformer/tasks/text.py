@@ -189,13 +189,7 @@ class CorpusTask(Task):
 def read_corpus(source: TextSource, tokenizer: Tokenizer, work: Work) -> TokenCorpus:
     """The tokens of a source, from the cache or made now."""
     with work.part(f"tokenising {source.name}", total=source.size_bytes(), unit="B") as part:
-        return token_corpus(
-            source,
-            tokenizer,
-            cache_dir=work.cache_dir,
-            workers=work.workers,
-            work=part,
-        )
+        return token_corpus(source, tokenizer, part)
 
 
 class Text(CorpusTask):

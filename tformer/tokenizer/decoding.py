@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -77,18 +77,6 @@ class PieceTable:
         return b"" if skip_special and token_id in self.special else self.pieces[token_id]
 
 
-class StreamDecoder(Protocol):
-    """Decodes ids one by one and returns text as soon as it is final. All pieces together equal `decode` of all ids."""
-
-    def push(self, token_id: int) -> str:
-        """The text that this id completes: empty while a character is incomplete or the text may still change."""
-        ...
-
-    def finish(self) -> str:
-        """The remaining text, with U+FFFD for an incomplete character."""
-        ...
-
-
 class PieceStream:
     """Streaming with a `PieceTable`: an incremental UTF-8 decoder withholds incomplete characters."""
 
@@ -98,9 +86,11 @@ class PieceStream:
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_id: int) -> str:
+        """The text that this id completes: empty while a character is incomplete."""
         return self._utf8.decode(self._table.read(token_id, skip_special=self._skip_special))
 
     def finish(self) -> str:
+        """The remaining text, with U+FFFD for an incomplete character."""
         return self._utf8.decode(b"", final=True)
 
 
@@ -113,6 +103,7 @@ class WindowStream:
         self._held: list[int] = []
 
     def push(self, token_id: int) -> str:
+        """The text that this id completes: empty while a character is incomplete or the text may still change."""
         self._held.append(token_id)
         return self._show(final=False)
 
@@ -127,6 +118,9 @@ class WindowStream:
         self._shown, self._held = self._held, []
         return text[len(before) :]
 
+
+StreamDecoder = PieceStream | WindowStream
+"""Decodes ids one by one and returns text as soon as it is final. All pieces together equal `decode` of all ids."""
 
 STARTS_WORD: dict[TokenizerModel, Callable[[str], bool]] = {
     "wordpiece": lambda token: not token.startswith("##"),

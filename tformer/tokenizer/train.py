@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from tokenizers import Tokenizer as RustTokenizer
@@ -118,21 +119,11 @@ class Feed:
 
     def __iter__(self) -> Iterator[str]:
         try:
-            yield from self._chunks()
-        except Exception as error:
-            self.failure = error  # the library first trains on the chunks so far: see `_train_model`
-            raise
-        finally:
-            self.ended.set()
-
-    def _chunks(self) -> Iterator[str]:
-        number = 0
-        for document in self._documents():
-            for chunk in chunks(document):
+            every_chunk = chain.from_iterable(map(chunks, self._documents()))
+            for number, chunk in enumerate(every_chunk, start=1):
                 self._check(self.seen_bytes)
                 size = utf8_length(chunk)
                 self.seen_bytes += size
-                number += 1
                 if self._withhold and number % UNSEEN_EVERY == 0:
                     self.unseen.add(chunk)
                 elif self.used_bytes + size <= self.seen_bytes * self._share or self._share >= 1:
@@ -140,6 +131,11 @@ class Feed:
                     self.blank = self.blank and chunk.isspace()
                     self.trained.add(chunk)
                     yield chunk
+        except Exception as error:
+            self.failure = error  # the library first trains on the chunks so far: see `_train_model`
+            raise
+        finally:
+            self.ended.set()
 
 
 Documents = Callable[[], Iterator[str]]

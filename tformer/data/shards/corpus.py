@@ -197,28 +197,21 @@ class TokenCorpus:
         return size + round(share * (next_size - size))
 
 
-def token_corpus(
-    source: TextSource,
-    tokenizer: Tokenizer,
-    *,
-    cache_dir: Path | str | None = None,
-    workers: int | None = None,
-    work: Work = QUIET,
-) -> TokenCorpus:
+def token_corpus(source: TextSource, tokenizer: Tokenizer, work: Work = QUIET) -> TokenCorpus:
     """The source's tokens, from the cache or made now, in memory that does not grow with the text.
 
-    workers: processes that encode, see `encoded_batches`; the files are the same with any number.
+    `work` names the cache and the number of processes that encode (see `encoded_batches`; the files are the same with
+    any number), reports the bytes done and is polled about once a megabyte.
 
-    `work` reports the bytes done and is polled about once a megabyte. Raises Interrupted if it is stopped, and leaves
-    no files behind, or those from which the next process goes on; InputError for text without tokens; StorageError for
-    a full disk.
+    Raises Interrupted if it is stopped, and leaves no files behind, or those from which the next process goes on;
+    InputError for text without tokens; StorageError for a full disk.
     """
     token_dtype(tokenizer.vocab_size)
-    if cache_dir is None:
+    home, key = work.cache_dir, entry_key(source, tokenizer)
+    if home is None:
         from tformer.support.device import default_cache_dir  # which imports torch
 
-        cache_dir = default_cache_dir()
-    home, key = Path(cache_dir), entry_key(source, tokenizer)
+        home = default_cache_dir()
     notes: tuple[str, ...] = ()
     if (home / key).is_dir():
         try:
@@ -238,7 +231,7 @@ def token_corpus(
         with contextlib.suppress(DamagedShardError):
             if (home / key).is_dir():  # another process made it meanwhile
                 return _open_entry(home / key, source.name, tokenizer, notes=notes + fallback, owner=owner)
-        write_entry(folder, source, tokenizer, workers=workers, work=work)
+        write_entry(folder, source, tokenizer, work)
         _publish(folder, home / key)
     return _open_entry(home / key, source.name, tokenizer, notes=notes + fallback, owner=owner)
 

@@ -95,14 +95,7 @@ def write_record(folder: Path, written: Written) -> None:
     files.write_text(folder / RECORD, f"{digest}\n{content}")
 
 
-def write_entry(
-    folder: Path,
-    source: TextSource,
-    tokenizer: Tokenizer,
-    *,
-    workers: int | None,
-    work: Work,
-) -> None:
+def write_entry(folder: Path, source: TextSource, tokenizer: Tokenizer, work: Work) -> None:
     """Fill `folder`, or go on with what it holds. Raises InputError, StorageError, Interrupted, and what
     `encoded_batches` raises.
     """
@@ -125,7 +118,7 @@ def write_entry(
         for file in folder.glob("*.bin"):
             files.unlink(file)
         text, entry = batches(), EntryWriter(folder, source.name, tokenizer, Written(), hashlib.sha256())
-    with closing(entry), closing(encoded_batches(text, tokenizer, workers=workers)) as encoded:  # type: ignore[type-var]
+    with closing(entry), closing(encoded_batches(text, tokenizer, workers=work.workers)) as encoded:  # type: ignore[type-var]
         for chunks, ids, lengths in encoded:
             entry.add(chunks, ids, lengths)
             entry.record_if_due()

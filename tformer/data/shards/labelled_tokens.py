@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -16,20 +15,11 @@ from tformer.data.shards.corpus import Example
 from tformer.data.shards.template import Ragged, assemble, pair_template, single_template, text_room
 from tformer.data.shards.token_files import in_batches, token_dtype
 from tformer.data.sources.labelled import LabelIndex
-from tformer.data.sources.tables import LabelledRow
+from tformer.data.sources.tables import LabelledRow, RowSource
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.pieces import Truncation
 from tformer.workers.work import QUIET, Work
-
-
-class RowSource(Protocol):
-    """Rows to tokenise: a `LabelledSource`, or rows in memory."""
-
-    @property
-    def name(self) -> str: ...
-    def rows(self) -> Iterator[LabelledRow]: ...
-    def fingerprint(self) -> str: ...
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Protocol
@@ -25,7 +25,7 @@ from tformer.data.permutation import derive_key
 from tformer.data.shards.template import Ragged, TextTemplate, assemble, single_template, text_room, texts_as_bytes
 from tformer.data.shards.token_files import in_batches, token_dtype
 from tformer.data.sources.files import total_bytes
-from tformer.data.sources.tables import PairRow
+from tformer.data.sources.tables import PairRow, RowSource
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.pieces import size_for_message
@@ -283,18 +283,14 @@ class PairFilter:
         return f"longer than {source:,} tokens" + ("" if source == target else f" (targets: {target:,})")
 
 
-class RowSource(Protocol):
-    """Rows to tokenise: a `PairSource`, or pairs in memory."""
+class PairRowSource(RowSource, Protocol):
+    """Pairs to tokenise: a `PairSource`, or pairs in memory."""
 
-    @property
-    def name(self) -> str: ...
-    def rows(self) -> Iterator[PairRow]: ...
-    def fingerprint(self) -> str: ...
     def size_bytes(self) -> int | None: ...
 
 
 def tokenise_pairs(
-    sources: Sequence[RowSource],
+    sources: Sequence[PairRowSource],
     tokenizer: Tokenizer,
     target_tokenizer: Tokenizer,
     *,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tformer.data.sources.columns import (
     ROLES,
@@ -58,6 +58,15 @@ class PairRow:
     target: str
     place: str
     task: str = ""
+
+
+class RowSource(Protocol):
+    """Rows to tokenise: an opened source, or rows in memory."""
+
+    @property
+    def name(self) -> str: ...
+    def rows(self) -> Iterator[Any]: ...
+    def fingerprint(self) -> str: ...
 
 
 def table_format(path: FilePath) -> str | None:
