@@ -197,7 +197,7 @@ def test_a_hugging_face_folder_needs_no_model(cli: Cli, tmp_path: Path) -> None:
 def test_the_template_can_be_left_out_and_special_tokens_read(cli: Cli, bert: Path) -> None:
     [bare] = document(cli, bert, "--text", "[MASK] cat", "--no-template")
     assert "[MASK]" not in [token["piece"] for token in bare["texts"][0]["tokens"]]
-    [read] = document(cli, bert, "--text", "[MASK] cat", "--special")
+    [read] = document(cli, bert, "--text", "[MASK] cat", "--special-tokens")
     assert [token["piece"] for token in read["texts"][0]["tokens"]][:2] == ["[CLS]", "[MASK]"]
 
 

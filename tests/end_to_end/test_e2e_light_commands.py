@@ -38,7 +38,7 @@ def told(cli: Cli, *words: object) -> Any:
 HUGE = "9" * 500
 VALUES = ("0", "-1", "1000000", str(10**12), str(10**22), "nan", "inf", "-inf", "1e400", "1e22", "1e-400", "", HUGE)
 NUMBERS = {
-    "train-tokenizer {text} --out {new}": "vocab-size min-frequency max-word-length sentinels sample-mb",
+    "train-tokenizer {text} --out {new}": "vocab-size min-frequency sentinels sample-mb",
     "train --dry-run --arch gpt --preset char-cpu --data {text}":
         "max-steps max-epochs max-minutes stop-at-step batch-size batch-tokens grad-accum lr seed devices",
     "average {decoder} --out {new}": "last",
@@ -54,11 +54,11 @@ NUMBERS = {
     "plot {decoder} --format terminal": "smooth",
     "inspect {decoder}": "batch-size seq-len depth",
     "inspect {decoder} --shapes": "batch-size seq-len depth",
-    "inspect --arch gpt --preset char-cpu": "batch-size seq-len vocab-size num-labels depth",
+    "inspect --arch gpt --preset char-cpu": "batch-size seq-len vocab-size depth",
     "tokenize {decoder} --text abc": "ids max-length",
     "tokenize {decoder} --text abc --pad max": "max-length",
-    "viz-pe -o {page}": "d-model positions base dims num-heads buckets max-distance clip grid layer",
-    "viz-pe --encoding t5_bias --format json": "num-heads positions buckets max-distance",
+    "viz-pe -o {page}": "d-model positions base dims num-heads layer",
+    "viz-pe --encoding t5_bias --format json": "num-heads positions",
     "viz-attention {decoder} --text abc --format json": "max-tokens layers heads top-k scale max-megabytes",
     "export {decoder} --out {new}": "shard-size",
     "bench attention --kinds full": "lengths batch-size num-heads head-dim",
@@ -67,11 +67,8 @@ NUMBERS = {
 # What once ended with another exception or never: refused now.
 PAST = [
     ("train-tokenizer {text} --out {new}", "--min-frequency", str(10**22)),
-    ("train-tokenizer {text} --out {new}", "--max-word-length", "1000000"),
     ("train-tokenizer {text} --out {new}", "--sentinels", str(10**12)),
     ("train-tokenizer {text} --out {new} --model unigram", "--sentinels", HUGE),
-    ("viz-pe -o {page}", "--max-distance", HUGE),
-    ("viz-pe --encoding t5_bias --format json", "--max-distance", HUGE),
     ("export {decoder} --out {new}", "--shard-size", HUGE),
     ("bench train --arch gpt", "--max-seconds", str(10**12)),
     ("bench attention --kinds full", "--max-seconds", "1e22"),

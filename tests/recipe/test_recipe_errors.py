@@ -113,7 +113,7 @@ IN_FILES = {
     "infinite": ("optimizer: {lr: .inf}", "optimizer.lr: found inf, expected a finite number"),
     "overflowing": ("optimizer: {lr: 1e999}", "optimizer.lr: found inf, expected a finite number"),
     "huge": ("training: {max_steps: 100000000000000000000}", "training.max_steps: found a number of 21 digits"),
-    "half a character": ('training: {sample_prompt: "\\ud800"}', "training.sample_prompt: found the text "),
+    "half a character": ('tokenizer: {path: "\\ud800"}', "tokenizer.path: found the text "),
     "bad layer number": (
         "model: {decoder: {layers: {first: {}}}}",
         "model.decoder.layers.first: found the text 'first', expected an integer",

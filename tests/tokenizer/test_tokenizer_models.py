@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer.support.errors import InputError
-from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
+from tformer.tokenizer import Tokenizer, TokenizerOptions, pipeline, train_tokenizer
 from tformer.tokenizer.options import TemplateName, TokenizerModel
 from tformer.tokenizer.special import SpecialIds
 from tformer.tokenizer.train import PROBES, probe_losslessness
@@ -226,12 +226,11 @@ def test_word_splits_at_white_space_and_punctuation(make):
 def test_wordpiece_words_over_the_limit_are_unknown(make):
     tokenizer = make("wordpiece", template="bert")
     assert tokenizer.encode("x" * 101) == [tokenizer.special.unk]
-    short = make("wordpiece", template="bert", max_word_length=4)
-    assert short.encode("quick") == [short.special.unk]
 
 
-def test_no_piece_is_longer_than_the_word_limit():
-    options = TokenizerOptions(model="byte-bpe", vocab_size=400, max_word_length=8, template="none")
+def test_no_piece_is_longer_than_the_word_limit(monkeypatch):
+    monkeypatch.setattr(pipeline, "MAX_WORD_LENGTH", 8)
+    options = TokenizerOptions(model="byte-bpe", vocab_size=400, template="none")
     tokenizer = train_tokenizer(lambda: iter(["a" * 1000 + " "] * 20), options)
     assert max(len(tokenizer.token(i)) for i in range(tokenizer.vocab_size)) <= 9  # a leading space does not count
     assert tokenizer.decode(tokenizer.encode("a" * 99)) == "a" * 99
@@ -281,7 +280,7 @@ def test_options_are_checked():
         TokenizerOptions(model="word", byte_fallback=True)
     with pytest.raises(ValueError, match="vocab_size must be at most 16777216"):
         TokenizerOptions(vocab_size=2**24 + 1)
-    for name in ("vocab_size", "min_frequency", "max_word_length", "sample_mb"):
+    for name in ("vocab_size", "min_frequency", "sample_mb"):
         with pytest.raises(ValueError, match=f"{name} must be at least 1, found 0"):
             replace(TokenizerOptions(), **{name: 0})
     with pytest.raises(ValueError, match="sentinels"):

@@ -93,7 +93,7 @@ def test_batch_size_counts_sequences_and_accumulation_multiplies(train: Callable
 
 
 def test_early_stopping(train: Callable[..., Any]) -> None:
-    flags = ("--set", "training.early_stopping.patience=2", "--set", "training.early_stopping.min_delta=1000")
+    flags = ("--set", "training.early_stopping.patience=2", "--lr", "1e-30")  # no validation is better than the first
     records = train(*flags, "--set", "training.eval_every=2", "--max-steps", "100")
     assert records[-1]["step"] == 6  # the first validation is the best, two more are not
 
@@ -128,9 +128,9 @@ def test_checkpoints_are_kept_as_asked(train: Callable[..., Any], tmp_path: Path
 
 
 def test_samples_are_written_at_each_validation(train: Callable[..., Any], tmp_path: Path) -> None:
-    train("--set", "training.sample_prompt=the")
+    train()
     text = (tmp_path / "run" / "samples.txt").read_text()
-    assert text.count("=== step ") == 2 and "=== step 12 ===\nthe" in text
+    assert text.count("=== step ") == 2 and "=== step 12 ===\n" in text
 
 
 def test_the_recipe_of_a_run_has_nothing_left_to_choose(train: Callable[..., Any], tmp_path: Path) -> None:

@@ -284,7 +284,6 @@ def test_the_path_keeps_distances_in_a_plane() -> None:
         ({"base": float("nan")}, "--base nan"),
         ({"layout": "spiral"}, "--layout spiral: expected interleaved or halves or fairseq"),
         ({"encoding": "alibi", "layout": "halves"}, "alibi has no layouts"),
-        ({"encoding": "t5_bias", "max_distance": 16}, "--max-distance 16: expected more than half the buckets (16)"),
         ({"compare": ("rope", "nope")}, "--compare nope: unknown"),
     ],
 )

@@ -83,7 +83,7 @@ def test_a_mapping_is_shown_by_its_kind() -> None:
 
 def test_slugs_are_safe_names_and_unlike_one_another() -> None:
     odd = ["a/b", "a b", "../x", "ü", "", "y" * 300, "y" * 301]
-    slugs = [variant.slug for variant in of({"training.sample_prompt": odd})]
+    slugs = [variant.slug for variant in of({"tokenizer.path": odd})]
     assert len(set(slugs)) == len(odd)
     for slug in slugs:
         assert 0 < len(slug) <= 90 and "/" not in slug and not slug.startswith(".")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +13,7 @@ import typer
 from tformer.cli.command import examples, takes_options
 from tformer.cli.report import aligned, emit, emit_json, emit_lines, in_columns, show_notes
 from tformer.support.errors import InputError, InputErrors
-from tformer.support.options import Arch, Json, Preset, Sets, argument, option
+from tformer.support.options import DEVICE, Arch, Json, Preset, Sets, argument, option
 
 if TYPE_CHECKING:
     from tformer.recipe.explain import Explanation
@@ -27,7 +27,7 @@ app = typer.Typer(
 
 ForDevice = Annotated[
     str,
-    option("--device", metavar="auto|cpu|cuda", help="Chooses the preset of an arch without --preset."),
+    replace(DEVICE, metavar="auto|cpu|cuda", help="Chooses the preset of an arch without --preset.", panel=None),
 ]
 
 

@@ -11,7 +11,7 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import progress_reporter, report_result
 from tformer.support.errors import InputError
 from tformer.support.formatting import MAX_DIGITS
-from tformer.support.options import Checkpoint, Json, NewFolder, Panel, argument
+from tformer.support.options import Checkpoint, Json, NewFolder, Panel, Run
 
 if TYPE_CHECKING:
     from tformer.interop.exporting import ExportReport
@@ -30,9 +30,7 @@ EPILOG = examples(
 class ExportOptions:
     """The options of `tformer export`."""
 
-    run: Annotated[
-        str | None, argument("RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run.")
-    ] = None
+    run: Run = None
     out: Annotated[NewFolder, RESULT] = None
     checkpoint: Annotated[Checkpoint, RESULT] = "best"
     to: Annotated[Literal["huggingface", "ctranslate2"], FORMAT("--to", help="Format of the folder.")] = "huggingface"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +15,7 @@ from tformer.cli.report import PIPE_WIDTH, emit_json, emit_lines, show_notes
 from tformer.support.errors import InputError, visible
 from tformer.support.files import require_writable
 from tformer.support.formatting import plural
-from tformer.support.options import Arch, Checkpoint, Json, Panel, Preset, RecipeFile, Sets, argument
+from tformer.support.options import DEVICE, PRECISION, Arch, Checkpoint, Json, Panel, Preset, RecipeFile, Run, Sets
 
 if TYPE_CHECKING:
     from tformer.tasks.base import GivenExample
@@ -40,10 +40,7 @@ EPILOG = examples(
 class InspectOptions:
     """The options of `tformer inspect`."""
 
-    run: Annotated[
-        str | None,
-        argument("RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run.", show_default=False),
-    ] = None
+    run: Run = None
     arch: Annotated[Arch, WHAT] = None
     preset: Annotated[Preset, WHAT] = None
     config: Annotated[RecipeFile, WHAT] = None
@@ -60,18 +57,12 @@ class InspectOptions:
         int | None,
         SIZES("--vocab-size", metavar="V", help="Vocabulary size, if neither a tokenizer nor the recipe gives it."),
     ] = None
-    num_labels: Annotated[int | None, SIZES("--num-labels", metavar="L", help="Of a classifier.")] = None
     precision: Annotated[
-        str,
-        SIZES(
-            "--precision",
-            metavar="auto|fp32|bf16|fp16",
-            help="Number format of the training whose memory is estimated.",
-        ),
+        str, replace(PRECISION, help="Number format of the training whose memory is estimated."), SIZES
     ] = "auto"
-    device: Annotated[str, SIZES("--device", metavar="auto|cpu|cuda", help="The device whose memory is estimated.")] = (
-        "auto"
-    )
+    device: Annotated[
+        str, replace(DEVICE, metavar="auto|cpu|cuda", help="The device whose memory is estimated."), SIZES
+    ] = "auto"
     shapes: Annotated[bool, VIEW("--shapes", help="Show shape and meaning of every tensor in a forward pass.")] = False
     text: Annotated[
         str | None,
@@ -153,7 +144,6 @@ class InspectOptions:
             config=self.config,
             sets=self.set,
             vocab_size=self.vocab_size,
-            num_labels=self.num_labels,
             batch_size=self.batch_size,
             seq_len=self.seq_len,
             precision=None if self.precision == "auto" else self.precision,

@@ -11,7 +11,7 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import progress_reporter, report_result, show_notes
 from tformer.evaluation.options import DataOptions
 from tformer.support.errors import InputError
-from tformer.support.options import DATA, Checkpoint, Device, Json, NewFolder, Panel, Precision, argument
+from tformer.support.options import DATA, Checkpoint, Device, Json, NewFolder, Panel, Precision, Run
 from tformer.workflows.prune.plan import Plan
 
 if TYPE_CHECKING:
@@ -63,9 +63,7 @@ EPILOG = examples(
 class PruneOptions:
     """The options of `tformer prune`."""
 
-    run: Annotated[
-        str | None, argument("RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run.")
-    ] = None
+    run: Run = None
     plan: Plan = field(default_factory=Plan)
     data: DataOptions = field(default_factory=DataOptions)
     max_examples: Annotated[

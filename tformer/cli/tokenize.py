@@ -16,7 +16,7 @@ from tformer.data.sources.files import MAX_ROW_CHARACTERS
 from tformer.support.errors import InputError, visible
 from tformer.support.files import STANDARD_INPUT
 from tformer.support.formatting import TOKEN_SIGNS, as_cell, whole_number
-from tformer.support.options import Checkpoint, Errors, Json, Panel, argument, require_at_most_one
+from tformer.support.options import Checkpoint, InvalidUtf8, Json, Panel, SpecialTokens, argument, require_at_most_one
 
 if TYPE_CHECKING:
     from tformer.data.encoding import TextReader
@@ -62,7 +62,7 @@ class TokenizeOptions:
             "piped.",
         ),
     ] = None
-    invalid_utf8: Annotated[Errors, INPUT("--invalid-utf8", help="How to treat invalid UTF-8 in --input.")] = "strict"
+    invalid_utf8: Annotated[InvalidUtf8, INPUT] = "strict"
     ids: Annotated[
         str | None, INPUT("--ids", metavar="IDS", help='Decode these ids, as in "12 7 345", instead of a text.')
     ] = None
@@ -71,9 +71,7 @@ class TokenizeOptions:
         READING("--side", help="Side of an encoder-decoder: the target has its own start and end tokens."),
     ] = None
     no_template: Annotated[bool, READING("--no-template", help="Leave out the special tokens around the text.")] = False
-    special: Annotated[
-        bool, READING("--special", help="Text that spells a special token, such as [MASK], becomes that token.")
-    ] = False
+    special_tokens: Annotated[SpecialTokens, READING] = False
     max_length: Annotated[
         int | None,
         READING(
@@ -106,7 +104,7 @@ class TokenizeOptions:
             raise InputError(f"--max-length with --pad max must be at most {MOST_TOKENS:,}, found {self.max_length:,}")
         of_texts = {
             "--no-template": self.no_template,
-            "--special": self.special,
+            "--special-tokens": self.special_tokens,
             "--max-length": self.max_length,
             "--truncation": self.truncation,
             "--pad": self.pad,
@@ -125,7 +123,7 @@ class TokenizeOptions:
         changes: dict[str, Any] = {name: value for name in named if (value := getattr(self, name)) is not None}
         if self.pad is not None:
             changes["pad_to"] = self.pad
-        if self.special:
+        if self.special_tokens:
             changes["tokenizer"] = subject.tokenizer.reading_special()
         if self.no_template:
             if self.text2 is not None:

@@ -14,7 +14,7 @@ from tformer.cli.command import examples, takes_options
 from tformer.cli.report import emit_document, show_notes
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.files import refuse_to_replace
-from tformer.support.options import Checkpoint, Device, Panel, PictureFormat, argument, comma_list
+from tformer.support.options import Checkpoint, Device, Panel, PictureFormat, Run, SpecialTokens, comma_list
 
 if TYPE_CHECKING:
     from tformer.loading import Loaded
@@ -26,7 +26,6 @@ READ, SHOWN, PICTURE = Panel("What the model reads"), Panel("What is shown"), Pa
 KINDS = ("encoder", "decoder", "cross")
 VIEWS = ("head", "model", "rollout", "summary")
 SCALES = ("row", "global", "sqrt", "log")
-COLOURS = ("viridis", "cividis")
 PICTURES = ("png", "svg")
 MEAN = "mean"
 LARGEST_NUMBER = 100_000
@@ -45,10 +44,7 @@ EPILOG = examples(
 class AttentionOptions:
     """The options of `tformer viz-attention`."""
 
-    run: Annotated[
-        str | None,
-        argument("RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run."),
-    ] = None
+    run: Run = None
     text: Annotated[str | None, READ("--text", help="The text to read; for an encoder-decoder the source.")] = None
     text2: Annotated[str | None, READ("--text2", help="The second text, for a model trained on pairs.")] = None
     target: Annotated[
@@ -65,10 +61,7 @@ class AttentionOptions:
     prefix: Annotated[
         str | None, READ("--prefix", metavar="TEXT", help="Prefix of the source, instead of the run's own.")
     ] = None
-    special_tokens: Annotated[
-        bool,
-        READ("--special-tokens", help="Read special tokens spelled in the text, such as [MASK], as those tokens."),
-    ] = False
+    special_tokens: Annotated[SpecialTokens, READ] = False
     attention: Annotated[
         str | None,
         SHOWN(
@@ -116,7 +109,6 @@ class AttentionOptions:
             "texts.",
         ),
     ] = None
-    colours: Annotated[str, PICTURE("--colours", metavar="viridis|cividis", help="Colour map.")] = "viridis"
     max_megabytes: Annotated[float, PICTURE("--max-megabytes", help="Refuse larger files.")] = 20.0
     checkpoint: Checkpoint = "best"
     device: Device = "auto"
@@ -127,7 +119,6 @@ class AttentionOptions:
             ("--attention", self.attention, KINDS),
             ("--view", self.view, VIEWS),
             ("--scale", self.scale, SCALES),
-            ("--colours", self.colours, COLOURS),
         ):
             if value is not None and value not in known:
                 raise InputError(f"{option} {value}: unknown", hint=did_you_mean(value, known))
@@ -273,7 +264,6 @@ def _content(scene: Scene, options: AttentionOptions, chosen: Output) -> str | b
             top_k=options.top_k,
             max_bytes=options.max_megabytes * 1e6,
             head=options.heads if options.heads == MEAN else None,
-            colours=options.colours,
         )
     if options.wants_mean(format_):
         scene = scene.of_means()
@@ -281,7 +271,7 @@ def _content(scene: Scene, options: AttentionOptions, chosen: Output) -> str | b
     if format_ in PICTURES:
         from tformer.viz.attention.figures import draw
 
-        return draw(scene, kind, view, format_=format_, scale=scale, colours=options.colours)
+        return draw(scene, kind, view, format_=format_, scale=scale)
     from tformer.viz.attention.text import as_csv, as_json, as_text
 
     if format_ == "terminal":

@@ -91,10 +91,6 @@ class PositionsOptions:
     heads: Annotated[
         int, SIZES("--num-heads", metavar="H", help="Number of heads (for alibi; rope rotates d_model / H dimensions).")
     ] = 8
-    buckets: Annotated[int, SIZES("--buckets", metavar="N", help="t5_bias.")] = 32
-    max_distance: Annotated[int, SIZES("--max-distance", metavar="N", help="t5_bias.")] = 128
-    clip: Annotated[int, SIZES("--clip", metavar="K", help="shaw.")] = 16
-    grid: Annotated[int, SIZES("--grid", metavar="N", help="patch2d: patches per side of the image.")] = 8
     output: Annotated[
         Path | None,
         RESULT(
@@ -118,10 +114,6 @@ class PositionsOptions:
             dims=None if self.dims is None else _numbers(self.dims),
             heads=self.heads,
             layout=self.layout,
-            buckets=self.buckets,
-            max_distance=self.max_distance,
-            clip=self.clip,
-            grid=self.grid,
             compare=() if self.compare is None else tuple(part.strip() for part in self.compare.split(",")),
         )
 

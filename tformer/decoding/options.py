@@ -5,7 +5,7 @@ This module imports no model, so that `--help` is fast.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_hints
@@ -15,16 +15,19 @@ from tformer.support import decoding as row
 from tformer.support.decoding import BEAMS, SAMPLING, Neutral, Use
 from tformer.support.errors import InputError
 from tformer.support.options import (
+    COMPILE,
     MACHINE,
+    RUN,
     Checkpoint,
     Device,
     Devices,
-    Errors,
+    InvalidUtf8,
     Option,
     Panel,
     Precision,
     Quantize,
-    argument,
+    SpecialTokens,
+    TaskPrefix,
     check_quantize,
     facts_of,
     require_at_most_one,
@@ -43,10 +46,7 @@ DEFAULT_SEED = 1337
 class GenerateOptions:
     """The options of `tformer generate`; None: not given, the model's recipe has the default."""
 
-    arguments: Annotated[
-        tuple[str, ...],
-        argument("RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run.", show_default=False),
-    ] = ()
+    arguments: Annotated[tuple[str, ...], RUN] = ()
     prompt: Annotated[
         str | None,
         PROMPT("--prompt", help="Text to continue (default: empty); for an encoder-decoder the source."),
@@ -60,24 +60,9 @@ class GenerateOptions:
             "line per line: the completion without the prompt. Default of encoder-decoders: standard input.",
         ),
     ] = None
-    special_tokens: Annotated[
-        bool,
-        PROMPT(
-            "--special-tokens",
-            help="Read special tokens in a prompt (`<mask>`, `<extra_id_0>`) as special tokens, not as plain text.",
-        ),
-    ] = False
-    invalid_utf8: Annotated[Errors, PROMPT("--invalid-utf8", help="How to treat invalid UTF-8 in --input.")] = "strict"
-    prefix: Annotated[
-        str | None,
-        PROMPT(
-            "--prefix",
-            metavar="TEXT",
-            help="Text to put before every source that does not begin with it. Default: the prefix of training, if "
-            "all training sets have the same.",
-        ),
-        Use.SOURCE,
-    ] = None
+    special_tokens: Annotated[SpecialTokens, PROMPT] = False
+    invalid_utf8: Annotated[InvalidUtf8, PROMPT] = "strict"
+    prefix: Annotated[TaskPrefix, PROMPT, Use.SOURCE] = None
     too_long: Annotated[
         Literal["error", "cut"],
         PROMPT("--too-long", help="A source longer than the model's maximum: stop with an error, or cut its end."),
@@ -167,7 +152,7 @@ class GenerateOptions:
     quantize: Quantize = "none"
     compile: Annotated[
         Literal["auto", "on", "off"],
-        MACHINE("--compile", help="Compile the decoding step (torch.compile); auto: on a GPU for long outputs."),
+        replace(COMPILE, help="Compile the decoding step (torch.compile); auto: on a GPU for long outputs."),
     ] = "auto"
 
     # --- what can be refused before a model is loaded -----------------------------------------------------------------

@@ -19,10 +19,11 @@ from tformer.support.options import (
     Checkpoint,
     Device,
     Devices,
-    Errors,
+    InvalidUtf8,
     Panel,
     Precision,
     Quantize,
+    Views,
     argument,
     check_quantize,
     require_at_most_one,
@@ -70,7 +71,7 @@ class ClassifyOptions:
         INPUT("--text-column", metavar="C", help="Column of a table, by name or number; default: as in training."),
     ] = None
     text2_column: Annotated[str | None, INPUT("--text2-column", metavar="C", help="The second text.")] = None
-    invalid_utf8: Annotated[Errors, INPUT("--invalid-utf8", help="How to treat invalid UTF-8 in --input.")] = "strict"
+    invalid_utf8: Annotated[InvalidUtf8, INPUT] = "strict"
     top: Annotated[int | None, ANSWER("--top-k", metavar="K", help="Show the K most probable labels.")] = None
     threshold: Annotated[
         float | None,
@@ -78,10 +79,7 @@ class ClassifyOptions:
             "--threshold", metavar="P", help="Multi-label models: show the labels above this probability (default 0.5)."
         ),
     ] = None
-    views: Annotated[
-        int,
-        ANSWER("--views", metavar="N", help="Images: average the probabilities of N views, moved and mirrored."),
-    ] = 1
+    views: Annotated[Views, ANSWER] = 1
     output: Annotated[Path | None, ANSWER("--output", help="Output file; default: standard output.")] = None
     as_json: Annotated[bool, ANSWER("--json", help="Write one JSON object per input, each on its own line.")] = False
     checkpoint: Checkpoint = "best"

@@ -16,13 +16,16 @@ from tformer.support.options import (
     Device,
     Devices,
     Errors,
+    Json,
     LabelColumn,
     Panel,
     Precision,
     Quantize,
+    Run,
+    TaskPrefix,
     Text2Column,
     TextColumn,
-    argument,
+    Views,
     check_quantize,
 )
 
@@ -63,15 +66,7 @@ class DataOptions:
         str | None, PAIRS("--source-column", metavar="C", help="Column of the source in --data: name or number.")
     ] = None
     target_column: Annotated[str | None, PAIRS("--target-column", metavar="C", help="Column of the reference.")] = None
-    prefix: Annotated[
-        str | None,
-        PAIRS(
-            "--prefix",
-            metavar="TEXT",
-            help="Text to put before every source that does not begin with it. Default: the prefix of training, if "
-            "all training sets have the same.",
-        ),
-    ] = None
+    prefix: Annotated[TaskPrefix, PAIRS] = None
     batch_size: Annotated[
         int | None,
         MEASURE("--batch-size", help="Windows or examples per batch. The masks of a masked model depend on it."),
@@ -96,9 +91,7 @@ class DataOptions:
 class EvaluationOptions(DataOptions):
     """The options of `tformer evaluate`."""
 
-    run: Annotated[
-        str | None, argument("RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run.")
-    ] = None
+    run: Run = None
     beam_size: Annotated[int | None, PAIRS("--beam-size", metavar="B", help="1: greedy; default: the recipe's.")] = None
     max_new_tokens: Annotated[
         int | None,
@@ -156,10 +149,7 @@ class EvaluationOptions(DataOptions):
             help="Labelled data and pairs: write what the model gets wrong, the most confident mistakes first.",
         ),
     ] = None
-    views: Annotated[
-        int,
-        MEASURE("--views", metavar="N", help="Images: average the probabilities of N views, moved and mirrored."),
-    ] = 1
+    views: Annotated[Views, MEASURE] = 1
     seq_len: Annotated[
         int | None,
         MEASURE(
@@ -187,7 +177,7 @@ class EvaluationOptions(DataOptions):
     max_tokens: Annotated[
         int | None, MEASURE("--max-tokens", metavar="N", help="Maximum number of tokens for --pseudo-perplexity.")
     ] = None
-    as_json: Annotated[bool, MEASURE("--json", help="One JSON document on standard output.")] = False
+    as_json: Annotated[Json, MEASURE] = False
     checkpoint: Checkpoint = "best"
     device: Device = "auto"
     devices: Devices = None

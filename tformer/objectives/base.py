@@ -52,7 +52,6 @@ PAIR_KEYS = (
     "data.target_seq_len",
     "data.overlong",
     "tokenizer.separate",
-    "tokenizer.train_target",
     "tokenizer.source_path",
     "tokenizer.target_path",
     "training.valid_beam_size",

@@ -52,7 +52,6 @@ class Tokenizer(Section):
     target_path: str | None = None  # tokenizer.json of the target side
     train: TokenizerOptions = TokenizerOptions()
     separate: bool = False  # one vocabulary for the source, another for the target
-    train_target: TokenizerOptions | None = None  # for the target side; null: as train
     special_ids: SpecialTokens = SpecialTokens()
 
 

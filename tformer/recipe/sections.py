@@ -127,10 +127,9 @@ class Schedule(Section):
 
 
 class EarlyStopping(Section):
-    """Stop after `patience` validations in which `training.best_metric` did not improve by more than `min_delta`."""
+    """Stop after `patience` validations in which `training.best_metric` did not improve."""
 
     patience: Positive = 5  # number of validations without improvement
-    min_delta: NonNegativeFloat = 0.0  # smallest change that counts
 
 
 class Parallelism(Section):
@@ -168,7 +167,6 @@ class Training(Section):
     keep_last: Positive = 2  # number of checkpoints kept besides the best
     log_every: Positive = 10  # steps between log lines
     sample_every: NonNegative | None = None  # steps between sample texts; null: with every validation; 0: never
-    sample_prompt: str = ""  # beginning of the sample texts
     early_stopping: EarlyStopping | None = None  # null: off
     best_metric: Literal[
         "loss", "accuracy", "f1", "mcc", "pearson", "spearman", "bleu", "chrf", "sequence_accuracy"

@@ -225,22 +225,22 @@ DATA, MACHINE = Panel("Data"), Panel("Model and machine")
 Errors = Literal["strict", "replace"]
 """What happens at invalid UTF-8: an error, or U+FFFD in its place."""
 
+RUN = argument("RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run.", show_default=False)
+Run = Annotated[str | None, RUN]
 Checkpoint = Annotated[
     str, MACHINE("--checkpoint", metavar="best|latest|step-N", help="Checkpoint of the run to load.")
 ]
 DEVICE = MACHINE("--device", metavar="auto|cpu|cuda[:i]", help="auto: a GPU where there is one.")
 Device = Annotated[str, DEVICE]
-Devices = Annotated[
-    str | None,
-    MACHINE(
-        "--devices",
-        metavar="N|auto",
-        help="Processes that divide the work, one for each GPU or core; auto: all GPUs, else one process.",
-    ),
-]
-Precision = Annotated[
-    str, MACHINE("--precision", metavar="auto|fp32|bf16|fp16", help="Number format; auto: that of the training.")
-]
+DEVICES = MACHINE(
+    "--devices",
+    metavar="N|auto",
+    help="Processes that divide the work, one for each GPU or core; auto: all GPUs, else one process.",
+)
+Devices = Annotated[str | None, DEVICES]
+PRECISION = MACHINE("--precision", metavar="auto|fp32|bf16|fp16", help="Number format; auto: that of the training.")
+Precision = Annotated[str, PRECISION]
+COMPILE = MACHINE("--compile", metavar="auto|on|off", help="torch.compile; auto: on a GPU, for 200 steps or more.")
 Quantize = Annotated[
     Literal["none", "int8", "int4"],
     MACHINE(
@@ -253,6 +253,23 @@ TextColumn = Annotated[
 ]
 Text2Column = Annotated[str | None, DATA("--text2-column", metavar="C", help="Column of the second text.")]
 LabelColumn = Annotated[str | None, DATA("--label-column", metavar="C", help="Column of the label or score.")]
+InvalidUtf8 = Annotated[Errors, option("--invalid-utf8", help="How to treat invalid UTF-8 in --input.")]
+TaskPrefix = Annotated[
+    str | None,
+    option(
+        "--prefix",
+        metavar="TEXT",
+        help="Text to put before every source that does not begin with it. Default: the prefix of training, if all "
+        "training sets have the same.",
+    ),
+]
+SpecialTokens = Annotated[
+    bool,
+    option("--special-tokens", help="Read special tokens spelled in the text, such as [MASK], as those tokens."),
+]
+Views = Annotated[
+    int, option("--views", metavar="N", help="Images: average the probabilities of N views, moved and mirrored.")
+]
 Arch = Annotated[str | None, option("--arch", help="Family, for example gpt or llama.")]
 Preset = Annotated[
     str | None, option("--preset", help="A shipped recipe of the family; `tformer config list` names them.")

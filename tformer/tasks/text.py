@@ -233,8 +233,8 @@ class Text(CorpusTask):
         return validate
 
     def sample(self, recipe: Recipe, tokenizer: Tokenizer, model: Transformer, should_stop: ShouldStop) -> str | None:
-        """The recipe's prompt and how the model continues it."""
-        prompt, generation = recipe.training.sample_prompt, recipe.generation
+        """A text that the model writes from its start."""
+        generation = recipe.generation
         settings = GenerationSettings.from_recipe(
             generation,
             max_new_tokens=min(MAX_SAMPLE_TOKENS, generation.max_new_tokens),
@@ -242,9 +242,9 @@ class Text(CorpusTask):
             eos_id=tokenizer.special.eos,
         )
         [[completion]] = generate(
-            model, [encode_prompt(tokenizer, prompt)], settings, tokenizer=tokenizer, should_stop=should_stop
+            model, [encode_prompt(tokenizer, "")], settings, tokenizer=tokenizer, should_stop=should_stop
         )
-        return None if completion.finish_reason == "interrupted" else prompt + (completion.text or "")
+        return None if completion.finish_reason == "interrupted" else completion.text or ""
 
     def held_out(self, loaded: Loaded, data: ChosenData, work: Work) -> HeldOut:
         corpora, name = self.read(loaded, data, work)

@@ -122,7 +122,7 @@ def obtain_tokenizers(
         stored=None if checkpoint is None else checkpoint.target_tokenizer_json,
         file=None if folder is None else folder / "tokenizer.target.json",
         teacher=None if teacher is None else teacher.target_tokenizer,
-        train=options.train_target or options.train,
+        train=options.train,
     )
     return with_roles(options.special_ids, first.obtain(work, source), second.obtain(work, target))
 

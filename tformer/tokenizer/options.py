@@ -14,12 +14,10 @@ UnicodeForm = Literal["none", "nfc", "nfkc"]
 CEILINGS = {
     "vocab_size": 2**24,
     "min_frequency": 2**32,
-    "max_word_length": 100_000,
     "sentinels": 2**16,
     "sample_mb": 2**32,
 }
-"""Ceilings above any use. The trainers reserve 40 bytes for each entry before they begin; a word's length is a
-repetition in a regular expression of the library."""
+"""Ceilings above any use: the trainers reserve 40 bytes for each entry before they begin."""
 BYTE_FALLBACK_MODELS = ("bpe", "unigram")
 
 MODEL, TEXT, TRAINING = Panel("Model"), Panel("Text"), Panel("Training")
@@ -51,13 +49,6 @@ class TokenizerOptions:
             help="byte-bpe, bpe, wordpiece, word: minimum count of a pair or word that gets an entry.",
         ),
     ] = 2
-    max_word_length: Annotated[
-        int,
-        TRAINING(
-            "--max-word-length",
-            help="Maximum length of a word in characters; longer words are cut (wordpiece: become [UNK]).",
-        ),
-    ] = 100
     sentinels: Annotated[
         int | None, MODEL("--sentinels", help="Number of `<extra_id_N>` tokens (default: t5 100, others 0).")
     ] = None
@@ -79,7 +70,7 @@ class TokenizerOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "min_frequency", "max_word_length", "sample_mb"):
+        for name in ("vocab_size", "min_frequency", "sample_mb"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, found {value}")

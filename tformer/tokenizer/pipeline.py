@@ -10,7 +10,7 @@ Losses of each kind:
     char       one id per character of the training text: lossless for these characters
 
 Text that looks like a special token never becomes one: pre-tokenizers separate letters from punctuation, and every
-special token contains both. No pre-token is longer than `max_word_length`, which bounds a trainer's memory for one
+special token contains both. No pre-token is longer than `MAX_WORD_LENGTH`, which bounds a trainer's memory for one
 word.
 """
 
@@ -30,6 +30,8 @@ from tformer.tokenizer.special import TEMPLATES, last_tokens, sentinel_tokens, s
 
 BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
 SPACE = "▁"
+MAX_WORD_LENGTH = 100
+"""Characters of a word: longer words are cut, or become [UNK] (wordpiece), which bounds a trainer's memory for one."""
 
 # GPT-2's pattern, with combining marks as letters and every run cut at @ characters.
 SUBWORD_PATTERN = (
@@ -121,7 +123,7 @@ def finished(tokenizer: RustTokenizer, options: TokenizerOptions) -> str:
     if options.model in ("wordpiece", "word"):  # trainers reset these to the library's defaults
         document["model"]["unk_token"] = TEMPLATES[options.template].unk
     if options.model == "wordpiece":
-        document["model"]["max_input_chars_per_word"] = options.max_word_length
+        document["model"]["max_input_chars_per_word"] = MAX_WORD_LENGTH
     if options.byte_fallback:
         document["model"]["byte_fallback"] = True
     added = {*special_tokens(options), *last_tokens(options)}
@@ -147,10 +149,9 @@ def build_normalizer(options: TokenizerOptions) -> Any:
 
 def build_pre_tokenizer(options: TokenizerOptions, *, training: bool) -> Any:
     """What splits text into words; with `training`, into the words that a trainer sees."""
-    limit = str(options.max_word_length)
 
     def cut(pattern: str) -> Any:
-        return pre_tokenizers.Split(Regex(pattern.replace("@", limit)), "isolated")
+        return pre_tokenizers.Split(Regex(pattern.replace("@", str(MAX_WORD_LENGTH))), "isolated")
 
     digits = [pre_tokenizers.Digits(individual_digits=True)] if options.digits else []
     metaspace = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="never", split=False)

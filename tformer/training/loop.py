@@ -357,8 +357,7 @@ class Trainer:
             if values is None or sample is None:
                 return False
             self._score = score(values, training)
-            margin = training.early_stopping.min_delta if training.early_stopping else 0.0
-            is_best = state.best_score is None or self._score < state.best_score - margin
+            is_best = state.best_score is None or self._score < state.best_score
             if is_best:
                 state.best_score, state.best_step = self._score, state.step
             self.observer.validated({"split": "valid", "step": state.step, **values, "is_best": is_best})

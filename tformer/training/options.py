@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 from tformer.support.errors import InputError
 from tformer.support.options import (
+    COMPILE,
     DATA,
     DEVICE,
+    DEVICES,
+    PRECISION,
     Json,
     LabelColumn,
     Option,
@@ -252,30 +255,23 @@ class TrainOptions:
     ] = None
     precision: Annotated[
         str | None,
-        MACHINE(
-            "--precision",
-            metavar="auto|fp32|bf16|fp16",
-            help="Number format of the computation; auto: the fastest here.",
-        ),
+        replace(PRECISION, help="Number format of the computation; auto: the fastest here."),
+        MACHINE,
         Key("training.precision"),
     ] = None
     device: Annotated[str | None, DEVICE, MACHINE, Key("training.device")] = None
-    compile: Annotated[
-        str | None,
-        MACHINE("--compile", metavar="auto|on|off", help="torch.compile; auto: on a GPU, for 200 steps or more."),
-        Key("training.compile"),
-    ] = None
+    compile: Annotated[str | None, COMPILE, MACHINE, Key("training.compile")] = None
     workers: Annotated[
         int | None,
         MACHINE("--workers", metavar="N", help="Processes that tokenise a text; default: one for each processor."),
     ] = None
     devices: Annotated[
         str | None,
-        MACHINE(
-            "--devices",
-            metavar="N|auto",
+        replace(
+            DEVICES,
             help="Processes that train together, one for each GPU or CPU core; auto: all GPUs, else one process.",
         ),
+        MACHINE,
     ] = None
     parallel: Annotated[
         str | None,

@@ -39,9 +39,8 @@ SMALLEST_LOG = 1e-4
 
 
 def paint_matrix(
-    axes: Axes, matrix_TS: np.ndarray, seen_TS: np.ndarray, scale: Scale, norm: Normalize, colours: str,
-    *, equal: bool = True,
-) -> Any:  # fmt: skip
+    axes: Axes, matrix_TS: np.ndarray, seen_TS: np.ndarray, scale: Scale, norm: Normalize, *, equal: bool = True
+) -> Any:
     """Draw one matrix [T, S], hatched where `seen_TS` is False; returns the image for a colour bar."""
     signed = is_signed(norm)
     if scale == "row" and not signed:
@@ -57,7 +56,7 @@ def paint_matrix(
     axes.spines[:].set_color("#b9bfc6")
     return axes.imshow(
         np.ma.masked_where(~seen_TS, matrix_TS),
-        cmap=colour_map("RdBu_r" if signed else colours),
+        cmap=colour_map("RdBu_r" if signed else "viridis"),
         norm=norm,
         aspect="equal" if equal else "auto",
         interpolation="nearest",
@@ -144,7 +143,7 @@ NOTE_LETTERS = 20  # per inch
 SUMMARISED = ("entropy", "distance", "previous", "itself", "first", "special", "max")
 
 
-def draw(scene: Scene, kind: Kind, view: str, *, format_: str, scale: Scale, colours: str = "viridis") -> bytes:
+def draw(scene: Scene, kind: Kind, view: str, *, format_: str, scale: Scale) -> bytes:
     """The picture as bytes.
 
     Raises:
@@ -158,15 +157,15 @@ def draw(scene: Scene, kind: Kind, view: str, *, format_: str, scale: Scale, col
         )
     with style(axes__unicode_minus=False, font__size=11):
         if view == "summary":
-            figure = _summary(attention, colours)
+            figure = _summary(attention)
         elif scene.reading.pixels is not None:
-            figure = _image(scene, attention, view, colours)
+            figure = _image(scene, attention, view)
         elif view == "model":
-            figure = _model(attention, scale, colours)
+            figure = _model(attention, scale)
         elif view == "rollout":
-            figure = _rollout(scene, attention, scale, colours)
+            figure = _rollout(scene, attention, scale)
         else:
-            figure = _heads(attention, scale, colours)
+            figure = _heads(attention, scale)
         figure.suptitle(visible(heading(scene, kind)), fontsize=12)
         note = ". ".join(scene.rollout_notes(kind)) if view == "rollout" else CAUTION
         lines = textwrap.wrap(note, round(NOTE_LETTERS * figure.get_figwidth()))
@@ -177,7 +176,7 @@ def draw(scene: Scene, kind: Kind, view: str, *, format_: str, scale: Scale, col
 # --- views -----------------------------------------------------------------------------------------------------------
 
 
-def _heads(attention: Attention, scale: Scale, colours: str) -> Figure:
+def _heads(attention: Attention, scale: Scale) -> Figure:
     panels = [
         (layer, head, matrix)
         for layer in attention.layers
@@ -196,7 +195,7 @@ def _heads(attention: Attention, scale: Scale, colours: str) -> Figure:
     image = None
     for number, (layer, head, matrix_TS) in enumerate(panels):
         axes = figure.add_subplot(rows, columns, number + 1)
-        image = paint_matrix(axes, matrix_TS, layer.visible_TS, scale, norm, colours)
+        image = paint_matrix(axes, matrix_TS, layer.visible_TS, scale, norm)
         name_tokens(axes, attention, width, height)
         name = "mean of heads" if head < 0 else f"head {head}"
         axes.set_title(f"layer {layer.number}, {name}", fontsize=9)
@@ -204,25 +203,25 @@ def _heads(attention: Attention, scale: Scale, colours: str) -> Figure:
     return figure
 
 
-def _rollout(scene: Scene, attention: Attention, scale: Scale, colours: str) -> Figure:
+def _rollout(scene: Scene, attention: Attention, scale: Scale) -> Figure:
     matrix_TS = scene.shown_rollout(attention.kind)
     width, height = size_of(attention, few=True)
     figure = Figure(figsize=(width, height + 0.6), layout="constrained")
     axes = figure.add_subplot()
     seen_TS = np.tril(np.ones(matrix_TS.shape, dtype=bool)) if attention.causal else np.ones(matrix_TS.shape, bool)
-    image = paint_matrix(axes, matrix_TS, seen_TS, scale, norm_of(scale, [matrix_TS]), colours)
+    image = paint_matrix(axes, matrix_TS, seen_TS, scale, norm_of(scale, [matrix_TS]))
     name_tokens(axes, attention, width, height)
     axes.set_title("attention rollout", fontsize=9)
     add_bar(figure, image, scale, [axes])
     return figure
 
 
-def _model(attention: Attention, scale: Scale, colours: str) -> Figure:
+def _model(attention: Attention, scale: Scale) -> Figure:
     norm = norm_of(scale, [layer.weights_HTS for layer in attention.layers])
     return _grid(
         attention,
         lambda axes, layer, matrix_TS: paint_matrix(
-            axes, blocks_of(matrix_TS), blocks_of(layer.visible_TS), scale, norm, colours, equal=False
+            axes, blocks_of(matrix_TS), blocks_of(layer.visible_TS), scale, norm, equal=False
         ),
         scale,
     )
@@ -253,7 +252,7 @@ def _grid(attention: Attention, paint: Callable[[Axes, Layer, np.ndarray], Any],
     return figure
 
 
-def _summary(attention: Attention, colours: str) -> Figure:
+def _summary(attention: Attention) -> Figure:
     rows, _ = summarise(attention)
     shown = [name for name in SUMMARISED if getattr(rows[0], name) is not None]
     layers = [layer.number for layer in attention.layers]
@@ -267,7 +266,9 @@ def _summary(attention: Attention, colours: str) -> Figure:
             values[layers.index(row.layer), heads.index(row.head)] = getattr(row, name)
         axes = figure.add_subplot(lines, columns, number + 1)
         top = None if name == "distance" else 1.0
-        image = axes.imshow(values, cmap=colour_map(colours), vmin=0, vmax=top, aspect="auto", interpolation="nearest")
+        image = axes.imshow(
+            values, cmap=colour_map("viridis"), vmin=0, vmax=top, aspect="auto", interpolation="nearest"
+        )
         axes.set_title(MEASURES[name], fontsize=9)
         axes.set_xlabel("head", fontsize=8)
         axes.set_ylabel("layer", fontsize=8)
@@ -277,7 +278,7 @@ def _summary(attention: Attention, colours: str) -> Figure:
     return figure
 
 
-def _image(scene: Scene, attention: Attention, view: str, colours: str) -> Figure:
+def _image(scene: Scene, attention: Attention, view: str) -> Figure:
     """Maps over the patches, drawn on the image; of all heads, or of the rollout."""
     pixels = scene.reading.pixels
     assert pixels is not None
@@ -289,7 +290,7 @@ def _image(scene: Scene, attention: Attention, view: str, colours: str) -> Figur
         axes.set_yticks([])
         shares_YX = map_YX / (float(map_YX.max()) or 1.0)
         extent = (0, side, side, 0)
-        table = colour_map(colours)
+        table = colour_map("viridis")
         return axes.imshow(shares_YX, cmap=table, alpha=0.6, extent=extent, interpolation="nearest", vmin=0, vmax=1)
 
     if view == "rollout":

@@ -88,12 +88,11 @@ def render(
     top_k: int,
     max_bytes: float,
     head: str | None = None,
-    colours: str = "viridis",
 ) -> str:
     """The page as text.
 
     Args:
-        view, scale, top_k, head, colours: what it shows when it is opened. head: "mean"; None: the first.
+        view, scale, top_k, head: what it shows when it is opened. head: "mean"; None: the first.
         max_bytes: a larger page is an InputError.
     """
     start = {
@@ -102,7 +101,7 @@ def render(
         "scale": scale,
         "top": top_k,
         "head": head,
-        "colours": colours,
+        "colours": "viridis",
         "merge": scene.changes.merge_subwords,
         "hide": scene.changes.hide_special,
     }

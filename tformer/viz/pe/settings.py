@@ -19,7 +19,7 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     if "layout" in (field.name for field in fields(options))
 }
 ALL = ("all",)  # --compare all: every kind with a curve
-MAX_D_MODEL, MAX_POSITIONS, MAX_HEADS, MAX_DISTANCE = 8192, 4096, 256, 2**20
+MAX_D_MODEL, MAX_POSITIONS, MAX_HEADS = 8192, 4096, 256
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,6 @@ def check_settings(settings: Settings) -> None:
         ("--d-model", settings.d_model, 2, MAX_D_MODEL),
         ("--positions", 2 if settings.positions is None else settings.positions, 2, MAX_POSITIONS),
         ("--num-heads", settings.heads, 1, MAX_HEADS),
-        ("--clip", settings.clip, 1, MAX_POSITIONS),
-        ("--max-distance", settings.max_distance, 1, MAX_DISTANCE),
-        ("--grid", settings.grid, 2, 32),
     ):
         if not low <= value <= high:
             raise InputError(f"{name} {value}: expected {low} to {high:,}")
@@ -89,12 +86,6 @@ def check_settings(settings: Settings) -> None:
         raise InputError(
             f"rope turns pairs within a head: --d-model {settings.d_model} over --num-heads {settings.heads} is "
             f"{settings.d_model / settings.heads:g} a head, expected an even number"
-        )
-    if settings.buckets < 4:
-        raise InputError(f"--buckets {settings.buckets}: expected at least 4")
-    if settings.max_distance <= settings.buckets // 2:
-        raise InputError(
-            f"--max-distance {settings.max_distance}: expected more than half the buckets ({settings.buckets // 2})"
         )
     if settings.layout is not None:
         known = LAYOUTS.get(settings.encoding, ())

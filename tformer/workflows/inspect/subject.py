@@ -50,7 +50,6 @@ class Question:
     config: Path | None = None
     sets: Sequence[str] = ()
     vocab_size: int | None = None
-    num_labels: int | None = None
     batch_size: int | None = None
     seq_len: int | None = None
     precision: str | None = None
@@ -96,10 +95,10 @@ def read_subject(question: Question) -> Subject:
         checkpoint = open_checkpoint(path, question.which)
     recipe, notes = _recipe_of(question, checkpoint)
     recipe, assumed = _sized(recipe, question, checkpoint)
-    labels = question.num_labels or len(recipe.data.labels) or None
+    labels = len(recipe.data.labels) or None
     if labels is None and any(getattr(head, "num_labels", 1) is None for head in recipe.model.heads):
         labels = ASSUMED_LABELS
-        assumed.append(f"labels: {labels} are assumed (--num-labels)")
+        assumed.append(f"labels: {labels} are assumed (data.labels)")
     model = build_model(recipe.model, num_labels=labels, device="meta")
     generator = None
     if recipe.generator is not None:
