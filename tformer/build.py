@@ -5,7 +5,6 @@ Everything that two fields must agree on is checked here, with messages that nam
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -212,11 +211,10 @@ def _stack(model: Model, side: str, *, patches: PatchEmbedding | None) -> Stack:
     if side == "decoder" and model.encoder is not None:
         memory_dim = resolve_sizes(model, "encoder").d_model
     max_seq_len = patches.seq_len if patches is not None else model.max_seq_len
-    make_positions = _positions_maker(model, side, sizes, patches)
-    first = make_positions()
+    first = _positions(model, side, sizes, patches)
     positions: Positions | list[Positions] = first
     if first.per_layer:
-        positions = [first, *(make_positions() for _ in range(section.num_layers - 1))]
+        positions = [first, *(_positions(model, side, sizes, patches) for _ in range(section.num_layers - 1))]
     norm, layers = section.norm, layer_sections(section, path=f"model.{side}")
     blocks = [
         _block(layer, _sizes_of(layer, sizes), memory_dim, side=side, number=number, max_seq_len=max_seq_len)
@@ -257,8 +255,8 @@ def _fit_mechanisms(blocks: list[Block], layers: list[StackSection], positions: 
                 raise InputError(f"{path}.attention.{error}") from error
 
 
-def _positions_maker(model: Model, side: str, sizes: Sizes, patches: PatchEmbedding | None) -> Callable[[], Positions]:
-    section = _section(model, side)
+def _positions(model: Model, side: str, sizes: Sizes, patches: PatchEmbedding | None) -> Positions:
+    """The positions of a stack, or of one of its layers."""
     width = sizes.d_model if patches is not None or model.embedding.size is None else model.embedding.size
     grid, max_seq_len = None, model.max_seq_len
     if patches is not None:
@@ -266,14 +264,10 @@ def _positions_maker(model: Model, side: str, sizes: Sizes, patches: PatchEmbedd
     sizes_of_stack = PositionSizes(
         width, sizes.num_heads, sizes.head_dim, sizes.value_dim, max_seq_len, bidirectional=side == "encoder", grid=grid
     )
-
-    def make() -> Positions:
-        try:
-            return section.positions.build(sizes_of_stack)
-        except ValueError as error:
-            raise InputError(f"model.{side}.positions: {error}") from error
-
-    return make
+    try:
+        return _section(model, side).positions.build(sizes_of_stack)
+    except ValueError as error:
+        raise InputError(f"model.{side}.positions: {error}") from error
 
 
 def _block(

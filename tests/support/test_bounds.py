@@ -13,8 +13,9 @@ import tformer
 from tests.end_to_end.translate_runs import DECODER, build_run
 from tformer.decoding.settings import BeamSettings, GenerationSettings
 from tformer.recipe.load import load_recipe
+from tformer.support.bounds import COUNT, FLOAT, SEED, bound_of, expected_of
+from tformer.support.decoding import SETTINGS, Bound
 from tformer.support.errors import InputError
-from tformer.support.options import BOUNDS, COUNT, FLOAT, expected_of
 
 Cli = Callable[..., Any]
 NAN, INF = float("nan"), float("inf")
@@ -27,7 +28,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_bound_says_why() -> None:
-    assert all(bound.why and 0 < bound.least <= bound.most for bound in (*BOUNDS.values(), FLOAT, COUNT))
+    of_settings = [fact for facts in SETTINGS.values() for fact in facts if isinstance(fact, Bound)]
+    assert all(bound.why and 0 < bound.least <= bound.most for bound in (*of_settings, FLOAT, COUNT, SEED))
 
 
 def test_floats_are_bounded_by_what_float32_carries() -> None:
@@ -80,12 +82,12 @@ def test_whole_numbers_are_bounded_in_commands_and_recipes(value: int, run: Path
 
 @pytest.mark.parametrize("name", ["temperature", *PENALTIES[:1]])
 def test_the_extremes_that_are_allowed_generate(name: str, run: Path) -> None:
-    bound = BOUNDS.get(name, FLOAT)
+    bound = bound_of(name, 1.0)
     for value in (bound.least, bound.most):
         assert tformer.load(run).generate("ab", max_new_tokens=8, **{name: value}).text is not None
 
 
 def test_the_extremes_of_a_beam_are_finite(run: Path) -> None:
-    bound = BOUNDS["repetition_penalty"]
+    bound = bound_of("repetition_penalty", 1.0)
     for value in (bound.least, bound.most):
         tformer.load(run).generate("ab", max_new_tokens=8, beam_size=3, repetition_penalty=value)

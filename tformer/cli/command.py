@@ -12,7 +12,7 @@ import typer
 
 from tformer.cli.completion import completer
 from tformer.support.errors import InputError
-from tformer.support.options import Panel, declared_option, facts_of, flag_of, out_of_bounds
+from tformer.support.options import Panel, declared_option, facts_of, flag_of
 
 Options = TypeVar("Options")
 
@@ -77,6 +77,8 @@ def _parameter(field: Field[Any], hint: Any, kind: Any) -> inspect.Parameter:
 
 def _filled(options_type: Any, values: dict[str, Any]) -> Any:
     """The dataclass with the values from the command line; InputError, with the flag, for a ValueError of a field."""
+    from tformer.support.bounds import out_of_bounds
+
     hints = get_type_hints(options_type)
     filled = {}
     for field in fields(options_type):

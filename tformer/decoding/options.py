@@ -152,7 +152,11 @@ class GenerateOptions:
     quantize: Quantize = "none"
     compile: Annotated[
         Literal["auto", "on", "off"],
-        replace(COMPILE, help="Compile the decoding step (torch.compile); auto: on a GPU for long outputs."),
+        replace(
+            COMPILE,
+            metavar=None,
+            help="Compile the decoding step (torch.compile); auto: on a GPU for long outputs.",
+        ),
     ] = "auto"
 
     # --- what can be refused before a model is loaded -----------------------------------------------------------------

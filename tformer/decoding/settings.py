@@ -22,9 +22,10 @@ from typing import Any, Literal, Self, get_type_hints
 
 from tformer.recipe.sections import Generation
 from tformer.support import decoding as row
+from tformer.support.bounds import out_of_bounds
 from tformer.support.decoding import Must
 from tformer.support.errors import InputError
-from tformer.support.options import facts_of, out_of_bounds
+from tformer.support.options import facts_of
 
 FinishReason = Literal["eos", "stop", "length", "context", "interrupted"]
 
@@ -42,7 +43,7 @@ def length_penalty(length: int, *, alpha: float, kind: row.LengthPenaltyType) ->
 
 @cache
 def _conditions(settings: type) -> dict[str, Must]:
-    """What each value of the settings must be; `tformer.support.options` has the bounds of those that are numbers."""
+    """What each value of the settings must be; `tformer.support.bounds` has the bounds of numbers."""
     hints = get_type_hints(settings, include_extras=True)
     return {name: fact for name, hint in hints.items() for fact in facts_of(hint) if isinstance(fact, Must)}
 

@@ -28,6 +28,7 @@ from tformer.nn.heads import HeadOptions, Output
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.soft_targets import Projection, linear_divergence, soft_cross_entropy
 from tformer.nn.structured_dropout import SharedDraws
+from tformer.support.decoding import Use, keys_for
 from tformer.support.errors import InputError
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
@@ -65,18 +66,10 @@ LABEL_KEYS = (
     "data.valid_split",
 )
 IMAGE_KEYS = ("data.image_mean", "data.image_std", "data.augment")
-SOURCE_KEYS = ("generation.coverage_penalty", "generation.length_margin")
+SOURCE_KEYS = keys_for(Use.SOURCE)
 GENERATION_KEYS = (
-    "generation.beam_size",
-    "generation.length_penalty",
-    "generation.length_penalty_type",
-    "generation.stopping",
-    "generation.beam_groups",
-    "generation.diversity_penalty",
-    "generation.min_new_tokens",
-    "generation.at_limit",
-    "generation.suppress_tokens",
-    *SOURCE_KEYS,
+    *keys_for(Use.SEARCH, Use.SOURCE),
+    *("generation.min_new_tokens", "generation.at_limit", "generation.suppress_tokens"),
 )
 FORCED_TOKEN_KEYS = ("tokenizer.special_ids.forced_bos", "tokenizer.special_ids.forced_eos")
 DECODER_TOKEN_KEYS = ("tokenizer.special_ids.decoder_start", *FORCED_TOKEN_KEYS)

@@ -23,9 +23,9 @@ from tformer.recipe.schema import (
     value_at,
 )
 from tformer.recipe.yaml_text import KeyPath, describe
+from tformer.support.bounds import expected_of
 from tformer.support.errors import InputErrors
 from tformer.support.formatting import as_one_line
-from tformer.support.options import expected_of
 
 MAX_SHOWN = 5
 MODEL_HINT = "start from a preset (--preset NAME, or `preset: NAME` in the file), or describe model.decoder"
@@ -78,7 +78,7 @@ def raise_problems(problems: Sequence[Problem], where: Callable[[KeyPath], str])
 
 
 def unusable_values(data: Any, path: KeyPath = ()) -> Iterator[Problem]:
-    """Values that no key accepts: numbers outside `tformer.support.options`, text that is no Unicode."""
+    """Values that no key accepts: numbers outside `tformer.support.bounds`, text that is no Unicode."""
     if isinstance(data, dict | list):
         for key, item in data.items() if isinstance(data, dict) else enumerate(data):
             yield from unusable_values(item, (*path, str(key)))

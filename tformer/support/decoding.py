@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from annotated_types import Ge, Gt, Le, Lt  # of pydantic, which takes longer to import than a help text may
+from annotated_types import Ge, Gt, Le, Lt  # pydantic reads these; its own `Field` takes longer to import than help may
 
-from tformer.support.options import Panel
+from tformer.support.options import Option, Panel, as_keyword, facts_of
 
 BEAMS, SAMPLING, LENGTH = Panel("Beam search"), Panel("Sampling"), Panel("Length and repetition")
 MOST_TOKENS, MOST_BEAMS = 2**30, 2**20
 INFINITE = float("inf")
+Fact = TypeVar("Fact")
 
 
 class Use(Enum):
@@ -32,6 +33,19 @@ class Neutral(NamedTuple):
     """The value of an option that means the same as leaving it out."""
 
     value: Any
+
+
+class Bound(NamedTuple):
+    """The absolute value of a number: 0, or between `least` and `most`; `why` says what other numbers would do."""
+
+    least: float
+    most: float
+    why: str
+
+
+ROWS = Bound(1, 2**16, "each takes a row of a batch, and its memory")
+TOKENS = Bound(1, 2**30, "each token takes memory")
+PENALTY = Bound(1e-30, 1e30, "logits times it, or divided by it, must be finite in float32")
 
 
 class Must(NamedTuple):
@@ -55,12 +69,14 @@ MaxNewTokens = Annotated[
     int,
     Gt(0),
     Le(MOST_TOKENS),
+    TOKENS,
     LENGTH("--max-new-tokens", help="Maximum length of a completion in tokens."),
     Use.TEXT,
 ]
 MinNewTokens = Annotated[
     int,
     Ge(0),
+    TOKENS,
     LENGTH("--min-new-tokens", help="Minimum length of a completion in tokens."),
     Use.TEXT,
     Neutral(0),
@@ -86,6 +102,7 @@ RepetitionPenalty = Annotated[
     float,
     Gt(0),
     Must(lambda value: 0 < value < INFINITE, "above 0 (1 is off) and finite"),
+    PENALTY,
     LENGTH("--repetition-penalty", help="Above 1 makes tokens that were already used less likely."),
     Use.TEXT,
 ]
@@ -142,7 +159,14 @@ MinP = Annotated[
     Use.SAMPLE,
     Neutral(0),
 ]
-NumSamples = Annotated[int, SAMPLING("--num-samples", help="Number of completions per prompt."), Use.SAMPLE, Neutral(1)]
+NumSamples = Annotated[
+    int,
+    Gt(0),
+    ROWS,
+    SAMPLING("--num-samples", help="Number of completions per prompt."),
+    Use.SAMPLE,
+    Neutral(1),
+]
 Stop = Annotated[
     tuple[str, ...],
     Must(all, "texts that are not empty"),
@@ -160,11 +184,14 @@ BeamSize = Annotated[
     int,
     Gt(0),
     Le(MOST_BEAMS),
+    ROWS,
     BEAMS("--beam-size", metavar="B", help="Hypotheses kept at every step; 1 is greedy."),
     Use.SEARCH,
 ]
 NBest = Annotated[
     int,
+    Gt(0),
+    ROWS,
     BEAMS(
         "--n-best",
         metavar="N",
@@ -189,6 +216,7 @@ LengthPenaltyType = Annotated[
 CoveragePenalty = Annotated[
     float,
     Ge(0),
+    PENALTY,
     BEAMS(
         "--coverage-penalty",
         metavar="C",
@@ -215,6 +243,7 @@ BeamGroups = Annotated[
     Gt(0),
     Le(MOST_BEAMS),
     at_least(1, " (1 is off)"),
+    ROWS,
     BEAMS("--beam-groups", metavar="G", help="Divide the beam into G groups that choose different tokens."),
     Use.SEARCH,
 ]
@@ -222,6 +251,7 @@ DiversityPenalty = Annotated[
     float,
     Ge(0),
     Must(lambda value: 0 <= value < INFINITE, "at least 0 (0 is off) and finite"),
+    PENALTY,
     BEAMS(
         "--diversity-penalty",
         metavar="X",
@@ -230,3 +260,31 @@ DiversityPenalty = Annotated[
     Use.SEARCH,
     Neutral(0),
 ]
+
+# --- the whole table --------------------------------------------------------------------------------------------------
+
+SETTINGS: dict[str, tuple[Any, ...]] = {
+    as_keyword(fact.flags[0]): facts_of(row)
+    for row in list(globals().values())
+    for fact in facts_of(row)
+    if isinstance(fact, Option)
+}
+"""The facts of each row, by the name of its field."""
+
+
+def fact_of(name: str, kind: type[Fact]) -> Fact | None:
+    """The fact of this type in the row of a setting; None: the row has none, or the name is that of no setting."""
+    return next((fact for fact in SETTINGS.get(name, ()) if isinstance(fact, kind)), None)
+
+
+def least_of(name: str) -> int | None:
+    """The least value of a setting that only `Ge` or `Gt` bounds; None for others: `Must` has the words for them."""
+    if fact_of(name, Must) is not None:
+        return None
+    return 1 if fact_of(name, Gt) else 0 if fact_of(name, Ge) else None
+
+
+def keys_for(*uses: Use) -> tuple[str, ...]:
+    """The recipe's keys `generation.NAME` of the settings for one of these uses; `n_best` has none."""
+    names = (name for name, facts in SETTINGS.items() if any(use in facts for use in uses))
+    return tuple(f"generation.{name}" for name in names if name != "n_best")

@@ -36,6 +36,7 @@ SMALL = 160  # cells along a side of a small matrix; larger ones show the larges
 LABELLED = 64  # axes with at most this number of tokens name each
 NAME_LENGTH = 18
 SMALLEST_LOG = 1e-4
+COLOURS = colour_map("viridis")
 
 
 def paint_matrix(
@@ -56,7 +57,7 @@ def paint_matrix(
     axes.spines[:].set_color("#b9bfc6")
     return axes.imshow(
         np.ma.masked_where(~seen_TS, matrix_TS),
-        cmap=colour_map("RdBu_r" if signed else "viridis"),
+        cmap=colour_map("RdBu_r") if signed else COLOURS,
         norm=norm,
         aspect="equal" if equal else "auto",
         interpolation="nearest",
@@ -266,9 +267,7 @@ def _summary(attention: Attention) -> Figure:
             values[layers.index(row.layer), heads.index(row.head)] = getattr(row, name)
         axes = figure.add_subplot(lines, columns, number + 1)
         top = None if name == "distance" else 1.0
-        image = axes.imshow(
-            values, cmap=colour_map("viridis"), vmin=0, vmax=top, aspect="auto", interpolation="nearest"
-        )
+        image = axes.imshow(values, cmap=COLOURS, vmin=0, vmax=top, aspect="auto", interpolation="nearest")
         axes.set_title(MEASURES[name], fontsize=9)
         axes.set_xlabel("head", fontsize=8)
         axes.set_ylabel("layer", fontsize=8)
@@ -290,8 +289,7 @@ def _image(scene: Scene, attention: Attention, view: str) -> Figure:
         axes.set_yticks([])
         shares_YX = map_YX / (float(map_YX.max()) or 1.0)
         extent = (0, side, side, 0)
-        table = colour_map("viridis")
-        return axes.imshow(shares_YX, cmap=table, alpha=0.6, extent=extent, interpolation="nearest", vmin=0, vmax=1)
+        return axes.imshow(shares_YX, cmap=COLOURS, alpha=0.6, extent=extent, interpolation="nearest", vmin=0, vmax=1)
 
     if view == "rollout":
         figure = Figure(figsize=(6.4, 3.6), layout="constrained")

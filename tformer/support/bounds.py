@@ -1,0 +1,52 @@
+"""Bounds of numbers, by the name of the flag, keyword, setting or key of a recipe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tformer.support.decoding import Bound, fact_of, least_of
+
+FLOAT = Bound(2.0**-149, 3.4e38, "float32 holds no other number")
+COUNT = Bound(1, 10**12, "no training has more steps, tokens or ids")
+SEED = Bound(1, 2**63 - 1, "a seed has 64 bits")
+
+LEAST = {
+    **dict.fromkeys(("batch_size", "seq_len", "max_length", "max_tokens", "vocab_size", "top", "keep", "last"), 1),
+    **dict.fromkeys(("max_examples", "max_trials", "stop_at_step", "max_steps", "workers", "limit"), 1),
+    **dict.fromkeys(("seeds", "draws"), 1),
+    **dict.fromkeys(("seed", "max_restarts"), 0),
+    "eta": 2,
+}
+"""The least value of flags and keywords, other than settings of decoding; recipes have those of their schema."""
+
+
+def bound_of(name: str, value: float) -> Bound:
+    """Its own bound if it has one, else that of its type."""
+    own = SEED if name == "seed" else fact_of(name, Bound)
+    return own or (COUNT if isinstance(value, int) else FLOAT)
+
+
+def expected_of(name: str, value: object) -> str | None:
+    """What a number of this name must be, in words; None for one that is within its bounds, and for no number."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or value == 0:
+        return None
+    least, most, why = bound_of(name, value)
+    if least <= abs(value) <= most:
+        return None
+    if value != value or abs(value) == float("inf"):
+        return "a finite number"
+    if abs(value) < least:
+        return f"0 or at least {least:.3g} ({why})"
+    return ("at most " if value > 0 else "at least -") + (
+        f"{most:,}" if isinstance(value, int) else f"{most:g} ({why})"
+    )
+
+
+def out_of_bounds(name: str, given: Any) -> str | None:
+    """What is wrong with a flag, keyword or setting, such as "must be at least 1, found 0"; None if nothing is."""
+    for value in given if isinstance(given, list | tuple) else (given,):
+        least = LEAST.get(name, least_of(name))
+        is_low = least is not None and isinstance(value, int | float) and value < least
+        if expected := f"at least {least}" if is_low else expected_of(name, value):
+            return f"must be {expected}, found {value}"
+    return None
