@@ -213,31 +213,6 @@ def test_invalid_utf8_may_be_replaced(cli, random_run, tmp_path):
     assert cli("evaluate", random_run, "--data", path, "--invalid-utf8", "replace").code == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--stride", "0"], ["--stride", "16", "0"]),
-        (["--stride", "17"], ["--stride", "16", "17"]),
-        (["--batch-size", "0"], ["--batch-size", "0"]),
-        (["--precision", "int8"], ["int8"]),
-        (["--invalid-utf8", "ignore"], ["--invalid-utf8", "ignore"]),
-        (["--mistakes", "replace"], ["--mistakes", ".jsonl", "--invalid-utf8 replace"]),
-        (["--mistakes", "absent/wrong.tsv"], ["--mistakes", "absent"]),
-        (["--mistakes", "wrong.tsv"], ["--mistakes", "causal language model"]),
-        (["--label-column", "1"], ["--label-column", "causal language model"]),
-        (["--pseudo-perplexity"], ["--pseudo-perplexity", "causal language model"]),
-        (["--max-tokens", "5"], ["--max-tokens", "--pseudo-perplexity"]),
-        (["--data", "absent.txt"], ["absent.txt"]),
-    ],
-)
-def test_a_users_mistake_is_one_clear_line(cli, random_run, valid, arguments, words):
-    data = [] if "--data" in arguments else ["--data", valid]
-    outcome = cli("evaluate", random_run, *data, *arguments)
-    assert (outcome.code, outcome.out) == (2, ""), outcome.err
-    assert all(word in outcome.err for word in words), outcome.err
-    assert "Traceback" not in outcome.err
-
-
 def test_a_loss_that_is_no_number_is_exit_4(cli, random_run, valid, monkeypatch):
     figures = {"loss": math.nan, "perplexity": math.nan, "bits_per_byte": math.nan, "accuracy": 0.0, "tokens": 1}
     monkeypatch.setattr("tformer.tasks.text.evaluate_lm", lambda *_args, **_kwargs: figures)
@@ -353,10 +328,6 @@ def test_the_score_is_what_a_beam_reported(cli, random_run, tmp_path):
 
 
 def test_what_cannot_be_scored_is_one_clear_line(cli, random_run, files, tmp_path):
-    assert "--source" in refusal(cli("evaluate", random_run, "--score"))
-    assert "--score" in refusal(cli("evaluate", random_run, *files))
-    assert "--beam-size" in refusal(cli("evaluate", random_run, *files, "--score", "--beam-size", 3))
-    assert "--stride" in refusal(cli("evaluate", random_run, *files, "--score", "--stride", 3))
     long = write(tmp_path / "long", [*TARGETS[:2], "a" * 20, *TARGETS[3:]])
     message = refusal(cli("evaluate", random_run, *files[:3], long, "--score"))
     assert "prompts:3" in message and "28 tokens" in message and "17" in message

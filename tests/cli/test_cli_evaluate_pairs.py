@@ -299,38 +299,6 @@ def test_errors_are_written_the_surest_first(cli, run, tmp_path):
 # --- mistakes of the user ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--source", "a.en"], ["--source without --target"]),
-        (["--target", "a.de"], ["--target without --source"]),
-        (["PAIR", "--data", "x.tsv"], ["--data", "--source", "exclude"]),
-        (["PAIR", "--score", "--no-decode"], ["--score", "--no-decode", "exclude"]),
-        (["PAIR", "--score", "--beam-size", "3"], ["--beam-size", "--score"]),
-        (["PAIR", "--no-decode", "--mistakes", "wrong.tsv"], ["--mistakes", "--no-decode"]),
-        (["PAIR", "--beam-size", "0"], ["--beam-size", "at least 1, found 0"]),
-        (["PAIR", "--beam-size", "99"], ["99", "vocabulary of"]),
-        (["PAIR", "--length-penalty-type", "mean"], ["length_penalty_type", "mean"]),
-        (["PAIR", "--at-limit", "stop"], ["at_limit", "cut or end", "stop"]),
-        (["PAIR", "--score", "--at-limit", "end"], ["--at-limit", "--score"]),
-        (["PAIR", "--bleu-tokenize", "13b"], ["13b", "13a"]),
-        (["PAIR", "--stride", "3"], ["--stride", "a model of pairs"]),
-        (["PAIR", "--text-column", "3"], ["--text-column", "a model of pairs"]),
-        (["--source", "absent.en", "--target", "absent.de"], ["absent.en"]),
-    ],
-)
-def test_a_users_mistake_is_one_clear_line(cli, run, pair, arguments, words):
-    given = [*pair, *arguments[1:]] if arguments[0] == "PAIR" else arguments
-    message = refusal(cli("evaluate", run, *given))
-    assert all(word in message for word in words), message
-
-
-def test_files_of_different_length_are_refused_with_both_counts(cli, run, pair, tmp_path):
-    short = write(tmp_path / "short.de", TARGETS[:-1])
-    message = refusal(cli("evaluate", run, *pair[:3], short))
-    assert f"{len(SOURCES)} lines" in message and str(len(SOURCES) - 1) in message and "short.de" in message
-
-
 def test_moses_without_its_package_says_what_to_install(cli, run, pair, monkeypatch):
     import sys
 
@@ -342,10 +310,6 @@ def test_the_file_of_mistakes_never_replaces_what_is_read(cli, run, tmp_path):
     table = write(tmp_path / "pairs.tsv", ["source\ttarget", "abc\tcba"])
     message = refusal(cli("evaluate", run, "--data", table, "--mistakes", table))
     assert "would replace" in message and table.read_text() == "source\ttarget\nabc\tcba\n"
-
-
-def test_options_of_pairs_mean_nothing_to_other_models(cli, random_run, pair):
-    assert "--source" in refusal(cli("evaluate", random_run, *pair))
 
 
 @pytest.mark.parametrize("kind", ["span_corruption", "denoising"])

@@ -101,11 +101,6 @@ def test_one_input_line_gives_one_output_line_in_order(cli, random_run, prompts)
     assert any("\n" in document["text"] for document in documents), "the test needs a line end inside an output"
 
 
-def test_the_batch_size_changes_nothing(cli, random_run, prompts):
-    outputs = {cli("generate", random_run, "--input", prompts, "--batch-size", size).out for size in (1, 2, 16)}
-    assert len(outputs) == 1
-
-
 def test_standard_input_gives_prompts(cli, random_run, prompts, monkeypatch):
     from_file = cli("generate", random_run, "--input", prompts)
     with prompts.open() as file:
@@ -156,36 +151,6 @@ def test_generation_beyond_the_context_slides_or_ends(cli, random_run):
     assert len(slid["completions"][0]["ids"]) == 100
     assert ended["finish_reason"] == "context"
     assert len(ended["completions"][0]["ids"]) == 14
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--temperature", "-1"], ["temperature", "-1"]),
-        (["--temperature", "nan"], ["temperature", "nan"]),
-        (["--top-p", "0"], ["top_p", "0"]),
-        (["--max-new-tokens", "0"], ["--max-new-tokens", "0"]),
-        (["--num-samples", "0"], ["--num-samples", "0"]),
-        (["--batch-size", "0"], ["--batch-size", "0"]),
-        (["--greedy", "--temperature", "0.5"], ["--greedy", "--temperature"]),
-        (["--prompt", "a", "--input", "b"], ["--prompt", "--input"]),
-        (["--input", "x.txt", "--num-samples", "2"], ["--num-samples", "--json"]),
-        (["--input", "absent.txt"], ["absent.txt"]),
-        (["--context", "wrap"], ["context", "wrap"]),
-        (["--invalid-utf8", "ignore"], ["--invalid-utf8", "ignore"]),
-        (["--precision", "bf61"], ["bf61", "bf16"]),
-        (["--device", "tpu"], ["tpu"]),
-        (["--checkpoint", "step-99"], ["99"]),
-        (["--stop", ""], ["stop"]),
-        (["--output", "/no/such/place/out.txt"], ["/no/such/place"]),
-    ],
-)
-def test_a_users_mistake_is_one_clear_line(cli, random_run, arguments, words):
-    outcome = cli("generate", random_run, *arguments)
-    assert (outcome.code, outcome.out) == (2, ""), outcome.err
-    [message] = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
-    assert all(word in outcome.err for word in words), outcome.err
-    assert "Traceback" not in outcome.err and message
 
 
 def test_without_any_run_the_message_says_how_to_get_one(cli, tmp_path, monkeypatch):

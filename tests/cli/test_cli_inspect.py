@@ -15,42 +15,6 @@ from tformer.workflows.inspect.text import report_lines, trace_lines
 Cli = Callable[..., Any]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["run", "--arch", "gpt"], "RUN and --arch exclude each other"),
-        (["--arch", "gpt", "--shapes", "--verify"], "--shapes and --verify exclude each other"),
-        (["--arch", "gpt", "--verify"], "--verify checks files as they are: omit --arch"),
-        (["run", "--verify", "--set", "seed=1"], "--verify checks files as they are: omit --set"),
-        (["run", "--text", "a"], "--text is for --shapes"),
-        (["run", "--text2", "a"], "--text2 is for --shapes"),
-        (["run", "--image", "a.png"], "--image is for --shapes"),
-        (["run", "--shapes", "--text", "a", "--seq-len", "8"], "--text sets the length: omit --seq-len"),
-        (["--arch", "vit", "--shapes", "--image", "a.png"], "--image needs a run: omit --arch"),
-        (["run", "-o", "a.html"], "a.html: a page is for --shapes, which is missing"),
-        (["--arch", "gpt", "--shapes", "--text", "a"], "--text needs a run: omit --arch"),
-        (["--arch", "gpt", "--depth", -1], "--depth -1: it must be at least 0"),
-        (["--arch", "gpt", "--shapes", "--depth", 2], "--depth 2: it must be at least 0, and is for the tree"),
-        (["--arch", "gpt", "--batch-size", 0], "--batch-size must be at least 1, found 0"),
-        (["--arch", "gpt", "--vocab-size", 10**23], "--vocab-size must be at most 1,000,000,000,000"),
-        (["--arch", "llama", "--shapes", "--seq-len", 10**9], "1 examples of 1,000,000,000 positions are too many"),
-        (["--arch", "gpt", "--draw", "pdf"], "--draw: found 'pdf', expected mermaid"),
-        (["--arch", "gpt", "-o", "x.png"], "x.png: unknown suffix, expected one of .mmd"),
-        (["--arch", "gpt", "--precision", "fp8"], "--precision: found 'fp8'"),
-        (["--arch", "gpt", "--device", "tpu"], "--device: found 'tpu', expected auto, cpu or cuda"),
-        (["--arch", "gtp"], "unknown arch 'gtp'"),
-        (["--arch", "gpt", "--preset", "small", "--seq-len", 5000], "the model has 1024 learned positions"),
-        (["--arch", "vit", "--preset", "mnist", "--seq-len", 9], "an image of this model always has 49 positions"),
-        (["missing"], "missing does not exist"),
-    ],
-)
-def test_bad_usage_is_one_line_and_exit_2(words: list[object], message: str, cli: Cli) -> None:
-    outcome = cli("inspect", *words)
-    assert outcome.code == 2 and outcome.out == "", outcome.err
-    [line] = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
-    assert message in line
-
-
 def test_a_recipe_needs_no_tokenizer(cli: Cli) -> None:
     outcome = cli("inspect", "--arch", "gpt", "--preset", "small", "--depth", 1)
     assert outcome.code == 0 and "124,439,808" in outcome.out and outcome.err == ""
@@ -124,10 +88,6 @@ def test_shapes_of_a_text(cli: Cli, random_run: Path) -> None:
     outcome = cli("inspect", random_run, "--shapes", "--text", "abc fed")
     assert outcome.code == 0 and "1×2×6×6" in outcome.out, outcome.out + outcome.err
     assert "input   a b c ␣ f e\nlabels  b c ␣ f e d\n" in outcome.out, "six inputs, each with its label"
-    outcome = cli("inspect", random_run, "--shapes", "--text", "a" * 40)
-    assert outcome.code == 2 and "--text has 40 tokens, the model reads 16" in outcome.err
-    outcome = cli("inspect", random_run, "--shapes", "--text", "")
-    assert outcome.code == 2 and "no tokens" in outcome.err
 
 
 def test_a_batch_of_an_example_takes_no_memory(cli: Cli, random_run: Path) -> None:

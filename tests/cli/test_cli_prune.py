@@ -15,54 +15,6 @@ from tformer.workflows.prune.plan import Plan
 Cli = Callable[..., Any]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--rate", 0.5], "--out is missing"),
-        (["--out", "new"], "nothing to prune: give one of --keep-layers"),
-        (["--out", "new", "--rate", 0.5, "--keep", 2], "--keep and --rate exclude each other"),
-        (["--out", "new", "--keep-layers", "0", "--drop-layers", "1"], "--keep-layers and --drop-layers exclude"),
-        (["--out", "new", "--rate", 1], "--rate must be above 0 and below 1, found 1"),
-        (["--out", "new", "--rate", -0.5], "--rate must be above 0 and below 1, found -0.5"),
-        (["--out", "new", "--rate", "nan"], "--rate must be a finite number, found nan"),
-        (["--out", "new", "--keep", 0], "--keep must be at least 1, found 0"),
-        (["--out", "new", "--keep", 2, "--strategy", "best"], "Invalid value for '--strategy': 'best' is not one of"),
-        (["--out", "new", "--drop-layers", "1", "--strategy", "search"], "--strategy search needs --keep N or --rate"),
-        (
-            ["--out", "new", "--keep", 2, "--stack", "both ends"],
-            "Invalid value for '--stack': 'both ends' is not one of",
-        ),
-        (
-            ["--out", "new", "--drop-layers", "1,x"],
-            "--drop-layers: expected numbers of layers such as 0,2,4, found 'x'",
-        ),
-        (["--out", "new", "--drop-layers", ""], "--drop-layers: expected numbers of layers"),
-        (
-            ["--out", "new", "--drop-heads", "1.5"],
-            "--drop-heads: expected a share between 0 and 1, or a number of heads",
-        ),
-        (
-            ["--out", "new", "--drop-heads", "few"],
-            "--drop-heads: expected a share between 0 and 1, or a number of heads",
-        ),
-        (["--out", "new", "--drop-heads", "0"], "--drop-heads: expected a share between 0 and 1, or a number of heads"),
-        (
-            ["--out", "new", "--drop-heads", "0.3", "--heads-per-layer", "odd"],
-            "Invalid value for '--heads-per-layer': 'odd' is not one of",
-        ),
-        (["--out", "new", "--rate", 0.5, "--heads-per-layer", "free"], "--heads-per-layer needs --drop-heads"),
-        (["--out", "new", "--rate", 0.5, "--max-trials", 9], "--max-trials needs --strategy search"),
-        (["--out", "new", "--rate", 0.5, "--max-examples", 0], "--max-examples must be at least 1, found 0"),
-        (["--out", "new", "--rate", 0.5, "--source", "a"], "--source without --target"),
-    ],
-)
-def test_bad_usage_is_one_line_and_exit_2(words: list[object], message: str, cli: Cli, tmp_path: Path) -> None:
-    outcome = cli("prune", tmp_path / "missing", *words)
-    assert outcome.code == 2 and outcome.out == "", outcome.err
-    [line] = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
-    assert message in line
-
-
 def test_options_of_a_plan() -> None:
     plan = Plan(keep=3, strategy="search", max_trials=7, heads="0.25")
     plan.check()
@@ -76,38 +28,6 @@ def test_options_of_a_plan() -> None:
 @pytest.fixture
 def deep_run(make_run: Callable[..., Path]) -> Path:
     return make_run(RECIPE.replace("num_layers: 1", "num_layers: 3"))
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--drop-layers", "3"], "--drop-layers: the decoder has no layer 3: its layers are 0 to 2"),
-        (["--keep-layers", "0,1,2"], "nothing would be removed: the decoder has 3 layers"),
-        (["--drop-layers", "0,1,2"], "--drop-layers: no layer of the decoder is left"),
-        (["--keep", "4"], "--keep 4: the decoder has 3 layers"),
-        (["--keep", "2", "--stack", "encoder"], "--stack encoder: the model has no encoder"),
-        (["--keep", "2", "--strategy", "learned"], "--strategy learned: model.decoder.layerdrop"),
-        (["--keep", "2", "--label-column", "label"], "--label-column has no meaning here"),
-        (["--drop-heads", "5"], "--drop-heads 5: at most 3 of 6 heads can be removed"),
-    ],
-)
-def test_what_does_not_fit_the_model_is_one_line_and_nothing_is_written(
-    words: list[str], message: str, cli: Cli, deep_run: Path, text_file: Path, tmp_path: Path
-) -> None:
-    outcome = cli("prune", deep_run, *words, "--data", text_file, "--out", tmp_path / "new")
-    assert outcome.code == 2 and message in outcome.err, outcome.err
-    assert not (tmp_path / "new").exists()
-
-
-def test_an_existing_folder_stays(cli: Cli, deep_run: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    outcome = cli("prune", deep_run, "--rate", 0.5, "--no-evaluate", "--out", tmp_path / "file")
-    assert outcome.code == 2 and "exists already" in outcome.err and (tmp_path / "file").read_text() == "mine"
-
-
-def test_a_model_of_one_layer_has_none_to_spare(cli: Cli, random_run: Path, tmp_path: Path) -> None:
-    outcome = cli("prune", random_run, "--rate", 0.5, "--no-evaluate", "--out", tmp_path / "new")
-    assert outcome.code == 2 and "the decoder has 1 layer, which must stay" in outcome.err
 
 
 def test_missing_data_says_how_to_go_without(cli: Cli, deep_run: Path, tmp_path: Path) -> None:

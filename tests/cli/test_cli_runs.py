@@ -91,19 +91,3 @@ def test_what_others_wrote_cannot_steer_the_terminal(tmp_path: Path, cli: Callab
     assert outcome.code == 0 and "\x1b" not in outcome.out and "\\x1b[31mred\\nrun" in outcome.out
     [found] = json.loads(cli("runs", "list", tmp_path, "--json").out)
     assert found["run"].endswith("\x1b[31mred\nrun")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["list", "--sort", "metrc"], "--sort: found 'metrc'"),
-        (["list", "--limit", "0"], "--limit must be at least 1, found 0"),
-        (["list", "nowhere"], "nowhere does not exist"),
-        (["show", "nowhere"], "nowhere does not exist"),
-        (["compare", "nowhere", "elsewhere"], "nowhere does not exist"),
-    ],
-)
-def test_mistakes_are_one_line(arguments: list[str], words: str, cli: Callable[..., Any]) -> None:
-    outcome = cli("runs", *arguments)
-    assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err.startswith("error: ") and words in outcome.err and "Traceback" not in outcome.err

@@ -50,38 +50,6 @@ def test_a_dry_run_of_halving_states_rungs_and_budget(tiny_recipe: Path, cli: Ca
     assert (ladder["eta"], ladder["steps"], ladder["grid_steps"]) == (2, 3 * 6 + 6, 36)
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--out", "o", "--eta", "2"], "--eta 2 has no effect without --halving"),
-        (["--out", "o", "--halving", "--eta", "1"], "--eta must be at least 2, found 1"),
-        (["--out", "o", "--draws", "0"], "--draws must be at least 1, found 0"),
-        (["--out", "o", "--halving"], "halving: found 1 variant, expected at least 3"),
-        (["--out", "o", "--halving", *VARY, "--max-minutes", "1"], "halving: found a limit of minutes"),
-        (["--out", "o", "--", "--stop-at-step", "4"], "--stop-at-step: a sweep sets this flag"),
-        ([], "--out is missing"),
-        (["--out", "o", "--seeds", "0"], "--seeds must be at least 1, found 0"),
-        (["--out", "o", "--vary", "optimizer.lr"], "--vary: found 'optimizer.lr'"),
-        (["--out", "o", "--vary", "optimizer.lr=fast"], "lr fast: --set: optimizer.lr: found the text 'fast'"),
-        (["--out", "o", "--plan", "tears"], "--plan and --config exclude each other"),
-        (["--out", "o", "--", "--frobnicate", "1"], "No such option: --frobnicate"),
-        (["--out", "o", "--", "--seed", "1"], "--seed: a sweep sets this flag"),
-        (["--out", "o", "stray"], "unexpected extra argument"),
-        (["--out", "o", "--evaluate", "test=--nonsense"], "evaluate test: No such option: --nonsense"),
-        (["--out", "o", "--evaluate", "test=--beam-size x"], "evaluate test: Invalid value"),
-        (["--out", "o", "--evaluate", "test"], "--evaluate: found 'test'"),
-    ],
-)
-def test_mistakes_are_one_line_before_any_training(
-    words: list[str], told: str, tiny_recipe: Path, tmp_path: Path, cli: Callable[..., Any], monkeypatch: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    outcome = cli("sweep", "--config", tiny_recipe, *words)
-    assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err.startswith("error: ") and told in outcome.err and "Traceback" not in outcome.err
-    assert len(outcome.err.splitlines()) <= 2 and not (tmp_path / "o").exists()
-
-
 def test_seeds_and_steps_of_the_command_line_are_the_plans(
     tmp_path: Path, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

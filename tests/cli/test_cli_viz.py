@@ -129,31 +129,6 @@ def test_what_is_no_number_is_one_line(text: str) -> None:
         parse_numbers(text, "--layers")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "there is no input"),
-        (["--text", "a", "--attention", "encodr"], "--attention encodr: unknown"),
-        (["--text", "a", "--view", "neuron"], "--view neuron: unknown"),
-        (["--text", "a", "--scale", "cube"], "--scale cube: unknown"),
-        (["--text", "a", "--layers", "x"], "--layers x: expected numbers and ranges like 0,3-5"),
-        (["--text", "a", "--heads", "mode"], "--heads mode: expected numbers and ranges like 0,3-5, or mean"),
-        (["--text", "a", "--top-k", "0"], "--top-k must be at least 1, found 0"),
-        (["--text", "a", "--max-tokens", "0"], "--max-tokens must be at least 1, found 0"),
-        (["--text", "a", "--max-megabytes", "0"], "--max-megabytes must be above 0"),
-        (["--text", "a", "--image", "b.png"], "--image and --text exclude each other"),
-        (["--text", "a", "--format", "pdf"], "--format pdf: unknown"),
-        (["--text", "a", "-o", "a.pdf"], "a.pdf has the suffix .pdf"),
-        (["--text", "a", "-o", "a"], "a has no suffix"),
-    ],
-)
-def test_mistakes_are_one_line_and_exit_code_2(arguments: list[str], words: str, cli: Callable[..., Any]) -> None:
-    outcome = cli("viz-attention", "runs/x", *arguments)
-    assert outcome.code == 2 and outcome.out == ""
-    [error, *hint] = outcome.err.splitlines()
-    assert error.startswith("error: ") and words in error and len(hint) <= 1
-
-
 SMALL = ("--d-model", 16, "--positions", 12)
 
 
@@ -202,44 +177,6 @@ def test_every_fixed_kind_needs_no_model(encoding: str, cli: Callable[..., Any])
     outcome = cli("viz-pe", "--encoding", encoding, *SMALL, "--num-heads", 2, "--format", "json")
     document = json.loads(outcome.out)
     assert outcome.code == 0 and document["encoding"] == encoding and document["run"] is None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--encoding", "ropes"], "--encoding ropes: unknown"),
-        (["--d-model", "9"], "--d-model 9 is odd"),
-        (["--view", "spiral"], "--view spiral: sinusoidal has no such view"),
-        (["--encoding", "learned"], "shows what a model has learned: name one"),
-        (["--encoding", "t5_bias", "--view", "bias"], "shows what a model has learned"),
-        (["-o", "a.gif"], "a.gif has the suffix .gif"),
-        (["--format", "pdf"], "--format pdf: unknown"),
-        (["--dims", "1,two"], "--dims 1,two: expected whole numbers"),
-        (["--dims", "512", "--view", "waves"], "--dims 512: there is no such dimension"),
-        (["--compare", "rope,spiral"], "--compare spiral: unknown"),
-        (["--compare", "rope,"], "--compare (nothing): unknown"),
-        (["--layer", "3"], "--layer names a part of a run"),
-        (["--compare", "rope,shaw"], "--compare shaw: it has no curve"),
-        (["--stack", "encoder"], "--stack names a part of a run"),
-        (["--run", "no/such/run"], "no/such/run"),
-        (["--layout", "diagonal"], "--layout diagonal: expected"),
-    ],
-)
-@pytest.mark.parametrize("format_", ["html", "json"])
-def test_mistakes_are_one_line_and_leave_nothing(
-    arguments: list[str],
-    words: str,
-    format_: str,
-    cli: Callable[..., Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    extra = [] if {"-o", "--format"} & set(arguments) else ["--format", format_]
-    outcome = cli("viz-pe", *arguments, *extra)
-    assert outcome.code == 2 and outcome.out == "" and words in outcome.err
-    assert outcome.err.startswith("error: ") and len(outcome.err.splitlines()) <= 2
-    assert not os.listdir(tmp_path)
 
 
 def test_what_cannot_be_written_is_exit_code_3(cli: Callable[..., Any]) -> None:

@@ -210,51 +210,6 @@ def test_images(cli: Cli, encoder_run: Runs, tmp_path: Path) -> None:
     assert whole == ["dark"] * 20 + ["light"] * 20
 
 
-@pytest.mark.parametrize(
-    ("kind", "arguments", "words"),
-    [
-        ("single", ["--text", "a", "--text2", "b"], ["--text2", "single texts"]),
-        ("single", ["--input", "rows.tsv", "--text2-column", "b"], ["--text2-column", "single texts"]),
-        ("pair", ["--input", "rows.tsv"], ["text_a", "--text-column"]),
-        ("single", ["--image", "a.png"], ["texts, not images"]),
-        ("single", ["--text", "a", "--input", "rows.tsv"], ["--text", "--input"]),
-        ("single", ["--text2", "b"], ["--text2 needs --text"]),
-        ("single", ["--input", "absent.txt"], ["absent.txt"]),
-        ("single", ["--input", "latin.txt"], ["latin.txt:2", "--invalid-utf8 replace"]),
-        ("single", ["--text", "a", "--top-k", "0"], ["--top-k", "0"]),
-        ("single", ["--text", "a", "--threshold", "2"], ["--threshold", "2"]),
-        ("single", ["--text", "a", "--threshold", "0.5"], ["--threshold", "multi-label"]),
-        ("single", ["--text", "a", "--batch-size", "0"], ["--batch-size", "0"]),
-        ("single", ["--text", "a", "--precision", "int3"], ["int3"]),
-        ("single", ["more", "--text", "a"], ["unexpected argument 'more'"]),
-        ("pair", ["--text", "a"], ["pairs", "--text2"]),
-        ("pair", ["--input", "one.txt"], ["one.txt:1", "tab"]),
-        ("score", ["--text", "a", "--top-k", "2"], ["--top-k", "score"]),
-        ("image", ["--text", "a"], ["images, not texts"]),
-        ("image", ["--image", "one.txt"], ["one.txt"]),
-        ("masked", ["--text", "a"], ["classifier", "masked_lm"]),
-    ],
-)
-def test_a_users_mistake_is_one_clear_line(
-    kind: str,
-    arguments: list[str],
-    words: list[str],
-    cli: Cli,
-    encoder_run: Runs,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    (tmp_path / "rows.tsv").write_text("text\ttext2\na\tb\n")
-    (tmp_path / "one.txt").write_text("only one\n")
-    (tmp_path / "latin.txt").write_bytes(b"good\nb\xe9d\n")
-    monkeypatch.chdir(tmp_path)
-    outcome = cli("classify", encoder_run(kind), *arguments)
-    assert (outcome.code, outcome.out) == (2, ""), outcome.err
-    message = outcome.err[outcome.err.index("error: ") :]
-    assert all(word in message for word in words), message
-    assert "Traceback" not in message and len(message.splitlines()) <= 2
-
-
 @pytest.mark.parametrize(("option", "kind"), [("--input", "single"), ("--image", "image")])
 def test_answers_never_replace_the_input(
     option: str, kind: str, cli: Cli, encoder_run: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -158,50 +158,6 @@ def test_pseudo_perplexity(cli: Cli, figures: Callable[..., dict[str, Any]], enc
     assert {"loss", "accuracy", "pseudo_perplexity"} <= {line.split()[0] for line in shown.splitlines()}
 
 
-@pytest.mark.parametrize(
-    ("kind", "arguments", "words"),
-    [
-        ("single", ["--data", "unknown.tsv"], ["unknown.tsv:3", "plant", "animal, tool"]),
-        ("single", ["--data", "pairs.tsv", "--text2-column", "text2"], ["pairs.tsv", "two texts", "single texts"]),
-        ("pair", ["--data", "unknown.tsv"], ["unknown.tsv", "text_a", "--text-column"]),
-        ("single", ["--data", "unlabelled.tsv"], ["unlabelled.tsv", "words"]),
-        ("single", ["--data", "uneven.tsv"], ["uneven.tsv:3", "2 fields", "3"]),
-        ("single", ["--data", "latin.tsv"], ["latin.tsv:2", "--invalid-utf8 replace"]),
-        ("single", ["--stride", "4"], ["--stride"]),
-        ("single", ["--pseudo-perplexity"], ["--pseudo-perplexity"]),
-        ("single", ["--mistakes", "replace"], [".tsv", "--invalid-utf8 replace"]),
-        ("single", ["--mistakes", "nowhere/wrong.tsv"], ["nowhere"]),
-        ("score", ["--data", "unknown.tsv", "--label-column", "label"], ["unknown.tsv:2", "animal"]),
-        ("masked", ["--mistakes", "wrong.tsv"], ["--mistakes", "masked language model"]),
-        ("masked", ["--max-tokens", "4"], ["--max-tokens"]),
-        ("electra", ["--pseudo-perplexity"], ["--pseudo-perplexity"]),
-        ("image", ["--text-column", "x"], ["--text-column", "model of images"]),
-        ("image", ["--label-column", "x"], ["--label-column", "model of images"]),
-        ("image", ["--invalid-utf8", "replace"], ["--invalid-utf8", "model of images"]),
-    ],
-)
-def test_a_users_mistake_is_one_clear_line(
-    kind: str,
-    arguments: list[str],
-    words: list[str],
-    cli: Cli,
-    encoder_run: Runs,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    write_table(tmp_path / "unknown.tsv", ("label", "text"), [("animal", "the cat"), ("plant", "the oak")])
-    write_table(tmp_path / "pairs.tsv", ("label", "text", "text2"), [("animal", "the cat", "the dog")])
-    write_table(tmp_path / "unlabelled.tsv", ("words", "text"), [("a", "the cat")])
-    write_table(tmp_path / "uneven.tsv", ("label", "text"), [("animal", "the cat"), ("animal", "the cat", "more")])
-    (tmp_path / "latin.tsv").write_bytes(b"label\ttext\nanimal\tb\xe9te\n")
-    monkeypatch.chdir(tmp_path)
-    outcome = cli("evaluate", encoder_run(kind), *arguments)
-    assert (outcome.code, outcome.out) == (2, ""), outcome.err
-    message = outcome.err[outcome.err.index("error: ") :]
-    assert all(word in message for word in words), message
-    assert "Traceback" not in message and len(message.splitlines()) <= 2
-
-
 def test_a_mask_is_filled(cli: Cli, encoder_run: Runs) -> None:
     run = encoder_run("masked")
     outcome = cli("generate", run, "--prompt", "the [MASK] and the dog")
@@ -233,20 +189,6 @@ def test_each_line_with_masks_is_one_line_of_answers(cli: Cli, encoder_run: Runs
     prompts.write_text("the [MASK]\nno mask\n")
     outcome = cli("generate", encoder_run("masked"), "--input", prompts)
     assert outcome.code == 2 and f"{prompts}:2" in outcome.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        (["--prompt", "no mask here"], "[MASK]"),
-        ([], "--prompt"),
-        (["--prompt", "[MASK]", "--temperature", "0.5"], "--temperature"),
-        (["--prompt", "[MASK]", "--top-k", "0"], "--top-k"),
-    ],
-)
-def test_what_cannot_be_filled(arguments: list[str], word: str, cli: Cli, encoder_run: Runs) -> None:
-    outcome = cli("generate", encoder_run("masked"), *arguments)
-    assert (outcome.code, outcome.out) == (2, "") and word in outcome.err
 
 
 MakeRun = Callable[..., Path]
@@ -391,20 +333,3 @@ def test_masked_and_labelled_texts_have_a_length_too(cli: Cli, encoder_run: Call
         assert cli("evaluate", run, "--data", data, "--seq-len", 8).code == 0
         message = refusal(cli("evaluate", run, "--data", data, "--seq-len", 25))
         assert message == "error: --seq-len: found 25, the model has 24 learned positions"
-
-
-@pytest.mark.parametrize("value", [0, -3])
-def test_a_length_is_at_least_one(value: int, cli: Cli, random_run: MakeRun, text: Path) -> None:
-    run = random_run(with_positions(DECODER, "rope"))
-    assert "--seq-len must be at least 1" in refusal(cli("evaluate", run, "--data", text, "--seq-len", value))
-
-
-def test_new_tokens_have_no_meaning_where_nothing_is_written(
-    cli: Cli, random_run: MakeRun, long_pairs: Path, text: Path
-) -> None:
-    pairs, decoder = random_run(with_positions(SEQ2SEQ, "rope")), random_run(with_positions(DECODER, "rope"))
-    for words in ((pairs, "--data", long_pairs, "--no-decode"), (decoder, "--data", text)):
-        assert "--max-new-tokens has no meaning" in refusal(cli("evaluate", *words, "--max-new-tokens", 9))
-    assert "--max-new-tokens must be at least 1, found 0" in refusal(
-        cli("evaluate", pairs, "--data", long_pairs, "--max-new-tokens", 0)
-    )

@@ -66,19 +66,6 @@ def test_standard_input_is_answered_line_by_line(cli: Cli, translator: Run) -> N
     process.stderr.close()
 
 
-def test_every_output_begins_with_the_target_prefix(cli: Cli, translator: Run, lines: Path, tmp_path: Path) -> None:
-    outcome = cli("generate", translator, "--input", lines, "--target-prefix", "ba")
-    assert outcome.code == 0, outcome.err
-    for line, answer in zip(LINES, outcome.out.split("\n"), strict=False):
-        assert answer.startswith("ba") if line.strip() else answer == ""
-    prefixes = tmp_path / "prefixes.txt"
-    starts = ["c", "x", "", "dd", "", "e", "f"]
-    prefixes.write_text("".join(start.replace("x", "a") + "\n" for start in starts))
-    found = documents(cli("generate", translator, "--input", lines, "--target-prefix-file", prefixes, "--json"))
-    for document in found:
-        assert document["text"].startswith(document["target_prefix"]) or not document["prompt"].strip()
-
-
 # --- interrupts -------------------------------------------------------------------------------------------------------
 
 
@@ -189,15 +176,6 @@ def test_a_beam_ends_with_the_context_and_a_long_prompt_is_cut_or_refused(cli: C
     assert "prompt 1 has 30 tokens" in refusal(cli(*common, "--prompt", "abc" * 10, "--context", "error"))
 
 
-def test_the_recipe_gives_the_beam_and_flags_override_it(cli: Cli, translator: Run) -> None:
-    common = ("generate", translator, "--prompt", "abc", "--json")
-    assert "beam 3" in cli(*common).err
-    assert documents(cli(*common)) == documents(cli(*common, "--beam-size", 3))
-    assert "beam 5" in cli(*common, "--beam-size", 5).err
-    greedy = documents(cli(*common, "--greedy"))
-    assert greedy == documents(cli(*common, "--beam-size", 1)) == documents(cli(*common, "--temperature", 0))
-
-
 def test_n_best_gives_index_score_and_text_best_first(cli: Cli, translator: Run, lines: Path) -> None:
     outcome = cli("generate", translator, "--input", lines, "--n-best", 3)
     assert outcome.code == 0, outcome.err
@@ -212,20 +190,6 @@ def test_n_best_gives_index_score_and_text_best_first(cli: Cli, translator: Run,
         assert scores == sorted(scores, reverse=True) and len(set(texts)) == len(texts)
         assert len(texts) == (3 if line.strip() else 1)
         assert texts[0] == best[index].replace("\t", "\\t")
-
-
-def test_json_holds_all_hypotheses_and_scores(cli: Cli, translator: Run, lines: Path) -> None:
-    found = documents(cli("generate", translator, "--input", lines, "--n-best", 2, "--json"))
-    assert [document["index"] for document in found] == list(range(len(LINES)))
-    assert [document["prompt"] for document in found] == LINES
-    for document in found:
-        first = document["completions"][0]
-        assert (document["text"], document["score"]) == (first["text"], first["score"])
-        for one in document["completions"]:
-            assert set(one) == {"text", "ids", "score", "logprob", "finish_reason"}
-            if one["ids"]:
-                length = len(one["ids"])
-                assert one["score"] == pytest.approx(one["logprob"] / length, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -274,15 +238,6 @@ def test_n_best_lists_a_text_once_for_each_group_that_found_it(cli: Cli, transla
     first, second = texts(0)
     assert first == second != ""
     assert len(texts(20)) == len(set(texts(20))) == 2
-
-
-def test_a_length_margin_holds(cli: Cli, translator: Run, lines: Path) -> None:
-    def lengths(*more: object) -> list[int]:
-        found = documents(cli("generate", translator, "--input", lines, "--json", *more))
-        return [len(document["completions"][0]["ids"]) for document in found if document["prompt"].strip()]
-
-    margins = lengths("--length-margin", 1, "--min-new-tokens", 8)
-    assert all(found <= len(line) + 1 for found, line in zip(margins, filter(str.strip, LINES), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -340,41 +295,6 @@ def test_each_side_may_have_its_own_vocabulary(cli: Cli, random_run: Callable[..
     assert documents(cli(*common)) == [document]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--n-best", 4], ["--n-best 4", "generation.beam_size 3"]),
-        (["--n-best", 4, "--beam-size", 3], ["--n-best 4", "--beam-size 3"]),
-        (["--n-best", 2, "--greedy"], ["--n-best 2", "--beam-size 1"]),
-        (["--beam-size", 40], ["beam", "40", "vocabulary", "17"]),
-        (["--beam-size", 0], ["--beam-size", "at least 1, found 0"]),
-        (["--beam-groups", 2], ["2", "3"]),
-        (["--at-limit", "stop"], ["--at-limit", "'cut', 'end'", "stop"]),
-        (["--stopping", "early"], ["--stopping", "exhaustive", "early"]),
-        (["--length-penalty-type", "wu"], ["--length-penalty-type", "'gnmt', 'avg', 'none'", "wu"]),
-        (["--coverage-penalty", "-1"], ["--coverage-penalty", "-1"]),
-        (["--too-long", "drop"], ["--too-long", "'error', 'cut'", "drop"]),
-        (["--length-margin", "-1"], ["--length-margin", "-1"]),
-        (["--greedy", "--beam-size", 2], ["--greedy", "--beam-size 2"]),
-        (["--temperature", 1, "--beam-size", 2], ["--temperature", "--beam-size"]),
-        (["--num-samples", 2, "--n-best", 2, "--json"], ["--num-samples", "--n-best"]),
-        (["--stop", "a"], ["--stop", "beam of 3"]),
-        (["--stop", "a", "--beam-size", 2], ["--stop", "--beam-size"]),
-        (["--target-prefix", "abX"], ["--target-prefix", "'abX'"]),
-        (["--target-prefix", "a" * 16], ["--target-prefix", "16 tokens", "15"]),
-        (["--target-prefix", "a", "--target-prefix-file", "b"], ["--target-prefix", "--target-prefix-file"]),
-        (["--prompt", "a", "--target-prefix-file", "b"], ["--prompt", "--target-prefix-file"]),
-        (["--target-prefix-file", "absent.txt"], ["absent.txt"]),
-    ],
-)
-def test_a_users_mistake_is_one_clear_line(
-    cli: Cli, translator: Run, lines: Path, options: list[object], words: list[str]
-) -> None:
-    given = () if "--prompt" in options else ("--input", lines)
-    message = refusal(cli("generate", translator, *given, *options))
-    assert all(word in message for word in words), message
-
-
 def test_a_long_source_names_its_line_before_anything_is_written(cli: Cli, translator: Run, tmp_path: Path) -> None:
     path, out = tmp_path / "long.txt", tmp_path / "out.txt"
     path.write_text("abc\n" * 50 + "abcdefgh" * 2 + "\n")
@@ -393,39 +313,3 @@ def test_a_long_source_loses_its_end_where_that_is_asked_for(cli: Cli, translato
     kept = [cli("generate", translator, "--prompt", text).out for text in ("abc", "abcdefghabcdef")]
     assert outcome.out == "".join(kept)
     assert cli("generate", translator, "--prompt", "abcdefgh" * 2, "--too-long", "cut").out == kept[1]
-
-
-def test_prefix_files_have_a_line_for_each_source_made_of_known_tokens(
-    cli: Cli, translator: Run, lines: Path, tmp_path: Path
-) -> None:
-    prefixes = tmp_path / "prefixes.txt"
-    common = ("generate", translator, "--input", lines, "--target-prefix-file", prefixes)
-    prefixes.write_text("a\n" * 6)
-    message = refusal(cli(*common))
-    assert "7 lines" in message and " 6" in message and "prefixes.txt" in message
-    prefixes.write_text("a\n" * 6 + "aX\n")
-    assert "prefixes.txt:7" in refusal(cli(*common))
-
-
-@pytest.mark.parametrize(
-    "option", ["--coverage-penalty", "--length-margin", "--alignments", "--target-prefix", "--prefix", "--too-long"]
-)
-def test_options_about_sources_are_refused_by_a_decoder_alone(cli: Cli, decoder: Run, option: str) -> None:
-    value = {"--alignments": [], "--too-long": ["cut"]}.get(option, ["1"])
-    message = refusal(cli("generate", decoder, "--prompt", "a", option, *value))
-    assert option in message and str(decoder) in message
-
-
-def test_a_classifier_a_masked_model_and_a_model_of_images_say_what_they_are(
-    cli: Cli, encoder_run: Callable[[str], Path]
-) -> None:
-    for kind in ("single", "image"):
-        message = refusal(cli("generate", encoder_run(kind), "--prompt", "a", "--beam-size", 2))
-        assert "classifier" in message
-    message = refusal(cli("generate", encoder_run("masked"), "--prompt", "a [MASK]", "--beam-size", 2))
-    assert "--beam-size" in message and "masks" in message
-
-
-def test_two_runs_without_ensemble_are_a_mistake(cli: Cli, translator: Run) -> None:
-    outcome = cli("generate", translator, "other", "--prompt", "a")
-    assert "other" in refusal(outcome) and "--ensemble" in outcome.err

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.end_to_end.translate_runs import DECODER, SEQ2SEQ, build_run, refusal
+from tests.end_to_end.translate_runs import DECODER, SEQ2SEQ, build_run
 
 
 def test_training_is_plotted_in_every_format(
@@ -129,7 +129,6 @@ def test_images_are_laid_under_the_attention_of_their_patches(
         assert (tmp_path / name).stat().st_size > 1000
     found = json.loads(show(cli, run, "--image", tmp_path / "x.png", "--format", "json").out)
     assert found["attention"]["encoder"]["keys"]["tokens"][-4:] == ["0,0", "0,1", "1,0", "1,1"]
-    assert "image model" in refusal(cli("viz-attention", run, "--text", "a"))
 
 
 def test_a_folder_of_the_ecosystem_shows_what_the_run_shows(
@@ -144,25 +143,6 @@ def test_a_folder_of_the_ecosystem_shows_what_the_run_shows(
     matrices = [np.array(one["encoder"]["layers"][1]["heads"][1]["weights"]) for one in shown]
     assert shown[0]["encoder"]["queries"] == shown[1]["encoder"]["queries"]
     np.testing.assert_allclose(matrices[0], matrices[1], atol=1e-6)
-
-
-def test_mistakes_are_one_line(translator: Path, decoder: Path, cli: Cli, tmp_path: Path) -> None:
-    def refused(run: Path, *arguments: object) -> str:
-        return refusal(cli("viz-attention", run, "--text", "abc", "-o", tmp_path / "a.html", *arguments))
-
-    assert "has no cross-attention" in refused(decoder, "--attention", "cross")
-    assert "--target" in refused(decoder, "--target", "abc")
-    assert "--layers: 7 is out of range" in refused(translator, "--layers", "7")
-    assert "--heads: 7 is out of range" in refused(translator, "--heads", "0,7")
-    assert "do not fit into 0.01 MB" in refused(translator, "--max-megabytes", "0.01")
-    assert "reads at most 16" in refusal(cli("viz-attention", decoder, "--text", "a" * 40))
-    assert "no input" in refusal(cli("viz-attention", decoder))
-    assert not (tmp_path / "a.html").exists()
-
-
-def test_a_page_that_is_too_large_names_the_flags(translator: Path, cli: Cli, tmp_path: Path) -> None:
-    outcome = cli("viz-attention", translator, "--text", "abc", "-o", tmp_path / "a.html", "--max-megabytes", "0.01")
-    assert all(flag in outcome.err for flag in ("--layers", "--heads", "--max-tokens")) and outcome.code == 2
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -281,8 +261,6 @@ def test_a_fixed_kind_takes_its_sizes_from_the_run(run: Callable[[str], Path], c
 @pytest.mark.parametrize(
     ("kind", "arguments", "words"),
     [
-        ("learned", ["--encoding", "rope"], "has no rope positions: found learned (decoder)"),
-        ("learned", ["--stack", "encoder"], "--stack encoder:"),
         ("none", [], "has no positions that can be shown: found none (decoder)"),
         ("rope", ["--view", "bias"], "--view bias: rope has no such view"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,21 @@ from PIL import Image
 from tests.conftest import TINY_RECIPE
 from tests.end_to_end.conftest import ENCODER, IMAGES
 from tests.end_to_end.labelled_examples import sentences, write_images, write_table
+from tests.end_to_end.translate_runs import DECODER, LINES, SEQ2SEQ
 
-# (command line, message; parts of it with " ... " between). LM and TR are a decoder and an encoder-decoder with random
-# weights; the other words in capitals begin a training of a tiny decoder, encoder or image model.
+# (command line, message; parts of it with " ... " between). LM, TR, SEQ (of pairs) and DEEP (three layers) are runs
+# with random weights, those of ENCODERS are trained; the words of SHORT begin a training or a sweep.
 SHORT = {
+    "SWEEP": "sweep --config tiny.yaml --out o",
     "TEXT": "train --config tiny.yaml --out run --data",
     "LABELS": "train --config encoder.yaml --out run --data",
     "IMAGES": "train --config images.yaml --out run",
 }
+RECIPES = {
+    "SEQ": SEQ2SEQ + "objectives: [{kind: seq2seq}]\n",
+    "DEEP": DECODER.replace("num_layers: 1", "num_layers: 3"),
+}
+ENCODERS = ("SINGLE", "PAIR", "SCORE", "IMAGE", "MASKED", "ELECTRA")
 WRONG = [
     ("tokenize nowhere --text a", "nowhere does not exist"),
     ("tokenize notes.md --text a", "notes.md is not a usable tokenizer.json"),
@@ -121,6 +129,245 @@ WRONG = [
     ("export LM --out hf --to onnx", "--to"),
     ("export LM --out hf --as opt", "OPTForCausalLM comes nearest: model.decoder.positions.offset"),
     ("export LM --out hf --checkpoint step-99", "step-99"),
+    ("generate LM --max-new-tokens 0", "--max-new-tokens must be at least 1, found 0"),
+    ("generate LM --num-samples 0", "--num-samples must be at least 1, found 0"),
+    ("generate LM --batch-size 0", "--batch-size must be at least 1, found 0"),
+    ("generate LM --greedy --temperature 0.5", "--greedy and --temperature 0.5 exclude each other"),
+    ("generate LM --prompt a --input b", "--prompt and --input exclude each other"),
+    ("generate LM --input x.txt --num-samples 2", "--num-samples ... add --json"),
+    ("generate LM --input absent.txt", "absent.txt"),
+    ("generate LM --context wrap", "--context ... wrap"),
+    ("generate LM --invalid-utf8 ignore", "--invalid-utf8 ... ignore"),
+    ("generate LM --precision bf61", "bf61 ... bf16"),
+    ("generate LM --device tpu", "tpu"),
+    ("generate LM --checkpoint step-99", "99"),
+    ("generate LM --stop ''", "stop"),
+    ("generate LM --output /no/such/place/out.txt", "/no/such/place"),
+    ("generate LM --prompt a --coverage-penalty 1", "--coverage-penalty is for encoder-decoders"),
+    ("generate LM --prompt a --length-margin 1", "--length-margin is for encoder-decoders"),
+    ("generate LM --prompt a --alignments", "--alignments is for encoder-decoders"),
+    ("generate LM --prompt a --target-prefix 1", "--target-prefix is for encoder-decoders"),
+    ("generate LM --prompt a --prefix 1", "--prefix is for encoder-decoders"),
+    ("generate LM --prompt a --too-long cut", "--too-long is for encoder-decoders"),
+    ("generate TR other --prompt a", "other ... --ensemble"),
+    ("generate TR --input abc.txt --n-best 4", "--n-best 4 ... generation.beam_size 3"),
+    ("generate TR --input abc.txt --n-best 4 --beam-size 3", "--n-best 4 ... --beam-size 3"),
+    ("generate TR --input abc.txt --n-best 2 --greedy", "--n-best 2 ... --beam-size 1"),
+    ("generate TR --input abc.txt --beam-size 40", "beam ... 40 ... vocabulary ... 17"),
+    ("generate TR --input abc.txt --beam-size 0", "--beam-size must be at least 1, found 0"),
+    ("generate TR --input abc.txt --beam-groups 2", "cannot be divided into 2 groups"),
+    ("generate TR --input abc.txt --stopping early", "--stopping ... exhaustive ... early"),
+    ("generate TR --input abc.txt --length-penalty-type wu", "--length-penalty-type ... 'gnmt', 'avg', 'none' ... wu"),
+    ("generate TR --input abc.txt --coverage-penalty -1", "--coverage-penalty must be at least 0, found -1"),
+    ("generate TR --input abc.txt --too-long drop", "--too-long ... 'error', 'cut' ... drop"),
+    ("generate TR --input abc.txt --length-margin -1", "--length-margin must be at least 0, found -1"),
+    ("generate TR --input abc.txt --greedy --beam-size 2", "--greedy and --beam-size 2 exclude each other"),
+    ("generate TR --input abc.txt --temperature 1 --beam-size 2", "--temperature and --beam-size exclude each other"),
+    ("generate TR --input abc.txt --num-samples 2 --n-best 2", "--num-samples ... add --json"),
+    ("generate TR --input abc.txt --stop a", "--stop is not for beam search ... beam of 3"),
+    ("generate TR --input abc.txt --stop a --beam-size 2", "--stop and --beam-size exclude each other"),
+    ("generate TR --input abc.txt --target-prefix abX", "--target-prefix ... 'abX'"),
+    ("generate TR --input abc.txt --target-prefix aaaaaaaaaaaaaaaa", "--target-prefix ... 16 tokens ... 15"),
+    ("generate TR --input abc.txt --target-prefix a --target-prefix-file b", "--target-prefix and --target-prefix-fil"),
+    ("generate TR --prompt a --target-prefix-file b", "--prompt and --target-prefix-file exclude each other"),
+    ("generate TR --input abc.txt --target-prefix-file absent.txt", "absent.txt"),
+    ("generate TR --input abc.txt --target-prefix-file text.txt", "text.txt:1 ... 'the', 'cat'"),
+    ("generate TR --prompt abcdefghabcdefgh", "18 tokens"),
+    ("generate --ensemble TR LM --prompt a", "has no encoder"),
+    ("generate SINGLE --prompt a --beam-size 2", "classifier"),
+    ("generate IMAGE --prompt a --beam-size 2", "classifier"),
+    ("generate MASKED --prompt 'a [MASK]' --beam-size 2", "--beam-size ... masks"),
+    ("generate MASKED --prompt 'no mask here'", "[MASK]"),
+    ("generate MASKED", "fills masks, and there is none to fill"),
+    ("generate MASKED --prompt [MASK] --temperature 0.5", "--temperature"),
+    ("generate MASKED --prompt [MASK] --top-k 0", "--top-k"),
+    ("evaluate LM --data abc.txt --stride 0", "--stride must be between 1 and the window of 16 tokens, found 0"),
+    ("evaluate LM --data abc.txt --stride 17", "--stride must be between 1 and the window of 16 tokens, found 17"),
+    ("evaluate LM --data abc.txt --batch-size 0", "--batch-size must be at least 1, found 0"),
+    ("evaluate LM --data abc.txt --seq-len 0", "--seq-len must be at least 1, found 0"),
+    ("evaluate LM --data abc.txt --precision int8", "int8"),
+    ("evaluate LM --data abc.txt --invalid-utf8 ignore", "--invalid-utf8 ... ignore"),
+    ("evaluate LM --data abc.txt --mistakes replace", "--mistakes ... .tsv or .jsonl ... --invalid-utf8 replace"),
+    ("evaluate LM --data abc.txt --mistakes absent/wrong.tsv", "--mistakes ... absent"),
+    ("evaluate LM --data abc.txt --mistakes wrong.tsv", "--mistakes ... causal language model"),
+    ("evaluate LM --data abc.txt --label-column 1", "--label-column ... causal language model"),
+    ("evaluate LM --data abc.txt --pseudo-perplexity", "--pseudo-perplexity ... causal language model"),
+    ("evaluate LM --data abc.txt --max-tokens 5", "--max-tokens limits --pseudo-perplexity"),
+    ("evaluate LM --data abc.txt --max-new-tokens 9", "--max-new-tokens has no meaning"),
+    ("evaluate LM --data absent.txt", "absent.txt"),
+    ("evaluate LM --score", "--source"),
+    ("evaluate LM --source a.en --target a.de", "--score"),
+    ("evaluate LM --source a.en --target a.de --score --beam-size 3", "--beam-size has no meaning with --score"),
+    ("evaluate LM --source a.en --target a.de --score --stride 3", "--stride"),
+    ("evaluate SEQ --source a.en", "--source without --target"),
+    ("evaluate SEQ --target a.de", "--target without --source"),
+    ("evaluate SEQ --source a.en --target a.de --data x.tsv", "--data and --source exclude each other"),
+    ("evaluate SEQ --source a.en --target a.de --score --no-decode", "--score and --no-decode exclude each other"),
+    ("evaluate SEQ --source a.en --target a.de --score --at-limit end", "--at-limit has no meaning with --score"),
+    ("evaluate SEQ --source a.en --target a.de --no-decode --mistakes wrong.tsv", "--mistakes ... --no-decode"),
+    ("evaluate SEQ --source a.en --target a.de --no-decode --max-new-tokens 9", "--max-new-tokens has no meaning"),
+    ("evaluate SEQ --source a.en --target a.de --max-new-tokens 0", "--max-new-tokens must be at least 1, found 0"),
+    ("evaluate SEQ --source a.en --target a.de --beam-size 0", "--beam-size must be at least 1, found 0"),
+    ("evaluate SEQ --source a.en --target a.de --beam-size 99", "99 ... vocabulary of"),
+    ("evaluate SEQ --source a.en --target a.de --length-penalty-type mean", "length_penalty_type ... mean"),
+    ("evaluate SEQ --source a.en --target a.de --at-limit stop", "at_limit ... cut or end ... stop"),
+    ("evaluate SEQ --source a.en --target a.de --bleu-tokenize 13b", "13b ... 13a"),
+    ("evaluate SEQ --source a.en --target a.de --stride 3", "--stride ... a model of pairs"),
+    ("evaluate SEQ --source a.en --target a.de --text-column 3", "--text-column ... a model of pairs"),
+    ("evaluate SEQ --source absent.en --target absent.de", "absent.en"),
+    ("evaluate SEQ --source a.en --target abc.txt", "2 lines ... abc.txt ... 7"),
+    ("evaluate SINGLE --data plant.tsv", "plant.tsv:3 ... plant ... animal, tool"),
+    ("evaluate SINGLE --data pairs.tsv --text2-column text2", "pairs.tsv ... two texts ... single texts"),
+    ("evaluate PAIR --data plant.tsv", "plant.tsv ... text_a ... --text-column"),
+    ("evaluate SINGLE --data scores.tsv", "scores.tsv ... score"),
+    ("evaluate SINGLE --data ragged.tsv", "ragged.tsv:42 ... 2 fields ... 3"),
+    ("evaluate SINGLE --data latin.tsv", "latin.tsv:2 ... --invalid-utf8 replace"),
+    ("evaluate SINGLE --stride 4", "--stride"),
+    ("evaluate SINGLE --pseudo-perplexity", "--pseudo-perplexity"),
+    ("evaluate SCORE --data plant.tsv --label-column label", "plant.tsv:2 ... tool"),
+    ("evaluate MASKED --mistakes wrong.tsv", "--mistakes ... masked language model"),
+    ("evaluate MASKED --max-tokens 4", "--max-tokens"),
+    ("evaluate ELECTRA --pseudo-perplexity", "--pseudo-perplexity"),
+    ("evaluate IMAGE --text-column x", "--text-column ... model of images"),
+    ("evaluate IMAGE --label-column x", "--label-column ... model of images"),
+    ("evaluate IMAGE --invalid-utf8 replace", "--invalid-utf8 ... model of images"),
+    ("classify SINGLE --text a --text2 b", "--text2 ... single texts"),
+    ("classify SINGLE --input pairs.tsv --text2-column text2", "--text2-column ... single texts"),
+    ("classify PAIR --input plant.tsv", "text_a ... --text-column"),
+    ("classify SINGLE --image a.png", "texts, not images"),
+    ("classify SINGLE --text a --input plant.tsv", "--text ... --input"),
+    ("classify SINGLE --text2 b", "--text2 needs --text"),
+    ("classify SINGLE --input absent.txt", "absent.txt"),
+    ("classify SINGLE --input latin.txt", "latin.txt:2 ... --invalid-utf8 replace"),
+    ("classify SINGLE --text a --top-k 0", "--top-k ... 0"),
+    ("classify SINGLE --text a --threshold 2", "--threshold ... 2"),
+    ("classify SINGLE --text a --threshold 0.5", "--threshold ... multi-label"),
+    ("classify SINGLE --text a --batch-size 0", "--batch-size must be at least 1, found 0"),
+    ("classify SINGLE --text a --precision int3", "int3"),
+    ("classify SINGLE more --text a", "unexpected argument 'more'"),
+    ("classify PAIR --text a", "pairs ... --text2"),
+    ("classify PAIR --input text.txt", "text.txt:1 ... tab"),
+    ("classify SCORE --text a --top-k 2", "--top-k ... score"),
+    ("classify IMAGE --text a", "images, not texts"),
+    ("classify IMAGE --image text.txt", "text.txt"),
+    ("classify MASKED --text a", "classifier ... masked_lm"),
+    ("prune missing --rate 0.5", "--out is missing"),
+    ("prune missing --out new", "nothing to prune: give one of --keep-layers"),
+    ("prune missing --out new --rate 0.5 --keep 2", "--keep and --rate exclude each other"),
+    ("prune missing --out new --keep-layers 0 --drop-layers 1", "--keep-layers and --drop-layers exclude"),
+    ("prune missing --out new --rate 1", "--rate must be above 0 and below 1, found 1"),
+    ("prune missing --out new --rate -0.5", "--rate must be above 0 and below 1, found -0.5"),
+    ("prune missing --out new --rate nan", "--rate must be a finite number, found nan"),
+    ("prune missing --out new --keep 0", "--keep must be at least 1, found 0"),
+    ("prune missing --out new --keep 2 --strategy best", "Invalid value for '--strategy': 'best' is not one of"),
+    ("prune missing --out new --drop-layers 1 --strategy search", "--strategy search needs --keep N or --rate"),
+    ("prune missing --out new --keep 2 --stack 'both ends'", "Invalid value for '--stack': 'both ends' is not one of"),
+    ("prune missing --out new --drop-layers 1,x", "--drop-layers: expected numbers of layers such as 0,2,4, found 'x'"),
+    ("prune missing --out new --drop-layers ''", "--drop-layers: expected numbers of layers"),
+    ("prune missing --out new --drop-heads 1.5", "--drop-heads: expected a share between 0 and 1, or a number of head"),
+    ("prune missing --out new --drop-heads few", "--drop-heads: expected a share between 0 and 1, or a number of head"),
+    ("prune missing --out new --drop-heads 0", "--drop-heads: expected a share between 0 and 1, or a number of heads"),
+    ("prune missing --out new --drop-heads 0.3 --heads-per-layer odd", "'--heads-per-layer': 'odd' is not one of"),
+    ("prune missing --out new --rate 0.5 --heads-per-layer free", "--heads-per-layer needs --drop-heads"),
+    ("prune missing --out new --rate 0.5 --max-trials 9", "--max-trials needs --strategy search"),
+    ("prune missing --out new --rate 0.5 --max-examples 0", "--max-examples must be at least 1, found 0"),
+    ("prune missing --out new --rate 0.5 --source a", "--source without --target"),
+    ("prune DEEP --data abc.txt --out new --drop-layers 3", "--drop-layers: the decoder has no layer 3: its layers ar"),
+    ("prune DEEP --data abc.txt --out new --keep-layers 0,1,2", "nothing would be removed: the decoder has 3 layers"),
+    ("prune DEEP --data abc.txt --out new --drop-layers 0,1,2", "--drop-layers: no layer of the decoder is left"),
+    ("prune DEEP --data abc.txt --out new --keep 4", "--keep 4: the decoder has 3 layers"),
+    ("prune DEEP --data abc.txt --out new --keep 2 --stack encoder", "--stack encoder: the model has no encoder"),
+    ("prune DEEP --data abc.txt --out new --keep 2 --strategy learned", "--strategy learned: model.decoder.layerdrop"),
+    ("prune DEEP --data abc.txt --out new --keep 2 --label-column label", "--label-column has no meaning here"),
+    ("prune DEEP --data abc.txt --out new --drop-heads 5", "--drop-heads 5: at most 3 of 6 heads can be removed"),
+    ("prune DEEP --no-evaluate --rate 0.5 --out notes.md", "exists already"),
+    ("prune LM --no-evaluate --rate 0.5 --out new", "the decoder has 1 layer, which must stay"),
+    ("inspect run --arch gpt", "RUN and --arch exclude each other"),
+    ("inspect --arch gpt --shapes --verify", "--shapes and --verify exclude each other"),
+    ("inspect --arch gpt --verify", "--verify checks files as they are: omit --arch"),
+    ("inspect run --verify --set seed=1", "--verify checks files as they are: omit --set"),
+    ("inspect run --text a", "--text is for --shapes"),
+    ("inspect run --text2 a", "--text2 is for --shapes"),
+    ("inspect run --image a.png", "--image is for --shapes"),
+    ("inspect run --shapes --text a --seq-len 8", "--text sets the length: omit --seq-len"),
+    ("inspect --arch vit --shapes --image a.png", "--image needs a run: omit --arch"),
+    ("inspect --arch gpt --depth -1", "--depth -1: it must be at least 0"),
+    ("inspect --arch gpt --shapes --depth 2", "--depth 2: it must be at least 0, and is for the tree"),
+    ("inspect --arch gpt --batch-size 0", "--batch-size must be at least 1, found 0"),
+    ("inspect --arch gpt --vocab-size 100000000000000000000000", "--vocab-size must be at most 1,000,000,000,000"),
+    ("inspect --arch llama --shapes --seq-len 1000000000", "1 examples of 1,000,000,000 positions are too many"),
+    ("inspect --arch gpt --draw pdf", "--draw: found 'pdf', expected mermaid"),
+    ("inspect --arch gpt -o x.png", "x.png: unknown suffix, expected one of .mmd"),
+    ("inspect --arch gpt --precision fp8", "--precision: found 'fp8'"),
+    ("inspect --arch gpt --device tpu", "--device: found 'tpu', expected auto, cpu or cuda"),
+    ("inspect --arch gtp", "unknown arch 'gtp'"),
+    ("inspect --arch gpt --preset small --seq-len 5000", "the model has 1024 learned positions"),
+    ("inspect --arch vit --preset mnist --seq-len 9", "an image of this model always has 49 positions"),
+    ("inspect missing", "missing does not exist"),
+    ("inspect LM --shapes --text aaaaaaaaaaaaaaaaaaaaaaaaa", "--text has 25 tokens, the model reads 16"),
+    ("inspect LM --shapes --text ''", "no tokens"),
+    ("viz-attention runs/x", "there is no input"),
+    ("viz-attention runs/x --text a --attention encodr", "--attention encodr: unknown"),
+    ("viz-attention runs/x --text a --view neuron", "--view neuron: unknown"),
+    ("viz-attention runs/x --text a --scale cube", "--scale cube: unknown"),
+    ("viz-attention runs/x --text a --layers x", "--layers x: expected numbers and ranges like 0,3-5"),
+    ("viz-attention runs/x --text a --heads mode", "--heads mode: expected numbers and ranges like 0,3-5, or mean"),
+    ("viz-attention runs/x --text a --top-k 0", "--top-k must be at least 1, found 0"),
+    ("viz-attention runs/x --text a --max-tokens 0", "--max-tokens must be at least 1, found 0"),
+    ("viz-attention runs/x --text a --max-megabytes 0", "--max-megabytes must be above 0"),
+    ("viz-attention runs/x --text a --image b.png", "--image and --text exclude each other"),
+    ("viz-attention runs/x --text a --format pdf", "--format pdf: unknown"),
+    ("viz-attention runs/x --text a -o a.pdf", "a.pdf has the suffix .pdf"),
+    ("viz-attention runs/x --text a -o a", "a has no suffix"),
+    ("viz-attention LM --text abc -o a.html --attention cross", "has no cross-attention"),
+    ("viz-attention LM --text abc -o a.html --target abc", "--target"),
+    ("viz-attention TR --text abc -o a.html --layers 7", "--layers: 7 is out of range"),
+    ("viz-attention TR --text abc -o a.html --heads 0,7", "--heads: 7 is out of range"),
+    ("viz-attention TR --text abc -o a.html --max-megabytes 0.01", "do not fit into 0.01 MB ... --heads ... --max-tok"),
+    ("viz-attention LM --text aaaaaaaaaaaaaaaaaaaaaaaaa", "reads at most 16"),
+    ("viz-attention IMAGE --text a", "image model"),
+    ("viz-pe --encoding ropes", "--encoding ropes: unknown"),
+    ("viz-pe --d-model 9", "--d-model 9 is odd"),
+    ("viz-pe --view spiral", "--view spiral: sinusoidal has no such view"),
+    ("viz-pe --view spiral --format json", "--view spiral: sinusoidal has no such view"),
+    ("viz-pe --encoding learned", "shows what a model has learned: name one"),
+    ("viz-pe --encoding learned --format json", "shows what a model has learned: name one"),
+    ("viz-pe --encoding t5_bias --view bias", "shows what a model has learned"),
+    ("viz-pe --encoding t5_bias --view bias --format json", "shows what a model has learned"),
+    ("viz-pe -o a.gif", "a.gif has the suffix .gif"),
+    ("viz-pe --format pdf", "--format pdf: unknown"),
+    ("viz-pe --dims 1,two", "--dims 1,two: expected whole numbers"),
+    ("viz-pe --dims 512 --view waves", "--dims 512: there is no such dimension"),
+    ("viz-pe --dims 512 --view waves --format json", "--dims 512: there is no such dimension"),
+    ("viz-pe --compare rope,spiral", "--compare spiral: unknown"),
+    ("viz-pe --compare rope,", "--compare (nothing): unknown"),
+    ("viz-pe --layer 3", "--layer names a part of a run"),
+    ("viz-pe --compare rope,shaw", "--compare shaw: it has no curve"),
+    ("viz-pe --compare rope,shaw --format json", "--compare shaw: it has no curve"),
+    ("viz-pe --stack encoder", "--stack names a part of a run"),
+    ("viz-pe --run no/such/run", "no/such/run"),
+    ("viz-pe --layout diagonal", "--layout diagonal: expected"),
+    ("viz-pe --run LM --encoding rope", "has no rope positions: found learned (decoder)"),
+    ("viz-pe --run LM --stack encoder", "--stack encoder:"),
+    ("runs list nowhere", "nowhere does not exist"),
+    ("runs show nowhere", "nowhere does not exist"),
+    ("runs compare nowhere elsewhere", "nowhere does not exist"),
+    ("SWEEP --eta 2", "--eta 2 has no effect without --halving"),
+    ("SWEEP --halving --eta 1", "--eta must be at least 2, found 1"),
+    ("SWEEP --draws 0", "--draws must be at least 1, found 0"),
+    ("SWEEP --halving", "halving: found 1 variant, expected at least 3"),
+    ("SWEEP --halving --vary model.*.norm.place=pre,post --max-minutes 1", "halving: found a limit of minutes"),
+    ("SWEEP -- --stop-at-step 4", "--stop-at-step: a sweep sets this flag"),
+    ("sweep --config tiny.yaml", "--out is missing"),
+    ("SWEEP --vary optimizer.lr", "--vary: found 'optimizer.lr'"),
+    ("SWEEP --vary optimizer.lr=fast", "lr fast: --set: optimizer.lr: found the text 'fast'"),
+    ("SWEEP --plan tears", "--plan and --config exclude each other"),
+    ("SWEEP -- --frobnicate 1", "No such option: --frobnicate"),
+    ("SWEEP -- --seed 1", "--seed: a sweep sets this flag"),
+    ("SWEEP stray", "unexpected extra argument"),
+    ("SWEEP --evaluate test=--nonsense", "evaluate test: No such option: --nonsense"),
+    ("SWEEP --evaluate 'test=--beam-size x'", "evaluate test: Invalid value"),
+    ("SWEEP --evaluate test", "--evaluate: found 'test'"),
 ]
 
 
@@ -140,9 +387,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "empty.txt": "",
         "blank.txt": " \n\t\n  ",
         "short.txt": "abcdefgh",
+        "abc.txt": "".join(f"{line}\n" for line in LINES),
+        "a.en": "abc\nfed\n",
+        "a.de": "cba\ndef\n",
+        "latin.txt": "good\nb\xe9d\n",
+        "latin.tsv": "label\ttext\nanimal\tb\xe9te\n",
     }
     for name, text in texts.items():
-        (place / name).write_text(text)
+        (place / name).write_text(text, encoding="latin-1")
     tables = {
         "train.tsv": ("label text", rows),
         "plant.tsv": ("label text", [("tool", "the saw"), ("plant", "the oak")]),
@@ -162,6 +414,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.fixture(scope="module")
+def run_of(
+    random_run: Callable[..., Path], encoder_run: Callable[[str], Path], decoder: Path, translator: Path
+) -> Callable[[str], object]:
+    """`run_of(word)`: the run that a word in capitals stands for; any other word itself."""
+    made = {"LM": decoder, "TR": translator}
+
+    def find(word: str) -> object:
+        if word in RECIPES and word not in made:
+            made[word] = random_run(RECIPES[word])
+        return encoder_run(word.lower()) if word in ENCODERS else made.get(word, word)
+
+    return find
+
+
 def state_of(folder: Path) -> dict[str, bytes | None]:
     return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
@@ -172,15 +439,13 @@ def test_a_wrong_use_is_one_line_and_changes_nothing(
     message: str,
     cli: Callable[..., Any],
     folder: Path,
-    decoder: Path,
-    translator: Path,
+    run_of: Callable[[str], object],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(folder)
     before = state_of(folder)
     first, _, rest = words.partition(" ")
-    full = f"{SHORT.get(first, first)} {rest}".split()
-    done = cli(*({"LM": decoder, "TR": translator}.get(word, word) for word in full))
+    done = cli(*map(run_of, shlex.split(f"{SHORT.get(first, first)} {rest}")))
     errors = [line for line in done.err.splitlines() if line.startswith("error: ")]
     assert (done.code, done.out, len(errors)) == (2, "", 1), done.err
     found = done.err.replace("\n", " ")
