@@ -125,7 +125,7 @@ def add_commands(app: typer.Typer, words: Sequence[str]) -> None:
     called = next((word for word in words if not word.startswith("-")), None)
     for name, command in COMMANDS.items():
         if name != called:
-            app.command(name, help=command.summary, rich_help_panel=command.panel)(_listed_only)
+            app.command(name, help=command.summary, rich_help_panel=command.panel)(lambda: None)  # only listed
             continue
         module = import_module(f"tformer.cli.{command.module}")
         if command.is_group:
@@ -133,10 +133,6 @@ def add_commands(app: typer.Typer, words: Sequence[str]) -> None:
         else:
             function = getattr(module, command.module)
             app.command(name, epilog=module.EPILOG, rich_help_panel=command.panel)(function)
-
-
-def _listed_only() -> None:
-    """Placeholder for a command that is only listed in `--help`."""
 
 
 MAX_MESSAGE = 4000  # characters: a message may quote a whole file
@@ -253,19 +249,15 @@ def _usage_error(error: Exception, words: Sequence[str]) -> InputError | None:
     """The error for one of typer's own; None for any other."""
     if hasattr(error, "format_message"):  # typer's own usage errors
         context = getattr(error, "ctx", None)
-        command = _command_of(words) if context is None else context.command_path
+        if context is None:  # the program and the command at the beginning of the line, with the command of a group
+            found = [word for word in words[:1] if word in COMMANDS]
+            if found and COMMANDS[found[0]].is_group:
+                found += [word for word in words[1:2] if word.isidentifier()]
+        command = " ".join(["tformer", *found]) if context is None else context.command_path
         # typer's message is empty when no command was given; its checks by pydantic begin with "Value error".
         message = " ".join(str(error.format_message()).split()).replace("Value error, ", "") or "no command was given"
         return InputError(message, hint=f"see '{command} --help'")
     return None
-
-
-def _command_of(words: Sequence[str]) -> str:
-    """The program and the command at the beginning of a command line, with the command of a group."""
-    found = [word for word in words[:1] if word in COMMANDS]
-    if found and COMMANDS[found[0]].is_group:
-        found += [word for word in words[1:2] if word.isidentifier()]
-    return " ".join(["tformer", *found])
 
 
 def internal_error(error: Exception) -> TformerError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
@@ -12,9 +12,6 @@ from tformer.cli.report import progress_reporter, report_result
 from tformer.support.errors import InputError
 from tformer.support.formatting import MAX_DIGITS
 from tformer.support.options import Checkpoint, Json, NewFolder, Panel, Run
-
-if TYPE_CHECKING:
-    from tformer.interop.exporting import ExportReport
 
 FORMAT, RESULT = Panel("Format"), Panel("Result")
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -74,42 +71,46 @@ def export(options: ExportOptions) -> None:
     """
     options.check()
     shard_bytes = parse_bytes(options.shard_size)
-    with StopFlag() as flag:
-        report = _export(options, shard_bytes, flag)
-    report_result(_lines(report), report.path, report.document() if options.as_json else None)
-
-
-def _export(options: ExportOptions, shard_bytes: int, flag: StopFlag) -> ExportReport:
-    from tformer.checkpoint.average import require_new
-    from tformer.checkpoint.resolve import newest_checkpoint
-    from tformer.interop.exporting import export_checkpoint
-    from tformer.interop.opening import open_checkpoint
-    from tformer.support.device import DTYPES
-    from tformer.workers.work import Work
-
     out, which = options.out, options.checkpoint
     assert out is not None  # `check` requires it
-    require_new(out)
-    checkpoint = open_checkpoint(newest_checkpoint(which=which) if options.run is None else options.run, which)
-    with Work(progress_reporter, flag.should_stop).part("writing", unit="B") as part:
-        if options.to == "ctranslate2":
-            from tformer.interop.to_ctranslate2 import export_ctranslate2
+    with StopFlag() as flag:
+        from tformer.checkpoint.average import require_new
+        from tformer.checkpoint.resolve import newest_checkpoint
+        from tformer.interop.exporting import export_checkpoint
+        from tformer.interop.opening import open_checkpoint
+        from tformer.interop.to_ctranslate2 import export_ctranslate2
+        from tformer.support.device import DTYPES
+        from tformer.workers.work import Work
 
-            return export_ctranslate2(
-                checkpoint,
-                out,
-                quantization=options.dtype or "fp32",
-                model_type=options.model_type,
-                work=part,
-            )
-        return export_checkpoint(
-            checkpoint,
-            out,
-            dtype=None if options.dtype is None else DTYPES[options.dtype],
-            shard_bytes=shard_bytes,
-            model_type=options.model_type,
-            work=part,
-        )
+        require_new(out)
+        checkpoint = open_checkpoint(newest_checkpoint(which=which) if options.run is None else options.run, which)
+        with Work(progress_reporter, flag.should_stop).part("writing", unit="B") as part:
+            if options.to == "ctranslate2":
+                report = export_ctranslate2(
+                    checkpoint,
+                    out,
+                    quantization=options.dtype or "fp32",
+                    model_type=options.model_type,
+                    work=part,
+                )
+            else:
+                report = export_checkpoint(
+                    checkpoint,
+                    out,
+                    dtype=None if options.dtype is None else DTYPES[options.dtype],
+                    shard_bytes=shard_bytes,
+                    model_type=options.model_type,
+                    work=part,
+                )
+    lines = [
+        f"{report.class_name} (model_type {report.model_type}) of step {report.step}",
+        f"{report.num_tensors} tensors, {report.num_parameters:,} numbers in {report.dtype}, "
+        f"{report.num_bytes:,} bytes",
+        f"files: {', '.join(report.files)}",
+        *(f"note: {note}" for note in report.notes),
+        f"load it: {report.how_to_load()}",
+    ]
+    report_result(lines, report.path, report.document() if options.as_json else None)
 
 
 def parse_bytes(text: str) -> int:
@@ -120,15 +121,3 @@ def parse_bytes(text: str) -> int:
     if size < 1:
         raise InputError(f"--shard-size: found '{text}', expected a size such as 5GB, 500MB or 2GiB")
     return size
-
-
-def _lines(report: ExportReport) -> list[str]:
-    """The report as text lines."""
-    return [
-        f"{report.class_name} (model_type {report.model_type}) of step {report.step}",
-        f"{report.num_tensors} tensors, {report.num_parameters:,} numbers in {report.dtype}, "
-        f"{report.num_bytes:,} bytes",
-        f"files: {', '.join(report.files)}",
-        *(f"note: {note}" for note in report.notes),
-        f"load it: {report.how_to_load()}",
-    ]

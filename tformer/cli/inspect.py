@@ -165,22 +165,21 @@ def inspect(options: InspectOptions) -> None:
     if options.verify:
         _verify(options)
         return
-    page = None
-    if options.shapes:
-        lines, document, page = _shapes(options)
-    elif options.draws():
-        lines, document = _layout(options.question())
-    else:
-        lines, document = _report(options.question(), options.depth)
-    _write(lines, document, options, page)
-
-
-def _report(question: Question, depth: int | None) -> tuple[list[str], Any]:
-    from tformer.workflows.inspect import read_subject, report_on
+    from tformer.workflows.inspect import lay_out, read_subject, report_on, to_mermaid
     from tformer.workflows.inspect.text import report_lines
 
-    report = report_on(read_subject(question))
-    return list(report_lines(report, width=_width(), depth=depth)), report.to_json()
+    if options.shapes:
+        lines, document, page = _shapes(options)
+        _write(lines, document, options, page)
+        return
+    subject = read_subject(options.question())
+    if options.draws():
+        drawn = lay_out(subject.recipe.model, title=subject.name, generator=subject.recipe.generator)
+        document = {"name": subject.name, "layout": "mermaid", **drawn.to_json()}
+        _write(to_mermaid(drawn).splitlines(), document, options)
+    else:
+        report = report_on(subject)
+        _write(list(report_lines(report, width=_width(), depth=options.depth)), report.to_json(), options)
 
 
 def _shapes(options: InspectOptions) -> tuple[list[str], Any, str | None]:
@@ -246,14 +245,6 @@ def _refuse_many_scores(batch_size: int, longest: int) -> None:
             f"--shapes: {batch_size:,} examples of {longest:,} positions are too many: "
             f"found {scores:,} scores a head, expected at most {MOST_SCORES:,}"
         )
-
-
-def _layout(question: Question) -> tuple[list[str], Any]:
-    from tformer.workflows.inspect import lay_out, read_subject, to_mermaid
-
-    subject = read_subject(question)
-    drawn = lay_out(subject.recipe.model, title=subject.name, generator=subject.recipe.generator)
-    return to_mermaid(drawn).splitlines(), {"name": subject.name, "layout": "mermaid", **drawn.to_json()}
 
 
 def _verify(options: InspectOptions) -> None:

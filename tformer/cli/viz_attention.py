@@ -145,11 +145,7 @@ class AttentionOptions:
         """The chosen heads; None: all, also for their mean."""
         return None if self.heads == MEAN else parse_numbers(self.heads, "--heads")
 
-    def wants_mean(self, format_: str) -> bool:
-        """Whether each layer is shown as the mean of its heads."""
-        return self.heads == MEAN or self._is_brief(format_)
-
-    def _is_brief(self, format_: str) -> bool:
+    def is_brief(self, format_: str) -> bool:
         """Whether to show a single matrix: the default in a terminal."""
         nothing = self.layers is None and self.heads is None
         return format_ == "terminal" and self.view_in(format_) == "head" and nothing
@@ -163,7 +159,7 @@ class AttentionOptions:
             known = kinds_of(loaded)
             kinds = ("cross",) if "cross" in known else known[:1]
         layers = parse_numbers(self.layers, "--layers")
-        if self._is_brief(format_):
+        if self.is_brief(format_):
             layers = (len(modules_of(loaded, kinds[0])) - 1,) if kinds[0] in kinds_of(loaded) else None
         return Chosen(kinds, layers, self.head_numbers())
 
@@ -265,7 +261,7 @@ def _content(scene: Scene, options: AttentionOptions, chosen: Output) -> str | b
             max_bytes=options.max_megabytes * 1e6,
             head=options.heads if options.heads == MEAN else None,
         )
-    if options.wants_mean(format_):
+    if options.heads == MEAN or options.is_brief(format_):
         scene = scene.of_means()
     [kind, *_] = scene.attentions
     if format_ in PICTURES:

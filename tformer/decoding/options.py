@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from tformer.data.sources.files import MAX_ROW_CHARACTERS
 from tformer.support import decoding as row
@@ -22,7 +22,6 @@ from tformer.support.options import (
     Device,
     Devices,
     InvalidUtf8,
-    Option,
     Panel,
     Precision,
     Quantize,
@@ -30,6 +29,7 @@ from tformer.support.options import (
     TaskPrefix,
     check_quantize,
     facts_of,
+    flag_of,
     require_at_most_one,
 )
 
@@ -193,12 +193,13 @@ class GenerateOptions:
 
     def given(self, *uses: Use) -> list[str]:
         """Flags of the options for one of these uses that were given and are not neutral."""
-        values = [(option, getattr(self, option.name)) for option in _declared() if option.uses.intersection(uses)]
-        return [
-            option.flag
-            for option, value in values
-            if value is not None and value is not False and value != () and value != option.neutral
-        ]
+        flags = []
+        for name, facts in _facts_of_fields().items():
+            value = getattr(self, name)
+            is_given = value is not None and value is not False and value != () and Neutral(value) not in facts
+            if is_given and any(use in facts for use in uses):
+                flags.append(flag_of(GenerateOptions, name))
+        return flags
 
     @property
     def files(self) -> list[str]:
@@ -279,22 +280,8 @@ class GenerateOptions:
         return {field.name: getattr(self, field.name) for field in fields(settings) if hasattr(self, field.name)}
 
 
-class _Declared(NamedTuple):
-    name: str
-    flag: str
-    uses: frozenset[Use]
-    neutral: Any
-
-
 @cache
-def _declared() -> list[_Declared]:
-    """The fields with a `Use`."""
-    found = []
-    for name, hint in get_type_hints(GenerateOptions, include_extras=True).items():
-        facts = facts_of(hint)
-        uses = frozenset(fact for fact in facts if isinstance(fact, Use))
-        neutral = next((fact.value for fact in facts if isinstance(fact, Neutral)), None)
-        if uses:
-            [option] = [fact for fact in facts if isinstance(fact, Option)]
-            found.append(_Declared(name, option.flags[0], uses, neutral))
-    return found
+def _facts_of_fields() -> dict[str, tuple[Any, ...]]:
+    """What the declaration of each field says of it, by its name."""
+    hints = get_type_hints(GenerateOptions, include_extras=True)
+    return {name: facts_of(hint) for name, hint in hints.items()}

@@ -16,16 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import cache, reduce
+from functools import reduce
 from operator import add
-from typing import Any, Literal, Self, get_type_hints
+from typing import Any, Literal, Self
 
 from tformer.recipe.sections import Generation
 from tformer.support import decoding as row
 from tformer.support.bounds import out_of_bounds
-from tformer.support.decoding import Must
+from tformer.support.decoding import Must, fact_of
 from tformer.support.errors import InputError
-from tformer.support.options import facts_of
 
 FinishReason = Literal["eos", "stop", "length", "context", "interrupted"]
 
@@ -39,13 +38,6 @@ LENGTH_PENALTIES: dict[row.LengthPenaltyType, Callable[[int, float], float]] = {
 def length_penalty(length: int, *, alpha: float, kind: row.LengthPenaltyType) -> float:
     """lp(length), above zero. A hypothesis without tokens counts as one of length 1: its sum is 0 all the same."""
     return LENGTH_PENALTIES[kind](max(length, 1), alpha)
-
-
-@cache
-def _conditions(settings: type) -> dict[str, Must]:
-    """What each value of the settings must be; `tformer.support.bounds` has the bounds of numbers."""
-    hints = get_type_hints(settings, include_extras=True)
-    return {name: fact for name, hint in hints.items() for fact in facts_of(hint) if isinstance(fact, Must)}
 
 
 DEFAULT = Generation()
@@ -99,9 +91,10 @@ class DecodingSettings:
     @classmethod
     def _check(cls, values: Mapping[str, Any], *, names: Mapping[str, str]) -> None:
         """Raise InputError for settings that cannot be decoded with. `names`: of values that have no flag."""
-        for name, must in _conditions(cls).items():  # type: ignore[arg-type]  # mypy: a dataclass has no hash
-            if not must.holds(values[name]):
-                raise InputError(f"{names.get(name, name)} must be {must.words}, found {values[name]}")
+        for name, value in values.items():
+            must = fact_of(name.removesuffix("_texts"), Must)  # `stop_texts` is the setting `stop`
+            if must is not None and not must.holds(value):
+                raise InputError(f"{names.get(name, name)} must be {must.words}, found {value}")
         for name, value in values.items():
             if wrong := out_of_bounds(name, value):
                 raise InputError(f"{names.get(name, name)} {wrong}")

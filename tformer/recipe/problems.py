@@ -111,7 +111,10 @@ def problems_of(error: ValidationError, data: dict[str, Any]) -> list[Problem]:
             problems[problem.path] = problem
         elif kind in EXPECTED:
             expected.setdefault(path, []).append(EXPECTED[kind].format(**ctx))
-            problems[path] = _wrong_value(path, entry["input"], expected[path])
+            words = " or ".join(expected[path])
+            suggestion = _suggestion(entry["input"], re.findall(r"'([^']*)'", words))
+            text = f"found {describe(entry['input'])}, expected {words}{suggestion}"
+            problems[path] = Problem(path, text, MODEL_HINT if path == ("model",) else None)
         else:
             problems[path] = Problem(path, f"{entry['msg']}, found {describe(entry['input'])}")
     # For a key that is a number or a mapping, an error inside the mapping is the relevant one.
@@ -160,12 +163,6 @@ def _unknown_kind(path: KeyPath, found: Any, data: Any) -> Problem:
     if isinstance(found, dict):
         return Problem(path, f"missing, expected one of {choices}")
     return Problem(path, f"found {describe(found)}, expected one of {choices}{_suggestion(found, kinds)}")
-
-
-def _wrong_value(path: KeyPath, found: Any, expected: Sequence[str]) -> Problem:
-    choices = re.findall(r"'([^']*)'", " ".join(expected))
-    text = f"found {describe(found)}, expected {' or '.join(expected)}{_suggestion(found, choices)}"
-    return Problem(path, text, MODEL_HINT if path == ("model",) else None)
 
 
 def _value_error(path: KeyPath, message: str, data: Any) -> Problem:

@@ -161,7 +161,14 @@ class _Parser:
             return resolve_scalar(event.value) if event.implicit[0] else event.value
         if len(path) >= MAX_DEPTH:
             raise self._refuse(event, f"nested more than {MAX_DEPTH} levels deep")
-        return self._mapping(path) if isinstance(event, yaml.MappingStartEvent) else self._sequence(path)
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(path)
+        items: list[Any] = []
+        for event in self.events:
+            if isinstance(event, yaml.SequenceEndEvent):
+                break
+            items.append(self._node(event, (*path, str(len(items)))))
+        return items
 
     def _check(self, event: Any) -> None:
         if isinstance(event, yaml.AliasEvent):
@@ -171,14 +178,6 @@ class _Parser:
         if event.tag is not None:
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
             raise self._refuse(event, f"found the tag '{tag}', which recipes do not have")
-
-    def _sequence(self, path: KeyPath) -> list[Any]:
-        items: list[Any] = []
-        for event in self.events:
-            if isinstance(event, yaml.SequenceEndEvent):
-                break
-            items.append(self._node(event, (*path, str(len(items)))))
-        return items
 
     def _mapping(self, path: KeyPath) -> dict[str, Any]:
         items: dict[str, Any] = {}
