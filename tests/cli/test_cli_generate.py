@@ -38,36 +38,10 @@ def test_a_prompt_is_shown_with_its_continuation(cli, random_run):
     assert outcome.out.startswith("abc") and len(outcome.out) == 9
 
 
-def test_the_same_seed_gives_the_same_text(cli, random_run):
-    def text(*more):
-        return cli("generate", random_run, "--prompt", "a", *more).out
-
-    assert text() == text() == text("--seed", "1337")
-    assert len({text("--seed", seed) for seed in range(5)}) > 1
-
-
-def test_the_recipe_gives_defaults_and_flags_override_them(cli, random_run):
-    def ids(*more):
-        [completion] = json.loads(cli("generate", random_run, "--prompt", "a", "--json", *more).out)["completions"]
-        return completion["ids"]
-
-    assert len(ids()) == 12
-    assert len(ids("--max-new-tokens", "3")) == 3
-    assert ids("--temperature", "1.5") == ids()
-
-
 def test_several_samples_are_separated(cli, random_run):
     outcome = cli("generate", random_run, "--prompt", "abc", "--num-samples", "3")
     assert outcome.out.count("---------------\n") == 2
     assert outcome.out.count("abc") >= 3
-
-
-def test_a_stop_text_ends_the_text_before_it(cli, random_run):
-    common = ("generate", random_run, "--prompt", "a", "--max-new-tokens", "200", "--json")
-    free = json.loads(cli(*common).out)["text"]
-    stop = free[5:7]
-    cut = json.loads(cli(*common, "--stop", stop, "--stop", "never said").out)
-    assert (cut["text"], cut["finish_reason"]) == (free[: free.index(stop)], "stop")
 
 
 def test_json_is_one_document_with_everything(cli, random_run):
@@ -142,21 +116,6 @@ def test_a_prompt_longer_than_the_context_slides_and_says_so_or_is_an_error(cli,
     refused = cli(*long, "--context", "error")
     assert (refused.code, refused.out) == (2, "")
     assert "30 tokens" in refused.err and "16" in refused.err
-
-
-def test_generation_beyond_the_context_slides_or_ends(cli, random_run):
-    common = ("generate", random_run, "--prompt", "abc", "--max-new-tokens", "100", "--json", "--seed", "2")
-    slid = json.loads(cli(*common, "--stop", "no such text").out)
-    ended = json.loads(cli(*common, "--context", "error").out)
-    assert len(slid["completions"][0]["ids"]) == 100
-    assert ended["finish_reason"] == "context"
-    assert len(ended["completions"][0]["ids"]) == 14
-
-
-def test_without_any_run_the_message_says_how_to_get_one(cli, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    outcome = cli("generate")
-    assert outcome.code == 2 and "tformer train" in outcome.err
 
 
 def test_an_encoder_cannot_generate(cli, make_run):

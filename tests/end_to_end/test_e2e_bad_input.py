@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -98,14 +96,6 @@ def test_invalid_utf8_names_file_line_and_byte(
         "train", "--config", tiny_recipe, "--data", bad, "--invalid-utf8", "replace", "--out", tmp_path / "run"
     )
     assert accepted.code == 0, accepted.err
-
-
-def test_prompt_longer_than_the_context(refused: Callable[..., str], cli: Cli, finished_run: Path) -> None:
-    prompt = "the cat sat on a mat and saw two dogs run"
-    message = refused(2, "generate", finished_run, "--prompt", prompt, "--context", "error")
-    assert "16" in message and str(len(prompt)) in message
-    slid = cli("generate", finished_run, "--prompt", prompt, "--max-new-tokens", "3")
-    assert slid.code == 0 and "8" in slid.err  # says that it keeps the last half of the context
 
 
 def test_run_directory_that_is_not_empty(
@@ -224,23 +214,6 @@ def test_disk_that_fills_up_keeps_the_last_checkpoint(
     monkeypatch.undo()
     assert newest_checkpoint(finished_run) == before
     assert cli("generate", finished_run, "--max-new-tokens", "2").code == 0
-
-
-def test_loss_that_is_not_finite_ends_with_exit_code_4(
-    cli: Cli, tiny_recipe: Path, text_file: Path, tmp_path: Path
-) -> None:
-    arguments = ("--lr", "1e30", "--set", "schedule.warmup_steps=0", "--set", "optimizer.clip_grad_norm=null")
-    outcome = cli("train", "--config", tiny_recipe, "--data", text_file, "--out", tmp_path / "run", *arguments)
-    assert outcome.code == 4 and "not finite" in outcome.err
-
-
-@pytest.mark.parametrize(("closed", "code"), [("0<&-", 0), ("1>&-", 3), ("2>&-", 0)])
-def test_closed_streams_are_no_internal_error(closed: str, code: int) -> None:
-    command = f"'{sys.executable}' -m tformer config list {closed}"
-    outcome = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
-    assert outcome.returncode == code
-    assert "internal error" not in outcome.stderr
-    assert ("standard output is closed" in outcome.stderr) == (code == 3)
 
 
 def test_an_image_of_another_size_is_resized_and_that_is_said(cli: Cli, tmp_path: Path) -> None:

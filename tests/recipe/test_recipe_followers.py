@@ -147,11 +147,6 @@ def test_every_even_width_builds(preset: str, width: int) -> None:
     assert count_parameters(recipe.model, num_labels=2) > 0
 
 
-def test_a_wrong_width_is_the_usual_error() -> None:
-    with pytest.raises(InputError, match=r"--set: model\.d_model: found the text 'wide'"):
-        load_recipe(preset="gpt/tiny", sets=["model.d_model=wide"])
-
-
 @pytest.mark.parametrize("size", ["wide", "0"])
 def test_a_wrong_size_of_a_head_beside_a_new_width_is_the_usual_error(size: str) -> None:
     with pytest.raises(InputError, match=r"--set: model\.decoder\.head_dim: found "):
