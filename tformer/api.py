@@ -54,7 +54,7 @@ from tformer.loading import Loaded
 from tformer.support.device import default_cache_dir, resolve_device, use_one_thread_after_fork
 from tformer.support.errors import InputError
 from tformer.support.formatting import shortened
-from tformer.support.options import flags_as_keywords, from_keywords
+from tformer.support.keywords import flags_as_keywords, from_keywords
 from tformer.support.processes import ScratchFolder, process_lock
 from tformer.tasks import task_of
 from tformer.tasks.evaluate import HEADS as EVALUATION_HEADS

@@ -11,7 +11,8 @@ from tformer.decoding.options import GenerateOptions
 from tformer.evaluation.embed import EmbedOptions
 from tformer.evaluation.options import EvaluationOptions
 from tformer.support.errors import InputError
-from tformer.support.options import as_keyword, flags_as_keywords, from_keywords
+from tformer.support.keywords import flags_as_keywords, from_keywords
+from tformer.support.options import as_keyword
 from tformer.training.options import TrainOptions
 
 
