@@ -234,30 +234,27 @@ def _means(checkpoints: Sequence[Checkpoint], *, work: Work) -> dict[str, dict[s
     """{role: {name: mean}}, without aliases. One checkpoint at a time is in memory, beside the sums."""
     sums: dict[str, dict[str, RunningMean]] = {}
     for done, checkpoint in enumerate(checkpoints):
-        for role in AVERAGED_ROLES:
-            if checkpoint.has(role):
-                _add(sums.setdefault(role, {}), checkpoint, role)
+        for role in filter(checkpoint.has, AVERAGED_ROLES):
+            means = sums.setdefault(role, {})
+            tensors = checkpoint.weights() if role == "weights" else checkpoint.generator() or {}
+            for alias in checkpoint.tied if role == "weights" else ():
+                tensors.pop(alias, None)
+            for name in list(tensors):
+                tensor = tensors.pop(name)
+                if name not in means or name.endswith(RANDOM_BUFFERS):
+                    means[name] = RunningMean(tensor)
+                    continue
+                try:
+                    means[name].add(tensor)
+                except ValueError as error:
+                    raise InputError(
+                        f"{checkpoint.path}: {role} tensor {name} and that of the others: {error}"
+                    ) from None
         if work.should_stop():
             raise Interrupted("averaging interrupted, nothing written", signal_number=signal.SIGINT)
         work.report(done + 1, len(checkpoints))
     # one by one, so that each sum is freed when its mean is made
     return {role: {name: values.pop(name).value() for name in list(values)} for role, values in sums.items()}
-
-
-def _add(sums: dict[str, RunningMean], checkpoint: Checkpoint, role: str) -> None:
-    tensors = (checkpoint.generator() or {}) if role == "generator" else checkpoint.weights()
-    if role == "weights":
-        for alias in checkpoint.tied:
-            tensors.pop(alias, None)
-    for name in list(tensors):
-        tensor = tensors.pop(name)
-        if name not in sums or name.endswith(RANDOM_BUFFERS):
-            sums[name] = RunningMean(tensor)
-            continue
-        try:
-            sums[name].add(tensor)
-        except ValueError as error:
-            raise InputError(f"{checkpoint.path}: {role} tensor {name} and that of the others: {error}") from None
 
 
 def _run_of(checkpoint: Checkpoint) -> Path | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +48,10 @@ def scan(folder: Path) -> list[Entry]:
         path = folder / name
         if match and is_complete(path):
             step = int(match[1])
-            entries[step] = Entry(step, path, _score(path))
+            score = None
+            with suppress(InputError):  # reported when this checkpoint is read
+                score = read_manifest(path).score
+            entries[step] = Entry(step, path, score)
     return [entries[step] for step in sorted(entries)]
 
 
@@ -58,13 +62,6 @@ def _names(folder: Path) -> list[str]:
         return []
     except OSError as error:
         raise InputError(f"cannot read {folder}: {error.strerror}") from error
-
-
-def _score(path: Path) -> float | None:
-    try:
-        return read_manifest(path).score
-    except InputError:  # reported when this checkpoint is read
-        return None
 
 
 def latest(entries: Sequence[Entry]) -> Entry | None:

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -28,6 +29,10 @@ def describe_environment(
 ) -> dict[str, Any]:
     """The content of environment.json: versions, device, state of the C kernels (used in samples; default: those that
     exist), command line (default: this process's), git commit of the code, fingerprint of the training data."""
+    versions = {"tformer": __version__}
+    for package in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
     return {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": list(sys.argv if command is None else command),
@@ -35,18 +40,10 @@ def describe_environment(
         "kernels": library.state() if kernels is None else kernels,
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "versions": {"tformer": __version__}
-        | {name: version for name in PACKAGES if (version := _version(name)) is not None},
+        "versions": versions,
         "git_commit": git_commit(Path(__file__).resolve().parents[2]),
         "data_fingerprint": data_fingerprint,
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def git_commit(checkout: Path) -> str | None:

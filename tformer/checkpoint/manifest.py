@@ -43,13 +43,6 @@ def exchanged_tokenizers(folder: Path, manifest: Manifest) -> InputError | None:
     return None
 
 
-def missing_file(path: Path) -> InputError:
-    """The error for a checkpoint that lacks a tokenizer file."""
-    side = {SOURCE_NAME: "source", FILE_NAMES["target_tokenizer"]: "target"}.get(path.name)
-    meaning = f", the tokenizer of the {side} side," if side else ""
-    return InputError(f"{path}{meaning} is missing, but the manifest lists it")
-
-
 def _sha256(path: Path) -> str | None:
     try:
         return hashlib.sha256(read_bounded(path, max_bytes=MAX_TOKENIZER_BYTES)).hexdigest()

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from tformer.checkpoint import catalog
 from tformer.checkpoint.manifest import (
+    FILE_NAMES,
     MAX_TOKENIZER_BYTES,
     ROLES,
+    SOURCE_NAME,
     FileRecord,
     Manifest,
     exchanged_tokenizers,
     index_role,
-    missing_file,
     plain_name,
     read_manifest,
 )
@@ -315,7 +316,9 @@ def _check_size(path: Path, record: FileRecord) -> None:
     try:
         size = os.stat(path).st_size
     except FileNotFoundError:
-        raise missing_file(path) from None
+        side = {SOURCE_NAME: "source", FILE_NAMES["target_tokenizer"]: "target"}.get(path.name)
+        meaning = f", the tokenizer of the {side} side," if side else ""
+        raise InputError(f"{path}{meaning} is missing, but the manifest lists it") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     if size != record.size:

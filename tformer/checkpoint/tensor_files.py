@@ -263,14 +263,12 @@ def find_tied(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 def without_aliases(tensors: Mapping[str, Tensor], tied: Mapping[str, str]) -> dict[str, Tensor]:
     """The tensors without aliases. ValueError for an alias that differs from its owner."""
     for alias, owner in tied.items():
-        if alias in tensors and owner not in tensors:
+        if alias not in tensors:
+            continue
+        if owner not in tensors:
             raise ValueError(f"{alias} is tied to {owner}, which is not among the tensors")
-        if alias in tensors and not _same(tensors[alias], tensors[owner]):
+        a, b = tensors[alias].detach(), tensors[owner].detach()
+        alike = a.shape == b.shape and a.dtype == b.dtype
+        if not (alike and (a.data_ptr() == b.data_ptr() or torch.equal(a, b))):
             raise ValueError(f"{alias} is said to be tied to {owner}, but their values differ")
     return {name: tensor for name, tensor in tensors.items() if name not in tied}
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    return a.data_ptr() == b.data_ptr() or bool(torch.equal(a.detach(), b.detach()))

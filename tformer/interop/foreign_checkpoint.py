@@ -101,7 +101,11 @@ def open_folder(
     generation = read_generation(folder, config)
     notes += generation_notes(folder, config)
     ids, dropped = _known_ids(folder, special_ids(config, generation_document(folder), roles), tokenizers)
-    labels = _labels(foreign)
+    labels: tuple[str, ...] = ()  # of a classifier, in the order of their ids
+    for head in model.heads:
+        if head.kind == "classifier" and head.num_labels is not None:
+            names = label_names(Config(config, name=str(folder / CONFIG)))
+            labels = names or tuple(f"LABEL_{number}" for number in range(head.num_labels))
     pixels = read_preprocessor(folder) if model.patches is not None else {}
     if model.patches is not None and not pixels:
         notes.append("no preprocessor_config.json: images are scaled to mean and deviation 0.5")
@@ -162,12 +166,3 @@ def _known_ids(
         else:
             notes.append(f"{name}_token_id {token} is no id of the tokenizer, which are below {size:,}: left out")
     return known, notes
-
-
-def _labels(foreign: ForeignModel) -> tuple[str, ...]:
-    """Names of a classifier's labels in the order of their ids; () for other models."""
-    for head in foreign.model.heads:
-        if head.kind == "classifier" and head.num_labels is not None:
-            names = label_names(Config(foreign.config, name=str(foreign.folder / CONFIG)))
-            return names or tuple(f"LABEL_{number}" for number in range(head.num_labels))
-    return ()

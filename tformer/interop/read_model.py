@@ -121,7 +121,13 @@ def read_model(folder: str | Path, *, ignore: Collection[str] = ()) -> ForeignMo
     config = read_config(folder)
     architecture = _architecture(folder, config)
     files = open_weights(folder)
-    named = _named_class(folder, config, architecture)
+    named, found = None, config.get("architectures")
+    if found:
+        single = found[0] if isinstance(found, list) and len(found) == 1 else None
+        if not isinstance(single, str) or single not in architecture.classes:
+            known = ", ".join(architecture.classes)
+            raise InputError(f"{folder / CONFIG}: architectures: found {found!r}, tformer reads one of {known} here")
+        named = single
 
     def read_as(class_name: str) -> ForeignModel:
         reader = Config({key: value for key, value in config.items() if key not in ignore}, name=str(folder / CONFIG))
@@ -184,17 +190,6 @@ def _architecture(folder: Path, config: Mapping[str, Any]) -> Architecture:
         f"{folder / CONFIG}: model_type: {found}; known: {known}",
         hint=f"did you mean '{swapped}'?" if swapped else None,
     )
-
-
-def _named_class(folder: Path, config: Mapping[str, Any], architecture: Architecture) -> str | None:
-    """The class that config.json names; None: it names none."""
-    known = ", ".join(architecture.classes)
-    found = config.get("architectures")
-    if not found:
-        return None
-    if isinstance(found, list) and len(found) == 1 and isinstance(found[0], str) and found[0] in architecture.classes:
-        return found[0]
-    raise InputError(f"{folder / CONFIG}: architectures: found {found!r}, tformer reads one of {known} here")
 
 
 def _best_fit(

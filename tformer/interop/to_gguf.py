@@ -64,8 +64,12 @@ def write_gguf(path: Path, model: Model, weights: Mapping[str, Tensor], *, famil
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert theirs is not None, name
         writer.add_tensor(theirs, tensor.contiguous().numpy())
-    if (divisors := _frequency_divisors(model)) is not None:
-        writer.add_tensor("rope_freqs.weight", divisors.numpy())
+    positions = model.decoder.positions
+    if isinstance(positions, RopeOptions) and positions.scaling is not None:
+        size = resolve_sizes(model, "decoder").head_dim
+        frequencies = positions.base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+        divisors = frequencies / scale_frequencies(frequencies, positions.scaling)
+        writer.add_tensor("rope_freqs.weight", divisors.float().numpy())
     try:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -93,14 +97,3 @@ def _describe(writer: Any, model: Model) -> None:
     if isinstance(decoder.positions, RopeOptions):
         writer.add_rope_dimension_count(sizes.head_dim)
         writer.add_rope_freq_base(decoder.positions.base)
-
-
-def _frequency_divisors(model: Model) -> Tensor | None:
-    """What llama.cpp divides each frequency of RoPE by; None: nothing scales them."""
-    assert model.decoder is not None
-    positions = model.decoder.positions
-    if not isinstance(positions, RopeOptions) or positions.scaling is None:
-        return None
-    size = resolve_sizes(model, "decoder").head_dim
-    frequencies = positions.base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
-    return (frequencies / scale_frequencies(frequencies, positions.scaling)).float()
