@@ -11,12 +11,13 @@ import pytest
 import torch
 import transformers
 
+from tests.test_presets_build import scaled_down
+from tests.test_presets_encoders import counted, part
 from tformer.build import build_model
 from tformer.model import Transformer
 from tformer.optim.schedules import build_schedule
 from tformer.recipe import list_presets, load_recipe
 from tformer.recipe.load import recipe_to_data
-from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe
 from tformer.tokenizer.options import TokenizerOptions
 from tformer.tokenizer.special import DecoderTokens, decoder_tokens, find_special_ids, sentinel_tokens, special_tokens
@@ -36,11 +37,6 @@ def read(preset: str) -> Recipe:
 def on_meta(preset: str) -> Transformer:
     recipe = read(preset)
     return build_model(recipe.model, vocab_size=recipe.tokenizer.train.vocab_size, device="meta")
-
-
-def part(model: Transformer, *names: str) -> int:
-    """Parameters whose names begin so; a tied one counts once, under its first name."""
-    return sum(value.numel() for name, value in model.named_parameters() if name.startswith(names))
 
 
 # --- parameters -------------------------------------------------------------------------------------------------------
@@ -106,7 +102,7 @@ def test_t5_has_the_parameters_of_transformers(preset: str) -> None:
     config = transformers.T5Config(
         vocab_size=32128, d_kv=64, feed_forward_proj="gated-gelu" if untied else "relu", **T5_SIZES[preset]
     )
-    tied = count_of(transformers.T5ForConditionalGeneration, config)  # the class ties, whatever the configuration says
+    tied = counted("T5ForConditionalGeneration", config)  # the class ties, whatever the configuration says
     own_head = 32128 * config.d_model if untied else 0  # which is in v1.1's files
     assert on_meta(preset).num_parameters() == tied + own_head
 
@@ -116,14 +112,8 @@ def test_bart_has_the_parameters_of_transformers() -> None:
     both = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in sides.items()}
     config = transformers.BartConfig(d_model=768, vocab_size=50265, max_position_embeddings=1024, **both)
     model = on_meta("bart/base")
-    assert model.num_parameters() == count_of(transformers.BartForConditionalGeneration, config)
+    assert model.num_parameters() == counted("BartForConditionalGeneration", config)
     assert model.get_parameter("encoder.positions.weight").shape[0] == 1026
-
-
-def count_of(class_: Any, config: Any) -> int:
-    with torch.device("meta"):
-        reference = class_(config)
-    return sum(parameter.numel() for parameter in reference.parameters())
 
 
 # --- conventions ------------------------------------------------------------------------------------------------------
@@ -159,24 +149,12 @@ def test_t5_vocabularies_have_their_hundred_sentinels(preset: str) -> None:
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
-def scaled_down(model: Model) -> Model:
-    """The same variant with two layers of width 32 a side and 97 tokens; dropout off."""
-    values = model.model_dump()
-    values |= {"d_model": 32, "max_seq_len": 32, "vocab_size": 97}
-    values["embedding"]["dropout"] = 0.0
-    for side in ("encoder", "decoder"):
-        values[side] |= {"num_layers": 2, "num_heads": 4, "head_dim": None, "layers": {}}
-        values[side] |= {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
-        values[side]["feedforward"]["d_ff"] = 64
-    return Model.model_validate(values)
-
-
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_small_copy_starts_near_a_uniform_guess_and_learns(preset: str) -> None:
     """Tables of T5 v1.0 and FixNorm are as wide at the output as at the input: of the decoder's input token they make a
     guess of their own, with a logit of about sqrt(d_model)."""
     torch.manual_seed(0)
-    model = build_model(scaled_down(read(preset).model))
+    model = build_model(scaled_down(read(preset).model)).eval()
     source, target = torch.randint(8, 97, (2, 8, 12))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     losses = []
