@@ -28,9 +28,6 @@ from tformer.interop.read_model import read_model
 from tformer.recipe.model import Model
 from tformer.support.errors import InputError
 
-# --- encoders ---------------------------------------------------------------------------------------------------------
-
-
 POOLER = 768 * 768 + 768
 BODIES = {  # published numbers of parameters without heads, here without the pooler too
     "bert-base-uncased": 109_482_240 - POOLER,

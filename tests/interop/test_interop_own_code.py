@@ -13,7 +13,7 @@ import transformers
 
 from tests.interop.exports import GPT, ORIGINAL, checkpoint, letters
 from tests.interop.parity import padding, tokens
-from tests.interop.test_interop_export_presets import small
+from tests.interop.test_interop_exporting import small
 from tformer.interop.exporting import ExportReport, export_checkpoint
 from tformer.loading import load
 from tformer.support.errors import InputError
