@@ -60,33 +60,32 @@ def test_hidden_files_are_left_out(tmp_path: Path, write: Callable) -> None:
     assert classes_of(write(tmp_path / "set.zip", {**TREE, **hidden})) == ["a", "a", "b", "b"]
 
 
+NO_IMAGE = f"not an image (known endings: {', '.join(sorted(image_files.IMAGE_ENDINGS))})"
+SPLITS = {"train/a/1.png": PNG, "train/b/1.png": PNG, "test/a/1.png": PNG}
+IDX = {"train-images-idx3-ubyte.gz": b"x", "train-labels-idx1-ubyte.gz": b"x"}
+
+
+@pytest.mark.parametrize(
+    ("files", "message", "hint"),
+    [
+        ({**TREE, "a/notes.txt": b"text"}, f"/a/notes.txt: {NO_IMAGE}", "move it out"),
+        ({**TREE, "README.md": b"text"}, f"/README.md: {NO_IMAGE}", "move it out"),
+        ({**TREE, "a/noending": b"text"}, f"/a/noending: {NO_IMAGE}", "move it out"),
+        (IDX, f"/train-images-idx3-ubyte.gz: {NO_IMAGE}", "/train-images-idx3-ubyte.gz"),
+        ({**TREE, "c/": b""}, "/c: no images of this class", ""),
+        ({"1.png": PNG, "2.png": PNG}, "/1.png: lies in no class's folder", "one folder of images per class"),
+        ({**TREE, "stray.png": PNG}, "/stray.png: lies in no class's folder", "one folder of images per class"),
+        ({"a/": b"", "b/": b""}, ": no images in it", "one folder of images per class"),
+        (SPLITS, ": holds parts of a data set (test, train), not classes", "/test"),
+    ],
+)
 @pytest.mark.parametrize("write", [write_tree, write_zip])
-@pytest.mark.parametrize("name", ["a/notes.txt", "README.md", "a/noending"])
-def test_non_image_file_in_a_folder_is_named(tmp_path: Path, write: Callable, name: str) -> None:
-    path = write(tmp_path / "set.zip", {**TREE, name: b"text"})
-    assert refusal(lambda: classes_of(path)).message.startswith(f"{path}/{name}: not an image (known endings: .bmp, ")
-
-
-@pytest.mark.parametrize("write", [write_tree, write_zip])
-def test_empty_class_is_named(tmp_path: Path, write: Callable) -> None:
-    path = write(tmp_path / "set.zip", {**TREE, "c/": b""})
-    assert refusal(lambda: classes_of(path)).message == f"{path}/c: no images of this class"
-
-
-@pytest.mark.parametrize("write", [write_tree, write_zip])
-def test_no_classes(tmp_path: Path, write: Callable) -> None:
-    path = write(tmp_path / "set.zip", {"1.png": PNG, "2.png": PNG})
+def test_a_wrong_layout_is_named_in_folders_and_zips(
+    tmp_path: Path, write: Callable, files: dict[str, bytes], message: str, hint: str
+) -> None:
+    path = write(tmp_path / "set.zip", files)
     error = refusal(lambda: classes_of(path))
-    assert error.message == f"{path}/1.png: lies in no class's folder"
-    assert error.hint is not None and "one folder of images per class" in error.hint
-    path = write(tmp_path / "mixed.zip", {**TREE, "stray.png": PNG})
-    assert refusal(lambda: classes_of(path)).message == f"{path}/stray.png: lies in no class's folder"
-
-
-@pytest.mark.parametrize("write", [write_tree, write_zip])
-def test_no_images(tmp_path: Path, write: Callable) -> None:
-    path = write(tmp_path / "set.zip", {"a/": b"", "b/": b""})
-    assert refusal(lambda: classes_of(path)).message == f"{path}: no images in it"
+    assert error.message == f"{path}{message}" and hint in str(error.hint)
 
 
 def test_a_class_folder_that_is_not_utf8_is_named(tmp_path: Path) -> None:
@@ -99,18 +98,6 @@ def test_a_class_folder_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     Path(os.fsdecode(odd), "1.png").write_bytes(PNG)
     message = refusal(lambda: classes_of(path)).message
     assert message == f"{path}: the folder b'd\\xffg' has a name that is not UTF-8"
-
-
-def test_parts_of_a_data_set_are_not_taken_for_classes(tmp_path: Path) -> None:
-    path = write_tree(tmp_path / "set", {"train/a/1.png": PNG, "train/b/1.png": PNG, "test/a/1.png": PNG})
-    error = refusal(lambda: classes_of(path))
-    assert error.message == f"{path}: holds parts of a data set (test, train), not classes"
-    assert error.hint is not None and f"{path}/test" in error.hint
-
-
-def test_the_hint_for_a_folder_with_idx_files_names_one(tmp_path: Path) -> None:
-    path = write_tree(tmp_path / "mnist", {"train-images-idx3-ubyte.gz": b"x", "train-labels-idx1-ubyte.gz": b"x"})
-    assert f"{path}/train-images-idx3-ubyte.gz" in str(refusal(lambda: classes_of(path)).hint)
 
 
 def test_without_labels_any_layout_will_do(tmp_path: Path) -> None:
@@ -322,30 +309,32 @@ def test_labels_may_be_compressed_when_images_are_not(tmp_path: Path) -> None:
     assert labels_beside(tmp_path / "train-images-idx3-ubyte.gz").name == "train-labels-idx1-ubyte"
 
 
-def test_missing_idx_labels_name_the_expected_files(tmp_path: Path) -> None:
+def test_labels_of_idx_images_are_named_where_they_are_missing_or_too_few(tmp_path: Path) -> None:
     path = write_idx(tmp_path / "train-images-idx3-ubyte.gz", IMAGES)
     assert "train-labels-idx1-ubyte or train-labels-idx1-ubyte.gz" in refusal(lambda: labels_beside(path)).message
     other = write_idx(tmp_path / "digits", IMAGES)
     assert "no file of labels beside it" in refusal(lambda: labels_beside(other)).message
+    few = write_idx(tmp_path / "images", IMAGES, LABELS[:2])
+    message = refusal(lambda: read_idx_labels(few, count=3)).message
+    assert message == f"{tmp_path}/labels: 2 labels for the 3 images of {few}"
 
 
-def test_as_many_labels_as_images(tmp_path: Path) -> None:
-    path = write_idx(tmp_path / "images", IMAGES, LABELS[:2])
-    message = refusal(lambda: read_idx_labels(path, count=3)).message
-    assert message == f"{tmp_path}/labels: 2 labels for the 3 images of {path}"
-
-
-def test_the_file_of_labels_is_no_file_of_images(tmp_path: Path) -> None:
-    path = write_idx(tmp_path / "images", IMAGES, LABELS)
-    error = refusal(lambda: read_idx_images(labels_beside(path)))
-    assert "expected IDX images (magic number 2051), found labels (2049)" in error.message
-    assert error.hint is not None and "file of images" in error.hint
-
-
-def test_other_values_than_bytes_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "images"
-    path.write_bytes(b"\0\0\x0d\x03" + idx_bytes(IMAGES)[4:])  # floats
-    assert "found something else (3331)" in refusal(lambda: read_idx_images(path)).message
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("labels", idx_bytes(LABELS), "expected IDX images (magic number 2051), found labels (2049)"),
+        ("images", b"\0\0\x0d\x03" + idx_bytes(IMAGES)[4:], "found something else (3331)"),  # floats
+        ("images.gz", gzip.compress(idx_bytes(IMAGES))[:-9], "damaged .gz data"),
+        ("images", idx_bytes(np.zeros((0, 28, 28), dtype=np.uint8)), "no images in it"),
+        ("images", idx_bytes(np.zeros((3, 0, 28), dtype=np.uint8)), "no images in it"),
+    ],
+)
+def test_a_file_that_holds_no_idx_images_is_named(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    error = refusal(lambda: read_idx_images(path))
+    assert error.message.startswith(str(path)) and words in error.message
+    assert name != "labels" or "file of images" in str(error.hint)
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"x", lambda data: data[:9]])
@@ -353,18 +342,6 @@ def test_wrong_number_of_bytes_is_damage(tmp_path: Path, change: Callable[[bytes
     path = tmp_path / "images"
     path.write_bytes(change(idx_bytes(IMAGES)))
     assert f"{path}: damaged: expected " in refusal(lambda: read_idx_images(path)).message
-
-
-def test_damaged_compression_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "images.gz"
-    path.write_bytes(gzip.compress(idx_bytes(IMAGES))[:-9])
-    assert "damaged .gz data" in refusal(lambda: read_idx_images(path)).message
-
-
-@pytest.mark.parametrize("shape", [(0, 28, 28), (3, 0, 28)])
-def test_no_images_are_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    path = write_idx(tmp_path / "images", np.zeros(shape, dtype=np.uint8))
-    assert "no images in it" in refusal(lambda: read_idx_images(path)).message
 
 
 @given(data=st.binary(max_size=40), start=st.sampled_from([b"", b"\0\0\x08\x03", b"\0\0\x08\x03\0\0\0\x01"]))

@@ -47,7 +47,7 @@ def start_ids(tokenizer: Tokenizer) -> list[int]:
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str, *, most: int | None = None, keep: Truncation = "head") -> list[int]:
-    """The ids of a prompt, after those that the tokenizer begins every text with (Llama's `<s>`; mostly none).
+    """The ids of a prompt. Before them stand the ids that the tokenizer opens every text with (Llama's `<s>`), if any.
 
     A prompt without tokens (empty, or spaces only for a word tokenizer) gives `start_ids`. `most` and `keep` are those
     of `Tokenizer.encode_batch`.
@@ -72,7 +72,7 @@ class EncodedText:
 
     Attributes:
         ids, types: token ids and token types.
-        parts: 0 for tokens of the first text, 1 for those of the second.
+        parts: 0 for tokens of the first text, 1 for tokens of the second.
         spans: offsets in the characters of the token's text; None for a token of the template.
         num_cut: number of tokens of the texts that did not fit (of a long text at least one, if they were not counted).
     """
@@ -106,7 +106,7 @@ class TextReader:
         single: the template of one text.
         pair: makes the template of two texts; None where the model reads one.
         starts: ids that stand for an empty text; () where an empty text is allowed.
-        max_length: the most tokens of an input, special ones included; None: no limit.
+        max_length: the most tokens of an input, special ones included; None if there is no limit.
         padding_side, pad_to, truncation: of batches.
     """
 
@@ -138,7 +138,7 @@ class TextReader:
 
     @classmethod
     def of_target(cls, tokenizer: Tokenizer, prefix: Sequence[int], end: int, **settings: Any) -> TextReader:
-        """The reading of a decoder beside an encoder: start tokens, text, end."""
+        """The reading of a decoder that reads an encoder's output: start tokens, text, end."""
         return cls(tokenizer, plain_template(prefix, [end]), **settings)
 
     @property
@@ -151,7 +151,7 @@ class TextReader:
 
         Args:
             cut: leave out what is longer than `max_length`, see `truncation`.
-            count_cut: count the tokens that were left out, also those of a long text, which takes time.
+            count_cut: count the tokens that were left out exactly, which takes time for a long text.
 
         Raises InputError for two texts where the model reads one, and for no room beside the special tokens.
         """

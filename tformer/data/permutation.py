@@ -34,7 +34,7 @@ def permute(indices: np.ndarray, *, size: int, key: int) -> np.ndarray:
 
 
 def permute_by_network(indices: np.ndarray, *, size: int, key: int) -> np.ndarray:
-    """`permute` by the network alone. Held-out parts are chosen by it, so that those of existing runs stay the same."""
+    """`permute` by the network alone. It chooses held-out parts, which must stay the same for existing runs."""
     half = max(MIN_HALF_BITS, ((size - 1).bit_length() + 1) // 2)
     round_keys = [derive_key(key, number) for number in range(ROUNDS)]
     values = _feistel(np.asarray(indices).astype(np.uint64), half, round_keys)

@@ -16,7 +16,7 @@ MAX_TEMPLATE = 4096  # pieces of a template
 
 
 def growth_problem(document: dict[str, Any]) -> str | None:
-    """Why encoding or decoding could give far more text than it is given; None: it cannot."""
+    """Why encoding or decoding could give far more text than it is given; None if it cannot."""
     for section in ("normalizer", "pre_tokenizer", "decoder"):
         factor = 1.0
         for step in _steps(document.get(section)):
@@ -35,7 +35,7 @@ def growth_problem(document: dict[str, Any]) -> str | None:
 
 
 def _steps(section: Any) -> Iterator[dict[str, Any]]:
-    """The steps of a section, those of sequences one by one."""
+    """The steps of a section. Sequences give their steps one by one."""
     if not isinstance(section, dict):
         return
     yield section

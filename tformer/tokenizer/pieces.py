@@ -95,7 +95,7 @@ def ends_of(
     """(place, encoded piece) of a text, in order: all pieces, or those at its ends that `keep` names.
 
     Args:
-        most: an end is complete when its pieces have more tokens than this; None: all pieces.
+        most: an end is complete when its pieces have more tokens than this; None gives all pieces.
         size: the number of tokens of an encoded piece.
     """
     first, count = 0, 0
@@ -134,5 +134,5 @@ def batches_of(
 
 
 def size_for_message(text: str, tokens: int, *, most: int) -> str:
-    """The number of a text's tokens, which is above `most`; of a long text only this is known."""
+    """The number of a text's tokens, which is above `most`. For a long text nothing more is known."""
     return f"more than {most:,} tokens ({len(text):,} characters)" if is_long(text) else f"{tokens:,} tokens"

@@ -44,7 +44,7 @@ def untrained(options: TokenizerOptions, alphabet: Sequence[str] | None = None) 
     """(tokenizer without a vocabulary, its trainer) for byte-bpe, bpe, wordpiece and word.
 
     Args:
-        alphabet: the first entries for text, in order; None: the trainer finds the characters of the text.
+        alphabet: the first entries for text, in order. Without it the trainer finds the characters of the text.
     """
     unk = TEMPLATES[options.template].unk
     # A trainer takes entries in a given order only as special tokens; `finished` makes them text again.
@@ -132,7 +132,7 @@ def finished(tokenizer: RustTokenizer, options: TokenizerOptions) -> str:
 
 
 def build_normalizer(options: TokenizerOptions) -> Any:
-    """Unicode form, then case, then accents; BERT's cleaning for wordpiece. None: the text is unchanged."""
+    """Unicode form, then case, then accents; BERT's cleaning for wordpiece. None if the text stays unchanged."""
     steps: list[Any] = []
     if options.unicode != "none":
         steps.append({"nfc": normalizers.NFC, "nfkc": normalizers.NFKC}[options.unicode]())

@@ -35,7 +35,7 @@ Word = tuple[int, ...]
 
 
 class Segmenter:
-    """Draws segmentations of texts; a subclass draws that of one word.
+    """Draws segmentations of texts; a subclass draws the segmentation of one word.
 
     Args:
         tokenizer: of the ids.
@@ -152,7 +152,7 @@ class UnigramSegmenter(Segmenter):
         return found[::-1]
 
     def _find_lattice(self, ids: Word) -> list[tuple[list[float], list[tuple[int, int]]]] | None:
-        """For each end of a piece: cumulative weights, and (start, id) of the pieces; None: unknown characters."""
+        """For each end of a piece: cumulative weights, and (start, id) of the pieces; None for unknown characters."""
         if any(token >= len(self._pieces) or self._pieces[token] not in self._ids for token in ids):
             return None
         text = "".join(self._pieces[token] for token in ids)

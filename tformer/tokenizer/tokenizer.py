@@ -247,7 +247,7 @@ class Tokenizer:
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """(ids, offsets) of one text without special tokens; offsets: first character and the one after the last.
 
-        `most` and `keep` are those of `encode_batch`.
+        `most` and `keep` mean what they mean in `encode_batch`.
         """
         ids: list[int] = []
         spans: list[tuple[int, int]] = []
@@ -349,7 +349,7 @@ def _without_panics() -> Iterator[None]:
 
     One thread of a process at a time: stderr is the process's.
     """
-    if sys.__stderr__ is None:  # closed when the program began: its number may be that of another file
+    if sys.__stderr__ is None:  # closed when the program began: another file may have its number
         yield
         return
     with _STANDARD_ERROR, TemporaryFile() as printed:

@@ -1,6 +1,6 @@
 """Batch: the frozen value that objectives collate and models read.
 
-Field names are those of Hugging Face's models. A field that a family does not use is None. `attention_mask` is None if
+Fields have the names of Hugging Face's models. A field that a family does not use is None. `attention_mask` is None if
 nothing is padded, so that attention can take its fast path.
 """
 
@@ -47,7 +47,7 @@ class Share:
 class Batch:
     input_ids: Tensor | None = None  # [B, T] long
     labels: Tensor | None = None  # [B, T], [B, U], [B], or [B, L] for many labels; below 0: nothing to predict
-    attention_mask: Tensor | None = None  # [B, T] bool, True on real tokens; None: nothing is padded
+    attention_mask: Tensor | None = None  # [B, T] bool, True on real tokens; None if nothing is padded
     position_ids: Tensor | None = None  # [B, T] long
     document_ids: Tensor | None = None  # [B, T] long: tokens of different documents do not see each other
     token_type_ids: Tensor | None = None  # [B, T] long
@@ -56,8 +56,8 @@ class Batch:
     pixel_values: Tensor | None = None  # [B, C, Y, X] float
     next_sentence_label: Tensor | None = None  # [B] long: 0 the second text follows the first, 1 it was drawn at random
     num_tokens: int = -1  # real (not padded) input and decoder tokens, counted once on the host; images count as 1
-    num_labels: int | None = None  # labels that are not ignored, counted before they leave the host; None: not counted
-    share: Share | None = None  # of one of several processes; None: the whole micro-batch
+    num_labels: int | None = None  # labels that are not ignored, counted before they leave the host, if at all
+    share: Share | None = None  # the rows of one of several processes; None: all rows
 
     def __post_init__(self) -> None:
         if self.num_tokens >= 0:

@@ -150,7 +150,7 @@ class BatchPlan:
         return permute(places, size=self.num_samples, key=derive_key("sample order", self.seed, epoch))
 
     def _window_batches(self, epoch: int, window: int) -> list[np.ndarray]:
-        """The batches of a window; those of the latest one are kept."""
+        """The batches of a window. The batches of the latest window are kept."""
         if self._latest is not None and self._latest[0] == (epoch, window):
             return self._latest[1]
         assert self.lengths is not None

@@ -37,7 +37,7 @@ from tformer.tokenizer import Tokenizer
 from tformer.workers.work import QUIET, Work
 
 MAX_TOKENS = 1 << 29  # 2 GB
-SHORT_SHARE = 0.1  # of the spans: those with a random length instead of the greatest
+SHORT_SHARE = 0.1  # of the spans have a random length instead of the greatest
 LINE_LIMIT = 1 << 20  # characters, where a longer line is cut
 
 _BOUNDARY = re.compile(
@@ -190,7 +190,7 @@ def prepare_sentences(
 
 
 class SentencePairs:
-    """The samples of a corpus. `lengths` are those of real pairs; a random second text may be of another length.
+    """The samples of a corpus. `lengths` are the lengths of real pairs; a random second text may have another length.
 
     `token_types=False` is for models without them; a template with equal types for both texts (RoBERTa) has none.
     Raises InputError for a corpus with fewer than two documents, or none of two sentences, and for a template that

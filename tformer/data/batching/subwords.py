@@ -1,8 +1,8 @@
 """Samples whose texts are segmented again in each epoch, for training alone (arXiv 1804.10959, 1910.13267).
 
-The draws of a sample are those of (seed, epoch, number of the sample): a resumed run, and each of several processes,
-reads the same ids. Batches are planned by the lengths of the plain segmentation, so they have some more tokens than
-`training.batch_tokens`; a text that would become too long for the model keeps its plain segmentation.
+The draws of a sample depend on seed, epoch and number of the sample alone, so that a resumed run and each of several
+processes read the same ids. Batches are planned by the lengths of the plain segmentation, so they have some more tokens
+than `training.batch_tokens`; a text that would become too long for the model keeps its plain segmentation.
 """
 
 from __future__ import annotations

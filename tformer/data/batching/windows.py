@@ -74,7 +74,10 @@ class Windows(ABC):
             )
         if packing == "concat" and moves:
             self._room = min(self._room, len(corpus))
-            self._count = self._num_concat_windows()
+            if self.shared:
+                self._count = max(1, len(corpus) // seq_len - 1)
+            else:  # one more than needed, so that they can be moved
+                self._count = 1 if len(corpus) == self._room else -(-len(corpus) // self._room) + 1
         else:
             cut = {"concat": cut_evenly, "documents": pack_documents, "none": cut_documents}[packing]
             self._starts, sizes = cut(corpus.document_offsets, self._room, shared=self.shared)
@@ -113,9 +116,6 @@ class Windows(ABC):
         """By how many tokens the windows of an epoch are moved (concat)."""
 
     @abstractmethod
-    def _num_concat_windows(self) -> int: ...
-
-    @abstractmethod
     def _concat_starts(self, epoch: int, indices: np.ndarray) -> np.ndarray: ...
 
     def _example(self, start: int, text: np.ndarray) -> Example:
@@ -139,9 +139,6 @@ class LmWindows(Windows):
         spare = len(self.corpus) - 1 - len(self) * self.seq_len
         return derive_key("window offset", self.seed, epoch) % (min(spare, self.seq_len - 1) + 1)
 
-    def _num_concat_windows(self) -> int:
-        return max(1, len(self.corpus) // self.seq_len - 1)
-
     def _concat_starts(self, epoch: int, indices: np.ndarray) -> np.ndarray:
         return self.offset(epoch) + indices * self.seq_len
 
@@ -159,7 +156,7 @@ class MaskedWindows(Windows):
     def around(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The window around each token of the corpus: its first token, its number of tokens, the token's place in it.
 
-        The window is the one with the most context on both sides; of whole documents the sample that holds the token.
+        The window is the one with the most context on both sides; with whole documents, the sample of the token.
         `window` gives its ids. Places count the prefix.
         """
         if self.packing == "concat":
@@ -173,11 +170,6 @@ class MaskedWindows(Windows):
     def window(self, start: int, size: int) -> np.ndarray:
         """The ids of `size` tokens of the corpus from `start` on, as the model reads them."""
         return self._example(start, self.corpus.slice(start, start + size)).ids
-
-    def _num_concat_windows(self) -> int:
-        if len(self.corpus) == self._room:
-            return 1
-        return -(-len(self.corpus) // self._room) + 1  # one more than needed, so that they can be moved
 
     def _concat_starts(self, epoch: int, indices: np.ndarray) -> np.ndarray:
         return np.clip(indices * self._room - self.offset(epoch), 0, len(self.corpus) - self._room)

@@ -44,7 +44,7 @@ class ArrayFile:
     """The array of a token file, int [n] or [n, columns]; an index or a slice reads its items from the file.
 
     Args:
-        limit: every item is less, as ids are than the size of the vocabulary; None: any.
+        limit: every item must be less, as an id is less than the size of the vocabulary; None allows any.
 
     Raises DamagedShardError, also when it is read, for a file that is missing, cut, changed or of another tokenizer.
     """

@@ -318,7 +318,7 @@ def _acquired(home: Path, folder: Path) -> IO[str] | None:
 def sweep(home: Path, *, unfinished: bool = False) -> None:
     """Remove temporary directories of ended processes, which no longer hold their locks.
 
-    unfinished: also those that the next process would go on with, which else are kept for `KEPT_SECONDS`.
+    unfinished: remove also what the next process would go on with, which else is kept for `KEPT_SECONDS`.
     """
     for folder in home.glob(f"{files.TEMPORARY}*"):
         with contextlib.suppress(OSError), open(folder / LOCK, "a") as lock:  # in use, of another user, or no folder

@@ -2,7 +2,7 @@
 
 The record says how many batches of the text and how many items of each file are synced. The next process reads
 these batches again without encoding them, compares the hash of their text, cuts off what the files have beyond their
-items, and encodes the rest. The files are those of an undisturbed process, byte for byte, with any number of workers.
+items, and encodes the rest. The files equal those of an undisturbed process byte for byte, with any number of workers.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def tokenise_labelled(
     """All rows of the sources, read and tokenised.
 
     Args:
-        index: of the labels; None: `numeric` scores, or no labels.
+        index: of the labels. Without it there are `numeric` scores, or no labels.
         token_types: pairs get `token_type_ids`, for a model that uses them.
         work: reports the characters done.
 

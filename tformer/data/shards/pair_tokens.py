@@ -207,7 +207,7 @@ class PairFilter:
 
     Args:
         overlong: "drop"; "truncate": longer pairs are kept, and cut by the caller; "refuse": they are an error.
-        max_length_ratio: None: any.
+        max_length_ratio: of the longer side to the shorter one; None allows any.
         keep_all: nothing is left out, for evaluation: "drop" then means "truncate".
     """
 

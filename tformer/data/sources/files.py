@@ -196,7 +196,7 @@ def unreadable(path: Path | str, error: OSError) -> InputError:
 def read_bytes(path: FilePath, found: FoundFile | None = None) -> Iterator[bytes]:
     """The content of a file, decompressed by its ending, in chunks of about `PIECE_BYTES`.
 
-    found: the file as it must still be; None: as it is now.
+    found: the file as it must still be. Without it, the file is read as it is now.
     """
     found = found or FoundFile(path)
     with open_input(path) as file, contextlib.nullcontext() if isinstance(path, RemoteFile) else unchanged(found):
@@ -246,8 +246,11 @@ def _decompress(file: IO[bytes], name: str, ending: str) -> Iterator[bytes]:
 
 
 def file_fingerprint(path: FilePath, found: FoundFile | None = None) -> tuple[str, str]:
-    """(sha256 of size and content; for a large file, of its size, time of change and both ends; sha256 of blocks
-    between these ends, which also show a change whose time was set back, "" for other files).
+    """(sha256 of the content, sha256 of samples).
+
+    A small file is hashed whole, with its size, and has no samples (""). For a large one, the first hash is of its
+    size, time of change and both ends, the second of blocks between these ends: they show a change whose time was set
+    back.
     """
     if isinstance(path, RemoteFile):
         return path.fingerprint(), ""
@@ -313,7 +316,7 @@ class FoundFile:
         return self._content
 
     def require_unchanged(self) -> None:
-        """Raise InputError if size, times or sampled content are no longer those that were found."""
+        """Raise InputError if size, times or sampled content have changed since the file was found."""
         if isinstance(self.path, RemoteFile):
             self.path.require_unchanged()
             return
@@ -442,7 +445,7 @@ class Found:
 
 
 def locate(path: str, *, is_known: Callable[[FilePath], bool], known: str) -> Found:
-    """The files behind a path, a pattern, a URL or `-`; of a folder, every file with an ending that `is_known`.
+    """The files behind a path, a pattern, a URL or `-`. A folder gives every file with an ending that `is_known`.
 
     The hint lists these endings as `known`. Raises InputError for a missing or empty file, a folder or pattern without
     text, a device, and a format whose package is not installed.
@@ -590,13 +593,13 @@ class Source:
     def samples(self) -> str:
         """What the fingerprint leaves out: "+" and a sha256 of the samples of its large files; "" without any.
 
-        Runs record it behind the fingerprint of their data, as those of version 0.1.0 lack it.
+        Runs record it behind the fingerprint of their data, because the fingerprint of version 0.1.0 lacks it.
         """
         found = [content.samples() for part in self.parts for content in part.contents]
         return f"+{hashlib.sha256(' '.join(found).encode()).hexdigest()}" if any(found) else ""
 
     def _settings(self) -> str:
-        """Settings, beside its parts, that change the content of this kind of source."""
+        """Settings of this kind of source that change its content."""
         return ""
 
     def size_bytes(self) -> int | None:

@@ -119,7 +119,7 @@ class ImageFiles:
 
 
 def find_images(path: Path, *, needs_label: bool) -> ImageFiles:
-    """The images of a path, listed without reading one; those of an IDX file are read, with the labels beside it.
+    """The images of a path, listed without reading one. An IDX file is read, with the file of labels next to it.
 
     Raises InputError: nothing there, a file that is no image, no classes, a class without images, a damaged zip.
     """

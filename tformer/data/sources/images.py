@@ -91,7 +91,7 @@ class ImageSet:
 
 
 SURVEYED_IMAGES = 8
-"""Images, evenly spread, whose size and colours stand for those of a set."""
+"""Number of evenly spread images that are opened to learn the size and colours of a set."""
 
 
 def survey_images(path: str) -> tuple[int, int, int]:

@@ -53,7 +53,7 @@ class LabelledSource(Source):
 
     Attributes:
         has_text2, has_label: whether rows have a second text, and a label.
-        text_column, text2_column, label_column: names or numbers in the (first) file; None: there is no such column.
+        text_column, text2_column, label_column: names or numbers in the (first) file; None if there is no such column.
     """
 
     has_text2: bool
@@ -250,8 +250,8 @@ def _short(label: str) -> str:
 def stratified_split(labels: np.ndarray, *, fraction: float) -> tuple[np.ndarray, np.ndarray]:
     """(indices kept, indices held out): sorted, always the same for the same labels.
 
-    Of classes (int [N]) a share of each is held out, see `_shares`; of scores and of several labels a random share of
-    all. At least one example of two or more is held out.
+    For classes (int [N]), a share of each class is held out, see `_shares`. For scores and for several labels, a random
+    share of all examples is. At least one example of two or more is held out.
     """
     if labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer):
         groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
@@ -270,9 +270,9 @@ def _shares(sizes: np.ndarray, *, fraction: float) -> np.ndarray:
     """How many examples of each class are held out; the last example of a class never is.
 
     The share of every class is rounded down. The examples that are then missing are taken one by one: from classes with
-    none held out so far, then from the others, the largest remainder first, equal ones in a random order. Of at most
-    `FEW_CLASSES` classes at least one example each is held out, however small the fraction; of many small classes this
-    would be half of all examples.
+    none held out so far, then from the others, the largest remainder first, equal ones in a random order. With at most
+    `FEW_CLASSES` classes, each has at least one example held out, however small the fraction is. With many small
+    classes, this would hold out half of all examples.
     """
     share = fraction * sizes
     most = np.maximum(0, sizes - 1)

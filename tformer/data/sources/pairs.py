@@ -123,7 +123,7 @@ def open_pairs(
 
 
 def shared_columns(sources: Sequence[PairSource]) -> tuple[Column, Column] | None:
-    """(source, target) if all tables of all sources have the same columns; None: they differ, or there is no table."""
+    """(source, target) if all tables of all sources have the same columns; else None, also without a table."""
     found = frozenset[tuple[Column, Column]]().union(*(source.columns for source in sources))
     return next(iter(found)) if len(found) == 1 else None
 

@@ -22,7 +22,7 @@ def parquet_schema(path: FilePath) -> Any:
 
 
 def parquet_rows(path: FilePath, names: list[str], *, skip_unreadable: bool = False) -> Iterator[tuple[Any, ...]]:
-    """The values of these columns, row by row; of several columns of one name, the first.
+    """The values of these columns, row by row. If several columns have one name, the first is read.
 
     Parquet can hold values that Python cannot, as a time of the year 100,000. Raises InputError for one; with
     `skip_unreadable` its column is None for some rows.

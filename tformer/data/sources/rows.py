@@ -74,7 +74,7 @@ def rows_in_messages(names: Mapping[Path, str]) -> Iterator[None]:
 
 
 def _rows(data: Any) -> Iterator[Any]:
-    """The rows, those of a data frame as dicts."""
+    """The rows. Each row of a data frame is a dict."""
     if isinstance(data, Mapping):
         raise _wrong_rows("a dict", hint="a list of dicts has a row in each; a dict of columns is no list of rows")
     if hasattr(data, "columns") and hasattr(data, "__getitem__"):

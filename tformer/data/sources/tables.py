@@ -70,7 +70,7 @@ class RowSource(Protocol):
 
 
 def table_format(path: FilePath) -> str | None:
-    """The format of a file by its ending, as in `FORMATS`; None: no table."""
+    """The format of a file by its ending, as in `FORMATS`; None if it is no table."""
     return FORMATS.get(format_ending(path))
 
 
@@ -83,7 +83,7 @@ class Table(ABC):
 
     Attributes:
         format: a value of `FORMATS`, or `LINES`.
-        names: of its columns or keys; None: it has no row of names.
+        names: of its columns or keys; None if it has no row of names.
         columns: numbers of the columns of each role that it has.
         guessed: whether any of these was not named by the user.
     """
@@ -126,7 +126,7 @@ class Table(ABC):
         return (self.content,)
 
     def column(self, role: str) -> Column:
-        """How a user can name the column or columns of a role; None: it has none."""
+        """How a user can name the column or columns of a role; None if the table has none."""
         if role not in self.columns or self.format == LINES:
             return None
         return column_name(self.columns[role], self.names)
