@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data.fakes import ByteTokenizer, FakeSpecial, Tokenised, entries, ids_of, leftovers, open_one
+from tests.data.fakes import ByteTokenizer, FakeSpecial, Tokenised, entries, ids_of, leftovers, open_one, pipe
 from tformer.data.shards import token_files
 from tformer.data.shards.corpus import token_corpus
 from tformer.data.shards.token_files import HEADER_BYTES, DamagedShardError, ShardHeader, token_dtype
@@ -335,9 +335,6 @@ except StorageError as error:
 
 
 def test_full_disk_while_spooling_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    import io
-    from types import SimpleNamespace
-
     class Full:
         def write(self, data: bytes) -> int:
             raise OSError(28, "No space left on device")
@@ -345,7 +342,7 @@ def test_full_disk_while_spooling_standard_input(monkeypatch: pytest.MonkeyPatch
         def close(self) -> None: ...
 
     monkeypatch.setattr("tempfile.TemporaryFile", Full)
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"text")))
+    pipe(monkeypatch, b"text")
     with pytest.raises(StorageError, match="No space left on device after 0 bytes"):
         open_one("-")
 

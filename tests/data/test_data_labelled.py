@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import os
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data.fakes import Columns, Spec, refusal, write
+from tests.data.fakes import Columns, Spec, pipe, refusal, write
 from tformer.data.sources import tables
 from tformer.data.sources.columns import Head, LabelledLayout
 from tformer.data.sources.labelled import LabelIndex, LabelledSource, collect_labels, open_labelled
@@ -30,10 +27,6 @@ def open_one(path: Path | str, columns: Columns | None = None, **options: object
 
 def read(path: Path | str, columns: Columns | None = None, **options: object) -> list[tuple[str, str | None]]:
     return [(row.text, row.label) for row in open_one(path, columns, **options).rows()]
-
-
-def pipe(monkeypatch: pytest.MonkeyPatch, content: str) -> None:
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content.encode())))
 
 
 # -- formats -----------------------------------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ def test_mixed_windows_take_pairs_as_well() -> None:
         assert row.source.tolist() == sets[number].examples(epoch, [index])[0].source.tolist()
 
 
-# -- segmentations, fixed by (seed, epoch, number); never too long; aligned rows ----------------------------------------
+# -- segmentations, fixed by (seed, epoch, number); never too long; aligned rows ---------------------------------------
 
 WORDS = "the quick brown foxes were jumping over lazy dogs while others kept sleeping"
 

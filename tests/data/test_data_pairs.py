@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
-import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data.fakes import Columns, Spec, refusal, write
+from tests.data.fakes import Columns, Spec, pipe, refusal, write
 from tests.data.pair_makers import open_one, read
 from tformer.data.sources.pairs import open_pairs, shared_columns
 from tformer.data.sources.tables import PairRow
@@ -136,7 +133,7 @@ def test_folders_globs_and_compressed_tables(tmp_path: Path) -> None:
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"one cat\teine Katze\ntwo\tzwei\n")))
+    pipe(monkeypatch, b"one cat\teine Katze\ntwo\tzwei\n")
     source = open_one("-")
     assert [(row.source, row.target) for row in source.rows()] == PAIRS
     assert next(iter(source.rows())).place == "standard input:1"

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import gzip
-import io
 import os
 import re
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data.fakes import Documents, Spec, open_one, read_documents, refusal, write
+from tests.data.fakes import Documents, Spec, open_one, pipe, read_documents, refusal, write
 from tformer.data.sources import files as text_module
 from tformer.data.sources import parquet as parquet_module
 from tformer.data.sources.files import PIECE_BYTES, decode_text, end_last
@@ -222,15 +220,15 @@ def test_glob_is_read_in_order_and_refused_when_nothing_matches(tmp_path: Path, 
 
 
 def test_standard_input_can_be_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"from\r\na pipe")))
+    pipe(monkeypatch, b"from\r\na pipe")
     source = open_one("-")
     assert read_documents(source) == read_documents(source) == ["from\na pipe"]
     assert source.size_bytes() == 12
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"from\r\na pipe")))
+    pipe(monkeypatch, b"from\r\na pipe")
     assert open_one("-").fingerprint() == source.fingerprint()
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"")))
+    pipe(monkeypatch, b"")
     assert refusal(lambda: open_one("-")).message == "standard input: is empty"
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"a\nb\xff")))
+    pipe(monkeypatch, b"a\nb\xff")
     assert "standard input:2: invalid UTF-8 at byte 3" in refusal(lambda: read_documents(open_one("-"))).message
 
 

@@ -10,6 +10,7 @@ import stat
 import struct
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -173,14 +174,12 @@ def test_umask_is_honoured_and_links_are_followed(make, tmp_path):
 
 
 TEXT = "The low dog, lower; newest 日本語 👩‍👩‍👧 é!\n"
-_CACHE: dict[str, Tokenizer] = {}
 
 
+@cache
 def _tokenizer(model: str) -> Tokenizer:
-    if model not in _CACHE:
-        options = TokenizerOptions(model=model, vocab_size=340, byte_fallback=model in ("bpe", "unigram"))
-        _CACHE[model] = train_tokenizer(lambda: iter([TEXT * 30]), options)
-    return _CACHE[model]
+    options = TokenizerOptions(model=model, vocab_size=340, byte_fallback=model in ("bpe", "unigram"))
+    return train_tokenizer(lambda: iter([TEXT * 30]), options)
 
 
 def _stream(tokenizer: Tokenizer, ids: list[int]) -> list[str]:

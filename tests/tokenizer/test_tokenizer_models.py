@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import get_args
 
 import pytest
@@ -96,15 +97,17 @@ def test_an_added_token_is_one_token_where_it_stands_alone(make, model):
 
 @given(parts=st.lists(st.sampled_from([*TAGS[:4], "the", " ", ";", "quick", "x"]), max_size=20))
 def test_added_tokens_lose_nothing(parts):
-    options = TokenizerOptions(model="byte-bpe", vocab_size=330, added_tokens=TAGS[:4])
-    tokenizer = _ADDED.setdefault("", train_tokenizer(lambda: iter(["the quick fox\n" * 50]), options))
+    tokenizer = _with_tags()
     text = "".join(parts)
     assert tokenizer.decode(tokenizer.encode(text)) == text
     ids, spans = tokenizer.encode_spans(text)
     assert ids == tokenizer.encode(text) and "".join(text[start:end] for start, end in spans) == text
 
 
-_ADDED: dict[str, Tokenizer] = {}
+@cache
+def _with_tags() -> Tokenizer:
+    options = TokenizerOptions(model="byte-bpe", vocab_size=330, added_tokens=TAGS[:4])
+    return train_tokenizer(lambda: iter(["the quick fox\n" * 50]), options)
 
 
 def test_a_character_tokenizer_with_added_tokens_encodes_as_without_them(make):
@@ -204,15 +207,11 @@ def test_char_vocabulary_is_every_character_in_order():
     assert tokenizer.encode("Z") == [tokenizer.special.unk]
 
 
-_SMALL: dict[str, Tokenizer] = {}
-
-
+@cache
 def _small(model: str) -> Tokenizer:
-    if model not in _SMALL:
-        text = ALPHABET * 3 if model == "char" else "low lower lowest new newer newest wide wider 12 é\n" * 50
-        options = TokenizerOptions(model=model, vocab_size=330, byte_fallback=model in ("bpe", "unigram"))
-        _SMALL[model] = train_tokenizer(lambda: iter([text]), options)
-    return _SMALL[model]
+    text = ALPHABET * 3 if model == "char" else "low lower lowest new newer newest wide wider 12 é\n" * 50
+    options = TokenizerOptions(model=model, vocab_size=330, byte_fallback=model in ("bpe", "unigram"))
+    return train_tokenizer(lambda: iter([text]), options)
 
 
 def test_word_splits_at_white_space_and_punctuation(make):

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Protocol
 
 from tformer.data.sources.builtin import DEFAULTS, PREFIX, find_builtin
 from tformer.data.sources.columns import Column, PairLayout
@@ -17,17 +16,6 @@ from tformer.data.sources.files import Content, Part, Source, SourceSpec, expand
 from tformer.data.sources.tables import FORMATS, PairRow, Table, guessed_columns, open_tables, table_format
 from tformer.support.errors import InputError
 from tformer.support.options import Errors
-
-
-class PairSpec(SourceSpec, Protocol):
-    """An entry of the recipe's `data.train` or `data.valid`, as far as it is read here."""
-
-    @property
-    def target_path(self) -> str | None: ...
-    @property
-    def prefix(self) -> str: ...
-    @property
-    def task(self) -> str | None: ...
 
 
 def with_prefix(prefix: str, source: str) -> str:
@@ -102,7 +90,7 @@ class AlignedFiles:
 
 
 def open_pairs(
-    specs: Sequence[PairSpec],
+    specs: Sequence[SourceSpec],
     *,
     columns: object = None,
     preferred: object = None,
@@ -128,7 +116,7 @@ def shared_columns(sources: Sequence[PairSource]) -> tuple[Column, Column] | Non
     return next(iter(found)) if len(found) == 1 else None
 
 
-def _open(spec: PairSpec, columns: object, preferred: object, errors: Errors) -> PairSource:
+def _open(spec: SourceSpec, columns: object, preferred: object, errors: Errors) -> PairSource:
     name, parts = spec.path, tuple[Part, ...]()
     notes: tuple[str, ...] = ()
     named: frozenset[tuple[Column, Column]] = frozenset()
