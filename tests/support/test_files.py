@@ -71,7 +71,7 @@ def test_a_folder_that_another_process_is_publishing_is_refused_and_never_mixed(
     assert os.listdir(tmp_path) == ["out"]
 
 
-# -- named pipes: refused where a file is expected, read whole where a stream may stand ---------------------------------
+# -- named pipes: refused where a file is expected, read whole where a stream may stand --------------------------------
 
 
 @pytest.fixture
