@@ -306,12 +306,6 @@ def test_moses_without_its_package_says_what_to_install(cli, run, pair, monkeypa
     assert "pip install sacremoses" in refusal(cli("evaluate", run, *pair, "--bleu-tokenize", "moses"))
 
 
-def test_the_file_of_mistakes_never_replaces_what_is_read(cli, run, tmp_path):
-    table = write(tmp_path / "pairs.tsv", ["source\ttarget", "abc\tcba"])
-    message = refusal(cli("evaluate", run, "--data", table, "--mistakes", table))
-    assert "would replace" in message and table.read_text() == "source\ttarget\nabc\tcba\n"
-
-
 @pytest.mark.parametrize("kind", ["span_corruption", "denoising"])
 def test_a_model_that_restores_texts_is_evaluated_on_texts(cli, make_pair_run, kind, tmp_path):
     text = write(tmp_path / "text.txt", ["dead beef cab", "abc hgf ed"] * 9)

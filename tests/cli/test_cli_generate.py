@@ -89,13 +89,6 @@ def test_output_goes_to_a_file(cli, random_run, prompts, tmp_path):
     assert path.read_text(encoding="utf-8") == cli("generate", random_run, "--input", prompts).out
 
 
-def test_output_never_replaces_the_input(cli, random_run, prompts):
-    before = prompts.read_bytes()
-    outcome = cli("generate", random_run, "--input", prompts, "--output", prompts)
-    assert (outcome.code, outcome.out) == (2, "") and "would replace what is read" in outcome.err
-    assert prompts.read_bytes() == before
-
-
 def test_invalid_utf8_names_file_line_and_byte_and_leaves_the_output_as_it_was(cli, random_run, tmp_path):
     bad, out = tmp_path / "bad.txt", tmp_path / "out.txt"
     bad.write_bytes(b"abc\nab\xffc\n")

@@ -210,18 +210,6 @@ def test_images(cli: Cli, encoder_run: Runs, tmp_path: Path) -> None:
     assert whole == ["dark"] * 20 + ["light"] * 20
 
 
-@pytest.mark.parametrize(("option", "kind"), [("--input", "single"), ("--image", "image")])
-def test_answers_never_replace_the_input(
-    option: str, kind: str, cli: Cli, encoder_run: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    precious = tmp_path / "precious.png"
-    precious.write_bytes(b"the saw\n")
-    monkeypatch.chdir(tmp_path)
-    outcome = cli("classify", encoder_run(kind), option, precious, "--output", "precious.png")
-    assert (outcome.code, outcome.out) == (2, "") and "--output precious.png would replace" in outcome.err
-    assert precious.read_bytes() == b"the saw\n" and list(tmp_path.iterdir()) == [precious]
-
-
 def test_answers_never_replace_redirected_standard_input(
     cli: Cli, encoder_run: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import typer
-import yaml
 
 from tformer.cli.app import make_app
 
@@ -127,22 +126,6 @@ def test_the_program_alone_shows_three_first_steps(cli: Callable[..., Any]) -> N
 
 def test_version(cli: Callable[..., Any]) -> None:
     assert cli("--version").out.startswith("tformer ")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [(["trian"], "train"), (["train", "--archh", "gpt"], "--arch"), (["train", "--max-steps", "many"], "max-steps")],
-)
-def test_a_mistyped_command_line_is_one_clear_line(arguments: list[str], word: str, cli: Callable[..., Any]) -> None:
-    outcome = cli(*arguments)
-    assert outcome.code == 2 and outcome.out == ""
-    assert outcome.err.startswith("error: ") and word in outcome.err
-    assert len(outcome.err.splitlines()) <= 2 and "Traceback" not in outcome.err
-
-
-def test_config_show_prints_yaml_alone(cli: Callable[..., Any]) -> None:
-    outcome = cli("config", "show", "--arch", "gpt", "--preset", "char-cpu")
-    assert outcome.code == 0 and yaml.safe_load(outcome.out)["model"]["d_model"] == 128
 
 
 BEYOND_TORCH_SECONDS = 2.0

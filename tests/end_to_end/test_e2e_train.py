@@ -178,11 +178,6 @@ def test_a_run_stopped_at_a_step_is_validated_there_and_goes_on_with_its_own_sch
     assert weights_hash(run, 12) == weights_hash(whole, 12)
 
 
-def test_a_step_to_stop_at_below_1_is_refused(cli: Cli, tmp_path: Path, tiny_recipe: Path) -> None:
-    refused = cli("train", "--config", tiny_recipe, "--out", tmp_path / "run", "--stop-at-step", "0")
-    assert refused.code == 2 and "--stop-at-step must be at least 1, found 0" in refused.err
-
-
 def test_standard_input_is_data(
     cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,13 +144,6 @@ def test_a_decoder_alone_continues_its_prompt_with_a_beam(cli: Cli, decoder: Run
     assert len(rows) == 4 * len(LINES) and rows[0].split("\t")[2] == document["text"].replace("\t", "\\t")
 
 
-def test_a_beam_of_one_is_greedy_for_a_decoder_alone(cli: Cli, decoder: Run) -> None:
-    assert (
-        cli("generate", decoder, "--prompt", "abc", "--beam-size", 1).out
-        == cli("generate", decoder, "--prompt", "abc", "--greedy").out
-    )
-
-
 def test_a_beam_ends_with_the_context_and_a_long_prompt_is_cut_or_refused(cli: Cli, decoder: Run) -> None:
     common = ("generate", decoder, "--beam-size", 2, "--json", "--max-new-tokens", 50)
     [document] = documents(cli(*common, "--prompt", "abcabcabc"))
@@ -231,14 +224,6 @@ def test_every_option_decodes(cli: Cli, translator: Run, lines: Path, options: l
     assert len(outcome.out.splitlines()) == len(LINES)
 
 
-def test_samples_are_drawn_by_seed(cli: Cli, translator: Run) -> None:
-    common = ("generate", translator, "--prompt", "abc", "--num-samples", 4, "--temperature", 2, "--json")
-    [document] = documents(cli(*common))
-    assert len(document["completions"]) == 4 and len({one["text"] for one in document["completions"]}) > 1
-    assert documents(cli(*common)) == [document] != documents(cli(*common, "--seed", 5))
-    assert cli(*common[:-1]).out.count("---------------\n") == 3
-
-
 def test_alignments_are_pharaoh_pairs_after_a_tab_and_pairs_in_json(cli: Cli, translator: Run, lines: Path) -> None:
     common = ("generate", translator, "--input", lines, "--alignments")
     found = documents(cli(*common, "--json"))
@@ -261,16 +246,6 @@ def test_each_side_may_have_its_own_vocabulary(cli: Cli, random_run: Callable[..
     texts = [one["text"] for one in document["completions"]]
     assert len(set(texts)) > 1 and set("".join(texts)) <= set("xyz")
     assert documents(cli(*common)) == [document]
-
-
-def test_a_long_source_names_its_line_before_anything_is_written(cli: Cli, translator: Run, tmp_path: Path) -> None:
-    path, out = tmp_path / "long.txt", tmp_path / "out.txt"
-    path.write_text("abc\n" * 50 + "abcdefgh" * 2 + "\n")
-    out.write_text("precious")
-    message = refusal(cli("generate", translator, "--input", path, "--output", out, "--batch-size", 1))
-    assert "long.txt:51" in message and "18 tokens" in message and "16" in message
-    assert out.read_text() == "precious"
-    assert "18 tokens" in refusal(cli("generate", translator, "--prompt", "abcdefgh" * 2))
 
 
 def test_a_long_source_loses_its_end_where_that_is_asked_for(cli: Cli, translator: Run, tmp_path: Path) -> None:
