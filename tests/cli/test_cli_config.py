@@ -106,16 +106,6 @@ def test_validate_tells_every_bad_file_and_exits_2(cli: Cli, tmp_path: Path) -> 
     assert "Traceback" not in done.err
 
 
-def test_validate_finds_heads_that_do_not_divide_and_odd_sinusoids(cli: Cli, tmp_path: Path) -> None:
-    file = tmp_path / "my.yaml"
-    file.write_text("model: {d_model: 10, decoder: {num_heads: 3}}\n")
-    assert cli("config", "validate", file).code == 2
-    file.write_text("model: {d_model: 9, decoder: {num_heads: 3, positions: {kind: sinusoidal}}}\n")
-    done = cli("config", "validate", file)
-    assert done.code == 2
-    assert "sinusoidal" in done.err and "9" in done.err
-
-
 def test_validate_json_gives_a_verdict_for_each_file(cli: Cli, tmp_path: Path) -> None:
     good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
     good.write_text(MODEL)

@@ -191,35 +191,6 @@ def test_the_recipe_gives_what_was_not_given():
     assert GenerateOptions(greedy=True).beam_settings(generation, eos_id=7).beam_size == 1
 
 
-def test_the_least_length_is_for_samples_too():
-    assert (
-        GenerateOptions(min_new_tokens=3)
-        .sampling_settings(Generation(), eos_id=3, encoder_decoder=False)
-        .min_new_tokens
-        == 3
-    )
-    with pytest.raises(InputError, match="--min-new-tokens 9 is larger than --max-new-tokens 8"):
-        GenerateOptions(min_new_tokens=9, max_new_tokens=8).sampling_settings(
-            Generation(), eos_id=3, encoder_decoder=False
-        )
-
-
-def test_one_group_has_no_diversity_penalty_of_the_recipe():
-    generation = Generation(beam_size=4, beam_groups=2, diversity_penalty=0.5)
-    settings = GenerateOptions(beam_groups=1).beam_settings(generation, eos_id=7)
-    assert (settings.beam_size, settings.beam_groups, settings.diversity_penalty) == (4, 1, 0.0)
-
-
-def test_groups_of_the_recipe_are_for_the_beam_of_the_recipe():
-    generation = Generation(beam_size=4, beam_groups=2, diversity_penalty=0.5)
-    assert GenerateOptions().beam_settings(generation, eos_id=7).beam_groups == 2
-    assert GenerateOptions(beam_size=6).beam_settings(generation, eos_id=7).beam_groups == 2
-    single = GenerateOptions(greedy=True).beam_settings(generation, eos_id=7)
-    assert (single.beam_groups, single.diversity_penalty) == (1, 0.0)
-    with pytest.raises(InputError, match="3 groups"):
-        GenerateOptions(beam_size=4, beam_groups=3).beam_settings(generation, eos_id=7)
-
-
 def test_models_after_ensemble_are_words_commas_and_repeats(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert names_of_models([], []) == [None]
