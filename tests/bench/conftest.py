@@ -52,15 +52,15 @@ def make_row() -> Callable[..., Row]:
 def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[str, int]]]:
     """`answers(of)`: no process is started; `of(arguments)` answers in its place. Returns the places asked for."""
 
-    def use(of: Callable[[Mapping[str, Any]], dict[str, Any] | None]) -> list[tuple[str, int]]:
+    def use(of: Callable[[Mapping[str, Any]], dict[str, Any]]) -> list[tuple[str, int]]:
         asked: list[tuple[str, int]] = []
 
-        def race(measurement: str, contenders: list[Mapping[str, Any]], **_: Any) -> list[dict[str, Any]] | None:
+        def race(measurement: str, contenders: list[Mapping[str, Any]], **_: Any) -> list[dict[str, Any]]:
             [arguments] = contenders
             assert measurement == "attention"
             asked.append((arguments["kind"], arguments["length"]))
             found = of(arguments)
-            return None if found is None else [found if "failed" in found else {**found, "tokens": arguments["length"]}]
+            return [found if "failed" in found else {**found, "tokens": arguments["length"]}]
 
         monkeypatch.setattr(attention, "race", race)
         monkeypatch.setattr(attention, "run_isolated", lambda *_, **__: {"failed": "over 3 s"})

@@ -18,6 +18,7 @@ from tformer.bench import processes
 from tformer.bench.processes import RacedRow, race, run_isolated, summarise
 from tformer.bench.speed import Entry, SpeedBench
 from tformer.bench.worker import reason_of
+from tformer.support.errors import Interrupted
 
 
 def test_summary_of_durations() -> None:
@@ -44,7 +45,7 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return become
 
 
-def run_once(max_seconds: float = 30, *, should_stop: Any = lambda: False) -> dict[str, Any] | None:
+def run_once(max_seconds: float = 30, *, should_stop: Any = lambda: False) -> dict[str, Any]:
     return run_isolated("attention", {"kind": "full"}, max_seconds=max_seconds, should_stop=should_stop)
 
 
@@ -70,7 +71,8 @@ def test_a_process_over_the_limit_is_ended(child: Any) -> None:
 
 def test_a_stop_ends_the_process_and_gives_nothing(child: Any) -> None:
     noted = child("exec sleep 60")
-    assert run_once(should_stop=noted.exists) is None
+    with pytest.raises(Interrupted):
+        run_once(should_stop=noted.exists)
     assert not noted_is_running(noted)
 
 
@@ -184,7 +186,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Log:
     return Log(found)
 
 
-def run(*plans: dict[str, Any], repeats: int = 3, max_seconds: float = 100, **changes: Any) -> list[RacedRow] | None:
+def run(*plans: dict[str, Any], repeats: int = 3, max_seconds: float = 100, **changes: Any) -> list[RacedRow]:
     contenders = [{"name": name, "plan": plan} for name, plan in zip("abc", plans, strict=False)]
     rules: dict[str, Any] = {"should_stop": lambda: False, **changes}
     return race("speed", contenders, repeats=repeats, max_seconds=max_seconds, **rules)
@@ -194,7 +196,7 @@ def test_rounds_are_in_turn_once_all_are_prepared(log: Log) -> None:
     rows = run({}, {"seconds": 0.25}, {})
     assert [words[:2] for words in log.words()[:3]] == [["a", "prepare"], ["b", "prepare"], ["c", "prepare"]]
     assert log.of("round") == "abc" * 3 and log.of("peak") == "abc"
-    assert rows is not None and rows[1] == {
+    assert rows[1] == {
         "seconds": 0.25, "minimum": 0.25, "spread": 0.0, "repeats": 3, "tokens": 7, "memory": {"peak_rss_bytes": 9},
     }  # fmt: skip
     assert len({process for _, _, process in log.words()}) == 3 and log.nobody_is_left()
@@ -202,7 +204,7 @@ def test_rounds_are_in_turn_once_all_are_prepared(log: Log) -> None:
 
 def test_quick_rounds_go_on_until_each_has_had_enough(log: Log) -> None:
     rows = run({"seconds": 0.125}, {"seconds": 10.0})
-    assert rows is not None and [row["repeats"] for row in rows] == [4, 4]
+    assert [row["repeats"] for row in rows] == [4, 4]
 
 
 def test_one_turn_is_timed_whatever_the_limit_and_none_begins_after_it(
@@ -215,7 +217,7 @@ def test_one_turn_is_timed_whatever_the_limit_and_none_begins_after_it(
 
 def test_no_turn_begins_that_somebody_has_no_time_for(log: Log) -> None:
     rows = run({"seconds": 1000.0}, {}, repeats=10**9)
-    assert log.of("round") == "ab" and rows is not None and "failed" not in rows[0]
+    assert log.of("round") == "ab" and "failed" not in rows[0]
 
 
 @pytest.mark.parametrize(
@@ -228,30 +230,30 @@ def test_no_turn_begins_that_somebody_has_no_time_for(log: Log) -> None:
 )
 def test_one_that_ends_in_a_round_fails_alone(log: Log, end: str, told: str) -> None:
     rows = run({}, {"round 2": end}, {})
-    assert rows is not None and rows[1] == {"failed": told}
+    assert rows[1] == {"failed": told}
     assert [row.get("repeats") for row in rows] == [3, None, 3]
     assert log.of("round").startswith("abc" + "abc" + "ac") and log.nobody_is_left()
 
 
 def test_one_that_cannot_be_prepared_fails_alone(log: Log) -> None:
     rows = run({"prepare": "fails"}, {})
-    assert rows is not None and rows[0] == {"failed": "RuntimeError: broken"} and log.of("round") == "bbb"
+    assert rows[0] == {"failed": "RuntimeError: broken"} and log.of("round") == "bbb"
 
 
 def test_where_all_fail_nothing_is_timed(log: Log) -> None:
     rows = run({"prepare": "fails"}, {"prepare": "dies"})
-    assert rows is not None and ["failed" in row for row in rows] == [True, True] and log.of("round") == ""
+    assert ["failed" in row for row in rows] == [True, True] and log.of("round") == ""
 
 
 def test_one_over_the_limit_fails_alone(log: Log) -> None:
     rows = run({"round 1": "sleeps"}, {}, max_seconds=3)
-    assert rows is not None and rows[0] == {"failed": "over 3 s"} and "failed" not in rows[1]
+    assert rows[0] == {"failed": "over 3 s"} and "failed" not in rows[1]
     assert log.nobody_is_left()
 
 
 def test_one_without_room_beside_the_others_is_measured_alone(log: Log) -> None:
     rows = run({}, {"prepare": "full"})
-    assert log.of("round") == "aaa" + "bbb" and rows is not None and [row["repeats"] for row in rows] == [3, 3]
+    assert log.of("round") == "aaa" + "bbb" and [row["repeats"] for row in rows] == [3, 3]
     assert "alone" not in rows[0] and rows[1]["alone"] is True
 
 
@@ -263,7 +265,8 @@ def test_one_without_room_though_it_is_alone_fails_once(log: Log) -> None:
 def test_a_stop_ends_all_processes_soon(log: Log, where: str) -> None:
     began = time.monotonic()
     first = "prepare" if where == "prepare" else "round 1"
-    assert run({}, {first: "sleeps"}, should_stop=lambda: "b" in log.of(where)) is None
+    with pytest.raises(Interrupted):
+        run({}, {first: "sleeps"}, should_stop=lambda: "b" in log.of(where))
     assert time.monotonic() - began < 30 and log.nobody_is_left()
 
 
@@ -277,7 +280,8 @@ def test_who_has_not_its_turn_stands_still(log: Log) -> None:
             states.append(Path(f"/proc/{first}/stat").read_text().rsplit(")", 1)[1].split()[0])
         return bool(states)
 
-    assert run({}, {"round 1": "sleeps"}, should_stop=look) is None
+    with pytest.raises(Interrupted):
+        run({}, {"round 1": "sleeps"}, should_stop=look)
     assert states == ["T"]
 
 
@@ -349,6 +353,6 @@ def test_real_processes_keep_their_settings_to_themselves(
     given = {"bench": asdict(make_speed_bench(entries=entries)), "batch_size": 2}
     contenders = [{**given, "name": name, "precision": precision} for name, precision in entries]
     rows = race("speed", contenders, repeats=1, max_seconds=600, should_stop=lambda: False)
-    assert rows is not None and [row.get("tokens") for row in rows] == [11, 10, None]
+    assert [row.get("tokens") for row in rows] == [11, 10, None]
     assert rows[2] == {"failed": "gone"}
     assert all(row["memory"]["peak_rss_bytes"] > 2**20 for row in rows[:2])

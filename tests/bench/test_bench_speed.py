@@ -132,23 +132,22 @@ TIMED = {"seconds": 0.5, "minimum": 0.4, "spread": 0.1, "repeats": 3, "tokens": 
 def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[Any, ...]]]:
     """`asked(limits, row)`: what is measured, in order; `row(entry)` answers in the place of processes."""
 
-    def use(limits: dict[str, Any] | None, row: Callable[[Entry], dict[str, Any] | None]) -> list[tuple[Any, ...]]:
+    def use(limits: dict[str, Any], row: Callable[[Entry], dict[str, Any]]) -> list[tuple[Any, ...]]:
         calls: list[tuple[Any, ...]] = []
 
-        def run(measurement: str, given: Mapping[str, Any], **_: Any) -> dict[str, Any] | None:
+        def run(measurement: str, given: Mapping[str, Any], **_: Any) -> dict[str, Any]:
             calls.append((given["batch_size"], measurement))
-            if limits is None or "failed" in limits:
+            if "failed" in limits:
                 return limits
             count = len(SpeedBench.from_json(given["bench"]).entries)
             return {**limits, "costs": limits["costs"][:count]}
 
-        def race(measurement: str, contenders: Sequence[Mapping[str, Any]], **rules: Any) -> list[Any] | None:
+        def race(measurement: str, contenders: Sequence[Mapping[str, Any]], **rules: Any) -> list[Any]:
             entries = [Entry(one["name"], one["precision"]) for one in contenders]
             calls.append((contenders[0]["batch_size"], *entries))
             assert measurement == "speed"
             assert (rules["repeats"], rules["max_seconds"]) == (10, 600.0)
-            rows = [row(entry) for entry in entries]
-            return None if None in rows else rows
+            return [row(entry) for entry in entries]
 
         monkeypatch.setattr(speed, "run_isolated", run)
         monkeypatch.setattr(speed, "race", race)
@@ -157,7 +156,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[Any, ...]
     return use
 
 
-def run(bench: SpeedBench) -> list[Row] | None:
+def run(bench: SpeedBench) -> list[Row]:
     return run_speed(bench, on_row=lambda _: None, should_stop=lambda: False)
 
 
@@ -165,7 +164,7 @@ def test_ceilings_and_then_all_in_turn_at_every_batch_size(make_speed_bench: Mak
     calls = asked(LIMITS, lambda _: TIMED)
     rows = run(make_speed_bench(entries=(OURS, PLAIN), batch_sizes=(4, 8)))
     assert calls == [(4, "limits"), (4, OURS, PLAIN), (8, "limits"), (8, OURS, PLAIN)]
-    assert rows is not None and [(row.entry, row.batch_size) for row in rows] == [
+    assert [(row.entry, row.batch_size) for row in rows] == [
         (OURS, 4), (PLAIN, 4), (OURS, 8), (PLAIN, 8),
     ]  # fmt: skip
     assert rows[0].tokens_per_second == 128 and rows[0].memory == {"peak_rss_bytes": 7} and rows[0].is_ours
@@ -175,19 +174,13 @@ def test_ceilings_and_then_all_in_turn_at_every_batch_size(make_speed_bench: Mak
 def test_what_fails_is_said_and_the_rest_goes_on(make_speed_bench: Make, asked: Any) -> None:
     asked(LIMITS, lambda entry: {"failed": "out of memory"} if entry == PLAIN else TIMED)
     rows = run(make_speed_bench(entries=(OURS, PLAIN, HALF)))
-    assert rows is not None and [row.failed for row in rows] == [None, "out of memory", None]
+    assert [row.failed for row in rows] == [None, "out of memory", None]
 
 
 def test_without_ceilings_nothing_is_timed(make_speed_bench: Make, asked: Any) -> None:
     calls = asked({"failed": "over 3 s"}, lambda _: TIMED)
     assert run(make_speed_bench(entries=(OURS,))) == [Row(OURS, 2, 8, failed="over 3 s (ceilings)")]
     assert calls == [(2, "limits")]
-
-
-@pytest.mark.parametrize("stopped", ["limits", "race"])
-def test_a_stop_gives_nothing(make_speed_bench: Make, asked: Any, stopped: str) -> None:
-    asked(None if stopped == "limits" else LIMITS, lambda _: None)
-    assert run(make_speed_bench()) is None
 
 
 def test_a_bench_travels_as_json(make_speed_bench: Make) -> None:

@@ -219,16 +219,14 @@ def check(bench: AttentionBench) -> None:
 
 def run_attention(
     bench: AttentionBench, *, on_row: OnRow, should_stop: Callable[[], bool]
-) -> tuple[dict[str, Any], list[Row]] | None:
+) -> tuple[dict[str, Any], list[Row]]:
     """The ceilings (a `Ceilings` as a mapping, or {"failed": reason}), and a row for each kind and length in order.
 
-    Each is measured alone: at great lengths it may need the memory of the whole machine. None when stopped.
+    Each is measured alone: at great lengths it may need the memory of the whole machine. Raises Interrupted.
     """
     given = {"bench": asdict(bench)}
     limits: dict[str, Any] = {"max_seconds": bench.max_seconds, "should_stop": should_stop}
     ceilings = run_isolated("attention ceilings", given, **limits)
-    if ceilings is None:
-        return None
     rows: list[Row] = []
     given_up: dict[str, Row] = {}
     for length in bench.lengths:
@@ -238,10 +236,8 @@ def run_attention(
                 row = Row(Entry(kind, bench.dtype), bench.batch_size, length=length, failed=failed)
             else:
                 place = {**given, "kind": kind, "length": length}
-                raced = race("attention", [place], repeats=bench.repeats, **limits)
-                if raced is None:
-                    return None
-                row = row_of(bench, kind, length, raced[0], None if "failed" in ceilings else ceilings)
+                [raced] = race("attention", [place], repeats=bench.repeats, **limits)
+                row = row_of(bench, kind, length, raced, None if "failed" in ceilings else ceilings)
             if (row.failed or "").startswith((OUT_OF_MEMORY, TOO_LONG)):
                 given_up[kind] = row
             rows.append(row)

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tformer.support.errors import Interrupted
 from tformer.support.processes import Child, python_command
 
 POLL_SECONDS = 0.05
@@ -39,10 +40,6 @@ SHARE_FOR_ROUNDS = 0.6
 
 RacedRow = dict[str, Any]
 """Of one contender: `summarise` of its rounds, `tokens` of a round and peak `memory`; or {"failed": reason}."""
-
-
-class Stopped(Exception):
-    """Raised when `should_stop` returned True."""
 
 
 class MeasuringProcess:
@@ -75,9 +72,8 @@ class MeasuringProcess:
         self._process = self._child.process
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """The answer to one request. Raises Stopped."""
-        if self._should_stop():
-            raise Stopped
+        """The answer to one request. Raises Interrupted."""
+        self._raise_if_stopped()
         assert self._process.stdin is not None
         began = time.monotonic()
         self._process.send_signal(signal.SIGCONT)
@@ -135,10 +131,13 @@ class MeasuringProcess:
                 has_ended = True
             if has_ended:
                 return {"failed": self._why_ended()}
-            if self._should_stop():
-                raise Stopped
+            self._raise_if_stopped()
             if time.monotonic() >= deadline:
                 return {"failed": self._too_long}
+
+    def _raise_if_stopped(self) -> None:
+        if self._should_stop():
+            raise Interrupted("interrupted: nothing was written", signal_number=signal.SIGINT)
 
     def _why_ended(self) -> str:
         """Why the process ended without an answer."""
@@ -152,13 +151,11 @@ class MeasuringProcess:
 
 def run_isolated(
     measurement: str, arguments: Mapping[str, Any], *, max_seconds: float, should_stop: Callable[[], bool]
-) -> dict[str, Any] | None:
-    """Result of one measurement in a new process, or {"failed": reason}; None when stopped."""
+) -> dict[str, Any]:
+    """Result of one measurement in a new process, or {"failed": reason}. Raises Interrupted."""
     process = MeasuringProcess(max_seconds=max_seconds, should_stop=should_stop)
     try:
         return process.ask(measurement=measurement, arguments=dict(arguments))
-    except Stopped:
-        return None
     finally:
         process.end()
 
@@ -170,8 +167,8 @@ def race(
     repeats: int,
     max_seconds: float,
     should_stop: Callable[[], bool],
-) -> list[RacedRow] | None:
-    """A row for each contender, in order; None when stopped.
+) -> list[RacedRow]:
+    """A row for each contender, in order. Raises Interrupted.
 
     Every contender runs in its process; all are prepared and warmed up, then their rounds alternate (A B A B), so
     that another program or a hot processor slows all of them equally. A contender that ran out of memory while others
@@ -183,13 +180,10 @@ def race(
         max_seconds: of each process; a contender that exceeds it fails. One round is always timed.
     """
     limits: dict[str, Any] = {"max_seconds": max_seconds, "should_stop": should_stop}
-    try:
-        rows, crowded = _take_turns(measurement, contenders, repeats=repeats, limits=limits)
-        for index in crowded:
-            [again], _ = _take_turns(measurement, [contenders[index]], repeats=repeats, limits=limits)
-            rows[index] = again if "failed" in again else {**again, "alone": True}
-    except Stopped:
-        return None
+    rows, crowded = _take_turns(measurement, contenders, repeats=repeats, limits=limits)
+    for index in crowded:
+        [again], _ = _take_turns(measurement, [contenders[index]], repeats=repeats, limits=limits)
+        rows[index] = again if "failed" in again else {**again, "alone": True}
     return rows
 
 

@@ -297,43 +297,30 @@ def _with_sizes(recipe: Recipe, name: str) -> tuple[Recipe, list[str]]:
     return recipe.model_copy(update=changes), notes
 
 
-def run_speed(bench: SpeedBench, *, on_row: Callable[[Row], None], should_stop: Callable[[], bool]) -> list[Row] | None:
-    """Every row, batch size after batch size, in the order of the entries; None when stopped.
+def run_speed(bench: SpeedBench, *, on_row: Callable[[Row], None], should_stop: Callable[[], bool]) -> list[Row]:
+    """Every row, batch size after batch size, in the order of the entries. Raises Interrupted.
 
     on_row: called with each row.
     """
+    limits: dict[str, Any] = {"max_seconds": bench.max_seconds, "should_stop": should_stop}
     rows: list[Row] = []
     for batch_size in bench.batch_sizes:
-        found = _at_batch_size(bench, batch_size, should_stop)
-        if found is None:
-            return None
+        given = {"bench": asdict(bench), "batch_size": batch_size}
+        known = run_isolated("limits", given, **limits)
+        if "failed" in known:
+            failed = f"{known['failed']} (ceilings)"
+            found = [Row(entry, batch_size, bench.length, failed=failed) for entry in bench.entries]
+        else:
+            contenders = [{**given, "name": entry.name, "precision": entry.precision} for entry in bench.entries]
+            raced = race("speed", contenders, repeats=bench.repeats, **limits)
+            found = [
+                Row(entry, batch_size, bench.length, cost=cost, ceilings=known["ceilings"], **row)
+                for entry, row, cost in zip(bench.entries, raced, known["costs"], strict=True)
+            ]
         for row in found:
             on_row(row)
         rows += found
     return rows
-
-
-def _at_batch_size(bench: SpeedBench, batch_size: int, should_stop: Callable[[], bool]) -> list[Row] | None:
-    given = {"bench": asdict(bench), "batch_size": batch_size}
-    limits = run_isolated("limits", given, max_seconds=bench.max_seconds, should_stop=should_stop)
-    if limits is None:
-        return None
-    if "failed" in limits:
-        failed = f"{limits['failed']} (ceilings)"
-        return [Row(entry, batch_size, bench.length, failed=failed) for entry in bench.entries]
-    raced = race(
-        "speed",
-        [{**given, "name": entry.name, "precision": entry.precision} for entry in bench.entries],
-        repeats=bench.repeats,
-        max_seconds=bench.max_seconds,
-        should_stop=should_stop,
-    )
-    if raced is None:
-        return None
-    return [
-        Row(entry, batch_size, bench.length, cost=cost, ceilings=limits["ceilings"], **row)
-        for entry, row, cost in zip(bench.entries, raced, limits["costs"], strict=True)
-    ]
 
 
 # --- in a measuring process -------------------------------------------------------------------------------------------

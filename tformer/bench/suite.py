@@ -136,8 +136,8 @@ def run_all(
     should_stop: Callable[[], bool],
     quick: bool = False,
     threads: int | None = None,
-) -> SuiteReport | None:
-    """Measure every case on a device; None when stopped.
+) -> SuiteReport:
+    """Measure every case on a device. Raises Interrupted.
 
     Libraries that are not installed are left out of their cases; what cannot be measured is reported as such.
 
@@ -168,10 +168,8 @@ def run_all(
         else:
             for note in missing:
                 say(f"  note: {note}")
-            timed = run_speed(bench, on_row=lambda row: say(f"  {row_line(row)}"), should_stop=should_stop)
-            if timed is None:
-                return None
-            rows, notes, versions = timed, [*notes, *decided], versions | bench.peer_versions
+            rows = run_speed(bench, on_row=lambda row: say(f"  {row_line(row)}"), should_stop=should_stop)
+            notes, versions = [*notes, *decided], versions | bench.peer_versions
             found, below = document(bench, rows), [*notes, *lines(rows)]
             parts += map(markdown, tables(bench, rows))
         summary += _summary(title, rows)

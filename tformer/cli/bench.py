@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -119,7 +118,7 @@ def _measure_speed(options: SpeedOptions) -> None:
         from tformer.bench.report import FAIRNESS, document, lines, report, row_line, tables
         from tformer.bench.speed import resolve, run_speed
         from tformer.checkpoint.logs import describe_environment
-        from tformer.support.files import require_writable
+        from tformer.support.files import require_writable, write_text
 
         bench, notes = resolve(options)
         if options.out is not None:
@@ -128,13 +127,7 @@ def _measure_speed(options: SpeedOptions) -> None:
         line = ", ".join([line, *(f"{name} {version}" for name, version in bench.peer_versions.items())])
         show_notes([*notes, line])
         torch.set_num_threads(1)  # this process only waits
-        rows = run_speed(
-            bench,
-            on_row=lambda row: show_notes([row_line(row)]),
-            should_stop=flag.should_stop,
-        )
-        if rows is None:
-            raise flag.interrupted("interrupted: nothing was written")
+        rows = run_speed(bench, on_row=lambda row: show_notes([row_line(row)]), should_stop=flag.should_stop)
         command = shlex.join(["tformer", *sys.argv[1:]])
         environment: dict[str, Any] = {
             "line": line,
@@ -142,7 +135,7 @@ def _measure_speed(options: SpeedOptions) -> None:
             **describe_environment(device=bench.device, data_fingerprint=None),
         }
         if options.out is not None:
-            _write(options.out, f"{report(bench, rows, line=line, command=command)}\n\n{FAIRNESS}\n")
+            write_text(options.out, f"{report(bench, rows, line=line, command=command)}\n\n{FAIRNESS}\n")
     if options.as_json:
         emit_json({"command": command, "environment": environment, **document(bench, rows)})
     else:
@@ -193,10 +186,7 @@ def attention(options: AttentionOptions) -> None:
             result = row.failed or f"{short_seconds(row.seconds)}, {binary_bytes(row.memory['peak_bytes'])}"
             show_notes([f"{number} of {total}  {row.entry.name} at {row.length:,}: {result}"])
 
-        measured = run_attention(bench, on_row=show_row, should_stop=flag.should_stop)
-        if measured is None:
-            raise flag.interrupted("interrupted: nothing was written")
-        ceilings, rows = measured
+        ceilings, rows = run_attention(bench, on_row=show_row, should_stop=flag.should_stop)
         described = describe_environment(device=bench.device, data_fingerprint=None)
         environment = {"line": line, "ceilings": ceilings, **described}
         if options.out is not None:
@@ -235,7 +225,7 @@ def all_(options: AllOptions) -> None:
 
         from tformer.bench.suite import cases_for, run_all
         from tformer.support.device import resolve_device
-        from tformer.support.files import require_writable
+        from tformer.support.files import require_writable, write_text
 
         device = resolve_device(options.device)
         require_writable(options.out, option="--out")
@@ -249,9 +239,7 @@ def all_(options: AllOptions) -> None:
             quick=options.quick,
             threads=torch.get_num_threads(),
         )
-        if report is None:
-            raise flag.interrupted("interrupted: nothing was written")
-        _write(options.out, report.markdown)
+        write_text(options.out, report.markdown)
     if options.as_json:
         emit_json(report.document)
     else:
@@ -267,12 +255,6 @@ def _show_tables(tables: Sequence[Table]) -> None:
         if number:
             emit("")
         print_table(table.headings, table.rows, title=table.title, markdown=markdown(table))
-
-
-def _write(out: Path, text: str) -> None:
-    from tformer.support.files import write_text
-
-    write_text(out, text)
 
 
 def _require_one(rows: Sequence[Row]) -> None:
