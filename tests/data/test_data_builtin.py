@@ -34,7 +34,7 @@ from tformer.support.errors import InputError
 def test_packages_are_the_default_with_enough_examples_of_every_class() -> None:
     (source,) = open_labelled([])
     rows = list(source.rows())
-    assert source.name == "builtin:python-packages" and source.has_label and not source.has_text2
+    assert source.name == "builtin:python-packages" and not source.has_text2
     counts = Counter(row.label for row in rows)
     assert 12 <= len(counts) <= 20
     assert min(counts.values()) >= 80 and max(counts.values()) <= MAX_PER_PACKAGE

@@ -60,7 +60,7 @@ def test_tsv_rows_have_text_label_and_place(tmp_path: Path) -> None:
         LabelledRow("bad, film", None, "neg", f"{path}:3"),
     ]
     assert list(source.rows()) == list(source.rows()), "rows can be read again"
-    assert (source.has_text2, source.has_label) == (False, True)
+    assert not source.has_text2
     assert (source.text_column, source.text2_column, source.label_column) == ("text", None, "label")
     assert source.notes == ("a.tsv: text in column 'text', label in column 'label'",)
     assert source.size_bytes() == path.stat().st_size
@@ -173,7 +173,7 @@ def test_plain_text_is_one_text_a_line_and_empty_lines_are_kept(
     path = write(tmp_path / "a.txt", content)
     source = open_one(path, needs_label=False)
     assert [(row.text, row.label) for row in source.rows()] == expected
-    assert (source.has_label, source.has_text2, source.text_column, source.notes) == (False, False, None, ())
+    assert (source.has_text2, source.text_column, source.label_column, source.notes) == (False, None, None, ())
 
 
 def test_empty_lines_of_tables_are_answered_only_where_no_label_is_needed(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_missing_labels_are_no_error_where_none_is_needed(tmp_path: Path) -> Non
     path = write(tmp_path / "a.csv", "id,text\n1,a\n2,b\n")
     source = open_one(path, Columns(text="text", label="label"), needs_label=False)
     assert [(row.text, row.label) for row in source.rows()] == [("a", None), ("b", None)]
-    assert not source.has_label
+    assert source.label_column is None
     keys = write(tmp_path / "a.jsonl", '{"text": "a", "label": "x"}\n{"text": "b"}\n')
     assert read(keys, needs_label=False) == [("a", "x"), ("b", None)]
     one = write(tmp_path / "one.csv", "just text\nmore\n")

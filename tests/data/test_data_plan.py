@@ -9,6 +9,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
@@ -221,7 +222,7 @@ def prefetch_threads() -> list[threading.Thread]:
 
 
 def test_prefetcher_keeps_the_order_and_ends() -> None:
-    with Prefetcher(iter(range(100)), depth=3) as prefetcher:
+    with closing(Prefetcher(iter(range(100)), depth=3)) as prefetcher:
         assert list(prefetcher) == list(range(100))
         assert next(prefetcher, None) is None
 
@@ -237,7 +238,7 @@ def test_prefetcher_is_bounded() -> None:
                 third.set()
             yield number
 
-    with Prefetcher(source(), depth=2):
+    with closing(Prefetcher(source(), depth=2)):
         assert third.wait(10)
         assert len(made) == 3  # two finished, one in preparation
 
@@ -247,7 +248,7 @@ def test_prefetcher_raises_the_sources_error_in_its_place() -> None:
         yield 1
         raise RuntimeError("broken source")
 
-    with Prefetcher(source()) as prefetcher:
+    with closing(Prefetcher(source())) as prefetcher:
         assert next(prefetcher) == 1
         with pytest.raises(RuntimeError, match="broken source"):
             next(prefetcher)

@@ -88,11 +88,6 @@ class EncodedText:
         """Whether each token is the template's."""
         return [span is None for span in self.spans]
 
-    @property
-    def num_text_tokens(self) -> int:
-        """Number of tokens that are not the template's."""
-        return sum(span is not None for span in self.spans)
-
 
 Token = tuple[int, int, int, tuple[int, int] | None]
 """Id, type, part and span of a token, see `EncodedText`."""

@@ -167,7 +167,7 @@ class Reading:
 
     def num_tokens(self) -> int:
         """Tokens of the texts alone, those that were cut included."""
-        return self.encoded.num_text_tokens + self.encoded.num_cut
+        return self.encoded.from_template.count(False) + self.encoded.num_cut
 
     def document(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """The tokens as JSON data. `start` and `end` count characters of the token's text."""

@@ -186,8 +186,8 @@ def _cut_by_tokens(lengths: list[int], batch_tokens: int) -> list[int]:
 class Prefetcher(Iterator[Item]):
     """Iterates over `source` in a thread, in order, at most `depth` finished items ahead.
 
-    An exception of the source is raised by the `next` that would have returned the failed item. `close()`, also at the
-    end of a `with` block, stops the thread after its current item; items not yet taken are dropped.
+    An exception of the source is raised by the `next` that would have returned the failed item. `close()` stops the
+    thread after its current item; items not yet taken are dropped.
     """
 
     def __init__(self, source: Iterable[Item], *, depth: int = 2) -> None:
@@ -212,9 +212,3 @@ class Prefetcher(Iterator[Item]):
         self._pool.shutdown(cancel_futures=True)
         if isinstance(self._source, Generator):
             self._source.close()
-
-    def __enter__(self) -> Prefetcher[Item]:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()

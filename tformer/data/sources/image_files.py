@@ -111,12 +111,6 @@ class ImageFiles:
         image = open_image(self.read(number), name=self.places[number])
         return min(image.size), 1 if image.mode in GREY_MODES else 3
 
-    def pixels(self, *, size: int, channels: int) -> np.ndarray | None:
-        """uint8 [N, C, Y, X] if the images need no decoding: grey ones of an IDX file, of this size."""
-        if self.images_NYX is None or channels != 1 or self.images_NYX.shape[1:] != (size, size):
-            return None
-        return self.images_NYX[:, None]
-
 
 def find_images(path: Path, *, needs_label: bool) -> ImageFiles:
     """The images of a path, listed without reading one. An IDX file is read, with the file of labels next to it.

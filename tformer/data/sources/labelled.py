@@ -52,12 +52,11 @@ class LabelledSource(Source):
     """An opened source of labelled rows.
 
     Attributes:
-        has_text2, has_label: whether rows have a second text, and a label.
+        has_text2: whether rows have a second text.
         text_column, text2_column, label_column: names or numbers in the (first) file; None if there is no such column.
     """
 
     has_text2: bool
-    has_label: bool
     text_column: Column = None
     text2_column: Column = None
     label_column: Column = None
@@ -102,7 +101,7 @@ def _open(path: str, columns: object, errors: Errors, layout: LabelledLayout) ->
         builtin = find_builtin(path, holds="labels")
         if layout.numeric_label:
             raise InputError(f"{path}: has classes, no scores", hint="give a file with a column of numbers")
-        return LabelledSource(name=path, parts=(builtin,), has_text2=False, has_label=True)
+        return LabelledSource(name=path, parts=(builtin,), has_text2=False)
     endings = {*FORMATS} if layout.needs_label else {*FORMATS, ".txt"}
     found = locate(path, is_known=lambda place: format_ending(place) in endings, known=", ".join(sorted(endings)))
     tables = open_tables(LabelledTable, found, layout, errors=errors, columns=columns)
@@ -112,7 +111,6 @@ def _open(path: str, columns: object, errors: Errors, layout: LabelledLayout) ->
         name=found.name,
         parts=tuple(tables),
         has_text2="text2" in first.columns,
-        has_label=all("label" in table.columns for table in tables),
         notes=(*found.notes, *guessed_columns(tables)),
         text_column=first.column("text"),
         text2_column=first.column("text2"),
