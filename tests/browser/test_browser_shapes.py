@@ -12,7 +12,7 @@ from tests.browser.waiting import until
 from tformer.build import build_model
 from tformer.nn.taps import LETTERS
 from tformer.recipe.model import Model
-from tformer.viz.shapes import render
+from tformer.viz.page import render_shapes
 from tformer.workflows.inspect import empty_inputs, trace_shapes
 
 HOSTILE = "</script><script>window.hacked=1</script>\u202e"
@@ -34,7 +34,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "labels": {"ids": [None], "tokens": [None]},
     }
     path = tmp_path_factory.mktemp("page") / "shapes.html"
-    content = render({"": trace}, title="Shapes", subtitle=HOSTILE, names=LETTERS, example=example)
+    content = render_shapes({"": trace}, title="Shapes", subtitle=HOSTILE, names=LETTERS, example=example)
     path.write_text(content, encoding="utf-8")
     return path
 
@@ -126,7 +126,7 @@ def test_two_models_are_shown_one_after_the_other(tmp_path: Path, open_page: Cal
     model = build_model(Model.model_validate({**SECTION, "encoder": None}), device="meta")
     trace = trace_shapes(model, empty_inputs(model, source_length=5)).to_json()
     path = tmp_path / "two.html"
-    path.write_text(render({"GENERATOR": trace, "DISCRIMINATOR": trace}, title="T", subtitle="", names=LETTERS))
+    path.write_text(render_shapes({"GENERATOR": trace, "DISCRIMINATOR": trace}, title="T", subtitle="", names=LETTERS))
     page = open_page(path, "step=1:decoder.embedding.tokens")
     assert page.locator("#path h2.model").all_text_contents() == ["GENERATOR", "DISCRIMINATOR"]
     assert "DISCRIMINATOR" in page.locator("#detail .place").text_content()

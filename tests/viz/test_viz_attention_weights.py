@@ -30,7 +30,7 @@ from tests.viz.attention_models import (
 from tformer.decoding.loaded import translator_of
 from tformer.loading import Loaded
 from tformer.support.errors import InputError
-from tformer.viz.attention.page import COARSEST, FINEST, pack, unpack
+from tformer.viz.attention.page import COARSEST, FINEST, ZERO, Packed, pack
 from tformer.viz.attention.reading import Inputs, read, side_of
 from tformer.viz.attention.scene import Scene, divergence, make_scene, summarise
 from tformer.viz.attention.text import as_json
@@ -406,6 +406,13 @@ def test_divergence_is_one_bit_between_heads_that_share_no_key() -> None:
 
 
 # --- packing ---------------------------------------------------------------------------------------------------------
+
+
+def unpack(packed: Packed, shape: tuple[int, ...]) -> np.ndarray:
+    """The weights that the page shows, fp32 of that shape."""
+    places = np.frombuffer(packed.data, dtype=np.uint8).astype(np.float32).reshape(shape)
+    roots = (places - ZERO * packed.signed) / packed.steps
+    return np.sign(roots) * roots**2 * packed.largest
 
 
 @pytest.mark.parametrize("steps", [FINEST, 127, COARSEST])

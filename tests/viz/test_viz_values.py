@@ -66,6 +66,12 @@ def test_heads_have_their_weights_and_names_in_panels_of_their_size(
     panels = {axes.get_title(): axes for axes in figures[0].axes if axes.get_title()}
     assert [layout_of(axes) for axes in panels.values()] == [(*layout, n) for n in range(layers * heads)]
     assert tuple(figures[0].get_size_inches()) == pytest.approx(inches)
+    if len(panels) == 1:
+        draw(scene_of(attention), "decoder", "rollout", format_="png", scale="row")
+        assert tuple(figures[1].get_size_inches()) == pytest.approx(inches)
+        rolled, *_ = scene_of(attention).rollouts.values()
+        shown = figures[1].axes[0].images[0].get_array()
+        assert np.allclose(shown, rolled / rolled.max(axis=1, keepdims=True)) and shown.mask[0, 1:].all()
     every = math.ceil(tokens / 64)
     named = [token.replace(" ", "␣") for token in attention.keys.tokens[::every]]
     for layer in attention.layers:
@@ -92,6 +98,22 @@ def test_all_heads_stand_in_rows_of_layers_and_a_head_that_was_pruned_leaves_a_g
     assert [len(axes.images) for axes in panels] == [1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1] and not panels[5].axison
     assert np.array_equal(panels[6].images[0].get_array(), less.weights_HTS[1])
     assert tuple(figures[0].get_size_inches()) == pytest.approx((4 * 2.2 + 1.3, 3 * 2.2 + 1.1))
+
+
+def test_patches_lie_on_the_image_in_the_colours_of_their_shares(figures: list[Any]) -> None:
+    attention = attention_of(np.tile(np.arange(5.0) / 8, (2, 1, 5, 1)), ["[CLS]", "0,0", "0,1", "1,0", "1,1"])
+    pixels = np.zeros((8, 8, 3), dtype=np.uint8)
+    scene = scene_of(attention)
+    scene = replace(scene, reading=replace(scene.reading, pixels=pixels, grid=(2, 2)))
+    for view, layout in (("model", [(2, 1, 0), (2, 1, 1)]), ("rollout", [(1, 2, 0), (1, 2, 1)])):
+        draw(scene, "encoder", view, format_="png", scale="global")
+        panels = figures[-1].axes[:2]
+        assert [layout_of(axes) for axes in panels] == layout
+        image, patches = panels[1].images
+        assert tuple(patches.get_extent()) == tuple(image.get_extent()) == (0, 8, 8, 0) and patches.get_alpha() == 0.6
+        assert view == "rollout" or patches.get_array().tolist() == [[0.25, 0.5], [0.75, 1.0]]
+    left = figures[-1].axes[0]
+    assert len(left.images) == 1 and figures[-1].get_size_inches().tolist() == [6.4, 3.6]
 
 
 def test_the_summary_draws_a_measure_of_every_head_in_a_panel(figures: list[Any]) -> None:

@@ -224,9 +224,9 @@ def _shapes(options: InspectOptions) -> tuple[list[str], Any, str | None]:
     page = None
     if options.output is not None and options.output.suffix.lower() == PAGE:
         from tformer.nn.taps import LETTERS
-        from tformer.viz.shapes import render
+        from tformer.viz.page import render_shapes
 
-        page = render(
+        page = render_shapes(
             {title: trace.to_json() for title, trace in traces.items()},
             title="Shapes",
             subtitle=f"The path of a tensor through {subject.name}",

@@ -3,12 +3,12 @@
 plots                 plots as values: heat maps, lines, colour maps; as JSON and CSV
 figure                the matplotlib back end: plots, and panels of curves
 terminal              plots as terminal text
-page, assets/         HTML pages: style, state in the URL, heat maps, lines, tables; no network
+page, assets/         HTML pages: style, state in the URL, heat maps, lines, tables; no network; tensor shapes
+                      (`inspect --shapes`)
 output                output format and file
 pe/                   positional encodings (`viz-pe`)
 attention/            attention weights (`viz-attention`)
 plot/                 curves: of trainings (`plot`), of sweeps and of bench reports
-shapes                tensor shapes (`inspect --shapes`)
 
 Importing the package imports neither torch nor matplotlib.
 """

@@ -34,6 +34,7 @@ def render_page(
     body: str,
     scripts: Sequence[str],
     data: Mapping[str, Any],
+    style: str | None = None,
     blobs: Mapping[str, bytes] | None = None,
     notes: Sequence[str] = (),
     without: Sequence[str] = (),
@@ -44,10 +45,13 @@ def render_page(
         title, subtitle, notes: plain text, escaped here; the notes go into the footer, one a line.
         body: trusted HTML of the view, without text of a user.
         scripts: names of files in assets/, run in order after SHELL_SCRIPTS.
+        style: name of a style sheet in assets/, beside page.css.
         data: JSON for `tformer.data`; NaN and infinity become null.
         blobs: bytes for `tformer.blob(name)`; names are of letters, digits, `-` and `_`.
         without: names of SHELL_SCRIPTS that the view does not use.
     """
+    if style is not None:
+        body = f"<style>\n{_asset(style)}</style>\n{body}"
     code = [_script(name) for name in _names(scripts, without)]
     hashes = " ".join(f"'sha256-{_base64(hashlib.sha256(text.encode()).digest())}'" for text in code)
     policy = (
@@ -127,3 +131,51 @@ def _json(value: Any) -> str:
         text = json.dumps(finite_or_none(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     # A lone surrogate is invalid UTF-8: the file could not be written.
     return text.translate(_ESCAPES).encode("utf-8", "backslashreplace").decode()
+
+
+# --- shapes ----------------------------------------------------------------------------------------------------------
+
+SHAPES_BODY = """\
+<p class="caption">Choose a tensor, or press ↓ and ↑ for the next and the previous one, → for where it goes, ← for
+where it comes from.</p>
+<div id="example"></div>
+<div class="shapes">
+<div id="path" role="group" aria-label="The tensors in the order of computation"></div>
+<div id="detail" aria-live="polite"></div>
+</div>
+<h2>Letters</h2>
+<div id="letters"></div>
+"""
+
+
+def render_shapes(
+    traces: Mapping[str, Mapping[str, Any]],
+    *,
+    title: str,
+    subtitle: str,
+    names: Mapping[str, str],
+    example: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
+) -> str:
+    """The path of a tensor as a page: every step with its shape, what comes in, what goes out, and its parameters.
+
+    Args:
+        traces: documents of `inspect --shapes` (`Trace.to_json`), by the heading of the model; "": no heading.
+        names: meaning of each letter of a shape.
+        example: document of the batch's first example (`tasks.example`).
+    """
+    data = {
+        "models": [{"title": heading, **trace} for heading, trace in traces.items()],
+        "names": dict(names),
+        "example": example,
+    }
+    return render_page(
+        title=title,
+        subtitle=subtitle,
+        body=SHAPES_BODY,
+        scripts=("shapes.js",),
+        style="shapes.css",
+        data=data,
+        notes=notes,
+        without=("controls.js", "pictures.js", "heatmap.js", "lines.js"),
+    )

@@ -134,9 +134,6 @@ def blocks_of(matrix_TS: np.ndarray) -> np.ndarray:
     return matrix_TS
 
 
-# Shapes: H heads, T queries, S keys.
-
-
 MAX_PANELS = 16
 CLOSE: dict[str, Any] = {"w_pad": 0.01, "h_pad": 0.01, "wspace": 0.02, "hspace": 0.02}
 DOTS_PER_INCH = 130
@@ -151,8 +148,7 @@ def draw(scene: Scene, kind: Kind, view: str, *, format_: str, scale: Scale) -> 
         InputError: too many heads for one picture, or nothing left to show.
     """
     attention = scene.shown(kind)
-    cells = [layer.weights_HTS.size for layer in attention.layers]
-    if not sum(cells):
+    if not attention.cells:
         raise InputError(
             "nothing to show: every token is a special token, and those are hidden", hint="omit --hide-special"
         )
@@ -162,11 +158,15 @@ def draw(scene: Scene, kind: Kind, view: str, *, format_: str, scale: Scale) -> 
         elif scene.reading.pixels is not None:
             figure = _image(scene, attention, view)
         elif view == "model":
-            figure = _model(attention, scale)
-        elif view == "rollout":
-            figure = _rollout(scene, attention, scale)
+            norm = norm_of(scale, [layer.weights_HTS for layer in attention.layers])
+
+            def paint(axes: Axes, layer: Layer, matrix_TS: np.ndarray) -> Any:
+                blocks, seen = blocks_of(matrix_TS), blocks_of(layer.visible_TS)
+                return paint_matrix(axes, blocks, seen, scale, norm, equal=False)
+
+            figure = _grid(attention, paint, scale)
         else:
-            figure = _heads(attention, scale)
+            figure = _matrices(scene, attention, view, scale)
         figure.suptitle(visible(heading(scene, kind)), fontsize=12)
         note = ". ".join(scene.rollout_notes(kind)) if view == "rollout" else CAUTION
         lines = textwrap.wrap(note, round(NOTE_LETTERS * figure.get_figwidth()))
@@ -177,12 +177,9 @@ def draw(scene: Scene, kind: Kind, view: str, *, format_: str, scale: Scale) -> 
 # --- views -----------------------------------------------------------------------------------------------------------
 
 
-def _heads(attention: Attention, scale: Scale) -> Figure:
-    panels = [
-        (layer, head, matrix)
-        for layer in attention.layers
-        for head, matrix in zip(layer.heads, layer.weights_HTS, strict=True)
-    ]
+def _matrices(scene: Scene, attention: Attention, view: str, scale: Scale) -> Figure:
+    """The matrix of each head, or the rollout, with its tokens."""
+    panels = scene.matrices(attention, view)
     if len(panels) > MAX_PANELS:
         raise InputError(
             f"{len(panels)} heads with their tokens do not fit into one picture of at most {MAX_PANELS}",
@@ -192,40 +189,15 @@ def _heads(attention: Attention, scale: Scale) -> Figure:
     rows = math.ceil(len(panels) / columns)
     width, height = size_of(attention, few=len(panels) == 1)
     figure = Figure(figsize=(columns * width, rows * height + 0.6), layout="constrained")
-    norm = norm_of(scale, [matrix for _, _, matrix in panels])
+    norm = norm_of(scale, [panel.weights_TS for panel in panels])
     image = None
-    for number, (layer, head, matrix_TS) in enumerate(panels):
+    for number, panel in enumerate(panels):
         axes = figure.add_subplot(rows, columns, number + 1)
-        image = paint_matrix(axes, matrix_TS, layer.visible_TS, scale, norm)
+        image = paint_matrix(axes, panel.weights_TS, panel.seen_TS, scale, norm)
         name_tokens(axes, attention, width, height)
-        name = "mean of heads" if head < 0 else f"head {head}"
-        axes.set_title(f"layer {layer.number}, {name}", fontsize=9)
+        axes.set_title("attention rollout" if view == "rollout" else panel.title, fontsize=9)
     add_bar(figure, image, scale, figure.axes)
     return figure
-
-
-def _rollout(scene: Scene, attention: Attention, scale: Scale) -> Figure:
-    matrix_TS = scene.shown_rollout(attention.kind)
-    width, height = size_of(attention, few=True)
-    figure = Figure(figsize=(width, height + 0.6), layout="constrained")
-    axes = figure.add_subplot()
-    seen_TS = np.tril(np.ones(matrix_TS.shape, dtype=bool)) if attention.causal else np.ones(matrix_TS.shape, bool)
-    image = paint_matrix(axes, matrix_TS, seen_TS, scale, norm_of(scale, [matrix_TS]))
-    name_tokens(axes, attention, width, height)
-    axes.set_title("attention rollout", fontsize=9)
-    add_bar(figure, image, scale, [axes])
-    return figure
-
-
-def _model(attention: Attention, scale: Scale) -> Figure:
-    norm = norm_of(scale, [layer.weights_HTS for layer in attention.layers])
-    return _grid(
-        attention,
-        lambda axes, layer, matrix_TS: paint_matrix(
-            axes, blocks_of(matrix_TS), blocks_of(layer.visible_TS), scale, norm, equal=False
-        ),
-        scale,
-    )
 
 
 def _grid(attention: Attention, paint: Callable[[Axes, Layer, np.ndarray], Any], scale: Scale) -> Figure:

@@ -9,14 +9,12 @@ sqrt(|a| / largest).
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
 from tformer.support.files import encode_text
 from tformer.support.formatting import fitted
-from tformer.viz.attention.reading import Side
 from tformer.viz.attention.scene import (
     CAUTION,
     MEASURES,
@@ -27,7 +25,7 @@ from tformer.viz.attention.scene import (
     summarise,
     too_large,
 )
-from tformer.viz.attention.weights import NAMES, Attention, Kind, Layer
+from tformer.viz.attention.weights import NAMES, Attention, Kind
 from tformer.viz.page import render_page
 
 FINEST, COARSEST = 255, 48  # steps between a weight of 0 and of 1
@@ -54,25 +52,6 @@ def pack(weights: np.ndarray, *, signed: bool = False, steps: int = FINEST) -> P
     return Packed(np.rint(np.sqrt(np.clip(weights, 0, 1)) * np.float32(steps)).astype(np.uint8).tobytes(), steps)
 
 
-def unpack(packed: Packed, shape: tuple[int, ...]) -> np.ndarray:
-    """The weights that the page shows, fp32 of that shape."""
-    places = np.frombuffer(packed.data, dtype=np.uint8).astype(np.float32).reshape(shape)
-    roots = (places - ZERO * packed.signed) / packed.steps
-    return np.sign(roots) * roots**2 * packed.largest
-
-
-def fewer_steps(steps: int, *, too_many_bytes: float, cells: int) -> int:
-    """The number of steps with which `cells` weights take `too_many_bytes` less, in base64 (6 bits a byte)."""
-    halvings = too_many_bytes * 6 / cells / BITS_OF_A_HALVING
-    return int(steps * 2.0**-halvings)
-
-
-def pack_mask(visible_TS: np.ndarray) -> bytes:
-    """One byte for each cell, 1 if it is visible."""
-    return visible_TS.astype(np.uint8).tobytes()
-
-
-STYLE = "attention.css"
 SCRIPTS = ("attention.js", "attention_parts.js", "attention_views.js")
 WITHOUT = ("lines.js",)
 AIM = 0.98  # share of the limit to aim for when a page must shrink
@@ -107,40 +86,60 @@ def render(
     }
     summaries = {kind: summarise(attention) for kind, attention in scene.attentions.items()}
     cells = sum(attention.cells for attention in scene.attentions.values())
-    steps = FINEST
-    while True:
+    steps, size = FINEST, 0
+    while steps >= COARSEST:
         page = _with_steps(scene, start, summaries, steps)
         size = len(encode_text(page))
         if size <= max_bytes:
             return page
-        steps = fewer_steps(steps, too_many_bytes=size - AIM * max_bytes, cells=cells)
-        if steps < COARSEST:
-            break
+        # In base64, 6 bits a byte: what is too much, as a number of halvings of the steps of all cells.
+        halvings = (size - AIM * max_bytes) * 6 / cells / BITS_OF_A_HALVING
+        steps = int(steps * 2.0**-halvings)
     raise too_large(max_bytes, f"{cells:,} weights in a page of {size / 1e6:.1f} MB")
 
 
 def _with_steps(scene: Scene, start: dict[str, Any], summaries: Summaries, steps: int) -> str:
     """The page with weights rounded to `steps` steps."""
     blobs: dict[str, bytes] = {}
-    kinds = [_kind(scene, attention, summaries[kind], blobs, steps) for kind, attention in scene.attentions.items()]
-    sides = {name: _side(side) for name, side in scene.reading.sides.items()}
-    data: dict[str, Any] = {"kinds": kinds, "sides": sides, "start": start, "notes": scene.notes}
-    image = scene.reading.pixels
-    if image is not None:
-        blobs["image"] = image.tobytes()
-        rows, columns = scene.reading.grid
-        offset = len(scene.reading.sides["encoder"]) - rows * columns
-        data["image"] = {"height": image.shape[0], "width": image.shape[1], "rows": rows, "columns": columns,
-                         "offset": offset}  # fmt: skip
-    style = files("tformer.viz").joinpath("assets", STYLE).read_text(encoding="utf-8")
+    reading, model = scene.reading, scene.model
+    data: dict[str, Any] = {
+        "kinds": [
+            _kind(scene, attention, summaries[kind], blobs, steps) for kind, attention in scene.attentions.items()
+        ],
+        "sides": {
+            name: {
+                "tokens": list(side.tokens),
+                "special": [int(mark) for mark in side.special],
+                "words": [list(word) for word in side.words()],
+                "textOf": list(side.text_of),
+                "writtenFrom": side.written_from,
+            }
+            for name, side in reading.sides.items()
+        },
+        "start": start,
+        "notes": scene.notes,
+    }
+    if reading.pixels is not None:
+        blobs["image"] = reading.pixels.tobytes()
+        (rows, columns), (height, width, _) = reading.grid, reading.pixels.shape
+        offset = len(reading.sides["encoder"]) - rows * columns
+        data["image"] = {"height": height, "width": width, "rows": rows, "columns": columns, "offset": offset}
+    notes = [
+        CAUTION,
+        f"Weights on this page are rounded to {steps} steps of their square roots; --format json has them whole.",
+        f"Model: {model['name']}, step {model['step']}, sha256 {str(model['sha256'])[:16]}.",
+        *(f"{name.capitalize()}: {text}" for name, text in reading.texts.items()),
+        *([f"Command: {scene.command}"] if scene.command else []),
+    ]
     return render_page(
         title="Attention",
-        subtitle=_subtitle(scene),
-        body=f"<style>\n{style}</style>\n{BODY}",
+        subtitle=f"{short_name(scene)}: {' → '.join(fitted(text, 160) for text in reading.texts.values())}",
+        style="attention.css",
+        body=BODY,
         scripts=SCRIPTS,
         data=data,
         blobs=blobs,
-        notes=_footer(scene, steps),
+        notes=notes,
         without=WITHOUT,
     )
 
@@ -150,20 +149,6 @@ BODY = """\
 <div id="notes"></div>
 <section id="stage" aria-label="Attention"></section>
 """
-
-
-def _subtitle(scene: Scene) -> str:
-    texts = scene.reading.texts
-    quoted = [fitted(text, 160) for text in texts.values()]
-    return f"{short_name(scene)}: {' → '.join(quoted)}"
-
-
-def _footer(scene: Scene, steps: int) -> list[str]:
-    model = scene.model
-    packed = f"Weights on this page are rounded to {steps} steps of their square roots; --format json has them whole."
-    lines = [CAUTION, packed, f"Model: {model['name']}, step {model['step']}, sha256 {str(model['sha256'])[:16]}."]
-    lines += [f"{name.capitalize()}: {text}" for name, text in scene.reading.texts.items()]
-    return [*lines, *([f"Command: {scene.command}"] if scene.command else [])]
 
 
 def _kind(
@@ -177,7 +162,35 @@ def _kind(
     rows, divergences = summary
     blobs[f"{kind}-divergence"] = divergences.between_NN.astype("<f4").tobytes()
     masks: dict[bytes, str] = {}
-    layers = [_layer(kind, layer, attention, blobs, masks, steps) for layer in attention.layers]
+
+    def mask_of(visible_TS: np.ndarray) -> str | None:
+        """None if all is visible, "causal", or the name of a blob (a byte a cell) that equal patterns share."""
+        if visible_TS.all():
+            return None
+        if attention.causal and np.array_equal(visible_TS, np.tril(np.ones_like(visible_TS))):
+            return "causal"
+        content = visible_TS.astype(np.uint8).tobytes()
+        if content not in masks:
+            masks[content] = f"{kind}-mask-{len(masks)}"
+            blobs[masks[content]] = content
+        return masks[content]
+
+    layers: list[dict[str, Any]] = []
+    for layer in attention.layers:
+        name, packed = f"{kind}-{layer.number}", pack(layer.weights_HTS, signed=layer.signed, steps=steps)
+        blobs[name] = packed.data
+        layers.append(
+            {
+                "number": layer.number,
+                "heads": list(layer.heads),
+                "pattern": layer.pattern,
+                "blob": name,
+                "mask": mask_of(layer.visible_TS),
+                "steps": packed.steps,
+                "largest": packed.largest,
+                "signed": packed.signed,
+            }
+        )
     found: dict[str, Any] = {
         "kind": kind,
         "name": NAMES[kind],
@@ -187,7 +200,10 @@ def _kind(
         "largest": max(float(np.abs(layer.weights_HTS).max(initial=0.0)) for layer in attention.layers) or 1.0,
         "summary": {
             "columns": [[name, label] for name, label in MEASURES.items()],
-            "rows": [[_rounded(value) for value in asdict(row).values()] for row in rows],
+            "rows": [
+                [round(value, 5) if isinstance(value, float) else value for value in asdict(row).values()]
+                for row in rows
+            ],
             "divergenceQueries": [divergences.rows, divergences.of],
         },
     }
@@ -199,50 +215,3 @@ def _kind(
                             "mask": "causal" if attention.causal else None, "signed": packed.signed,
                             "unit": packed.largest, "largest": float(np.abs(rollout).max())}  # fmt: skip
     return found
-
-
-def _layer(
-    kind: Kind, layer: Layer, attention: Attention, blobs: dict[str, bytes], masks: dict[bytes, str], steps: int
-) -> dict[str, Any]:
-    name = f"{kind}-{layer.number}"
-    packed = pack(layer.weights_HTS, signed=layer.signed, steps=steps)
-    blobs[name] = packed.data
-    return {
-        "number": layer.number,
-        "heads": list(layer.heads),
-        "pattern": layer.pattern,
-        "blob": name,
-        "mask": _mask(kind, layer.visible_TS, attention, blobs, masks),
-        "steps": packed.steps,
-        "largest": packed.largest,
-        "signed": packed.signed,
-    }
-
-
-def _mask(
-    kind: Kind, visible_TS: np.ndarray, attention: Attention, blobs: dict[str, bytes], masks: dict[bytes, str]
-) -> str | None:
-    """The mask of a layer: None if all is visible, "causal", or the name of a blob, shared by equal patterns."""
-    if visible_TS.all():
-        return None
-    if attention.causal and np.array_equal(visible_TS, np.tril(np.ones_like(visible_TS))):
-        return "causal"
-    content = pack_mask(visible_TS)
-    if content not in masks:
-        masks[content] = f"{kind}-mask-{len(masks)}"
-        blobs[masks[content]] = content
-    return masks[content]
-
-
-def _side(side: Side) -> dict[str, Any]:
-    return {
-        "tokens": list(side.tokens),
-        "special": [int(mark) for mark in side.special],
-        "words": [list(word) for word in side.words()],
-        "textOf": list(side.text_of),
-        "writtenFrom": side.written_from,
-    }
-
-
-def _rounded(value: Any) -> Any:
-    return round(value, 5) if isinstance(value, float) else value

@@ -65,7 +65,15 @@ class Side:
             if alone or self.starts[place]:
                 edges.append(place)
         edges.append(len(self))
-        return [(start, stop, _joined(self.tokens[start:stop])) for start, stop in pairwise(edges)]
+        return [
+            (
+                start,
+                stop,
+                "".join([*self.tokens[start : start + 1], *(token.removeprefix(CONTINUES) for token in rest)]),
+            )
+            for start, stop in pairwise(edges)
+            for rest in [self.tokens[start + 1 : stop]]
+        ]
 
 
 def side_of(
@@ -86,10 +94,6 @@ def side_of(
     else:
         starts = word_starts(tokenizer.kind, spelled).tolist()
     return Side(name, tokens, tuple(marks), tuple(starts), tuple(text_of), written_from)
-
-
-def _joined(tokens: Sequence[str]) -> str:
-    return tokens[0] + "".join(token.removeprefix(CONTINUES) for token in tokens[1:]) if tokens else ""
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,13 @@ def read(loaded: Loaded, given: Inputs) -> Reading:
     elif "lm" in model.heads:
         found = _read_translation(loaded, given)
     else:
-        found = _shifted_for_decoder(_read_texts(loaded, given), loaded)
+        # An encoder-decoder classifier (BART): the decoder reads the text shifted behind its start token.
+        found = _read_texts(loaded, given)
+        shifted = found.inputs["input_ids"].roll(1, dims=1)
+        shifted[:, 0] = loaded.decoder_tokens.start
+        side = side_of("decoder", loaded.text_tokenizer, shifted[0].tolist())
+        inputs = {**found.inputs, "decoder_input_ids": shifted}
+        found = replace(found, inputs=inputs, sides={**found.sides, "decoder": side})
     named = {"text": given.text, "text2": given.text2, "target": given.target}
     texts = {name: text for name, text in named.items() if text is not None}
     return replace(found, texts={**texts, **found.texts})
@@ -276,19 +286,6 @@ def _translated(loaded: Loaded, given: Inputs, source: Sequence[int]) -> list[in
     translator = translator_of(loaded, settings=settings, too_long="cut", max_source=len(source))
     [[found, *_]] = translator.translate([given.text or ""])
     return [token for token in found.ids if token not in settings.ends]
-
-
-def _shifted_for_decoder(reading: Reading, loaded: Loaded) -> Reading:
-    """Inputs of an encoder-decoder classifier (BART): the decoder reads the text shifted behind its start token."""
-    ids = reading.inputs["input_ids"]
-    shifted = ids.roll(1, dims=1)
-    shifted[:, 0] = loaded.decoder_tokens.start
-    side = side_of("decoder", loaded.text_tokenizer, shifted[0].tolist())
-    return replace(
-        reading,
-        inputs={**reading.inputs, "decoder_input_ids": shifted},
-        sides={**reading.sides, "decoder": side},
-    )
 
 
 # --- lengths --------------------------------------------------------------------------------------------------------

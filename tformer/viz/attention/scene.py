@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from tformer.viz.attention.reading import Inputs, Reading, read
 from tformer.viz.attention.weights import (
     BASIC,
     HEURISTIC,
+    KINDS,
     NAMES,
     Attention,
     Changes,
@@ -30,7 +32,6 @@ from tformer.viz.attention.weights import (
     mean_of_heads,
     num_cells,
     rollout,
-    rollout_parts,
 )
 
 # Shapes: H heads, T queries, S keys, N heads of all layers.
@@ -145,6 +146,20 @@ CELLS_PER_BYTE = 32  # the best compression: more cells than that never fit
 SMALLER = "--layers, --heads, --attention or --max-tokens make it smaller"
 
 
+class Matrix(NamedTuple):
+    """One matrix of a view, with the numbers of its layer and head, or "rollout" and ""."""
+
+    layer: int | str
+    head: int | str
+    title: str
+    weights_TS: np.ndarray
+    seen_TS: np.ndarray
+
+
+def name_of(head: int) -> str:
+    return "mean of heads" if head < 0 else f"head {head}"
+
+
 @dataclass(frozen=True)
 class Scene:
     """Everything that a picture, page or table of attention is made from, computed once.
@@ -184,6 +199,19 @@ class Scene:
             normalised=not self.has_signed_rollout(kind),
         )
 
+    def matrices(self, attention: Attention, view: str) -> list[Matrix]:
+        """What a view shows of an attention after `changes`: the matrix of each head, or the rollout."""
+        if view != "rollout":
+            return [
+                Matrix(layer.number, head, f"layer {layer.number}, {name_of(head)}", matrix_TS, layer.visible_TS)
+                for layer in attention.layers
+                for head, matrix_TS in zip(layer.heads, layer.weights_HTS, strict=True)
+            ]
+        matrix_TS = self.shown_rollout(attention.kind)
+        seen_TS = np.ones(matrix_TS.shape, dtype=bool)
+        # Only causal order hides cells of a rollout, since sparse layers combine to a wider pattern.
+        return [Matrix("rollout", "", "rollout", matrix_TS, np.tril(seen_TS) if attention.causal else seen_TS)]
+
     def has_signed_rollout(self, kind: Kind) -> bool:
         """Whether the rollout has negative values, from effective weights."""
         return float(self.rollouts[kind].min()) < 0
@@ -194,7 +222,9 @@ class Scene:
         return replace(self, attentions=means)
 
     def rollout_notes(self, kind: Kind) -> list[str]:
-        return [BASIC + _of(self.attentions[kind]), *([HEURISTIC] if kind == "cross" else [])]
+        layers = self.attentions[kind].layers
+        shown = f" ({len(layers)} layers shown, {len(layers[0].heads)} heads each)"
+        return [BASIC + shown, *([HEURISTIC] if kind == "cross" else [])]
 
 
 def make_scene(
@@ -227,7 +257,7 @@ def make_scene(
     if rollouts:
         for kind in kinds:
             parts = dict(found)
-            for part in rollout_parts(kind):
+            for part in KINDS if kind == "cross" else ():
                 if part not in parts:
                     of_encoder = Chosen() if part == "encoder" else chosen
                     parts |= compute(loaded, reading, [part], of_encoder)
@@ -262,11 +292,6 @@ def short_name(scene: Scene) -> str:
     """The name of a checkpoint's run, or of the folder."""
     path = Path(str(scene.model["name"]))
     return visible(path.parent.parent.name if path.parent.name == "checkpoints" else path.name)
-
-
-def _of(attention: Attention) -> str:
-    """Which layers and heads a rollout is computed from."""
-    return f" ({len(attention.layers)} layers shown, {len(attention.layers[0].heads)} heads each)"
 
 
 MEASURES: Mapping[str, str] = {

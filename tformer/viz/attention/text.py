@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -21,8 +21,6 @@ from tformer.viz.plots import colour_at
 from tformer.viz.terminal import RESET, Colour, colour_code, shade
 
 View = Literal["head", "model", "rollout", "summary"]
-Numbered = tuple[object, object, Sequence[Sequence[float | None]]]
-"""Layer, head, matrix."""
 
 DECIMALS = 9
 BYTES_PER_WEIGHT = {"json": 5.0, "csv": 20.0}
@@ -48,7 +46,8 @@ def as_json(scene: Scene, view: View) -> str:
             found["divergence"] = _numbers(divergences.between_NN)
             found["divergence_queries"] = divergences.rows
         elif view == "rollout":
-            found["rollout"] = _rollout(scene, attention)
+            [matrix] = scene.matrices(attention, view)
+            found["rollout"] = _rows_of(matrix.weights_TS, matrix.seen_TS)
             found["notes"] = scene.rollout_notes(kind)
         else:
             found["layers"] = [
@@ -73,21 +72,15 @@ def _side(side: Side) -> dict[str, Any]:
     return found
 
 
-def _rows_of(matrix_TS: np.ndarray, seen_TS: np.ndarray | None) -> Sequence[Sequence[float | None]]:
+def _rows_of(matrix_TS: np.ndarray, seen_TS: np.ndarray) -> Sequence[Sequence[float | None]]:
     """Rows of numbers; None where `seen_TS` is False."""
     values = _numbers(matrix_TS)
-    if seen_TS is None or seen_TS.all():
+    if seen_TS.all():
         return values
     return [
         [value if allowed else None for value, allowed in zip(row, row_seen, strict=True)]
         for row, row_seen in zip(values, seen_TS.tolist(), strict=True)
     ]
-
-
-def _rollout(scene: Scene, attention: Attention) -> Sequence[Sequence[float | None]]:
-    """The rollout as rows; only causal order hides cells, since sparse layers combine to a wider pattern."""
-    matrix_TS = scene.shown_rollout(attention.kind)
-    return _rows_of(matrix_TS, np.tril(np.ones(matrix_TS.shape, dtype=bool)) if attention.causal else None)
 
 
 def _numbers(values: np.ndarray) -> list[list[float]]:
@@ -107,19 +100,11 @@ def as_csv(scene: Scene, view: View) -> str:
     writer.writerow(("attention", "layer", "head", "query", "query_token", "key", "key_token", "weight"))
     for kind in scene.attentions:
         attention = scene.shown(kind)
-        if view == "rollout":
-            matrices: Iterable[Numbered] = [("rollout", "", _rollout(scene, attention))]
-        else:
-            matrices = (
-                (layer.number, head, _rows_of(matrix_TS, layer.visible_TS))
-                for layer in attention.layers
-                for head, matrix_TS in zip(layer.heads, layer.weights_HTS, strict=True)
-            )
-        for layer, head, matrix in matrices:
-            for query, row in enumerate(matrix):
+        queries, keys = attention.queries.tokens, attention.keys.tokens
+        for layer, head, _, matrix_TS, seen_TS in scene.matrices(attention, view):
+            for query, row in enumerate(_rows_of(matrix_TS, seen_TS)):
                 for key, weight in enumerate(row):
-                    tokens = attention.queries.tokens[query], attention.keys.tokens[key]
-                    writer.writerow((kind, layer, head, query, tokens[0], key, tokens[1], _plain(weight)))
+                    writer.writerow((kind, layer, head, query, queries[query], key, keys[key], _plain(weight)))
     return stream.getvalue()
 
 
@@ -129,8 +114,9 @@ def _plain(value: object) -> object:
     return f"{value:.9g}" if isinstance(value, float) else value
 
 
-# Shapes: T queries, S keys.
+# --- terminal --------------------------------------------------------------------------------------------------------
 
+# Shapes: T queries, S keys.
 
 LABEL_WIDTH = 14
 LINES = 48  # of a matrix; with more rows, they are drawn in blocks too
@@ -143,18 +129,11 @@ def as_text(scene: Scene, kind: Kind, view: str, *, scale: str, top_k: int, widt
     lines = [visible(heading(scene, kind)), ""]
     if view == "summary":
         lines += _summary(attention)
-    elif view == "rollout":
-        matrix_TS = scene.shown_rollout(kind)
-        seen_TS = np.tril(np.ones(matrix_TS.shape, dtype=bool), 0 if attention.causal else len(attention.keys))
-        lines += ["rollout", *_matrix(matrix_TS, seen_TS, attention, scale, width, colour)]
-        lines += [*_links(matrix_TS, seen_TS, attention, top_k, width), "", *scene.rollout_notes(kind)]
     else:
-        for layer in attention.layers:
-            for head, matrix_TS in zip(layer.heads, layer.weights_HTS, strict=True):
-                name = "mean of heads" if head < 0 else f"head {head}"
-                lines.append(f"layer {layer.number}, {name}")
-                lines += _matrix(matrix_TS, layer.visible_TS, attention, scale, width, colour)
-                lines += [*_links(matrix_TS, layer.visible_TS, attention, top_k, width), ""]
+        for _, _, title, matrix_TS, seen_TS in scene.matrices(attention, view):
+            lines += [title, *_matrix(matrix_TS, seen_TS, attention, scale, width, colour)]
+            lines += [*_links(matrix_TS, seen_TS, attention, top_k, width), ""]
+        lines += scene.rollout_notes(kind) if view == "rollout" else []
     return "\n".join([*lines, *(visible(note) for note in scene.changes.notes()), CAUTION]) + "\n"
 
 

@@ -16,14 +16,13 @@ import torch
 
 from tformer.decoding.inference import inference
 from tformer.loading import Loaded
-from tformer.nn.attention import AttentionContext, Mechanism
+from tformer.nn.attention import AttentionContext
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.support.errors import InputError, require_finite
 from tformer.support.formatting import plural
 from tformer.viz.attention.reading import Reading, Side
 
 # Shapes: H heads, T queries, S keys.
-
 
 Kind = Literal["encoder", "decoder", "cross"]
 KINDS: tuple[Kind, ...] = ("encoder", "decoder", "cross")
@@ -168,6 +167,8 @@ def _attention(
     loaded: Loaded, reading: Reading, kind: Kind, taps: dict[int, torch.Tensor], chosen: Chosen
 ) -> Attention:
     modules, (queries, keys) = modules_of(loaded, kind), axes_of(reading, kind)
+    # The cells that one row of tokens without padding may use.
+    context = AttentionContext.for_length(len(queries), len(keys), causal=kind == "decoder")
     layers = []
     for number, weights in taps.items():
         heads, module = _heads(weights.shape[0], chosen), modules[number]
@@ -177,21 +178,12 @@ def _attention(
                 number,
                 heads,
                 shown.float().cpu().numpy(),
-                visible(module.mechanism, len(queries), len(keys), causal=kind == "decoder"),
+                module.mechanism.visible_mask(context)[0, 0].numpy(),
                 pattern=module.mechanism.kind,
                 signed=module.mechanism.signed_weights,
             )
         )
     return Attention(kind, queries, keys, tuple(layers), causal=kind == "decoder")
-
-
-# --- what the pattern allows -----------------------------------------------------------------------------------------
-
-
-def visible(mechanism: Mechanism, num_queries: int, num_keys: int, *, causal: bool) -> np.ndarray:
-    """bool [T, S]: the cells that one row of tokens without padding may use."""
-    context = AttentionContext.for_length(num_queries, num_keys, causal=causal)
-    return mechanism.visible_mask(context)[0, 0].numpy()
 
 
 def mean_of_heads(attention: Attention) -> Attention:
@@ -203,8 +195,7 @@ def mean_of_heads(attention: Attention) -> Attention:
     return replace(attention, layers=tuple(layers))
 
 
-# Shapes: T queries, S keys; t and s of what is left.
-
+# --- tokens hidden and merged: t queries and s keys are left ---------------------------------------------------------
 
 Words = list[tuple[int, int, str]]
 
@@ -232,22 +223,19 @@ def changed(attention: Attention, changes: Changes) -> Attention:
     """The attention after these changes."""
     if not changes:
         return attention
+    queries, keys = attention.queries, attention.keys
+    rows = _pooling(_words(queries, changes), len(queries), mean=False)
+    columns = _pooling(_words(keys, changes), len(keys), mean=False)
     layers = tuple(
         replace(
             layer,
-            weights_HTS=changed_matrix(
-                layer.weights_HTS, attention.queries, attention.keys, changes, normalised=not layer.signed
-            ),
-            visible_TS=changed_mask(layer.visible_TS, attention.queries, attention.keys, changes),
+            weights_HTS=changed_matrix(layer.weights_HTS, queries, keys, changes, normalised=not layer.signed),
+            # A merged cell is visible if any of its cells is.
+            visible_TS=(rows @ layer.visible_TS.astype(np.float32) @ columns.T) > 0,
         )
         for layer in attention.layers
     )
-    return replace(
-        attention,
-        queries=changed_side(attention.queries, changes),
-        keys=changed_side(attention.keys, changes),
-        layers=layers,
-    )
+    return replace(attention, queries=changed_side(queries, changes), keys=changed_side(keys, changes), layers=layers)
 
 
 def changed_side(side: Side, changes: Changes) -> Side:
@@ -280,13 +268,6 @@ def changed_matrix(
     return (_pooling(rows, len(queries), mean=True) @ merged).astype(np.float32, copy=False)
 
 
-def changed_mask(visible_TS: np.ndarray, queries: Side, keys: Side, changes: Changes) -> np.ndarray:
-    """A merged cell is visible if any of its cells is."""
-    rows, columns = _words(queries, changes), _words(keys, changes)
-    seen = _pooling(rows, len(queries), mean=False) @ visible_TS.astype(np.float32)
-    return (seen @ _pooling(columns, len(keys), mean=False).T) > 0
-
-
 def _words(side: Side, changes: Changes) -> Words:
     if changes.merge_subwords:
         words = side.words()
@@ -303,19 +284,13 @@ def _pooling(words: Words, length: int, *, mean: bool) -> np.ndarray:
     return matrix
 
 
-# Shapes: T queries, S keys.
-
+# --- rollout ---------------------------------------------------------------------------------------------------------
 
 HEURISTIC = (
     "Rollout through cross-attention is a heuristic: each layer keeps half of a position and takes half from the "
     "source; what is missing in a row came from the decoder's own tokens"
 )
 BASIC = "Rollout is the product over layers of half the mean attention of the heads and half the identity"
-
-
-def rollout_parts(kind: Kind) -> tuple[Kind, ...]:
-    """The kinds of attention that a rollout is computed from."""
-    return ("encoder", "decoder", "cross") if kind == "cross" else (kind,)
 
 
 def rollout(kind: Kind, found: Mapping[Kind, Attention]) -> np.ndarray:
