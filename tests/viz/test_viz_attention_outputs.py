@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from typing import Any
 
 import numpy as np
@@ -13,31 +12,27 @@ import pytest
 from PIL import Image
 
 from tests.viz.attention_models import attention_of, random_attention, scene_of, signed_attention
+from tests.viz.pages import page_data, script_bytes
 from tformer.support.errors import InputError
 from tformer.viz.attention.figures import SMALL, Scale, blocks_of, draw, norm_of
-from tformer.viz.attention.page import SCRIPTS, WITHOUT, render
+from tformer.viz.attention.page import render
 from tformer.viz.attention.text import as_csv, as_json, as_text
 from tformer.viz.attention.weights import Changes
-from tformer.viz.page import script_bytes
 
 OPENED: dict[str, Any] = {"view": "head", "scale": "sqrt", "top_k": 3}
 SCALES: tuple[Scale, ...] = ("global", "sqrt", "row", "log")
 HOSTILE = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "\u202eabc", "😀", "$x^2$", "\x1b[31m"]
 
 
-def test_a_page_of_64_tokens_is_below_a_megabyte() -> None:
+def test_a_page_of_64_tokens_is_below_a_megabyte_with_less_than_60_kilobytes_of_script() -> None:
     page = render(scene_of(random_attention(12, 12, 64)), **OPENED, max_bytes=20e6)
-    assert len(page.encode()) <= 1e6
+    assert len(page.encode()) <= 1e6 and script_bytes(page) < 60_000
 
 
 @pytest.mark.slow
 def test_a_page_of_512_tokens_is_below_20_megabytes() -> None:
     scene = scene_of(random_attention(12, 12, 512))
     assert len(render(scene, **OPENED, max_bytes=20e6).encode()) <= 20e6
-
-
-def test_a_page_has_less_than_60_kilobytes_of_script() -> None:
-    assert script_bytes(SCRIPTS, WITHOUT) < 60_000
 
 
 def test_a_page_that_is_too_large_is_refused_with_the_flags_that_help() -> None:
@@ -62,8 +57,7 @@ def test_equal_attention_gives_equal_pages() -> None:
 def test_hostile_tokens_stay_inside_the_data() -> None:
     page = render(scene_of(attention_of(np.full((1, 1, 6, 6), 1 / 6), HOSTILE)), **OPENED, max_bytes=1e7)
     assert "<script>alert" not in page and "<img src" not in page and "\x1b" not in page.split("</footer>")[0]
-    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page)
-    assert data is not None and json.loads(data[1])["sides"]["encoder"]["tokens"] == HOSTILE
+    assert page_data(page)["sides"]["encoder"]["tokens"] == HOSTILE
 
 
 def test_the_footer_says_what_was_shown_and_that_it_is_no_explanation() -> None:

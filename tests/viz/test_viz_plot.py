@@ -9,7 +9,6 @@ import math
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from tests.viz.pages import page_data, script_bytes
 from tests.viz.plot_runs import train_record, valid_record, write_run
 from tformer.support.errors import InputError
 from tformer.support.formatting import unique_names
 from tformer.viz.figure import draw_panels
-from tformer.viz.page import script_bytes
-from tformer.viz.plot.page import MAX_VALUES, SCRIPTS, as_csv, as_json, render, summary
+from tformer.viz.plot.page import MAX_VALUES, as_csv, as_json, render, summary
 from tformer.viz.plot.series import (
     Panel,
     Run,
@@ -252,25 +251,20 @@ def test_the_summary_has_last_and_best_values(tmp_path: Path) -> None:
     assert next(row for row in rows if row["metric"] == "lr")["best"] is None
 
 
-def page_data(page: str) -> Any:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
-    assert found is not None
-    return json.loads(found[1])
-
-
 def page_of(runs: list[Run], *asked: str) -> str:
     choices = choose_metrics(runs, asked)
     return render(runs, choices, title="T", x="step", smooth=0.5, log_x=False, log_y=True)
 
 
 def test_the_page_holds_every_metric_of_every_run(runs: list[Run]) -> None:
-    data = page_data(page_of(runs, "valid.loss"))
+    page = page_of(runs, "valid.loss")
+    data = page_data(page)
     assert [metric["name"] for metric in data["metrics"]][:2] == ["loss", "accuracy"]
     assert data["chosen"] == [{"metric": "loss", "splits": ["valid"]}]
     assert data["start"] == {"x": "step", "smooth": 0.5, "logX": False, "logY": True}
     assert data["runs"][0]["tracks"]["valid"] == {"step": [50, 100], "tokens": [5000, 10000], "time": [100, 200],
                                                   "values": {"loss": [3.1, 2.5], "accuracy": [0.25, 0.5]}}  # fmt: skip
-    assert script_bytes(SCRIPTS) < 60_000
+    assert script_bytes(page) < 60_000
 
 
 def test_a_name_cannot_end_the_element_that_holds_it(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_lines_differ_in_colour_then_in_dashes_and_axes_say_plain_numbers(figure
     lines = [Line(str(n), NUMBERS + 1, 10.0**NUMBERS) for n in range(8)]
     draw_plots([Lines("x", "y", lines, log_y=True, square=False, points=True)], "png", heading="")
     [axes] = figures[0].axes
-    assert [line.get_color() for line in axes.lines] == [*PALETTE, *PALETTE[:2]]
+    assert [line.get_color().upper() for line in axes.lines] == [*PALETTE, *PALETTE[:2]]
     assert (
         axes.lines[0].get_linestyle() == "-" and axes.lines[6].get_linestyle() == "--" != axes.lines[5].get_linestyle()
     )

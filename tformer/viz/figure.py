@@ -21,12 +21,11 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import Colormap, ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.legend import Legend
 from PIL import Image, ImageDraw
 
 from tformer.support.errors import visible
 from tformer.viz.plot.series import Panel, label_of
-from tformer.viz.plots import PALETTE, Heat, Lines, Plot, Ramp, colour_at, colour_table, plain, ticks
+from tformer.viz.plots import PALETTE, Colour, Heat, Lines, Plot, Ramp, colour_table, plain, ticks
 
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)))
 # Without a creation date; the name and version of matplotlib stay.
@@ -63,17 +62,13 @@ def colour_map(name: str) -> Colormap:
     return ListedColormap(table, name=name).with_extremes(bad=(0, 0, 0, 0))
 
 
-def add_legend(owner: Any, lines: Sequence[Any], names: Sequence[str], **options: Any) -> Legend:
-    """A legend of a figure or axes whose names may begin with an underscore, which matplotlib would hide."""
-    legend: Legend = owner.legend(list(lines), [str(number) for number in range(len(names))], **options)
-    for text, name in zip(legend.get_texts(), names, strict=True):
-        text.set_text(name)
-    return legend
+def to_hex(colour: Colour) -> str:
+    return "#{:02x}{:02x}{:02x}".format(*colour)
 
 
-def finish_axes(axes: Any, *, grid: str, width: float) -> None:
+def finish_axes(axes: Any) -> None:
     """A light grid behind the data; no frame at the top and at the right."""
-    axes.grid(True, color=grid, linewidth=width)
+    axes.grid(True, color="#e0e0e0", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -130,10 +125,17 @@ def draw_plots(plots: Sequence[Plot], format_: Literal["png", "svg"], *, heading
 def _heat(figure: Any, axes: Any, plot: Heat) -> None:
     low, high = plot.limits
     rows, columns = plot.values.shape
+    # The axes show the numbers of rows and columns.
+    left, top = (int(names[0]) if _counts(names) else 0 for names in (plot.columns, plot.rows))
     image = axes.imshow(
-        plot.values, cmap=colour_map(plot.colours), vmin=low, vmax=high, aspect="auto" if _oblong(plot) else "equal",
-        interpolation="nearest", extent=_extent(plot),
-    )  # fmt: skip
+        plot.values,
+        cmap=colour_map(plot.colours),
+        vmin=low,
+        vmax=high,
+        aspect="equal" if 0.6 < columns / rows < 1.7 else "auto",
+        interpolation="nearest",
+        extent=(left - 0.5, left + columns - 0.5, top + rows - 0.5, top - 0.5),
+    )
     for axis, names, count in ((axes.xaxis, plot.columns, columns), (axes.yaxis, plot.rows, rows)):
         if not _counts(names):
             shown = [at for at in range(count) if str(names[at])]
@@ -149,20 +151,8 @@ def _heat(figure: Any, axes: Any, plot: Heat) -> None:
     bar.outline.set_visible(False)
 
 
-def _oblong(plot: Heat) -> bool:
-    rows, columns = plot.values.shape
-    return not 0.6 < columns / rows < 1.7
-
-
 def _counts(names: Sequence[Any]) -> bool:
     return isinstance(names, range) or all(isinstance(name, int) for name in names)
-
-
-def _extent(plot: Heat) -> tuple[float, float, float, float]:
-    """Left, right, bottom and top of the image, so that the axes show the numbers of rows and columns."""
-    rows, columns = plot.values.shape
-    left, top = (int(names[0]) if _counts(names) else 0 for names in (plot.columns, plot.rows))
-    return left - 0.5, left + columns - 0.5, top + rows - 0.5, top - 0.5
 
 
 def _lines(figure: Any, axes: Any, plot: Lines, *, bar: bool) -> None:
@@ -174,7 +164,7 @@ def _lines(figure: Any, axes: Any, plot: Lines, *, bar: bool) -> None:
             style = DASHES[number // len(PALETTE) % len(DASHES)]
             marker = "o" if plot.points else None
             axes.plot(
-                line.x, line.y, color=line_colour(plot, number), linestyle=style, linewidth=1.6, marker=marker,
+                line.x, line.y, color=to_hex(plot.colour(number)), linestyle=style, linewidth=1.6, marker=marker,
                 markersize=3, label=visible(line.label),
             )  # fmt: skip
     if plot.log_x:
@@ -188,7 +178,7 @@ def _lines(figure: Any, axes: Any, plot: Lines, *, bar: bool) -> None:
         axes.set_aspect("equal")
     axes.set_xlabel(plot.x_label)
     axes.set_ylabel(plot.y_label)
-    finish_axes(axes, grid="#e0e0e0", width=0.6)
+    finish_axes(axes)
     axes.margins(x=0.01)
     if plot.ramp is None and len(plot.lines) > 1:
         axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), handlelength=2.8)
@@ -197,7 +187,7 @@ def _lines(figure: Any, axes: Any, plot: Lines, *, bar: bool) -> None:
 def _ramped(figure: Any, axes: Any, plot: Lines, ramp: Ramp, *, bar: bool) -> None:
     """Many lines as one collection, very many as an image: drawn one by one they would take seconds."""
     pieces = [np.column_stack((line.x, line.y)) for line in plot.lines]
-    colours = [line_colour(plot, number) for number in range(len(pieces))]
+    colours = [to_hex(plot.colour(number)) for number in range(len(pieces))]
     if len(pieces) > MANY_LINES and not (plot.log_x or plot.log_y):
         image, extent = _painted(pieces, colours)
         axes.imshow(image, extent=extent, aspect="auto", interpolation="antialiased", zorder=2)
@@ -231,14 +221,6 @@ def _painted(pieces: Sequence[Any], colours: Sequence[str]) -> tuple[Any, tuple[
             draw.line(stroke[~np.isnan(stroke).any(axis=1)].ravel().tolist(), fill=colour)
     # Premultiplied, so that the transparent surroundings do not darken the edges of lines.
     return np.asarray(image.convert("RGBa").reduce(2).convert("RGBA")), (low[0], high[0], low[1], high[1])
-
-
-def line_colour(plot: Lines, number: int) -> str:
-    """Colour of a line: from the ramp, or the next of the palette."""
-    if plot.ramp is None:
-        return PALETTE[number % len(PALETTE)]
-    red, green, blue = colour_at(plot.ramp.colours, number / max(len(plot.lines) - 1, 1))
-    return f"#{red:02x}{green:02x}{blue:02x}"
 
 
 # --- panels of curves ------------------------------------------------------------------------------------------------
@@ -311,7 +293,7 @@ def _panel(axes: Any, panel: Panel, entries: dict[str, Any], *, log: tuple[bool,
         if positive:  # without such values a logarithmic axis has no scale
             set_scale("log", nonpositive="mask")
         _set_ticks(axes, axis, positive)
-    finish_axes(axes, grid="#e0e0e0", width=0.6)
+    finish_axes(axes)
 
 
 def _shown(values: Any, log: bool) -> Any:
@@ -340,13 +322,14 @@ def _legend(figure: Any, entries: dict[str, Any], width: float, height: float) -
     columns = max(1, min(len(names), int(width * 72 / (longest * 5.2 + 46))))
     rows = math.ceil(len(names) / columns) * max(name.count("\n") + 1 for name in names)
     figure.set_figheight(height + 0.19 * rows + 0.1)
-    add_legend(
-        figure,
+    legend = figure.legend(
         list(entries.values()),
-        names,
+        list(map(str, range(len(names)))),
         loc="outside lower center",
         ncols=columns,
         frameon=False,
         handlelength=3.2,
         fontsize=9,
     )
+    for text, name in zip(legend.get_texts(), names, strict=True):
+        text.set_text(name)  # matplotlib would hide a name that begins with an underscore

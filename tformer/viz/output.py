@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.files import encode_text, require_writable, write_file
 
-FORMATS = ("html", "png", "svg", "terminal", "json", "csv")
 SUFFIXES = {".html": "html", ".htm": "html", ".png": "png", ".svg": "svg", ".txt": "terminal", ".json": "json",
             ".csv": "csv"}  # fmt: skip
+FORMATS = tuple(dict.fromkeys(SUFFIXES.values()))
 ON_STDOUT = ("terminal", "json", "csv")  # text: without a file it goes to standard output
 
 
@@ -24,41 +23,35 @@ class Output:
     path: Path | None
 
 
-def choose_output(
-    output: Path | None, format_: str | None, *, stem: str, offered: Sequence[str] = FORMATS, default: str = "html"
-) -> Output:
+def choose_output(output: Path | None, format_: str | None, *, stem: str) -> Output:
     """The format and the file, checked before long work begins.
 
     Args:
         output: the named file, or None; `-` is standard output.
         format_: the named format, or None; it takes precedence over the suffix.
         stem: name without suffix of an unnamed picture or page, in the current folder.
-        offered: the formats of the command.
-        default: the format if neither names one.
 
     Raises:
-        InputError: a format or suffix that is unknown or not offered, a folder as the file, or a folder that does not
-            exist.
+        InputError: an unknown format or suffix, a folder as the file, or a folder that does not exist.
         StorageError: the file cannot be written.
     """
     if output is not None and output.is_dir():
-        raise InputError(f"{output} is a folder, expected the name of a file", hint=f"-o {output / stem}.{default}")
+        raise InputError(f"{output} is a folder, expected the name of a file", hint=f"-o {output / stem}.html")
     if format_ is not None:
-        if format_ not in offered:
-            raise InputError(f"--format {format_}: unknown", hint=did_you_mean(format_, offered))
+        if format_ not in FORMATS:
+            raise InputError(f"--format {format_}: unknown", hint=did_you_mean(format_, FORMATS))
         kind = format_
     elif output is None or str(output) == "-":
-        kind = default
+        kind = "html"
     else:
         suffix = output.suffix.lower()
-        kind = SUFFIXES.get(suffix, "")
-        if kind not in offered:
+        if suffix not in SUFFIXES:
             found = f"has the suffix {suffix}" if suffix else "has no suffix"
-            known = ", ".join(known for known, name in SUFFIXES.items() if name in offered)
             raise InputError(
-                f"{output} {found}, expected one of {known}",
-                hint=f"name it {output.with_suffix('.' + default)}, or use --format",
+                f"{output} {found}, expected one of {', '.join(SUFFIXES)}",
+                hint=f"name it {output.with_suffix('.html')}, or use --format",
             )
+        kind = SUFFIXES[suffix]
     if output is not None and str(output) == "-":
         return Output(kind, None)
     if output is None and kind not in ON_STDOUT:

@@ -52,7 +52,7 @@ def render_page(
     """
     if style is not None:
         body = f"<style>\n{_asset(style)}</style>\n{body}"
-    code = [_script(name) for name in _names(scripts, without)]
+    code = [_script(name) for name in (*(name for name in SHELL_SCRIPTS if name not in without), *scripts)]
     hashes = " ".join(f"'sha256-{_base64(hashlib.sha256(text.encode()).digest())}'" for text in code)
     policy = (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -82,15 +82,6 @@ def render_page(
         "</body>\n</html>\n",
     ]
     return "\n".join(parts)
-
-
-def script_bytes(scripts: Sequence[str], without: Sequence[str] = ()) -> int:
-    """Size in bytes of all JavaScript in a page with these scripts."""
-    return sum(len(_script(name).encode()) for name in _names(scripts, without))
-
-
-def _names(scripts: Sequence[str], without: Sequence[str]) -> list[str]:
-    return [*(name for name in SHELL_SCRIPTS if name not in without), *scripts]
 
 
 def _script(name: str) -> str:

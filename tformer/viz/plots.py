@@ -63,10 +63,19 @@ def colour_table(name: str) -> bytes:
     return bytes(table)
 
 
-def colour_at(name: str, share: float) -> tuple[int, int, int]:
+Colour = tuple[int, int, int]  # red, green, blue, up to 255
+
+
+def colour_at(name: str, share: float) -> Colour:
     """The colour at a place in the map, from 0 (low) to 1 (high); values outside take the nearest end."""
     index = 3 * round(255 * min(max(share, 0.0), 1.0))
     red, green, blue = colour_table(name)[index : index + 3]
+    return red, green, blue
+
+
+def palette_colour(number: int) -> Colour:
+    """The colour of line `number`; the palette wraps around."""
+    red, green, blue = bytes.fromhex(PALETTE[number % len(PALETTE)][1:])
     return red, green, blue
 
 
@@ -75,23 +84,18 @@ FACTORS = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 def ticks(low: float, high: float, *, log: bool, most: int) -> list[float]:
     """About `most` round numbers between low and high; for a logarithmic axis powers of ten and some between."""
-    if log and math.log10(high / low) > 0.7:
-        return _log_ticks(low, high, most)
+    if log and (decades := math.log10(high / low)) > 0.7:
+        every = max(1, math.ceil(decades / most))
+        factors = (1, 2, 5) if 3 * decades <= most else (1, 3) if 2 * decades <= most else (1,)
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        found = [factor * 10.0**power for power in powers if power % every == 0 for factor in factors]
+        return [value for value in found if low * 0.999 <= value <= high * 1.001]
     raw = (high - low) / max(most, 1)
     unit = 10.0 ** math.floor(math.log10(raw))
     step = unit * next(factor for factor in FACTORS if factor * unit >= raw * 0.999)
     first = math.ceil(low / step - 1e-9)
     count = math.floor((high - first * step) / step + 1e-9) + 1
     return [float(f"{(first + n) * step:.12g}") for n in range(max(count, 0))]
-
-
-def _log_ticks(low: float, high: float, most: int) -> list[float]:
-    decades = math.log10(high / low)
-    every = max(1, math.ceil(decades / most))
-    factors = (1, 2, 5) if 3 * decades <= most else (1, 3) if 2 * decades <= most else (1,)
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    found = [factor * 10.0**power for power in powers if power % every == 0 for factor in factors]
-    return [value for value in found if low * 0.999 <= value <= high * 1.001]
 
 
 def plain(value: float) -> str:
@@ -151,6 +155,14 @@ class Lines:
     square: bool = False
     title: str = ""
     caption: str = ""
+
+    def share(self, number: int) -> float:
+        """The place of a line in the ramp, from 0 to 1."""
+        return number / max(len(self.lines) - 1, 1)
+
+    def colour(self, number: int) -> Colour:
+        """The colour of a line: from the ramp, or the next of the palette."""
+        return colour_at(self.ramp.colours, self.share(number)) if self.ramp else palette_colour(number)
 
 
 @dataclass(frozen=True)

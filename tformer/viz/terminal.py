@@ -9,18 +9,17 @@ from __future__ import annotations
 import math
 import os
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tformer.support.errors import visible
 from tformer.support.formatting import without_middle
 from tformer.viz.plot.series import Panel, Series, better, label_of
-from tformer.viz.plots import PALETTE, Heat, Lines, Numbers, Plot, colour_at, plain, ticks
+from tformer.viz.plots import Colour, Heat, Lines, Numbers, Plot, colour_at, palette_colour, plain, ticks
 
-Colour = Literal["truecolor", "256", "none"]
+Colours = Literal["truecolor", "256", "none"]
 SHADES = " .:-=+*#%@"
 NOTHING = "/"  # a cell without a number, without colours
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -28,7 +27,7 @@ RESET = "\x1b[0m"
 HEAT_ROWS, PLOT_ROWS = 40, 18  # largest number of cells, and of characters
 
 
-def colour_support(stream: IO[Any], environment: Mapping[str, str] = os.environ) -> Colour:
+def colour_support(stream: IO[Any], environment: Mapping[str, str] = os.environ) -> Colours:
     """Colours that a stream can show: none unless it is a terminal, and none if NO_COLOR is set."""
     terminal = environment.get("TERM", "")
     if environment.get("NO_COLOR") or not stream.isatty() or terminal == "dumb":
@@ -38,7 +37,7 @@ def colour_support(stream: IO[Any], environment: Mapping[str, str] = os.environ)
     return "256" if terminal else "none"
 
 
-def draw_plot(plot: Plot, *, width: int, colour: Colour) -> str:
+def draw_plot(plot: Plot, *, width: int, colour: Colours) -> str:
     """Title, plot and caption, ending in a newline."""
     draw: Any = draw_heat if isinstance(plot, Heat) else draw_lines
     drawn = draw(plot, width=width, colour=colour)
@@ -46,7 +45,7 @@ def draw_plot(plot: Plot, *, width: int, colour: Colour) -> str:
     return "\n".join([*textwrap.wrap(visible(plot.title), max(width, 20)), *drawn, *caption, ""])
 
 
-def draw_heat(plot: Heat, *, width: int, colour: Colour) -> list[str]:
+def draw_heat(plot: Heat, *, width: int, colour: Colours) -> list[str]:
     """The map and its scale; neighbouring cells are averaged if there are more than fit."""
     low, high = plot.limits
     names = [visible(str(name)) for name in plot.rows]
@@ -71,9 +70,12 @@ def draw_heat(plot: Heat, *, width: int, colour: Colour) -> list[str]:
     return lines
 
 
-def draw_lines(plot: Lines, *, width: int, colour: Colour) -> list[str]:
+def draw_lines(plot: Lines, *, width: int, colour: Colours) -> list[str]:
     """The lines in a frame with the ends of both axes, and the names of the lines."""
-    x_ends, y_ends = _ends(plot, "x", plot.log_x), _ends(plot, "y", plot.log_y)
+    x_ends = _limits([line.x for line in plot.lines], plot.log_x, lambda _: 0.5)
+    x_ends = x_ends or ((1.0, 10.0) if plot.log_x else (0.0, 1.0))
+    y_ends = _limits([line.y for line in plot.lines], plot.log_y, lambda _: 0.5)
+    y_ends = y_ends or ((1.0, 10.0) if plot.log_y else (0.0, 1.0))
     tiny = 0.0 if plot.log_y else 1e-6 * (y_ends[1] - y_ends[0])
     labels = [_number(end if abs(end) > tiny else 0.0) for end in (y_ends[1], y_ends[0])]
     margin = max(map(len, labels))
@@ -120,7 +122,7 @@ def shade(share: float) -> str:
     return NOTHING if math.isnan(share) else SHADES[min(max(int(share * len(SHADES)), 0), len(SHADES) - 1)]
 
 
-def _half_blocks(upper: Numbers, lower: Numbers, name: str, colour: Colour) -> str:
+def _half_blocks(upper: Numbers, lower: Numbers, name: str, colour: Colours) -> str:
     parts = []
     for top, bottom in zip(upper, lower, strict=True):
         codes = [RESET[2:-1]]
@@ -132,7 +134,7 @@ def _half_blocks(upper: Numbers, lower: Numbers, name: str, colour: Colour) -> s
     return "".join(parts) + RESET
 
 
-def colour_code(rgb: tuple[int, int, int], colour: Colour, *, ground: bool) -> str:
+def colour_code(rgb: Colour, colour: Colours, *, ground: bool) -> str:
     """The parameters of the escape sequence for this colour, of the background (`ground`) or of the text."""
     kind = 48 if ground else 38
     if colour == "truecolor":
@@ -140,7 +142,7 @@ def colour_code(rgb: tuple[int, int, int], colour: Colour, *, ground: bool) -> s
     return f"{kind};5;{nearest_256(rgb)}"
 
 
-def nearest_256(rgb: tuple[int, int, int]) -> int:
+def nearest_256(rgb: Colour) -> int:
     """Index of the nearest colour in the 6 × 6 × 6 cube and the 24 greys of the 256-colour palette."""
     levels = (0, 95, 135, 175, 215, 255)
     steps = [min(range(6), key=lambda n: abs(levels[n] - part)) for part in rgb]
@@ -150,7 +152,7 @@ def nearest_256(rgb: tuple[int, int, int]) -> int:
     return min(choices, key=lambda choice: sum((a - b) ** 2 for a, b in zip(choice[1], rgb, strict=True)))[0]
 
 
-def _scale(low: float, high: float, name: str, colour: Colour) -> str:
+def _scale(low: float, high: float, name: str, colour: Colours) -> str:
     steps = np.linspace(0, 1, 20)
     body = "".join(map(shade, steps)) if colour == "none" else _half_blocks(steps, steps, name, colour)
     return f"{_number(low)} {body} {_number(high)}"
@@ -160,23 +162,23 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e7 else f"{value:.4g}"
 
 
-def _mark(plot: Lines, number: int, colour: Colour) -> str:
-    share = number / max(len(plot.lines) - 1, 1)
+def _mark(plot: Lines, number: int, colour: Colours) -> str:
     if colour == "none":
-        return shade(max(share, 1 / len(SHADES))) if plot.ramp is not None else LETTERS[number % len(LETTERS)]
-    hexed = PALETTE[number % len(PALETTE)]
-    rgb = colour_at(plot.ramp.colours, share) if plot.ramp else tuple(bytes.fromhex(hexed[1:]))
-    return f"\x1b[{colour_code((rgb[0], rgb[1], rgb[2]), colour, ground=False)}m•{RESET}"
+        return (
+            shade(max(plot.share(number), 1 / len(SHADES))) if plot.ramp is not None else LETTERS[number % len(LETTERS)]
+        )
+    return f"\x1b[{colour_code(plot.colour(number), colour, ground=False)}m•{RESET}"
 
 
-def _ends(plot: Lines, axis: Literal["x", "y"], log: bool) -> tuple[float, float]:
-    values = np.concatenate([getattr(line, axis) for line in plot.lines]) if plot.lines else np.zeros(0)
+def _limits(columns: Sequence[Numbers], log: bool, wider: Callable[[float], float]) -> tuple[float, float] | None:
+    """The smallest and the largest value that can be shown; a single one gets room on both sides. None: no value."""
+    values = np.concatenate([*columns, np.zeros(0)])
     values = values[np.isfinite(values) & ((values > 0) | (not log))]
     if not len(values):
-        return (1.0, 10.0) if log else (0.0, 1.0)
+        return None
     low, high = float(values.min()), float(values.max())
     if low == high:
-        return (low / 2, high * 2) if log else (low - 0.5, high + 0.5)
+        return (low / 2, high * 2) if log else (low - wider(low), high + wider(high))
     return low, high
 
 
@@ -216,7 +218,7 @@ def draw_text(
     title: str,
     x_label: str,
     width: int,
-    colour: Colour,
+    colour: Colours,
     log_x: bool = False,
     log_y: bool = False,
 ) -> str:
@@ -228,11 +230,13 @@ def draw_text(
     return "\n".join(lines)
 
 
-def _panel(panel: Panel, x_label: str, width: int, colour: Colour, log: tuple[bool, bool]) -> list[str]:
-    limits = _limits(panel.series, "x", log[0]), _limits(panel.series, "y", log[1])
-    if limits[0] is None or limits[1] is None:
+def _panel(panel: Panel, x_label: str, width: int, colour: Colours, log: tuple[bool, bool]) -> list[str]:
+    logged = [series.raw for series in panel.series if series.raw is not None]
+    x_limits = _limits([series.x for series in panel.series], log[0], lambda value: (abs(value) or 1) / 10)
+    y_limits = _limits([*(series.y for series in panel.series), *logged], log[1], lambda value: (abs(value) or 1) / 10)
+    if x_limits is None or y_limits is None:
         return [label_of(panel.metric), "no values that these axes can show"]
-    (left, right), (low, high) = limits[0], limits[1]
+    (left, right), (low, high) = x_limits, y_limits
     y_ticks = ticks(low, high, log=log[1], most=6)
     margin = max((len(plain(value)) for value in y_ticks), default=1)
     columns = width - margin - 2
@@ -245,7 +249,10 @@ def _panel(panel: Panel, x_label: str, width: int, colour: Colour, log: tuple[bo
                 _draw(cells, x[number], _shares(series.raw, low, high, log[1]), number + len(panel.series))
     for number, series in reversed(list(enumerate(panel.series))):
         _draw(cells, x[number], _shares(series.y, low, high, log[1]), number)
-    names = {min(max(ROWS - 1 - int(_one(value, low, high, log[1]) * ROWS), 0), ROWS - 1): value for value in y_ticks}
+    places = _shares(np.array(y_ticks), low, high, log[1]).tolist()
+    names = {
+        min(max(ROWS - 1 - int(place * ROWS), 0), ROWS - 1): value for value, place in zip(y_ticks, places, strict=True)
+    }
     lines = [visible(label_of(panel.metric))]
     for row, line in enumerate(cells):
         label = plain(names[row]) if row in names else ""
@@ -253,21 +260,6 @@ def _panel(panel: Panel, x_label: str, width: int, colour: Colour, log: tuple[bo
         lines.append(f"{label:>{margin}} {'┤' if label else '│'}{body}")
     lines += _x_axis(left, right, log[0], columns, margin, x_label)
     return [*lines, *_legend(panel, width, colour, letters)]
-
-
-def _limits(series: Sequence[Series], axis: str, log: bool) -> tuple[float, float] | None:
-    """The smallest and the largest visible value; of y as drawn and as logged. None if there is none."""
-    columns = [getattr(line, axis) for line in series]
-    if axis == "y":
-        columns += [line.raw for line in series if line.raw is not None]
-    values = np.concatenate(columns)
-    values = values[np.isfinite(values) & ((values > 0) | (not log))]
-    if not len(values):
-        return None
-    low, high = float(values.min()), float(values.max())
-    if low == high:
-        return (low / 2, high * 2) if log else (low - (abs(low) or 1) / 10, high + (abs(high) or 1) / 10)
-    return low, high
 
 
 def _shares(values: Numbers, low: float, high: float, log: bool) -> Numbers:
@@ -278,37 +270,23 @@ def _shares(values: Numbers, low: float, high: float, log: bool) -> Numbers:
     return (values - low) / (high - low)
 
 
-def _one(value: float, low: float, high: float, log: bool) -> float:
-    return float(_shares(np.array([value]), low, high, log)[0])
-
-
 def _draw(cells: Cells, x: Numbers, y: Numbers, number: int) -> None:
-    """Set the dots of a line; a cell shows only the dots of the last line through it."""
+    """Set the dots of a line, also between neighbours; a cell shows only the dots of the last line through it."""
     height, width = 4 * len(cells), 2 * len(cells[0])
     shown = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
     column, row = np.round(x[shown] * (width - 1)), np.round((1 - y[shown]) * (height - 1))
-    joined = np.diff(shown) == 1  # neighbouring records without a gap
-    for down, right in _dots(column, row, joined):
-        bits, owner = cells[down // 4][right // 2]
-        bit = BITS[down % 4][right % 2]
-        cells[down // 4][right // 2] = (bits | bit if owner == number else bit, number)
-
-
-def _dots(column: Numbers, row: Numbers, joined: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """(row, column) of every dot: of the values, and of straight lines between joined neighbours."""
-    seen: set[tuple[int, int]] = set()
+    goes_on = [*(np.diff(shown) == 1), False]  # the next record follows without a gap
     for n in range(len(column)):
-        goes_on = n + 1 < len(column) and bool(joined[n])
-        across, down = (column[n + 1] - column[n], row[n + 1] - row[n]) if goes_on else (0.0, 0.0)
+        across, down = (column[n + 1] - column[n], row[n + 1] - row[n]) if goes_on[n] else (0.0, 0.0)
         steps = max(int(max(abs(across), abs(down))), 1)
         for part in range(steps):
-            dot = round(row[n] + down * part / steps), round(column[n] + across * part / steps)
-            if dot not in seen:
-                seen.add(dot)
-                yield dot
+            dot, right = round(row[n] + down * part / steps), round(column[n] + across * part / steps)
+            bits, owner = cells[dot // 4][right // 2]
+            bit = BITS[dot % 4][right % 2]
+            cells[dot // 4][right // 2] = (bits | bit if owner == number else bit, number)
 
 
-def _runs(cells: Sequence[tuple[int, int]], series: Sequence[Series], colour: Colour, letters: bool) -> Iterator[str]:
+def _runs(cells: Sequence[tuple[int, int]], series: Sequence[Series], colour: Colours, letters: bool) -> Iterator[str]:
     """The characters of a row of cells, with an escape sequence at each change of colour."""
     current = -1
     for bits, number in cells:
@@ -323,19 +301,20 @@ def _runs(cells: Sequence[tuple[int, int]], series: Sequence[Series], colour: Co
         yield RESET
 
 
-def _series_code(series: Sequence[Series], number: int, colour: Colour) -> str:
+def _series_code(series: Sequence[Series], number: int, colour: Colours) -> str:
     """The escape sequence for a series' colour; logged values behind a smoothed line have it half as strong."""
     faint = number >= len(series)
-    hexed = PALETTE[number % len(series) % len(PALETTE)]
-    red, green, blue = (round(0.45 * part + 0.55 * 110) if faint else part for part in bytes.fromhex(hexed[1:]))
+    own = palette_colour(number % len(series))
+    red, green, blue = (round(0.45 * part + 0.55 * 110) if faint else part for part in own)
     return f"\x1b[{colour_code((red, green, blue), colour, ground=False)}m"
 
 
 def _x_axis(left: float, right: float, log: bool, columns: int, margin: int, label: str) -> list[str]:
     frame, words = ["─"] * columns, [" "] * (columns + margin + 2)
     end = -1
-    for value in ticks(left, right, log=log, most=max(columns // 12, 2)):
-        at = min(round(_one(value, left, right, log) * (columns - 1)), columns - 1)
+    values = ticks(left, right, log=log, most=max(columns // 12, 2))
+    for value, place in zip(values, _shares(np.array(values), left, right, log).tolist(), strict=True):
+        at = min(round(place * (columns - 1)), columns - 1)
         text = plain(value)
         start = min(max(margin + 2 + at - len(text) // 2, 0), len(words) - len(text))
         if start > end:  # labels must not overlap
@@ -346,7 +325,7 @@ def _x_axis(left: float, right: float, log: bool, columns: int, margin: int, lab
     return [" " * (margin + 1) + "└" + "".join(frame), "".join(words).rstrip(), " " * (margin + 2) + centred]
 
 
-def _legend(panel: Panel, width: int, colour: Colour, letters: bool) -> list[str]:
+def _legend(panel: Panel, width: int, colour: Colours, letters: bool) -> list[str]:
     """A line for each series: its mark, its name, the last value and, if there is one, the best."""
     values = [_last_and_best(panel.metric, series) for series in panel.series]
     room = max(width - 4 - max(map(len, values)), 8)

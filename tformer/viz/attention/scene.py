@@ -156,10 +156,6 @@ class Matrix(NamedTuple):
     seen_TS: np.ndarray
 
 
-def name_of(head: int) -> str:
-    return "mean of heads" if head < 0 else f"head {head}"
-
-
 @dataclass(frozen=True)
 class Scene:
     """Everything that a picture, page or table of attention is made from, computed once.
@@ -203,7 +199,13 @@ class Scene:
         """What a view shows of an attention after `changes`: the matrix of each head, or the rollout."""
         if view != "rollout":
             return [
-                Matrix(layer.number, head, f"layer {layer.number}, {name_of(head)}", matrix_TS, layer.visible_TS)
+                Matrix(
+                    layer.number,
+                    head,
+                    f"layer {layer.number}, {'mean of heads' if head < 0 else f'head {head}'}",
+                    matrix_TS,
+                    layer.visible_TS,
+                )
                 for layer in attention.layers
                 for head, matrix_TS in zip(layer.heads, layer.weights_HTS, strict=True)
             ]

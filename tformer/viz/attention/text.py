@@ -18,7 +18,7 @@ from tformer.viz.attention.reading import Side
 from tformer.viz.attention.scene import CAUTION, MEASURES, Scene, heading, summarise
 from tformer.viz.attention.weights import Attention, Kind
 from tformer.viz.plots import colour_at
-from tformer.viz.terminal import RESET, Colour, colour_code, shade
+from tformer.viz.terminal import RESET, Colours, colour_code, shade
 
 View = Literal["head", "model", "rollout", "summary"]
 
@@ -123,7 +123,7 @@ LINES = 48  # of a matrix; with more rows, they are drawn in blocks too
 LINKED = 24  # number of tokens with listed links
 
 
-def as_text(scene: Scene, kind: Kind, view: str, *, scale: str, top_k: int, width: int, colour: Colour) -> str:
+def as_text(scene: Scene, kind: Kind, view: str, *, scale: str, top_k: int, width: int, colour: Colours) -> str:
     """The view as lines of at most `width` columns (wide letters may exceed it)."""
     attention = scene.shown(kind)
     lines = [visible(heading(scene, kind)), ""]
@@ -138,7 +138,7 @@ def as_text(scene: Scene, kind: Kind, view: str, *, scale: str, top_k: int, widt
 
 
 def _matrix(
-    matrix_TS: np.ndarray, seen_TS: np.ndarray, attention: Attention, scale: str, width: int, colour: Colour
+    matrix_TS: np.ndarray, seen_TS: np.ndarray, attention: Attention, scale: str, width: int, colour: Colours
 ) -> list[str]:
     rows, columns = _blocks(len(matrix_TS), LINES), _blocks(matrix_TS.shape[1], max(4, width - LABEL_WIDTH - 2))
     shares_TS = _shares(matrix_TS, scale)
@@ -174,7 +174,7 @@ def _shares(matrix_TS: np.ndarray, scale: str) -> np.ndarray:
     return np.sqrt(shares) if scale == "sqrt" else shares
 
 
-def _cell(share: float | None, wide: int, colour: Colour) -> str:
+def _cell(share: float | None, wide: int, colour: Colours) -> str:
     """One cell of a matrix, `wide` columns; None: a cell that cannot be seen."""
     if share is None:
         return "·" * wide

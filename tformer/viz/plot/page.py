@@ -6,8 +6,10 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from tformer.support.formatting import listed
 from tformer.viz.page import render_page
@@ -77,7 +79,9 @@ def as_csv(runs: Sequence[Run], choices: Sequence[Choice], *, smooth: float) -> 
                 ):
                     if math.isfinite(value):
                         numbers = (step, tokens, seconds, value, *([mean] if smooth else []))
-                        writer.writerow([run.name, split, choice.metric, *map(_cell, numbers)])
+                        writer.writerow(
+                            [run.name, split, choice.metric, *(_plain(number, ALL_DIGITS) for number in numbers)]
+                        )
     return stream.getvalue()
 
 
@@ -89,33 +93,33 @@ def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
             for metric, values in track.values.items():
                 there = [n for n, value in enumerate(values) if math.isfinite(value)]
                 row: dict[str, Any] = {"run": run.name, "split": split, "metric": metric}
-                row |= {"last": float(values[there[-1]]), "last_step": _step(track.step[there[-1]])}
+                row |= {"last": float(values[there[-1]]), "last_step": _plain(track.step[there[-1]])}
                 best = None
                 if (end := better(metric)) is not None:
                     best = (min if end == "lower" else max)(there, key=lambda n: values[n])
                 row["best"] = None if best is None else float(values[best])
-                row["best_step"] = None if best is None else _step(track.step[best])
+                row["best_step"] = None if best is None else _plain(track.step[best])
                 rows.append(row)
     return rows
 
 
-def _step(value: float) -> float:
-    return int(value) if float(value).is_integer() else float(value)
-
-
-def _list(values: Numbers) -> list[float | None]:
-    return [_step(value) if math.isfinite(value) else None for value in values.tolist()]
-
-
-def _cell(value: float) -> str:
+def _plain(value: float, digits: int | None = None) -> float | None:
+    """A number for a file: whole ones without a point, others with these significant digits; None if not finite."""
     if not math.isfinite(value):
-        return ""
-    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
+        return None
+    if float(value).is_integer() and (digits is None or abs(value) < 1e15):
+        return int(value)
+    return float(value) if digits is None else float(f"{value:.{digits}g}")
+
+
+def _list(values: Numbers, digits: int | None = None) -> list[float | None]:
+    return [_plain(value, digits) for value in values.tolist()]
 
 
 SCRIPTS = ("plot.js",)
 MAX_VALUES = 1_000_000  # of all runs: about 8 MB
-DIGITS = 7  # significant ones; training computes in fp32
+DIGITS = 7  # significant ones on a page; training computes in fp32
+ALL_DIGITS = 17  # of any number
 BODY = """\
 <div id="controls" class="controls"></div>
 <section id="shown" aria-label="Lines shown"></section>
@@ -148,7 +152,23 @@ def render(
         x, smooth, log_x, log_y: initial values of the controls.
     """
     metrics = metrics_of(runs)
-    stride = math.ceil(sum(_values(run) for run in runs) / MAX_VALUES)
+    tracks = [track for run in runs for track in run.tracks.values()]
+    stride = math.ceil(sum(len(track.step) * (3 + len(track.values)) for track in tracks) / MAX_VALUES)
+    there = {
+        "step": True,
+        "tokens": any(np.isfinite(track.tokens).any() for track in tracks),
+        "time": any(np.isfinite(track.seconds).any() for track in tracks),
+    }
+
+    def columns(track: Track) -> dict[str, Any]:
+        kept = slice((len(track.step) - 1) % stride, None, stride)  # with the last record
+        return {
+            "step": _list(track.step[kept], DIGITS),
+            "tokens": _list(track.tokens[kept], DIGITS),
+            "time": _list(track.seconds[kept], DIGITS),
+            "values": {metric: _list(values[kept], DIGITS) for metric, values in track.values.items()},
+        }
+
     notes = [SMOOTHING]
     if stride > 1:
         notes.append(f"Every {stride}th value of each curve is shown; the CSV of `tformer plot` has all.")
@@ -158,14 +178,14 @@ def render(
             for metric, splits in metrics.items()
         ],
         "chosen": [{"metric": choice.metric, "splits": choice.splits} for choice in choices],
-        "axes": [{"name": axis, "label": axis_label(runs, axis), "there": _has(runs, axis)} for axis in AXES],
+        "axes": [{"name": axis, "label": axis_label(runs, axis), "there": there[axis]} for axis in AXES],
         "second": time_unit(runs)[1],
         "start": {"x": x, "smooth": smooth, "logX": log_x, "logY": log_y},
         "runs": [
             {
                 "name": run.name,
                 "path": run.place,
-                "tracks": {split: _track(track, stride) for split, track in run.tracks.items()},
+                "tracks": {split: columns(track) for split, track in run.tracks.items()},
             }
             for run in runs
         ],
@@ -173,33 +193,3 @@ def render(
     }
     subtitle = listed([run.name for run in runs], 4)
     return render_page(title=title, subtitle=subtitle, body=BODY, scripts=SCRIPTS, data=data, notes=notes)
-
-
-def _values(run: Run) -> int:
-    return sum(len(track.step) * (3 + len(track.values)) for track in run.tracks.values())
-
-
-def _has(runs: Sequence[Run], axis: Axis) -> bool:
-    tracks = [track for run in runs for track in run.tracks.values()]
-    return axis == "step" or any(
-        math.isfinite(value) for track in tracks for value in (track.tokens if axis == "tokens" else track.seconds)
-    )
-
-
-def _track(track: Track, stride: int) -> Mapping[str, Any]:
-    """Columns for JSON; a stride keeps the last record."""
-    kept = slice((len(track.step) - 1) % stride, None, stride)
-    return {
-        "step": _column(track.step[kept]),
-        "tokens": _column(track.tokens[kept]),
-        "time": _column(track.seconds[kept]),
-        "values": {metric: _column(values[kept]) for metric, values in track.values.items()},
-    }
-
-
-def _column(values: Numbers) -> list[float | None]:
-    return [_rounded(value) if math.isfinite(value) else None for value in values.tolist()]
-
-
-def _rounded(value: float) -> float:
-    return int(value) if value.is_integer() and abs(value) < 1e15 else float(f"{value:.{DIGITS}g}")

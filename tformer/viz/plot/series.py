@@ -244,16 +244,13 @@ def choose_metrics(runs: Sequence[Run], asked: Sequence[str]) -> list[Choice]:
             chosen.setdefault(metric, {})[split] = None
         else:
             known = [*offered, *(f"{split}.{metric}" for metric, splits in offered.items() for split in splits)]
+            guess = did_you_mean(word, known)
             raise InputError(
                 f"--metric {word}: {'no run has it' if len(runs) > 1 else f'{runs[0].name} has no such metric'}, "
                 f"expected one of {', '.join(offered)}, or {ALL}",
-                hint=did_you_mean(word, known).partition(" (known")[0] if _near(word, known) else None,
+                hint=guess.partition(" (known")[0] if guess.startswith("did you mean") else None,
             )
     return [Choice(metric, tuple(splits)) for metric, splits in chosen.items()]
-
-
-def _near(word: str, known: Sequence[str]) -> bool:
-    return did_you_mean(word, known).startswith("did you mean")
 
 
 def make_panels(runs: Sequence[Run], choices: Sequence[Choice], *, x: Axis, smooth: float) -> list[Panel]:
@@ -277,14 +274,18 @@ def make_panels(runs: Sequence[Run], choices: Sequence[Choice], *, x: Axis, smoo
                     continue
                 raw = track.values[choice.metric]
                 smoothed = smooth_values(raw, smooth) if smooth > 0 and is_noisy(choice.metric, split) else None
-                colour, dash = _style(number, split, splits, len(runs))
-                place = place_on(track, x)
+                if len(runs) == 1:  # splits of a single run differ in colour
+                    label, dash = split, 0
+                    colour = SPLITS.index(split) if split in SPLITS else len(SPLITS) + splits.index(split)
+                else:  # several runs do, and their splits differ in dashes
+                    label = f"{run.name} · {split}" if len(splits) > 1 else run.name
+                    colour, dash = number, splits.index(split) + 2 * (number // len(PALETTE))
                 lines.append(
                     Series(
-                        label=_label(run, split, alone=len(runs) == 1, several=len(splits) > 1),
+                        label=label,
                         run=run.name,
                         split=split,
-                        x=place / unit if x == "time" else place,
+                        x={"step": track.step, "tokens": track.tokens, "time": track.seconds / unit}[x],
                         y=raw if smoothed is None else smoothed,
                         raw=None if smoothed is None else raw,
                         colour=colour,
@@ -299,11 +300,6 @@ def make_panels(runs: Sequence[Run], choices: Sequence[Choice], *, x: Axis, smoo
     return panels
 
 
-def place_on(track: Track, x: Axis) -> Numbers:
-    """Steps, tokens or seconds of each record, [n]."""
-    return {"step": track.step, "tokens": track.tokens, "time": track.seconds}[x]
-
-
 def axis_label(runs: Sequence[Run], x: Axis) -> str:
     """The label of the axis."""
     return f"training time ({time_unit(runs)[0]})" if x == "time" else x
@@ -316,13 +312,6 @@ def time_unit(runs: Iterable[Run]) -> tuple[str, float]:
     return next((name, seconds) for name, seconds, least in UNITS if longest >= least)
 
 
-def _style(run: int, split: str, splits: Sequence[str], runs: int) -> tuple[int, int]:
-    """(colour, dash) of a line: splits of a single run differ in colour; several runs do, with splits in dashes."""
-    if runs == 1:
-        return (SPLITS.index(split) if split in SPLITS else len(SPLITS) + splits.index(split)), 0
-    return run, splits.index(split) + 2 * (run // len(PALETTE))
-
-
 def smooth_values(values: Numbers, weight: float) -> Numbers:
     """The debiased exponential average up to each value, [n]; NaN stays NaN and is skipped."""
     smoothed = np.full(len(values), np.nan)
@@ -332,10 +321,3 @@ def smooth_values(values: Numbers, weight: float) -> Numbers:
             mean, left = weight * mean + (1 - weight) * value, left * weight
             smoothed[n] = mean / (1 - left)
     return smoothed
-
-
-def _label(run: Run, split: str, *, alone: bool, several: bool) -> str:
-    """The legend of a line: the split alone for a single run, else the run, with the split if there are several."""
-    if alone:
-        return split
-    return f"{run.name} · {split}" if several else run.name
