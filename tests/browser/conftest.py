@@ -73,3 +73,15 @@ def open_page(chromium: Any) -> Iterator[Callable[..., Any]]:
     for context in contexts:
         context.close()
     assert not troubles, troubles
+
+
+@pytest.fixture
+def open_text(tmp_path: Path, open_page: Callable[..., Any]) -> Callable[..., Any]:
+    """`open_text(page, hash="", ...)`: the page of this text; options of `open_page`."""
+
+    def open_(page: str, hash: str = "", **options: Any) -> Any:
+        path = tmp_path / "page.html"
+        path.write_text(page, encoding="utf-8")
+        return open_page(path, hash, **options)
+
+    return open_

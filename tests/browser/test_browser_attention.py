@@ -24,13 +24,11 @@ OPENED: dict[str, Any] = {"view": "head", "scale": "global", "top_k": 3, "max_by
 
 
 @pytest.fixture
-def shown(tmp_path: Path, open_page: Callable[..., Any]) -> Callable[..., Any]:
+def shown(open_text: Callable[..., Any]) -> Callable[..., Any]:
     """`shown(attention, ..., hash="")`: the page of these attentions, drawn."""
 
     def show(*attentions: Attention, hash: str = "", changes: Changes = Changes(), **options: Any) -> Any:
-        path = tmp_path / "attention.html"
-        path.write_text(render(scene_of(*attentions, changes=changes), **OPENED), encoding="utf-8")
-        page = open_page(path, hash, **options)
+        page = open_text(render(scene_of(*attentions, changes=changes), **OPENED), hash, **options)
         page.wait_for_selector("html[data-ready]")
         return page
 
@@ -257,7 +255,6 @@ def test_negative_weights_are_shown_by_their_size_and_sign(shown: Callable[..., 
     np.testing.assert_allclose(values, [0.6, -0.3, 0.05, 0.65], atol=0.01)
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_144_heads_of_512_tokens_open_and_are_usable(shown: Callable[..., Any]) -> None:
     page = shown(random_attention(12, 12, 512))

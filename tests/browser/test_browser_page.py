@@ -38,16 +38,14 @@ VIEW = """() => {
 
 
 @pytest.fixture
-def shell(tmp_path: Path, open_page: Callable[..., Any]) -> Callable[..., Any]:
-    path = tmp_path / "page.html"
+def shell(open_text: Callable[..., Any]) -> Callable[..., Any]:
     made = render_page(
         title="A <b>title</b>", subtitle="it's & so", body=BODY, scripts=(), data={"words": HOSTILE, "x": float("nan")},
         blobs={"numbers": bytes(range(256)) * 4}, notes=["a note </footer>"],
     )  # fmt: skip
-    path.write_text(made, encoding="utf-8")
 
     def open_(hash: str = "", **options: Any) -> Any:
-        opened = open_page(path, hash, **options)
+        opened = open_text(made, hash, **options)
         opened.evaluate(VIEW)
         return opened
 

@@ -26,14 +26,12 @@ def runs(tmp_path: Path) -> list[Run]:
 
 
 @pytest.fixture
-def opened(runs: list[Run], tmp_path: Path, open_page: Callable[..., Any]) -> Callable[..., Any]:
+def opened(runs: list[Run], open_text: Callable[..., Any]) -> Callable[..., Any]:
     def open_(hash: str = "", *asked: str, smooth: float = 0.0, only: int = 2, **options: Any) -> Any:
         shown = runs[:only]
         choices = choose_metrics(shown, asked)
-        path = tmp_path / "curves.html"
         text = render(shown, choices, title="T", x="step", smooth=smooth, log_x=False, log_y=False)
-        path.write_text(text, encoding="utf-8")
-        return open_page(path, hash, **options)
+        return open_text(text, hash, **options)
 
     return open_
 

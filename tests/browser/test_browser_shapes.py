@@ -122,12 +122,11 @@ def test_a_narrow_page_does_not_scroll_sideways_and_keeps_the_details_in_sight(
 
 
 @pytest.mark.slow
-def test_two_models_are_shown_one_after_the_other(tmp_path: Path, open_page: Callable[..., Any]) -> None:
+def test_two_models_are_shown_one_after_the_other(open_text: Callable[..., Any]) -> None:
     model = build_model(Model.model_validate({**SECTION, "encoder": None}), device="meta")
     trace = trace_shapes(model, empty_inputs(model, source_length=5)).to_json()
-    path = tmp_path / "two.html"
-    path.write_text(render_shapes({"GENERATOR": trace, "DISCRIMINATOR": trace}, title="T", subtitle="", names=LETTERS))
-    page = open_page(path, "step=1:decoder.embedding.tokens")
+    text = render_shapes({"GENERATOR": trace, "DISCRIMINATOR": trace}, title="T", subtitle="", names=LETTERS)
+    page = open_text(text, "step=1:decoder.embedding.tokens")
     assert page.locator("#path h2.model").all_text_contents() == ["GENERATOR", "DISCRIMINATOR"]
     assert "DISCRIMINATOR" in page.locator("#detail .place").text_content()
     page.keyboard.press("ArrowLeft")

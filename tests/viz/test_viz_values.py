@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pytest
 from hypothesis import given
@@ -142,7 +142,7 @@ def test_plots_stand_side_by_side_and_share_a_bar_with_an_equal_neighbour(
     assert len(figures[0].axes) - count == math.ceil(count / layout[1]), "a bar at the end of each row"
     assert tuple(figures[0].get_size_inches()) == pytest.approx((5.4 * layout[1], 3.9 * layout[0] + 0.35))
     found = [to_hex(colour) for colour in panels[0].collections[0].get_colors()]
-    assert found == [matplotlib.colors.to_hex(np.array(colour_at("viridis", n / 4)) / 255) for n in range(5)]
+    assert found == [to_hex(np.array(colour_at("viridis", n / 4)) / 255) for n in range(5)]
 
 
 def test_a_heat_map_counts_rows_and_columns_from_their_first_number_and_names_words(figures: list[Any]) -> None:
@@ -160,7 +160,7 @@ def test_a_heat_map_counts_rows_and_columns_from_their_first_number_and_names_wo
 
 def test_lines_differ_in_colour_then_in_dashes_and_axes_say_plain_numbers(figures: list[Any]) -> None:
     lines = [Line(str(n), NUMBERS + 1, 10.0**NUMBERS) for n in range(8)]
-    draw_plots([Lines("x", "y", lines, log_y=True, square=False, points=True)], "png", heading="")
+    draw_plots([Lines("x", "y", lines, log_y=True, points=True)], "png", heading="")
     [axes] = figures[0].axes
     assert [line.get_color().upper() for line in axes.lines] == [*PALETTE, *PALETTE[:2]]
     assert (
@@ -205,8 +205,6 @@ def test_panels_of_curves_mark_short_series_and_draw_what_was_logged_faintly(
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(-9, 9)), min_size=2, max_size=9, unique_by=lambda p: p[0]))
 def test_every_logged_value_has_its_dot_and_every_tick_its_place(points: list[tuple[int, int]]) -> None:
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         runs = read_runs([write_run(Path(folder, "a"), [train_record(step, float(y)) for step, y in sorted(points)])])
     [panel] = make_panels(runs, choose_metrics(runs, ("train.loss",)), x="step", smooth=0)
@@ -280,17 +278,3 @@ def test_a_matrix_of_attention_in_characters() -> None:
     assert brief[2].split()[:4] == ["layer", "head", "entropy", "distance"] and brief[3].split()[:2] == ["0", "0"]
     mean = as_text(scene.of_means(), "decoder", "summary", scale="row", top_k=1, width=60, colour="none").splitlines()
     assert mean[3].split()[:2] == ["0", "mean"]
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "most", "expected"),
-    [
-        (1, 10, 9, [1, 2, 5, 10]),
-        (1, 100, 4, [1, 3, 10, 30, 100]),
-        (0.5, 2000, 4, [1, 10, 100, 1000]),
-        (1, 1e8, 4, [1, 1e2, 1e4, 1e6, 1e8]),
-        (2, 20, 2, [3, 10]),
-    ],
-)
-def test_logarithmic_ticks(low: float, high: float, most: int, expected: list[float]) -> None:
-    assert ticks(low, high, log=True, most=most) == pytest.approx(expected)

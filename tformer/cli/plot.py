@@ -17,7 +17,7 @@ from tformer.support.files import refuse_to_replace
 from tformer.support.options import Panel, PictureFormat, argument
 
 if TYPE_CHECKING:
-    from tformer.viz.plot.series import Choice, Run
+    from tformer.viz.plot.series import Choices, Run
 
 METRICS_FILE = "metrics.jsonl"
 AXES = ("step", "tokens", "time")
@@ -154,19 +154,17 @@ def _with_metrics(runs: list[Run]) -> list[Run]:
     return kept
 
 
-def _lacking(runs: list[Run], choices: list[Choice]) -> list[str]:
+def _lacking(runs: list[Run], choices: Choices) -> list[str]:
     """A message for each metric that some runs lack."""
     notes = []
-    for choice in choices:
-        without = [run.name for run in runs if not any(choice.metric in run.tracks[s].values for s in run.tracks)]
+    for metric in choices:
+        without = [run.name for run in runs if not any(metric in run.tracks[s].values for s in run.tracks)]
         if without:
-            notes.append(f"no {choice.metric}: {', '.join(without[:6])}{' ...' if len(without) > 6 else ''}")
+            notes.append(f"no {metric}: {', '.join(without[:6])}{' ...' if len(without) > 6 else ''}")
     return notes
 
 
-def _content(
-    runs: list[Run], choices: list[Choice], options: PlotOptions, format_: Any, *, to_file: bool
-) -> str | bytes:
+def _content(runs: list[Run], choices: Choices, options: PlotOptions, format_: Any, *, to_file: bool) -> str | bytes:
     from tformer.viz.plot.page import as_csv, as_json, render
     from tformer.viz.plot.series import axis_label, make_panels
 

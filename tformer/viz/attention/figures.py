@@ -91,15 +91,6 @@ def add_bar(figure: Figure, image: Any, scale: Scale, axes: Sequence[Axes]) -> N
     bar.set_label("effective weight" if signed else "share of the largest" if scale == "row" else "weight", fontsize=8)
 
 
-def size_of(attention: Attention, *, few: bool) -> tuple[float, float]:
-    """Width and height of one matrix in inches; `few` matrices have more room for token names."""
-    cell = 0.24 if few else 0.17
-    width, height = (
-        min(9.0 if few else 5.0, max(2.4, cell * len(side))) for side in (attention.keys, attention.queries)
-    )
-    return width + 1.3, height + 0.9
-
-
 def name_tokens(axes: Axes, attention: Attention, width: float, height: float) -> None:
     """Token names along both axes of a matrix of these inches."""
     for side, size, ticks in (
@@ -187,7 +178,10 @@ def _matrices(scene: Scene, attention: Attention, view: str, scale: Scale) -> Fi
         )
     columns = min(len(panels), 4 if len(panels) > 4 else 2)
     rows = math.ceil(len(panels) / columns)
-    width, height = size_of(attention, few=len(panels) == 1)
+    # Inches of one panel; a single one has more room for the names of tokens.
+    cell, most = (0.24, 9.0) if len(panels) == 1 else (0.17, 5.0)
+    width = min(most, max(2.4, cell * len(attention.keys))) + 1.3
+    height = min(most, max(2.4, cell * len(attention.queries))) + 0.9
     figure = Figure(figsize=(columns * width, rows * height + 0.6), layout="constrained")
     norm = norm_of(scale, [panel.weights_TS for panel in panels])
     image = None

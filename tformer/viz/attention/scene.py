@@ -29,7 +29,6 @@ from tformer.viz.attention.weights import (
     changed_matrix,
     check,
     compute,
-    mean_of_heads,
     num_cells,
     rollout,
 )
@@ -220,7 +219,14 @@ class Scene:
 
     def of_means(self) -> Scene:
         """The scene with the mean of each layer's heads as the only head."""
-        means = {kind: mean_of_heads(attention) for kind, attention in self.attentions.items()}
+
+        def mean(layer: Layer) -> Layer:
+            return replace(layer, heads=(-1,), weights_HTS=layer.weights_HTS.mean(axis=0, keepdims=True))
+
+        means = {
+            kind: replace(attention, layers=tuple(map(mean, attention.layers)))
+            for kind, attention in self.attentions.items()
+        }
         return replace(self, attentions=means)
 
     def rollout_notes(self, kind: Kind) -> list[str]:

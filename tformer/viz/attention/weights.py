@@ -186,15 +186,6 @@ def _attention(
     return Attention(kind, queries, keys, tuple(layers), causal=kind == "decoder")
 
 
-def mean_of_heads(attention: Attention) -> Attention:
-    """Each layer with the mean of its shown heads as its only head."""
-    layers = [
-        replace(layer, heads=(-1,), weights_HTS=layer.weights_HTS.mean(axis=0, keepdims=True))
-        for layer in attention.layers
-    ]
-    return replace(attention, layers=tuple(layers))
-
-
 # --- tokens hidden and merged: t queries and s keys are left ---------------------------------------------------------
 
 Words = list[tuple[int, int, str]]

@@ -91,11 +91,6 @@ def _with_numbers(table: Table, module: Any, layer: int) -> Table | None:
 # --- a kind without views --------------------------------------------------------------------------------------------
 
 
-def views_of(kind: str) -> Mapping[str, View]:
-    """The views of a kind, or of `compare`, by name."""
-    return VIEWS[kind] if kind in VIEWS else _generic_views(kind)
-
-
 HOOKS = {
     "embed": "Added to the embeddings",
     "rotate": "A vector of ones, rotated",
@@ -104,8 +99,14 @@ HOOKS = {
 }
 
 
-def _generic_views(kind: str) -> dict[str, View]:
-    """A view for each hook that the kind overrides, at small sizes and with its default options, or of a run."""
+def views_of(kind: str) -> Mapping[str, View]:
+    """The views of a kind, or of `compare`, by name.
+
+    A kind without views gets one for each hook that it overrides, at small sizes and with its default options, or of a
+    run.
+    """
+    if kind in VIEWS:
+        return VIEWS[kind]
     module = POSITIONS[kind]
     has_parameters = any(True for _ in _module(kind, Settings(d_model=8, heads=2), 4).parameters())
     caption = f"{module.about} Computed by the module that training uses."

@@ -34,7 +34,7 @@ def similarity_curve(similarity: Numbers, count: int) -> Numbers:
     return np.array([np.diagonal(similarity, offset).mean() for offset in range(min(len(similarity), count))])
 
 
-def table_curves(settings: Settings, table: Table, count: int) -> Curves:
+def _table_curves(settings: Settings, table: Table, count: int) -> Curves:
     if table.encoding == "learned":
         return {"learned": similarity_curve(table.similarity(1024), count)}
     assert table.bias is not None
@@ -72,7 +72,7 @@ def curves(view: View, settings: Settings, table: Table | None = None) -> Plot:
             found = CURVES[kind](settings, count)
         else:
             assert table is not None
-            found = table_curves(settings, table, count)
+            found = _table_curves(settings, table, count)
         lines += [counted_line(label, curve / curve.max()) for label, curve in found.items()]
     return Lines("distance Δ", "share of the top", lines)
 

@@ -16,7 +16,7 @@ from tformer.viz.page import render_page
 from tformer.viz.plot.series import (
     AXES,
     Axis,
-    Choice,
+    Choices,
     Panel,
     Run,
     Track,
@@ -58,30 +58,26 @@ def as_json(runs: Sequence[Run], panels: Sequence[Panel], *, x: Axis, x_label: s
     return json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def as_csv(runs: Sequence[Run], choices: Sequence[Choice], *, smooth: float) -> str:
+def as_csv(runs: Sequence[Run], choices: Choices, *, smooth: float) -> str:
     """A row for each logged value; with smoothing a last column, empty for values that are not smoothed."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow([*HEADER, *(["smoothed"] if smooth else [])])
-    for choice in choices:
+    for metric, splits in choices.items():
         for run in runs:
             for split, track in run.tracks.items():
-                values = track.values.get(choice.metric)
-                if values is None or split not in choice.splits:
+                values = track.values.get(metric)
+                if values is None or split not in splits:
                     continue
                 smoothed = (
-                    smooth_values(values, smooth)
-                    if smooth and is_noisy(choice.metric, split)
-                    else [math.nan] * len(values)
+                    smooth_values(values, smooth) if smooth and is_noisy(metric, split) else [math.nan] * len(values)
                 )
                 for step, tokens, seconds, value, mean in zip(
                     track.step, track.tokens, track.seconds, values, smoothed, strict=True
                 ):
                     if math.isfinite(value):
                         numbers = (step, tokens, seconds, value, *([mean] if smooth else []))
-                        writer.writerow(
-                            [run.name, split, choice.metric, *(_plain(number, ALL_DIGITS) for number in numbers)]
-                        )
+                        writer.writerow([run.name, split, metric, *(_plain(number, ALL_DIGITS) for number in numbers)])
     return stream.getvalue()
 
 
@@ -137,7 +133,7 @@ SMOOTHING = (
 
 def render(
     runs: Sequence[Run],
-    choices: Sequence[Choice],
+    choices: Choices,
     *,
     title: str,
     x: Axis,
@@ -177,7 +173,7 @@ def render(
             {"name": metric, "label": label_of(metric), "splits": splits, "noisy": is_noisy(metric, "train")}
             for metric, splits in metrics.items()
         ],
-        "chosen": [{"metric": choice.metric, "splits": choice.splits} for choice in choices],
+        "chosen": [{"metric": metric, "splits": splits} for metric, splits in choices.items()],
         "axes": [{"name": axis, "label": axis_label(runs, axis), "there": there[axis]} for axis in AXES],
         "second": time_unit(runs)[1],
         "start": {"x": x, "smooth": smooth, "logX": log_x, "logY": log_y},

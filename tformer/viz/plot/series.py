@@ -117,6 +117,9 @@ def _number(value: object) -> float:
     return np.nan if found is None else float(found)
 
 
+Choices = Mapping[str, tuple[str, ...]]
+"""Metrics, and the splits of each."""
+
 Axis = Literal["step", "tokens", "time"]
 AXES: tuple[Axis, ...] = ("step", "tokens", "time")
 ALL = "all"
@@ -136,14 +139,6 @@ WORDS = {
 LOWER_IS_BETTER = ("loss", "perplexity", "bits", "error")  # in a metric's name; of all other metrics higher is better
 MARKED_POINTS = 60  # series with at most this number of values mark each: a single point would be invisible
 UNITS = (("hours", 3600.0, 7200.0), ("minutes", 60.0, 180.0), ("seconds", 1.0, 0.0))
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A metric, and the splits to draw."""
-
-    metric: str
-    splits: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -207,7 +202,7 @@ def is_noisy(metric: str, split: str) -> bool:
     return split == "train" and metric != "lr"
 
 
-def metrics_of(runs: Iterable[Run]) -> dict[str, tuple[str, ...]]:
+def metrics_of(runs: Iterable[Run]) -> Choices:
     """{metric: splits with it}: metrics of the model first, those of the training last."""
     found: dict[str, dict[str, None]] = {}
     for run in runs:
@@ -223,7 +218,7 @@ def metrics_of(runs: Iterable[Run]) -> dict[str, tuple[str, ...]]:
     return {metric: tuple(found[metric]) for metric in sorted(found, key=rank)}
 
 
-def choose_metrics(runs: Sequence[Run], asked: Sequence[str]) -> list[Choice]:
+def choose_metrics(runs: Sequence[Run], asked: Sequence[str]) -> Choices:
     """The named metrics: `loss` of every split, `valid.loss` of one, `all`; by default the loss.
 
     Raises:
@@ -231,10 +226,10 @@ def choose_metrics(runs: Sequence[Run], asked: Sequence[str]) -> list[Choice]:
     """
     offered = metrics_of(runs)
     if ALL in asked:
-        return [Choice(metric, splits) for metric, splits in offered.items()]
+        return offered
     if not asked:
         metric = next(iter(offered))  # the loss, if there is one
-        return [Choice(metric, offered[metric])]
+        return {metric: offered[metric]}
     chosen: dict[str, dict[str, None]] = {}
     for word in asked:
         split, _, metric = word.partition(".")
@@ -250,11 +245,11 @@ def choose_metrics(runs: Sequence[Run], asked: Sequence[str]) -> list[Choice]:
                 f"expected one of {', '.join(offered)}, or {ALL}",
                 hint=guess.partition(" (known")[0] if guess.startswith("did you mean") else None,
             )
-    return [Choice(metric, tuple(splits)) for metric, splits in chosen.items()]
+    return {metric: tuple(splits) for metric, splits in chosen.items()}
 
 
-def make_panels(runs: Sequence[Run], choices: Sequence[Choice], *, x: Axis, smooth: float) -> list[Panel]:
-    """One panel for each choice, with a line for each run and split that has the metric.
+def make_panels(runs: Sequence[Run], choices: Choices, *, x: Axis, smooth: float) -> list[Panel]:
+    """One panel for each metric, with a line for each run and split that has the metric.
 
     Args:
         smooth: weight of the past, 0 <= smooth < 1; 0: as logged.
@@ -263,17 +258,17 @@ def make_panels(runs: Sequence[Run], choices: Sequence[Choice], *, x: Axis, smoo
         InputError: no run logged the numbers of the axis.
     """
     unit = time_unit(runs)[1]
-    wanted = list(dict.fromkeys(split for choice in choices for split in choice.splits))
+    wanted = list(dict.fromkeys(split for splits in choices.values() for split in splits))
     splits = [*(split for split in SPLITS if split in wanted), *(split for split in wanted if split not in SPLITS)]
     panels = []
-    for choice in choices:
+    for metric, chosen in choices.items():
         lines = []
         for number, run in enumerate(runs):
             for split, track in run.tracks.items():
-                if split not in choice.splits or choice.metric not in track.values:
+                if split not in chosen or metric not in track.values:
                     continue
-                raw = track.values[choice.metric]
-                smoothed = smooth_values(raw, smooth) if smooth > 0 and is_noisy(choice.metric, split) else None
+                raw = track.values[metric]
+                smoothed = smooth_values(raw, smooth) if smooth > 0 and is_noisy(metric, split) else None
                 if len(runs) == 1:  # splits of a single run differ in colour
                     label, dash = split, 0
                     colour = SPLITS.index(split) if split in SPLITS else len(SPLITS) + splits.index(split)
@@ -292,7 +287,7 @@ def make_panels(runs: Sequence[Run], choices: Sequence[Choice], *, x: Axis, smoo
                         dash=dash,
                     )
                 )
-        panels.append(Panel(choice.metric, lines))
+        panels.append(Panel(metric, lines))
     if not any(np.isfinite(series.x).any() for panel in panels for series in panel.series):
         raise InputError(
             f"--x {x}: no run logged its {'seconds' if x == 'time' else x}", hint="--x step is always there"
