@@ -13,7 +13,7 @@ from tformer.build import build_model
 from tformer.nn.taps import LETTERS
 from tformer.recipe.model import Model
 from tformer.viz.page import render_shapes
-from tformer.workflows.inspect import empty_inputs, trace_shapes
+from tformer.workflows.inspect.trace import empty_inputs, trace_shapes
 
 HOSTILE = "</script><script>window.hacked=1</script>\u202e"
 STACK = {"num_layers": 2, "num_heads": 4, "feedforward": {"d_ff": 24}, "dropout": 0.1}

@@ -281,7 +281,7 @@ def judge(
 def _verified(path: Path, mutation: Mutation) -> Verdict:
     """The verdict of `inspect --verify`: flagged, or nothing found (equal)."""
     from tformer.support.errors import InputError
-    from tformer.workflows.inspect import verify
+    from tformer.workflows.inspect.verify import verify
 
     try:
         with limited():

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.checkpoint.attack import STEP, Subject, call, rehash
 from tests.checkpoint.conftest import rewrite_manifest
-from tformer.workflows.inspect import verify
+from tformer.workflows.inspect.verify import verify
 
 Change = Callable[[Path], object]
 

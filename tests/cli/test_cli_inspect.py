@@ -36,7 +36,9 @@ def test_json_is_one_document(cli: Cli) -> None:
 @pytest.mark.parametrize("width", [60, 80, 140])
 @pytest.mark.parametrize("preset", ["gpt/small", "transformer/tiny", "vit/mnist", "electra/tiny", "gpt/gpt3-175b"])
 def test_everything_fits_into_a_terminal(preset: str, width: int) -> None:
-    from tformer.workflows.inspect import Question, empty_inputs, read_subject, report_on, trace_shapes
+    from tformer.workflows.inspect.report import report_on
+    from tformer.workflows.inspect.subject import Question, read_subject
+    from tformer.workflows.inspect.trace import empty_inputs, trace_shapes
 
     arch, name = preset.split("/")
     depth = 2 if "175b" in name else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ model:
   decoder: {{num_layers: 1, num_heads: 2, feedforward: {{d_ff: 16}}, norm: {{kind: {norm}}}}}
 training: {{max_steps: 12, best_metric: {metric}, precision: fp32}}
 """
-VOCABULARY = 11
+LETTERS = "abcdefghij"
+VOCABULARY = 11  # the letters and an unknown one
 
 
 def train_line(step: int, **changes: Any) -> dict[str, Any]:
@@ -39,35 +41,22 @@ def make_run(
     records: list[dict[str, Any]] | None = None,
 ) -> Path:
     """A closed run with a checkpoint at each step; records None: a line each, the best at the first."""
-    import torch
-
-    from tformer.build import build_model
+    from tests.random_runs import random_contents
     from tformer.checkpoint.logs import describe_environment
     from tformer.checkpoint.run import RunDirectory
-    from tformer.checkpoint.save import CheckpointContents, save_checkpoint
+    from tformer.checkpoint.save import save_checkpoint
     from tformer.recipe import recipe_from_yaml, recipe_to_yaml
 
     recipe = recipe_from_yaml(RECIPE.format(norm=norm, d_model=d_model, preset=preset, metric=metric), name="test")
-    torch.manual_seed(0)
-    model = build_model(recipe.model, vocab_size=VOCABULARY)
     text = recipe_to_yaml(recipe)
+    contents = replace(random_contents(text, letters=LETTERS), tokenizer_json=None, tokenizer_sha256=None)
     with RunDirectory.create(path, arch="gpt", preset="tiny") as run:
         run.write_recipe(text)
         facts = describe_environment(device="CPU", data_fingerprint="f00d", command=["tformer", "train"])
         run.write_environment(facts)
         for step in steps:
-            save_checkpoint(
-                run,
-                step,
-                CheckpointContents(
-                    weights=model.state_dict(),
-                    tied=model.tied_names(),
-                    recipe_yaml=text,
-                    tokenizer_json=None,
-                    trainer={"step": step, "finished": finished and step == steps[-1]},
-                    score=2.0 + step / 100,
-                ),
-            )
+            trainer = {"step": step, "finished": finished and step == steps[-1]}
+            save_checkpoint(run, step, replace(contents, trainer=trainer, score=2.0 + step / 100))
         for number, step in enumerate(steps):
             if records is None:
                 run.append_metrics(train_line(step))

@@ -8,8 +8,7 @@ import torch
 from tformer.build import build_model
 from tformer.cost.flops import module_flops
 from tformer.cost.memory import cache_size
-from tformer.workflows.inspect import report_on
-from tformer.workflows.inspect.report import Node, build_tree
+from tformer.workflows.inspect.report import Node, build_tree, report_on
 from tformer.workflows.inspect.subject import Question, read_subject
 
 SMALL = ["model.d_model=32", "model.decoder.num_layers=3", "model.decoder.num_heads=4", "model.max_seq_len=16"]

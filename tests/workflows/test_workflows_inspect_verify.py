@@ -17,7 +17,7 @@ from tformer.checkpoint.manifest import content_sha256
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import save_checkpoint
 from tformer.support.errors import InputError
-from tformer.workflows.inspect import Verdict, verify
+from tformer.workflows.inspect.verify import Verdict, verify
 
 RECIPE = """
 schema: 1

@@ -19,7 +19,8 @@ from tformer.support.options import DEVICE, PRECISION, Arch, Checkpoint, Json, P
 
 if TYPE_CHECKING:
     from tformer.tasks.base import GivenExample
-    from tformer.workflows.inspect import Question, Trace
+    from tformer.workflows.inspect.subject import Question
+    from tformer.workflows.inspect.trace import Trace
 
 MOST_SCORES = 2**48  # of one head with --shapes: the elements of larger tensors cannot be counted
 PAGE = ".html"
@@ -134,7 +135,7 @@ class InspectOptions:
     def question(self) -> Question:
         """The model and its sizes, as `tformer.workflows.inspect` takes them."""
         from tformer.support.device import resolve_device
-        from tformer.workflows.inspect import Question
+        from tformer.workflows.inspect.subject import Question
 
         return Question(
             path=self.run,
@@ -165,7 +166,9 @@ def inspect(options: InspectOptions) -> None:
     if options.verify:
         _verify(options)
         return
-    from tformer.workflows.inspect import lay_out, read_subject, report_on, to_mermaid
+    from tformer.workflows.inspect.layout import lay_out, to_mermaid
+    from tformer.workflows.inspect.report import report_on
+    from tformer.workflows.inspect.subject import read_subject
     from tformer.workflows.inspect.text import report_lines
 
     if options.shapes:
@@ -185,8 +188,9 @@ def inspect(options: InspectOptions) -> None:
 def _shapes(options: InspectOptions) -> tuple[list[str], Any, str | None]:
     """The shapes as lines, as a document, and as a page where the output is one."""
     from tformer.tasks.example import example_lines
-    from tformer.workflows.inspect import empty_inputs, given_batch, read_subject, trace_shapes
+    from tformer.workflows.inspect.subject import given_batch, read_subject
     from tformer.workflows.inspect.text import trace_lines
+    from tformer.workflows.inspect.trace import empty_inputs, trace_shapes
 
     question = options.question()
     subject, example = read_subject(question), options.example()
@@ -249,8 +253,8 @@ def _refuse_many_scores(batch_size: int, longest: int) -> None:
 
 def _verify(options: InspectOptions) -> None:
     from tformer.workers.work import Work
-    from tformer.workflows.inspect import verify
     from tformer.workflows.inspect.text import verdict_lines
+    from tformer.workflows.inspect.verify import verify
 
     with StopFlag() as flag:
         verdicts = verify(options.run, work=Work(should_stop=flag.should_stop))

@@ -143,9 +143,9 @@ def tokenize(options: TokenizeOptions) -> None:
     are compared on the same text by bytes per token.
     """
     options.check()
-    from tformer.workflows.tokenizing import decoded_document, newest_run, open_subject
+    from tformer.workflows.tokenizing import decoded_document, open_subject
 
-    paths = [Path(path) for path in options.paths] or [newest_run()]
+    paths: list[Path | None] = [Path(path) for path in options.paths] or [None]
     subjects = [open_subject(path, checkpoint=options.checkpoint, side=options.side) for path in paths]
     for subject in subjects:
         show_notes(subject.notes)

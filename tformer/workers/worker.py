@@ -213,7 +213,7 @@ class Worker:
         items: Iterable[Item],
         answer: Callable[[Item], Result],
         *,
-        should_stop: Callable[[], bool] | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
         to_json: Callable[[Result], Any] = lambda result: result,
         from_json: Callable[[Any], Result] = lambda value: value,
     ) -> Iterator[tuple[Item, Result]]:
@@ -226,10 +226,9 @@ class Worker:
             should_stop: polled before every item; once it is True, no further answers are yielded.
             to_json, from_json: an answer as a JSON value, and back.
         """
-        stops = should_stop or (lambda: False)
         if self.store is None:
             for item in items:
-                if stops():
+                if should_stop():
                     return
                 yield item, answer(item)
             return
@@ -242,10 +241,10 @@ class Worker:
         def take() -> Iterator[tuple[Item, Result]]:
             index, item, result = waiting.popleft()
             if index % self.world_size != self.rank:
-                self._wait_until(lambda: self.store.check([key(index)]) or stops())
-                if stops():
+                value = self.take(key(index), should_stop)
+                if should_stop():
                     return
-                result = from_json(json.loads(self._wait_for(key(index))))
+                result = from_json(value)
             # A worker that has got this far has taken all answers but those of the last rounds.
             past = index - (AHEAD + 1) * self.world_size
             if past >= 0 and past % self.world_size == self.rank:
@@ -254,16 +253,16 @@ class Worker:
             yield item, cast("Result", result)
 
         for index, item in enumerate(items):
-            if stops():
+            if should_stop():
                 return
             result = None
             if index % self.world_size == self.rank:
                 result = answer(item)
-                self._put(key(index), json.dumps(to_json(result)))
+                self.give(key(index), to_json(result))
             waiting.append((index, item, result))
             if len(waiting) > AHEAD * self.world_size:
                 yield from take()
-        while waiting and not stops():
+        while waiting and not should_stop():
             yield from take()
 
     def total(self, number: int) -> int:

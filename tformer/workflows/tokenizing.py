@@ -33,33 +33,27 @@ class Subject:
         return self.reader.tokenizer
 
 
-def open_subject(path: Path, *, checkpoint: str = "best", side: Side | None = None) -> Subject:
+def open_subject(path: Path | None, *, checkpoint: str = "best", side: Side | None = None) -> Subject:
     """The tokenizer at a path: a tokenizer.json, a run, a checkpoint, or a Hugging Face folder. No weights are read.
 
-    side: of an encoder-decoder; None: the source, or the only one.
+    path: None is the newest run. side: of an encoder-decoder; by default the source, or the only one.
 
     Raises InputError: nothing there, no tokenizer, a damaged file, or `side` for what has no sides.
     """
-    if path.is_file():
+    if path is not None and path.is_file():
         _require_no_side(path, side)
         return Subject(str(path), TextReader.of_tokenizer(Tokenizer.load(path)))
     # Reading runs needs torch, which takes a second to load.
     from tformer.checkpoint.read import read_checkpoint
-    from tformer.checkpoint.resolve import resolve_checkpoint
+    from tformer.checkpoint.resolve import newest_checkpoint, resolve_checkpoint
     from tformer.checkpoint.run import is_run
     from tformer.support.files import MANIFEST
 
+    path = newest_checkpoint() if path is None else path
     if path.is_dir() and not is_run(path) and not (path / MANIFEST).is_file():
         _require_no_side(path, side)
         return _of_folder(path)
     return _of_checkpoint(read_checkpoint(resolve_checkpoint(path, checkpoint)), str(path), side)
-
-
-def newest_run() -> Path:
-    """The checkpoint that was saved last under runs/. Raises InputError when there is none."""
-    from tformer.checkpoint.resolve import newest_checkpoint
-
-    return newest_checkpoint()
 
 
 def _require_no_side(path: Path, side: Side | None) -> None:

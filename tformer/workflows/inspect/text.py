@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from tformer.nn.taps import LETTERS
 from tformer.support.formatting import amount
-from tformer.workflows.inspect import Node, Report, Trace, Verdict
+from tformer.workflows.inspect.report import Node, Report
+from tformer.workflows.inspect.trace import Trace
+from tformer.workflows.inspect.verify import Verdict
 
 PARAMETERS, FLOPS = "parameters", "FLOPs/token"
 LEAST_MEANING = 18  # columns; with fewer, the meaning of a tensor goes below it

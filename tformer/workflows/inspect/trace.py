@@ -162,11 +162,13 @@ Seen = tuple[str, int | None, Step]
 
 @dataclass
 class _Path:
-    """The steps so far, and which tensor the next one reads.
+    """The steps so far, and which tensors the next one reads. A tensor is named by its id.
 
     Attributes:
-        last: ids of the tensors that the next one is made of. stream: id of the residual stream. memory: that of the
-            encoder's output. known: ids by name, of the module that is followed.
+        beside: parameters of another model, which may be tied to this one's.
+        last: the tensors that the next one is made of.
+        stream: the residual stream; memory: the encoder's output.
+        known: the tensors of the module that is followed, by their names there.
     """
 
     model: Transformer
@@ -186,7 +188,13 @@ class _Path:
 
     def follow(self, declared: Mapping[str, Tap], taps: Mapping[str, Tensor]) -> None:
         """Add the tapped tensors of all stacks, in the order of computation."""
-        for (side, place, function), group in groupby(taps, key=_module_of):
+
+        def module_of(tap: str) -> tuple[str, str, str]:
+            """(encoder or decoder, "embedding", "final_norm" or the layer, function of the layer)."""
+            side, place, *rest = tap.split(".")
+            return side, place, rest[0] if place.isdecimal() else ""
+
+        for (side, place, function), group in groupby(taps, key=module_of):
             if function == "hidden":
                 continue
             paths = {path.rpartition(".")[2]: path for path in group}
@@ -327,12 +335,6 @@ class _Path:
             parameter = self.names[path]
             others = tuple(other for other in self.aliases[id(parameter)] if other != path)
             yield ParameterUse(path, tuple(parameter.shape), others)
-
-
-def _module_of(tap: str) -> tuple[str, str, str]:
-    """(encoder or decoder, "embedding", "final_norm" or the layer, function of the layer) of a tap."""
-    side, place, *rest = tap.split(".")
-    return side, place, rest[0] if place.isdecimal() else ""
 
 
 def _positions_name(side: str, stack: Stack, layer: int) -> str:

@@ -38,7 +38,7 @@ POINTER_READINGS = 3  # a training may move a pointer and remove its former chec
 
 @dataclass(frozen=True)
 class Verdict:
-    """The problems of one folder; without problems the amount of data read."""
+    """What is wrong with one folder. If nothing is, `tensors` and `bytes` say how much was read."""
 
     path: Path
     problems: tuple[str, ...]

@@ -14,9 +14,10 @@ Shape legend: B examples, T positions, H heads, v value_dim.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -80,37 +81,23 @@ def attention_modules(model: nn.Module) -> dict[str, MultiHeadAttention]:
 def gate_gradients(model: Transformer, objective: Objective, batch: Any) -> dict[str, Tensor]:
     """{name of an attention module: fp32 [B, H]}: dL(x)/d xi_h of every example x of a batch."""
     attentions = attention_modules(model)
-    with _entrances(attentions) as entered:
+    entered: dict[str, Tensor] = {}  # the inputs of the output projections, [B, T, H v]
+
+    def catch(name: str, _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        assert name not in entered, "an objective runs the model once a batch"
+        entered[name] = inputs[0]
+
+    with ExitStack() as hooks:
+        for name, module in attentions.items():
+            hooks.callback(module.out.register_forward_pre_hook(partial(catch, name)).remove)
         loss = total_loss(objective.loss(model, batch).terms)
-        names = list(entered)
-        gradients = torch.autograd.grad(loss, [entered[name] for name in names])
+        gradients = torch.autograd.grad(loss, list(entered.values()))
     gates = {}
-    for name, gradient_BTx in zip(names, gradients, strict=True):
-        products_BTHv = (entered[name].detach().float() * gradient_BTx.float()).unflatten(
-            -1, (attentions[name].num_heads, -1)
-        )
+    for (name, entered_BTx), gradient_BTx in zip(entered.items(), gradients, strict=True):
+        products_BTx = entered_BTx.detach().float() * gradient_BTx.float()
+        products_BTHv = products_BTx.unflatten(-1, (attentions[name].num_heads, -1))
         gates[name] = products_BTHv.sum(dim=(1, 3)) * len(products_BTHv)
     return gates
-
-
-@contextmanager
-def _entrances(attentions: dict[str, MultiHeadAttention]) -> Iterator[dict[str, Tensor]]:
-    """The inputs of the output projections, [B, T, H v], of the next forward pass."""
-    entered: dict[str, Tensor] = {}
-
-    def catch(name: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            assert name not in entered, "an objective runs the model once a batch"
-            entered[name] = inputs[0]
-
-        return hook
-
-    handles = [module.out.register_forward_pre_hook(catch(name)) for name, module in attentions.items()]
-    try:
-        yield entered
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 PROJECTIONS = frozenset({"qkv", "q", "kv", "out"})

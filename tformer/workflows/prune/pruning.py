@@ -171,9 +171,8 @@ class Pruned:
 
     Attributes:
         path: of the new checkpoint.
-        before, after: cost of the model, and the metrics of a validation where it was measured.
-        metric: the metric that counts; None: not measured.
-        data: what the model was measured on; None: not measured.
+        before, after: cost of the model, with the metrics of a validation if it was measured.
+        metric: the metric that counts, and data: what the model was measured on; None if it was not measured.
     """
 
     path: Path
