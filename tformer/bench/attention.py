@@ -65,7 +65,9 @@ OnRow = Callable[[Row, int, int], None]
 def choose_kinds(names: Sequence[str] | None, *, causal: bool) -> tuple[list[str], list[str]]:
     """The kinds to measure, full attention first as the reference of all others; and notes for the user.
 
-    names: None: all. InputError for an unknown name, and for one without a causal mode that was named.
+    names: the kinds that were asked for; None stands for all.
+
+    Raises InputError for an unknown kind, and for a named one without a causal mode.
     """
     notes: list[str] = []
     if names is None:
@@ -123,8 +125,8 @@ def _check_options(kind: str, options: Mapping[str, Any]) -> None:
 def attention_of(recipe: Recipe, name: str) -> tuple[AttentionBench, list[str]]:
     """The benchmark of the attention of a model, and notes on differences from the model.
 
-    It has the first layer of the decoder where there is no encoder, causal, else of the encoder. Options are those that
-    differ from the kind's defaults; lengths are the usual ones below the model's longest input, and that one.
+    The layer is the first one of the encoder; without an encoder it is the decoder's, and causal. The options are what
+    differs from the kind's defaults. The lengths are the usual ones below the model's longest input, and that one.
 
     Raises InputError when the model's sizes do not fit together.
     """
@@ -246,7 +248,7 @@ def run_attention(
 
 
 def row_of(bench: AttentionBench, kind: str, length: int, raced: RacedRow, ceilings: Mapping[str, Any] | None) -> Row:
-    """The row of one measurement: seconds and tokens are those of one forward and backward pass."""
+    """The row of one measurement, with the seconds and tokens of one forward and backward pass."""
     cost = Cost(flops(bench, kind, length), bytes_read(bench, kind, length), steps=1, examples=bench.batch_size)
     row = Row(Entry(kind, bench.dtype), bench.batch_size, length, cost=asdict(cost), ceilings=ceilings, **raced)
     if row.failed is not None:

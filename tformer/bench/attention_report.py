@@ -29,7 +29,7 @@ FILES = ("table.md", "table.csv", "table.json", "time.svg", "memory.svg")
 
 
 def slope_lengths(lengths: Sequence[int]) -> list[int]:
-    """The lengths to fit an exponent over: those from `LONG` where there are two, else all."""
+    """The lengths over which an exponent is fitted: from `LONG` on if there are at least two, else all."""
     long = [length for length in lengths if length >= LONG]
     return long if len(long) >= 2 else list(lengths)
 
@@ -65,7 +65,7 @@ def crossover(costs: Mapping[int, float], reference: Mapping[int, float]) -> flo
 
 @dataclass(frozen=True)
 class Summary:
-    """One kind over all lengths. None: unknown, because too few lengths were measured.
+    """One kind over all lengths. A value is None if too few lengths were measured.
 
     Attributes:
         time_slope, memory_slope: exponents of the length, fitted over `slope_lengths`.

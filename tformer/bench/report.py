@@ -181,7 +181,7 @@ def _table(title: str, bench: SpeedBench, rows: Sequence[Row], *, any_batch: boo
 
 
 def peak_bytes(row: Row) -> int:
-    """On a GPU of its memory, else of the process."""
+    """Peak memory of the GPU if the work ran on one, else of the process."""
     return row.memory.get("peak_gpu_bytes", row.memory["peak_rss_bytes"])
 
 

@@ -138,7 +138,7 @@ class Workload(Contender):
     @staticmethod
     @abstractmethod
     def cost(task: Task, precision: str) -> Cost:
-        """Of one round with weights and activations in `precision`."""
+        """The cost of one round with weights and activations in `precision`."""
 
     @staticmethod
     @abstractmethod

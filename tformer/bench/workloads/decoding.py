@@ -30,7 +30,7 @@ WEIGHT_BYTES = {
 }
 """Bytes of a matrix's weight in our formats and other libraries'; scales of quantised matrices are left out."""
 HEAD_BYTES = WEIGHT_BYTES | {"int4": 1}
-"""The same of the matrix over the vocabulary."""
+"""Bytes of a weight in the matrix over the vocabulary."""
 
 HEAD = "lm"
 PROMPT_LENGTH, SOURCE_LENGTH = 16, 20
@@ -90,7 +90,7 @@ def _attention_flops(model: Transformer, source_length: float, target_length: fl
 
 
 class Decoding(Workload):
-    """What both have in common: with --compile the steps are compiled, and the ceiling is a product of many rows."""
+    """Base of generation and translation: --compile compiles the steps, and the ceiling is a product of many rows."""
 
     @staticmethod
     def product(task: Task) -> tuple[int, int, int]:
