@@ -14,7 +14,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from itertools import chain, islice
 from multiprocessing.connection import Connection, Pipe
 from queue import SimpleQueue
@@ -53,12 +53,10 @@ def encoded_batches(
     count = workers
     if count is None:
         count = available_cores() if sys.platform == "linux" else 1  # forking is safe on Linux only
-    if len(first) < FEW_BATCHES and workers is None:
+    all_threads = workers is None and len(first) < FEW_BATCHES
+    if all_threads or count == 1:
         for batch in batches:
-            yield batch, *encode(tokenizer, [piece.text for piece in batch])
-    elif count == 1:
-        for batch in batches:
-            with single_threaded():
+            with nullcontext() if all_threads else single_threaded():
                 found = encode(tokenizer, [piece.text for piece in batch])
             yield batch, *found
     else:
