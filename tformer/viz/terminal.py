@@ -98,8 +98,15 @@ def draw_lines(plot: Lines, *, width: int, colour: Colours) -> list[str]:
         scale = _scale(plot.ramp.low, plot.ramp.high, plot.ramp.colours, colour)
         lines.append(" " * (margin + 2) + f"{plot.ramp.label}: {scale}")
     elif len(plot.lines) > 1:
-        marks = [f"{_mark(plot, number, colour)} {visible(line.label)}" for number, line in enumerate(plot.lines)]
-        lines += _wrapped(marks, [len(visible(line.label)) + 2 for line in plot.lines], width)
+        lines.append("")
+        used = 0  # columns of the last line, which the length of a mark with its colour does not tell
+        for number, line in enumerate(plot.lines):
+            name = visible(line.label)
+            if used and used + len(name) + 5 > width:
+                lines.append("")
+                used = 0
+            lines[-1] += ("   " if used else "") + f"{_mark(plot, number, colour)} {name}"
+            used += len(name) + 5
     return lines
 
 
@@ -191,17 +198,6 @@ def _interpolated(
         return places, y
     fine = np.linspace(places[0], places[-1], 2 * columns)
     return fine, np.interp(fine, places, y)
-
-
-def _wrapped(marks: list[str], lengths: list[int], width: int) -> list[str]:
-    lines, used = [""], 0
-    for mark, length in zip(marks, lengths, strict=True):
-        if used and used + length + 3 > width:
-            lines.append("")
-            used = 0
-        lines[-1] += ("   " if used else "") + mark
-        used += length + 3
-    return lines
 
 
 ROWS = 14  # of characters

@@ -140,11 +140,16 @@ def as_text(scene: Scene, kind: Kind, view: str, *, scale: str, top_k: int, widt
 def _matrix(
     matrix_TS: np.ndarray, seen_TS: np.ndarray, attention: Attention, scale: str, width: int, colour: Colours
 ) -> list[str]:
-    rows, columns = _blocks(len(matrix_TS), LINES), _blocks(matrix_TS.shape[1], max(4, width - LABEL_WIDTH - 2))
+    edge = " " * (LABEL_WIDTH + 2)
+    rows, columns = _blocks(len(matrix_TS), LINES), _blocks(matrix_TS.shape[1], max(4, width - len(edge)))
     shares_TS = _shares(matrix_TS, scale)
-    wide = 2 if 2 * len(columns) + LABEL_WIDTH + 2 <= width else 1
+    wide = 2 if 2 * len(columns) + len(edge) <= width else 1
     names = [_label(attention.keys, block[0]) for block in columns]
-    lines = _upright(names, wide) if all(len(block) == 1 for block in columns) else []
+    lines = []
+    # Names of columns, written vertically.
+    for depth in range(min(8, max(map(len, names), default=0)) if all(len(block) == 1 for block in columns) else 0):
+        letters = [name[depth] if depth < len(name) else " " for name in names]
+        lines.append(edge + "".join(letter + " " * (wide - columns_of(letter)) for letter in letters))
     for row in rows:
         cells = []
         for block in columns:
@@ -158,7 +163,7 @@ def _matrix(
     top = "row's largest" if scale == "row" else f"{most:.3g}"
     top += ", of sizes without their signs" if float(matrix_TS.min(initial=0.0)) < 0 else ""
     hidden = "" if seen_TS.all() else f", {_cell(None, 1, colour)} cannot be seen"
-    lines.append(" " * (LABEL_WIDTH + 2) + f"0 {ramp} {top}{hidden}; largest {largest:.3f}")
+    lines.append(f"{edge}0 {ramp} {top}{hidden}; largest {largest:.3f}")
     return lines
 
 
@@ -199,8 +204,7 @@ def _links(matrix_TS: np.ndarray, seen_TS: np.ndarray, attention: Attention, top
 def _summary(attention: Attention) -> list[str]:
     rows, divergences = summarise(attention)
     names = [name for name in MEASURES if any(getattr(row, name) is not None for row in rows)]
-    heads = {"entropy": "entropy", "nearest_divergence": "its bits", "nearest": "alike", "special": "special"}
-    columns = [heads.get(name, name) for name in names]
+    columns = [{"nearest": "alike", "nearest_divergence": "its bits"}.get(name, name) for name in names]
     table = [columns, *([_number(getattr(row, name)) for name in names] for row in rows)]
     sizes = [max(len(line[place]) for line in table) for place in range(len(names))]
     lines = ["  ".join(f"{cell:>{size}}" for cell, size in zip(line, sizes, strict=True)) for line in table]
@@ -229,18 +233,6 @@ def _padded(text: str) -> str:
             break
         kept, used = kept + letter, used + size
     return " " * max(0, LABEL_WIDTH - used) + kept
-
-
-def _upright(names: Sequence[str], wide: int) -> list[str]:
-    """Names of columns, written vertically."""
-    height = min(8, max(map(len, names), default=0))
-    lines = []
-    for depth in range(height):
-        letters = [name[depth] if depth < len(name) else " " for name in names]
-        lines.append(
-            " " * (LABEL_WIDTH + 2) + "".join(letter + " " * (wide - columns_of(letter)) for letter in letters)
-        )
-    return lines
 
 
 def _blocks(count: int, room: int) -> list[list[int]]:
