@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
@@ -56,10 +56,6 @@ class Window:
     stop: int
     counted_from: int
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.stop - self.start, self.counted_from - self.start
-
 
 def windows(num_tokens: int, seq_len: int, stride: int) -> Iterator[Window]:
     """The windows of a text of `num_tokens`; tokens 1 … num_tokens - 1 are predicted once each."""
@@ -74,14 +70,8 @@ def windows(num_tokens: int, seq_len: int, stride: int) -> Iterator[Window]:
 
 def batches(all_windows: Iterator[Window], batch_size: int) -> Iterator[list[Window]]:
     """Batches of up to `batch_size` neighbouring windows of one shape."""
-    for _, same_shape in groupby(all_windows, key=lambda window: window.shape):
-        batch: list[Window] = []
-        for window in same_shape:
-            batch.append(window)
-            if len(batch) == batch_size:
-                yield batch
-                batch = []
-        if batch:
+    for _, same_shape in groupby(all_windows, lambda each: (each.stop - each.start, each.counted_from - each.start)):
+        while batch := list(islice(same_shape, batch_size)):
             yield batch
 
 
@@ -241,8 +231,20 @@ def pseudo_perplexity(
             start = stop
 
     def nll_of(chosen: slice) -> torch.Tensor:
-        rows = [sequences[row] for row in row_of[chosen]]
-        return _masked_nll(model, rows, place_of[chosen], mask_id, head, device).double()
+        """Sum of -log P of the token at each row's position, with that token masked."""
+        rows, places = [sequences[row] for row in row_of[chosen]], place_of[chosen]
+        layout = pad_layout([len(row) for row in rows])
+        ids_MT, mask = layout.fill(rows, 0), layout.mask()
+        labels_MT = np.full_like(ids_MT, IGNORED_LABEL)
+        index_M = np.arange(len(rows))
+        labels_MT[index_M, places] = ids_MT[index_M, places]
+        ids_MT[index_M, places] = mask_id
+        output = model(
+            torch.from_numpy(ids_MT).to(device),
+            attention_mask=None if mask is None else torch.from_numpy(mask).to(device),
+        )
+        nll: torch.Tensor = output.loss_terms(head, torch.from_numpy(labels_MT).to(device)).nll
+        return nll.double()
 
     with inference(model):
         for chosen, of_batch in work.worker.divide(
@@ -279,21 +281,3 @@ def _targets(
     lengths = np.array([len(ids) for ids in sequences], dtype=np.int64)
     order = np.argsort(-lengths[row_of], kind="stable")
     return row_of[order], place_of[order]
-
-
-def _masked_nll(
-    model: nn.Module, rows: list[np.ndarray], places: np.ndarray, mask_id: int, head: str, device: torch.device
-) -> torch.Tensor:
-    """Sum of -log P of the token at each row's position, with that token masked."""
-    layout = pad_layout([len(row) for row in rows])
-    ids_MT, mask = layout.fill(rows, 0), layout.mask()
-    labels_MT = np.full_like(ids_MT, IGNORED_LABEL)
-    index_M = np.arange(len(rows))
-    labels_MT[index_M, places] = ids_MT[index_M, places]
-    ids_MT[index_M, places] = mask_id
-    output = model(
-        torch.from_numpy(ids_MT).to(device),
-        attention_mask=None if mask is None else torch.from_numpy(mask).to(device),
-    )
-    nll: torch.Tensor = output.loss_terms(head, torch.from_numpy(labels_MT).to(device)).nll
-    return nll

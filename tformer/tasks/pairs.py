@@ -300,7 +300,7 @@ class PairValidation:
             count = min(len(held_out), self.recipe.training.valid_sentences or len(held_out))
             numbers = np.arange(count)  # the first pairs; of several tasks a share of each
             decoded = held_out.subset(numbers * len(held_out) // count if held_out.named_tasks else numbers)
-            translator = self._translator(model, self.beam)
+            translator = make_translator(self.recipe, [model], self.tokenizers, settings=self.beam)
             with work.part("decoding the validation data", total=count, unit="pairs") as part:
                 outputs = translate_pairs(translator, decoded, work=part)
             metrics |= output_metrics(outputs, decoded)
@@ -309,14 +309,11 @@ class PairValidation:
     def sample(self, held_out: PairTokens, model: Transformer, should_stop: ShouldStop) -> str | None:
         """The first held-out sources and the model's outputs. None: interrupted."""
         sources = [held_out.texts(index)[0] for index in range(min(SAMPLE_PAIRS, len(held_out)))]
-        translator = self._translator(model, self.sample_beam)
+        translator = make_translator(self.recipe, [model], self.tokenizers, settings=self.sample_beam)
         outputs = translator.translate(sources, should_stop=should_stop, too_long="cut")
         if should_stop():
             return None
         return "\n".join(f"{source} -> {best[0].text}" for source, best in zip(sources, outputs, strict=True))
-
-    def _translator(self, model: Transformer, settings: BeamSettings) -> Translator:
-        return make_translator(self.recipe, [model], self.tokenizers, settings=settings)
 
 
 def _with_shared_prefix(recipe: Recipe) -> Recipe:

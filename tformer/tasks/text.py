@@ -92,9 +92,9 @@ class CorpusTask(Task):
     tokenizer_texts = "text"
     row_keys: ClassVar[RowKeys] = (("text",),)
 
-    @abstractmethod
     def context(self, recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveContext:
         """The context of the objective. Errors: a tokenizer without the special tokens that the objective needs."""
+        return text_context(recipe, tokenizer)
 
     @abstractmethod
     def windows(
@@ -197,9 +197,6 @@ class Text(CorpusTask):
 
     description = "a causal language model"
     options = TEXT_OPTIONS | {"stride"}
-
-    def context(self, recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveContext:
-        return text_context(recipe, tokenizer)
 
     def windows(
         self, recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer, context: ObjectiveContext
