@@ -12,7 +12,8 @@ import torch.nn.functional as F
 
 from tformer.evaluation.mistakes import find_mistakes
 from tformer.evaluation.reports import classification_report, multi_label_report, regression_report
-from tformer.metrics import accuracy, f1_binary, f1_macro, mcc, pearson, spearman
+from tformer.metrics.classification import accuracy, f1_binary, f1_macro, mcc
+from tformer.metrics.statistics import pearson, spearman
 from tformer.support.errors import InputError
 
 NAMES = ("cat", "dog", "fish")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from tformer.metrics import (
+from tformer.metrics.classification import (
     accuracy,
     confusion_matrix,
     expected_calibration_error,
@@ -19,12 +19,11 @@ from tformer.metrics import (
     mcc,
     micro_scores,
     multi_label_f1_macro,
-    pearson,
     per_class,
     per_label,
-    spearman,
     subset_accuracy,
 )
+from tformer.metrics.statistics import pearson, spearman
 
 CLASSES = 4
 PAIRS = st.lists(st.tuples(st.integers(0, CLASSES - 1), st.integers(0, CLASSES - 1)), min_size=1, max_size=40)

@@ -10,8 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer.metrics import bootstrap_interval, f1_macro, paired_difference, pearson, spearman
-from tformer.metrics.statistics import f1_macro_rows, mean_rows, pearson_rows, spearman_rows
+from tformer.metrics.classification import f1_macro
+from tformer.metrics.statistics import (
+    bootstrap_interval,
+    f1_macro_rows,
+    mean_rows,
+    paired_difference,
+    pearson,
+    pearson_rows,
+    spearman,
+    spearman_rows,
+)
 
 ROWS = st.integers(2, 20).flatmap(
     lambda size: st.lists(

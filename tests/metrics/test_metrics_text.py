@@ -10,8 +10,16 @@ from types import SimpleNamespace
 import pytest
 import sacrebleu
 
-from tformer.metrics import bits_per_byte, perplexity
-from tformer.metrics.text import bleu, chrf, require_tokenizer, same_text, sequence_accuracy, tokenised_note
+from tformer.metrics.text import (
+    bits_per_byte,
+    bleu,
+    chrf,
+    perplexity,
+    require_tokenizer,
+    same_text,
+    sequence_accuracy,
+    tokenised_note,
+)
 from tformer.support.errors import InputError
 
 

@@ -19,7 +19,7 @@ from tformer.recipe.recipe import Recipe
 from tformer.support.device import DTYPES
 from tformer.tokenizer.special import SpecialIds, decoder_tokens
 from tformer.training import assemble
-from tformer.training.loop import Components, Hooks, Trainer
+from tformer.training.loop import Components, Hooks, Observer, Trainer
 from tformer.training.parallel import Parallel
 from tformer.training.state import LossScaler, TrainerState
 
@@ -131,8 +131,8 @@ class Stepper:
                 parallel=Parallel(),
                 device=self.device,
             ),
-            Hooks(validate=dict, sample=lambda _: "", save=lambda *_: None, should_stop=lambda: False),
-            _Nobody(),
+            Hooks(),
+            Observer(),
             recipe=recipe.model_copy(update={"optimizer": recipe.optimizer.model_copy(update={"clip_grad_norm": 1.0})}),
             state=TrainerState(),
         )
@@ -161,11 +161,3 @@ class _Given:
 
     def cursor(self) -> dict[str, Any]:
         return {}
-
-
-class _Nobody:
-    def logged(self, record: dict[str, Any]) -> None: ...
-    def validated(self, record: dict[str, Any]) -> None: ...
-    def sampled(self, step: int, text: str) -> None: ...
-    def skipped(self, step: int) -> None: ...
-    def stepped(self, step: int) -> None: ...

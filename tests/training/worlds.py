@@ -19,7 +19,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.training.small_steps import FIRST_WORD, LAST_WORD, LENGTH, _Nobody, context, small_recipe
+from tests.training.small_steps import FIRST_WORD, LAST_WORD, LENGTH, context, small_recipe
 from tformer.data.shards.corpus import Example
 from tformer.data.shards.pair_tokens import PairExample
 from tformer.data.sources.images import ImageExample
@@ -32,7 +32,7 @@ from tformer.recipe.recipe import Recipe
 from tformer.support.device import DTYPES
 from tformer.tasks.base import TrainingData
 from tformer.training import assemble
-from tformer.training.loop import Components, Hooks, Trainer
+from tformer.training.loop import Components, Hooks, Observer, Trainer
 from tformer.training.parallel import DataParallel, Parallel
 from tformer.training.state import LossScaler, TrainerState
 from tformer.training.teacher import layer_pairs
@@ -198,8 +198,8 @@ class Training:
                 device=device,
                 ema=self.ema,
             ),
-            Hooks(validate=dict, sample=lambda _: "", save=lambda *_: None, should_stop=lambda: False),
-            _Nobody(),
+            Hooks(),
+            Observer(),
             recipe=recipe,
             state=TrainerState(),
         )

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer.metrics import Stat
+from tformer.metrics.statistics import Stat
 from tformer.workflows.sweep.cells import Result, read_run
 from tformer.workflows.sweep.plan import Plan, Task
 from tformer.workflows.sweep.table import draw, make_table, markdown, write_tables

@@ -39,7 +39,7 @@ from tformer.data.batching.windows import restarting_positions
 from tformer.data.shards.corpus import TokenCorpus
 from tformer.decoding.inference import inference
 from tformer.evaluation.predict import default_batch_tokens
-from tformer.metrics import bits_per_byte, perplexity
+from tformer.metrics.text import bits_per_byte, perplexity
 from tformer.model import Transformer
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.recipe.sections import Data

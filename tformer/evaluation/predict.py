@@ -24,7 +24,7 @@ from tformer.data.batching.batch import Batch
 from tformer.data.batching.mixture import Samples
 from tformer.data.permutation import derive_key
 from tformer.decoding.inference import inference
-from tformer.metrics import perplexity
+from tformer.metrics.text import perplexity
 from tformer.nn.heads import Output
 from tformer.objectives.base import Objective
 from tformer.support.errors import InputError, require_finite

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tformer.metrics import (
+from tformer.metrics.classification import (
     accuracy,
-    bootstrap_interval,
     confusion_matrix,
     expected_calibration_error,
     f1_binary,
@@ -22,13 +21,19 @@ from tformer.metrics import (
     mcc,
     micro_scores,
     multi_label_f1_macro,
-    pearson,
     per_class,
     per_label,
-    spearman,
     subset_accuracy,
 )
-from tformer.metrics.statistics import f1_macro_rows, mean_rows, pearson_rows, spearman_rows
+from tformer.metrics.statistics import (
+    bootstrap_interval,
+    f1_macro_rows,
+    mean_rows,
+    pearson,
+    pearson_rows,
+    spearman,
+    spearman_rows,
+)
 from tformer.nn.classification_heads import LabelKind
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError, visible

@@ -26,6 +26,7 @@ from tformer.data.batching.padding import PadTo, Side
 from tformer.data.shards.corpus import Example
 from tformer.nn.heads import HeadOptions, Output
 from tformer.nn.losses import IGNORED_LABEL
+from tformer.nn.options import require_positive, require_probability
 from tformer.nn.soft_targets import Projection, linear_divergence, soft_cross_entropy
 from tformer.nn.structured_dropout import SharedDraws
 from tformer.support.decoding import Use, keys_for
@@ -258,6 +259,17 @@ class Objective:
         this method cannot be learned from a teacher.
         """
         raise NotImplementedError
+
+
+class CheckedOptions:
+    """Base class of options of objectives. Raises ValueError for a share outside [0, 1) and a weight of 0 or less."""
+
+    weight: float
+
+    def __post_init__(self) -> None:
+        shares = ("label_smoothing", "word_dropout")
+        require_probability(**{name: getattr(self, name) for name in shares if hasattr(self, name)})
+        require_positive(weight=self.weight)
 
 
 class TokenObjective(Objective):

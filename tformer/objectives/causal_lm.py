@@ -25,12 +25,12 @@ from tformer.data.batching.padding import pad_layout
 from tformer.data.shards.corpus import Example
 from tformer.nn.heads import LmHeadOptions
 from tformer.nn.losses import IGNORED_LABEL
-from tformer.nn.options import require_positive, require_probability
 from tformer.objectives.base import (
     IMAGE_KEYS,
     LABEL_KEYS,
     PAIR_KEYS,
     SOURCE_KEYS,
+    CheckedOptions,
     Objective,
     ObjectiveContext,
     TokenObjective,
@@ -113,7 +113,7 @@ class CausalLm(TokenObjective):
 
 
 @dataclass(frozen=True)
-class CausalLmOptions:
+class CausalLmOptions(CheckedOptions):
     """Causal language modelling."""
 
     kind: Literal["causal_lm"] = "causal_lm"
@@ -123,7 +123,3 @@ class CausalLmOptions:
     word_dropout: float = 0.0  # training: a share of the input tokens becomes [UNK], or random where there is no [UNK]
     weight: float = 1.0  # factor of this loss
     objective: ClassVar[type[Objective]] = CausalLm
-
-    def __post_init__(self) -> None:
-        require_probability(label_smoothing=self.label_smoothing, word_dropout=self.word_dropout)
-        require_positive(weight=self.weight)

@@ -26,8 +26,8 @@ import numpy as np
 
 from tformer.data.batching.batch import Batch
 from tformer.data.shards.corpus import Example
-from tformer.nn.options import require, require_positive, require_probability
-from tformer.objectives.base import Objective, ObjectiveContext, require_special_tokens
+from tformer.nn.options import require, require_probability
+from tformer.objectives.base import CheckedOptions, Objective, ObjectiveContext, require_special_tokens
 from tformer.objectives.seq2seq import RestoringObjective, plain_text, shift_right
 
 NOWHERE = -1  # the place of a mask
@@ -68,7 +68,7 @@ class Denoising(RestoringObjective):
 
 
 @dataclass(frozen=True)
-class DenoisingOptions:
+class DenoisingOptions(CheckedOptions):
     """BART's objective: the text is corrupted, the target is the whole text."""
 
     kind: Literal["denoising"] = "denoising"
@@ -84,16 +84,14 @@ class DenoisingOptions:
     objective: ClassVar[type[Objective]] = Denoising
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_probability(
-            label_smoothing=self.label_smoothing,
-            word_dropout=self.word_dropout,
             mask_share=self.mask_share,
             replace_share=self.replace_share,
             delete_share=self.delete_share,
             rotate_share=self.rotate_share,
         )
         require(self.span_length >= 0, f"span_length must be at least 0, found {self.span_length}")
-        require_positive(weight=self.weight)
 
 
 def denoise(

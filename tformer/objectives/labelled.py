@@ -37,12 +37,13 @@ from tformer.data.shards.corpus import Example
 from tformer.data.sources.augmentation import augment, mix
 from tformer.nn.classification_heads import ClassifierHeadOptions, RegressionHeadOptions
 from tformer.nn.heads import Output
-from tformer.nn.options import require, require_positive, require_probability
+from tformer.nn.options import require
 from tformer.nn.soft_targets import soft_binary_cross_entropy
 from tformer.objectives.base import (
     FORCED_TOKEN_KEYS,
     GENERATION_KEYS,
     PAIR_KEYS,
+    CheckedOptions,
     ImageContext,
     LossResult,
     Objective,
@@ -209,7 +210,7 @@ class Classification(LabelledObjective):
 
 
 @dataclass(frozen=True)
-class ClassificationOptions:
+class ClassificationOptions(CheckedOptions):
     """One class per example: a text, a pair of texts, or an image."""
 
     kind: Literal["classification"] = "classification"
@@ -224,8 +225,7 @@ class ClassificationOptions:
     objective: ClassVar[type[Objective]] = Classification
 
     def __post_init__(self) -> None:
-        require_probability(label_smoothing=self.label_smoothing, word_dropout=self.word_dropout)
-        require_positive(weight=self.weight)
+        super().__post_init__()
         for name in ("mixup", "cutmix"):
             require(getattr(self, name) >= 0, f"{name} must be at least 0, found {getattr(self, name)}")
         require(0 <= self.cutmix_share <= 1, f"cutmix_share must lie in [0, 1], found {self.cutmix_share}")
@@ -265,7 +265,7 @@ class MultiLabel(LabelledObjective):
 
 
 @dataclass(frozen=True)
-class MultiLabelOptions:
+class MultiLabelOptions(CheckedOptions):
     """Any number of labels per example, each decided alone (binary cross-entropy)."""
 
     kind: Literal["multi_label"] = "multi_label"
@@ -273,10 +273,6 @@ class MultiLabelOptions:
     weight: float = 1.0  # factor of this loss
     swap_pairs: ClassVar[bool] = False
     objective: ClassVar[type[Objective]] = MultiLabel
-
-    def __post_init__(self) -> None:
-        require_probability(word_dropout=self.word_dropout)
-        require_positive(weight=self.weight)
 
 
 class Regression(LabelledObjective):
@@ -310,7 +306,7 @@ class Regression(LabelledObjective):
 
 
 @dataclass(frozen=True)
-class RegressionOptions:
+class RegressionOptions(CheckedOptions):
     """One score per example, by squared error."""
 
     kind: Literal["regression"] = "regression"
@@ -318,10 +314,6 @@ class RegressionOptions:
     swap_pairs: bool = False  # show the texts of a pair in either order
     weight: float = 1.0  # factor of this loss
     objective: ClassVar[type[Objective]] = Regression
-
-    def __post_init__(self) -> None:
-        require_probability(word_dropout=self.word_dropout)
-        require_positive(weight=self.weight)
 
 
 def class_weights(option: ClassWeights | tuple[float, ...], counts_L: np.ndarray | None) -> np.ndarray | None:

@@ -28,13 +28,14 @@ from tformer.data.batching.batch import Batch
 from tformer.data.shards.corpus import Example
 from tformer.nn.heads import MaskedLmHeadOptions
 from tformer.nn.losses import IGNORED_LABEL
-from tformer.nn.options import require, require_positive, require_probability
+from tformer.nn.options import require
 from tformer.objectives.base import (
     DECODER_TOKEN_KEYS,
     GENERATION_KEYS,
     IMAGE_KEYS,
     LABEL_KEYS,
     PAIR_KEYS,
+    CheckedOptions,
     Objective,
     ObjectiveContext,
     TokenObjective,
@@ -89,7 +90,7 @@ class MaskedLm(TokenObjective):
 
 
 @dataclass(frozen=True)
-class MaskedLmOptions:
+class MaskedLmOptions(CheckedOptions):
     """Masked language modelling (BERT, arXiv 1810.04805; dynamic as in RoBERTa, 1907.11692)."""
 
     kind: Literal["masked_lm"] = "masked_lm"
@@ -103,7 +104,7 @@ class MaskedLmOptions:
     objective: ClassVar[type[Objective]] = MaskedLm
 
     def __post_init__(self) -> None:
-        require_probability(label_smoothing=self.label_smoothing, word_dropout=self.word_dropout)
+        super().__post_init__()
         require(0 < self.mask_share < 1, f"mask_share must lie between 0 and 1, found {self.mask_share}")
         shares = self.mask_token_share + self.random_share
         require(
@@ -111,7 +112,6 @@ class MaskedLmOptions:
             f"mask_token_share and random_share must be at least 0 and together at most 1, "
             f"found {self.mask_token_share} and {self.random_share}",
         )
-        require_positive(weight=self.weight)
 
 
 def corrupt(

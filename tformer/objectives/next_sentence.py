@@ -20,8 +20,7 @@ from tformer.data.batching.batch import Batch
 from tformer.data.shards.corpus import Example
 from tformer.nn.classification_heads import NextSentenceHeadOptions
 from tformer.nn.heads import Output
-from tformer.nn.options import require_positive
-from tformer.objectives.base import LossResult, Objective, Term, class_soft_loss
+from tformer.objectives.base import CheckedOptions, LossResult, Objective, Term, class_soft_loss
 from tformer.objectives.collate import pad_samples
 from tformer.objectives.masked_lm import UNUSED_BY_ENCODERS
 
@@ -76,12 +75,9 @@ def _labels(batch: Batch) -> Tensor:
 
 
 @dataclass(frozen=True)
-class NextSentenceOptions:
+class NextSentenceOptions(CheckedOptions):
     """Does the second text follow the first? Stands beside masked_lm (BERT, arXiv 1810.04805, section 3.1)."""
 
     kind: Literal["next_sentence"] = "next_sentence"
     weight: float = 1.0  # factor of this loss
     objective: ClassVar[type[Objective]] = NextSentence
-
-    def __post_init__(self) -> None:
-        require_positive(weight=self.weight)

@@ -25,8 +25,15 @@ from tformer.data.batching.padding import WIDTH_MULTIPLE, pad_layout
 from tformer.data.shards.corpus import Example
 from tformer.nn.heads import LmHeadOptions
 from tformer.nn.losses import IGNORED_LABEL
-from tformer.nn.options import require_positive, require_probability
-from tformer.objectives.base import IMAGE_KEYS, LABEL_KEYS, PAIR_KEYS, Objective, ObjectiveContext, TokenObjective
+from tformer.objectives.base import (
+    IMAGE_KEYS,
+    LABEL_KEYS,
+    PAIR_KEYS,
+    CheckedOptions,
+    Objective,
+    ObjectiveContext,
+    TokenObjective,
+)
 from tformer.objectives.collate import WordDropout, pad_examples, pad_id
 from tformer.support.errors import InputError
 from tformer.tokenizer.special import DecoderTokens
@@ -118,7 +125,7 @@ class Seq2Seq(DecoderObjective):
 
 
 @dataclass(frozen=True)
-class Seq2SeqOptions:
+class Seq2SeqOptions(CheckedOptions):
     """The target, token by token, from the source and the target's earlier tokens (teacher forcing)."""
 
     kind: Literal["seq2seq"] = "seq2seq"
@@ -128,10 +135,6 @@ class Seq2SeqOptions:
     word_dropout: float = 0.0  # training: a share of the source's and the decoder's input tokens becomes [UNK]
     weight: float = 1.0  # factor of this loss
     objective: ClassVar[type[Objective]] = Seq2Seq
-
-    def __post_init__(self) -> None:
-        require_probability(label_smoothing=self.label_smoothing, word_dropout=self.word_dropout)
-        require_positive(weight=self.weight)
 
 
 class RestoringObjective(DecoderObjective):

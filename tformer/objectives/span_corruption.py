@@ -22,8 +22,8 @@ import numpy as np
 
 from tformer.data.batching.batch import Batch
 from tformer.data.shards.corpus import Example
-from tformer.nn.options import require, require_positive, require_probability
-from tformer.objectives.base import Objective, ObjectiveContext
+from tformer.nn.options import require
+from tformer.objectives.base import CheckedOptions, Objective, ObjectiveContext
 from tformer.objectives.seq2seq import RestoringObjective, plain_text, shift_right
 from tformer.support.errors import InputError
 
@@ -87,7 +87,7 @@ class SpanCorruption(RestoringObjective):
 
 
 @dataclass(frozen=True)
-class SpanCorruptionOptions:
+class SpanCorruptionOptions(CheckedOptions):
     """T5's objective: spans of the text are replaced by a sentinel each, the target lists them."""
 
     kind: Literal["span_corruption"] = "span_corruption"
@@ -99,10 +99,9 @@ class SpanCorruptionOptions:
     objective: ClassVar[type[Objective]] = SpanCorruption
 
     def __post_init__(self) -> None:
-        require_probability(label_smoothing=self.label_smoothing, word_dropout=self.word_dropout)
+        super().__post_init__()
         require(0 < self.noise_density < 1, f"noise_density must be between 0 and 1, found {self.noise_density}")
         require(self.mean_span_length >= 1, f"mean_span_length must be at least 1, found {self.mean_span_length}")
-        require_positive(weight=self.weight)
 
 
 def span_counts(length: int, noise_density: float, mean_span_length: float, num_sentinels: int) -> tuple[int, int]:

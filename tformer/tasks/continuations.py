@@ -15,7 +15,7 @@ from tformer.decoding.prompts import encode_continuation
 from tformer.decoding.score import TargetScore, score_continuations
 from tformer.evaluation.options import EvaluationOptions
 from tformer.loading import Loaded
-from tformer.metrics import perplexity
+from tformer.metrics.text import perplexity
 from tformer.support.errors import InputError
 from tformer.tasks.base import ChosenData, require_finite_loss
 from tformer.tasks.text import Text

@@ -24,7 +24,7 @@ from tformer.data.sources.tables import PairRow
 from tformer.decoding.inference import cast_matrices, inference_dtype
 from tformer.decoding.loaded import translator_of
 from tformer.loading import Loaded
-from tformer.metrics import bleu
+from tformer.metrics.text import bleu
 from tformer.model import Transformer
 from tformer.support.device import default_cache_dir
 from tformer.support.errors import InputError, Interrupted, cannot_write

@@ -17,6 +17,7 @@ from rich.table import Column
 
 from tformer.support.errors import visible
 from tformer.support.formatting import clock, short_rate
+from tformer.training.loop import Observer
 from tformer.workers.work import Progress as WorkProgress
 from tformer.workers.work import no_progress
 
@@ -40,7 +41,7 @@ SHOWN_METRICS = {
 """Metrics that a validation line shows beside the loss, with their formats."""
 
 
-class TrainingDisplay:
+class TrainingDisplay(Observer):
     """Observer of the training loop: shows every record and passes it to `write` (metrics.jsonl) or `write_sample`.
 
     processes: that train together; a rate is shown for all and for each.

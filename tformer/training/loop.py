@@ -59,8 +59,8 @@ class Batches(Protocol):
         """The cursor of the batch that `next` returns next."""
 
 
-class Observer(Protocol):
-    """Receiver of training events: the terminal and metrics.jsonl."""
+class Observer:
+    """Receiver of training events, such as the terminal and metrics.jsonl; this base class ignores them."""
 
     def stepped(self, step: int) -> None: ...
     def logged(self, record: dict[str, Any]) -> None: ...
@@ -89,10 +89,11 @@ class Components:
 class Hooks:
     """Callbacks of the loop. Each may take long and polls `should_stop` itself."""
 
-    validate: Callable[[], dict[str, Any] | None]  # None: interrupted
-    sample: Callable[[int], str | None]  # at this step; "": no sample is due; None: interrupted
-    save: Callable[[TrainerState, float | None], None]  # (state, validation score at this step: lower is better)
-    should_stop: Callable[[], bool]
+    validate: Callable[[], dict[str, Any] | None] = dict  # None: interrupted
+    sample: Callable[[int], str | None] = lambda step: ""  # at this step; "": no sample is due; None: interrupted
+    # Called with the state and the score of the validation at this step, if there was one; a lower one is better.
+    save: Callable[[TrainerState, float | None], None] = lambda state, score: None
+    should_stop: Callable[[], bool] = lambda: False
     check_data: Callable[[], None] = lambda: None  # raises InputError once the data is found to be damaged
     log_metrics: Callable[[], dict[str, Any]] = dict  # additional metrics of a log line
     expect: Callable[[float], None] = lambda seconds: None  # called with the time for which `should_stop` is not polled

@@ -26,7 +26,7 @@ from tformer.support.device import DTYPES
 from tformer.support.errors import InputError
 from tformer.tokenizer.special import SpecialIds, decoder_tokens
 from tformer.training import assemble
-from tformer.training.loop import Components, Hooks, Trainer
+from tformer.training.loop import Components, Hooks, Observer, Trainer
 from tformer.training.parallel import Parallel
 from tformer.training.state import LossScaler, TrainerState
 
@@ -186,8 +186,8 @@ class Training(Workload):
                 parallel=Parallel(),
                 device=task.device,
             ),
-            Hooks(validate=dict, sample=lambda _: "", save=lambda *_: None, should_stop=self._should_stop),
-            _NoDisplay(),
+            Hooks(should_stop=self._should_stop),
+            Observer(),
             recipe=recipe,
             state=TrainerState(),
             deadline=math.inf,

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tformer.metrics import Stat, lower_is_better
+from tformer.metrics import lower_is_better
+from tformer.metrics.statistics import Stat
 from tformer.support.files import write_file, write_text
 from tformer.support.formatting import amount, finite_or_none, mebibytes
 from tformer.viz.figure import draw_panels
