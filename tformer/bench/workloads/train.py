@@ -115,16 +115,6 @@ def measured_recipe(task: Task) -> Recipe:
     return task.recipe.model_copy(update={"training": task.recipe.training.model_copy(update=pauses | left_out)})
 
 
-class _NoDisplay:
-    """The loop's display, showing nothing."""
-
-    def logged(self, record: dict[str, Any]) -> None: ...
-    def validated(self, record: dict[str, Any]) -> None: ...
-    def sampled(self, step: int, text: str) -> None: ...
-    def skipped(self, step: int) -> None: ...
-    def stepped(self, step: int) -> None: ...
-
-
 class Training(Workload):
     """The recipe's training, without data, validation and saving."""
 
