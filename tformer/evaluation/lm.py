@@ -95,7 +95,7 @@ def evaluate_lm(
 
     The model runs as it is (its `compute_dtype`, on its device); the loss is summed in fp64. The result does not
     depend on `batch_size` beyond rounding. `document_mask`: tokens see their own document only, for models trained so.
-    `work` is polled before every batch; once it is stopped, the metrics are those of the text read so far. Several
+    `work` is polled before every batch; once it is stopped, the metrics cover the text read so far. Several
     workers divide the batches; all get the metrics, added in the order of the batches.
 
     Raises InputError for a text of fewer than two tokens, ValueError for a stride outside 1 … seq_len.
@@ -205,8 +205,8 @@ def pseudo_perplexity(
 
     `places`: position of the one token to predict in each sequence, the longest sequences first; None: every token is
     predicted. `max_tokens`: maximum number of predicted tokens, evenly spread; `batch_tokens`: tokens of a batch with
-    its padding, None: chosen for the device. `work` is polled before every batch; once it is stopped, the metrics are
-    those of the tokens so far (NaN for none), the longest sequences first. Several workers divide the batches.
+    its padding, None: chosen for the device. `work` is polled before every batch; once it is stopped, the metrics
+    cover the tokens so far (NaN for none), the longest sequences first. Several workers divide the batches.
 
     Raises InputError for a tokenizer without a mask token, and for nothing to predict.
     """
@@ -262,7 +262,7 @@ def pseudo_perplexity(
 
 
 def unpredicted(special_ids: SpecialIds) -> list[int]:
-    """Ids that pseudo-perplexity leaves out: those of the template."""
+    """Ids of the template, which pseudo-perplexity leaves out."""
     template = (special_ids.pad, special_ids.bos, special_ids.eos, special_ids.cls, special_ids.sep)
     return [token for token in template if token is not None]
 

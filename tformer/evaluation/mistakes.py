@@ -29,8 +29,8 @@ THRESHOLD = 0.5
 class Mistake:
     """The wrong prediction of the example `index`.
 
-    `sureness` is the probability of the wrong decision, or the distance to the score. `probabilities` are those of all
-    labels, the highest first; empty for a score.
+    `sureness` is the probability of the wrong decision, or the distance to the score. `probabilities` has all
+    labels, the highest first; it is empty for a score.
     """
 
     index: int

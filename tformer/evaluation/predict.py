@@ -56,7 +56,7 @@ class GivenSamples:
 def predict_scores(
     model: nn.Module, samples: Samples, collate: Callable[..., Batch], *, head: str, **options: Any
 ) -> np.ndarray:
-    """fp32 [N, L]: output of `head` for each sample (before softmax or sigmoid). `options`: those of `predict`."""
+    """fp32 [N, L]: output of `head` for each sample (before softmax or sigmoid). `options` of `predict`."""
     return predict(model, samples, collate, lambda output, _: output.head(head), **options)
 
 
@@ -203,7 +203,7 @@ def tally_objective(
     """Sums of an objective over every sample, sorted by length: `batch_size` at a time, or `batch_tokens` tokens.
 
     Another model that the objective runs (ELECTRA's generator) must be in evaluation mode. `work` is polled before
-    every batch; once it is stopped, the sums are those of the samples read so far. Several workers divide the batches;
+    every batch; once it is stopped, the sums cover the samples read so far. Several workers divide the batches;
     all get all sums, added in the order of the batches.
 
     Raises InputError for no samples.

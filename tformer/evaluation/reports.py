@@ -185,7 +185,7 @@ SHOWN_METRICS = (
     *("pearson", "spearman", "mae", "loss"),
 )
 NAME_WIDTH, HEADING_WIDTH = 24, 12  # characters of a label at the start of a line and above a column
-MAX_CLASSES = 20  # in a confusion matrix; of more classes the most frequent confusions are listed
+MAX_CLASSES = 20  # in a confusion matrix; with more, the most frequent confusions are listed
 MAX_CONFUSIONS = 20
 
 

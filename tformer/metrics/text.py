@@ -3,7 +3,7 @@
 BLEU: Papineni et al. 2002; chrF: Popović 2015; signatures, which make scores comparable: Post 2018 (arXiv 1804.08771).
 Texts are detokenised: the metric has its own tokenizer, named in the signature. `moses` is the older measure of
 Multi30k and others: both sides are lowercased (if requested), normalised and tokenised by the Moses scripts; its scores
-differ from those of `13a`.
+differ from `13a`.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class Objective:
         reads_images: whether `model.patches` is allowed.
         image_options, text_options: names of options that only models of images take, and only models of texts.
         metrics: names of the metrics that validation reports; `training.best_metric` is one of them.
-        decoded_metrics: those of them that need decoded outputs.
+        decoded_metrics: the metrics that need decoded outputs.
         shown_metrics: {metric of this objective alone: its format in the line of a validation}.
         unused_keys: keys of the recipe that the objective does not read.
         special_tokens: roles of `SpecialIds` that the tokenizer must have.
@@ -215,7 +215,7 @@ class Objective:
 
     @property
     def members(self) -> tuple[Objective, ...]:
-        """The objectives that share a forward pass: this one, or those of a `Combined`."""
+        """The objectives that share a forward pass: this one, or all of a `Combined`."""
         return (self,)
 
     @property
@@ -326,7 +326,7 @@ class TokenObjective(Objective):
 
 
 def total_loss(terms: Mapping[str, Term], counts: Mapping[str, int | Tensor] | None = None) -> Tensor:
-    """The scalar to minimise. `counts`: those of the global batch; None: each term's own."""
+    """The scalar to minimise. `counts`: of the global batch, by term; None: use each term's own count."""
     parts = [term.weight * term.sum / (term.count if counts is None else counts[name]) for name, term in terms.items()]
     loss = parts[0]
     for part in parts[1:]:
@@ -348,7 +348,7 @@ class Combined(Objective):
         return self.objectives
 
     def originals(self, sample: Any) -> dict[str, np.ndarray]:
-        """Those of the first objective."""
+        """The ids that the first objective shows."""
         return self.objectives[0].originals(sample)
 
     @property

@@ -4,7 +4,7 @@ Packed documents that must not see each other (`document_ids`) count their posit
 
 Word dropout: x_t becomes r with probability p, each token by itself; special tokens and labels stay. No single word
 decides then (Iyyer et al., 2015; arXiv 1512.05287, 1910.05895), and a decoder depends less on the last words
-(1511.06349). r is the first token that the vocabulary has of an objective's list of roles, such as mask, unknown,
+(1511.06349). r is the first of an objective's list of roles that the vocabulary has, such as mask, unknown,
 padding. For a vocabulary without any of them (bytes), some objectives draw random tokens: the noising of 1703.02573.
 
 Shapes: B samples, T tokens.

@@ -3,8 +3,8 @@
     loss = alpha * hard + (1 - alpha) * T² * KL(teacher_T || student_T) + hidden * L_hidden + attention * L_attention
 
 hard is the loss of the inner objective; soft targets are Hinton et al.'s (arXiv 1503.02531), p_T = softmax(z / T).
-Each objective defines its own soft loss: of a yes-or-no decision (multi-label) the KL of its two outcomes; of a score
-(student - teacher)² in place of T² KL.
+Each objective defines its own soft loss: for a yes-or-no decision (multi-label) it is the KL of the two outcomes, for a
+score (student - teacher)² in place of T² KL.
 
     L_hidden      mean over layers, positions and d of (h_student - h_teacher)²                    (arXiv 1909.10351)
     L_attention   mean over layers, heads and queries of KL(a_teacher || a_student) over the keys  (arXiv 2002.10957)
@@ -117,7 +117,7 @@ class Distillation(Objective):
         return counts | {name: int(count) for name, count in self._layer_counts(batch).items()}
 
     def loss(self, model: Callable[..., Any], batch: Batch) -> LossResult:
-        """The inner terms times alpha, the soft ones times 1 - alpha, and those of the layers. Metrics: the inner's."""
+        """The inner terms times alpha, soft targets times 1 - alpha, and terms of layers. Metrics: the inner ones."""
         inputs = batch.model_inputs()
         output = CachedOutput(**vars(model(**inputs, taps=self.taps)))
         with torch.no_grad():

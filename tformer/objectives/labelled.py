@@ -156,7 +156,7 @@ class Classification(LabelledObjective):
         return self.mixes or super().collates_at_random
 
     def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:
-        """That of every labelled objective; with mixup or CutMix the labels are shares of the classes, fp32 [B, L]."""
+        """A batch as of every labelled objective; with mixup or CutMix, labels are shares of classes, fp32 [B, L]."""
         batch = super().collate(samples, rng=rng, training=training)
         if not (training and self.mixes) or batch.labels is None:
             return batch
@@ -181,7 +181,7 @@ class Classification(LabelledObjective):
     def terms(self, output: Any, batch: Batch) -> LossResult:
         """One term. Metrics: nll_sum (neither smoothed nor weighted), correct and count.
 
-        Of mixed images `correct` is the share of the predicted class in the mixture.
+        For a mixed image, `correct` is the share of the predicted class in the mixture.
         """
         labels, scores_BL = batch.labels, output.head(self.head.kind)
         assert labels is not None

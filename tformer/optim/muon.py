@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic a x + b x^3 + c x^5: the steepest slope at 0 that maps [0, 1] to about [0.7, 1.2]."""
+"""The quintic a x + b x^3 + c x^5 with the steepest slope at 0 that maps [0, 1] to about [0.7, 1.2]."""
 NUM_STEPS = 5
 EPS = 1.0e-7
 MAX_STACK_ELEMENTS = 2**26
@@ -137,7 +137,7 @@ class Muon(torch.optim.Optimizer):
                 torch._foreach_add_([target for target, _, _ in tall], results, alpha=-lr * math.sqrt(rows / columns))
 
     def _even(self, blocks: Sequence[Block], updates: Sequence[Tensor]) -> list[Tensor]:
-        """The updates of blocks of one shape, of NorMuon with rows of similar size."""
+        """The updates of blocks of one shape; NorMuon gives them rows of similar size."""
         if self.row_decay is None:
             return list(updates)
         seconds = [second for _, _, second in blocks]

@@ -218,7 +218,7 @@ class NamedOptimizer:
             self.shards.zero_grad()
 
     def gradients(self) -> list[Tensor]:
-        """The existing gradients, in the order of the names; of shards this process's rows."""
+        """The existing gradients, in the order of the names; with shards, this process's rows of them."""
         if self.shards is not None:
             return self.shards.gradients()
         return [parameter.grad for parameter in self.names if parameter.grad is not None]
@@ -253,7 +253,7 @@ class NamedOptimizer:
         return {key: tensor.contiguous() for key, (_, tensor) in self._slots().items()}
 
     def pieces(self) -> dict[str, Piece]:
-        """What this process has of the same tensors; in the same order in all processes."""
+        """The parts of the same tensors that this process has, in the same order in all processes."""
         shards = self.shards
         if shards is None:
             return {key: Piece(tensor, tensor.shape) for key, tensor in self.state_by_name().items()}
@@ -269,7 +269,7 @@ class NamedOptimizer:
 
     @torch.no_grad()
     def load_rows(self, specs: Mapping[str, Stored], read: Callable[[dict[str, slice]], Mapping[str, Tensor]]) -> None:
-        """Copy in what this process has of a saved state of shards. Errors as of `load_state_by_name`.
+        """Copy in this process's parts of a saved state. Raises the errors of `load_state_by_name`.
 
         specs: of the saved state.
         read: the given rows of the saved tensors.

@@ -45,7 +45,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class Piece:
-    """What this process has of a tensor.
+    """The part of a tensor that this process has.
 
     Attributes:
         tensor: the whole tensor, or this process's rows of it; on the meta device where only the owner has it.
@@ -181,11 +181,11 @@ class Shards:
         return whole[: shape[0]]
 
     def piece(self, parameter: nn.Parameter, rows: Tensor | None = None) -> Piece:
-        """What this process has of a parameter, or of a tensor of its shape that is cut in the same way."""
+        """This process's rows of a parameter, or of a tensor of its shape that is cut in the same way."""
         return Piece(local(parameter) if rows is None else rows, parameter.shape, is_cut=True)
 
     def state_piece(self, own: Tensor, state: Tensor) -> Piece:
-        """What this process has of a tensor of optimizer state; `own` is what the optimizer updates here."""
+        """This process's part of a tensor of optimizer state; `own` is what the optimizer updates here."""
         part = self._parts[own]
         if part.owner is None and state.ndim:
             return self.piece(part.parameter, state)
@@ -197,7 +197,7 @@ class Shards:
 
     @torch.no_grad()
     def collect(self, pieces: Mapping[Key, Piece], writers: Mapping[Key, int]) -> dict[Key, Tensor]:
-        """The whole tensors, in host memory, of those pieces with rows that this process writes.
+        """Gathers the full tensors that this process has to write, on the CPU.
 
         The rows go from each process to the writer alone, without copies between. Copies of the weights (HSDP) serve
         only the writers among them.

@@ -40,7 +40,7 @@ COLUMNS = ("text", "text2", "label", "source", "target")
 RowKeys = tuple[tuple[str, ...], ...]
 
 Tokenizers = tuple[Tokenizer | None, Tokenizer | None]
-"""Of the source, or the only one, and of the target where it has its own. (None, None): images."""
+"""(tokenizer of the source or of both sides, tokenizer of the target if it has its own). (None, None): images."""
 
 WriteSample = Callable[[Any, ShouldStop], str | None]
 """(model, should_stop) -> a sample of the model's output as text; None when interrupted."""

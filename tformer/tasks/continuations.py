@@ -27,7 +27,7 @@ BATCH_TOKENS = 4096
 
 
 class Continuations(Text):
-    """Prompts with given continuations. Training data and held-out text are those of running text."""
+    """Prompts with given continuations. Trained and measured like running text."""
 
     description = "a causal language model, and --score reads continuations"
     options = PAIR_OPTIONS

@@ -54,7 +54,7 @@ LONG_SHARE = 0.95
 
 @dataclass(frozen=True)
 class LabelledHeldOut(HeldOut):
-    """Held-out labelled examples: the metrics are those of their report."""
+    """Held-out labelled examples, measured by their report."""
 
     def measure(self, model: Any, work: Work) -> dict[str, Any]:
         """The report without intervals and tables; {} when interrupted."""

@@ -298,7 +298,7 @@ class PairValidation:
             )
         if self.beam is not None and not work.should_stop():
             count = min(len(held_out), self.recipe.training.valid_sentences or len(held_out))
-            numbers = np.arange(count)  # the first pairs; of several tasks a share of each
+            numbers = np.arange(count)  # the first pairs, or with several tasks a share of each
             decoded = held_out.subset(numbers * len(held_out) // count if held_out.named_tasks else numbers)
             translator = make_translator(self.recipe, [model], self.tokenizers, settings=self.beam)
             with work.part("decoding the validation data", total=count, unit="pairs") as part:

@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 class PlannedBatches:
     """The batches of a run from `cursor` on (None: from the start), for process `rank` of `world_size`.
 
-    Micro-batches are those of one process; each process has rows of every one of them (`Share`). On a GPU a thread
+    Micro-batches are cut as in one process; each process has some rows of every one (`Share`). On a GPU a thread
     prepares batches ahead, in page-locked memory.
     """
 
@@ -188,7 +188,7 @@ class Models(nn.Module):
         return heads > len(objective.heads) or any(stack.layerdrop is not None for stack in self.stacks)
 
     def trained_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Every parameter once by name, those of the generator with the prefix `generator.`."""
+        """(name, parameter), each once; names of the generator have the prefix `generator.`."""
         yield from self.main.named_parameters()
         if self.generator is not None:
             shared = {id(parameter) for parameter in self.main.parameters()}
@@ -293,7 +293,7 @@ def make_optimizer(
 
 
 def make_ema(recipe: Recipe, models: Models, shards: Shards | None = None) -> Ema | None:
-    """The averages of the main model's weights, of shards those of this process's rows; None where recipe has none."""
+    """Averages of the main model's weights; None without `ema_decay`. With shards, averages of this process's rows."""
     if recipe.training.ema_decay is None:
         return None
     parameters = models.main.named_parameters()

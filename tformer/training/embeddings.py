@@ -65,7 +65,7 @@ class Vectors:
                 self._lower_case.setdefault(name.lower(), []).append(number)
 
     def wanted(self, word: str) -> tuple[list[int], list[int]]:
-        """The tokens that still need the vector of this word: those of the same case, and others."""
+        """The tokens that still need the vector of this word: (same case, other case)."""
         same = [number for number in self._ids.get(word, ()) if self.found[number] < SAME_CASE]
         other = [number for number in self._lower_case.get(word.lower(), ()) if self.found[number] < OTHER_CASE]
         return same, other

@@ -126,7 +126,7 @@ class Checkpoints:
         return checkpoint.rows(role, wanted, rank=self._worker.rank, processes=self._worker.world_size)
 
     def _pieces(self) -> dict[Name, Piece]:
-        """What this process has of every tensor of a checkpoint, in the same order in all processes."""
+        """This process's part of every tensor of a checkpoint, in the same order in all processes."""
         models, ema = self._parts.model, self._parts.ema
         found = self._weights("weights", models.main)
         found |= {("optimizer", name): piece for name, piece in self._parts.optimizer.pieces().items()}
@@ -142,7 +142,7 @@ class Checkpoints:
         return found | {(role, name): self._piece(parameter) for name, parameter in model.named_parameters()}
 
     def _piece(self, parameter: nn.Parameter, tensor: Tensor | None = None) -> Piece:
-        """What this process has of a parameter, or of a tensor of its shape."""
+        """This process's part of a parameter, or of a tensor of its shape."""
         if self._shards is not None:
             return self._shards.piece(parameter, tensor)
         whole = parameter if tensor is None else tensor

@@ -384,7 +384,7 @@ class Session:
         lengths = {"source_length": source, "target_length": target}
         return training_flops_per_token(recipe, self.model, self.models.generator, **lengths)
 
-    # Callbacks of the loop. The leader validates and writes, so that the results are those of one process.
+    # Callbacks of the loop. The leader validates and writes, so that the results equal those of one process.
 
     def _write(self, record: dict[str, Any]) -> None:
         if self.worker.leads:
