@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tformer.kernels.functions import Kernels
 from tformer.nn.attention import Mechanism, core, routes
@@ -38,6 +40,22 @@ class ScorePositions(Positions):
 
     def mix(self, weights_BHTS: Tensor, q_pos_BT: Tensor, k_pos_BS: Tensor) -> Tensor:
         return self.mix_fn(weights_BHTS, q_pos_BT[0])
+
+
+class Largest(TorchDispatchMode):
+    """The largest number of elements that any operation returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(found):
+            if isinstance(leaf, Tensor):  # an expanded tensor takes no more than its storage
+                storage = leaf.untyped_storage().nbytes() // leaf.element_size()
+                self.elements = max(self.elements, min(storage, leaf.numel()))
+        return found
 
 
 def weights_tap() -> TapSink:

@@ -1,4 +1,4 @@
-"""Additive attention: equal to its definition in plain loops, in self- and cross-attention, causal, padded, cached."""
+"""Additive attention: its scale, positions, chunks and cost, and crossing; the rest is in the contract of all kinds."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.nn.attention_cases import arange, context_of, run, weights_tap
+from tests.nn.attention_cases import arange, context_of, run
+from tests.nn.kind_cases import definition
 from tformer.nn.attention import AttentionContext, AttentionSizes, routes
 from tformer.nn.attention.additive import AdditiveAttention, AdditiveOptions
+from tformer.nn.attention.context import causal_mask
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.cache import CrossCache
 from tformer.nn.positions import PositionSizes
@@ -40,59 +42,10 @@ def call(t: int, s: int, *, causal: bool = False, key_mask: Tensor | None = None
     return {"context": context.with_mask(), "x_BTD": torch.empty(0), **others}
 
 
-def by_loops(
-    layer: AdditiveAttention, qkv: Tensors, *, causal: bool, key_mask: Tensor | None, bias: Tensor | None = None
-) -> Tensor:
-    q, k, v = qkv
-    batch, heads, t, _ = q.shape
-    rows = []
-    for b in range(batch):
-        for head in range(heads):
-            for i in range(t):
-                last = i + k.shape[2] - t
-                seen = [
-                    j for j in range(k.shape[2]) if not (causal and j > last) and (key_mask is None or key_mask[b, j])
-                ]
-                if not seen:
-                    rows.append(torch.zeros(v.shape[-1], dtype=q.dtype))
-                    continue
-                scores = [
-                    layer.scale * (layer.weight[head] @ (q[b, head, i] + k[b, head // 2, j]).tanh()) for j in seen
-                ]
-                if bias is not None:
-                    scores = [score + bias[head, i, j] for score, j in zip(scores, seen, strict=True)]
-                weights = torch.stack(scores).softmax(0)
-                rows.append(weights @ v[b, head // 2, seen])
-    return torch.stack(rows).view(batch, heads, t, -1)
-
-
-KEY_MASK = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1]]).bool()
-
-
-@pytest.mark.parametrize("chunk", ["whole", "a query at a time"])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("key_mask", [None, KEY_MASK], ids=["full", "padded"])
-@pytest.mark.parametrize("t", [6, 2])
-def test_equals_its_definition_in_loops(
-    chunk: str, causal: bool, key_mask: Tensor | None, t: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if chunk != "whole":
-        monkeypatch.setattr(routes, "CHUNK_ELEMENTS", 1)
-    if causal and t < 6 and key_mask is None:
-        key_mask = torch.ones(2, 6, dtype=torch.bool)
-    layer, qkv = mechanism(), draw(t=t)
-    expected = by_loops(layer, qkv, causal=causal, key_mask=key_mask)
-    out, _ = run(layer, *qkv, **call(t, 6, causal=causal, key_mask=key_mask))
-    torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
-    grad, inputs = torch.randn_like(expected), [*qkv, layer.weight]
-    found, wanted = (torch.autograd.grad(o, inputs, grad) for o in (out, expected))
-    torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-10)
-
-
 def test_scale_is_one_unless_it_is_given() -> None:
     assert mechanism().scale == 1.0 and mechanism(scale=0.3).scale == 0.3
     layer, qkv = mechanism(scale=0.3), draw()
-    expected = by_loops(layer, qkv, causal=True, key_mask=None)
+    expected = definition(layer, *qkv, context_of(6, True))
     torch.testing.assert_close(run(layer, *qkv, **call(6, 6, causal=True))[0], expected)
 
 
@@ -108,7 +61,10 @@ def test_position_bias_joins_the_scores() -> None:
     )
     layer, qkv, pos = mechanism(), draw(), torch.arange(6).unsqueeze(0)
     bias = positions.bias(pos, pos)[0].double()
-    expected = by_loops(layer, qkv, causal=True, key_mask=None, bias=bias)
+    q, k, v = qkv
+    k, v = k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)
+    scores = torch.einsum("bhtsd,hd->bhts", (q.unsqueeze(3) + k.unsqueeze(2)).tanh(), layer.weight) + bias
+    expected = scores.masked_fill(~causal_mask(6, 6), -1e30).softmax(-1) @ v
     out, _ = run(layer, *qkv, **call(6, 6, causal=True, positions=positions))
     torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-6)
 
@@ -127,25 +83,6 @@ def test_relative_positions_on_keys_and_values_train() -> None:
     out, _ = run(layer, *qkv, **call(6, 6, positions=positions))
     grads = torch.autograd.grad(out.sum(), list(positions.parameters()))
     assert all(bool(grad.any()) for grad in grads)
-
-
-def test_weights_make_the_output_and_hide_what_is_masked() -> None:
-    layer, (q, k, v) = mechanism(), draw()
-    out, weights = run(layer, q, k, v, **call(6, 6, causal=True, key_mask=KEY_MASK, taps=weights_tap()))
-    assert weights is not None
-    torch.testing.assert_close(weights @ v.repeat_interleave(2, dim=1), out)
-    assert not weights[0, :, :, 4:].any() and not weights.triu(1).any()
-    assert not weights[1, :, :2].any()  # nothing to see
-
-
-def test_dropout_drops_weights() -> None:
-    layer, qkv = mechanism(), tuple(x.detach() for x in draw())
-    torch.manual_seed(0)
-    layer.dropout = 0.5
-    outs = run(layer, *(x.repeat(2000, 1, 1, 1) for x in qkv), **call(6, 6))[0].unflatten(0, (2000, 2))
-    assert not torch.equal(outs[0], outs[1])
-    layer.eval()
-    torch.testing.assert_close(outs.mean(0), run(layer, *qkv, **call(6, 6))[0], atol=0.15, rtol=0.1)
 
 
 def test_a_chunk_holds_a_bounded_number_of_activations(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,18 +8,20 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.nn.attention_cases import arange, attend, context_of, naive, positions_for, run, self_attention, tensors
+from tests.nn.attention_cases import (
+    Largest,
+    arange,
+    attend,
+    context_of,
+    naive,
+    positions_for,
+    self_attention,
+    tensors,
+)
 from tests.pairwise import pairwise
-from tformer.nn.attention import ATTENTION, AttentionContext, AttentionSizes, Mechanism, ProjectionOptions, core, routes
-from tformer.nn.attention.additive import AdditiveOptions
-from tformer.nn.attention.bigbird import BigBirdOptions
+from tformer.nn.attention import AttentionContext, core, routes
 from tformer.nn.attention.context import AttentionInputs, causal_mask, make_mask
-from tformer.nn.attention.core import FullAttentionOptions
-from tformer.nn.attention.linformer import LinformerOptions
-from tformer.nn.attention.performer import PerformerOptions
-from tformer.nn.attention.sliding_window import SlidingWindowOptions
 from tformer.nn.positions.base import NoPositionsOptions
 from tformer.nn.positions.biases import T5BiasOptions
 from tformer.nn.positions.shaw import ShawOptions
@@ -265,21 +267,6 @@ def test_dropout_keeps_the_mean_and_drops_the_rate() -> None:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-class Largest(TorchDispatchMode):
-    """The most elements that any operation's output had."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, tuple | list) else [out]:
-            if isinstance(tensor, Tensor):
-                self.elements = max(self.elements, tensor.numel())
-        return out
-
-
 @pytest.mark.parametrize("options", [NoPositionsOptions(), T5BiasOptions(), ShawOptions(clip=3)])
 def test_training_memory_is_a_chunk_not_t_times_t(monkeypatch: pytest.MonkeyPatch, options: Any) -> None:
     """Dropout, a learned bias or Shaw's terms: nothing of T x T is made, and nothing larger than a chunk is kept."""
@@ -327,46 +314,3 @@ def test_masks_against_loops() -> None:
     mask, is_causal = make_mask(causal=False, num_queries=5, key_mask=keys)
     assert mask is not None and not is_causal and torch.equal(mask[:, 0, 0], keys.bool())
     assert causal_mask(2, 4).tolist() == [[True, True, True, False], [True, True, True, True]]
-
-
-OPTIONS: dict[str, ProjectionOptions] = {
-    "full": FullAttentionOptions(),
-    "additive": AdditiveOptions(),
-    "sliding_window": SlidingWindowOptions(window=32, block=16, global_tokens=2, implementation="blocks"),
-    "bigbird": BigBirdOptions(block=16, random_blocks=1, implementation="blocks"),
-    "linformer": LinformerOptions(rank=16),
-    "performer": PerformerOptions(features=16),
-}
-
-
-def test_every_kind_of_the_table_is_compared() -> None:
-    assert OPTIONS.keys() == ATTENTION.keys()
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kind", OPTIONS)
-def test_a_gpu_computes_what_the_cpu_does(kind: str, causal: bool) -> None:
-    if causal and not OPTIONS[kind].mechanism.causal:
-        pytest.skip("no causal mode")
-    sizes = AttentionSizes(16, 2, 2, 8, 8, max_seq_len=128, causal=causal)
-    torch.manual_seed(0)
-    mechanism = OPTIONS[kind].mechanism(OPTIONS[kind], sizes)
-    mechanism.reset_parameters(0.02)
-    inputs = [torch.randn(2, 2, 100, 8) for _ in range(3)]
-    key_mask = torch.ones(2, 100, dtype=torch.bool)
-    key_mask[1, 70:] = False
-    on_cpu = results(mechanism, inputs, key_mask, causal=causal)
-    on_gpu = results(mechanism.to("cuda"), [x.cuda() for x in inputs], key_mask.cuda(), causal=causal)
-    for expected, found in zip(on_cpu, on_gpu, strict=True):
-        torch.testing.assert_close(found.cpu(), expected, atol=1e-4, rtol=1e-3)
-
-
-def results(mechanism: Mechanism, inputs: list[Tensor], key_mask: Tensor, *, causal: bool) -> list[Tensor]:
-    """Outputs at real positions, and the gradients of queries, keys and values."""
-    leaves = [x.clone().requires_grad_() for x in inputs]
-    pos = torch.arange(100, device=key_mask.device).unsqueeze(0)
-    x_BTD = torch.zeros(2, 100, 16, device=key_mask.device)
-    context = AttentionContext(pos, pos, causal=causal, key_mask=key_mask).with_mask()
-    out = run(mechanism, *leaves, context, x_BTD=x_BTD)[0].masked_fill(~key_mask[:, None, :, None], 0.0)
-    return [out.detach(), *torch.autograd.grad(out.square().sum(), leaves)]

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from tests.nn.attention_cases import arange, context_of, run
-from tests.nn.sparse_cases import HEADS, assert_same, call_of, hooks_of, mechanism_of, padding, tensors
+from tests.nn.attention_cases import Largest, arange, context_of, run
+from tests.nn.kind_cases import assert_same, call_of, hooks_of, mechanism_of, padding, tensors
 from tformer.nn.attention import AttentionContext, ProjectionOptions
 from tformer.nn.attention.bigbird import BigBirdOptions
 from tformer.nn.attention.bigbird_frame import Frame
@@ -29,22 +25,6 @@ KINDS: dict[str, ProjectionOptions] = {
     "window-dilated": SlidingWindowOptions(window=8, dilation=2, global_tokens=1, implementation="blocks"),
     "bigbird": BigBirdOptions(block=8, random_blocks=2, implementation="blocks"),
 }
-
-
-class Largest(TorchDispatchMode):
-    """The largest number of elements that any operation returned, and of bytes that storages had."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = function(*args, **(kwargs or {}))
-        for leaf in tree_leaves(found):
-            if isinstance(leaf, Tensor):
-                storage = leaf.untyped_storage().nbytes() // leaf.element_size()
-                self.elements = max(self.elements, min(storage, leaf.numel()))
-        return found
 
 
 @pytest.mark.parametrize("options", list(KINDS.values()), ids=list(KINDS))
@@ -102,16 +82,6 @@ def test_groups_of_any_size_give_the_same(kv_heads: int, monkeypatch: pytest.Mon
 
     for size in (2000, 2**20):
         assert_same(found(size), found(1), inputs, tolerance=2e-6)
-
-
-def test_a_query_that_may_look_nowhere_gets_zeros_and_finite_gradients() -> None:
-    mechanism, inputs = mechanism_of(KINDS["window"]), tensors(60)
-    mask = torch.zeros(2, 60)
-    mask[0, :5] = 1
-    out, _ = run(mechanism, *inputs, **call_of(context_of(60, False, mask)))
-    out.sum().backward()
-    assert torch.equal(out[1], torch.zeros_like(out[1])) and torch.equal(out[0, :, 30:], torch.zeros(HEADS, 30, 6))
-    assert all(x.grad is not None and x.grad.isfinite().all() for x in inputs)
 
 
 def test_a_fold_is_undone() -> None:

@@ -1,4 +1,4 @@
-"""Performer: features, sums, causality, cache."""
+"""Performer: features, their levels, the state and memory; what it computes is also in the contract of all kinds."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.nn.attention_cases import arange, run, weights_tap
-from tests.pairwise import pairwise
+from tests.nn.attention_cases import Largest, arange, run
+from tests.nn.kind_cases import definition
 from tformer.nn.attention import AttentionContext, AttentionSizes, performer
 from tformer.nn.attention.performer import (
     PerformerAttention,
@@ -178,28 +177,6 @@ def call(length: int, *, causal: bool, mask: Tensor | None = None, **others: Any
     return {"context": context, "x_BTD": torch.empty(0), **others}
 
 
-def oracle(layer: PerformerAttention, qkv: Tensors, *, causal: bool, mask: Tensor | None, scale: float = 0.4) -> Tensor:
-    """The formula with its T x T matrix of feature products, and no stabiliser at all."""
-    q, k, v = qkv
-    table, group = layer.directions.to(q.dtype), q.shape[1] // k.shape[1]
-
-    def features(x: Tensor) -> Tensor:
-        if layer.kernel == "relu":
-            return (x * scale**0.5 @ table.T).relu() + 1e-3
-        x = x * scale**0.5
-        return (x @ table.T - x.square().sum(-1, keepdim=True) / 2).exp()
-
-    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    weights = features(q) @ features(k).transpose(-1, -2)
-    allowed = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
-    allowed = (allowed.tril() if causal else allowed)[None, None]
-    if mask is not None:
-        allowed = allowed & mask[:, None, None, :]
-    weights = weights * allowed
-    total = weights.sum(-1, keepdim=True)
-    return weights @ v / total.where(total > 0, 1.0)
-
-
 def unequal_lengths(length: int) -> Tensor:
     mask = torch.ones(2, length, dtype=torch.bool)
     mask[0, length - length // 3 :] = False
@@ -214,39 +191,14 @@ def segments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(performer, "SEGMENT_ELEMENTS", 2 * 4 * 13 * 16)
 
 
-@pytest.mark.usefixtures("segments")
-@pytest.mark.parametrize(
-    ("kernel", "causal", "padded", "length", "shape"),
-    pairwise(
-        kernel=["softmax", "relu"],
-        causal=[False, True],
-        padded=[False, True],
-        length=[43, 8, 7, 1],
-        shape=[{}, {"k": 2, "v": 3}, {"k": 1}],
-    ),
-)
-def test_equals_dense_linear_attention(
-    kernel: Any, causal: bool, padded: bool, length: int, shape: dict[str, int]
-) -> None:
-    layer, qkv = mechanism(kernel=kernel).double(), draw(t=length, **shape)
-    mask = unequal_lengths(length) if padded else None
-    expected = oracle(layer, qkv, causal=causal, mask=mask)
-    grad = torch.randn_like(expected)
-    wanted = torch.autograd.grad(expected, qkv, grad)
-    out, weights = run(layer, *qkv, **call(length, causal=causal, mask=mask))
-    found = torch.autograd.grad(out, qkv, grad)
-    assert weights is None
-    torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
-    torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-10)
-
-
 @pytest.mark.parametrize("causal", [False, True])
 def test_fp32_equals_the_fp64_formula(causal: bool) -> None:
     layer, wide = mechanism(head_dim=32, features=64, scale="auto"), draw(t=300, dim=32, v=32)
     narrow = tuple(x.detach().float().requires_grad_() for x in wide)
     mask = unequal_lengths(300)
-    expected = oracle(layer, wide, causal=causal, mask=mask, scale=32**-0.5)
-    out, _ = run(layer, *narrow, **call(300, causal=causal, mask=mask))
+    given = call(300, causal=causal, mask=mask)
+    expected = definition(layer, *wide, given["context"])
+    out, _ = run(layer, *narrow, **given)
     grad = torch.randn_like(expected)
     assert (out - expected).abs().max() <= 1e-5
     pairs = zip(torch.autograd.grad(out, narrow, grad.float()), torch.autograd.grad(expected, wide, grad), strict=True)
@@ -274,31 +226,6 @@ def test_the_future_changes_nothing_not_even_the_last_bit() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_padding_is_not_seen(causal: bool) -> None:
-    layer, (q, k, v) = mechanism(), draw(t=20)
-    mask = unequal_lengths(20)
-    before, _ = run(layer, q, k, v, **call(20, causal=causal, mask=mask))
-    hidden = ~mask[:, None, :, None]
-    after, _ = run(
-        layer, q, k.masked_fill(hidden, 50.0), v.masked_fill(hidden, -7.0), **call(20, causal=causal, mask=mask)
-    )
-    assert torch.equal(before, after)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_nothing_to_see_gives_zeros_and_finite_gradients(causal: bool) -> None:
-    layer, qkv = mechanism(), draw(t=10)
-    mask = torch.zeros(2, 10, dtype=torch.bool)
-    mask[1, 4:] = True
-    out, weights = run(layer, *qkv, **call(10, causal=causal, mask=mask, taps=weights_tap()))
-    assert weights is not None
-    blind = (0, slice(None)), (1, slice(0, 4)) if causal else (0, slice(None))
-    for row, places in blind:
-        assert not out[row, :, places].any() and not weights[row, :, places].any()
-    assert all(bool(grad.isfinite().all()) for grad in torch.autograd.grad(out.sum(), qkv))
-
-
-@pytest.mark.parametrize("causal", [False, True])
 def test_long_vectors_overflow_nowhere(causal: bool) -> None:
     layer, (q, k, v) = mechanism(), (x.detach() for x in draw(t=30, dtype=torch.float32))
     out, _ = run(layer, q * 40.0, k * 40.0, v, **call(30, causal=causal))
@@ -306,15 +233,6 @@ def test_long_vectors_overflow_nowhere(causal: bool) -> None:
     if causal:
         out, _ = run(layer, q * 4.0, k * 4.0, v, **call(30, causal=True))
         torch.testing.assert_close(out[:, :, 0], v[:, :, 0])  # the first query sees the first key alone
-
-
-def test_weights_are_those_that_the_sums_stand_for() -> None:
-    for causal in (False, True):
-        layer, (q, k, v) = mechanism(), draw(t=21, k=2)
-        mask = unequal_lengths(21)
-        out, weights = run(layer, q, k, v, **call(21, causal=causal, mask=mask, taps=weights_tap()))
-        assert weights is not None and weights.dtype == torch.float32
-        torch.testing.assert_close(weights.double() @ v.repeat_interleave(2, dim=1), out, atol=1e-5, rtol=1e-5)
 
 
 # Decoding
@@ -331,22 +249,11 @@ def fed(layer: PerformerAttention, qkv: Tensors, mask: Tensor, parts: list[int])
     return torch.cat(outs, dim=2), state
 
 
-@pytest.mark.parametrize("parts", [[23], [1] * 23, [5, 1, 1, 9, 7]], ids=["at-once", "one-by-one", "in-parts"])
-def test_cached_equals_uncached_with_padding_on_the_left(parts: list[int]) -> None:
-    layer, qkv = mechanism().double(), draw(t=23)
-    mask = unequal_lengths(23)
-    mask[0] = True
-    expected, _ = run(layer, *qkv, **call(23, causal=True, mask=mask))
-    found, state = fed(layer, qkv, mask, parts)
-    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-10)
-    assert state.sums is not None and state.sums.sums.shape == (2, 4, 13, 7) and state.length == 23
-
-
 def test_levels_are_rescaled_when_a_longer_key_comes() -> None:
     layer, (q, k, v) = mechanism().double(), draw(t=12)
     k = k * torch.linspace(0.1, 6.0, 12, dtype=torch.float64)[:, None]
     mask = torch.ones(2, 12, dtype=torch.bool)
-    expected = oracle(layer, (q, k, v), causal=True, mask=None)
+    expected = definition(layer, q, k, v, call(12, causal=True)["context"])
     torch.testing.assert_close(fed(layer, (q, k, v), mask, [1] * 12)[0], expected, atol=1e-10, rtol=1e-8)
 
 
@@ -364,6 +271,8 @@ def test_rows_of_the_state_move_and_repeat() -> None:
 def test_a_state_can_be_emptied_but_not_cut() -> None:
     layer, qkv = mechanism().double(), draw(t=9)
     _, state = fed(layer, qkv, torch.ones(2, 9, dtype=torch.bool), [9])
+    assert isinstance(state, PerformerState) and state.sums is not None
+    assert state.sums.sums.shape == (2, 4, 13, 7) and state.length == 9
     state.truncate(9)
     with pytest.raises(ValueError, match="performer attention keeps sums of 9 positions, not of the first 4"):
         state.truncate(4)
@@ -372,21 +281,6 @@ def test_a_state_can_be_emptied_but_not_cut() -> None:
 
 
 # Cost
-
-
-class Largest(TorchDispatchMode):
-    """The number of elements of the largest tensor that any operation makes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(tensor, Tensor):
-                self.elements = max(self.elements, tensor.numel())
-        return result
 
 
 @pytest.mark.parametrize("causal", [False, True])

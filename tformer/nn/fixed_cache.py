@@ -118,8 +118,17 @@ class FixedCache:
             self.key_ids[rows, :length] = self._repeated(cache.key_ids[:, :length])
         self._clear_masks(length)
         self.key_valid[rows, :length] = self._repeated(cache.key_valid[:, :length])
+        width = 0
+        for cross, known in zip(self.cross, cache.cross, strict=True):
+            for part, old_part in zip(cross.read(), known.read(), strict=True):
+                width = old_part.shape[2]
+                _put(part[:count], old_part)
         if self.encoder_mask is not None:
-            self._fill_encoder(cache, self.encoder_mask)
+            real = torch.ones_like(self.encoder_mask[:count, :width])
+            if cache.encoder_mask is not None:  # may be a view of ours: read before it is cleared
+                real = cache.encoder_mask.bool().clone()
+            self.encoder_mask.zero_()
+            self.encoder_mask[:count, :width] = real
 
     def copy_from(self, full: FixedCache, *, sentences: int, length: int) -> None:
         """Copy the first sentences and slots of a smaller cache with as many beams and source slots."""
@@ -170,17 +179,6 @@ class FixedCache:
     def _clear_masks(self, length: int) -> None:
         self.key_valid.zero_()
         self.slot.fill_(length)
-
-    def _fill_encoder(self, cache: ModelCache, encoder_mask_ST: Tensor) -> None:
-        count, width = cache.batch_size, 0
-        for cross, known in zip(self.cross, cache.cross, strict=True):
-            for part, old in zip(cross.read(), known.read(), strict=True):
-                width = old.shape[2]
-                _put(part[:count], old)
-        known_mask = cache.encoder_mask  # may be a view of ours: read before it is cleared
-        real = torch.ones_like(encoder_mask_ST[:count, :width]) if known_mask is None else known_mask.bool().clone()
-        encoder_mask_ST.zero_()
-        encoder_mask_ST[:count, :width] = real
 
 
 AnyCache = ModelCache | FixedCache

@@ -87,27 +87,6 @@ def draw_directions(features: int, head_dim: int, *, seed: int) -> Tensor:
     return (torch.cat(blocks)[:features] * norms).float()
 
 
-def query_features(x: Tensor, table_mh: Tensor, *, kernel: Kernel) -> Tensor:
-    """Features [*, m] of queries [*, h], up to a factor of each query, which normalising takes out again.
-
-    table: the directions times the square root of the scale, here and for keys.
-    """
-    products = x @ table_mh.T
-    if kernel == "relu":
-        return products.relu_() + RELU_FLOOR
-    return products.sub_(products.detach().amax(-1, keepdim=True)).exp_()
-
-
-def key_features(x: Tensor, table_mh: Tensor, *, scale: float, kernel: Kernel) -> tuple[Tensor, Tensor]:
-    """Features [*, m] of keys [*, h], and their levels [*]: the kernel's features are exp(level) times these."""
-    products = x @ table_mh.T
-    if kernel == "relu":
-        return products.relu_() + RELU_FLOOR, x.new_zeros(x.shape[:-1])
-    highest = products.detach().amax(-1, keepdim=True)
-    level = highest.squeeze(-1) - x.square().sum(-1) * (scale / 2)
-    return products.sub_(highest).exp_(), level
-
-
 CHUNK = 64
 SEGMENT_ELEMENTS = 2**20  # features of a segment, over batch and heads: 4 MiB in fp32
 SEGMENT_CHUNKS = 16  # at most, however few features there are
@@ -126,11 +105,24 @@ class Features(NamedTuple):
     kernel: Kernel
 
     def of_queries(self, q: Tensor) -> Tensor:
-        return query_features(q, self.table, kernel=self.kernel)
+        """Features [*, m] of queries [*, h], up to a factor of each query, which normalising takes out again."""
+        products = q @ self.table.T
+        if self.kernel == "relu":
+            return products.relu_() + RELU_FLOOR
+        return products.sub_(products.detach().amax(-1, keepdim=True)).exp_()
 
     def of_keys(self, keys: Keys) -> tuple[Tensor, Tensor]:
-        """Features [B, K, S, m] and levels [B, K, S], that of padding -inf."""
-        k_BKSm, level_BKS = key_features(keys.k, self.table, scale=self.scale, kernel=self.kernel)
+        """Features [B, K, S, m], and levels [B, K, S]: the kernel's features are exp(level) times these.
+
+        The level of padding is -inf.
+        """
+        products_BKSm = keys.k @ self.table.T
+        if self.kernel == "relu":
+            k_BKSm, level_BKS = products_BKSm.relu_() + RELU_FLOOR, keys.k.new_zeros(keys.k.shape[:-1])
+        else:
+            highest = products_BKSm.detach().amax(-1, keepdim=True)
+            level_BKS = highest.squeeze(-1) - keys.k.square().sum(-1) * (self.scale / 2)
+            k_BKSm = products_BKSm.sub_(highest).exp_()
         if keys.mask is not None:
             level_BKS = level_BKS.masked_fill(~keys.mask.unsqueeze(1), -math.inf)
         return k_BKSm, level_BKS
@@ -202,7 +194,8 @@ def _absorb_segment(keys: Keys, features: Features, before: Sums | None) -> Sums
     level_BK = level_BKL.detach().amax(-1).clamp_min(LOWEST)
     if before is not None:
         level_BK = torch.maximum(level_BK, before.level)
-    sums = k_BKLm.transpose(-1, -2) @ _weighted(_with_ones(keys.v), level_BKL - level_BK.unsqueeze(-1))
+    shares_BKL = (level_BKL - level_BK.unsqueeze(-1)).exp()
+    sums = k_BKLm.transpose(-1, -2) @ (F.pad(keys.v, (0, 1), value=1.0) * shares_BKL.unsqueeze(-1))
     if before is not None:
         sums = sums + (before.level - level_BK).exp()[..., None, None] * before.sums
     return Sums(sums, level_BK)
@@ -219,7 +212,7 @@ def _attend_segment(q_BKGLh: Tensor, keys: Keys, features: Features, before: Sum
     length = q_BKGLh.shape[3]
     size = min(CHUNK, length)
     k_BKLm, level_BKL = features.of_keys(keys)
-    v_BKLv = _with_ones(keys.v)
+    v_BKLv = F.pad(keys.v, (0, 1), value=1.0)
     if missing := -length % size:
         q_BKGLh, k_BKLm, v_BKLv = (F.pad(x, (0, 0, 0, missing)) for x in (q_BKGLh, k_BKLm, v_BKLv))
         level_BKL = F.pad(level_BKL, (0, missing), value=-math.inf)
@@ -228,7 +221,8 @@ def _attend_segment(q_BKGLh: Tensor, keys: Keys, features: Features, before: Sum
     q_BKNRm = features.of_queries(q_BKNRh)
 
     own_BKN = level_BKNC.detach().amax(-1).clamp_min(LOWEST)
-    added_BKNmv = k_BKNCm.transpose(-1, -2) @ _weighted(v_BKNCv, level_BKNC - own_BKN.unsqueeze(-1))
+    shares_BKNC = (level_BKNC - own_BKN.unsqueeze(-1)).exp()
+    added_BKNmv = k_BKNCm.transpose(-1, -2) @ (v_BKNCv * shares_BKNC.unsqueeze(-1))
     past_BKNmv, past_BKN, after = _prefix_sums(added_BKNmv, own_BKN, before)
 
     seen_BKNC = torch.maximum(past_BKN.unsqueeze(-1), level_BKNC.detach().cummax(-1).values)
@@ -257,14 +251,6 @@ def _prefix_sums(added_BKNmv: Tensor, own_BKN: Tensor, before: Sums | None) -> t
         last_BK1x = last_BK1x + fade_BKM1[:, :, -1:] * before_BK1x
     after = Sums(last_BK1x.squeeze(2).unflatten(2, added_BKNmv.shape[3:]), level_BKM[..., -1])
     return past_BKNx.view_as(added_BKNmv), level_BKM[..., :-1], after
-
-
-def _with_ones(v: Tensor) -> Tensor:
-    return F.pad(v, (0, 1), value=1.0)
-
-
-def _weighted(values: Tensor, log_weights: Tensor) -> Tensor:
-    return values * log_weights.exp().unsqueeze(-1)
 
 
 def _quotient(sums: Tensor) -> Tensor:

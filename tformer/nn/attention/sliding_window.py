@@ -158,7 +158,11 @@ class SlidingWindowAttention(Mechanism):
         has_own_rows, weights = options.global_projections, None
         explicit = inputs.need_weights or inputs.taps_scores
         if explicit or (options.implementation == "auto" and dense_is_faster(num_queries, num_keys, keys)):
-            out, weights = self._dense(inputs._replace(taps_weights=tokens is None or not has_own_rows))
+            dense = context.with_mask()
+            if options.dilation > 1 or num_keys > self.reach + 1:  # else the window holds everything
+                dense = replace(context, mask=self.visible_mask(context), is_causal=False)
+            taps_weights = tokens is None or not has_own_rows
+            out, weights = attend(inputs._replace(context=dense, taps_weights=taps_weights))
         elif num_queries < num_keys and num_queries <= self.block:
             out = self._step(inputs, tokens)
         elif options.implementation == "flex" and q_BHTh.is_cuda:
@@ -217,12 +221,6 @@ class SlidingWindowAttention(Mechanism):
         if tokens is not None:
             seen = seen | tokens.mask.unsqueeze(1) | tokens.mask[:, num_keys - num_queries :].unsqueeze(2)
         return seen.unsqueeze(1) & super().visible_mask(context)
-
-    def _dense(self, inputs: AttentionInputs) -> Weighted:
-        context = inputs.context
-        if self.options.dilation == 1 and inputs.k_BKSh.shape[2] <= self.reach + 1:
-            return attend(inputs._replace(context=context.with_mask()))  # the window holds everything
-        return attend(inputs._replace(context=replace(context, mask=self.visible_mask(context), is_causal=False)))
 
     def _step(self, inputs: AttentionInputs, tokens: GlobalTokens | None) -> Tensor:
         """A few new queries behind a cache: they read the slots of their windows, a slice, and the global tokens."""
