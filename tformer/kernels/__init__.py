@@ -3,8 +3,9 @@
     library.py     finds a compiler, builds once per machine, checks and loads
     functions.py   the kernels as functions of tensors
     tape.py        the kernel calls of one decoding step, recorded, and repeated by one call: tape.c
-    linear.c       products with weights in bf16, fp32, 8 and 4 bits: tiles_float.c, tiles_integer.c; around.c: the norm
-                   before, bias, activation, gate and residual after; rounding.c: to 8 and 4 bits
+    linear.c       products with weights in bf16, fp32, 8 and 4 bits; around.c: the norm before, bias, activation, gate
+                   and residual after; rounding.c: to 8 and 4 bits
+    tiles.h        how rows of x lie for each format, and their products: tiles_float.c, tiles_integer.c, panels.c
     attention.c    attention of few queries
     top.c          the largest numbers of a row
 
