@@ -1,4 +1,4 @@
-"""House rules that a machine can check: imports point down without cycles, file sizes, nothing is unpickled."""
+"""House rules that a machine can check: imports point down without cycles, file sizes, spelling, no unpickling."""
 
 from __future__ import annotations
 
@@ -36,6 +36,12 @@ CORE_MAY_IMPORT |= {"abc", "difflib", "itertools", "contextlib", "copy", "enum",
 RICH_ALLOWED = ("cli/", "training/display.py")
 UNPICKLING = re.compile(r"\b(torch\.load|import pickle|from pickle|allow_pickle=True|yaml\.(unsafe_|full_)?load\()")
 MAX_LINES = 700
+# British spelling with -ize, as Oxford's dictionaries have it: colour and behaviour, tokenize and normalization.
+OTHER_SPELLINGS = re.compile(
+    r"(?i)(token|normal|initial|summar|random|penal|synchron|factor|regular|recogn|quant|orthogonal|vector|minim|maxim"
+    r"|memor|standard|stabil|final|parallel|serial|optim|special|general|organ|local|real|visual)is(e[ds]?|ers?|ing|ation)"
+    r"(?![a-z])"
+)
 
 
 def package_of(module: str) -> str:
@@ -109,6 +115,13 @@ def test_files_have_a_docstring_and_one_idea() -> None:
     for module, text in TEXTS.items():
         assert len(text.splitlines()) <= MAX_LINES, f"{module} is longer than {MAX_LINES} lines"
         assert ast.get_docstring(TREES[module]) or not text.strip(), f"{module} has no docstring"
+
+
+def test_words_are_spelled_in_one_way() -> None:
+    texts = [path for end in ("py", "md", "yaml", "c", "h", "js") for path in ROOT.glob(f"tformer/**/*.{end}")]
+    texts += [*ROOT.glob("tests/**/*.py"), *ROOT.glob("tests/*.md"), *ROOT.glob("configs/**/*.*"), *ROOT.glob("*.md")]
+    found = [(path.name, match[0]) for path in texts for match in OTHER_SPELLINGS.finditer(path.read_text("utf-8"))]
+    assert not found
 
 
 def test_nothing_is_ever_unpickled() -> None:

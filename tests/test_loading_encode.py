@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tformer
-from tests.interop.parity import randomised
+from tests.interop.parity import randomized
 from tests.interop.test_interop_tokenizers import llama
 from tests.random_runs import random_run
 from tformer.support.errors import InputError
@@ -69,7 +69,7 @@ def test_a_continuation_scores_the_same_in_python_as_with_the_command(cli: Calla
         vocab_size=size, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
         max_position_embeddings=64, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
-    randomised(transformers.LlamaForCausalLM(config)).save_pretrained(folder)  # type: ignore[operator]
+    randomized(transformers.LlamaForCausalLM(config)).save_pretrained(folder)  # type: ignore[operator]
     run = tformer.load(folder)
     prompt, whole = run.encode("the"), run.encode("the cats")
     assert prompt[0] == 1 and prompt[1:] == run.text_tokenizer.encode("the")

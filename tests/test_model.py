@@ -29,14 +29,14 @@ POSITIONS: dict[str, dict[str, Any]] = {
 every_position = pytest.mark.parametrize("positions", list(POSITIONS.values()), ids=list(POSITIONS))
 
 
-def make(side: str = "decoder", *, seed: int = 0, randomise: bool = True, **values: Any) -> Transformer:
+def make(side: str = "decoder", *, seed: int = 0, randomize: bool = True, **values: Any) -> Transformer:
     """A tiny model whose every parameter is random, so that nothing hides behind zeros and ones."""
     torch.manual_seed(seed)
     stack = {"num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "feedforward": {"d_ff": 24}, **values.pop("stack", {})}
     sides = {"encoder": stack, "decoder": stack} if side == "both" else {side: stack}
     base = {"d_model": 16, "max_seq_len": 32, "vocab_size": VOCABULARY}
     model = build_model(Model.model_validate(base | sides | values))
-    if randomise:
+    if randomize:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.15)
@@ -177,7 +177,7 @@ def test_an_encoders_output_can_be_given() -> None:
 @every_position
 @pytest.mark.parametrize("tied", [True, False])
 def test_first_loss_is_that_of_a_uniform_guess(positions: dict[str, Any], tied: bool) -> None:
-    model = make(stack={"positions": positions}, tie={"output": tied}, randomise=False)
+    model = make(stack={"positions": positions}, tie={"output": tied}, randomize=False)
     ids, labels = tokens(8, 20), tokens(8, 20, seed=9)
     loss, _, count, _ = model(ids).loss_terms("lm", labels)
     assert float(loss.detach() / count) == pytest.approx(math.log(VOCABULARY), rel=0.05)
@@ -247,7 +247,7 @@ def test_bf16_compute_beside_fp32_parameters(positions: dict[str, Any]) -> None:
         {"heads": [{"kind": "lm", "softcap": 5.0, "bias": True, "scale": "inverse_sqrt_d"}]},
         {"stack": {"num_heads": 2, "num_kv_heads": 1, "d_model": 12}},
     ],
-    ids=["scalenorm-fixnorm", "post-rms", "odd-sizes", "qk-norm", "gated", "factorised", "softcap", "own-width"],
+    ids=["scalenorm-fixnorm", "post-rms", "odd-sizes", "qk-norm", "gated", "factorized", "softcap", "own-width"],
 )
 def test_variants_are_causal_and_train(variant: dict[str, Any]) -> None:
     model, ids = make(**variant), tokens(2, 7)

@@ -73,7 +73,7 @@ def test_a_new_model_computes_what_it_computes_without_ngrams() -> None:
     assert count_parameters(Model.model_validate(section | NGRAMS)) == ngrams.num_parameters()
 
 
-def test_factorised_and_scaled_tables_have_ngrams_of_their_width() -> None:
+def test_factorized_and_scaled_tables_have_ngrams_of_their_width() -> None:
     model = make(embedding={"ngram": 2, "ngram_rows": 31, "size": 6, "scale": True})
     assert model.get_parameter("embedding.ngrams.weight").shape == (31, 6)
     names = ["decoder.embedding.ngrams", "decoder.embedding.tokens", "decoder.embedding.scaled"]

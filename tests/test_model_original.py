@@ -1,6 +1,6 @@
 """The original Transformer: given the weights of `torch.nn.Transformer`, the one model computes what it does.
 
-Every parameter of the reference is randomised and has to be used by the mapping; norms have a large eps, so that a
+Every parameter of the reference is randomized and has to be used by the mapping; norms have a large eps, so that a
 wrong one shows; source and target differ in length, and a row of each is padded. The classes of `transformers` are
 compared in tests/interop, for every family that can be imported.
 """
@@ -23,7 +23,7 @@ SOURCE_LENGTH, TARGET_LENGTH = 19, 15
 Names = dict[str, str]  # ours -> theirs
 
 
-def randomised(reference: nn.Module) -> nn.Module:
+def randomized(reference: nn.Module) -> nn.Module:
     torch.manual_seed(0)
     with torch.no_grad():
         for name, value in reference.named_parameters():
@@ -147,7 +147,7 @@ def with_torchs_weights(model: Model, reference: Original, *, place: str) -> Tra
 @pytest.mark.parametrize("place", ["post", "pre"])
 def test_the_original_against_torch(place: str) -> None:
     """Logits of real target positions, and every gradient of a loss on them."""
-    reference = randomised(Original(place=place))
+    reference = randomized(Original(place=place))
     stack = {
         "positions": {"kind": "sinusoidal", "layout": "interleaved"},
         "feedforward": {"d_ff": HIDDEN, "activation": "relu"},

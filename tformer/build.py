@@ -17,7 +17,7 @@ from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.classification_heads import HeadContext
 from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.feedforward import FeedForward
-from tformer.nn.init import NoDraws, initialise
+from tformer.nn.init import NoDraws, initialize
 from tformer.nn.ngrams import NgramEmbedding
 from tformer.nn.norm import build_norm
 from tformer.nn.own_rows import OwnRows
@@ -49,7 +49,7 @@ def build_model(
     device: torch.device | str | None = None,
     rows: OwnRows | None = None,
 ) -> Transformer:
-    """The modules that a recipe's `model` section describes, freshly initialised.
+    """The modules that a recipe's `model` section describes, freshly initialized.
 
     Args:
         model: the section.
@@ -70,7 +70,7 @@ def build_model(
         with where, draws:
             with nullcontext() if rows is None else rows.constructing():
                 built = _build(model, vocab_size, target_vocab_size, num_labels)
-            initialise(built, model.init, around=nullcontext if rows is None else rows.whole)
+            initialize(built, model.init, around=nullcontext if rows is None else rows.whole)
     except ValueError as error:
         raise InputError(f"model: {error}") from error
     return built

@@ -290,7 +290,7 @@ def load_body(
     """Copy a checkpoint's weights except the heads; of these, the ones in `keep_heads` with equal shapes.
 
     Learned LayerDrop rates belong to training: they are copied where both models have them, and else left alone.
-    Averaged weights take precedence. Returns the names of the tensors of heads that stay as freshly initialised.
+    Averaged weights take precedence. Returns the names of the tensors of heads that stay as freshly initialized.
     shards: see `load_weights`.
 
     Raises:

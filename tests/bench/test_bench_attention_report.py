@@ -19,7 +19,7 @@ from tformer.bench.attention_report import (
     log_log_slope,
     notes,
     slope_lengths,
-    summarise,
+    summarize,
     tables,
     write_report,
 )
@@ -88,7 +88,7 @@ def rows(bench: AttentionBench, make_row: Any) -> list[Row]:
 
 
 def test_slopes_crossover_and_factors(bench: AttentionBench, rows: list[Row]) -> None:
-    full, masked = summarise(bench, rows)
+    full, masked = summarize(bench, rows)
     assert full.slope_lengths == (2048, 4096) and masked.slope_lengths == (512, 1024, 2048)
     assert (full.time_slope, full.memory_slope) == (pytest.approx(2), pytest.approx(1))
     assert (masked.time_slope, masked.memory_slope) == (pytest.approx(1), pytest.approx(2))

@@ -15,20 +15,20 @@ from typing import Any
 import pytest
 
 from tformer.bench import processes
-from tformer.bench.processes import RacedRow, race, run_isolated, summarise
+from tformer.bench.processes import RacedRow, race, run_isolated, summarize
 from tformer.bench.speed import Entry, SpeedBench
 from tformer.bench.worker import reason_of
 from tformer.support.errors import Interrupted
 
 
 def test_summary_of_durations() -> None:
-    found = summarise([1.0, 2.0, 3.0, 4.0, 10.0])
+    found = summarize([1.0, 2.0, 3.0, 4.0, 10.0])
     assert (found["seconds"], found["minimum"], found["repeats"]) == (3.0, 1.0, 5)
     assert found["spread"] == pytest.approx((4.0 - 2.0) / 3.0)
 
 
 def test_one_duration_has_no_spread() -> None:
-    assert summarise([2.0])["spread"] == 0.0
+    assert summarize([2.0])["spread"] == 0.0
 
 
 @pytest.fixture

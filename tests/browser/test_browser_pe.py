@@ -145,7 +145,7 @@ def test_views_and_kinds_switch_by_the_controls(explore: Callable[..., Any]) -> 
 @pytest.mark.slow
 def test_what_a_run_learned_is_shown_and_named(explore: Callable[..., Any]) -> None:
     opened = explore("view=heatmap", "learned")
-    assert "random initialisation" in opened.locator("#status").text_content()
+    assert "random initialization" in opened.locator("#status").text_content()
     weight = TABLES["learned"].learned
     rows = opened.evaluate("(async () => [...new Float32Array((await tformer.blob('weight')).slice().buffer)])()")
     assert np.allclose(np.array(rows).reshape(40, 24), weight, atol=1e-6)

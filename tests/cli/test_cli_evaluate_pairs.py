@@ -157,10 +157,10 @@ def test_nothing_is_left_out_of_named_data(cli, run, tmp_path):
     assert json.loads(outcome.out)["examples"] == 3 and "cut" in outcome.err
 
 
-def test_tokenised_references_are_told_of(cli, run, tmp_path):
+def test_tokenized_references_are_told_of(cli, run, tmp_path):
     files = ["--source", write(tmp_path / "s", SOURCES), "--target", write(tmp_path / "t", ["a b ."] * len(SOURCES))]
-    assert "look tokenised" in cli("evaluate", run, *files).err
-    assert "look tokenised" not in cli("evaluate", run, *files, "--bleu-tokenize", "none").err
+    assert "look tokenized" in cli("evaluate", run, *files).err
+    assert "look tokenized" not in cli("evaluate", run, *files, "--bleu-tokenize", "none").err
 
 
 # --- which data -------------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def test_without_options_the_runs_own_validation_data_is_read(cli, make_pair_run
 
 
 def test_without_validation_data_what_training_held_out_is_read(cli, make_pair_run, tmp_path):
-    from tformer.data.shards.pair_tokens import tokenise_pairs
+    from tformer.data.shards.pair_tokens import tokenize_pairs
     from tformer.data.sources.pairs import open_pairs
     from tformer.loading import load
 
@@ -181,7 +181,7 @@ def test_without_validation_data_what_training_held_out_is_read(cli, make_pair_r
     table = write(tmp_path / "train.tsv", rows)
     run = make_pair_run(f'data: {{train: [{{path: "{table}"}}], valid_fraction: 0.2}}')
     loaded = load(run)
-    pairs = tokenise_pairs(
+    pairs = tokenize_pairs(
         open_pairs(loaded.recipe.data.train, columns=loaded.recipe.data.columns),
         loaded.text_tokenizer,
         loaded.target_tokenizer,

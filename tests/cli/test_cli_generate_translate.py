@@ -143,8 +143,8 @@ def test_a_long_line_of_a_file_is_refused_before_anything_is_read_for_work(tmp_p
         next(source_windows(str(path), errors="strict", batch_size=2, reader=reader))
 
 
-def test_only_lines_that_may_be_too_long_are_tokenised_ahead(tmp_path, tokenizer, monkeypatch):
-    """No text is tokenised twice, but those with more bytes than the model reads tokens."""
+def test_only_lines_that_may_be_too_long_are_tokenized_ahead(tmp_path, tokenizer, monkeypatch):
+    """No text is tokenized twice, but those with more bytes than the model reads tokens."""
     reader, seen = make_reader(tokenizer), []
     path = tmp_path / "a.txt"
     path.write_text("ab\ncd\nabcdef\n")

@@ -77,11 +77,11 @@ def test_every_count_in_the_code_names_its_unit() -> None:
 
 
 def test_a_pipe_gets_a_line_with_units_although_nothing_is_reported_meanwhile(piped: io.StringIO) -> None:
-    with report.progress_reporter("tokenising a.txt", total=1_049_169, unit="B") as progress:
+    with report.progress_reporter("tokenizing a.txt", total=1_049_169, unit="B") as progress:
         progress(524_000)
         wait_for(lambda: piped.getvalue().count("\n") >= 2)
     for line in piped.getvalue().splitlines():
-        assert re.fullmatch(r"tokenising a.txt: 524.0 kB of 1.0 MB, 50 %: \d+\.\ds", line)
+        assert re.fullmatch(r"tokenizing a.txt: 524.0 kB of 1.0 MB, 50 %: \d+\.\ds", line)
 
 
 def test_a_pipe_gets_no_line_about_short_work_or_while_other_lines_come(

@@ -14,7 +14,7 @@ from tests.workflows.run_makers import make_run
 from tformer.cli.runs import compare_lines, figure, list_lines, show_lines, text_of
 from tformer.support.formatting import decimal_bytes, duration, short_count
 from tformer.workflows.runs.compare import compare_runs, describe_run
-from tformer.workflows.runs.summary import RunSummary, summarise_run
+from tformer.workflows.runs.summary import RunSummary, summarize_run
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(home: Path) -> list[RunSummary]:
-    return [replace(summarise_run(home / name), path=Path("runs") / name) for name in "ab"]
+    return [replace(summarize_run(home / name), path=Path("runs") / name) for name in "ab"]
 
 
 def test_a_line_for_each_run(runs: list[RunSummary]) -> None:

@@ -1,4 +1,4 @@
-"""Short ways to open a source, read its documents and tokenise it."""
+"""Short ways to open a source, read its documents and tokenize it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def documents() -> Callable[..., list[str]]:
 
 
 @pytest.fixture
-def tokenised(tmp_path: Path) -> Callable[..., TokenCorpus]:
-    """`tokenised(path)`: its bytes as a corpus, cached in this test's own folder."""
+def tokenized(tmp_path: Path) -> Callable[..., TokenCorpus]:
+    """`tokenized(path)`: its bytes as a corpus, cached in this test's own folder."""
 
     def make(path: Path | str, tokenizer: ByteTokenizer | None = None, **options: object) -> TokenCorpus:
         source = open_one(path, **options)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from tformer.data.shards.corpus import TokenCorpus
 from tformer.data.sources.text import TextSource, open_sources
 from tformer.support.errors import InputError
 
-Tokenised = Callable[..., TokenCorpus]
+Tokenized = Callable[..., TokenCorpus]
 Documents = Callable[..., list[str]]
 
 

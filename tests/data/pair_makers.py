@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.data.fakes import Columns, Spec
-from tformer.data.shards.pair_tokens import PairTokens, tokenise_pairs
+from tformer.data.shards.pair_tokens import PairTokens, tokenize_pairs
 from tformer.data.sources.pairs import PairSource, open_pairs
 from tformer.data.sources.tables import PairRow
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
@@ -60,7 +60,7 @@ def words(template: str = "seq2seq") -> Tokenizer:
     return train_tokenizer(lambda: iter([" ".join(WORDS * 9)]), options)
 
 
-def tokenise(
+def tokenize(
     rows: Rows | Sequence[Rows],
     *,
     template: str = "seq2seq",
@@ -70,7 +70,7 @@ def tokenise(
 ) -> PairTokens:
     tokenizer = words(template)
     eos = tokenizer.special.eos
-    return tokenise_pairs(
+    return tokenize_pairs(
         [rows] if isinstance(rows, Rows) else rows,
         tokenizer,
         tokenizer,

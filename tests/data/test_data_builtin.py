@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.data.fakes import Spec, open_one, read_documents
-from tests.data.pair_makers import tokenise
+from tests.data.pair_makers import tokenize
 from tformer.data.sources.builtin import (
     BUILTINS,
     DATE_FORMS,
@@ -102,7 +102,7 @@ def test_dates_are_the_same_on_every_machine() -> None:
 
 
 def test_no_text_is_on_both_sides_of_the_split() -> None:
-    pairs = tokenise(open_pairs([]), template="none", seq_len=64, target_seq_len=64)
+    pairs = tokenize(open_pairs([]), template="none", seq_len=64, target_seq_len=64)
     kept, held_out = pairs.split(fraction=0.1)
     assert len(held_out) == NUM_DATES // 10
     texts = [{part.texts(n)[0].lower() for n in range(len(part))} for part in (kept, held_out)]

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data.fakes import ByteTokenizer, FakeSpecial, Tokenised, entries, ids_of, leftovers, open_one, pipe
+from tests.data.fakes import ByteTokenizer, FakeSpecial, Tokenized, entries, ids_of, leftovers, open_one, pipe
 from tformer.data.shards import token_files
 from tformer.data.shards.corpus import token_corpus
 from tformer.data.shards.token_files import HEADER_BYTES, DamagedShardError, ShardHeader, token_dtype
@@ -52,16 +52,16 @@ class InMemory:
         return None
 
 
-def test_one_text_has_no_end_of_text_inside_or_after(tmp_path: Path, tokenised: Tokenised) -> None:
+def test_one_text_has_no_end_of_text_inside_or_after(tmp_path: Path, tokenized: Tokenized) -> None:
     (tmp_path / "a.txt").write_text("one\n\ntwo é\n")
-    corpus = tokenised(tmp_path / "a.txt")
+    corpus = tokenized(tmp_path / "a.txt")
     assert bytes(ids_of(corpus)).decode() == "one\n\ntwo é\n"
     assert corpus.num_bytes == 12
     assert corpus.document_offsets.tolist() == [0, 12]
 
 
-def test_every_one_of_several_documents_ends_with_the_eos_id(rows: Path, tokenised: Tokenised) -> None:
-    corpus = tokenised(rows)
+def test_every_one_of_several_documents_ends_with_the_eos_id(rows: Path, tokenized: Tokenized) -> None:
+    corpus = tokenized(rows)
     expected: list[int] = []
     starts = []
     for number in range(50):
@@ -71,23 +71,23 @@ def test_every_one_of_several_documents_ends_with_the_eos_id(rows: Path, tokenis
     assert corpus.document_offsets.tolist() == [*starts, len(expected)]
     assert len(corpus.document_offsets) - 1 == 50
     assert corpus.num_bytes == len(expected) - 50
-    without = tokenised(rows, ByteTokenizer(special=FakeSpecial(eos=None)))
+    without = tokenized(rows, ByteTokenizer(special=FakeSpecial(eos=None)))
     assert ids_of(without) == [number for number in expected if number != 256]
 
 
-def test_opening_ids_precede_each_document(rows: Path, tokenised: Tokenised) -> None:
-    corpus = tokenised(rows, ByteTokenizer(opening=(7, 8)))
+def test_opening_ids_precede_each_document(rows: Path, tokenized: Tokenized) -> None:
+    corpus = tokenized(rows, ByteTokenizer(opening=(7, 8)))
     documents = [[7, 8, *f"document {number}".encode(), 256] for number in range(50)]
     assert ids_of(corpus) == list(chain.from_iterable(documents))
     assert np.diff(corpus.document_offsets).tolist() == [len(ids) for ids in documents]
-    assert corpus.num_bytes == len(ids_of(tokenised(rows))) - 50
+    assert corpus.num_bytes == len(ids_of(tokenized(rows))) - 50
 
 
-def test_another_end_of_text_for_the_same_tokenizer_is_another_entry(rows: Path, tokenised: Tokenised) -> None:
+def test_another_end_of_text_for_the_same_tokenizer_is_another_entry(rows: Path, tokenized: Tokenized) -> None:
     class Same(ByteTokenizer):
         sha256 = "ab" * 32  # type: ignore[assignment]
 
-    first, second = (tokenised(rows, Same(special=FakeSpecial(eos=eos))) for eos in (256, 0))
+    first, second = (tokenized(rows, Same(special=FakeSpecial(eos=eos))) for eos in (256, 0))
     assert ids_of(first).count(256) == ids_of(second).count(0) == 50
 
 
@@ -119,17 +119,17 @@ def test_tokens_do_not_depend_on_pieces_or_shards(
         assert corpus.subset(0, middle).num_bytes == before
 
 
-def test_fingerprint_is_of_the_text_wherever_it_lies(tmp_path: Path, tokenised: Tokenised) -> None:
+def test_fingerprint_is_of_the_text_wherever_it_lies(tmp_path: Path, tokenized: Tokenized) -> None:
     for name, text in (("a.txt", "one\ntwo"), ("b.txt", "one\r\ntwo"), ("c.txt", "one\ntwo!")):
         (tmp_path / name).write_bytes(text.encode())
-    first, second, third = (tokenised(tmp_path / name).fingerprint for name in ("a.txt", "b.txt", "c.txt"))
+    first, second, third = (tokenized(tmp_path / name).fingerprint for name in ("a.txt", "b.txt", "c.txt"))
     assert first == second != third
     (tmp_path / "d.jsonl").write_text('{"text": "one\\n"}\n{"text": "two"}')
-    assert tokenised(tmp_path / "d.jsonl").fingerprint != first, "document boundaries count"
+    assert tokenized(tmp_path / "d.jsonl").fingerprint != first, "document boundaries count"
 
 
-def test_shard_file_has_the_stated_header(rows: Path, tmp_path: Path, tokenised: Tokenised) -> None:
-    corpus = tokenised(rows)
+def test_shard_file_has_the_stated_header(rows: Path, tmp_path: Path, tokenized: Tokenized) -> None:
+    corpus = tokenized(rows)
     (entry,) = entries(tmp_path / "cache")
     data = (entry / "tokens-00000.bin").read_bytes()
     header = ShardHeader.unpack(data[:HEADER_BYTES], name="tokens-00000.bin")
@@ -140,7 +140,7 @@ def test_shard_file_has_the_stated_header(rows: Path, tmp_path: Path, tokenised:
     assert corpus.files == (), "a small corpus is kept in memory, a large one read from its files"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tformer.data.shards.corpus.MEMORY_BYTES", 0)
-        large = tokenised(rows)
+        large = tokenized(rows)
     assert [file.path for file in large.files] == [entry / name for name in FILES] and ids_of(large) == ids_of(corpus)
 
 
@@ -151,33 +151,33 @@ def test_token_dtype_fits_the_vocabulary() -> None:
         token_dtype(2**32 + 1)
 
 
-def test_vocabulary_over_every_dtype_is_refused_before_reading(tmp_path: Path, tokenised: Tokenised) -> None:
+def test_vocabulary_over_every_dtype_is_refused_before_reading(tmp_path: Path, tokenized: Tokenized) -> None:
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(InputError, match="does not fit uint32"):
-        tokenised(tmp_path / "a.txt", ByteTokenizer(vocab_size=2**32 + 1))
+        tokenized(tmp_path / "a.txt", ByteTokenizer(vocab_size=2**32 + 1))
     assert not (tmp_path / "cache").exists()
 
 
-def test_large_vocabulary_uses_wider_ids(tmp_path: Path, tokenised: Tokenised) -> None:
+def test_large_vocabulary_uses_wider_ids(tmp_path: Path, tokenized: Tokenized) -> None:
     (tmp_path / "a.txt").write_text("text")
-    corpus = tokenised(tmp_path / "a.txt", ByteTokenizer(vocab_size=70000))
+    corpus = tokenized(tmp_path / "a.txt", ByteTokenizer(vocab_size=70000))
     assert corpus.shards[0].dtype == np.uint32 and bytes(ids_of(corpus)) == b"text"
 
 
-def test_ids_outside_the_vocabulary_are_refused(tmp_path: Path, tokenised: Tokenised) -> None:
+def test_ids_outside_the_vocabulary_are_refused(tmp_path: Path, tokenized: Tokenized) -> None:
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(InputError, match=r"ids from 101 to 120, its vocabulary has 100"):
-        tokenised(tmp_path / "a.txt", ByteTokenizer(vocab_size=100))
+        tokenized(tmp_path / "a.txt", ByteTokenizer(vocab_size=100))
 
 
-def test_text_without_tokens_is_refused(tmp_path: Path, tokenised: Tokenised) -> None:
+def test_text_without_tokens_is_refused(tmp_path: Path, tokenized: Tokenized) -> None:
     class Silent(ByteTokenizer):
         def encode_batch(self, texts: list[str]) -> list[list[int]]:
             return [[] for _ in texts]
 
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(InputError, match="makes no tokens"):
-        tokenised(tmp_path / "a.txt", Silent())
+        tokenized(tmp_path / "a.txt", Silent())
     assert not leftovers(tmp_path / "cache")
 
 
@@ -189,15 +189,15 @@ class Counting(ByteTokenizer):
         return super().encode_batch(texts)
 
 
-def test_cache_is_used_until_text_or_tokenizer_changes(rows: Path, tmp_path: Path, tokenised: Tokenised) -> None:
+def test_cache_is_used_until_text_or_tokenizer_changes(rows: Path, tmp_path: Path, tokenized: Tokenized) -> None:
     Counting.calls = 0
-    first = ids_of(tokenised(rows, Counting()))
-    assert ids_of(tokenised(rows, Counting())) == first
+    first = ids_of(tokenized(rows, Counting()))
+    assert ids_of(tokenized(rows, Counting())) == first
     assert Counting.calls == 1
-    tokenised(rows, Counting(name="other"))
+    tokenized(rows, Counting(name="other"))
     assert Counting.calls == 2
     rows.write_text('{"text": "changed"}')
-    assert bytes(ids_of(tokenised(rows, Counting()))) == b"changed"
+    assert bytes(ids_of(tokenized(rows, Counting()))) == b"changed"
     assert Counting.calls == 3
     assert len(entries(tmp_path / "cache")) == 3
 
@@ -230,15 +230,15 @@ def newer(path: Path) -> None:
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", [truncate, flip, flip_header, newer, Path.unlink, lambda path: os.truncate(path, 0)])
 def test_damaged_cache_is_rebuilt(
-    rows: Path, tmp_path: Path, tokenised: Tokenised, name: str, damage: Callable[[Path], object]
+    rows: Path, tmp_path: Path, tokenized: Tokenized, name: str, damage: Callable[[Path], object]
 ) -> None:
-    first = ids_of(tokenised(rows))
+    first = ids_of(tokenized(rows))
     (entry,) = entries(tmp_path / "cache")
     damage(entry / name)
-    corpus = tokenised(rows)
+    corpus = tokenized(rows)
     assert ids_of(corpus) == first
     assert len(corpus.notes) == 1 and "damaged" in corpus.notes[0]
-    assert tokenised(rows).notes == ()
+    assert tokenized(rows).notes == ()
     assert not leftovers(tmp_path / "cache")
 
 
@@ -261,20 +261,20 @@ def test_cache_that_cannot_be_written_falls_back_with_a_note(rows: Path, tmp_pat
 
 
 def test_a_file_with_the_name_of_a_temporary_does_not_close_the_cache(
-    rows: Path, tmp_path: Path, tokenised: Tokenised
+    rows: Path, tmp_path: Path, tokenized: Tokenized
 ) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / ".tmp-file-99999999").write_text("")
-    assert not tokenised(rows).notes
+    assert not tokenized(rows).notes
     assert (tmp_path / "cache" / ".tmp-file-99999999").exists()
 
 
 def test_read_only_cache_is_still_read(
-    rows: Path, tmp_path: Path, tokenised: Tokenised, monkeypatch: pytest.MonkeyPatch
+    rows: Path, tmp_path: Path, tokenized: Tokenized, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenised(rows)
+    tokenized(rows)
     monkeypatch.setattr(files, "mkdir", lambda *_, **__: pytest.fail("nothing needs writing"))
-    assert tokenised(rows).notes == ()
+    assert tokenized(rows).notes == ()
 
 
 def test_default_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,10 +288,10 @@ def test_default_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch) 
     assert default_cache_dir() == Path("/home/somebody/.cache/tformer")
 
 
-def test_cache_honours_the_umask(rows: Path, tmp_path: Path, tokenised: Tokenised) -> None:
+def test_cache_honours_the_umask(rows: Path, tmp_path: Path, tokenized: Tokenized) -> None:
     previous = os.umask(0o022)
     try:
-        tokenised(rows)
+        tokenized(rows)
     finally:
         os.umask(previous)
     (entry,) = entries(tmp_path / "cache")
@@ -300,17 +300,17 @@ def test_cache_honours_the_umask(rows: Path, tmp_path: Path, tokenised: Tokenise
     assert sorted(path.name for path in entry.iterdir()) == sorted(FILES)
 
 
-def test_stop_while_tokenising_leaves_nothing(rows: Path, tmp_path: Path) -> None:
+def test_stop_while_tokenizing_leaves_nothing(rows: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    with pytest.raises(Interrupted, match="interrupted while tokenising"):
+    with pytest.raises(Interrupted, match="interrupted while tokenizing"):
         token_corpus(open_one(rows), ByteTokenizer(), work=Work(cache_dir=cache, should_stop=lambda: True))
     assert not entries(cache) and not leftovers(cache)
 
 
-def test_bad_text_in_the_middle_leaves_nothing(tmp_path: Path, tokenised: Tokenised) -> None:
+def test_bad_text_in_the_middle_leaves_nothing(tmp_path: Path, tokenized: Tokenized) -> None:
     (tmp_path / "a.txt").write_bytes(b"fine\n" * 500000 + b"\xff")
     with pytest.raises(InputError, match=r"a.txt:500001: invalid UTF-8 at byte 2500000"):
-        tokenised(tmp_path / "a.txt")
+        tokenized(tmp_path / "a.txt")
     assert not entries(tmp_path / "cache") and not leftovers(tmp_path / "cache")
 
 
@@ -357,51 +357,51 @@ class Slow(ByteTokenizer):
         return super().encode_batch(texts)
 
 
-def _tokenise_slowly(rows: Path, cache: Path) -> None:
+def _tokenize_slowly(rows: Path, cache: Path) -> None:
     import tformer.data.shards.token_files
 
     tformer.data.shards.token_files.BATCH_CHARACTERS = 20
     token_corpus(open_one(rows), Slow(), Work(cache_dir=cache))
 
 
-def test_kill_while_tokenising_leaves_temporaries_that_the_next_start_sweeps(
-    rows: Path, tmp_path: Path, tokenised: Tokenised, monkeypatch: pytest.MonkeyPatch
+def test_kill_while_tokenizing_leaves_temporaries_that_the_next_start_sweeps(
+    rows: Path, tmp_path: Path, tokenized: Tokenized, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache, mark = tmp_path / "cache", tmp_path / "mark"
     monkeypatch.setenv("SLOW_MARK", str(mark))
-    process = multiprocessing.get_context("fork").Process(target=_tokenise_slowly, args=(rows, cache))
+    process = multiprocessing.get_context("fork").Process(target=_tokenize_slowly, args=(rows, cache))
     process.start()
     while not mark.exists():
         assert process.is_alive()
         time.sleep(0.01)
     (busy,) = leftovers(cache)
     (tmp_path / "other.txt").write_text("other text")
-    tokenised(tmp_path / "other.txt")
+    tokenized(tmp_path / "other.txt")
     assert leftovers(cache) == [busy], "a directory that is being filled is not swept"
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     assert (busy / "tokens-00000.bin").stat().st_size > HEADER_BYTES
-    assert len(tokenised(rows)) > 0
+    assert len(tokenized(rows)) > 0
     assert not leftovers(cache)
 
 
-def _tokenise_and_report(rows: Path, cache: Path, results: multiprocessing.Queue) -> None:
+def _tokenize_and_report(rows: Path, cache: Path, results: multiprocessing.Queue) -> None:
     corpus = token_corpus(open_one(rows), ByteTokenizer(), Work(cache_dir=cache))
     results.put((ids_of(corpus), corpus.notes))
 
 
-def test_writers_at_the_same_time_agree(rows: Path, tmp_path: Path, tokenised: Tokenised) -> None:
+def test_writers_at_the_same_time_agree(rows: Path, tmp_path: Path, tokenized: Tokenized) -> None:
     cache = tmp_path / "cache"
     context = multiprocessing.get_context("fork")
     results = context.Queue()
-    processes = [context.Process(target=_tokenise_and_report, args=(rows, cache, results)) for _ in range(4)]
+    processes = [context.Process(target=_tokenize_and_report, args=(rows, cache, results)) for _ in range(4)]
     for process in processes:
         process.start()
     found = [results.get(timeout=60) for _ in processes]
     for process in processes:
         process.join()
-    expected = ids_of(tokenised(rows))
+    expected = ids_of(tokenized(rows))
     assert found == [(expected, ())] * 4
     assert len(entries(cache)) == 1 and not leftovers(cache)
 

@@ -115,7 +115,7 @@ def once(action: Callable[[], object], *, after: int = 3) -> Callable[[], bool]:
     return should_stop
 
 
-def tokenise(path: Path, should_stop: Callable[[], bool] = lambda: False) -> TokenCorpus:
+def tokenize(path: Path, should_stop: Callable[[], bool] = lambda: False) -> TokenCorpus:
     work = Work(cache_dir=path.parent / "cache", should_stop=should_stop)
     return token_corpus(open_one(path), ByteTokenizer(), work)  # type: ignore[arg-type]
 
@@ -127,19 +127,19 @@ def assert_refused(action: Callable[[], object], path: Path, words: str) -> None
 
 
 @changes
-def test_a_text_that_changes_while_it_is_tokenised_is_refused_and_nothing_is_cached(
+def test_a_text_that_changes_while_it_is_tokenized_is_refused_and_nothing_is_cached(
     text: Path, change: Change, words: str
 ) -> None:
     cache, kept = text.parent / "cache", shutil.copy2(text, text.parent / "kept.txt")
-    assert_refused(lambda: tokenise(text, once(lambda: change(text))), text, words)
+    assert_refused(lambda: tokenize(text, once(lambda: change(text))), text, words)
     assert not entries(cache) and not leftovers(cache)
     shutil.copy2(kept, text)
-    assert bytes(ids_of(tokenise(text))).decode() == LINES
+    assert bytes(ids_of(tokenize(text))).decode() == LINES
 
 
 def test_a_size_that_changes_is_named_with_both_values(text: Path) -> None:
     size = len(LINES)
-    error = refusal(lambda: tokenise(text, once(lambda: truncate(text))))
+    error = refusal(lambda: tokenize(text, once(lambda: truncate(text))))
     assert error.message == f"{text}: changed while it was read: size {size:,} -> {size // 2:,} bytes"
     assert error.hint == "run the command again when nothing writes to it"
 
@@ -328,7 +328,7 @@ def unfinished(text: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(entry_writer, "RECORD_BYTES", 2000)
     polls = iter(range(25))
     with pytest.raises(Interrupted):
-        tokenise(text, lambda: next(polls, None) is None)
+        tokenize(text, lambda: next(polls, None) is None)
     [folder] = leftovers(text.parent / "cache")
     record = read_record(folder)
     assert record is not None and record.num_bytes > 10_000
@@ -340,10 +340,10 @@ def test_unfinished_tokens_go_with_a_text_that_changes_while_the_next_command_go
     text: Path, unfinished: Path, change: Change, words: str
 ) -> None:
     kept = shutil.copy2(text, text.parent / "kept.txt")
-    assert_refused(lambda: tokenise(text, once(lambda: change(text), after=30)), text, words)
+    assert_refused(lambda: tokenize(text, once(lambda: change(text), after=30)), text, words)
     assert not unfinished.exists() and not entries(text.parent / "cache")
     shutil.copy2(kept, text)
-    assert bytes(ids_of(tokenise(text))).decode() == LINES
+    assert bytes(ids_of(tokenize(text))).decode() == LINES
 
 
 @pytest.mark.parametrize("place", [5000, 50_000], ids=["in what was done", "in the rest"])
@@ -354,18 +354,18 @@ def test_unfinished_tokens_of_another_text_are_not_used_even_if_no_sample_shows_
     changed = f"{LINES[:place]}???{LINES[place + 3 :]}"
     restore_time(text, lambda: text.write_text(changed))
     assert open_one(text).fingerprint() == before
-    assert bytes(ids_of(tokenise(text))).decode() == changed and not unfinished.exists()
+    assert bytes(ids_of(tokenize(text))).decode() == changed and not unfinished.exists()
 
 
 # -- caches ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_text_whose_middle_changed_and_whose_time_was_set_back_is_tokenised_again(text: Path) -> None:
-    tokenise(text)
+def test_a_text_whose_middle_changed_and_whose_time_was_set_back_is_tokenized_again(text: Path) -> None:
+    tokenize(text)
     middle = 400 + (len(LINES) - 800) // 2
     changed = f"{LINES[:middle]}?{LINES[middle + 1 :]}"
     restore_time(text, lambda: text.write_text(changed))
-    assert bytes(ids_of(tokenise(text))).decode() == changed
+    assert bytes(ids_of(tokenize(text))).decode() == changed
 
 
 def key_of_version_1(path: Path) -> str:
@@ -384,25 +384,25 @@ def test_an_entry_of_version_1_is_not_trusted_and_is_removed_with_the_cache(text
     """It may hold half of the text."""
     cache, half = text.parent / "cache", write(text.parent / "half.txt", "half")
     text.write_text(content)
-    tokenise(half)
+    tokenize(half)
     [entry] = entries(cache)
     entry.rename(cache / key_of_version_1(text))
-    assert bytes(ids_of(tokenise(text))).decode() == content
+    assert bytes(ids_of(tokenize(text))).decode() == content
     assert cache_sizes(cache)["tokens"].entries == 2
     clean_caches(cache)
     assert not entries(cache)
 
 
 def test_a_file_of_version_1_under_a_new_name_is_refused(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenise(text)
+    tokenize(text)
     [entry] = entries(text.parent / "cache")
     with monkeypatch.context() as patch:
         patch.setattr(token_files, "VERSION", 1)
-        tokenise(text)
+        tokenize(text)
     [old] = [path for path in entries(text.parent / "cache") if path != entry]
     shutil.rmtree(entry)
     old.rename(entry)
-    corpus = tokenise(text)
+    corpus = tokenize(text)
     assert "version 1, expected" in corpus.notes[0] and bytes(ids_of(corpus)).decode() == LINES
 
 

@@ -51,7 +51,7 @@ def test_chunks_depend_on_the_document_alone_and_lose_nothing(text: str, size: i
 
 
 @given(lines=st.lists(st.from_regex(r"[ab.]( ?[ab.]){0,7}", fullmatch=True), min_size=1, max_size=40))
-def test_chunks_pretokenise_as_the_whole_document(lines: list[str]) -> None:
+def test_chunks_pretokenize_as_the_whole_document(lines: list[str]) -> None:
     text = "\n".join(lines)
     parts = [token for chunk in safe_chunks([Piece(text, True)]) for token in PRETOKENS.findall(chunk.text)]
     assert parts == PRETOKENS.findall(text)
@@ -77,11 +77,11 @@ def test_chunks_keep_documents_apart() -> None:
 
 
 @pytest.fixture
-def many_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenised: Callable[..., TokenCorpus]) -> TokenCorpus:
+def many_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenized: Callable[..., TokenCorpus]) -> TokenCorpus:
     monkeypatch.setattr(token_files, "SHARD_BYTES", 64)  # 32 tokens
     path = tmp_path / "text.txt"
     path.write_text("".join(f"line {number}\n" for number in range(40)))
-    return tokenised(path)
+    return tokenized(path)
 
 
 def test_corpus_reads_across_shards_as_one(many_shards: TokenCorpus) -> None:
@@ -147,7 +147,7 @@ def test_split_refuses_a_corpus_without_two_parts() -> None:
         TokenCorpus.from_ids([5]).split(fraction=0.1)
 
 
-def test_bytes_of_parts_follow_the_decoder(tmp_path: Path, tokenised: Callable[..., TokenCorpus]) -> None:
+def test_bytes_of_parts_follow_the_decoder(tmp_path: Path, tokenized: Callable[..., TokenCorpus]) -> None:
     """A tokenizer whose tokens stand for different numbers of bytes: shares by count of tokens would be wrong."""
 
     class Characters(ByteTokenizer):
@@ -158,7 +158,7 @@ def test_bytes_of_parts_follow_the_decoder(tmp_path: Path, tokenised: Callable[.
             return "".join("é" if number else "a" for number in ids)
 
     (tmp_path / "a.txt").write_text("a" * 500 + "é" * 500)
-    corpus = tokenised(tmp_path / "a.txt", Characters())
+    corpus = tokenized(tmp_path / "a.txt", Characters())
     assert corpus.num_bytes == 1500
     assert corpus.subset(0, 500).num_bytes == 500
     assert corpus.subset(600, 1000).num_bytes == 800

@@ -1,4 +1,4 @@
-"""A text tokenised by several processes: the same files, resumed after a kill, one error, no process left."""
+"""A text tokenized by several processes: the same files, resumed after a kill, one error, no process left."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def contents(cache: Path) -> dict[str, str]:
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in entry.iterdir()}
 
 
-def tokenise(path: Path, cache: Path, *, workers: int | None = 1, tokenizer: object = None) -> corpus.TokenCorpus:
+def tokenize(path: Path, cache: Path, *, workers: int | None = 1, tokenizer: object = None) -> corpus.TokenCorpus:
     found = tokenizer or ByteTokenizer(opening=(7, 8))
     return token_corpus(open_one(path), found, Work(cache_dir=cache, workers=workers))  # type: ignore[arg-type]
 
@@ -68,8 +68,8 @@ def children() -> list[str]:
 @pytest.mark.parametrize("workers", [2, 3, None])
 def test_any_number_of_workers_writes_the_same_files(folder: Path, tmp_path: Path, workers: int | None) -> None:
     before = children()
-    one = tokenise(folder, tmp_path / "one", workers=1)
-    many = tokenise(folder, tmp_path / "many", workers=workers)
+    one = tokenize(folder, tmp_path / "one", workers=1)
+    many = tokenize(folder, tmp_path / "many", workers=workers)
     assert contents(tmp_path / "one") == contents(tmp_path / "many") and len(contents(tmp_path / "one")) > 20
     assert ids_of(one) == ids_of(many) and one.fingerprint == many.fingerprint
     assert children() == before
@@ -77,7 +77,7 @@ def test_any_number_of_workers_writes_the_same_files(folder: Path, tmp_path: Pat
 
 def test_the_files_are_those_that_one_process_has_always_written(folder: Path, tmp_path: Path) -> None:
     """Ids, boundaries and marks by a plain loop over the documents."""
-    found = tokenise(folder, tmp_path / "cache", workers=2)
+    found = tokenize(folder, tmp_path / "cache", workers=2)
     texts = [(folder / "a.txt").read_text()]
     texts += [json.loads(line)["text"] for line in (folder / "b.jsonl").read_text().splitlines()]
     texts = [text for text in [*texts, "the end"] if text]
@@ -97,27 +97,27 @@ def test_a_real_tokenizer_gives_the_same_ids_in_a_worker_after_its_own_threads_w
     (tmp_path / "a.txt").write_text(text)
     tokenizer = train_tokenizer(lambda: iter([text]), TokenizerOptions(model="byte-bpe", vocab_size=300))
     whole = tokenizer.encode_batch([text, text])[0]  # by the threads of the library
-    found = tokenise(tmp_path / "a.txt", tmp_path / "cache", workers=2, tokenizer=tokenizer)
+    found = tokenize(tmp_path / "a.txt", tmp_path / "cache", workers=2, tokenizer=tokenizer)
     assert ids_of(found) == whole
     assert "TOKENIZERS_PARALLELISM" not in os.environ
 
 
 def test_a_short_text_starts_no_process(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fork", lambda: pytest.fail("a process was started"))
-    tokenise(folder / "c.txt", tmp_path / "cache", workers=None)
-    tokenise(folder / "a.txt", tmp_path / "cache", workers=1)
+    tokenize(folder / "c.txt", tmp_path / "cache", workers=None)
+    tokenize(folder / "a.txt", tmp_path / "cache", workers=1)
 
 
 def test_a_wrong_file_is_refused_as_by_one_process(folder: Path, tmp_path: Path) -> None:
     (folder / "b.jsonl").write_text((folder / "b.jsonl").read_text() + "no json\n")
-    errors = [refusal(lambda n=n: tokenise(folder, tmp_path / "cache", workers=n)) for n in (1, 2)]
+    errors = [refusal(lambda n=n: tokenize(folder, tmp_path / "cache", workers=n)) for n in (1, 2)]
     assert errors[0].message == errors[1].message and "b.jsonl:153" in errors[0].message
     assert not entries(tmp_path / "cache") and not leftovers(tmp_path / "cache")
 
 
 def test_an_error_of_the_tokenizer_in_a_worker_is_the_error_of_the_command(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"ids from 10 to 195, its vocabulary has 100 tokens"):
-        tokenise(folder, tmp_path / "cache", workers=2, tokenizer=ByteTokenizer(vocab_size=100, opening=()))
+        tokenize(folder, tmp_path / "cache", workers=2, tokenizer=ByteTokenizer(vocab_size=100, opening=()))
 
 
 class Panic(ByteTokenizer):
@@ -127,7 +127,7 @@ class Panic(ByteTokenizer):
 
 def test_another_failure_in_a_worker_is_raised_with_its_traceback(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="ValueError: panic in the library"):
-        tokenise(folder, tmp_path / "cache", workers=2, tokenizer=Panic())
+        tokenize(folder, tmp_path / "cache", workers=2, tokenizer=Panic())
 
 
 class Killed(ByteTokenizer):
@@ -145,13 +145,13 @@ def test_a_killed_worker_is_one_error_and_the_next_command_goes_on(
     monkeypatch.setenv("KILL", "worker")
     before = children()
     with pytest.raises(TformerError, match="was ended by SIGKILL") as caught:
-        tokenise(folder, tmp_path / "cache", workers=2, tokenizer=Killed())
+        tokenize(folder, tmp_path / "cache", workers=2, tokenizer=Killed())
     assert "goes on where it was" in str(caught.value.hint) and children() == before
     monkeypatch.delenv("KILL")
     [unfinished] = leftovers(tmp_path / "cache")
     assert read_record(unfinished) is not None
-    tokenise(folder, tmp_path / "cache", workers=2, tokenizer=Killed())
-    tokenise(folder, tmp_path / "other", workers=1, tokenizer=Killed())
+    tokenize(folder, tmp_path / "cache", workers=2, tokenizer=Killed())
+    tokenize(folder, tmp_path / "other", workers=1, tokenizer=Killed())
     assert contents(tmp_path / "cache") == contents(tmp_path / "other") and not leftovers(tmp_path / "cache")
 
 
@@ -161,7 +161,7 @@ def test_after_a_kill_only_what_has_no_record_is_encoded_again(
 ) -> None:
     """SIGKILL at every record, each time of another process; the files equal those of an undisturbed one."""
     monkeypatch.setattr(entry_writer, "RECORD_BYTES", 500)
-    tokenise(folder, tmp_path / "whole")
+    tokenize(folder, tmp_path / "whole")
     write, cache, kills = entry_writer.write_record, tmp_path / "cache", 0
 
     def killed_after(*arguments: object) -> None:
@@ -170,7 +170,7 @@ def test_after_a_kill_only_what_has_no_record_is_encoded_again(
 
     monkeypatch.setattr(entry_writer, "write_record", killed_after)
     while True:
-        process = FORK.Process(target=tokenise, args=(folder, cache), kwargs={"workers": workers})
+        process = FORK.Process(target=tokenize, args=(folder, cache), kwargs={"workers": workers})
         process.start()
         process.join(30)
         if process.exitcode == 0:
@@ -184,7 +184,7 @@ def test_after_a_kill_only_what_has_no_record_is_encoded_again(
 def interrupted(folder: Path, cache: Path, *, after: int = 25) -> Path:
     """The directory that a text leaves which was interrupted after this number of batches."""
     polls = iter(range(after))
-    with pytest.raises(Interrupted, match="interrupted while tokenising"):
+    with pytest.raises(Interrupted, match="interrupted while tokenizing"):
         token_corpus(
             open_one(folder),
             ByteTokenizer(opening=(7, 8)),  # type: ignore[arg-type]
@@ -204,7 +204,7 @@ def flip(path: Path) -> None:
 def test_an_interrupted_text_goes_on_and_a_damaged_record_or_file_begins_anew(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    tokenise(folder, tmp_path / "whole")
+    tokenize(folder, tmp_path / "whole")
     unfinished = interrupted(folder, tmp_path / "cache")
     if damage in ("progress", "documents.bin"):
         os.truncate(unfinished / damage, (unfinished / damage).stat().st_size - 40)
@@ -216,7 +216,7 @@ def test_an_interrupted_text_goes_on_and_a_damaged_record_or_file_begins_anew(
     encoded: list[int] = []
     encode = encoders.encode
     monkeypatch.setattr(encoders, "encode", lambda *given, **named: encoded.append(1) or encode(*given, **named))
-    tokenise(folder, tmp_path / "cache")
+    tokenize(folder, tmp_path / "cache")
     assert contents(tmp_path / "cache") == contents(tmp_path / "whole") and not leftovers(tmp_path / "cache")
     chunks = token_files.safe_chunks(open_one(folder).documents())
     batches = len(list(token_files.in_batches(chunks, lambda piece: len(piece.text) + 1, task="", work=Work())))
@@ -226,10 +226,10 @@ def test_an_interrupted_text_goes_on_and_a_damaged_record_or_file_begins_anew(
 def test_unfinished_tokens_are_kept_for_a_week_or_until_the_cache_is_cleaned(folder: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     unfinished = interrupted(folder, cache)
-    tokenise(folder / "c.txt", cache)
+    tokenize(folder / "c.txt", cache)
     assert leftovers(cache) == [unfinished]
     os.utime(unfinished / entry_writer.RECORD, (0, time.time() - 8 * 24 * 3600))
-    tokenise(folder / "a.txt", cache)
+    tokenize(folder / "a.txt", cache)
     assert leftovers(cache) == []
     interrupted(folder, cache)
     clean_caches(cache)
@@ -251,11 +251,11 @@ def test_processes_that_need_the_same_tokens_wait_for_the_first(
 ) -> None:
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
     monkeypatch.setattr(corpus, "WAIT_SECONDS", 0.01)
-    tokenise(folder, tmp_path / "one", tokenizer=Counted())
+    tokenize(folder, tmp_path / "one", tokenizer=Counted())
     alone = (tmp_path / "calls").read_text().count("call")
     (tmp_path / "calls").unlink()
     processes = [
-        FORK.Process(target=tokenise, args=(folder, tmp_path / "cache"), kwargs={"tokenizer": Counted()})
+        FORK.Process(target=tokenize, args=(folder, tmp_path / "cache"), kwargs={"tokenizer": Counted()})
         for _ in range(4)
     ]
     for process in processes:
@@ -274,7 +274,7 @@ def test_waiting_for_another_process_shows_its_progress_and_can_be_interrupted(
     seen: list[int] = []
     held = corpus._acquired(unfinished.parent, unfinished)
     assert held is not None
-    with held, pytest.raises(Interrupted, match="interrupted while waiting for another process that tokenises"):
+    with held, pytest.raises(Interrupted, match="interrupted while waiting for another process that tokenizes"):
         token_corpus(
             open_one(folder),
             ByteTokenizer(opening=(7, 8)),  # type: ignore[arg-type]
@@ -295,7 +295,7 @@ def _killed_by_parent(cache: Path, folder: Path, mark: Path) -> None:
             time.sleep(60)
             return []
 
-    tokenise(folder, cache, workers=2, tokenizer=Waiting())
+    tokenize(folder, cache, workers=2, tokenizer=Waiting())
 
 
 def test_workers_end_with_a_killed_parent(folder: Path, tmp_path: Path) -> None:

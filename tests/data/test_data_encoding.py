@@ -37,7 +37,7 @@ def test_offsets_are_the_characters_of_each_token(kind: str, text: str) -> None:
     assert len(spans) == found.from_template.count(False) == len(tokenizer.encode(text))
     assert all(0 <= start <= end <= len(text) for start, end in spans)
     assert sorted(spans) == spans
-    if kind in ("byte-bpe", "char", "bpe"):  # nothing is normalised: the tokens cover the text
+    if kind in ("byte-bpe", "char", "bpe"):  # nothing is normalized: the tokens cover the text
         assert {place for start, end in spans for place in range(start, end)} == set(range(len(text)))
 
 

@@ -232,7 +232,7 @@ def test_a_constant_channel_can_be_divided_by(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_to_pixels_is_standardising(channels: int) -> None:
+def test_to_pixels_is_standardizing(channels: int) -> None:
     images = np.random.default_rng(0).integers(0, 256, (4, channels, 6, 6), dtype=np.uint8)
     mean, std = (0.5, 0.1, 0.9)[:channels], (0.2, 0.3, 1.0)[:channels]
     pixels = to_pixels(images, mean, std)

@@ -521,7 +521,7 @@ def test_without_names_the_number_of_columns_is_said() -> None:
         (["v1,v2", "0,a", "1,b", "z,c"], {}, False),
     ],
 )
-def test_a_row_of_names_is_recognised(lines: list[str], asked: dict[str, object], expected: bool) -> None:
+def test_a_row_of_names_is_recognized(lines: list[str], asked: dict[str, object], expected: bool) -> None:
     rows = [line.split(",") for line in lines]
     layout = LabelledLayout()
     assert layout.has_names(rows, layout.named(Columns(**asked))) is expected  # type: ignore[arg-type]

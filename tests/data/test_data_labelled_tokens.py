@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.data.pair_makers import WORDS, Rows, words
 from tformer.data.shards import token_files
-from tformer.data.shards.labelled_tokens import LabelledTokens, tokenise_labelled
+from tformer.data.shards.labelled_tokens import LabelledTokens, tokenize_labelled
 from tformer.data.shards.template import TextTemplate, assemble, pair_template, single_template
 from tformer.data.sources.labelled import FEW_CLASSES, LabelIndex, stratified_split
 from tformer.data.sources.tables import LabelledRow
@@ -111,12 +111,12 @@ def source(
     return Rows(tuple(LabelledRow(a, b, label, f"a.tsv:{n}") for n, (a, b, label) in enumerate(triples, 1)))
 
 
-def tokenise(rows: Rows, seq_len: int = 16, index: LabelIndex | None = None, **options: object) -> LabelledTokens:
-    return tokenise_labelled([rows], bert(), seq_len=seq_len, index=index, **options)  # type: ignore[arg-type]
+def tokenize(rows: Rows, seq_len: int = 16, index: LabelIndex | None = None, **options: object) -> LabelledTokens:
+    return tokenize_labelled([rows], bert(), seq_len=seq_len, index=index, **options)  # type: ignore[arg-type]
 
 
 def test_examples_have_template_and_class() -> None:
-    tokens = tokenise(source(["the cat", "", "sat on a mat"], ["x", "y", "x"]), index=LabelIndex(("x", "y")))
+    tokens = tokenize(source(["the cat", "", "sat on a mat"], ["x", "y", "x"]), index=LabelIndex(("x", "y")))
     assert (len(tokens), tokens.lengths.tolist(), tokens.labels.tolist()) == (3, [4, 2, 6], [0, 1, 0])
     examples = tokens.examples(0, [2, 0, 1])
     assert [bert().decode(each.ids.tolist(), skip_special=False) for each in examples] == [
@@ -132,39 +132,39 @@ def test_examples_have_template_and_class() -> None:
 
 def test_pairs_have_token_types_when_the_model_has() -> None:
     rows = source(["the cat", "a"], seconds=["sat", "mat on"])
-    example = tokenise(rows, token_types=True).examples(0, [0])[0]
+    example = tokenize(rows, token_types=True).examples(0, [0])[0]
     assert example.token_type_ids is not None and example.token_type_ids.tolist() == [0, 0, 0, 0, 1, 1]
     assert (example.ids.tolist(), example.token_type_ids.tolist()) == bert().encode_pair("the cat", "sat")
-    assert tokenise(rows).examples(0, [0])[0].token_type_ids is None
-    assert tokenise(source(["the"]), token_types=True).examples(0, [0])[0].token_type_ids is None
+    assert tokenize(rows).examples(0, [0])[0].token_type_ids is None
+    assert tokenize(source(["the"]), token_types=True).examples(0, [0])[0].token_type_ids is None
 
 
 def test_scores_several_labels_and_none() -> None:
-    scores = tokenise(source(["a", "the"], ["1.5", "-2"]), numeric=True)
+    scores = tokenize(source(["a", "the"], ["1.5", "-2"]), numeric=True)
     assert scores.labels.dtype == np.float32 and [each.label for each in scores.examples(0, [0, 1])] == [1.5, -2.0]
-    flags = tokenise(source(["a", "the"], ["x|z", ""]), index=LabelIndex(("x", "y", "z"), multi=True))
+    flags = tokenize(source(["a", "the"], ["x|z", ""]), index=LabelIndex(("x", "y", "z"), multi=True))
     assert flags.labels.dtype == bool and flags.labels.shape == (2, 3)
     assert flags.examples(0, [0])[0].label.tolist() == [True, False, True]  # type: ignore[union-attr]
-    without = tokenise(source(["a"]))
+    without = tokenize(source(["a"]))
     assert without.labels is None and without.examples(0, [0])[0].label is None
 
 
 def test_truncation_is_counted_and_noted() -> None:
-    tokens = tokenise(source(["the cat sat on a mat", "a", "the cat sat"]), seq_len=5)
+    tokens = tokenize(source(["the cat sat on a mat", "a", "the cat sat"]), seq_len=5)
     assert tokens.truncated == 1 and tokens.lengths.max() == 5
     assert tokens.notes == ("a.tsv: 1 of 3 texts are longer than 5 tokens and were cut (33.3%)",)
     assert bert().decode(tokens.examples(0, [0])[0].ids.tolist()) == "the cat sat"
-    tail = tokenise(source(["the cat sat on a mat"]), seq_len=5, truncation="tail")
+    tail = tokenize(source(["the cat sat on a mat"]), seq_len=5, truncation="tail")
     assert bert().decode(tail.examples(0, [0])[0].ids.tolist()) == "on a mat"
-    assert tokenise(source(["a"])).notes == ()
+    assert tokenize(source(["a"])).notes == ()
 
 
 def test_batches_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = source([" ".join(WORDS[: n % 7]) for n in range(40)], seconds=[" ".join(WORDS[n % 5 :]) for n in range(40)])
-    whole = tokenise(rows, seq_len=8, token_types=True)
+    whole = tokenize(rows, seq_len=8, token_types=True)
     seen: list[tuple[int, int | None]] = []
     monkeypatch.setattr(token_files, "BATCH_CHARACTERS", 50)
-    parts = tokenise(
+    parts = tokenize(
         rows, seq_len=8, token_types=True, work=Work(report=lambda done, total: seen.append((done, total)))
     )
     assert len(seen) > 5 and seen[-1][0] == seen[-1][1]
@@ -176,16 +176,16 @@ def test_batches_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("truncation", get_args(Truncation))
 @pytest.mark.parametrize("is_pair", [False, True])
-def test_long_texts_have_the_ids_that_they_have_when_tokenised_whole(
+def test_long_texts_have_the_ids_that_they_have_when_tokenized_whole(
     is_pair: bool, truncation: Truncation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw = random.Random(0)
     texts = [" ".join(draw.choices(WORDS, k=draw.choice([0, 3, 8, 9, 30, 90]))) for _ in range(60)]
     rows = source(texts[:30], seconds=texts[30:] if is_pair else None)
-    whole = tokenise(rows, seq_len=12, truncation=truncation, token_types=is_pair)
+    whole = tokenize(rows, seq_len=12, truncation=truncation, token_types=is_pair)
     monkeypatch.setattr(pieces, "PIECE_CHARACTERS", 20)
     monkeypatch.setattr(pieces, "PIECE_LIMIT", 40)
-    parts = tokenise(rows, seq_len=12, truncation=truncation, token_types=is_pair)
+    parts = tokenize(rows, seq_len=12, truncation=truncation, token_types=is_pair)
     assert parts.truncated == whole.truncated > 0 and parts.notes == whole.notes
     for one, other in zip(whole.examples(0, range(30)), parts.examples(0, range(30)), strict=True):
         assert one.ids.tolist() == other.ids.tolist()
@@ -194,7 +194,7 @@ def test_long_texts_have_the_ids_that_they_have_when_tokenised_whole(
 
 
 def test_a_subset_has_its_own_rows_labels_and_fingerprint() -> None:
-    tokens = tokenise(source(WORDS, list("xyxyxy")), index=LabelIndex(("x", "y")))
+    tokens = tokenize(source(WORDS, list("xyxyxy")), index=LabelIndex(("x", "y")))
     part = tokens.subset([5, 1])
     assert (len(part), part.labels.tolist(), part.row(0).text) == (2, [1, 1], "mat")
     assert part.examples(0, [1])[0].ids.tolist() == tokens.examples(0, [1])[0].ids.tolist()
@@ -205,29 +205,29 @@ def test_a_subset_has_its_own_rows_labels_and_fingerprint() -> None:
 def test_fingerprint_follows_what_changes_the_examples() -> None:
     rows = source(["the cat"], ["x"])
     prints = {
-        tokenise(rows, index=LabelIndex(("x", "y"))).fingerprint,
-        tokenise(rows, index=LabelIndex(("y", "x"))).fingerprint,
-        tokenise(rows, seq_len=8).fingerprint,
-        tokenise(rows, truncation="tail").fingerprint,
-        tokenise(source(["the mat"], ["x"])).fingerprint,
+        tokenize(rows, index=LabelIndex(("x", "y"))).fingerprint,
+        tokenize(rows, index=LabelIndex(("y", "x"))).fingerprint,
+        tokenize(rows, seq_len=8).fingerprint,
+        tokenize(rows, truncation="tail").fingerprint,
+        tokenize(source(["the mat"], ["x"])).fingerprint,
     }
     assert len(prints) == 5
 
 
 def test_mistakes_are_input_errors() -> None:
     with pytest.raises(InputError, match=r"a\.tsv:2: unknown label 'z'"):
-        tokenise(source(["a", "the"], ["x", "z"]), index=LabelIndex(("x", "y")))
+        tokenize(source(["a", "the"], ["x", "z"]), index=LabelIndex(("x", "y")))
     with pytest.raises(InputError, match=r"a\.tsv:1: no label"):
-        tokenise(source(["a"]), numeric=True)
+        tokenize(source(["a"]), numeric=True)
     with pytest.raises(InputError, match=r"a\.tsv: no rows"):
-        tokenise(Rows(()))
+        tokenize(Rows(()))
     with pytest.raises(InputError, match="2 tokens leave no room for text beside 2 special tokens"):
-        tokenise(source(["a"]), seq_len=2)
+        tokenize(source(["a"]), seq_len=2)
 
 
 def test_it_can_be_interrupted() -> None:
     with pytest.raises(Interrupted, match=r"a\.tsv"):
-        tokenise(source(["a"]), work=Work(should_stop=lambda: True))
+        tokenize(source(["a"]), work=Work(should_stop=lambda: True))
 
 
 # -- the fixed split ---------------------------------------------------------------------------------------------------

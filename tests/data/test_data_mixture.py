@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data.pair_makers import rows_of, tokenise
+from tests.data.pair_makers import rows_of, tokenize
 from tformer.data.batching.mixture import MixedPairs, MixedWindows, Mixture
 from tformer.data.batching.plan import BatchPlan, Cursor
 from tformer.data.batching.subwords import SampledSubwords
@@ -88,7 +88,7 @@ def test_mixed_windows_read_what_they_locate() -> None:
 def task(name: str, size: int) -> PairTokens:
     """Pairs of 1 to 9 words, each target saying which one it is."""
     rows = [("the " * (1 + 7 * n % 9), "cat " * (n % 4 + 1)) for n in range(size)]
-    return tokenise(rows_of(rows, task=name, name=f"{name}.tsv"))
+    return tokenize(rows_of(rows, task=name, name=f"{name}.tsv"))
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.data())

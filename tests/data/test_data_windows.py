@@ -48,7 +48,7 @@ def test_concat_offsets_vary_between_epochs_and_depend_on_the_seed() -> None:
     assert offsets != [LmWindows(corpus, 16, seed=2).offset(epoch) for epoch in range(100)]
 
 
-def test_concat_windows_are_vectorised_and_equal_single_ones() -> None:
+def test_concat_windows_are_vectorized_and_equal_single_ones() -> None:
     windows = LmWindows(corpus_of([50, 60, 70]), 8, seed=3)
     rows = windows.windows(2, [5, 0, 7])
     assert rows.shape == (3, 9) and rows.dtype == np.int64

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.decoding.beam_reference import slow_repeated_ngrams
 from tformer.decoding.beam_candidates import CHUNK, top_candidates
 from tformer.decoding.beam_search import FinishedHypotheses
-from tformer.decoding.sampling import NO_TOKEN, block_repeated_ngrams, pad_left, penalise_repetition, repeated_ngrams
+from tformer.decoding.sampling import NO_TOKEN, block_repeated_ngrams, pad_left, penalize_repetition, repeated_ngrams
 from tformer.decoding.settings import BeamSettings, Hypothesis, fitting_beam_settings, length_penalty
 from tformer.recipe.sections import Generation
 from tformer.support.errors import InputError
@@ -158,19 +158,19 @@ def test_repeated_ngrams_are_found(rows: list[list[int]], n: int) -> None:
 
 
 @given(rows=histories)
-def test_repeated_tokens_are_penalised_once_each(rows: list[list[int]]) -> None:
+def test_repeated_tokens_are_penalized_once_each(rows: list[list[int]]) -> None:
     logprobs = torch.tensor([[-1.0, -2.0, -3.0, -4.0]]).repeat(len(rows), 1)
     expected = [
         [value * (1.5 if token in row else 1.0) for token, value in enumerate([-1.0, -2.0, -3.0, -4.0])] for row in rows
     ]
-    assert penalise_repetition(logprobs, pad_left(rows), 1.5, exempt=()).tolist() == expected
+    assert penalize_repetition(logprobs, pad_left(rows), 1.5, exempt=()).tolist() == expected
 
 
 def test_what_is_looked_at_stays_as_it_was() -> None:
     logprobs = torch.tensor([[-1.0, -2.0], [-3.0, NEVER]])
     before = logprobs.clone()
-    penalised = penalise_repetition(logprobs, pad_left([[1, 1], [1]]), 2.0, exempt=())
-    assert penalised.tolist() == [[-1.0, -4.0], [-3.0, NEVER]]
+    penalized = penalize_repetition(logprobs, pad_left([[1, 1], [1]]), 2.0, exempt=())
+    assert penalized.tolist() == [[-1.0, -4.0], [-3.0, NEVER]]
     blocked = block_repeated_ngrams(logprobs, pad_left([[1, 0], [1]]), 1, exempt=())
     assert blocked.tolist() == [[-1.0, -2.0], [-3.0, NEVER]]  # row 0: nothing would be left
     assert torch.equal(logprobs, before)

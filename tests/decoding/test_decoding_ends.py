@@ -101,7 +101,7 @@ def test_what_a_recipe_does_not_rule_out_is_written(kind: Any) -> None:
     ids=["beam", "sampled", "greedy"],
 )
 def test_pad_and_start_are_never_written_however_likely(template: str, settings: Any) -> None:
-    """And nothing is normalised again: log-probabilities are those of force-decoding."""
+    """And nothing is normalized again: log-probabilities are those of force-decoding."""
     tokenizer = train(template)
     translator, target, model = make_translator(tokenizer, template, settings, likely=("pad", "bos"))
     never = {tokenizer.special.pad, tokenizer.special.bos, target.start} - {target.eos}
@@ -129,10 +129,10 @@ def test_what_is_never_offered_keeps_the_numbers_of_the_others() -> None:
     assert found.logprob == pytest.approx(2 * torch.tensor(0.3).log().item(), abs=1e-6)
 
 
-# --- the end of sequence is never blocked or penalised ----------------------------------------------------------------
+# --- the end of sequence is never blocked or penalized ----------------------------------------------------------------
 
 
-def test_an_end_of_sequence_in_the_history_is_neither_blocked_nor_penalised() -> None:
+def test_an_end_of_sequence_in_the_history_is_neither_blocked_nor_penalized() -> None:
     rule = table({}, otherwise=(0.1, 0.6, 0.3))
     for rules in ({"no_repeat_ngram": 1}, {"repetition_penalty": 9.0}):
         options = BeamSettings(beam_size=1, max_new_tokens=3, eos_id=EOS, **rules)

@@ -104,7 +104,7 @@ PROMPTS = BEAMS["beam7_with_prompt"]["prompts"]
 FIRST = partial(greedy, "transformer", (3, 3))
 PROMPTED = partial(greedy, "transformer with a prompt", (4, 5), prompts=PROMPTS)
 WITHOUT_UNK = partial(greedy, "transformer of three", (3, 3, 3), excluded=(UNK, *READ_ONLY))
-PENALISED = partial(WITHOUT_UNK, repetition_penalty=1.5)
+PENALIZED = partial(WITHOUT_UNK, repetition_penalty=1.5)
 MASKED = partial(greedy, "transformer of three, padded", (3, 3, 3), excluded=(UNK, *READ_ONLY), repetition_penalty=1.5)
 NGRAMS = partial(greedy, "transformer", (7, 7), no_repeat_ngram=3)
 RECURRENT = partial(greedy, "recurrent", (3, 3))
@@ -198,7 +198,7 @@ CLAIMS = [
     ),
     Claim("no unknown token: ids", ids_of(WITHOUT_UNK), [(1, 1, 1)] * 3),
     Claim("no unknown token: count", lambda: sum(token != UNK for row in padded(WITHOUT_UNK()) for token in row), 9),
-    Claim("repetition penalty: ids", ids_of(PENALISED), [(1, 1, 1), (1, 1, 1), (1, 1, 3)]),
+    Claim("repetition penalty: ids", ids_of(PENALIZED), [(1, 1, 1), (1, 1, 1), (1, 1, 3)]),
     Claim(
         "repetition penalty on the source: ids",
         ids_of(MASKED),

@@ -2,7 +2,7 @@
 
 Restated are those on rules that tformer has: minimum length, temperature, repetition penalty (on logits for sampling,
 on log-probabilities for beam search: `normalize=True`), top-k, top-p, min-p, n-gram blocking, forced end,
-normalisation, numbers that are not finite, several rules in a row. 55 of 59 hold, 4 differ by a definition.
+normalization, numbers that are not finite, several rules in a row. 55 of 59 hold, 4 differ by a definition.
 
 Not restated: a penalty or n-gram blocking that looks at the source or leaves out the prompt, forced beginnings (tformer
 puts them into the prefix), sequences of bad words or with a bias, allowed prefixes, typical, epsilon, eta and top-h
@@ -28,7 +28,7 @@ from tformer.decoding.sampling import (
     keep_top_k,
     keep_top_p,
     pad_left,
-    penalise_repetition,
+    penalize_repetition,
     reshape,
 )
 from tformer.decoding.settings import GenerationSettings
@@ -116,31 +116,31 @@ TENTHS[0, 0], TENTHS[1, 5] = -1 / 10, 4 / 10
 LOGS, REWARDED = TENTHS.log_softmax(-1), torch.cat((torch.tensor([[0.5]]), uniform(1, 10)[:, 1:]), 1).log_softmax(-1)
 
 
-def penalised(row: int, token: int, logits: Tensor = TENTHS, penalty: float = 2.0) -> Callable[[], float]:
-    return lambda: float(penalise_repetition(logits, SEEN[: len(logits)], penalty, exempt=())[row, token])
+def penalized(row: int, token: int, logits: Tensor = TENTHS, penalty: float = 2.0) -> Callable[[], float]:
+    return lambda: float(penalize_repetition(logits, SEEN[: len(logits)], penalty, exempt=())[row, token])
 
 
-def penalise(logits: Tensor) -> Tensor:
-    return penalise_repetition(logits, SEEN, 2.0, exempt=())
+def penalize(logits: Tensor) -> Tensor:
+    return penalize_repetition(logits, SEEN, 2.0, exempt=())
 
 
 REPETITION = [
-    Claim("repetition penalty: negative", penalised(0, 0), -2 / 10),
-    Claim("repetition penalty: positive", penalised(0, 1), 1 / 20),
-    Claim("repetition penalty: positive of row 2", penalised(1, 0), 1 / 20),
-    Claim("repetition penalty: peak", penalised(1, 5), 4 / 20),
-    Claim("repetition penalty: not in place", lambda: leaves(penalise, TENTHS), True),
+    Claim("repetition penalty: negative", penalized(0, 0), -2 / 10),
+    Claim("repetition penalty: positive", penalized(0, 1), 1 / 20),
+    Claim("repetition penalty: positive of row 2", penalized(1, 0), 1 / 20),
+    Claim("repetition penalty: peak", penalized(1, 5), 4 / 20),
+    Claim("repetition penalty: not in place", lambda: leaves(penalize, TENTHS), True),
     *(
-        Claim(f"normalised penalty: row {row}, token {token}", penalised(row, token, LOGS), 2 * float(LOGS[row, token]))
+        Claim(f"normalized penalty: row {row}, token {token}", penalized(row, token, LOGS), 2 * float(LOGS[row, token]))
         for row, token in ((0, 0), (0, 1), (1, 5))
     ),
-    Claim("normalised penalty: unseen", penalised(0, 2, LOGS), float(LOGS[0, 2])),
-    Claim("normalised penalty: not in place", lambda: leaves(penalise, LOGS), True),
+    Claim("normalized penalty: unseen", penalized(0, 2, LOGS), float(LOGS[0, 2])),
+    Claim("normalized penalty: not in place", lambda: leaves(penalize, LOGS), True),
     *(
-        Claim(f"normalised reward: token {token}", penalised(0, token, REWARDED, 0.5), float(REWARDED[0, token]) / 2)
+        Claim(f"normalized reward: token {token}", penalized(0, token, REWARDED, 0.5), float(REWARDED[0, token]) / 2)
         for token in (0, 1)
     ),
-    Claim("normalised reward: raises", lambda: penalised(0, 0, REWARDED, 0.5)() > float(REWARDED[0, 0]), True),
+    Claim("normalized reward: raises", lambda: penalized(0, 0, REWARDED, 0.5)() > float(REWARDED[0, 0]), True),
 ]
 
 # --- truncation -------------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ TRUNCATION = [
     Claim("min-p: extreme logits", lambda: kept(keep_min_p(STEEP, 0.9)), [2, 2], [1, 1], AT_LEAST_ONE),
 ]
 
-# --- n-grams, forced end, normalisation -------------------------------------------------------------------------------
+# --- n-grams, forced end, normalization -------------------------------------------------------------------------------
 
 WRITTEN = [[1, 1, 2, 1], [0, 1, 0, 1]]
 
@@ -205,7 +205,7 @@ def refuses_what_is_no_number() -> str:
 LARGE = torch.tensor([[-23.18, -29.96, -43.54, 47.77], [-33.58, -26.87, -32.96, 22.51]])
 
 
-def normalised(logits: Tensor) -> Tensor:
+def normalized(logits: Tensor) -> Tensor:
     """Log-probabilities as the results hold them, of every token."""
     every = [chosen_logprobs(logits, torch.full((len(logits),), token)) for token in range(logits.shape[1])]
     return torch.stack(every, -1)
@@ -241,9 +241,9 @@ RULES = [
         "the model's logits are not numbers (NaN)",
         "a model whose logits are not numbers is an error",
     ),
-    Claim("normalisation: sums", lambda: normalised(LARGE).exp().sum(-1).tolist(), [1.0, 1.0]),
-    Claim("normalisation: softmax", lambda: normalised(LARGE).exp().tolist(), LARGE.softmax(-1).tolist()),
-    Claim("normalisation: not in place", lambda: leaves(normalised, LARGE), True),
+    Claim("normalization: sums", lambda: normalized(LARGE).exp().sum(-1).tolist(), [1.0, 1.0]),
+    Claim("normalization: softmax", lambda: normalized(LARGE).exp().tolist(), LARGE.softmax(-1).tolist()),
+    Claim("normalization: not in place", lambda: leaves(normalized, LARGE), True),
     Claim("several rules: as one by one", lambda: in_a_row(SHIFTED), one_by_one(SHIFTED)),
     Claim("several rules: not in place", lambda: leaves(partial(reshape, temperature=0.5, top_k=3), SHIFTED), True),
 ]

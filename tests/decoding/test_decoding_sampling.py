@@ -24,7 +24,7 @@ from tformer.decoding.sampling import (
     keep_top_k,
     keep_top_p,
     pad_left,
-    penalise_repetition,
+    penalize_repetition,
     reshape,
 )
 from tformer.decoding.settings import Generated
@@ -44,11 +44,11 @@ def kept(logits: torch.Tensor) -> list[list[int]]:
 def test_repetition_penalty_divides_positive_and_multiplies_negative_logits_of_seen_tokens():
     logits = torch.tensor([[2.0, -2.0, 4.0, -4.0], [2.0, -2.0, 4.0, -4.0]])
     seen = pad_left([[1, 0, 1], [2, 3]])
-    assert penalise_repetition(logits, seen, 2.0, exempt=()).tolist() == [
+    assert penalize_repetition(logits, seen, 2.0, exempt=()).tolist() == [
         [1.0, -4.0, 4.0, -4.0],
         [2.0, -2.0, 2.0, -8.0],
     ]
-    assert torch.equal(penalise_repetition(logits, seen, 1.0, exempt=()), logits)
+    assert torch.equal(penalize_repetition(logits, seen, 1.0, exempt=()), logits)
 
 
 def test_blocked_tokens_are_never_chosen_and_other_rows_stay():

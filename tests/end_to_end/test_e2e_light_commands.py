@@ -15,7 +15,7 @@ import pytest
 from tests.faults.killing import ends_within
 from tformer.checkpoint.run import RunDirectory
 from tformer.support import files
-from tformer.workflows.runs.summary import read_logged, summarise_run
+from tformer.workflows.runs.summary import read_logged, summarize_run
 
 Cli = Callable[..., Any]
 SECONDS = 5.0
@@ -240,7 +240,7 @@ def test_a_hundred_megabytes_of_metrics_are_listed_in_bounded_memory(decoder: Pa
     )
     (run / "metrics.jsonl").write_text(line * 100_000)
     began = time.process_time()
-    summary = summarise_run(run)
+    summary = summarize_run(run)
     assert time.process_time() - began < SECONDS
     assert (summary.tokens, summary.seconds) == (10, 2.5)
     (run / "metrics.jsonl").write_text(line * 5000)

@@ -24,7 +24,7 @@ pytestmark = in_8_bits
 
 
 def evaluated(cli: Cli, *arguments: object, kind: str = "int8") -> tuple[dict[str, Any], dict[str, Any]]:
-    """The report of the weights as they are, and quantised."""
+    """The report of the weights as they are, and quantized."""
     plain, small = ([*arguments, "--json", "--quantize", each] for each in ("none", kind))
     [before], [after] = (documents(cli("evaluate", *words)) for words in (plain, small))
     return before, after

@@ -223,7 +223,7 @@ def test_a_signal_before_training_starts_no_run(
 
 @pytest.mark.slow
 def test_a_signal_while_data_is_prepared_starts_no_run(cli_process: Start, tmp_path: Path, tiny_recipe: Path) -> None:
-    """Tokenising a large file is interrupted at once, and leaves no run behind."""
+    """Tokenizing a large file is interrupted at once, and leaves no run behind."""
     words = [f"word{number}" for number in range(20000)]
     draw = random.Random(1)
     big = tmp_path / "big.txt"

@@ -208,7 +208,7 @@ def test_a_learned_table_is_shown_as_it_is(run: Callable[[str], Path], cli: Call
     assert cli("viz-pe", "--run", path, "-o", tmp_path / "a.png").code == 0
     assert cli("viz-pe", "--run", path, "-o", tmp_path / "a.html").code == 0
     page = (tmp_path / "a.html").read_text(encoding="utf-8")
-    assert 'id="blob-weight"' in page and "random initialisation" not in page.split('id="data"')[0]
+    assert 'id="blob-weight"' in page and "random initialization" not in page.split('id="data"')[0]
     compared = document(cli, "--run", path, "--compare", "all")
     assert "learned" in [line["label"] for line in compared["plots"][0]["lines"]]
 
@@ -222,9 +222,9 @@ def test_an_untrained_table_says_so(cli: Callable[..., Any], tmp_path: Path, mon
     )
     path = build_run(tmp_path, DECODER)
     outcome = cli("viz-pe", "--run", path, "-o", tmp_path / "a.html")
-    assert outcome.code == 0 and "random initialisation" in outcome.err
-    assert re.search(r'class="subtitle"[^>]*>[^<]*random initialisation', (tmp_path / "a.html").read_text("utf-8"))
-    assert "random initialisation" in cli("viz-pe", "--run", path, "--format", "terminal").out
+    assert outcome.code == 0 and "random initialization" in outcome.err
+    assert re.search(r'class="subtitle"[^>]*>[^<]*random initialization', (tmp_path / "a.html").read_text("utf-8"))
+    assert "random initialization" in cli("viz-pe", "--run", path, "--format", "terminal").out
     assert not document(cli, "--run", path)["run"]["trained"]
 
 

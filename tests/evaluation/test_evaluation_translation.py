@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tformer.build import build_model
-from tformer.data.shards.pair_tokens import join_pairs, tokenise_pairs
+from tformer.data.shards.pair_tokens import join_pairs, tokenize_pairs
 from tformer.data.sources.tables import PairRow
 from tformer.decoding.score import score_targets
 from tformer.decoding.settings import BeamSettings
@@ -64,7 +64,7 @@ class Rows:
 
 
 def pairs_of(rows=ROWS, seq_len: int = CONTEXT):
-    return tokenise_pairs(
+    return tokenize_pairs(
         [Rows(rows)], TOKENIZER, TOKENIZER, seq_len=seq_len, target_seq_len=seq_len, eos=TARGET.eos, keep_all=True
     )
 
@@ -124,7 +124,7 @@ def test_the_loss_is_that_of_a_plain_loop_whatever_the_batch():
 def test_several_tasks_have_a_loss_and_a_bleu_each_and_the_whole_stays():
     parts = [ROWS[:3], ROWS[4:6], ROWS[6:]]
     tasks = [
-        tokenise_pairs([Rows(rows, task)], TOKENIZER, TOKENIZER, seq_len=CONTEXT, target_seq_len=CONTEXT,
+        tokenize_pairs([Rows(rows, task)], TOKENIZER, TOKENIZER, seq_len=CONTEXT, target_seq_len=CONTEXT,
                        eos=TARGET.eos, keep_all=True)
         for rows, task in zip(parts, ("one", "two", ""), strict=True)
     ]  # fmt: skip

@@ -87,7 +87,7 @@ def cases_of(home: Path) -> dict[str, Case]:
         "train denoising": train("bart", *text, "--objective", "denoising"),
         "train on images": train("vit", "--data", str(home / "images")),
         "train with a teacher": train("bert", *labelled, "--teacher", str(home / "teacher")),
-        "tokenise": train("gpt", *long, "--set", "tokenizer.train.model=bpe", "--max-steps", "1", fresh_cache=True),
+        "tokenize": train("gpt", *long, "--set", "tokenizer.train.model=bpe", "--max-steps", "1", fresh_cache=True),
         "train-tokenizer": write("train-tokenizer", str(home / "long.txt"), "--model", "bpe", out="{work}/t.json"),
         "average": write("average", "--last", "2", run, done=True),
         "export": write("export", run, done=True),

@@ -1,6 +1,6 @@
 """One check for every class: import, logits, export tensor by tensor, and back into `transformers`.
 
-Every parameter of the reference is randomised (fresh biases and gains would hide swapped norms), buffers that are saved
+Every parameter of the reference is randomized (fresh biases and gains would hide swapped norms), buffers that are saved
 too; configurations have unusual sizes; a row of the batch is padded.
 """
 
@@ -29,7 +29,7 @@ Logits = Callable[[Any, Mapping[str, Tensor]], Tensor]  # (model, inputs) -> log
 LARGEST_ERRORS: dict[str, float] = {}  # by class, of this session: the table that pytest prints at the end
 
 
-def randomised(reference: nn.Module, *, seed: int = 0) -> nn.Module:
+def randomized(reference: nn.Module, *, seed: int = 0) -> nn.Module:
     """Every floating tensor that is saved, in place; norm gains around 1."""
     generator = torch.Generator().manual_seed(seed)
     trained = dict(reference.named_parameters())
@@ -109,7 +109,7 @@ def assert_parity(
     their_inputs: for the reference, where its names or needs differ (GPT-2's position ids under left padding).
     model_type: what to export as, where another architecture with the same function would come first.
     """
-    randomised(reference)
+    randomized(reference)
     original = saved(reference, tmp_path / "original")
     model, foreign = imported(original)
     asked = inputs if their_inputs is None else their_inputs

@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from tests.interop.parity import assert_agree, assert_parity, imported, randomised, saved, tokens
+from tests.interop.parity import assert_agree, assert_parity, imported, randomized, saved, tokens
 from tests.interop.tiny_folders import edit_json
 from tests.interop.tiny_models import MASK, SIZES, batch, config_of, make
 from tformer.interop.architectures import ARCHITECTURES
@@ -69,7 +69,7 @@ def pairs() -> dict[str, Tensor]:
 @pytest.mark.parametrize("family", ["Bart", "MBart", "Pegasus", "Marian", "T5", "MT5"])
 def test_an_encoder_decoder_without_a_head_is_read_with_the_tied_one(tmp_path: Path, family: str) -> None:
     """Its file lacks nothing, because the output of these classes is the embedding table."""
-    reference = randomised(getattr(transformers, f"{family}Model")(config_of(family)))
+    reference = randomized(getattr(transformers, f"{family}Model")(config_of(family)))
     model, foreign = imported(saved(reference, tmp_path / "model"))
     with torch.no_grad():
         assert_agree(model(**pairs()).hidden, reference(**pairs()).last_hidden_state)
@@ -80,7 +80,7 @@ def test_a_pooler_beside_a_masked_language_model_is_kept(tmp_path: Path) -> None
     """As in roberta-base, whose class does not use it."""
     reference = transformers.RobertaForMaskedLM(transformers.RobertaConfig(**SIZES))
     reference.roberta = transformers.RobertaModel(reference.config, add_pooling_layer=True)
-    randomised(reference)
+    randomized(reference)
     reference.tie_weights()
     model, foreign = imported(saved(reference, tmp_path / "model"))
     assert [head.kind for head in foreign.model.heads] == ["masked_lm", "pooler"] and foreign.skipped == ()
@@ -91,7 +91,7 @@ def test_a_pooler_beside_a_masked_language_model_is_kept(tmp_path: Path) -> None
 @pytest.mark.parametrize("head", ["MaskedLM", "PreTraining"])
 def test_weights_beyond_the_named_class_are_those_of_a_richer_one(tmp_path: Path, head: str) -> None:
     """bert-base-uncased is declared as BertForMaskedLM and holds the pooler and the next-sentence weights."""
-    folder = saved(randomised(make("Bert", "PreTraining")), tmp_path / "model")
+    folder = saved(randomized(make("Bert", "PreTraining")), tmp_path / "model")
     edit_json(folder / "config.json", {"architectures": [f"BertFor{head}"]})
     foreign = read_model(folder)
     assert foreign.class_name == "BertForPreTraining" and foreign.skipped == ()

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from tests.interop.parity import assert_parity, imported, padding, randomised, saved, tokens
+from tests.interop.parity import assert_parity, imported, padding, randomized, saved, tokens
 from tests.interop.tiny_models import config_of, make
 from tformer.build import build_model
 from tformer.interop.choose import choose_class
@@ -88,7 +88,7 @@ def test_a_decoder_with_learned_positions_at_its_last_position(tmp_path: Path, n
 def test_llama3_scaling_changes_what_is_computed(tmp_path: Path) -> None:
     """Otherwise the parity above would prove nothing about it."""
     reference = make("Llama", "CausalLM", head_dim=6, rope_parameters=ROPE)
-    model, foreign = imported(saved(randomised(reference), tmp_path / "model"))
+    model, foreign = imported(saved(randomized(reference), tmp_path / "model"))
     values = foreign.model.model_dump()
     values["decoder"]["positions"]["scaling"] = None
     plain = build_model(Model.model_validate(values)).eval()
@@ -99,7 +99,7 @@ def test_llama3_scaling_changes_what_is_computed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [True, "learned"])
-def test_normalised_queries_and_keys_are_exported_as_qwen3(kind: bool | str) -> None:
+def test_normalized_queries_and_keys_are_exported_as_qwen3(kind: bool | str) -> None:
     """Without gains they get gains of one; adjacent rotary pairs become halves, with their gains."""
     attention = {"kind": "full", "qk_norm": kind, "qkv_bias": False, "out_bias": False, "qk_norm_eps": 1e-5}
     section = Model.model_validate({
@@ -118,7 +118,7 @@ def test_normalised_queries_and_keys_are_exported_as_qwen3(kind: bool | str) -> 
     choice = choose_class(section, family="gpt")
     assert choice.class_name == "Qwen3ForCausalLM"
     built = build_model(section).eval()
-    randomised(built)
+    randomized(built)
     model, weights = section, {n: t for n, t in built.state_dict().items() if n not in built.tied_names()}
     for step in choice.steps:
         model, weights = step.apply(model, weights)
@@ -151,5 +151,5 @@ def test_without_being_asked_heads_that_do_not_divide_the_width_are_exported_as_
 
 def test_biases_on_queries_keys_and_values_alone_are_exported_as_qwen2(tmp_path: Path) -> None:
     reference = make("Qwen2", "CausalLM", head_dim=6)
-    _, foreign = imported(saved(randomised(reference), tmp_path / "model"))
+    _, foreign = imported(saved(randomized(reference), tmp_path / "model"))
     assert choose_class(foreign.model, family="llama").class_name == "Qwen2ForCausalLM"

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.interop.parity import assert_agree, assert_parity, exported, imported, randomised, saved, tokens
+from tests.interop.parity import assert_agree, assert_parity, exported, imported, randomized, saved, tokens
 from tests.interop.tiny_models import LEFT, MASK, SIZES, VOCABULARY, batch, make
 from tformer.model import Transformer
 
@@ -92,7 +92,7 @@ def test_an_untied_output_computes_with_the_bias_of_its_projection(
     tmp_path: Path, name: str, idle: str, used: str
 ) -> None:
     """The other bias lies idle: an export writes it twice, because the reference's loader wants both."""
-    reference = randomised(make(name, "MaskedLM", tie_word_embeddings=False))
+    reference = randomized(make(name, "MaskedLM", tie_word_embeddings=False))
     model, foreign = imported(saved(reference, tmp_path / "original"))
     again = exported(foreign, model, tmp_path / "again")
     loaded, report = type(reference).from_pretrained(again, output_loading_info=True)  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ def make(**values: Any) -> Model:
     return Model.model_validate({"d_model": 8, "max_seq_len": 16, "vocab_size": 23, **values})
 
 
-def randomised(model: Model) -> dict[str, Tensor]:
+def randomized(model: Model) -> dict[str, Tensor]:
     """Owners only, every number random, norm gains around 1."""
     built = build_model(model)
     generator, tied = torch.Generator().manual_seed(0), built.tied_names()
@@ -58,7 +58,7 @@ def inputs(model: Model) -> dict[str, Tensor]:
 
 def assert_equal_logits(model: Model, *differences: tuple[str, Any, Any]) -> Model:
     """Applies the changes that these differences ask for; every head gives what it gave. Returns the new section."""
-    weights = randomised(model)
+    weights = randomized(model)
     before = dict(weights)
     changed_model, changed_weights = model, weights
     for path, ours, theirs in differences:
@@ -105,7 +105,7 @@ def test_another_layout_alone_is_another_function() -> None:
     """What the reordering of weights is for."""
     model = make(encoder={**STACK, **SINES}, decoder={**STACK, **SINES})
     other = changed(changed(model, *_halves("encoder")), *_halves("decoder"))
-    weights = randomised(model)
+    weights = randomized(model)
     with torch.no_grad():
         first, second = (loaded(section, weights)(**inputs(model)).logits for section in (model, other))
     assert (first - second).abs().max() > 0.1
@@ -167,7 +167,7 @@ def test_no_token_types_are_types_of_zeros() -> None:
         ({}, ("model.encoder.norm.eps", 1e-6, 1e-5)),
         ({}, ("model.encoder.attention.qkv_bias", True, False)),
     ],
-    ids=["factorised embeddings", "other wavelengths", "eps", "a bias less"],
+    ids=["factorized embeddings", "other wavelengths", "eps", "a bias less"],
 )
 def test_what_is_no_change_of_form_has_no_step(values: dict[str, Any], difference: tuple[str, Any, Any]) -> None:
     assert step_for(make(encoder={**STACK, **SINES}, **values), *difference) is None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tests.interop.encoder_configs import PUBLISHED
 from tests.interop.hub_seq2seq import HUB
-from tests.interop.parity import assert_agree, exported, imported, randomised, saved, section_of, tokens
+from tests.interop.parity import assert_agree, exported, imported, randomized, saved, section_of, tokens
 from tests.interop.test_interop_seq2seq import FAMILY, TARGET_VOCABULARY, sizes, t5
 from tests.interop.test_interop_seq2seq import batch as pairs
 from tests.interop.tiny_folders import change_weights, edit_json
@@ -105,7 +105,7 @@ def replaced(tensors: dict[str, Tensor], new: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("change", [as_first_released, with_tied_copies, of_the_bare_body])
 @pytest.mark.parametrize("name", ["Bert", "DistilBert", "Roberta", "Electra"])
 def test_files_of_any_age_are_read(tmp_path: Path, name: str, change: Change) -> None:
-    reference = randomised(make(name, "MaskedLM"))
+    reference = randomized(make(name, "MaskedLM"))
     folder = saved(reference, tmp_path / "original")
     change_weights(folder, lambda tensors: replaced(tensors, change(tensors)))
     model, foreign = imported(folder)
@@ -117,7 +117,7 @@ def test_files_of_any_age_are_read(tmp_path: Path, name: str, change: Change) ->
 
 def test_a_masked_model_in_a_file_with_pooler_and_next_sentence_head(tmp_path: Path) -> None:
     """bert-base-uncased says BertForMaskedLM and holds BertForPreTraining."""
-    reference = randomised(make("Bert", "PreTraining"))
+    reference = randomized(make("Bert", "PreTraining"))
     folder = saved(reference, tmp_path / "original")
     edit_json(folder / "config.json", {"architectures": ["BertForMaskedLM"]})
     model, foreign = imported(folder)
@@ -130,7 +130,7 @@ def test_a_masked_model_in_a_file_with_pooler_and_next_sentence_head(tmp_path: P
 
 
 def test_a_classifier_in_a_file_with_a_pooler_of_nobody(tmp_path: Path) -> None:
-    folder = saved(randomised(make("Roberta", "SequenceClassification")), tmp_path / "original")
+    folder = saved(randomized(make("Roberta", "SequenceClassification")), tmp_path / "original")
     pooler = {"roberta.pooler.dense.weight": torch.ones(20, 20), "roberta.pooler.dense.bias": torch.ones(20)}
     change_weights(folder, lambda tensors: tensors.update(pooler))
     model, foreign = imported(folder)
@@ -214,7 +214,7 @@ def test_bare_names_stored_buffers_and_repeated_outputs_are_read(
     tmp_path: Path, name: str, rename: str, stored: dict[str, tuple[int, ...]]
 ) -> None:
     """Each file holds lm_head.weight too, as files of pickled times did."""
-    reference = randomised(transformers.AutoModelForCausalLM.from_config(config_of(name, **SIZES.get(name, {}))))
+    reference = randomized(transformers.AutoModelForCausalLM.from_config(config_of(name, **SIZES.get(name, {}))))
     tensors = {name.removeprefix(rename): value for name, value in reference.state_dict().items()}
     assert "lm_head.weight" in tensors
     buffers = {name: torch.ones(shape) for name, shape in stored.items()}
@@ -226,7 +226,7 @@ def test_bare_names_stored_buffers_and_repeated_outputs_are_read(
 
 
 def test_a_tied_output_that_is_not_the_embeddings_is_refused(tmp_path: Path) -> None:
-    reference = randomised(transformers.GPT2LMHeadModel(config_of("GPT2")))
+    reference = randomized(transformers.GPT2LMHeadModel(config_of("GPT2")))
     tensors = dict(reference.state_dict()) | {"lm_head.weight": torch.zeros(61, 20)}
     foreign = read_model(written(tmp_path / "model", reference, tensors))
     with pytest.raises(InputError, match=r"lm_head\.weight and transformer\.wte\.weight are one tensor"):
@@ -263,7 +263,7 @@ def edited(folder: Path, change: Callable[[Tensors], Tensors], **keys: Any) -> P
 
 def family(model_type: str, tmp_path: Path, **values: Any) -> Path:
     make_config, make_model = FAMILY[model_type]
-    return saved(randomised(make_model(make_config(**sizes(**values)))), tmp_path / model_type)
+    return saved(randomized(make_model(make_config(**sizes(**values)))), tmp_path / model_type)
 
 
 def assert_reads_as_transformers(folder: Path, model_class: Any, *, vocabulary: int = 61) -> None:
@@ -400,7 +400,7 @@ def test_pegasus_without_stored_positions_is_read(tmp_path: Path) -> None:
 def test_a_bare_body_is_a_generator_without_bias(tmp_path: Path) -> None:
     """As facebook/bart-base is stored; the output is the table, and the bias of the logits is zero."""
     config = transformers.BartConfig(**sizes())
-    folder = saved(randomised(transformers.BartModel(config)), tmp_path / "body")
+    folder = saved(randomized(transformers.BartModel(config)), tmp_path / "body")
     assert not any(name.startswith("model.") for name in load_file(folder / "model.safetensors"))
     assert_reads_as_transformers(folder, transformers.BartForConditionalGeneration)
     model, foreign = imported(folder)
@@ -438,7 +438,7 @@ OLD_T5 = {"tie_word_embeddings": False, "scale_decoder_outputs": None, "dense_ac
 @pytest.mark.parametrize("untied", [True, False], ids=["v1.1", "v1.0"])
 def test_t5_files_of_older_versions(tmp_path: Path, untied: bool) -> None:
     """Their config.json says `tie_word_embeddings` alone; their files have a table that nothing reads."""
-    folder = saved(randomised(t5(untied=untied)), tmp_path / "t5")
+    folder = saved(randomized(t5(untied=untied)), tmp_path / "t5")
     unread = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
     old = {**OLD_T5, "tie_word_embeddings": None if not untied else False}
     edited(folder, lambda tensors: tensors | {unread: torch.ones(8, 5)}, **old)
@@ -451,7 +451,7 @@ def test_t5_files_of_older_versions(tmp_path: Path, untied: bool) -> None:
 
 
 def test_a_repeated_output_of_t5_is_tied(tmp_path: Path) -> None:
-    folder = saved(randomised(t5()), tmp_path / "t5")
+    folder = saved(randomized(t5()), tmp_path / "t5")
     edited(folder, lambda tensors: tensors | {"lm_head.weight": tensors["shared.weight"]})
     assert "heads.lm.weight" in imported(folder)[0].tied_names()
     assert_reads_as_transformers(folder, transformers.T5ForConditionalGeneration)

@@ -159,7 +159,7 @@ def test_greedy_by_the_sampler_and_by_a_beam_of_one(pair: Pair, rule: str) -> No
 
 @every
 def test_greedy_with_a_repetition_penalty(pair: Pair) -> None:
-    """By the sampler: without a beam, theirs penalises logits, not log-probabilities."""
+    """By the sampler: without a beam, theirs penalizes logits, not log-probabilities."""
     rules: dict[str, Any] = {"repetition_penalty": 1.3, "min_new_tokens": 12 if pair.start == EOS else 0}
     settings = GenerationSettings(max_new_tokens=12, temperature=0.0, suppress_tokens=(PAD,), **rules)
     check_greedy(pair, [settings], max_new_tokens=12, suppress_tokens=[PAD], **rules)

@@ -284,7 +284,7 @@ def test_code_of_a_repository_is_not_run(tmp_path: Path, out: Path) -> None:
             ["int8"],
         ),
     ],
-    ids=["missing", "extra", "shape", "quantised"],
+    ids=["missing", "extra", "shape", "quantized"],
 )
 def test_a_wrong_tensor_is_named(
     tmp_path: Path, out: Path, change: Callable[[dict[str, Any]], Any], words: list[str]

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from tests.interop.parity import randomised
+from tests.interop.parity import randomized
 from tests.interop.test_interop_tokenizers import llama
 from tformer.data.encoding import encode_prompt
 from tformer.data.shards.corpus import token_corpus
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=size, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
         max_position_embeddings=64, bos_token_id=1, eos_token_id=ENDS, pad_token_id=None,
     )  # fmt: skip
-    model = randomised(transformers.LlamaForCausalLM(config))
+    model = randomized(transformers.LlamaForCausalLM(config))
     model.generation_config.eos_token_id = ENDS
     model.save_pretrained(path)  # type: ignore[operator]
     return path

@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import nn
 
-from tests.interop.parity import assert_agree, assert_parity, imported, randomised, saved, section_of
+from tests.interop.parity import assert_agree, assert_parity, imported, randomized, saved, section_of
 from tests.interop.tiny_folders import change_weights, edit_json
 from tformer.build import build_model
 from tformer.interop.architectures.vit import VIT
@@ -100,7 +100,7 @@ def test_a_linear_stem_is_the_same_kernel_under_another_shape() -> None:
 
 
 def test_poolers_and_mask_tokens_that_a_file_carries_along_are_left_out(tmp_path: Path) -> None:
-    reference = randomised(make())
+    reference = randomized(make())
     folder = saved(reference, tmp_path / "original")
     extra = {"vit.pooler.dense.weight": torch.ones(20, 20), "vit.embeddings.mask_token": torch.ones(1, 1, 20)}
     change_weights(folder, lambda tensors: tensors.update(extra))

@@ -18,7 +18,7 @@ from tformer.metrics.text import (
     require_tokenizer,
     same_text,
     sequence_accuracy,
-    tokenised_note,
+    tokenized_note,
 )
 from tformer.support.errors import InputError
 
@@ -81,7 +81,7 @@ OUTPUTS = ["The dog ran over a hill.", "A man who is old sleeps here!", "Two bir
 
 @pytest.fixture
 def fake_moses(monkeypatch):
-    """Stands in for sacremoses: quotes are normalised, signs are parted from words."""
+    """Stands in for sacremoses: quotes are normalized, signs are parted from words."""
     fake = SimpleNamespace(
         __version__="9.9",
         MosesPunctNormalizer=lambda lang: SimpleNamespace(normalize=lambda text: text.replace("“", '"')),
@@ -123,7 +123,7 @@ def test_sequence_accuracy_counts_equal_texts_whatever_white_space_parts_their_w
     assert same_text(" a  b\t", "a b") and not same_text("ab", "a b") and same_text("", " ")
 
 
-def test_moses_is_bleu_of_normalised_tokens_and_says_so(fake_moses):
+def test_moses_is_bleu_of_normalized_tokens_and_says_so(fake_moses):
     import sacrebleu
 
     output, reference = ["“the old Dog, ran.", "a b c d e"], ['"The old dog , ran .', "a b c d e"]
@@ -167,12 +167,12 @@ def test_a_tokenizer_without_its_package_says_what_to_install(monkeypatch):
     assert caught.value.hint == "pip install sacrebleu[ja]"
 
 
-def test_tokenised_texts_are_told_of():
-    tokenised = ["a dog .", "two dogs !", "a cat."]
-    note = tokenised_note(WORD_REFERENCES, tokenised)
+def test_tokenized_texts_are_told_of():
+    tokenized = ["a dog .", "two dogs !", "a cat."]
+    note = tokenized_note(WORD_REFERENCES, tokenized)
     assert note is not None and "2 of 3 references" in note
-    assert tokenised_note(WORD_REFERENCES, WORD_REFERENCES) is None
-    assert tokenised_note(["a dog .", "no"], ["x", "y"]) is None  # one line proves nothing
+    assert tokenized_note(WORD_REFERENCES, WORD_REFERENCES) is None
+    assert tokenized_note(["a dog .", "no"], ["x", "y"]) is None  # one line proves nothing
 
 
 def test_sides_of_different_length_are_a_mistake_of_the_caller():

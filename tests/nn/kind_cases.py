@@ -143,7 +143,7 @@ def _linformer(mechanism: LinformerAttention, q: Tensor, k: Tensor, v: Tensor, m
 
 
 def _performer(mechanism: PerformerAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """The formula with its T x S matrix of feature products, and no stabiliser at all."""
+    """The formula with its T x S matrix of feature products, and no stabilizer at all."""
     table = mechanism.directions.to(q.dtype)
 
     def features(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Embeddings: the order of the sum, scale, FixNorm, factorised tables, patches."""
+"""Embeddings: the order of the sum, scale, FixNorm, factorized tables, patches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Plus(Positions):
         return x + pos.unsqueeze(-1).to(x.dtype)
 
 
-def randomised(module: torch.nn.Module) -> torch.nn.Module:
+def randomized(module: torch.nn.Module) -> torch.nn.Module:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_(0.2, 0.7)
@@ -32,7 +32,7 @@ def randomised(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def test_the_sum_is_token_type_position_then_norm() -> None:
-    module = randomised(TokenEmbedding(7, 8, token_types=2, scale=True, norm=NormOptions(eps=1e-12)))
+    module = randomized(TokenEmbedding(7, 8, token_types=2, scale=True, norm=NormOptions(eps=1e-12)))
     types = torch.randint(0, 2, IDS.shape)
     total = module.weight[IDS] * math.sqrt(8) + module.token_types[types] + POS.unsqueeze(-1)
     expected = F.layer_norm(total, (8,), module.norm.weight, module.norm.bias, 1e-12)
@@ -40,7 +40,7 @@ def test_the_sum_is_token_type_position_then_norm() -> None:
 
 
 def test_segments_default_to_the_first() -> None:
-    module = randomised(TokenEmbedding(7, 8, token_types=2))
+    module = randomized(TokenEmbedding(7, 8, token_types=2))
     zeros = torch.zeros_like(IDS)
     assert torch.equal(
         module(IDS, positions=NONE, pos_BT=POS), module(IDS, positions=NONE, pos_BT=POS, token_type_ids=zeros)
@@ -48,19 +48,19 @@ def test_segments_default_to_the_first() -> None:
 
 
 def test_segments_without_a_table_are_refused() -> None:
-    module = randomised(TokenEmbedding(7, 8))
+    module = randomized(TokenEmbedding(7, 8))
     with pytest.raises(ValueError, match="no token types"):
         module(IDS, positions=NONE, pos_BT=POS, token_type_ids=torch.zeros_like(IDS))
 
 
 def test_fixnorm_gives_tokens_the_length_root_d() -> None:
-    module = randomised(TokenEmbedding(7, 16, fixnorm=True))
+    module = randomized(TokenEmbedding(7, 16, fixnorm=True))
     lengths = module(IDS, positions=NONE, pos_BT=POS).norm(dim=-1)
     torch.testing.assert_close(lengths, torch.full_like(lengths, 4.0))
 
 
-def test_factorised_embeddings_project_after_norm() -> None:
-    module = randomised(TokenEmbedding(7, 8, size=4, norm=NormOptions()))
+def test_factorized_embeddings_project_after_norm() -> None:
+    module = randomized(TokenEmbedding(7, 8, size=4, norm=NormOptions()))
     assert module.weight.shape == (7, 4) and module.project.weight.shape == (8, 4)
     inner = F.layer_norm(module.weight[IDS] + POS.unsqueeze(-1), (4,), module.norm.weight, module.norm.bias)
     expected = F.linear(inner, module.project.weight, module.project.bias)
@@ -68,7 +68,7 @@ def test_factorised_embeddings_project_after_norm() -> None:
 
 
 def test_dropout_acts_on_the_sum_while_training() -> None:
-    module = randomised(TokenEmbedding(7, 64, dropout=0.5))
+    module = randomized(TokenEmbedding(7, 64, dropout=0.5))
     out = module(IDS, positions=Plus(), pos_BT=POS)
     assert 0.3 < (out == 0).float().mean() < 0.7
     module.eval()
@@ -76,7 +76,7 @@ def test_dropout_acts_on_the_sum_while_training() -> None:
 
 
 def test_output_dtype_is_the_streams() -> None:
-    module = randomised(TokenEmbedding(7, 8, size=4, token_types=2, norm=NormOptions()))
+    module = randomized(TokenEmbedding(7, 8, size=4, token_types=2, norm=NormOptions()))
     out = module(IDS, positions=Plus(), pos_BT=POS, dtype=torch.bfloat16)
     assert out.dtype == torch.bfloat16
     out.float().sum().backward()
@@ -84,7 +84,7 @@ def test_output_dtype_is_the_streams() -> None:
 
 
 def convolving(width: int, size: int = 6) -> torch.nn.Module:
-    return randomised(TokenEmbedding(9, size, convolution=width))
+    return randomized(TokenEmbedding(9, size, convolution=width))
 
 
 def convolved(module: torch.nn.Module, ids: torch.Tensor, **options: torch.Tensor) -> torch.Tensor:

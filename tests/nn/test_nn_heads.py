@@ -30,7 +30,7 @@ def context(**values: object) -> HeadContext:
     return HeadContext(**{"d_model": 8, "vocab_size": 11, "norm": NormOptions(), **values})
 
 
-def randomised(module: nn.Module) -> nn.Module:
+def randomized(module: nn.Module) -> nn.Module:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_(0.1, 0.6)
@@ -38,7 +38,7 @@ def randomised(module: nn.Module) -> nn.Module:
 
 
 def test_lm_head_formula_with_scale_bias_and_softcap() -> None:
-    head = randomised(LmHeadOptions(bias=True, scale="inverse_sqrt_d", softcap=2.0).build(context()))
+    head = randomized(LmHeadOptions(bias=True, scale="inverse_sqrt_d", softcap=2.0).build(context()))
     x = torch.randn(2, 3, 8)
     raw = F.linear(x / math.sqrt(8), head.weight, head.bias)
     torch.testing.assert_close(head(x), 2.0 * torch.tanh(raw / 2.0))
@@ -60,17 +60,17 @@ def test_fixnorm_head_uses_rows_of_length_one() -> None:
     torch.testing.assert_close(head(x), x @ F.normalize(table, dim=-1).mT)
 
 
-def test_masked_lm_transform_bridges_a_factorised_table() -> None:
+def test_masked_lm_transform_bridges_a_factorized_table() -> None:
     table = nn.Parameter(torch.randn(11, 4))
-    head = randomised(MaskedLmHeadOptions().build(context(tied=table)))
+    head = randomized(MaskedLmHeadOptions().build(context(tied=table)))
     x = torch.randn(2, 3, 8)
     inner = F.gelu(F.linear(x, head.dense.weight, head.dense.bias))
     inner = F.layer_norm(inner, (4,), head.norm.weight, head.norm.bias)
     torch.testing.assert_close(head(x), F.linear(inner, head.weight, head.bias))
 
 
-def test_lm_head_projects_to_a_factorised_table() -> None:
-    head = randomised(LmHeadOptions().build(context(tied=nn.Parameter(torch.randn(11, 4)))))
+def test_lm_head_projects_to_a_factorized_table() -> None:
+    head = randomized(LmHeadOptions().build(context(tied=nn.Parameter(torch.randn(11, 4)))))
     x = torch.randn(2, 3, 8)
     torch.testing.assert_close(head(x), x @ head.project.weight.mT @ head.weight.mT)
 
@@ -92,7 +92,7 @@ def test_pooling_without_mask_equals_a_full_mask(how: str) -> None:
 
 
 def test_attention_pooling_is_a_mean_weighted_by_a_softmax_of_learned_scores() -> None:
-    head = randomised(ClassifierHeadOptions(pooling="attention", pooler=False, num_labels=3).build(context()))
+    head = randomized(ClassifierHeadOptions(pooling="attention", pooler=False, num_labels=3).build(context()))
     hidden = torch.randn(2, 5, 8)
     weights = F.linear(hidden, head.attend.weight, head.attend.bias).squeeze(-1).softmax(dim=-1)
     expected = F.linear(torch.einsum("bt,btd->bd", weights, hidden), head.project.weight, head.project.bias)
@@ -100,7 +100,7 @@ def test_attention_pooling_is_a_mean_weighted_by_a_softmax_of_learned_scores() -
 
 
 def test_attention_pooling_leaves_out_padding_on_either_side() -> None:
-    head = randomised(ClassifierHeadOptions(pooling="attention", num_labels=3).build(context()))
+    head = randomized(ClassifierHeadOptions(pooling="attention", num_labels=3).build(context()))
     hidden = torch.randn(2, 5, 8, requires_grad=True)
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 0, 0, 0]])
     scores = head(hidden, mask)
@@ -137,7 +137,7 @@ def test_no_gradient_reaches_padding(how: str) -> None:
 
 
 def test_classifier_formula_and_dropout_before_the_projection() -> None:
-    head = randomised(ClassifierHeadOptions(num_labels=5).build(context(dropout=0.5)))
+    head = randomized(ClassifierHeadOptions(num_labels=5).build(context(dropout=0.5)))
     x = torch.randn(2, 3, 8)
     assert not torch.equal(head(x), head(x))
     head.eval()
@@ -160,7 +160,7 @@ def test_shapes_of_the_other_heads() -> None:
 
 def test_logits_are_fp32_of_bf16_hidden_states() -> None:
     for options in (LmHeadOptions(bias=True), MaskedLmHeadOptions(), ClassifierHeadOptions(num_labels=2)):
-        assert randomised(options.build(context()))(torch.randn(2, 3, 8).bfloat16()).dtype == torch.float32
+        assert randomized(options.build(context()))(torch.randn(2, 3, 8).bfloat16()).dtype == torch.float32
 
 
 def test_every_kind_has_a_row() -> None:

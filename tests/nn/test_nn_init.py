@@ -1,4 +1,4 @@
-"""Initialisation, fused projections, and tables shared by two models."""
+"""Initialization, fused projections, and tables shared by two models."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def test_scale_and_qk_norm_options() -> None:
         )
 
 
-def test_learned_gains_multiply_the_normalised_queries_and_keys() -> None:
+def test_learned_gains_multiply_the_normalized_queries_and_keys() -> None:
     x = torch.randn(2, 5, 16)
     plain, learned = (self_attention(options=FullAttentionOptions(qk_norm=kind)) for kind in (True, "learned"))
     assert plain.state_dict().keys() | {"q_norm.weight", "k_norm.weight"} == learned.state_dict().keys()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tformer.build import build_model
-from tformer.nn.init import InitOptions, initialise
+from tformer.nn.init import InitOptions, initialize
 from tformer.nn.norm import NORMS, BatchNorm, NormOptions, build_norm, frozen_statistics
 from tformer.recipe.model import Model
 from tformer.support.errors import InputError
@@ -21,7 +21,7 @@ def options_of(kind: str, **changes: object) -> NormOptions:
     return NormOptions(kind=kind, **({"groups": 4} if kind == "groupnorm" else {}), **changes)
 
 
-def randomised(norm: torch.nn.Module) -> torch.nn.Module:
+def randomized(norm: torch.nn.Module) -> torch.nn.Module:
     with torch.no_grad():
         for parameter in norm.parameters():
             parameter.normal_(1.0, 0.3)
@@ -44,7 +44,7 @@ def test_equals_torch_forward_and_backward_in_training_and_evaluation(
 ) -> None:
     """Every position is an example of its own; batchnorm's statistics follow."""
     torch.manual_seed(0)
-    ours = randomised(build_norm(NormOptions(**options), 12))
+    ours = randomized(build_norm(NormOptions(**options), 12))
     theirs.load_state_dict(ours.state_dict(), strict=options["kind"] != "batchnorm")
     for training in (True, True, False):
         x = (torch.randn(3, 5, 12) * 4 + 1).requires_grad_()
@@ -76,7 +76,7 @@ def test_scalenorm_of_a_tiny_vector_divides_by_eps() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bf16_input_keeps_its_dtype_and_fp32_statistics(kind: str) -> None:
-    norm = randomised(build_norm(options_of(kind), 64))
+    norm = randomized(build_norm(options_of(kind), 64))
     x = (torch.randn(8, 64) * 3 + 5).bfloat16()
     out = norm(x)
     assert out.dtype == torch.bfloat16
@@ -139,7 +139,7 @@ def test_batchnorm_statistics_are_fp32_whatever_comes_in() -> None:
 
 
 def test_batchnorm_in_evaluation_sees_one_position_at_a_time() -> None:
-    norm = randomised(build_norm(NormOptions(kind="batchnorm"), 6))
+    norm = randomized(build_norm(NormOptions(kind="batchnorm"), 6))
     norm(torch.randn(4, 9, 6))
     x = torch.randn(2, 5, 6)
     torch.testing.assert_close(norm.eval()(x)[:, :2], norm(x[:, :2]))
@@ -156,7 +156,7 @@ def test_batchnorm_of_one_vector_has_no_variance_and_uses_the_running_statistics
     assert norm.train()(x[:, :0]).shape == (1, 0, 6)
 
 
-def test_kept_statistics_normalise_by_the_batch_without_taking_it_in() -> None:
+def test_kept_statistics_normalize_by_the_batch_without_taking_it_in() -> None:
     norm = build_norm(NormOptions(kind="batchnorm"), 6)
     x = torch.randn(8, 6) + 1
     with frozen_statistics(norm):
@@ -165,11 +165,11 @@ def test_kept_statistics_normalise_by_the_batch_without_taking_it_in() -> None:
     assert torch.equal(inside, norm(x)) and not torch.equal(norm.running_mean, torch.zeros(6))
 
 
-def test_initialisation_resets_gains_and_statistics() -> None:
-    norm = randomised(build_norm(NormOptions(kind="batchnorm"), 6))
+def test_initialization_resets_gains_and_statistics() -> None:
+    norm = randomized(build_norm(NormOptions(kind="batchnorm"), 6))
     norm(torch.randn(8, 6) + 1)
-    holder = torch.nn.ModuleList([norm, randomised(build_norm(NormOptions(kind="groupnorm", groups=2), 6))])
-    initialise(holder, InitOptions())
+    holder = torch.nn.ModuleList([norm, randomized(build_norm(NormOptions(kind="groupnorm", groups=2), 6))])
+    initialize(holder, InitOptions())
     fresh = BatchNorm(6, eps=1e-5).state_dict()
     assert all(torch.equal(tensor, fresh[name]) for name, tensor in norm.state_dict().items())
     assert torch.equal(holder[1].weight, torch.ones(6)) and torch.equal(holder[1].bias, torch.zeros(6))

@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.nn.test_nn_embedding import NONE, Plus, randomised
+from tests.nn.test_nn_embedding import NONE, Plus, randomized
 from tformer.nn.patches import STEMS, ConvolvedPatches, PatchEmbedding, cut_patches, shifted_copies
 
 
 def made(stem: str, **sizes: Any) -> PatchEmbedding:
     sizes = {"image_size": 12, "size": 4, "channels": 3, "cls": False} | sizes
-    module = randomised(STEMS[stem](8, **sizes))
+    module = randomized(STEMS[stem](8, **sizes))
     assert isinstance(module, PatchEmbedding)
     return module
 
@@ -65,7 +65,7 @@ def test_convolutions_are_those_of_cct() -> None:
     torch.testing.assert_close(run(module, pixels), x.flatten(2).mT)
 
 
-def test_residual_convolutions_add_what_they_read_of_normalised_pixels() -> None:
+def test_residual_convolutions_add_what_they_read_of_normalized_pixels() -> None:
     module, x = made("convolutions", image_size=10, width=5, depth=2), torch.randn(2, 3, 10, 10)
     assert [tuple(matrix.shape) for matrix in module.residuals] == [(5, 45), (5, 45), (8, 72), (8, 72)]
     out, matrices = run(module, x), iter(module.residuals)

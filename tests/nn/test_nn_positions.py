@@ -41,7 +41,7 @@ def arange(length: int, start: int = 0) -> Tensor:
     return torch.arange(start, start + length).unsqueeze(0)
 
 
-def randomise(module: nn.Module) -> None:
+def randomize(module: nn.Module) -> None:
     torch.manual_seed(0)
     for parameter in module.parameters():
         nn.init.normal_(parameter)
@@ -135,7 +135,7 @@ def test_tables_stay_fp32_and_survive_moves(options: Any) -> None:
 
 def test_learned_offset_selects_later_rows() -> None:
     module = make(LearnedOptions(offset=2))
-    randomise(module)
+    randomize(module)
     assert module.weight.shape == (14, 16)
     pos = torch.tensor([[0, 3], [1, 11]])
     torch.testing.assert_close(module.embed(torch.zeros(2, 2, 16), pos), module.weight[pos + 2])
@@ -283,7 +283,7 @@ def test_t5_buckets_follow_the_definition() -> None:
 
 def test_t5_bias_looks_up_its_table_and_learns() -> None:
     module = make(T5BiasOptions())
-    randomise(module)
+    randomize(module)
     q_pos, k_pos = arange(2, 5), arange(7)
     bias = module.bias(q_pos, k_pos)
     for t in range(2):
@@ -299,7 +299,7 @@ def test_t5_bias_looks_up_its_table_and_learns() -> None:
 
 def test_shaw_terms_against_loops() -> None:
     module = make(ShawOptions(clip=2))
-    randomise(module)
+    randomize(module)
     batch, heads, queries, keys = 2, 4, 3, 5
     q = torch.randn(batch, heads, queries, 6)
     weights = torch.rand(batch, heads, queries, keys)

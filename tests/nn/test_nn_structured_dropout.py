@@ -151,7 +151,7 @@ def make(layers: int = 3, **stack: object) -> Transformer:
     return build_model(Model.model_validate({"d_model": 16, "max_seq_len": 8, "vocab_size": 11, "decoder": decoder}))
 
 
-def randomised(drop: LayerDrop, seed: int = 0) -> LayerDrop:
+def randomized(drop: LayerDrop, seed: int = 0) -> LayerDrop:
     with torch.no_grad():
         drop.logits.copy_(torch.randn(len(drop.fixed), generator=torch.Generator().manual_seed(seed)))
     return drop
@@ -182,7 +182,7 @@ def test_nothing_is_drawn_at_rate_zero_and_in_evaluation() -> None:
 @pytest.mark.parametrize("mean", [0.01, 0.2, 0.5, 0.93])
 @pytest.mark.parametrize("spread", [0.0, 1.0, 30.0, 500.0])
 def test_learned_rates_average_to_their_mean(mean: float, spread: float) -> None:
-    drop = randomised(LayerDrop([mean] * 7, learned=True))
+    drop = randomized(LayerDrop([mean] * 7, learned=True))
     with torch.no_grad():
         drop.logits.mul_(spread)
     rates = drop.rates()
@@ -196,7 +196,7 @@ def test_learned_rates_average_to_their_mean(mean: float, spread: float) -> None
 
 
 def test_rates_keep_the_order_of_their_logits() -> None:
-    drop = randomised(LayerDrop([0.3] * 5, learned=True))
+    drop = randomized(LayerDrop([0.3] * 5, learned=True))
     order = sorted(range(5), key=drop.logits.tolist().__getitem__)
     rates = drop.rates()
     assert [rates[i] for i in order] == sorted(rates) and len(set(rates)) == 5
@@ -242,7 +242,7 @@ def exact_and_estimated(drop: LayerDrop, loss_of_mask) -> tuple[Tensor, Tensor]:
 def test_the_estimator_is_unbiased_for_a_loss_at_most_quadratic_in_each_gate(loss) -> None:  # type: ignore[no-untyped-def]
     torch.manual_seed(1)
     blocks = [nn.Linear(3, 3) for _ in range(4)]
-    drop, x, probe = randomised(LayerDrop([0.4] * 4, learned=True)), torch.randn(5, 3), torch.randn(5, 3)
+    drop, x, probe = randomized(LayerDrop([0.4] * 4, learned=True)), torch.randn(5, 3), torch.randn(5, 3)
     exact, estimated = exact_and_estimated(drop, lambda keep: loss(forward(drop, blocks, x, keep), probe))
     assert exact.abs().max() > 1e-3
     torch.testing.assert_close(estimated, exact, rtol=1e-4, atol=1e-5)

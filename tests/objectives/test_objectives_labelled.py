@@ -147,7 +147,7 @@ def images(count: int = 6) -> list[ImageExample]:
     return [ImageExample(image, index % 2) for index, image in enumerate(pixels)]
 
 
-def test_images_become_normalised_pixels() -> None:
+def test_images_become_normalized_pixels() -> None:
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.1, 0.3)
     batch = collate(images(), images=ImageContext(mean, std))
     raw = torch.from_numpy(np.stack([image.pixels for image in images()])).float() / 255

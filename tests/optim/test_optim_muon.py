@@ -1,4 +1,4 @@
-"""Muon: agreement with torch's, with a loop in float64, and what orthogonalising means."""
+"""Muon: agreement with torch's, with a loop in float64, and what orthogonalizing means."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_parameter_without_gradient_is_left_alone() -> None:
     assert torch.equal(unused, before)
 
 
-def test_row_splits_orthogonalise_each_projection_by_itself() -> None:
+def test_row_splits_orthogonalize_each_projection_by_itself() -> None:
     (fused,) = make_parameters([(20, 8)])
     parts = [nn.Parameter(part.clone()) for part in fused.detach().split([8, 8, 4])]
     set_gradients([fused], seed=1)

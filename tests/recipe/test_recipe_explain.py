@@ -90,7 +90,7 @@ def test_a_key_of_several_kinds_is_explained_for_each_meaning() -> None:
 
 
 @pytest.mark.parametrize("path", ["model.encoder.positions", "model.encoder.attention", "objectives"])
-def test_every_kind_is_summarised(path: str) -> None:
+def test_every_kind_is_summarized(path: str) -> None:
     [section] = explain(path)
     assert all(len(summary) > 10 for summary in section.choices.values())
     if path == "objectives":

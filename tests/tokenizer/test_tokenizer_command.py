@@ -237,7 +237,7 @@ def test_the_report_has_every_figure_and_is_json(text, model):
     assert report["training"]["seen_bytes"] == len(text.encode())
     assert set(report["trained_text"]) == {
         "bytes", "tokens", "bytes_per_token", "tokens_per_word", "vocabulary_used", "unknown_rate",
-        "byte_fallback_rate", "encode_mb_per_second", "round_trip_rate", "round_trip_rate_after_normalisation",
+        "byte_fallback_rate", "encode_mb_per_second", "round_trip_rate", "round_trip_rate_after_normalization",
         "round_trip_failures", "tokens_per_line",
     }  # fmt: skip
     assert (report["unseen_text"] is None) == (model == "char")
@@ -266,11 +266,11 @@ def test_byte_fallback_is_counted(make):
     assert measure(make("bpe"), ["日"])["unknown_rate"] == 1.0
 
 
-def test_normalisation_is_told_apart_from_loss(text):
+def test_normalization_is_told_apart_from_loss(text):
     _, report = _report(text, lowercase=True, vocab_size=500)
     assert report["trained_text"]["round_trip_rate"] < 1
-    assert report["trained_text"]["round_trip_rate_after_normalisation"] == 1
-    assert report["round_trip"].endswith("(after the normalisation)")
+    assert report["trained_text"]["round_trip_rate_after_normalization"] == 1
+    assert report["round_trip"].endswith("(after the normalization)")
     assert report["probe_failures"] == []
 
 

@@ -139,7 +139,7 @@ def test_a_token_of_a_byte_is_no_added_token(make):
 
 @pytest.mark.parametrize("option", [{"lowercase": True}, {"unicode": "nfkc"}, {"strip_accents": True}])
 @pytest.mark.parametrize("model", MODELS)
-def test_normalisation_leaves_added_tokens_as_they_are(model, option):
+def test_normalization_leaves_added_tokens_as_they_are(model, option):
     texts = ["the PAST ﬁ é dog É ABC\n" * 30]
     tags = ("PAST",) if model == "byte-bpe" else ("PAST", "ﬁ", "é")
     tokenizer = train_tokenizer(
@@ -245,11 +245,11 @@ def test_no_piece_is_longer_than_the_word_limit(monkeypatch):
         ({"strip_accents": True}, "한국", "한국"),
     ],
 )
-def test_normalisation_options(make, options, text, expected):
+def test_normalization_options(make, options, text, expected):
     tokenizer = make("byte-bpe", **options)
     assert tokenizer.normalize(text) == expected
     assert tokenizer.decode(tokenizer.encode(text)) == expected
-    assert probe_losslessness(tokenizer) == []  # lossless after the normalisation that was asked for
+    assert probe_losslessness(tokenizer) == []  # lossless after the normalization that was asked for
 
 
 @pytest.mark.parametrize("model", ["byte-bpe", "bpe", "unigram", "wordpiece", "word"])

@@ -131,7 +131,7 @@ def test_a_changed_byte_of_a_large_corpus_is_found_while_it_trains(
     assert re.search("hint: saved at step [1-4], continue with", ended.err)
     assert "Traceback" not in ended.err
     resumed = train(TINY_RECIPE, "--resume", "--max-steps", 6)
-    assert resumed.code == 0, "the damaged file was removed, so that the text is tokenised again"
+    assert resumed.code == 0, "the damaged file was removed, so that the text is tokenized again"
     assert not [thread for thread in threading.enumerate() if thread.name == "check of token files"]
 
 
@@ -152,7 +152,7 @@ def test_the_check_reads_every_file_once(rows_corpus: corpus.TokenCorpus) -> Non
         check._thread.join(20)
         with pytest.raises(DamagedShardError, match=r"tokens-00000.bin are damaged: its checksum is [0-9a-f]{8}"):
             check.raise_if_damaged()
-    assert not rows_corpus.files[0].path.exists(), "the text is tokenised again by the next command"
+    assert not rows_corpus.files[0].path.exists(), "the text is tokenized again by the next command"
 
 
 def test_the_check_of_a_large_corpus_stops_at_once(

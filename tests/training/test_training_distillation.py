@@ -188,7 +188,7 @@ def test_a_deeper_teacher_with_separate_vocabularies_in_16_bits(family: Callable
     assert {"hidden_loss", "attention_loss"} <= metrics(student, "train")[-1].keys()
 
 
-def test_images_are_normalised_as_the_teachers(family: Callable[[str], Family]) -> None:
+def test_images_are_normalized_as_the_teachers(family: Callable[[str], Family]) -> None:
     made = family("images")
     teacher = made.run("--set", "data.image_mean=[0.4]", "--set", "data.image_std=[0.3]")
     student = made.run("--teacher", teacher)

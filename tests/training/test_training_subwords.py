@@ -97,12 +97,12 @@ def test_evaluation_of_a_classifier_is_that_of_its_best_validation(tmp_path: Pat
     """Trained with sampled subwords and averaged weights; an evaluation does not sample."""
     rows = [(text, text.split()[1]) for text in TEXTS] * 4
     small = {"model.d_model": 16, "model.encoder.num_heads": 2, "model.encoder.num_layers": 1}
-    regularised = {
+    regularized = {
         "data.subword_sampling": 0.5,
         "training.ema_decay": 0.5,
     }
     tokens = {"tokenizer.train.model": "bpe", "tokenizer.train.vocab_size": 90}
-    keys = {**small, **regularised, **tokens}
+    keys = {**small, **regularized, **tokens}
     run = tformer.train(rows, arch="bert", max_steps=4, out=tmp_path / "run", set=keys, quiet=True)
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     best = [record for record in records if record["split"] == "valid" and record["is_best"]][-1]

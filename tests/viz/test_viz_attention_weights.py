@@ -32,7 +32,7 @@ from tformer.loading import Loaded
 from tformer.support.errors import InputError
 from tformer.viz.attention.page import COARSEST, FINEST, ZERO, Packed, pack
 from tformer.viz.attention.reading import Inputs, read, side_of
-from tformer.viz.attention.scene import Scene, divergence, make_scene, summarise
+from tformer.viz.attention.scene import Scene, divergence, make_scene, summarize
 from tformer.viz.attention.text import as_json
 from tformer.viz.attention.weights import Changes, Chosen, Kind, changed, changed_matrix, modules_of, rollout
 
@@ -375,7 +375,7 @@ def test_measures_of_heads_made_by_hand() -> None:
     previous[0, 0] = 1
     first = np.zeros((size, size))
     first[:, 0] = 1
-    rows, divergences = summarise(attention_of(np.stack([even, previous, first, even])[None], WORDS))
+    rows, divergences = summarize(attention_of(np.stack([even, previous, first, even])[None], WORDS))
     by_head = dict(enumerate(rows))
     assert by_head[0].entropy == pytest.approx(1) and by_head[1].entropy == pytest.approx(0)
     assert by_head[1].previous == pytest.approx(1) and by_head[0].itself == pytest.approx(1 / size)
@@ -389,12 +389,12 @@ def test_measures_of_heads_made_by_hand() -> None:
 def test_entropy_counts_the_keys_that_can_be_seen() -> None:
     even = np.tril(np.ones((5, 5)))
     even /= even.sum(-1, keepdims=True)
-    [row], _ = summarise(attention_of(even[None, None], list("abcde"), kind="decoder"))
+    [row], _ = summarize(attention_of(even[None, None], list("abcde"), kind="decoder"))
     assert row.entropy == pytest.approx(1), "even over what is visible"
 
 
 def test_places_of_two_sequences_are_not_compared() -> None:
-    rows, _ = summarise(attention_of(softmax(5, 1, 2, 3, 4), list("xyz"), kind="cross", keys=list("abcd")))
+    rows, _ = summarize(attention_of(softmax(5, 1, 2, 3, 4), list("xyz"), kind="cross", keys=list("abcd")))
     assert rows[0].distance is None and rows[0].previous is None and rows[0].itself is None
 
 

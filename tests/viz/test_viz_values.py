@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from tests.viz.attention_models import attention_of, random_attention, scene_of, signed_attention
 from tests.viz.plot_runs import train_record, valid_record, write_run
 from tformer.viz.attention.figures import draw
-from tformer.viz.attention.scene import summarise
+from tformer.viz.attention.scene import summarize
 from tformer.viz.attention.text import as_text
 from tformer.viz.figure import draw_panels, draw_plots
 from tformer.viz.plot.series import choose_metrics, make_panels, read_runs
@@ -119,7 +119,7 @@ def test_patches_lie_on_the_image_in_the_colours_of_their_shares(figures: list[A
 def test_the_summary_draws_a_measure_of_every_head_in_a_panel(figures: list[Any]) -> None:
     attention = random_attention(3, 2, 6)
     draw(scene_of(attention), "encoder", "summary", format_="png", scale="sqrt")
-    rows, _ = summarise(attention)
+    rows, _ = summarize(attention)
     panels = {axes.get_title(): axes for axes in figures[0].axes if axes.get_title()}
     assert [layout_of(axes) for axes in panels.values()] == [(2, 4, n) for n in range(7)]
     for title, name in (("entropy / ln(visible)", "entropy"), ("mean distance", "distance"), ("itself", "itself")):

@@ -93,10 +93,10 @@ def test_the_way_of_a_decoder_is_told_from_ids_to_loss() -> None:
     trace = traced(DECODER)
     names = [(section.title, step.part, step.name) for section in trace.sections for step in section.steps]
     assert [name for _, part, name in names if part == "self-attention"] == [
-        "normalised", "QKV product", "Q", "K", "V", "scores", "weights", "heads", "joined", "projection", "residual",
+        "normalized", "QKV product", "Q", "K", "V", "scores", "weights", "heads", "joined", "projection", "residual",
     ]  # fmt: skip
     assert [name for _, part, name in names if part == "feed-forward"] == [
-        "normalised", "up", "active", "down", "residual"
+        "normalized", "up", "active", "down", "residual"
     ]  # fmt: skip
     assert names[0][2] == "ids" and names[-1][2] == "loss" and names[-3][2] == "logits"
     [layers] = [section for section in trace.sections if section.layers]
@@ -260,7 +260,7 @@ def test_every_parameter_is_seen_where_it_acts(name: str) -> None:
 
 def test_a_layer_reads_the_one_before_it() -> None:
     found = all_steps(traced(DECODER))
-    first = found["decoder.0.self_attention.normalised"]
+    first = found["decoder.0.self_attention.normalized"]
     assert first.inputs == ("decoder.embedding.input", "decoder.0.feedforward.residual")
     assert found["decoder.0.self_attention.residual"].inputs == (
         "decoder.embedding.input", "decoder.0.self_attention.projection", "decoder.0.feedforward.residual"

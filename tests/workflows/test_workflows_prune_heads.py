@@ -180,7 +180,7 @@ def test_importance_is_the_gradient_of_a_gate_at_one(name: str, tmp_path: Path) 
         assert torch.allclose(found[key], 6 * gates_BH, rtol=1e-4, atol=1e-5), key
 
 
-def test_importance_is_the_mean_of_absolute_gradients_over_examples_normalised(tmp_path: Path) -> None:
+def test_importance_is_the_mean_of_absolute_gradients_over_examples_normalized(tmp_path: Path) -> None:
     loaded = load(make(tmp_path / "full", MODELS["gpt"]))
     data = held_out(loaded)
     samples = Samples(pairs=False)

@@ -15,11 +15,11 @@ from tformer.checkpoint.run import RunDirectory, writer
 from tformer.recipe import load_recipe, recipe_to_yaml
 from tformer.support.errors import InputError
 from tformer.workflows.runs.compare import compare_runs, describe_run
-from tformer.workflows.runs.summary import ORDERS, find_run, find_runs, in_order, summarise_run
+from tformer.workflows.runs.summary import ORDERS, find_run, find_runs, in_order, summarize_run
 
 
 def test_a_finished_run(tmp_path: Path) -> None:
-    run = summarise_run(make_run(tmp_path / "run"))
+    run = summarize_run(make_run(tmp_path / "run"))
     assert (run.state, run.problems, run.kind) == ("finished", [], "gpt/tiny")
     assert (run.step, run.max_steps) == (12, 12)
     assert run.best is not None and (run.best.metric, run.best.value, run.best.step) == ("loss", 2.06, 6)
@@ -31,7 +31,7 @@ def test_a_finished_run(tmp_path: Path) -> None:
 
 def test_parameters_are_those_of_the_model_not_its_buffers(tmp_path: Path) -> None:
     """Batch norm stores running statistics beside its parameters."""
-    run = summarise_run(make_run(tmp_path / "run", norm="batchnorm", steps=(12,)))
+    run = summarize_run(make_run(tmp_path / "run", norm="batchnorm", steps=(12,)))
     assert run.problems == [] and run.recipe is not None
     assert run.parameters == count_parameters(run.recipe.model, vocab_size=VOCABULARY)
 
@@ -41,7 +41,7 @@ def test_parameters_are_those_of_the_model_not_its_buffers(tmp_path: Path) -> No
     [((4,), False, "stopped"), ((4, 8), True, "finished"), ((12,), False, "finished"), ((), False, "no checkpoint")],
 )
 def test_states(steps: tuple[int, ...], finished: bool, state: str, tmp_path: Path) -> None:
-    assert summarise_run(make_run(tmp_path / "run", steps=steps, finished=finished)).state == state
+    assert summarize_run(make_run(tmp_path / "run", steps=steps, finished=finished)).state == state
 
 
 def test_a_run_in_use_tells_how_far_its_metrics_are(tmp_path: Path) -> None:
@@ -50,10 +50,10 @@ def test_a_run_in_use_tells_how_far_its_metrics_are(tmp_path: Path) -> None:
     with RunDirectory.open(path, lock=True) as run:
         run.append_metrics(train_line(7))
         assert writer(path) is not None
-        found = summarise_run(path)
+        found = summarize_run(path)
         assert (found.state, found.step) == ("in use", 7)
     assert writer(path) is None
-    assert summarise_run(path).step == 4  # what is not saved would be trained again
+    assert summarize_run(path).step == 4  # what is not saved would be trained again
 
 
 def test_looking_at_a_run_changes_nothing(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_looking_at_a_run_changes_nothing(tmp_path: Path) -> None:
         return {entry: entry.stat().st_mtime_ns for entry in path.rglob("*")}
 
     before = state()
-    summarise_run(path)
+    summarize_run(path)
     assert state() == before
 
 
@@ -74,7 +74,7 @@ def test_the_best_of_another_metric(tmp_path: Path) -> None:
         valid_line(8, 1.9, is_best=True, accuracy=0.7),
         valid_line(12, 1.8, is_best=False, accuracy=0.6),
     ]
-    run = summarise_run(make_run(tmp_path / "run", metric="accuracy", records=records))
+    run = summarize_run(make_run(tmp_path / "run", metric="accuracy", records=records))
     assert run.best is not None and (run.best.metric, run.best.value, run.best.step) == ("accuracy", 0.7, 8)
 
 
@@ -127,7 +127,7 @@ def test_a_damaged_run_says_what_is_wrong_and_the_rest_is_told(
     path = make_run(folder / "run")
     make_run(folder / "sound")
     damage(path)
-    found = {run.path.name: run for run in map(summarise_run, find_runs([folder]))}
+    found = {run.path.name: run for run in map(summarize_run, find_runs([folder]))}
     assert found.keys() == {"run", "sound"}
     assert found["run"].state == "damaged"
     assert any(word in problem for problem in found["run"].problems), found["run"].problems
@@ -138,7 +138,7 @@ def test_a_damaged_run_says_what_is_wrong_and_the_rest_is_told(
 def test_an_older_checkpoint_serves_where_the_latest_is_damaged(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run")
     cut_off(path)
-    assert summarise_run(path).parameters is not None
+    assert summarize_run(path).parameters is not None
 
 
 def test_odd_lines_in_the_metrics_do_no_harm(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_odd_lines_in_the_metrics_do_no_harm(tmp_path: Path) -> None:
     with (path / "metrics.jsonl").open("ab") as stream:
         stream.write(b'{"split": "valid", "step": "x", "loss": "low", "is_best": true}\nnot json\n\xff\xfe\n[3]\n')
         stream.write(b'{"split": "train", "step": 13, "seconds": null, "tokens": true}\n{"half')
-    run = summarise_run(path)
+    run = summarize_run(path)
     assert (run.state, run.best, run.seconds, run.tokens) == ("finished", None, None, None)
     for order in ORDERS:
         assert in_order([run, run], order) == [run, run]
@@ -185,7 +185,7 @@ def test_orders_put_first_what_is_looked_for_and_unknown_last(tmp_path: Path) ->
     for age, path in enumerate((small, empty, wide)):
         for entry in path.rglob("*"):
             os.utime(entry, (1e9 - age, 1e9 - age))
-    runs = [summarise_run(path) for path in (empty, small, wide)]
+    runs = [summarize_run(path) for path in (empty, small, wide)]
 
     def names(order: str) -> list[str]:
         return [run.path.name for run in in_order(runs, order)]
@@ -204,7 +204,7 @@ def test_a_higher_accuracy_is_better(tmp_path: Path) -> None:
         make_run(tmp_path / str(value), metric="accuracy", records=[valid_line(6, 1.0, is_best=True, accuracy=value)])
         for value in (0.2, 0.9, 0.5)
     ]
-    assert [run.path.name for run in in_order(map(summarise_run, paths), "metric")] == ["0.9", "0.5", "0.2"]
+    assert [run.path.name for run in in_order(map(summarize_run, paths), "metric")] == ["0.9", "0.5", "0.2"]
 
 
 def test_a_recipe_is_held_against_its_preset(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ class Summary:
     memory_share: float | None
 
 
-def summarise(bench: AttentionBench, rows: Sequence[Row]) -> list[Summary]:
+def summarize(bench: AttentionBench, rows: Sequence[Row]) -> list[Summary]:
     """A summary of each kind, in the order of the kinds."""
     full, masked = succeeded(rows, FULL), succeeded(rows, DENSE_MASKED)
     full_times = {length: row.seconds for length, row in full.items()}
@@ -137,7 +137,7 @@ def tables(bench: AttentionBench, rows: Sequence[Row]) -> list[Table]:
     return [
         table("Time of forward and backward, median", lambda row: short_seconds(row.seconds)),
         table("Peak memory beyond the inputs", lambda row: binary_bytes(_peak(row))),
-        _summary_table(bench, summarise(bench, rows)),
+        _summary_table(bench, summarize(bench, rows)),
     ]
 
 
@@ -235,7 +235,7 @@ def document(bench: AttentionBench, rows: Sequence[Row], *, environment: dict[st
         "settings": asdict(bench),
         "cells": [cell(row) | figures(row) for row in rows],
         "summary": [
-            asdict(found) | {"faster_than_full": show_crossover(found, bench)} for found in summarise(bench, rows)
+            asdict(found) | {"faster_than_full": show_crossover(found, bench)} for found in summarize(bench, rows)
         ],
         "notes": notes(rows),
     }

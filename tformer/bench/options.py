@@ -34,7 +34,7 @@ Peers = Annotated[
 NewTokens = Annotated[int, WORK("--new-tokens", metavar="N", help="Number of tokens generated per text.")]
 Quantize = Annotated[
     str,
-    WORK("--quantize", metavar="none|int8|int4", help="Quantisation of tformer's matrices; none,int8 measures both."),
+    WORK("--quantize", metavar="none|int8|int4", help="Quantization of tformer's matrices; none,int8 measures both."),
 ]
 AsJson = Annotated[bool, RESULT("--json", help="One JSON document on standard output.")]
 

@@ -39,7 +39,7 @@ SHARE_FOR_ROUNDS = 0.6
 """Share of the time limit after which no further turn of all contenders begins."""
 
 RacedRow = dict[str, Any]
-"""Of one contender: `summarise` of its rounds, `tokens` of a round and peak `memory`; or {"failed": reason}."""
+"""Of one contender: `summarize` of its rounds, `tokens` of a round and peak `memory`; or {"failed": reason}."""
 
 
 class MeasuringProcess:
@@ -108,7 +108,7 @@ class MeasuringProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):  # it ends helpers and deletes temporary files
             self._process.wait(EXIT_SECONDS)
         self.end()
-        return {**summarise(self.seconds), "tokens": round(statistics.mean(self.tokens)), "memory": answer}
+        return {**summarize(self.seconds), "tokens": round(statistics.mean(self.tokens)), "memory": answer}
 
     def end(self) -> None:
         """Kill the process, whatever it is doing; may be called again."""
@@ -235,7 +235,7 @@ def _is_enough(able: Sequence[MeasuringProcess], repeats: int) -> bool:
     return long_enough or turns >= max(repeats, MOST_REPEATS) or not has_time
 
 
-def summarise(seconds: Sequence[float]) -> dict[str, float | int]:
+def summarize(seconds: Sequence[float]) -> dict[str, float | int]:
     """Median, minimum and number of durations, and their spread: quartile distance as a share of the median."""
     median = statistics.median(seconds)
     lower, _, upper = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else [median] * 3

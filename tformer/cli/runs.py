@@ -83,9 +83,9 @@ def list_(options: ListOptions) -> None:
         if options.as_json:
             emit_json([])
         return
-    from tformer.workflows.runs.summary import find_runs, in_order, summarise_run
+    from tformer.workflows.runs.summary import find_runs, in_order, summarize_run
 
-    runs = in_order(map(summarise_run, find_runs(options.folders or ["runs"])), options.sort)
+    runs = in_order(map(summarize_run, find_runs(options.folders or ["runs"])), options.sort)
     shown = runs[: options.limit]
     if options.as_json:
         emit_json([run.to_json() for run in shown])

@@ -112,7 +112,7 @@ FIGURES = {
     "unknown_rate": "{:.3%}",
     "byte_fallback_rate": "{:.3%}",
     "round_trip_rate": "{:.2%}",
-    "round_trip_rate_after_normalisation": "{:.2%}",
+    "round_trip_rate_after_normalization": "{:.2%}",
     "encode_mb_per_second": "{:.1f}",
 }
 

@@ -92,7 +92,7 @@ class AttentionOptions:
     merge_subwords: Annotated[
         bool, SHOWN("--merge-subwords", help="Merge the tokens of a word: sums over keys, means over queries.")
     ] = False
-    hide_special: Annotated[bool, SHOWN("--hide-special", help="Omit special tokens and normalise each row again.")] = (
+    hide_special: Annotated[bool, SHOWN("--hide-special", help="Omit special tokens and normalize each row again.")] = (
         False
     )
     output: Annotated[

@@ -4,8 +4,8 @@ Optimizer state and gradients are fp32; `copies` are the weights in the compute 
 Activations are the tensors that autograd saves until the backward pass, in the compute dtype, a token and layer:
 
     norm            its input, in fp32 where the kind or the device widens it
-    projections     their inputs: the normalised stream, the joined heads
-    attention       Q, K, V of one product; rotated or normalised Q and K beside them; the weights where a call is so
+    projections     their inputs: the normalized stream, the joined heads
+    attention       Q, K, V of one product; rotated or normalized Q and K beside them; the weights where a call is so
                     small that they are not recomputed (`attend_chunked`, `attend_blocked`)
     feed-forward    the inputs of the activation and of the last product: 2 d_ff, for relu d_ff, gated 4 d_ff
     dropout         one number for each that it may drop
@@ -240,7 +240,7 @@ def _layer_bytes(
     queries, keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
     values, joined = sizes.num_kv_heads * sizes.value_dim, sizes.num_heads * sizes.value_dim
     dropped = width if layer.dropout else 0  # by the dropout of a function's output
-    # Numbers of a token. Self-attention: input, Q K V, rotated or normalised Q and K, joined heads, and the kind's own.
+    # Numbers of a token. Self-attention: input, Q K V, rotated or normalized Q and K, joined heads, and the kind's own.
     numbers: float = width + queries + keys + values + joined + dropped
     numbers += (queries + keys) * (bool(layer.attention.qk_norm) + layer.positions.module.has_rotate)
     numbers += layer.attention.saved_values(

@@ -54,7 +54,7 @@ def _feistel(values: np.ndarray, half: int, round_keys: list[int]) -> np.ndarray
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64 (Steele, Lea and Flood 2014): every input bit reaches every output bit."""
+    """The finalizer of splitmix64 (Steele, Lea and Flood 2014): every input bit reaches every output bit."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from tformer.decoding.beam_candidates import NEVER, Choice, choose, hold_back, top_candidates
-from tformer.decoding.sampling import block_repeated_ngrams, force_token, pad_left, penalise_repetition
+from tformer.decoding.sampling import block_repeated_ngrams, force_token, pad_left, penalize_repetition
 from tformer.decoding.settings import BeamSettings, FinishReason, Hypothesis
 from tformer.decoding.stepper import Stepper
 from tformer.support.errors import InputError, require_finite
@@ -151,7 +151,7 @@ class BeamState:
         self._cut(np.ones(self._totals_SGw.shape[:2], dtype=bool), "interrupted")
 
     def _candidates(self, logprobs_RV: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Each beam's best tokens [S, G, w, k]: penalised log-probabilities, the model's own ones, ids."""
+        """Each beam's best tokens [S, G, w, k]: penalized log-probabilities, the model's own ones, ids."""
         settings = self._settings
         first = self._length == 0  # one row per sentence, which all its beams share
         with torch.inference_mode():
@@ -162,7 +162,7 @@ class BeamState:
             if self._looks_back:
                 tokens_RT = self._tokens_SbT[:, : 1 if first else None].reshape(len(logprobs_RV), -1)
                 if settings.repetition_penalty != 1.0:
-                    scores_RV = penalise_repetition(
+                    scores_RV = penalize_repetition(
                         scores_RV, tokens_RT, settings.repetition_penalty, exempt=settings.ends
                     )
                 if settings.no_repeat_ngram:
@@ -175,7 +175,7 @@ class BeamState:
                 at_last_R = at_last_R.repeat_interleave(len(scores_RV) // len(at_last_S))
                 scores_RV = force_token(scores_RV, at_last_R, settings.last_token, counts=settings.at_limit == "end")
             # One more than the 2 b candidates, for an end of sequence that `hold_back` rules out. That is enough for
-            # groups too: a group's 2 w best are within 2 w + b - w + 2 when the tokens of other groups are penalised.
+            # groups too: a group's 2 w best are within 2 w + b - w + 2 when the tokens of other groups are penalized.
             # Every further end of sequence may take a place in each beam, and be ruled out.
             ends = max(1, len(settings.ends))
             most = min((1 + ends) * settings.beam_size + ends, scores_RV.shape[1])
@@ -300,7 +300,7 @@ def beam_search(
             `rooms` limit them too. Hypotheses at their limit have the finish reason `length`, and so do those whose
             tokens are all impossible (probability zero) when their sentence has no others.
         histories: each sentence's prompt or prefix, for n-gram blocking and the repetition penalty. Neither ever rules
-            out or penalises the end of sequence.
+            out or penalizes the end of sequence.
         suppressed: tokens that are not offered (`suppressed_tokens`); the probabilities of the others do not change.
         should_stop: polled before every step; unfinished hypotheses then come last, with the finish reason
             `interrupted`.

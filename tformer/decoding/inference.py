@@ -160,7 +160,7 @@ def state_of_kernels(model: Transformer, device: torch.device) -> str:
 
 
 def require_quantize(quantize: str, device: torch.device, dtype: torch.dtype | None = None) -> Quantize:
-    """The checked kind of quantisation. Raises InputError for an unknown one, and where int8 is impossible."""
+    """The checked kind of quantization. Raises InputError for an unknown one, and where int8 is impossible."""
     if quantize not in QUANTIZE:
         raise InputError(f"--quantize: found '{quantize}'", hint=did_you_mean(quantize, QUANTIZE))
     if quantize == "none":

@@ -87,7 +87,7 @@ def suppressed_tokens(
     """Ids, in increasing order, of tokens that a decoder reads and never writes: pad, bos, and the start token of a
     decoder beside an encoder.
 
-    They are ruled out of the choice, not of the distribution: probabilities are not normalised again without them, so
+    They are ruled out of the choice, not of the distribution: probabilities are not normalized again without them, so
     that search and sampling report the same numbers as force-decoding (`score`). A token that also ends a text (BART
     starts from eos) or is the first of every text (`forced_bos`) is not suppressed.
 

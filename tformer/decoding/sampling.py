@@ -36,7 +36,7 @@ def pad_left(histories: Sequence[Sequence[int]]) -> np.ndarray:
     return np.array(rows, dtype=np.int64).reshape(len(histories), longest)
 
 
-def penalise_repetition(logits_BV: Tensor, tokens_BT: np.ndarray, penalty: float, *, exempt: Sequence[int]) -> Tensor:
+def penalize_repetition(logits_BV: Tensor, tokens_BT: np.ndarray, penalty: float, *, exempt: Sequence[int]) -> Tensor:
     """Divide positive logits of tokens that the row already holds by `penalty` and multiply negative ones by it.
 
     exempt: the ends of sequence, which end a row and cannot repeat.
@@ -51,8 +51,8 @@ def penalise_repetition(logits_BV: Tensor, tokens_BT: np.ndarray, penalty: float
         seen_BT &= filled_BT != token
     columns_BT = filled_BT.clamp_min(0)
     values_BT = logits_BV.gather(1, columns_BT)
-    penalised_BT = torch.where(values_BT > 0, values_BT / penalty, values_BT * penalty)
-    return logits_BV.scatter(1, columns_BT, torch.where(seen_BT, penalised_BT, values_BT))
+    penalized_BT = torch.where(values_BT > 0, values_BT / penalty, values_BT * penalty)
+    return logits_BV.scatter(1, columns_BT, torch.where(seen_BT, penalized_BT, values_BT))
 
 
 def repeated_ngrams(tokens_BT: np.ndarray, n: int) -> list[list[int]]:
@@ -252,11 +252,11 @@ class TokenChooser:
             self._tokens_BT = self._tokens_BT[list(rows)]
 
     def _with_rules(self, scores_BV: Tensor) -> Tensor:
-        """The scores with repeated tokens penalised, and with ends of sequence ruled out or forced."""
+        """The scores with repeated tokens penalized, and with ends of sequence ruled out or forced."""
         settings = self._settings
         ends = [token for token in settings.ends if token < scores_BV.shape[-1]]
         if self._tokens_BT is not None and settings.repetition_penalty != 1.0:
-            scores_BV = penalise_repetition(scores_BV, self._tokens_BT, settings.repetition_penalty, exempt=ends)
+            scores_BV = penalize_repetition(scores_BV, self._tokens_BT, settings.repetition_penalty, exempt=ends)
         if self._tokens_BT is not None and settings.no_repeat_ngram:
             scores_BV = block_repeated_ngrams(scores_BV, self._tokens_BT, settings.no_repeat_ngram, exempt=ends)
         if ends and self._num_chosen < settings.min_new_tokens:

@@ -1,7 +1,7 @@
 """Lines of text as sentences to translate: encoded, checked, with a length limit each.
 
 Everything is checked before anything is translated, so that an error on line 900 costs no work. Input that is too large
-to be read at once is checked ahead (`check_sources`), which tokenises only long lines.
+to be read at once is checked ahead (`check_sources`), which tokenizes only long lines.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class SentenceReader:
     def check_sources(self, texts: Sequence[str], *, first_row: int, places: Places) -> None:
         """Raise InputError for a text that is too long for `read`; for none where long texts are cut.
 
-        Tokenises only texts with more bytes than the model reads tokens: every token stands for at least a byte. (Where
-        normalisation makes a text longer, only `read` finds it.)
+        Tokenizes only texts with more bytes than the model reads tokens: every token stands for at least a byte. (Where
+        normalization makes a text longer, only `read` finds it.)
         """
         if self._too_long == "cut":
             return

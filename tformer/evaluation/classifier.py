@@ -16,7 +16,7 @@ from typing import Any, get_args
 import numpy as np
 
 from tformer.data.batching.mixture import Samples
-from tformer.data.shards.labelled_tokens import tokenise_labelled
+from tformer.data.shards.labelled_tokens import tokenize_labelled
 from tformer.data.sources.augmentation import most_views, view
 from tformer.data.sources.image_files import read_image
 from tformer.data.sources.images import ImageExample, ImageSet, open_images
@@ -59,7 +59,7 @@ def plain_objective(loaded: Loaded) -> Objective:
 
 
 def image_context(recipe: Recipe) -> ImageContext:
-    """How a run's images are normalised; they are not augmented."""
+    """How a run's images are normalized; they are not augmented."""
     return ImageContext(mean=recipe.data.image_mean, std=recipe.data.image_std)
 
 
@@ -145,7 +145,7 @@ class Classifier:
     def classify(self, texts: Sequence[tuple[str, str | None]]) -> np.ndarray:
         """fp32 [N, L] scores (before softmax or sigmoid) of texts, or of pairs, in their order."""
         recipe = self._loaded.recipe
-        tokens = tokenise_labelled(
+        tokens = tokenize_labelled(
             [GivenRows([LabelledRow(text, text2, None, "") for text, text2 in texts])],
             self._loaded.text_tokenizer,
             seq_len=recipe.seq_len,
@@ -176,7 +176,7 @@ class Classifier:
         return images
 
     def scores(self, samples: Samples, work: Work | None = None) -> np.ndarray:
-        """fp32 [N, L] scores of tokenised texts or images. With several views, averages the probabilities of an image.
+        """fp32 [N, L] scores of tokenized texts or images. With several views, averages the probabilities of an image.
 
         work: reports the inputs done; its workers divide the batches, and all get all scores. None: the classifier's.
         """

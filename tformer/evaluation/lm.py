@@ -129,7 +129,7 @@ def evaluate_lm(
             tokens += sum(window.stop - window.counted_from + 1 for window in batch)
             work.report(tokens, total)
     nll, correct = sums_2.tolist()
-    return summarise(
+    return summarize(
         nll,
         correct,
         tokens=tokens,
@@ -156,7 +156,7 @@ def load_batch(corpus: TokenCorpus, batch: list[Window], *, document_mask: bool 
     )
 
 
-def summarise(nll: float, correct: float, *, tokens: int, num_bytes: int, seconds: float) -> dict[str, float]:
+def summarize(nll: float, correct: float, *, tokens: int, num_bytes: int, seconds: float) -> dict[str, float]:
     """The metrics, from sums over `tokens` predictions (NaN for none)."""
     if tokens == 0:
         nan = float("nan")
@@ -181,7 +181,7 @@ def combine_validation(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if len(parts) == 1:
         return dict(parts[0])
     parts = [part for part in parts if part["tokens"]]
-    return summarise(
+    return summarize(
         sum(part["loss"] * part["tokens"] for part in parts),
         sum(part["accuracy"] * part["tokens"] for part in parts),
         tokens=sum(part["tokens"] for part in parts),

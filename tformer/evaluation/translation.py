@@ -1,6 +1,6 @@
 """Metrics of models of pairs: loss on given targets; BLEU, chrF and sequence accuracy of decoded outputs.
 
-Loss, accuracy and perplexity are those of teacher forcing. BLEU and chrF compare detokenised outputs with the
+Loss, accuracy and perplexity are those of teacher forcing. BLEU and chrF compare detokenized outputs with the
 references; each score comes with its signature, which makes it comparable.
 """
 

@@ -1,7 +1,7 @@
 """Choice of the Hugging Face class that computes exactly what a recipe's `model` section says.
 
 Both sides are compared in a canonical form: two sections that compute the same function of the same weights are equal.
-Sizes that follow from others are filled in; what concerns training (dropouts, initialisation) and options without
+Sizes that follow from others are filled in; what concerns training (dropouts, initialization) and options without
 effect beside the others are left out. Comparing two canonical forms names every difference that matters.
 """
 

@@ -291,7 +291,7 @@ def _check_tensors(built: Transformer, links: Sequence[Link], files: WeightFiles
             raise InputError(
                 f"{files.files[spec.name]}: tensor {spec.name} holds {str(spec.dtype).removeprefix('torch.')}, "
                 "expected floating-point numbers of 16 bits or more",
-                hint="quantised weights are not read: take the model that they were made from",
+                hint="quantized weights are not read: take the model that they were made from",
             )
 
 

@@ -1,4 +1,4 @@
-/* Numbers of 16 bits, and what every kernel here shares. Plain C, vectorised by the compiler; instructions by name only
+/* Numbers of 16 bits, and what every kernel here shares. Plain C, vectorized by the compiler; instructions by name only
    where it would not find them, always beside a loop that means the same. */
 
 #ifndef TFORMER_COMMON_H

@@ -1,8 +1,8 @@
 """Text metrics: perplexity, bits per byte, BLEU and chrF (sacrebleu).
 
 BLEU: Papineni et al. 2002; chrF: Popović 2015; signatures, which make scores comparable: Post 2018 (arXiv 1804.08771).
-Texts are detokenised: the metric has its own tokenizer, named in the signature. `moses` is the older measure of
-Multi30k and others: both sides are lowercased (if requested), normalised and tokenised by the Moses scripts; its scores
+Texts are detokenized: the metric has its own tokenizer, named in the signature. `moses` is the older measure of
+Multi30k and others: both sides are lowercased (if requested), normalized and tokenized by the Moses scripts; its scores
 differ from `13a`.
 """
 
@@ -32,8 +32,8 @@ def bits_per_byte(nll_sum_nats: float, num_bytes: int) -> float:
 
 TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none", "moses")
 MOSES = "moses"  # moses:de has the rules of German
-TOKENISED_END = (" .", " ?", " !")
-TOKENISED_SHARE = 0.5  # of the texts that end in such a sign
+TOKENIZED_END = (" .", " ?", " !")
+TOKENIZED_SHARE = 0.5  # of the texts that end in such a sign
 
 
 @dataclass(frozen=True)
@@ -93,15 +93,15 @@ def same_text(hypothesis: str, reference: str, *, lowercase: bool = False) -> bo
     return hypothesis.split() == reference.split()
 
 
-def tokenised_note(hypotheses: Sequence[str], references: Sequence[str]) -> str | None:
-    """A warning for texts that look tokenised ("a dog ."): their BLEU cannot be compared; None for others."""
+def tokenized_note(hypotheses: Sequence[str], references: Sequence[str]) -> str | None:
+    """A warning for texts that look tokenized ("a dog ."): their BLEU cannot be compared; None for others."""
     for name, texts in (("outputs", hypotheses), ("references", references)):
         ended = [text for text in map(str.rstrip, texts) if text.endswith((".", "?", "!"))]
-        tokenised = sum(text.endswith(TOKENISED_END) for text in ended)
-        if len(ended) > 1 and tokenised > TOKENISED_SHARE * len(ended):
+        tokenized = sum(text.endswith(TOKENIZED_END) for text in ended)
+        if len(ended) > 1 and tokenized > TOKENIZED_SHARE * len(ended):
             return (
-                f"{tokenised:,} of {len(texts):,} {name} end in a separate sign (' .'): they look tokenised, "
-                "and BLEU of tokenised texts cannot be compared with others"
+                f"{tokenized:,} of {len(texts):,} {name} end in a separate sign (' .'): they look tokenized, "
+                "and BLEU of tokenized texts cannot be compared with others"
             )
     return None
 
@@ -118,7 +118,7 @@ def _sacrebleu(
     if tokenize not in TOKENIZERS:
         raise InputError(f"unknown tokenizer of BLEU '{tokenize}'", hint=did_you_mean(tokenize, TOKENIZERS))
     try:
-        metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=True)  # without its warning: see `tokenised_note`
+        metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=True)  # without its warning: see `tokenized_note`
     except (ImportError, RuntimeError) as error:
         package = tokenize.partition("-")[0]
         raise InputError(
@@ -130,7 +130,7 @@ def _sacrebleu(
 
 
 def _moses_bleu(hypotheses: Sequence[str], references: Sequence[str], *, language: str, lowercase: bool) -> CorpusScore:
-    """BLEU of lowercased, normalised and tokenised texts, as in the published files (`lc.norm.tok`)."""
+    """BLEU of lowercased, normalized and tokenized texts, as in the published files (`lc.norm.tok`)."""
     try:
         import sacremoses as moses
     except ImportError as error:
@@ -138,12 +138,12 @@ def _moses_bleu(hypotheses: Sequence[str], references: Sequence[str], *, languag
             "BLEU with the tokenizer moses needs the package sacremoses, which is not installed",
             hint="pip install sacremoses",
         ) from error
-    normalise = moses.MosesPunctNormalizer(lang=language).normalize
-    tokenise = moses.MosesTokenizer(lang=language).tokenize
+    normalize = moses.MosesPunctNormalizer(lang=language).normalize
+    tokenize = moses.MosesTokenizer(lang=language).tokenize
 
     def prepared(text: str) -> str:
         text = text.lower() if lowercase else text
-        return str(tokenise(normalise(text), return_str=True, escape=False))
+        return str(tokenize(normalize(text), return_str=True, escape=False))
 
     sides = [[prepared(text) for text in texts] for texts in (hypotheses, references)]
     plain = _sacrebleu(*sides, tokenize="none", lowercase=lowercase)

@@ -6,5 +6,5 @@ positions/, attention/   a file per kind or family of kinds, and a table
 embedding, patches       from tokens or images to vectors
 stack                    from vectors to hidden states
 heads, losses            from hidden states to predictions, and to cross-entropy in chunks
-init                     initialisation of all weights
+init                     initialization of all weights
 """

@@ -1,6 +1,6 @@
 """Decoding cache: keys and values of each layer, and the position and validity of each slot.
 
-Slots are filled in order of arrival, the same slot in every row, and lengths are Python integers: no synchronisation
+Slots are filled in order of arrival, the same slot in every row, and lengths are Python integers: no synchronization
 with the device. The position of a slot may differ between rows (left padding), so each is stored, and whether the slot
 holds a token.
 

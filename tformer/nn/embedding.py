@@ -2,7 +2,7 @@
 
     (token + n-grams) (· √d) + token type → convolution → + position → norm → dropout → project
 
-`project` exists when the table is narrower than the model (factorised embeddings: ALBERT 1909.11942, ELECTRA).
+`project` exists when the table is narrower than the model (factorized embeddings: ALBERT 1909.11942, ELECTRA).
 The convolution (of CCT on text, 2104.05704) reads each token with its neighbours.
 FixNorm (1910.05895) gives every token vector the length √d at the input; the tied output uses length 1.
 Positions belong to the stack and are an argument, because encoder and decoder may share one token table and have
@@ -47,7 +47,7 @@ class Embedding(nn.Module):
             x_BTE = positions.embed(x_BTE, pos_BT) if replaced is added else x_BTE + replaced
             x_BTE = tap(taps, "sum", x_BTE)
         if self.norm is not None:
-            x_BTE = tap(taps, "normalised", self.norm(x_BTE))
+            x_BTE = tap(taps, "normalized", self.norm(x_BTE))
         if self.dropout:
             x_BTE = dropout(x_BTE, self.dropout, self.training)
         return x_BTE if self.project is None else tap(taps, "projected", self.project(x_BTE))
@@ -65,7 +65,7 @@ class Embedding(nn.Module):
                 Tap("sum", f"B T {e}", f"with the {positions.kind} vector of each position added"),
             ]  # fmt: skip
         if self.norm is not None:
-            declared.append(Tap("normalised", f"B T {e}", "each vector normalised", parameters=("norm",)))
+            declared.append(Tap("normalized", f"B T {e}", "each vector normalized", parameters=("norm",)))
         output = Tap("", "B T D", "what enters the first layer", title="input")
         if self.project is None:
             return [*declared, output._replace(dropout_before=self.dropout)]

@@ -22,7 +22,7 @@ class FixedLayer:
     """Keys and values of one self-attention layer, [R, K, C, h] and [R, K, C, v]; `slot` [1] belongs to the cache."""
 
     def __init__(self, like: LayerCache | FixedLayer, *, rows: int, slots: int, slot: Tensor) -> None:
-        # Zeros, not uninitialised memory: masked slots have the weight 0, but 0 times NaN is NaN.
+        # Zeros, not uninitialized memory: masked slots have the weight 0, but 0 times NaN is NaN.
         self.keys: Tensor = like.keys.new_zeros(rows, like.keys.shape[1], slots, like.keys.shape[3])
         self.values: Tensor = like.values.new_zeros(rows, like.values.shape[1], slots, like.values.shape[3])
         self.slot = slot

@@ -79,7 +79,7 @@ class VocabularyHead(nn.Module):
         """[..., D] → [..., E]: everything before the product with the vocabulary."""
         if self.dense is not None and self.activation is not None and self.norm is not None:
             hidden = self.norm(self.activation(tap(taps, "features", self.dense(hidden))))
-            hidden = tap(taps, "normalised", hidden)
+            hidden = tap(taps, "normalized", hidden)
         elif self.project is not None:
             hidden = tap(taps, "features", self.project(hidden))
         return hidden if self.scale == 1.0 else tap(taps, "scaled", hidden * self.scale)
@@ -108,8 +108,8 @@ class VocabularyHead(nn.Module):
             meaning, name = (last, "project") if self.norm is None else ("one more layer", "dense")
             declared.append(Tap("features", f"B T {e}", meaning, parameters=(name,)))
         if self.norm is not None:
-            meaning = f"activated and normalised: {last}"
-            declared.append(Tap("normalised", f"B T {e}", meaning, parameters=("norm",)))
+            meaning = f"activated and normalized: {last}"
+            declared.append(Tap("normalized", f"B T {e}", meaning, parameters=("norm",)))
         if self.scale != 1.0:
             declared.append(Tap("scaled", f"B T {e}", f"times {self.scale:.4g}"))
         capped = "" if self.softcap is None else f", capped at ±{self.softcap:g} by tanh"
@@ -226,12 +226,12 @@ class Output:
 
         `options`: those of `losses.linear_cross_entropy`. Where many labels are ignored (masked LM, padding),
         the head reads the other positions only. A frozen head uses its prepared product, without gradient.
-        `num_labels`: number of labels that are not ignored, if known; otherwise a GPU has to be synchronised.
+        `num_labels`: number of labels that are not ignored, if known; otherwise a GPU has to be synchronized.
         """
         head = self._vocabulary_head(name)
         hidden_ND, labels_N = self.hidden.flatten(0, 1), labels_BT.flatten()
         labelled_N = labels_N != IGNORED_LABEL
-        # Whether the head skips positions without a label. Counting them would synchronise a GPU.
+        # Whether the head skips positions without a label. Counting them would synchronize a GPU.
         if labelled_N.device.type == "cpu":
             skips = int(labelled_N.sum()) < (1 - FEW) * len(labelled_N)
         else:
@@ -254,7 +254,7 @@ class Output:
     def logit_chunks(self, name: str, places_BT: Tensor, *, count: int | None = None) -> Iterator[Tensor]:
         """The fp32 logits of a vocabulary head where `places_BT` is True, in order: parts [n, V] of bounded size.
 
-        `count`: number of these places, if known; otherwise a GPU has to be synchronised.
+        `count`: number of these places, if known; otherwise a GPU has to be synchronized.
         """
         head = self._vocabulary_head(name)
         hidden_ND = self.hidden.flatten(0, 1).index_select(0, _places(places_BT.flatten(), count))
@@ -287,7 +287,7 @@ class CachedOutput(Output):
 
 
 def _places(chosen_N: Tensor, count: int | None) -> Tensor:
-    """Indices of the True elements, long [n]; with their exact `count` a GPU is not synchronised."""
+    """Indices of the True elements, long [n]; with their exact `count` a GPU is not synchronized."""
     if count is None or chosen_N.device.type == "cpu":
         return chosen_N.nonzero().squeeze(1)
     return counted_places(chosen_N, count)

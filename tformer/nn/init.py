@@ -1,4 +1,4 @@
-"""Weight initialisation; projections that share a matrix; embedding tables shared by two models.
+"""Weight initialization; projections that share a matrix; embedding tables shared by two models.
 
     normal   weights N(0, std)                                                     GPT-2, BERT: std 0.02
     xavier   U(±sqrt(6 / (fan_in + fan_out))), each projection of a fused matrix separately    original Transformer
@@ -53,7 +53,7 @@ def hidden_matrices(model: nn.Module) -> dict[str, list[int]]:
 def block_matrices(model: nn.Module) -> Iterator[tuple[str, Linear, list[int]]]:
     """(name, matrix, row counts of the projections that share it) of every product in the blocks of a model.
 
-    Products of one input are fused; xavier initialisation and Muon treat their parts separately.
+    Products of one input are fused; xavier initialization and Muon treat their parts separately.
     """
     for name, module in model.named_modules():
         if isinstance(module, FeedForward):
@@ -128,7 +128,7 @@ class InitOptions:
 
 
 @torch.no_grad()
-def initialise(
+def initialize(
     model: nn.Module, options: InitOptions, *, around: Callable[[nn.Module], AbstractContextManager[Any]] = nullcontext
 ) -> None:
     """Draw every parameter of `model`; `around` is entered for each module before its own parameters are drawn."""
@@ -178,7 +178,7 @@ def initialise(
 
 
 class NoDraws(TorchFunctionMode):
-    """Skips random initialisation: of weights to be loaded, and on the meta device, where it takes a second.
+    """Skips random initialization: of weights to be loaded, and on the meta device, where it takes a second.
 
     A function mode, because a dispatch mode would load PyTorch's compiler.
     """

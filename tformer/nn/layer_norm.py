@@ -28,7 +28,7 @@ class _RmsNorm(torch.autograd.Function):
 
     Eager `F.rms_norm` on a CPU takes five broadcast passes forward and a dozen backward.
 
-    The gradient of `c v / n`, the weight normalisation of row v with gain c and norm n, is c/n (u - v (u.v) / n^2).
+    The gradient of `c v / n`, the weight normalization of row v with gain c and norm n, is c/n (u - v (u.v) / n^2).
     With c = sqrt(D) and n = c / r that is dx, computed by PyTorch's one-pass kernel. Its c has x's dtype:
     in bf16 the share of u along x is removed to within 0.4 % where sqrt(D) is no bf16 number, below bf16's own noise.
     """

@@ -1,4 +1,4 @@
-"""Linear layer, used for every matrix product: storage, precision and quantisation of weights are decided here.
+"""Linear layer, used for every matrix product: storage, precision and quantization of weights are decided here.
 
 Weights keep their own dtype (fp32 masters in training) and are cast to that of the input on use, so that the dtype of
 the residual stream decides the precision of every product. y = x W^T + b.
@@ -56,7 +56,7 @@ class Linear(nn.Module):
         self.out_features = out_features
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
-        nn.init.normal_(self.weight, std=0.02)  # `init.initialise` draws again
+        nn.init.normal_(self.weight, std=0.02)  # `init.initialize` draws again
         self.product: Product | None = None  # replaces the weight in inference
 
     def forward(

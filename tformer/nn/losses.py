@@ -257,11 +257,11 @@ def _block_loss(logits_nV: Tensor, labels_n: Tensor, settings: _Settings) -> _Bl
     label_logits = logits_nV.gather(1, labels_n.clamp(min=0).unsqueeze(1)).squeeze(1)
     highest = logits_nV.amax(-1)
     probabilities = logits_nV.softmax(-1)
-    normaliser = highest - probabilities.amax(-1).log()
-    loss = nll = normaliser - label_logits
+    normalizer = highest - probabilities.amax(-1).log()
+    loss = nll = normalizer - label_logits
     if settings.elsewhere > 0.0:
         # -sum_j log p_j over all classes is V lse - sum_j z_j.
-        spread = normaliser * logits_nV.shape[1] - logits_nV.sum(-1)
+        spread = normalizer * logits_nV.shape[1] - logits_nV.sum(-1)
         loss = (settings.on_label - settings.elsewhere) * nll + settings.elsewhere * spread
     correct = _is_first_best(logits_nV, labels_n, counted & (label_logits == highest))
     if labels_n.device.type != "cpu" or torch.compiler.is_dynamo_compiling() or not counted.all():

@@ -1,4 +1,4 @@
-"""Kinds of normalisation: LayerNorm and RMSNorm (`layer_norm.py`), ScaleNorm (arXiv 1910.05895), GroupNorm (1803.08494)
+"""Kinds of normalization: LayerNorm and RMSNorm (`layer_norm.py`), ScaleNorm (arXiv 1910.05895), GroupNorm (1803.08494)
 and, for comparison, BatchNorm (1502.03167; its problems with text: PowerNorm, 2003.07845).
 
     scalenorm  g · x / max(‖x‖, eps), one scalar g that starts at √d
@@ -52,7 +52,7 @@ class ScaleNorm(Norm):
 
 
 class GroupNorm(Norm):
-    """Normalises groups of neighbouring features of each vector. ValueError when `groups` does not divide `dim`."""
+    """Normalizes groups of neighbouring features of each vector. ValueError when `groups` does not divide `dim`."""
 
     has_groups = True
     fp32_copies = 2
@@ -72,11 +72,11 @@ class GroupNorm(Norm):
 
 
 class BatchNorm(Norm):
-    """Normalises each feature over the N vectors of the batch; in evaluation by the running statistics of training.
+    """Normalizes each feature over the N vectors of the batch; in evaluation by the running statistics of training.
 
     Statistics include masked positions: padding counts, and in a decoder the later positions. The running averages are
     buffers of the checkpoint. In evaluation positions are independent of each other, so no information leaks. A batch
-    of one vector has no variance: it is normalised as in evaluation and does not change the statistics.
+    of one vector has no variance: it is normalized as in evaluation and does not change the statistics.
     """
 
     fp32_copies = 1
@@ -144,13 +144,13 @@ else:
 
 @dataclass(frozen=True)
 class NormOptions:
-    """Normalisation in the blocks and at the end of a stack (layernorm: arXiv 1607.06450; rmsnorm: 1910.07467)."""
+    """Normalization in the blocks and at the end of a stack (layernorm: arXiv 1607.06450; rmsnorm: 1910.07467)."""
 
     kind: NormName = "layernorm"
     place: Literal["pre", "post"] = "pre"  # before a sublayer (arXiv 2002.04745) or after its addition (1706.03762)
     eps: float = 1.0e-5  # added to the variance before the root
     bias: bool = True  # layernorm, groupnorm and batchnorm only
-    learned: bool = True  # a gain (and bias); False: plain normalisation
+    learned: bool = True  # a gain (and bias); False: plain normalization
     groups: int | None = None  # groupnorm only; null: 32
 
     def __post_init__(self) -> None:
@@ -162,7 +162,7 @@ class NormOptions:
 
 
 def build_norm(options: NormOptions, dim: int) -> Norm:
-    """The normalisation that `options` describe, over vectors of `dim` features."""
+    """The normalization that `options` describe, over vectors of `dim` features."""
     kind = NORMS[options.kind]
     groups = {"groups": options.groups or DEFAULT_GROUPS} if kind.has_groups else {}
     return kind(dim, eps=options.eps, learned=options.learned, bias=options.bias, **groups)

@@ -1,7 +1,7 @@
 """Builds a model of which this process stores only its FSDP2 rows: some rows of each parameter.
 
 Their parameters are on the meta device. Every number is drawn as by one process, since it depends on the draws before
-it, but a tensor is whole only while its module is initialised.
+it, but a tensor is whole only while its module is initialized.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OwnRows:
 
     @contextmanager
     def whole(self, module: nn.Module) -> Iterator[None]:
-        """Inside, the parameters of `module` itself, lists of them included, are whole on the CPU, to be initialised.
+        """Inside, the parameters of `module` itself, lists of them included, are whole on the CPU, to be initialized.
 
         Afterwards the rows of those that were written to are kept, and all are on the meta device again.
         """

@@ -41,7 +41,7 @@ class Block(nn.Module):
 
     Args:
         self_attention, cross_attention, feedforward: the functions; `cross_attention` None in encoders and GPTs.
-        build_norm: makes one normalisation; called once per function.
+        build_norm: makes one normalization; called once per function.
         place: norm before or after the residual.
         dropout: probability of dropping a number of a function's output before it joins the stream.
     """
@@ -110,24 +110,24 @@ class Block(nn.Module):
             if self.place == "pre":
                 return function(x, *arguments, norm=norm, residual=x, taps=None, **named)
             return norm(function(x, *arguments, residual=x, taps=None, **named))
-        before = tap(taps, "normalised", norm(x)) if self.place == "pre" else x
+        before = tap(taps, "normalized", norm(x)) if self.place == "pre" else x
         update = function(before, *arguments, taps=taps, **named)
         if self.dropout:
             update = dropout(update, self.dropout, self.training)
         x = tap(taps, "residual", x + update)
-        return x if self.place == "pre" else tap(taps, "normalised", norm(x))
+        return x if self.place == "pre" else tap(taps, "normalized", norm(x))
 
     def taps(self, positions: Positions) -> dict[str, list[Tap]]:
         """Inner tensors of each function, with the norm and the sum around it; their `norm` is the function's."""
         place = "before the function" if self.place == "pre" else "after the sum"
-        normalised = Tap("normalised", "B T D", f"each vector normalised, {place}", parameters=("norm",))
+        normalized = Tap("normalized", "B T D", f"each vector normalized, {place}", parameters=("norm",))
         residual = Tap("residual", "B T D", "the stream, with this part's output added", ("stream", "last"))
         inner = {"self_attention": self.self_attention.taps(positions)}
         if self.cross_attention is not None:
             inner["cross_attention"] = self.cross_attention.taps(None)
         inner["feedforward"] = self.feedforward.taps()
         return {
-            function: [normalised, *taps[:-1], taps[-1]._replace(dropout=self.dropout), residual]
+            function: [normalized, *taps[:-1], taps[-1]._replace(dropout=self.dropout), residual]
             for function, taps in inner.items()
         }
 
@@ -190,7 +190,7 @@ class Stack(nn.Module):
                 yield from ((f"{layer}.{function}.{each.name}", each) for each in taps)
             yield f"{layer}.hidden", Tap("hidden", "B T D", "the stream after this layer")
         if self.final_norm is not None:
-            of_encoder, last = "the encoder's output, read by every cross-attention", "the last states, normalised"
+            of_encoder, last = "the encoder's output, read by every cross-attention", "the last states, normalized"
             meaning = of_encoder if is_memory else last
             yield "final_norm", Tap("final_norm", "B T D", meaning, parameters=("",))
 

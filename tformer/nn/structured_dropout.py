@@ -6,7 +6,7 @@ DropHead drops whole attention heads while training, for each sample:
 
 The gates of a sample add up to H, so by symmetry E[gate_h] = 1: evaluation needs no correction. The paper's schedule is
 V-shaped in the step t, with w warm-up steps out of N. Early it breaks up dominating heads, in the middle it does
-nothing, and at the end it regularises:
+nothing, and at the end it regularizes:
 
     p(t) = p_start (1 − t / w)           t ≤ w
     p(t) = p_end (t − w) / (N − w)       t > w

@@ -1,7 +1,7 @@
 """Base class of objectives: facts about the kind, batches out of samples, and the loss as named terms.
 
 A term is a sum over predictions with their count and weight. The training loop adds the counts over the whole global
-batch (accumulation and processes) before the first backward pass and minimises
+batch (accumulation and processes) before the first backward pass and minimizes
 
     loss = sum over terms of weight * sum / count,
 
@@ -326,7 +326,7 @@ class TokenObjective(Objective):
 
 
 def total_loss(terms: Mapping[str, Term], counts: Mapping[str, int | Tensor] | None = None) -> Tensor:
-    """The scalar to minimise. `counts`: of the global batch, by term; None: use each term's own count."""
+    """The scalar to minimize. `counts`: of the global batch, by term; None: use each term's own count."""
     parts = [term.weight * term.sum / (term.count if counts is None else counts[name]) for name, term in terms.items()]
     loss = parts[0]
     for part in parts[1:]:

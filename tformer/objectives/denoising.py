@@ -44,7 +44,7 @@ class Denoising(RestoringObjective):
         if options.mask_share:
             require_special_tokens(options, context.special_ids)
         self.mask_id = NOWHERE if context.special_ids.mask is None else context.special_ids.mask
-        self.ordinary = np.flatnonzero(~context.special_V)  # random tokens; the model would recognise special ones
+        self.ordinary = np.flatnonzero(~context.special_V)  # random tokens; the model would recognize special ones
 
     def collate(
         self, samples: Sequence[Example | np.ndarray] | np.ndarray, *, rng: np.random.Generator, training: bool = True

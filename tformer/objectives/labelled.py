@@ -357,7 +357,7 @@ def read_again(batch: Batch, start: int) -> Batch:
 def collate_images(
     examples: Sequence[ImageExample] | np.ndarray, images: ImageContext, *, rng: np.random.Generator, training: bool
 ) -> Batch:
-    """Normalised pixels, augmented by `images.augment` while training; no labels."""
+    """Normalized pixels, augmented by `images.augment` while training; no labels."""
     from tformer.data.sources.images import to_pixels
 
     pixels_BCYX = np.stack([example.pixels for example in examples])

@@ -129,7 +129,7 @@ def corrupt(
     originals = ids_BT[chosen_BT]
     draw, mask_id = rng.random(len(originals)), context.special_ids.mask
     assert mask_id is not None
-    # Special tokens are no replacement: the model would recognise them.
+    # Special tokens are no replacement: the model would recognize them.
     ordinary = np.flatnonzero(~context.special_V)
     replaced = np.where(
         draw < options.mask_token_share,

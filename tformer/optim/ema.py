@@ -20,7 +20,7 @@ from tformer.support.errors import InputError
 
 
 class Ema:
-    """The exponential average of `named_parameters`, initialised with their current values."""
+    """The exponential average of `named_parameters`, initialized with their current values."""
 
     def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], decay: float) -> None:
         self.decay = decay

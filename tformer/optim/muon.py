@@ -1,4 +1,4 @@
-"""Muon: momentum whose update is orthogonalised, for the hidden matrices of a network.
+"""Muon: momentum whose update is orthogonalized, for the hidden matrices of a network.
 
 Keller Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon/); at scale: arXiv 2502.16982. For a matrix
 W [r, c] with gradient G:
@@ -16,7 +16,7 @@ As in modded-nanogpt the norm of the whole update stays; the paper sets its root
 
 Matrices of the same shape, up to transposition, go through Newton-Schulz as one stack, so that a whole model costs a
 handful of batched products instead of thousands of small ones. The parts of a fused matrix such as [q; k; v] are
-orthogonalised separately (`row_splits`): they are different maps that share storage.
+orthogonalized separately (`row_splits`): they are different maps that share storage.
 
 Shapes: n matrices in a stack, r rows <= c columns.
 """

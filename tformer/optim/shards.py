@@ -1,7 +1,7 @@
 """Parameters whose rows are spread over processes (FSDP2), and the tensors that the optimizer updates in this process.
 
 Process k of N holds rows k c to (k + 1) c of every parameter, c = ceil(rows / N). An optimizer that treats each number
-by itself (Adam) updates these rows where they are. One that reads whole tensors (Muon orthogonalises matrices,
+by itself (Adam) updates these rows where they are. One that reads whole tensors (Muon orthogonalizes matrices,
 Adafactor sums rows and columns) gets them: every tensor has one owner, which keeps it and its state whole. In a step
 the rows of the gradients go to the owners, and the rows of the new weights come back, each in one exchange for all
 tensors. So the work is divided over the processes (ZeRO-1 of arXiv 1910.02054; for Muon 2502.16982).

@@ -42,7 +42,7 @@ def contradictions(recipe: Recipe) -> Iterator[Problem]:
     yield from _unfit_attention(recipe)
     yield from _unfit_teaching(recipe)
     yield from _unfit_embeddings(recipe)
-    yield from _unfit_regularisation(recipe)
+    yield from _unfit_regularization(recipe)
 
 
 def _unused_sources(recipe: Recipe) -> Iterator[Problem]:
@@ -198,7 +198,7 @@ def _unfit_embeddings(recipe: Recipe) -> Iterator[Problem]:
         yield Problem(("embeddings", "target_path"), text)
 
 
-def _unfit_regularisation(recipe: Recipe) -> Iterator[Problem]:
+def _unfit_regularization(recipe: Recipe) -> Iterator[Problem]:
     """Subword sampling where the segmentation is fixed, and options of texts for images or of images for texts."""
     if recipe.data.subword_sampling:
         path, text = ("data", "subword_sampling"), f"found {recipe.data.subword_sampling:g}, expected 0 with "

@@ -153,7 +153,7 @@ def _texts(survey: TextSurvey) -> DataChoice:
 def _text_pairs(survey: TextSurvey) -> DataChoice:
     """Classifiers of two texts: attention between them is slow to learn, so few pairs need many epochs.
 
-    Long pairs are memorised sooner: 3,576 of 38 words (MRPC) overfit after 4 epochs, 4,500 of 19 (SICK) improve until
+    Long pairs are memorized sooner: 3,576 of 38 words (MRPC) overfit after 4 epochs, 4,500 of 19 (SICK) improve until
     epoch 7.
     """
     epochs = _between(3, 600_000 / max(1.0, survey.examples * survey.mean_words), 7)

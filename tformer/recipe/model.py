@@ -24,11 +24,11 @@ from tformer.support.errors import InputError, did_you_mean
 
 
 class Embedding(Section):
-    """Token embeddings: `size` below d_model factorises them (ELECTRA), `scale` multiplies by sqrt(d_model)."""
+    """Token embeddings: `size` below d_model factorizes them (ELECTRA), `scale` multiplies by sqrt(d_model)."""
 
-    # width of the embeddings; null: d_model; smaller: factorised, with a projection to d_model
+    # width of the embeddings; null: d_model; smaller: factorized, with a projection to d_model
     size: Size | None = None
-    norm: bool = False  # normalise the sum of the embeddings
+    norm: bool = False  # normalize the sum of the embeddings
     dropout: Probability = 0.0  # dropout of the sum of the embeddings
     scale: bool = False  # multiply by sqrt(d_model), as in arXiv 1706.03762
     token_types: NonNegative = 0  # number of segments: 2 for pairs in BERT; 0: none

@@ -220,7 +220,7 @@ CoveragePenalty = Annotated[
     BEAMS(
         "--coverage-penalty",
         metavar="C",
-        help="Penalise source tokens with little attention: add C times the sum of log min(attention, 1) over the "
+        help="Penalize source tokens with little attention: add C times the sum of log min(attention, 1) over the "
         "source tokens to a score.",
     ),
     Use.SEARCH,

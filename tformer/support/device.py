@@ -184,7 +184,7 @@ def matmul_flops_per_second(
     left = torch.randn(rows, inner, device=device).to(dtype)
     right = torch.randn(columns, inner, device=device).to(dtype)
     best = float("inf")
-    calls = 20 if device.type == "cuda" else 1  # between two synchronisations, so that launch overhead is hidden
+    calls = 20 if device.type == "cuda" else 1  # between two synchronizations, so that launch overhead is hidden
     began = time.perf_counter()
     tries = 0
     while tries < 4 or (time.perf_counter() - began < seconds and tries < 200):

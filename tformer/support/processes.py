@@ -182,7 +182,7 @@ def _memory_of_process(key: str, pid: int | None) -> int | None:
 class ScratchFolder:
     """A temporary folder of the system, deleted by `cleanup`, at the end of a `with` block, or with this object.
 
-    It is locked while this process lives: those of killed processes are recognised and removed by the next one.
+    It is locked while this process lives: those of killed processes are recognized and removed by the next one.
     """
 
     def __init__(self, purpose: str) -> None:

@@ -1,6 +1,6 @@
 """The interface of a task: everything about one kind of data, for training, evaluation and pruning alike.
 
-A task opens, tokenises and splits the data of a run, makes the context of its objective, validates during training and
+A task opens, tokenizes and splits the data of a run, makes the context of its objective, validates during training and
 writes the full evaluation report. As the same methods read the data for every command, they agree on what is held out.
 """
 

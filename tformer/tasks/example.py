@@ -117,7 +117,7 @@ def example_lines(document: Mapping[str, Any], *, width: int) -> Iterator[str]:
     if "pixel_values" in document:
         pixels = document["pixel_values"]
         size = " × ".join(map(str, pixels["shape"]))
-        yield f"image: {size} normalised numbers from {pixels['min']:.2f} to {pixels['max']:.2f}"
+        yield f"image: {size} normalized numbers from {pixels['min']:.2f} to {pixels['max']:.2f}"
     for name in ("label", "next_sentence_label"):
         if name in document:
             value = document[name]

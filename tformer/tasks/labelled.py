@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tformer.data.shards.corpus import Example
-from tformer.data.shards.labelled_tokens import LabelledTokens, labels_of, tokenise_labelled
+from tformer.data.shards.labelled_tokens import LabelledTokens, labels_of, tokenize_labelled
 from tformer.data.sources.labelled import LabelIndex, LabelledSource, collect_labels, hold_out, open_labelled
 from tformer.data.sources.tables import LabelledRow
 from tformer.evaluation.classifier import Classifier, GivenRows, plain_objective
@@ -82,7 +82,7 @@ class Labelled(Task):
     row_keys: ClassVar[RowKeys] = (("text", "label"), ("text", "text2", "label"))
 
     def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
-        """Read and tokenise the rows. Errors: a file without labels, an unknown label, one class only."""
+        """Read and tokenize the rows. Errors: a file without labels, an unknown label, one class only."""
         recipe = start.recipe
         data, options = recipe.data, recipe.objectives[0]
         sources = _open(recipe, data.train, data.columns, data.errors)
@@ -107,9 +107,9 @@ class Labelled(Task):
                 names = stored if set(stored) == set(names) else names
             index = _index(recipe, names)
         tokenizer = obtain_tokenizer(start, work, _tokenizer_texts(sources, data, index))
-        rows = _tokenise(recipe, sources, tokenizer, index, work)
+        rows = _tokenize(recipe, sources, tokenizer, index, work)
         if valid_sources:
-            valid = _tokenise(recipe, valid_sources, tokenizer, index, work)
+            valid = _tokenize(recipe, valid_sources, tokenizer, index, work)
         else:
             rows, valid = split_labelled(rows, data)
         first, labels = sources[0], () if index is None else index.names
@@ -191,7 +191,7 @@ class Labelled(Task):
                     hint="name the columns with --text-column and --text2-column",
                 )
         index = None if label_kind_of(recipe) == "score" else _index(recipe, recipe.data.labels)
-        tokens = _tokenise(recipe, sources, loaded.text_tokenizer, index, work)
+        tokens = _tokenize(recipe, sources, loaded.text_tokenizer, index, work)
         work.note_all(tokens)
         return chosen_part(tokens, data, recipe)
 
@@ -224,7 +224,7 @@ class Labelled(Task):
 
 def labelled_sample(recipe: Recipe, tokenizer: Tokenizer, given: GivenExample) -> Example:
     """The given text, or pair of texts, in its template, cut as in training."""
-    tokens = tokenise_labelled(
+    tokens = tokenize_labelled(
         [GivenRows([LabelledRow(given.text or "", given.text2, None, "--text")])],
         tokenizer,
         seq_len=recipe.seq_len,
@@ -291,12 +291,12 @@ def _index(recipe: Recipe, names: tuple[str, ...]) -> LabelIndex:
     return LabelIndex(names, multi=label_kind_of(recipe) == "labels", separator=recipe.data.label_separator)
 
 
-def _tokenise(
+def _tokenize(
     recipe: Recipe, sources: Sequence[LabelledSource], tokenizer: Tokenizer, index: LabelIndex | None, work: Work
 ) -> LabelledTokens:
     name = ", ".join(dict.fromkeys(source.name for source in sources))
-    with work.part(f"tokenising {name}", unit="characters") as part:
-        return tokenise_labelled(
+    with work.part(f"tokenizing {name}", unit="characters") as part:
+        return tokenize_labelled(
             sources,
             tokenizer,
             seq_len=recipe.seq_len,

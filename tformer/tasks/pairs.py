@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tformer.data.batching.mixture import MixedPairs, Samples
-from tformer.data.shards.pair_tokens import PairRowSource, PairTokens, join_pairs, source_hashes, tokenise_pairs
+from tformer.data.shards.pair_tokens import PairRowSource, PairTokens, join_pairs, source_hashes, tokenize_pairs
 from tformer.data.sources.pairs import PairSource, open_pairs, shared_columns
 from tformer.data.sources.tables import PairRow
 from tformer.decoding.inference import prepare_inference
@@ -32,7 +32,7 @@ from tformer.evaluation.translation import (
     write_wrong_outputs,
 )
 from tformer.loading import Loaded, decoder_tokens_of
-from tformer.metrics.text import tokenised_note
+from tformer.metrics.text import tokenized_note
 from tformer.model import Transformer
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
@@ -85,7 +85,7 @@ class Pairs(Task):
     row_keys = (("source", "target"),)
 
     def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
-        """Read, tokenise and filter the pairs.
+        """Read, tokenize and filter the pairs.
 
         Errors: files of different length, a missing column, no pair left, invalid decoding settings.
         """
@@ -102,10 +102,10 @@ class Pairs(Task):
         tokenizers = (tokenizer, own_target or tokenizer)
         validation = PairValidation.plan(recipe, tokenizers)
         tasks = tuple(source.task for source in sources)
-        parts = [_tokenise(recipe, source, tokenizers, work, tasks=tasks) for source in sources]
+        parts = [_tokenize(recipe, source, tokenizers, work, tasks=tasks) for source in sources]
         if valid_sources:
             valid = [
-                _tokenise(recipe, source, tokenizers, work, tasks=tasks, keep_all=True) for source in valid_sources
+                _tokenize(recipe, source, tokenizers, work, tasks=tasks, keep_all=True) for source in valid_sources
             ]
         else:
             parts, valid = hold_out(parts, recipe.data)
@@ -175,7 +175,7 @@ class Pairs(Task):
         for option, side, text in zip(("--text", "--target"), sides, (given.text, target), strict=True):
             if not side.encode(text):
                 raise InputError(f"{option}: found no tokens in the text")
-        tokens = _tokenise(recipe, rows, sides, Work(), keep_all=True, whole=True)
+        tokens = _tokenize(recipe, rows, sides, Work(), keep_all=True, whole=True)
         [sample] = tokens.examples(0, [0])
         return sample, decoder_context(recipe, tokenizer, own_target)
 
@@ -190,7 +190,7 @@ class Pairs(Task):
         tokenizers = (loaded.text_tokenizer, loaded.target_tokenizer)
         # What is held out depends on which pairs training kept.
         parts = [
-            _tokenise(recipe, source, tokenizers, work, keep_all=not data.held_out, whole=whole) for source in sources
+            _tokenize(recipe, source, tokenizers, work, keep_all=not data.held_out, whole=whole) for source in sources
         ]
         work.note_all(*sources, *parts)
         name = ", ".join(source.name for source in sources)
@@ -344,7 +344,7 @@ def _tokenizer_texts(sources: Sequence[PairSource], data: Data, side: str) -> Te
     return Texts.of(sources, read, part=f"{side} without {left_out:g}" if left_out else side)
 
 
-def _tokenise(
+def _tokenize(
     recipe: Recipe,
     source: PairRowSource,
     tokenizers: tuple[Tokenizer, Tokenizer],
@@ -365,8 +365,8 @@ def _tokenise(
     drops_overlong = recipe.data.overlong == "drop" and not keep_all  # then nothing is ever cut
     refuses = whole and not drops_overlong
     seq_len, target_seq_len = (longest, longest) if refuses else (recipe.seq_len, recipe.target_seq_len)
-    with work.part(f"tokenising {source.name}", unit="B") as part:
-        return tokenise_pairs(
+    with work.part(f"tokenizing {source.name}", unit="B") as part:
+        return tokenize_pairs(
             [source],
             *tokenizers,
             seq_len=seq_len,
@@ -392,7 +392,7 @@ def _translated(
     device, weights = resolve_device(start.recipe.training.device), weights_digest(teacher.model)
     translated = [translate_sources(part, teacher, weights=weights, device=device, work=work) for part in parts]
     work.note_all(*parts, *translated)
-    return [_tokenise(start.recipe, pairs, tokenizers, work, tasks=parts[0].tasks) for pairs in translated]
+    return [_tokenize(start.recipe, pairs, tokenizers, work, tasks=parts[0].tasks) for pairs in translated]
 
 
 def _objective(loaded: Loaded) -> Objective:
@@ -420,7 +420,7 @@ def _decoded(
     loaded: Loaded, translator: Translator, pairs: PairTokens, options: EvaluationOptions, work: Work
 ) -> dict[str, Any]:
     """Metrics of the model's own outputs."""
-    if options.quantize == "none":  # else it was prepared when it was quantised
+    if options.quantize == "none":  # else it was prepared when it was quantized
         # The first process compiles kernels for all.
         work.worker.in_turn(lambda: prepare_inference(loaded.model, loaded.model.compute_dtype))
     began = time.perf_counter()
@@ -439,7 +439,7 @@ def _decoded(
             "the positions allow it"
         )
     tokenize = options.bleu_tokenize or "13a"
-    note = tokenised_note(outputs.texts, outputs.references)
+    note = tokenized_note(outputs.texts, outputs.references)
     if note is not None and tokenize != "none":
         work.note(note)
     if long := sum(len(reference) > COMPARED_CHARACTERS for reference in outputs.references):

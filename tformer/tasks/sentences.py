@@ -30,7 +30,7 @@ class Sentences(MaskedText):
     tokenizer_texts = "sentences"
 
     def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
-        """Split, tokenise and pair the sentences. Errors: fewer than two documents, or no document of two sentences."""
+        """Split, tokenize and pair the sentences. Errors: fewer than two documents, or no document of two sentences."""
         recipe = start.recipe
         data = recipe.data
         sources = open_text(data.train, data)

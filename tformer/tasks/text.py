@@ -1,6 +1,6 @@
 """Running text for causal language models: token corpora, cut into windows.
 
-`CorpusTask` is what this task and `tformer.tasks.masked_text` share: text is tokenised into one corpus per source, and
+`CorpusTask` is what this task and `tformer.tasks.masked_text` share: text is tokenized into one corpus per source, and
 without validation data the last part of every corpus is held out.
 """
 
@@ -111,7 +111,7 @@ class CorpusTask(Task):
         return ""
 
     def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
-        """Tokenise the texts and cut them. Errors: too little text, a tokenizer without the tokens that are needed."""
+        """Tokenize the texts and cut them. Errors: too little text, a tokenizer without the tokens that are needed."""
         recipe = start.recipe
         data = recipe.data
         sources = open_text(data.train, data)
@@ -188,7 +188,7 @@ class CorpusTask(Task):
 
 def read_corpus(source: TextSource, tokenizer: Tokenizer, work: Work) -> TokenCorpus:
     """The tokens of a source, from the cache or made now."""
-    with work.part(f"tokenising {source.name}", total=source.size_bytes(), unit="B") as part:
+    with work.part(f"tokenizing {source.name}", total=source.size_bytes(), unit="B") as part:
         return token_corpus(source, tokenizer, part)
 
 

@@ -25,7 +25,7 @@ MODEL, TEXT, TRAINING = Panel("Model"), Panel("Text"), Panel("Training")
 
 @dataclass(frozen=True)
 class TokenizerOptions:
-    """Kind, size, special tokens, normalisation and training of a tokenizer."""
+    """Kind, size, special tokens, normalization and training of a tokenizer."""
 
     model: Annotated[TokenizerModel, MODEL("--model", help="Kind of tokenizer.")] = "byte-bpe"
     vocab_size: Annotated[

@@ -5,9 +5,9 @@ the first or the last tokens of a text are found without encoding the rest.
 
 A piece ends after a newline between two characters that are no white space ("x\\n|y"), or before a single space
 ("x| y"). There the pre-tokenizers of byte-level BPE (GPT-2 and its successors), WordPiece, word and char models start a
-new word, and no normaliser joins the sides. A pre-tokenizer that marks the start of a text and of words, as
+new word, and no normalizer joins the sides. A pre-tokenizer that marks the start of a text and of words, as
 SentencePiece's does, marks a piece that begins with a space only once, but one that begins after a newline too often:
-such texts are cut before spaces only (`at_lines` is false). (A normaliser that prepends a mark, as Llama 2's does,
+such texts are cut before spaces only (`at_lines` is false). (A normalizer that prepends a mark, as Llama 2's does,
 marks every piece.) Where no such place is near, the text is cut at a limit, and a word may be split.
 """
 

@@ -2,7 +2,7 @@
 
 Losses of each kind:
 
-    byte-bpe   BPE over bytes (GPT-2): no unknown token, lossless (after its normalisation)
+    byte-bpe   BPE over bytes (GPT-2): no unknown token, lossless (after its normalization)
     bpe        BPE over characters, a space written as ▁: loses ▁ itself and, without byte_fallback, unseen characters
     unigram    Kudo's unigram language model (arXiv 1804.10959), lossless as far as bpe is
     wordpiece  BERT's: cleans the text, splits at white space and punctuation; spacing is lost

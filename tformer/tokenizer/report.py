@@ -31,7 +31,7 @@ def tokenizer_report(tokenizer: Tokenizer, *, options: TokenizerOptions, facts: 
     """The report as JSON data. Rates lie between 0 and 1; sizes are UTF-8 bytes; times are seconds."""
     round_trip = ROUND_TRIP[options.model]
     if tokenizer.normalize("\u00c5 A\u0301 \ufb01") != "\u00c5 A\u0301 \ufb01" and options.model != "wordpiece":
-        round_trip += " (after the normalisation)"
+        round_trip += " (after the normalization)"
     template, sentinels = TEMPLATES[options.template], tokenizer.special.sentinels
     names = [*template.tokens, template.unk]
     special_ids = {name: i for name in names if (i := tokenizer.token_id(name)) is not None}
@@ -84,7 +84,7 @@ def measure(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, Any]:
         "byte_fallback_rate": _share(ids, byte_ids),
         "encode_mb_per_second": _ratio(num_bytes / 1e6, seconds),
         "round_trip_rate": _ratio(len(lines) - len(failures), len(lines)),
-        "round_trip_rate_after_normalisation": _ratio(len(lines) - len(normalized), len(lines)),
+        "round_trip_rate_after_normalization": _ratio(len(lines) - len(normalized), len(lines)),
         "round_trip_failures": [
             {"text": line[:200], "decoded": text[:200]} for line, text in failures[:SHOWN_FAILURES]
         ],

@@ -166,7 +166,7 @@ class Models(nn.Module):
         self.main, self.generator = main, generator
 
     def forward(self, function: Callable[[], Result]) -> Result:
-        """`function()`, which runs these models: with several processes the engine synchronises what runs in here."""
+        """`function()`, which runs these models: with several processes the engine synchronizes what runs in here."""
         return function()
 
     @property
@@ -232,7 +232,7 @@ def require_separate_rows(models: Models, world_size: int) -> None:
             if isinstance(module, Norm) and module.mixes_rows:
                 kind = type(module).__name__.lower()
                 raise InputError(
-                    f"norm.kind {kind} ({name}) normalises over the rows of a batch, which {world_size} processes "
+                    f"norm.kind {kind} ({name}) normalizes over the rows of a batch, which {world_size} processes "
                     f"would split: expected one process",
                     hint="train in one process, or with another norm, such as --set model.decoder.norm.kind=layernorm",
                 )

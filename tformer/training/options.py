@@ -57,7 +57,7 @@ class TrainOptions:
         Path | None,
         MODEL(
             "--init-from",
-            help="Start from the model, weights and tokenizer of this run; heads of another shape are initialised "
+            help="Start from the model, weights and tokenizer of this run; heads of another shape are initialized "
             "from scratch.",
         ),
     ] = None
@@ -263,7 +263,7 @@ class TrainOptions:
     compile: Annotated[str | None, COMPILE, MACHINE, Key("training.compile")] = None
     workers: Annotated[
         int | None,
-        MACHINE("--workers", metavar="N", help="Processes that tokenise a text; default: one for each processor."),
+        MACHINE("--workers", metavar="N", help="Processes that tokenize a text; default: one for each processor."),
     ] = None
     devices: Annotated[
         str | None,

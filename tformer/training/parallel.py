@@ -63,7 +63,7 @@ class Parallel:
 
         some_unused: a step may leave parameters without a gradient: heads without an objective, skipped layers.
         """
-        return lambda function: function()  # nothing to synchronise
+        return lambda function: function()  # nothing to synchronize
 
     def accumulating(self, run: Run, *, last: bool) -> AbstractContextManager[Any]:
         """Around forward and backward of a micro-batch: gradients are exchanged in the `last` one of a step only."""

@@ -41,7 +41,7 @@ class Work:
         note: shows one message to the user.
         report: shows how far the current part of the work is.
         cache_dir: of token files and translations; None: the default cache directory.
-        workers: processes that tokenise a text; None: as many as there are processors.
+        workers: processes that tokenize a text; None: as many as there are processors.
         group: this process as one of several that divide the batches of an evaluation; None: it works alone.
     """
 

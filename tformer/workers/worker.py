@@ -1,7 +1,7 @@
 """A worker: one of the processes that run a command together, its exchange of values and the report of its failure.
 
 Values go through the store of the group (`torch.distributed.Store`) as JSON, and nothing is unpickled. Waiting for one
-has no time limit: the first worker may tokenise a corpus for hours while the others wait.
+has no time limit: the first worker may tokenize a corpus for hours while the others wait.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The C interface of llama-cpp-python is called; all texts are sequences of one batch. Settings are the library's own
 (keys and values in fp16, fused attention where it has it, weights mapped from the file and rearranged for its kernels),
-with as many threads as PyTorch has. Its own quantiser stores the weights. The next token is the largest logit.
+with as many threads as PyTorch has. Its own quantizer stores the weights. The next token is the largest logit.
 
 Shape legend: B rows, T positions, V vocabulary.
 """
@@ -31,7 +31,7 @@ FILE_TYPES = {
     "q8_0": "LLAMA_FTYPE_MOSTLY_Q8_0",
     "q4_0": "LLAMA_FTYPE_MOSTLY_Q4_0",
 }
-"""llama.cpp's name of each format of the weights. q4_0: a tied table of tokens has 6 bits, as its quantiser decides."""
+"""llama.cpp's name of each format of the weights. q4_0: a tied table of tokens has 6 bits, as its quantizer decides."""
 
 MOST_AT_ONCE = 512  # tokens of one pass; the library's default
 GRANULE = 256  # of a sequence's capacity

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tformer.bench.workloads import SEED, Contender, Task, synchronise
+from tformer.bench.workloads import SEED, Contender, Task, synchronize
 from tformer.bench.workloads.classify import Texts
 from tformer.bench.workloads.decoding import sources_of
 from tformer.bench.workloads.train import NUM_BATCHES, SPECIAL, STEPS, WARM_UP_STEPS, random_ids
@@ -74,7 +74,7 @@ class Training(Contender):
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
             self._done += 1
-        synchronise(self.device)
+        synchronize(self.device)
 
 
 class Inference(Contender):
@@ -106,7 +106,7 @@ class Generation(Inference):
                 max_new_tokens=self.task.options["new_tokens"],
                 use_cache=True,
             )
-        synchronise(self.device)
+        synchronize(self.device)
         return int(out.shape[0] * (out.shape[1] - self.task.length))
 
 
@@ -131,7 +131,7 @@ class Translation(Inference):
                     early_stopping=True,
                 )
             tokens += found.shape[0] * (found.shape[1] - 1)  # without the start token
-        synchronise(self.device)
+        synchronize(self.device)
         return tokens
 
 
@@ -156,7 +156,7 @@ class Classification(Inference):
                 on_device = {name: torch.from_numpy(array).to(self.device) for name, array in inputs.items()}
                 scores.append(self._model(**on_device).logits.float())
         torch.cat(scores).cpu()
-        synchronise(self.device)
+        synchronize(self.device)
         return self._texts.tokens
 
 

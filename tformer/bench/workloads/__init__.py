@@ -94,7 +94,7 @@ class Contender(ABC):
 
     @abstractmethod
     def run(self) -> int:
-        """One timed round, complete when it returns (a GPU is synchronised): the number of tokens processed."""
+        """One timed round, complete when it returns (a GPU is synchronized): the number of tokens processed."""
 
     def warm_up(self) -> None:
         """Rounds that are not timed."""
@@ -111,7 +111,7 @@ class Contender(ABC):
 class Workload(Contender):
     """A workload, a row of `speed.WORKS`, and our contender at it.
 
-    The contender's precision is the task's, or `int8` or `int4` for quantised matrices.
+    The contender's precision is the task's, or `int8` or `int4` for quantized matrices.
 
     Attributes:
         step: what `step_ms` measures, in a word.
@@ -146,7 +146,7 @@ class Workload(Contender):
         """(rows, inner, columns) of the matrix product measured as the ceiling."""
 
 
-def synchronise(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Wait until a GPU has finished; a CPU always has."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

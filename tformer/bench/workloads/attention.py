@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tformer.bench.machine import PeakMemory
 from tformer.bench.peers import PEERS
-from tformer.bench.workloads import SEED, Contender, synchronise
+from tformer.bench.workloads import SEED, Contender, synchronize
 from tformer.nn.attention import (
     ATTENTION,
     AttentionContext,
@@ -148,7 +148,7 @@ class AttentionContender(Contender):
     def run(self) -> int:
         for _ in range(self._calls):
             self._call()
-            synchronise(self.device)
+            synchronize(self.device)
         return self._calls * self.bench.batch_size * self.length
 
     def peak_memory(self) -> dict[str, int]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
-from tformer.bench.workloads import SEED, Cost, Task, Workload, synchronise
+from tformer.bench.workloads import SEED, Cost, Task, Workload, synchronize
 from tformer.bench.workloads.decoding import WEIGHT_BYTES, inference_model, matrix_parameters
 from tformer.bench.workloads.train import objective_context, random_ids
 from tformer.cost.flops import module_flops, product_shape
@@ -92,5 +92,5 @@ class Classification(Workload):
 
     def run(self) -> int:
         predict_scores(self._model, self._texts, self._objective.collate, head=HEAD)
-        synchronise(self.device)
+        synchronize(self.device)
         return self._texts.tokens

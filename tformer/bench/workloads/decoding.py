@@ -7,7 +7,7 @@ from math import ceil
 
 import torch
 
-from tformer.bench.workloads import SEED, Cost, Task, Workload, synchronise
+from tformer.bench.workloads import SEED, Cost, Task, Workload, synchronize
 from tformer.bench.workloads.train import SPECIAL, random_ids
 from tformer.build import layer_sizes
 from tformer.cost.flops import HEADS, attention_flops, product_flops, product_shape
@@ -28,7 +28,7 @@ WEIGHT_BYTES = {
     **{"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int4": 0.5},
     **{"int16": 2, "int8_bf16": 1, "int8_fp16": 1, "q8_0": 1, "q4_0": 0.5},
 }
-"""Bytes of a matrix's weight in our formats and other libraries'; scales of quantised matrices are left out."""
+"""Bytes of a matrix's weight in our formats and other libraries'; scales of quantized matrices are left out."""
 HEAD_BYTES = WEIGHT_BYTES | {"int4": 1}
 """Bytes of a weight in the matrix over the vocabulary."""
 
@@ -42,7 +42,7 @@ def inference_model(task: Task, precision: str, *, rows: int | None = None) -> T
     """Our model in evaluation mode, with random weights in the number format that the command would choose.
 
     Args:
-        precision: the task's, or int8 for quantised matrices.
+        precision: the task's, or int8 for quantized matrices.
         rows: of a decoding step; None: many.
 
     A model that will be compiled keeps plain matrices, for the compiler cannot read packed ones. The caller compiles
@@ -165,7 +165,7 @@ class Generation(Decoding):
 
     def run(self) -> int:
         completions = generate(self._model, self._prompts, self._settings)
-        synchronise(self.device)
+        synchronize(self.device)
         return sum(len(completion.ids) for row in completions for completion in row)
 
 
@@ -252,5 +252,5 @@ class Translation(Decoding):
             stepper = ModelStepper(self._model, starts, sources=sources, capacity=self._settings.max_new_tokens)
             found = beam_search(stepper, self._settings, suppressed=self._suppressed)
             tokens += sum(len(hypotheses[0].ids) for hypotheses in found)
-        synchronise(self.device)
+        synchronize(self.device)
         return tokens

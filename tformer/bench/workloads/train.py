@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tformer.bench.workloads import SEED, Cost, Task, Workload, synchronise
+from tformer.bench.workloads import SEED, Cost, Task, Workload, synchronize
 from tformer.cost.flops import example_flops, product_shape
 from tformer.cost.memory import training_memory
 from tformer.data.batching.batch import Batch
@@ -101,7 +101,7 @@ class Cycle:
 
 
 STEPS = {"cpu": 1, "cuda": 10}
-"""Steps of a round. A GPU is synchronised after each round; training does not do that after each step."""
+"""Steps of a round. A GPU is synchronized after each round; training does not do that after each step."""
 
 WARM_UP_STEPS = 3
 NEVER = 10**9
@@ -198,7 +198,7 @@ class Training(Workload):
     def _train(self, steps: int) -> None:
         self._steps_left = steps
         self._trainer.run()
-        synchronise(self.task.device)
+        synchronize(self.task.device)
 
     def _should_stop(self) -> bool:
         """Called by the loop before every step."""

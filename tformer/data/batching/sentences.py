@@ -137,7 +137,7 @@ def prepare_sentences(
     *,
     work: Work = QUIET,
 ) -> SentenceCorpus:
-    """Split and tokenise all documents of the sources.
+    """Split and tokenize all documents of the sources.
 
     `work` reports the bytes done and is polled about once a megabyte. Raises Interrupted if it is stopped; InputError
     for more than `MAX_TOKENS` tokens.
@@ -153,7 +153,7 @@ def prepare_sentences(
         for batch in in_batches(
             sentences_of(source.documents()),
             lambda sentence: len(sentence.text) + 1,
-            task=f"tokenising {name}",
+            task=f"tokenizing {name}",
             work=work,
         ):
             encoded = tokenizer.encode_batch([f" {sentence.text}" for sentence in batch])

@@ -173,7 +173,7 @@ class ArrayFile:
             view, offset = view[count:], offset + count
 
     def _damaged(self, found: str) -> DamagedShardError:
-        """The error; the file is removed, unless it is another by now, so that the text is tokenised again."""
+        """The error; the file is removed, unless it is another by now, so that the text is tokenized again."""
         with contextlib.suppress(OSError):
             status = os.stat(self.path)
             if (status.st_dev, status.st_ino) == self._identity:

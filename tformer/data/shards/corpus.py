@@ -1,4 +1,4 @@
-"""Tokenised corpora: ids in shards on disk, and the cache directory that keeps them.
+"""Tokenized corpora: ids in shards on disk, and the cache directory that keeps them.
 
 `TokenCorpus.slice` and `gather` return int64 ids; the files hold uint16 or uint32. A corpus may be a view of a part of
 another (`subset`, `split`), without copying. Positions count tokens from 0.
@@ -42,7 +42,7 @@ from tformer.support.processes import ScratchFolder
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import QUIET, Work
 
-WAIT_SECONDS = 0.2  # between two looks at a text that another process tokenises
+WAIT_SECONDS = 0.2  # between two looks at a text that another process tokenizes
 KEPT_SECONDS = 7 * 24 * 3600  # that the files of a killed process are kept for the next one to go on
 LOCK = "lock"  # a file of a directory that is being filled, locked by the process that fills it
 BOUNDARY_TOLERANCE = 0.1  # a split moves to a document's start that is nearer than this share of the last part
@@ -217,9 +217,9 @@ def token_corpus(source: TextSource, tokenizer: Tokenizer, work: Work = QUIET) -
         try:
             return _open_entry(home / key, source.name, tokenizer, notes=notes)
         except DamagedShardError as error:
-            notes = (*notes, f"{error}; tokenising again")
+            notes = (*notes, f"{error}; tokenizing again")
     home, fallback, owner = _writable(home)
-    total, task = source.size_bytes(), f"waiting for another process that tokenises {source.name}"
+    total, task = source.size_bytes(), f"waiting for another process that tokenizes {source.name}"
 
     def wait(folder: Path) -> None:
         work.raise_if_stopped(f"while {task}")
@@ -266,7 +266,7 @@ def _new_folder(home: Path) -> Path:
 
 @contextlib.contextmanager
 def locked(home: Path) -> Iterator[None]:
-    """Holds the cache's lock: for making, sweeping and replacing directories, never while tokenising."""
+    """Holds the cache's lock: for making, sweeping and replacing directories, never while tokenizing."""
     with open(home / ".lock", "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

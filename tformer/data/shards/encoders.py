@@ -155,7 +155,7 @@ class _Worker:
         code = self._wait()
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         return TformerError(
-            f"a process that tokenises the text was ended {how}",
+            f"a process that tokenizes the text was ended {how}",
             hint="run the command again: it goes on where it was; with too little memory, give fewer --workers",
         )
 

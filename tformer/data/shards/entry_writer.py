@@ -99,7 +99,7 @@ def write_entry(folder: Path, source: TextSource, tokenizer: Tokenizer, work: Wo
     """Fill `folder`, or go on with what it holds. Raises InputError, StorageError, Interrupted, and what
     `encoded_batches` raises.
     """
-    total, task = source.size_bytes(), f"tokenising {source.name}"
+    total, task = source.size_bytes(), f"tokenizing {source.name}"
 
     def batches() -> Iterator[list[Piece]]:
         chunks = safe_chunks(source.documents())

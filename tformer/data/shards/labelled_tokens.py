@@ -79,7 +79,7 @@ class LabelledTokens:
         )
 
 
-def tokenise_labelled(
+def tokenize_labelled(
     sources: Sequence[RowSource],
     tokenizer: Tokenizer,
     *,
@@ -90,7 +90,7 @@ def tokenise_labelled(
     token_types: bool = False,
     work: Work = QUIET,
 ) -> LabelledTokens:
-    """All rows of the sources, read and tokenised.
+    """All rows of the sources, read and tokenized.
 
     Args:
         index: of the labels. Without it there are `numeric` scores, or no labels.
@@ -116,7 +116,7 @@ def tokenise_labelled(
     for batch in in_batches(
         rows,
         lambda row: len(row.text) + len(row.text2 or "") + 1,
-        task=f"tokenising {name}",
+        task=f"tokenizing {name}",
         work=work,
     ):
         texts = [text for row in batch for text in ((row.text, row.text2 or "") if is_pair else (row.text,))]

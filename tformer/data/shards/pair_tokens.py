@@ -1,4 +1,4 @@
-"""Pairs as token ids in memory: tokenised, filtered, joined and split.
+"""Pairs as token ids in memory: tokenized, filtered, joined and split.
 
     source  the text inside the special tokens of its tokenizer's template: [START] a [END], a </s>, <s> a </s>
     target  the text and the end-of-sequence token; the objective adds the decoder's start
@@ -284,12 +284,12 @@ class PairFilter:
 
 
 class PairRowSource(RowSource, Protocol):
-    """Pairs to tokenise: a `PairSource`, or pairs in memory."""
+    """Pairs to tokenize: a `PairSource`, or pairs in memory."""
 
     def size_bytes(self) -> int | None: ...
 
 
-def tokenise_pairs(
+def tokenize_pairs(
     sources: Sequence[PairRowSource],
     tokenizer: Tokenizer,
     target_tokenizer: Tokenizer,
@@ -303,7 +303,7 @@ def tokenise_pairs(
     tasks: Sequence[str] = (),
     work: Work = QUIET,
 ) -> PairTokens:
-    """All rows of the sources, read and tokenised.
+    """All rows of the sources, read and tokenized.
 
     Args:
         seq_len, target_seq_len: most ids of a source and of a target, with `eos` but without a forced first token.
@@ -311,7 +311,7 @@ def tokenise_pairs(
         overlong: longer pairs are left out, cut, or an error.
         max_length_ratio: of the token counts of both sides, without special tokens and before cutting.
         keep_all: for evaluation: no pair is left out, longer ones are cut (or an error).
-        tasks: names that are numbered first, so that sets tokenised one by one agree; others follow in order.
+        tasks: names that are numbered first, so that sets tokenized one by one agree; others follow in order.
         work: reports the bytes done.
 
     Raises InputError: a wrong row, no room beside the special tokens, no pair left, a pair that is refused for its
@@ -331,7 +331,7 @@ def tokenise_pairs(
     total, done = total_bytes(sources), 0
     rows = (row for source in sources for row in source.rows())
     for batch in in_batches(
-        rows, lambda row: len(row.source) + len(row.target) + 2, task=f"tokenising {name}", work=work
+        rows, lambda row: len(row.source) + len(row.target) + 2, task=f"tokenizing {name}", work=work
     ):
         texts = [[row.source for row in batch], [row.target for row in batch]]
         encoded = [

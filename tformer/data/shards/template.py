@@ -1,4 +1,4 @@
-"""Tokenised texts inside the special tokens of a tokenizer's template, truncated to fit; and ragged arrays.
+"""Tokenized texts inside the special tokens of a tokenizer's template, truncated to fit; and ragged arrays.
 
 The ids that the template puts around one text and around two are found by encoding a probe:
 

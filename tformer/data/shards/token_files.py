@@ -62,7 +62,7 @@ class DamagedShardError(InputError):
 
 def damaged(path: Path | str, found: str) -> DamagedShardError:
     """The error of a cached file that differs from what was written."""
-    hint = f"the next command tokenises the text again; where it cannot, remove {Path(path).parent}"
+    hint = f"the next command tokenizes the text again; where it cannot, remove {Path(path).parent}"
     return DamagedShardError(f"the cached tokens {path} are damaged: {found}", hint=hint)
 
 

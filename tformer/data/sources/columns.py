@@ -101,8 +101,8 @@ class Head:
         return len(self.rows[0] if self.names is None else self.names)
 
     @property
-    def normalised_names(self) -> list[str]:
-        return [_normalised(name) for name in self.names or ()]
+    def normalized_names(self) -> list[str]:
+        return [_normalized(name) for name in self.names or ()]
 
     def describe(self) -> str:
         """The columns, for messages."""
@@ -132,7 +132,7 @@ class Head:
 
     def free(self, used: Iterable[int]) -> list[int]:
         """Columns without a role that do not number the rows."""
-        numbering = {column for column, name in enumerate(self.normalised_names) if name in ROW_NUMBERS}
+        numbering = {column for column, name in enumerate(self.normalized_names) if name in ROW_NUMBERS}
         return [column for column in range(self.width) if column not in {*used, *numbering}]
 
     def cannot_tell(self, role: str, *, row: str = "") -> InputError:
@@ -232,7 +232,7 @@ class LabelledLayout(Layout):
         """A known name of a text column that occurs once; or a word above a column of numbers."""
         for column, cell in enumerate(first):
             values = [row[column] for row in below if column < len(row)]
-            if _normalised(cell) in TEXT_NAMES and cell not in values:
+            if _normalized(cell) in TEXT_NAMES and cell not in values:
                 return True
             numbers = len(values) >= MIN_ROWS_OF_NUMBERS and all(map(is_number, values))
             if numbers and cell.strip() and not is_number(cell):
@@ -249,7 +249,7 @@ class LabelledLayout(Layout):
                         raise head.same_column(other, role, number)
                 chosen[role] = number
         if head.names is not None:
-            self._choose_by_name(head.normalised_names, chosen)
+            self._choose_by_name(head.normalized_names, chosen)
         self._choose_by_content(head, chosen)
         for role in ("text", "label") if self.needs_label else ("text",):
             if role not in chosen:
@@ -315,7 +315,7 @@ class PairLayout(Layout):
     def _looks_like_names(self, first: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
         """Known names of both sides, or one that means nothing else."""
         names = [
-            "" if cell in (row[column] for row in below if column < len(row)) else _normalised(cell)
+            "" if cell in (row[column] for row in below if column < len(row)) else _normalized(cell)
             for column, cell in enumerate(first)
         ]
         chosen: Chosen = {}
@@ -325,7 +325,7 @@ class PairLayout(Layout):
     def choose(self, head: Head, named: Mapping[str, str | int]) -> Chosen:
         chosen = {role: self._find(head, column, role) for role, column in named.items()}
         if head.names is not None:
-            self._choose_by_name(head.normalised_names, chosen)
+            self._choose_by_name(head.normalized_names, chosen)
         free = head.free(_flat(chosen))
         missing = [role for role in self.roles if role not in chosen]
         if len(free) == len(missing):  # of two columns the first is the source
@@ -387,5 +387,5 @@ def _choose_first_known(role: str, known: Sequence[str], names: list[str], chose
         chosen[role] = names.index(free[0])
 
 
-def _normalised(name: str) -> str:
+def _normalized(name: str) -> str:
     return re.sub(r"[\s-]+", "_", name.strip().lower())

@@ -61,7 +61,7 @@ class PairRow:
 
 
 class RowSource(Protocol):
-    """Rows to tokenise: an opened source, or rows in memory."""
+    """Rows to tokenize: an opened source, or rows in memory."""
 
     @property
     def name(self) -> str: ...

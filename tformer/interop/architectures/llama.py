@@ -3,7 +3,7 @@
     Llama      biases of attention and of the feed-forward network by two keys
     Mistral    no biases; its first release has a sliding window in every layer
     Qwen2      biases on queries, keys and values; sliding windows in some layers, off by default
-    Qwen3      as Qwen2; biases by a key, and queries and keys of each head are normalised before their rotation, with
+    Qwen3      as Qwen2; biases by a key, and queries and keys of each head are normalized before their rotation, with
                gains that all heads of a layer share
 
 Newer files say `rope_parameters: {rope_type, rope_theta, ...}`, older ones `rope_theta` beside `rope_scaling: {type or

@@ -66,7 +66,7 @@ def make_mask(
 
 
 def all_true_on_cpu(mask: Tensor) -> bool:
-    """Whether nothing is masked; checked in eager mode on a CPU only, where it costs no synchronisation."""
+    """Whether nothing is masked; checked in eager mode on a CPU only, where it costs no synchronization."""
     return mask.device.type == "cpu" and not torch.compiler.is_dynamo_compiling() and bool(mask.all())
 
 

@@ -38,7 +38,7 @@ class ProjectionOptions:
     qkv_bias: bool = True  # biases of the query, key and value projections
     out_bias: bool = True  # bias of the output projection
     scale: Literal["auto"] | float = "auto"  # factor of the scores; auto: 1/sqrt(head_dim); T5 uses 1.0
-    # RMS-normalise queries and keys per head. true: without gains; learned: with a gain for each coordinate (Qwen3)
+    # RMS-normalize queries and keys per head. true: without gains; learned: with a gain for each coordinate (Qwen3)
     qk_norm: bool | Literal["learned"] = False
     qk_norm_eps: float = 1.0e-6  # added to the mean square of a head in qk_norm
 
@@ -189,7 +189,7 @@ class Mechanism(nn.Module):
         return []
 
     def reset_parameters(self, std: float) -> None:
-        """Draw the kind's own parameters and tables; `init.initialise` calls it. `std`: that of matrices."""
+        """Draw the kind's own parameters and tables; `init.initialize` calls it. `std`: that of matrices."""
 
     def share_with(self, first: Mechanism) -> None:
         """Share parameters with the first layer of the kind in a stack. ValueError if that is impossible."""

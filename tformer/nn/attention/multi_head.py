@@ -128,8 +128,8 @@ class MultiHeadAttention(nn.Module):
             joined_BTx = step(qkv_BTx, keys, values, length=length, mask=context.mask, origins_BS=cache.origins_BC)
             return self.out(joined_BTx, residual=residual)
         q_BTx, k_BTx, v_BTx = qkv_BTx.split_with_sizes(self._sizes, dim=-1)
-        q = _normalised(self.q_norm, self._split_heads(q_BTx, self.num_heads))
-        k = _normalised(self.k_norm, self._split_heads(k_BTx, self.num_kv_heads))
+        q = _normalized(self.q_norm, self._split_heads(q_BTx, self.num_heads))
+        k = _normalized(self.k_norm, self._split_heads(k_BTx, self.num_kv_heads))
         if positions is not None and positions.has_rotate:
             q, k = positions.rotate(q, k, context.q_pos, context.q_pos, context.rotation)
         v, state = self._split_heads(v_BTx, self.num_kv_heads), None
@@ -157,13 +157,13 @@ class MultiHeadAttention(nn.Module):
         if beams > 1:
             x_BTD = x_BTD.unflatten(0, (-1, beams)).flatten(1, 2)
             residual = None if residual is None else residual.unflatten(0, (-1, beams)).flatten(1, 2)
-        q = _normalised(self.q_norm, self._split_heads(tap(taps, "q", self.q(x_BTD, norm=norm)), self.num_heads))
+        q = _normalized(self.q_norm, self._split_heads(tap(taps, "q", self.q(x_BTD, norm=norm)), self.num_heads))
         if cache is not None and cache.filled:
             k, v = cache.read()
         else:
             assert context.memory is not None, "cross-attention needs the encoder's output, or a cache that holds it"
             k_BSx, v_BSx = tap(taps, "kv", self.kv(context.memory)).split_with_sizes(self._sizes[1:], dim=-1)
-            k = _normalised(self.k_norm, self._split_heads(k_BSx, self.num_kv_heads))
+            k = _normalized(self.k_norm, self._split_heads(k_BSx, self.num_kv_heads))
             v = self._split_heads(v_BSx, self.num_kv_heads)
             if cache is not None:
                 cache.fill(k, v)
@@ -303,6 +303,6 @@ class MultiHeadAttention(nn.Module):
         return cache.kernel_step
 
 
-def _normalised(norm: RMSNorm | None, x_BHTh: Tensor) -> Tensor:
+def _normalized(norm: RMSNorm | None, x_BHTh: Tensor) -> Tensor:
     """Each head's numbers after the norm, computed in memory order [B, T, H, h], so that no copy is made."""
     return x_BHTh if norm is None else norm(x_BHTh.transpose(1, 2)).transpose(1, 2)

@@ -105,7 +105,7 @@ class Features(NamedTuple):
     kernel: Kernel
 
     def of_queries(self, q: Tensor) -> Tensor:
-        """Features [*, m] of queries [*, h], up to a factor of each query, which normalising takes out again."""
+        """Features [*, m] of queries [*, h], up to a factor of each query, which normalizing takes out again."""
         products = q @ self.table.T
         if self.kernel == "relu":
             return products.relu_() + RELU_FLOOR

@@ -26,7 +26,7 @@ from matplotlib.patches import Rectangle
 
 from tformer.support.errors import InputError, visible
 from tformer.support.formatting import TOKEN_SIGNS, fitted
-from tformer.viz.attention.scene import CAUTION, MEASURES, Scene, heading, summarise
+from tformer.viz.attention.scene import CAUTION, MEASURES, Scene, heading, summarize
 from tformer.viz.attention.weights import Attention, Kind, Layer
 from tformer.viz.figure import colour_map, figure_bytes, style
 
@@ -66,7 +66,7 @@ def paint_matrix(
 
 
 def norm_of(scale: Scale, matrices: Sequence[np.ndarray]) -> Normalize:
-    """One colour normalisation for all matrices; symmetric around zero if any weight is negative."""
+    """One colour normalization for all matrices; symmetric around zero if any weight is negative."""
     most = max(float(np.abs(matrix).max()) for matrix in matrices) or 1.0
     if any(float(matrix.min()) < 0 for matrix in matrices):
         return Normalize(-most, most)
@@ -129,7 +129,7 @@ MAX_PANELS = 16
 CLOSE: dict[str, Any] = {"w_pad": 0.01, "h_pad": 0.01, "wspace": 0.02, "hspace": 0.02}
 DOTS_PER_INCH = 130
 NOTE_LETTERS = 20  # per inch
-SUMMARISED = ("entropy", "distance", "previous", "itself", "first", "special", "max")
+SUMMARIZED = ("entropy", "distance", "previous", "itself", "first", "special", "max")
 
 
 def draw(scene: Scene, kind: Kind, view: str, *, format_: str, scale: Scale) -> bytes:
@@ -220,8 +220,8 @@ def _grid(attention: Attention, paint: Callable[[Axes, Layer, np.ndarray], Any],
 
 
 def _summary(attention: Attention) -> Figure:
-    rows, _ = summarise(attention)
-    shown = [name for name in SUMMARISED if getattr(rows[0], name) is not None]
+    rows, _ = summarize(attention)
+    shown = [name for name in SUMMARIZED if getattr(rows[0], name) is not None]
     layers = [layer.number for layer in attention.layers]
     heads = sorted({row.head for row in rows})
     columns = min(4, len(shown))

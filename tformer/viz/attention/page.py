@@ -22,7 +22,7 @@ from tformer.viz.attention.scene import (
     HeadSummary,
     Scene,
     short_name,
-    summarise,
+    summarize,
     too_large,
 )
 from tformer.viz.attention.weights import NAMES, Attention, Kind
@@ -84,7 +84,7 @@ def render(
         "merge": scene.changes.merge_subwords,
         "hide": scene.changes.hide_special,
     }
-    summaries = {kind: summarise(attention) for kind, attention in scene.attentions.items()}
+    summaries = {kind: summarize(attention) for kind, attention in scene.attentions.items()}
     cells = sum(attention.cells for attention in scene.attentions.values())
     steps, size = FINEST, 0
     while steps >= COARSEST:

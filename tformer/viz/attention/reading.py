@@ -119,7 +119,7 @@ class Reading:
     Attributes:
         inputs: of `Transformer.forward`, one row each.
         sides: "encoder" and "decoder", those that the model has.
-        pixels: the resized image before normalisation, uint8 [Y, X, 3]; None: text.
+        pixels: the resized image before normalization, uint8 [Y, X, 3]; None: text.
         grid: rows and columns of patches.
         notes: messages for the user.
         texts: the given and the generated texts, by name.

@@ -65,7 +65,7 @@ class Divergences:
     of: int
 
 
-def summarise(attention: Attention) -> tuple[list[HeadSummary], Divergences]:
+def summarize(attention: Attention) -> tuple[list[HeadSummary], Divergences]:
     """Measures of each shown head, and the divergence between every two."""
     names = [f"{layer.number}.{head}" for layer in attention.layers for head in layer.heads]
     found = [row for layer in attention.layers for row in _of_layer(attention, layer)]
@@ -191,7 +191,7 @@ class Scene:
             attention.queries,
             attention.keys,
             self.changes,
-            normalised=not self.has_signed_rollout(kind),
+            normalized=not self.has_signed_rollout(kind),
         )
 
     def matrices(self, attention: Attention, view: str) -> list[Matrix]:

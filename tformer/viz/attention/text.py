@@ -15,7 +15,7 @@ import numpy as np
 from tformer.support.errors import visible
 from tformer.support.formatting import TOKEN_SIGNS, columns_of
 from tformer.viz.attention.reading import Side
-from tformer.viz.attention.scene import CAUTION, MEASURES, Scene, heading, summarise
+from tformer.viz.attention.scene import CAUTION, MEASURES, Scene, heading, summarize
 from tformer.viz.attention.weights import Attention, Kind
 from tformer.viz.plots import colour_at
 from tformer.viz.terminal import RESET, Colours, colour_code, shade
@@ -41,7 +41,7 @@ def as_json(scene: Scene, view: View) -> str:
         attention = scene.shown(kind)
         found: dict[str, Any] = {"queries": _side(attention.queries), "keys": _side(attention.keys)}
         if view == "summary":
-            rows, divergences = summarise(attention)
+            rows, divergences = summarize(attention)
             found["heads"] = [asdict(row) for row in rows]
             found["divergence"] = _numbers(divergences.between_NN)
             found["divergence_queries"] = divergences.rows
@@ -94,7 +94,7 @@ def as_csv(scene: Scene, view: View) -> str:
     if view == "summary":
         writer.writerow(("attention", *MEASURES))
         for kind in scene.attentions:
-            for head_row in summarise(scene.shown(kind))[0]:
+            for head_row in summarize(scene.shown(kind))[0]:
                 writer.writerow((kind, *(_plain(value) for value in asdict(head_row).values())))
         return stream.getvalue()
     writer.writerow(("attention", "layer", "head", "query", "query_token", "key", "key_token", "weight"))
@@ -202,7 +202,7 @@ def _links(matrix_TS: np.ndarray, seen_TS: np.ndarray, attention: Attention, top
 
 
 def _summary(attention: Attention) -> list[str]:
-    rows, divergences = summarise(attention)
+    rows, divergences = summarize(attention)
     names = [name for name in MEASURES if any(getattr(row, name) is not None for row in rows)]
     columns = [{"nearest": "alike", "nearest_divergence": "its bits"}.get(name, name) for name in names]
     table = [columns, *([_number(getattr(row, name)) for name in names] for row in rows)]

@@ -220,7 +220,7 @@ def changed(attention: Attention, changes: Changes) -> Attention:
     layers = tuple(
         replace(
             layer,
-            weights_HTS=changed_matrix(layer.weights_HTS, queries, keys, changes, normalised=not layer.signed),
+            weights_HTS=changed_matrix(layer.weights_HTS, queries, keys, changes, normalized=not layer.signed),
             # A merged cell is visible if any of its cells is.
             visible_TS=(rows @ layer.visible_TS.astype(np.float32) @ columns.T) > 0,
         )
@@ -244,15 +244,15 @@ def changed_side(side: Side, changes: Changes) -> Side:
 
 
 def changed_matrix(
-    weights_xTS: np.ndarray, queries: Side, keys: Side, changes: Changes, *, normalised: bool = True
+    weights_xTS: np.ndarray, queries: Side, keys: Side, changes: Changes, *, normalized: bool = True
 ) -> np.ndarray:
-    """fp32 [..., t, s]. `normalised`: after hiding, each row is scaled to its previous sum."""
+    """fp32 [..., t, s]. `normalized`: after hiding, each row is scaled to its previous sum."""
     rows, columns = _words(queries, changes), _words(keys, changes)
     if changes.hide_special:
         hidden = np.array(keys.special, dtype=bool)
         total = weights_xTS.sum(axis=-1, keepdims=True, dtype=np.float64)
         weights_xTS = np.where(hidden, np.float32(0), weights_xTS)
-        if normalised:
+        if normalized:
             left = weights_xTS.sum(axis=-1, keepdims=True, dtype=np.float64)
             weights_xTS = (weights_xTS * (total / np.where(left > 0, left, 1))).astype(np.float32)
     merged = weights_xTS @ _pooling(columns, len(keys), mean=False).T

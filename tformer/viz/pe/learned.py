@@ -14,7 +14,7 @@ from tformer.viz.pe.fixed import bucket_of, similarity_heat, sinusoidal_table, t
 from tformer.viz.pe.settings import Settings, View
 from tformer.viz.plots import Heat, Line, Lines, Numbers, Plot, Ramp, counted_line
 
-RANDOM = "random initialisation: this model has not been trained"
+RANDOM = "random initialization: this model has not been trained"
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Table:
 
     Attributes:
         name: the checkpoint, its run and the stack.
-        trained: False: the numbers are random initialisation.
+        trained: False: the numbers are random initialization.
         weight: learned: [positions, d_model].
         bias: t5_bias: [buckets, heads]; bidirectional: later keys have separate buckets.
         keys, values: shaw, of one layer: [2k + 1, width]; values None where the kind has none.

@@ -145,7 +145,7 @@ VIEWS: dict[str, dict[str, View]] = {
         ),
         "norms": View(
             "Length of each position's vector",
-            "Positions that training seldom saw keep the length of their initialisation; the first ones often "
+            "Positions that training seldom saw keep the length of their initialization; the first ones often "
             "stand out.",
             learned.norms,
             needs_run=True,

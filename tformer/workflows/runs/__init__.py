@@ -1,1 +1,1 @@
-"""Runs on disk: find and summarise them (`summary`), show one in detail and compare several (`compare`)."""
+"""Runs on disk: find and summarize them (`summary`), show one in detail and compare several (`compare`)."""

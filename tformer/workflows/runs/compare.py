@@ -17,7 +17,7 @@ from tformer.recipe.load import leaves
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
 from tformer.support.formatting import unique_names
-from tformer.workflows.runs.summary import Reader, RunSummary, number, summarise_run
+from tformer.workflows.runs.summary import Reader, RunSummary, number, summarize_run
 
 OWN = ("schema", "arch", "preset")  # these name a recipe and define nothing
 
@@ -87,7 +87,7 @@ class RunDetail:
 def describe_run(path: str | Path) -> RunDetail:
     """All details of a run; its summary lists what cannot be read."""
     folder, reader = Path(path), Reader([])
-    summary, run = summarise_run(folder), RunDirectory(folder)
+    summary, run = summarize_run(folder), RunDirectory(folder)
     base, differences = (None, {}) if summary.recipe is None else _against_base(summary.recipe)
     entries = reader.read(lambda: catalog.scan(run.checkpoints_path)) or []
     latest, best = catalog.latest(entries), catalog.best(entries)
@@ -176,7 +176,7 @@ def compare_runs(paths: Sequence[str | Path]) -> Comparison:
         raise InputError(
             f"expected at least two runs to compare, found {len(paths)}", hint="for a single run: tformer runs show RUN"
         )
-    runs = [summarise_run(path) for path in paths]
+    runs = [summarize_run(path) for path in paths]
     recipes = {index: flat_recipe(run.recipe) for index, run in enumerate(runs) if run.recipe is not None}
     keys: dict[str, dict[int, Any]] = {}
     for key in {key: None for recipe in recipes.values() for key in recipe}:  # in order, each once

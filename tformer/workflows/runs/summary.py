@@ -1,4 +1,4 @@
-"""Runs on disk: find them, summarise each (state, steps, best validation, size), and sort them.
+"""Runs on disk: find them, summarize each (state, steps, best validation, size), and sort them.
 
 A run may be damaged, half written, or in use by another process: each part is read on its own, and what cannot be
 read is listed in `problems` instead of raising.
@@ -104,7 +104,7 @@ class RunSummary:
         }
 
 
-def summarise_run(path: str | Path) -> RunSummary:
+def summarize_run(path: str | Path) -> RunSummary:
     """Summary of a run; what cannot be read is listed in its problems."""
     folder, reader = Path(path), Reader([])
     run = RunDirectory(folder)

@@ -42,7 +42,7 @@ def first_tokens(count: int, key_mask: Tensor | None, num_keys: int, device: tor
 
 
 def marked_tokens(global_mask: Tensor, key_mask: Tensor | None) -> GlobalTokens | None:
-    """The slots that a mask [B, S] marks. Reading their number synchronises accelerators."""
+    """The slots that a mask [B, S] marks. Reading their number synchronizes accelerators."""
     marked = global_mask.bool() if key_mask is None else global_mask.bool() & key_mask.bool()
     count = int(marked.sum(dim=1).max())
     return _ranked(marked, count) if count else None

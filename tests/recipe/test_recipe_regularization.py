@@ -1,4 +1,4 @@
-"""Keys of regularisation: off by default, explained, and refused where they are not defined."""
+"""Keys of regularization: off by default, explained, and refused where they are not defined."""
 
 from __future__ import annotations
 
