@@ -105,9 +105,9 @@ def _speedup_of_bf16_weights(kernels: Kernels, rows: int) -> float:
 
 
 def cast_matrices(model: Transformer, dtype: torch.dtype, compute_dtype: torch.dtype | None = None) -> None:
-    """Store the matrices of products in `dtype`, and compute in it, or in `compute_dtype` with biases in that.
+    """Store the matrices of products in `dtype`, and biases in `compute_dtype` (default: `dtype`), in which it computes.
 
-    For inference: masters are not kept.
+    For inference: the parameters of higher precision are not kept.
     """
     model.compute_dtype = compute_dtype or dtype
     for module in model.modules():
@@ -160,7 +160,7 @@ def state_of_kernels(model: Transformer, device: torch.device) -> str:
 
 
 def require_quantize(quantize: str, device: torch.device, dtype: torch.dtype | None = None) -> Quantize:
-    """The checked kind of quantization. Raises InputError for an unknown one, and where int8 is impossible."""
+    """The checked kind of quantization; raises InputError for an unknown or impossible one, and for fp16 with it."""
     if quantize not in QUANTIZE:
         raise InputError(f"--quantize: found '{quantize}'", hint=did_you_mean(quantize, QUANTIZE))
     if quantize == "none":

@@ -164,7 +164,7 @@ class LayerCache:
 
 
 class _Storage(NamedTuple):
-    """Slots [B, K, room, x], which begin a flat piece of `memory` once their rows were gathered; None: before that."""
+    """Slots [B, K, room, x]. After rows were gathered they are a view of the start of the flat tensor `memory`."""
 
     slots: Tensor
     memory: Tensor | None = None

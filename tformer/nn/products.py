@@ -32,13 +32,13 @@ from tformer.kernels.functions import Kernels
 
 Quantize = Literal["none", "int8", "int4"]
 
-LARGEST = 126  # of a row in 8 bits: rounding the scale may make it 127
+LARGEST = 126  # what the largest number of a row becomes in 8 bits; rounding the scale may make it 127
 ZERO_POINT = 128
 PACKED_DTYPES = (torch.bfloat16, torch.float32)
 ROWS_AT_ONCE = 2048  # of a weight when it is rounded: bounds the fp32 copies
 TINY = 1e-20  # scale of a row of zeros: avoids a division by zero
 FEW_ROWS: dict[Quantize, int] = {"none": 8, "int8": 16}
-"""Largest number of rows for which the C kernels are faster than oneDNN where that has instructions for the format."""
+"""The C kernels are faster than oneDNN up to this many rows, on processors with instructions for the format."""
 FEW_FP32_ROWS, LARGE_FP32 = 4, 2**20
 """The same for fp32 weights with at least this number of elements: smaller weights stay in the processor's cache."""
 ROW_CLASSES = (1, FEW_FP32_ROWS, FEW_ROWS["none"], FEW_ROWS["int8"])

@@ -118,7 +118,10 @@ class Block(nn.Module):
         return x if self.place == "pre" else tap(taps, "normalized", norm(x))
 
     def taps(self, positions: Positions) -> dict[str, list[Tap]]:
-        """Inner tensors of each function, with the norm and the sum around it; their `norm` is the function's."""
+        """Inner tensors of each function, with the norm and the sum around it.
+
+        The parameter `norm` of a tap is the norm of its function, such as `self_attention_norm`.
+        """
         place = "before the function" if self.place == "pre" else "after the sum"
         normalized = Tap("normalized", "B T D", f"each vector normalized, {place}", parameters=("norm",))
         residual = Tap("residual", "B T D", "the stream, with this part's output added", ("stream", "last"))

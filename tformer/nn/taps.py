@@ -44,7 +44,7 @@ class Tap(NamedTuple):
         letters: of its shape, one symbol for each dimension: "B T Hh+Kh+Kv". T: positions of the stack; S: keys.
         inputs: names of the tensors it is made of, as far as they exist; None: the tensor before it.
         parameters: modules and parameters in it, relative to the declaring module; `positions` is that of the layer.
-        beside: whether the next tensor reads the one before this one too.
+        beside: the next tensor reads this tensor and the one before it.
         replaces: name of the tensor in whose place later ones read this one.
         dropout, dropout_before: the rates at which training drops numbers of it, and of the tensor before it.
         title: the name in documents; default: the name itself.
@@ -70,7 +70,7 @@ class TapSink:
     """Collects tapped tensors by name and replaces some. `scope` gives a view of it for names with a prefix.
 
     wanted: names to collect. replacements: by name. values: what was collected. used: names that were replaced.
-    Not a dataclass: FSDP2 copies those that hold tensors when they are passed to a layer, and would collect in a copy.
+    Not a dataclass: FSDP2 copies dataclasses that hold tensors, so that taps would be collected in a copy that is lost.
     """
 
     def __init__(self, wanted: Collection[str], replacements: Mapping[str, Replacement] | None = None) -> None:

@@ -135,7 +135,7 @@ def mix_values(inputs: AttentionInputs, weights: Tensor, rows: slice = slice(Non
 # --- blocked ---------------------------------------------------------------------------------------------------------
 
 BLOCK_ELEMENTS = 2**20  # scores of a block, 2 MiB: about a core's own cache
-QUERY_BLOCK = 128  # queries of a block: more: masked keys are read when causal; fewer: products are small
+QUERY_BLOCK = 128  # queries of a block; larger ones read more masked keys if causal, smaller ones multiply slowly
 KEPT_ELEMENTS = 2**24  # weights kept for the backward pass, 32 MiB
 
 

@@ -8,8 +8,16 @@ A block of queries reads three groups of keys:
 
 Which of them a query sees is decided per element (`band`, padding, documents, causality). Blocks are folded into the
 batch of few large products; a group of blocks has at most `GROUP_ELEMENTS` scores, recomputed in the backward pass, so
-memory beside inputs and outputs is constant and nothing is ever T x S. With W the weights and G the output's gradient:
-dV = W^T G, dS = W (G V^T - rowsum(W G V^T)) scale, dQ = dS K, dK = dS^T Q.
+memory beside inputs and outputs is constant and nothing is ever T x S. With W the weights and dO the output's gradient:
+dV = W^T dO, dS = W (dO V^T - rowsum(W dO V^T)) scale, dQ = dS K, dK = dS^T Q.
+
+The spans of the first blocks are cut off where the text begins. The band is made for a whole span, so that as many of
+its columns are left out (blocks of 2 queries q, before = 3, after = 1; dots are slots that do not exist):
+
+    slots                0   1   2   3   4   5   6
+    block 0  .   .   .   q   q   a                      cut = 3
+    block 1          .   b   b   q   q   a              cut = 1
+    block 2                  b   b   b   q   q   a      cut = 0
 
 Shape legend: B batch, H query heads, K kv heads, G = H / K, T queries, S keys, N blocks of queries, h head_dim,
 v value_dim, x one of them, w queries of a block, R shared keys, r random blocks of a block; of a group of blocks: b
@@ -33,7 +41,7 @@ from tformer.nn.dropout import outside_graphs
 
 GROUP_ELEMENTS = 2**19  # scores of a group on a CPU, for each thread, 2 MiB in fp32: they stay in its caches
 ENOUGH_BLOCKS = 4  # of one head, to be a group by themselves on a CPU: the keys of several heads would be copied
-DENSE_LENGTH = 256  # inputs up to this long are attended to densely: less than blocks cost, as measured
+DENSE_LENGTH = 256  # up to this length dense attention is used: it was measured to be faster
 DENSE_RATIO = 1.5  # and inputs up to this many times the keys that a block reads
 DEVICE_GROUP_ELEMENTS = 2**26  # elsewhere: few launches count more
 
@@ -140,7 +148,8 @@ class _View(NamedTuple):
     def weights(self, q_MGwh: Tensor, keys: _Parts, scale: float) -> Tensor:
         """[M, G w, s + R + r w], fp32 or the dtype of the products."""
         pattern, group = self.pattern, self.group
-        cut = group.low - (pattern.start + group.first * pattern.block - pattern.before)
+        whole_span = pattern.start + group.first * pattern.block - pattern.before  # its first slot, if it existed
+        cut = group.low - whole_span
         band = pattern.band[: group.width, cut : cut + group.span]
         band = band if self.per_head == 1 else band.repeat(self.per_head, 1)
         scores = keys.products(q_MGwh, bias=band.unsqueeze(0), scale=scale)
