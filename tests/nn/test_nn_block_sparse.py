@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch import Tensor
@@ -46,6 +48,20 @@ def test_no_tensor_is_as_large_as_the_square_of_the_length(
         largest.append(mode.elements)
     assert largest[1] < 2048 * 2048 / 4
     assert largest[1] <= 2.1 * max(largest[0], 2**14)  # twice the length, twice the largest
+
+
+def test_chunks_that_are_recomputed_do_not_keep_the_whole_queries_keys_and_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(explicit, "CHUNK_ELEMENTS", 2**12)
+    mechanism = mechanism_of(KINDS["window"], causal=True)
+    call = call_of(AttentionContext(arange(1000), arange(1000), causal=True), batch=1)
+    call["positions"] = hooks_of(ShawOptions(clip=4), causal=True)
+    inputs = [tensor.clone() for tensor in tensors(1000, batch=1)]
+    alive = [weakref.ref(tensor) for tensor in inputs]
+    out = run(mechanism, *inputs, **call)[0]
+    del inputs
+    assert out.requires_grad and not any(reference() is not None for reference in alive)
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def _speedup_of_bf16_weights(kernels: Kernels, rows: int) -> float:
 
 
 def cast_matrices(model: Transformer, dtype: torch.dtype, compute_dtype: torch.dtype | None = None) -> None:
-    """Store the matrices of products in `dtype`, and biases in `compute_dtype` (default: `dtype`), in which it computes.
+    """Store the matrices of products in `dtype`, and biases in the dtype that computes: `compute_dtype` or `dtype`.
 
     For inference: the parameters of higher precision are not kept.
     """

@@ -191,13 +191,13 @@ class FullySharded(ProcessGroup):
         return models
 
     def accumulating(self, run: Run, *, last: bool) -> AbstractContextManager[Any]:
-        # Groups add up their gradients in the last micro-batch alone; in each one if parameters may lack a gradient there.
+        # Groups add up their gradients in the last micro-batch, or in each one if parameters may lack a gradient there.
         if self.group_size < self.world_size and not self._some_unused:
             cast("Any", run).set_requires_all_reduce(last)
         return nullcontext()
 
     def in_first(self, models: Models, function: Callable[[], Result]) -> Result | None:
-        """Process 0 announces each block before it runs it; the processes with the other rows then join in gathering it.
+        """Process 0 announces each block before it runs it; the processes with the other rows then help to gather it.
 
         So a process never holds more than one block beside its rows and the root, and the number of forward passes,
         random draws and interruptions depend on process 0 alone.

@@ -107,6 +107,9 @@ def attend_blocks_explicit(inputs: AttentionInputs, pattern: Pattern, shared: Ke
         read(k_pos[:, None, :, None], None if shared_pos is None else shared_pos[:, None, :, None]),
     )
     recompute = several and torch.is_grad_enabled()
+    # A checkpoint keeps its arguments: these would be the whole queries, keys and values, which no chunk reads.
+    nothing = q_BHTh.new_empty(0)
+    inputs = inputs._replace(q_BHTh=nothing, k_BKSh=nothing, v_BKSv=nothing, x_BTD=None)
     outs = []
     for chunk in chunks:
         if recompute:
