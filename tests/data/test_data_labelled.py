@@ -513,7 +513,7 @@ def test_without_names_the_number_of_columns_is_said() -> None:
     [
         (["text,label", "a,x"], {}, True),
         (["a,x", "b,y"], {}, False),
-        (["a,x", "b,y"], {"text": "words"}, True),  # a missing name is told later
+        (["a,x", "b,y"], {"text": "words"}, True),  # a missing name is reported when the file is read
         (["text,label", "a,x"], {"text": 0, "label": 1}, True),
         (["a,x", "b,y"], {"text": 0, "label": 1}, False),
         (["question,what?", "question,who?", "person,she"], {}, False),  # a label that looks like a name

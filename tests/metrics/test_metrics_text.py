@@ -81,7 +81,7 @@ OUTPUTS = ["The dog ran over a hill.", "A man who is old sleeps here!", "Two bir
 
 @pytest.fixture
 def fake_moses(monkeypatch):
-    """Stands in for sacremoses: quotes are normalized, signs are parted from words."""
+    """Replaces sacremoses in tests: normalizes quotes and separates punctuation from words."""
     fake = SimpleNamespace(
         __version__="9.9",
         MosesPunctNormalizer=lambda lang: SimpleNamespace(normalize=lambda text: text.replace("“", '"')),

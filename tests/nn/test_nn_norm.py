@@ -42,7 +42,7 @@ EQUAL = {
 def test_equals_torch_forward_and_backward_in_training_and_evaluation(
     options: dict[str, Any], theirs: torch.nn.Module
 ) -> None:
-    """Every position is an example of its own; batchnorm's statistics follow."""
+    """The norm treats every position as one example, as PyTorch does, and batchnorm updates the same statistics."""
     torch.manual_seed(0)
     ours = randomized(build_norm(NormOptions(**options), 12))
     theirs.load_state_dict(ours.state_dict(), strict=options["kind"] != "batchnorm")
