@@ -76,13 +76,18 @@ def test_a_thread_that_compiles_changes_no_answer_of_another_run(run: tformer.Ru
     other = tformer.load(run.path)
     calls = {name: call for name, call in calls_of(other).items() if "greedy" in name or "embed" in name}
     expected = {name: call() for name, call in calls.items()}
-    compiling = threading.Thread(target=lambda: run.generate("the ", max_new_tokens=3, compile="on"))
+    compiled, done = [], threading.Event()
+
+    def compile_models() -> None:
+        while not (compiled and done.is_set()):
+            compiled.append(tformer.load(run.path).generate("the ", max_new_tokens=3, compile="on"))
+
+    compiling = threading.Thread(target=compile_models)
     compiling.start()
-    made, wrong = 0, []
-    while compiling.is_alive():
-        made += 1
-        wrong += [name for name, call in calls.items() if not same(call(), expected[name])]
-    assert made > 1 and not wrong
+    wrong = [name for _ in range(3) for name, call in calls.items() if not same(call(), expected[name])]
+    done.set()
+    compiling.join()
+    assert compiled and not wrong
 
 
 @pytest.mark.parametrize("run", ["lm"], indirect=True)
