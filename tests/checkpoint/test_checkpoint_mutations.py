@@ -108,7 +108,7 @@ ANY_VALUES = ("recipe.yaml", "tokenizer.json", "trainer.json")
 def allowed(subject: Subject, file: str, change: mutations.Mutation, *, forged: bool) -> bool:
     """Whether other numbers without a warning are possible: nothing that is stored contradicts the change.
 
-    These are the classes that tformer/README.md lists under "Damaged and forged checkpoints".
+    These are the classes that tformer/guide/security.md lists under "Damaged and forged checkpoints".
     """
     if subject.hashed and not forged:
         return False

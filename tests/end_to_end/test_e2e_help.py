@@ -20,6 +20,7 @@ from tformer.cli.app import make_app
 
 COMMANDS = (
     "",
+    "guide",
     "train-tokenizer",
     "train",
     "generate",

@@ -49,11 +49,12 @@ class Command:
     is_group: bool = False
 
 
-TRAIN, USE, COMPARE = "Train", "Use", "Compare"
+DOCUMENTS, TRAIN, USE, COMPARE = "Documents", "Train", "Use", "Compare"
 LOOK_INSIDE, EXCHANGE, MEASURE = "Look inside", "Exchange", "Measure"
 
 
 COMMANDS = {
+    "guide": Command(DOCUMENTS, "guide", "Show the user guide, by topic; without a topic, the list of them."),
     "train-tokenizer": Command(
         TRAIN, "train_tokenizer", "Train a tokenizer on your own text and report how it encodes it."
     ),

@@ -1,0 +1,73 @@
+"""`tformer guide`: the user guide in the terminal, and as pages."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+from tformer.cli.command import examples, takes_options
+from tformer.cli.report import aligned, emit, emit_json, emit_lines, show_notes, spinner
+from tformer.guide import TOPICS, Section, find, sections, with_commands, with_subsections
+from tformer.support.errors import InputError
+from tformer.support.options import Json, argument
+
+EPILOG = examples("`tformer guide`", "`tformer guide early stopping`", "`tformer guide security > security.md`")
+
+MAX_COLUMNS = 100
+"""Of text on a wide terminal."""
+
+
+@dataclass(frozen=True)
+class GuideOptions:
+    words: Annotated[
+        tuple[str, ...], argument("[TOPIC]", help="A topic, or words to look for in headings and texts.")
+    ] = ()
+    as_json: Json = False
+
+
+@takes_options
+def guide(options: GuideOptions) -> None:
+    """Show the user guide, by topic; without a topic, the list of them.
+
+    Words that are no topic are looked for in the headings, then in the texts: a single match is shown, several are
+    listed with the command that shows each. On a terminal the text is laid out; a pipe gets its Markdown.
+    """
+    words = " ".join(options.words)
+    if not words:
+        _list_topics(as_json=options.as_json)
+        return
+    found = find(words)
+    if not found:
+        known = [*TOPICS, *(section.heading.lower() for topic in TOPICS for section in sections(topic))]
+        near = difflib.get_close_matches(words.lower(), known, n=3, cutoff=0.5)
+        hint = f"nearest: {', '.join(near)}" if near else f"topics: {', '.join(TOPICS)}"
+        raise InputError(f"the guide has nothing about '{words}'", hint=hint)
+    if options.as_json:
+        emit_json([{"topic": one.topic, "heading": one.heading, "command": one.command,
+                    "text": with_subsections(one)} for one in found])  # fmt: skip
+    elif len(found) == 1:
+        _show(found[0])
+    else:
+        emit_lines(aligned([(one.command, one.heading) for one in found]))
+
+
+def _list_topics(*, as_json: bool) -> None:
+    if as_json:
+        emit_json(TOPICS)
+        return
+    emit_lines(aligned(list(TOPICS.items())))
+    show_notes(["tformer guide TOPIC shows one, tformer guide WORDS finds a section"], dim=True)
+
+
+def _show(section: Section) -> None:
+    if not sys.stdout.isatty():
+        emit(with_subsections(section).rstrip("\n"))
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    spinner.end()
+    terminal = Console()
+    terminal.print(Markdown(with_commands(section), hyperlinks=False), width=min(terminal.width, MAX_COLUMNS))

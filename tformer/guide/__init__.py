@@ -1,0 +1,140 @@
+"""The user guide: one Markdown file a topic, in the wheel. Its topics, sections, links and search.
+
+`tformer guide` shows it in a terminal, `tformer.viz.guide` writes it as pages. A topic is a row of TOPICS and a file of
+that name; its first heading is the title.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+TOPICS = {
+    "security": "what is read, sent and kept; how to report a vulnerability",
+}
+"""One-line summary of each topic, in the order of reading."""
+
+FENCE = re.compile(r"^ *```")
+LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and the text below it, up to the next heading.
+
+    Attributes:
+        topic: its file.
+        level: 1 is the title of the topic.
+        heading: without Markdown.
+        text: Markdown, with the line of the heading.
+    """
+
+    topic: str
+    level: int
+    heading: str
+    text: str
+
+    @property
+    def anchor(self) -> str:
+        """The name in links, as GitHub makes it."""
+        return anchor_of(self.heading)
+
+    @property
+    def command(self) -> str:
+        """What shows this section."""
+        return f"tformer guide {self.topic}" + (f" {self.anchor}" if self.level > 1 else "")
+
+
+def anchor_of(heading: str) -> str:
+    """The anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def read_topic(topic: str) -> str:
+    """The Markdown of a topic."""
+    return files("tformer.guide").joinpath(f"{topic}.md").read_text(encoding="utf-8")
+
+
+@cache
+def sections(topic: str) -> tuple[Section, ...]:
+    """The sections of a topic, in order; the first is its title."""
+    return tuple(split_sections(topic, read_topic(topic)))
+
+
+def split_sections(topic: str, text: str) -> Iterator[Section]:
+    """The sections of a Markdown text that begins with a heading; `#` in a block of code is no heading."""
+    lines: list[str] = []
+    in_code = False
+    for line in text.splitlines():
+        in_code ^= bool(FENCE.match(line))
+        if not in_code and re.match("#+ ", line) and lines:
+            yield _section(topic, lines)
+            lines = []
+        lines.append(line)
+    yield _section(topic, lines)
+
+
+def _section(topic: str, lines: list[str]) -> Section:
+    marks, _, heading = lines[0].partition(" ")
+    return Section(topic, len(marks), LINK.sub(r"\2", heading).replace("`", ""), "\n".join(lines).strip() + "\n")
+
+
+def with_subsections(section: Section) -> str:
+    """The Markdown of a section with those below it; of a title: the whole topic."""
+    every = sections(section.topic)
+    parts = [section.text]
+    for other in every[every.index(section) + 1 :]:
+        if other.level <= section.level:
+            break
+        parts.append(other.text)
+    return "\n".join(parts)
+
+
+def find(words: str) -> list[Section]:
+    """The sections that match: a topic's name, else an anchor, else headings, else texts that have all the words.
+
+    `training early stopping` searches in one topic. Case and hyphens do not matter.
+    """
+    name = anchor_of(" ".join(words.split()))
+    if name in TOPICS:
+        return [sections(name)[0]]
+    first = next((topic for topic in TOPICS if name.startswith(topic + "-")), None)
+    topics, wanted = ([first], name.removeprefix(f"{first}-")) if first else (list(TOPICS), name)
+    every = [section for topic in topics for section in sections(topic)]
+    parts = [part for part in wanted.split("-") if part]
+    exact = [section for section in every if section.anchor == wanted]
+    headed = [section for section in every if all(part in section.anchor for part in parts)]
+    return exact or headed or [section for section in every if all(part in section.text.lower() for part in parts)]
+
+
+def place_of(link: str, topic: str) -> tuple[str, str] | None:
+    """(topic, anchor or "") that a link of a topic leads to; None outside the guide."""
+    file, _, anchor = link.partition("#")
+    target = file.removesuffix(".md") if file else topic
+    return (target, anchor) if target in TOPICS else None
+
+
+def path_of(link: str) -> str:
+    """The file of the source tree that a link outside the guide leads to."""
+    return posixpath.normpath(posixpath.join("tformer/guide", link.partition("#")[0]))
+
+
+def with_commands(section: Section) -> str:
+    """The Markdown of a section with those below it, where links name the command that shows their target."""
+
+    def named(match: re.Match[str]) -> str:
+        is_picture, text, link = match.groups()
+        if is_picture or "://" in link:
+            return match[0]
+        place = place_of(link, section.topic)
+        return f"{text} (`{path_of(link) if place is None else ' '.join(['tformer guide', *filter(None, place)])}`)"
+
+    lines, in_code = [], False
+    for line in with_subsections(section).splitlines():
+        in_code ^= bool(FENCE.match(line))
+        lines.append(line if in_code else LINK.sub(named, line))
+    return "\n".join(lines)
