@@ -157,8 +157,8 @@ def inspect(options: InspectOptions) -> None:
     """Show a model's modules, parameters, operations, memory and cache; trace tensor shapes; draw it; verify files.
 
     Needs no tokenizer and no data. No weights are allocated (except with --verify), so a model of any size takes a
-    second. Training FLOPs count forward and backward; attention FLOPs assume full attention, as is usual. Tied
-    parameters count once.
+    second. Training FLOPs count forward and backward; full attention counts every key, also those that a causal mask
+    hides. Tied parameters count once.
     """
     options.check()
     if options.output is not None and str(options.output) != "-":

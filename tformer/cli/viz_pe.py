@@ -26,7 +26,7 @@ EPILOG = examples(
     "`tformer viz-pe`",
     "`tformer viz-pe --encoding rope --view angles -o rope.png`",
     "`tformer viz-pe --compare sinusoidal,rope,alibi --format terminal`",
-    "`tformer viz-pe --run runs/gpt-tiny-1 --view similarity -o learned.svg`",
+    "`tformer viz-pe --run runs/gpt-small-1 --view similarity -o learned.svg`",
 )
 
 

@@ -14,7 +14,10 @@ from functools import cache
 from importlib.resources import files
 
 TOPICS = {
+    "inside": "cost, shapes, tokens, positions, attention, curves, tensors in Python",
+    "commands": "what the help of each command cannot say; words",
     "security": "what is read, sent and kept; how to report a vulnerability",
+    "contributing": "set up, where to start, what a change needs, style",
 }
 """One-line summary of each topic, in the order of reading."""
 
