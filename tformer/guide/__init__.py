@@ -14,7 +14,7 @@ from functools import cache
 from importlib.resources import files
 
 TOPICS = {
-    "inside": "cost, shapes, tokens, positions, attention, curves, tensors in Python",
+    "inside": "cost, shapes, tokens, positions, attention, curves, taps",
     "commands": "what the help of each command cannot say; words",
     "security": "what is read, sent and kept; how to report a vulnerability",
     "contributing": "set up, where to start, what a change needs, style",
