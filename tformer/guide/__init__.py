@@ -14,6 +14,7 @@ from functools import cache
 from importlib.resources import files
 
 TOPICS = {
+    "data": "text, tables, pairs, images, large corpora; what is held out",
     "inside": "cost, shapes, tokens, positions, attention, curves, taps",
     "commands": "what the help of each command cannot say; words",
     "security": "what is read, sent and kept; how to report a vulnerability",
