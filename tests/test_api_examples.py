@@ -18,16 +18,22 @@ def examples(document: str) -> list[str]:
     return EXAMPLE.findall((ROOT / document).read_text())
 
 
-@pytest.mark.parametrize("document", ["README.md", "tformer/README.md", "tformer/guide/inside.md"])
+@pytest.mark.parametrize("document", ["README.md", "tformer/guide/using.md", "tformer/guide/inside.md"])
 def test_the_python_examples_of_a_document_run(
     document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """In a folder with the runs and the table that their commands have made."""
     monkeypatch.chdir(tmp_path)
-    if document != "tformer/README.md":  # its example loads the run of the first command
-        texts = ["The cat sat on the mat. Hello!"] * 50
+    texts = ["The cat sat on the mat. Hello!"] * 50
+    if document == "tformer/guide/using.md":
+        (tmp_path / "texts.csv").write_text('id,text\n7,"good, bad"\n8,fine\n')
+        labelled = [(text, "ab"[number % 2]) for number, text in enumerate(texts)]
+        tformer.train(labelled, arch="bert", preset="classify", out="runs/bert-classify-1", max_steps=1, quiet=True)
+    else:
         tformer.train(texts, arch="gpt", preset="char-cpu", out="runs/gpt-tiny-1", max_steps=1, quiet=True, set=TINY)
     found = examples(document)
     assert found
     for example in found:
         exec(compile(example, document, "exec"), {})
     assert "Run(" in capsys.readouterr().out
+

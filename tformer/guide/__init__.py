@@ -15,7 +15,10 @@ from importlib.resources import files
 
 TOPICS = {
     "data": "text, tables, pairs, images, large corpora; what is held out",
+    "training": "early stopping, resume, fine-tuning, distillation, devices",
+    "using": "generate, translate, classify, files, Python, serving",
     "inside": "cost, shapes, tokens, positions, attention, curves, taps",
+    "troubleshooting": "a message or symptom, and what to do",
     "commands": "what the help of each command cannot say; words",
     "security": "what is read, sent and kept; how to report a vulnerability",
     "contributing": "set up, where to start, what a change needs, style",
