@@ -36,4 +36,3 @@ def test_the_python_examples_of_a_document_run(
     for example in found:
         exec(compile(example, document, "exec"), {})
     assert "Run(" in capsys.readouterr().out
-
