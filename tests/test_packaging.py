@@ -27,7 +27,7 @@ def names(requirements: list[str]) -> set[str]:
 def test_dependencies_are_those_agreed_and_bounded() -> None:
     assert names(PROJECT["dependencies"]) == {
         "torch", "numpy", "typer", "rich", "tokenizers", "safetensors", "pyyaml", "pydantic", "matplotlib",
-        "sacrebleu", "pillow", "sentencepiece",
+        "sacrebleu", "pillow", "sentencepiece", "markdown-it-py",
     }  # fmt: skip
     assert "torch>=2.11,<2.14" in PROJECT["dependencies"]
     for requirement in PROJECT["dependencies"]:
@@ -61,6 +61,8 @@ def test_the_wheel_holds_presets_assets_of_pages_and_sources_of_kernels(tmp_path
         assert f"tformer/viz/assets/{asset.name}" in inside
     for source in (ROOT / "tformer" / "kernels").glob("*.[ch]"):
         assert f"tformer/kernels/{source.name}" in inside
+    for page in (ROOT / "tformer" / "guide").rglob("*.*"):
+        assert page.suffix == ".pyc" or page.relative_to(ROOT).as_posix() in inside
     assert "tformer/py.typed" in inside
     # An installed copy, far from any checkout, finds them.
     installed = tmp_path / "installed"

@@ -5,15 +5,16 @@ from __future__ import annotations
 import difflib
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from tformer.cli.command import examples, takes_options
-from tformer.cli.report import aligned, emit, emit_json, emit_lines, show_notes, spinner
+from tformer.cli.report import aligned, emit, emit_json, emit_lines, report_result, show_notes, spinner
 from tformer.guide import TOPICS, Section, find, sections, with_commands, with_subsections
 from tformer.support.errors import InputError
-from tformer.support.options import Json, argument
+from tformer.support.options import Json, argument, option
 
-EPILOG = examples("`tformer guide`", "`tformer guide early stopping`", "`tformer guide security > security.md`")
+EPILOG = examples("`tformer guide`", "`tformer guide early stopping`", "`tformer guide --html guide`")
 
 MAX_COLUMNS = 100
 """Of text on a wide terminal."""
@@ -24,6 +25,9 @@ class GuideOptions:
     words: Annotated[
         tuple[str, ...], argument("[TOPIC]", help="A topic, or words to look for in headings and texts.")
     ] = ()
+    html: Annotated[
+        Path | None, option("--html", metavar="DIR", help="Write the whole guide as pages, with search, for a browser.")
+    ] = None
     as_json: Json = False
 
 
@@ -32,9 +36,19 @@ def guide(options: GuideOptions) -> None:
     """Show the user guide, by topic; without a topic, the list of them.
 
     Words that are no topic are looked for in the headings, then in the texts: a single match is shown, several are
-    listed with the command that shows each. On a terminal the text is laid out; a pipe gets its Markdown.
+    listed with the command that shows each. On a terminal the text is laid out; a pipe gets its Markdown. The pages of
+    --html need no network.
     """
     words = " ".join(options.words)
+    if options.html is not None:
+        if words:
+            raise InputError(f"--html writes every topic: leave out '{words}'")
+        from tformer.viz.guide import write_site
+
+        pages = write_site(options.html)
+        document = {"path": str(options.html), "pages": pages} if options.as_json else None
+        report_result([f"{len(pages)} pages: open {pages[0]} in a browser"], options.html, document)
+        return
     if not words:
         _list_topics(as_json=options.as_json)
         return
@@ -58,7 +72,9 @@ def _list_topics(*, as_json: bool) -> None:
         emit_json(TOPICS)
         return
     emit_lines(aligned(list(TOPICS.items())))
-    show_notes(["tformer guide TOPIC shows one, tformer guide WORDS finds a section"], dim=True)
+    show_notes(
+        ["tformer guide TOPIC shows one, tformer guide WORDS finds a section, --html DIR writes pages"], dim=True
+    )
 
 
 def _show(section: Section) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -87,7 +87,7 @@ def split_sections(topic: str, text: str) -> Iterator[Section]:
 
 def _section(topic: str, lines: list[str]) -> Section:
     marks, _, heading = lines[0].partition(" ")
-    return Section(topic, len(marks), LINK.sub(r"\2", heading).replace("`", ""), "\n".join(lines).strip() + "\n")
+    return Section(topic, len(marks), heading.replace("`", ""), "\n".join(lines).strip() + "\n")
 
 
 def with_subsections(section: Section) -> str:
@@ -125,23 +125,31 @@ def place_of(link: str, topic: str) -> tuple[str, str] | None:
     return (target, anchor) if target in TOPICS else None
 
 
-def path_of(link: str) -> str:
-    """The file of the source tree that a link outside the guide leads to."""
-    return posixpath.normpath(posixpath.join("tformer/guide", link.partition("#")[0]))
+def rewrite_links(text: str, topic: str, rewrite: Callable[[str, str, str], str]) -> str:
+    """The Markdown of a topic with every link into the guide replaced by `rewrite(text, topic, anchor)`.
+
+    A link to another file becomes its text and the path in the source tree; code, pictures and web addresses stay.
+    """
+
+    def replaced(match: re.Match[str]) -> str:
+        is_picture, shown, link = match.groups()
+        if is_picture or "://" in link:
+            return match[0]
+        place = place_of(link, topic)
+        path = posixpath.normpath(posixpath.join("tformer/guide", link.partition("#")[0]))
+        return rewrite(shown, *place) if place else f"{shown} (`{path}`)"
+
+    lines, in_code = [], False
+    for line in text.splitlines():
+        in_code ^= bool(FENCE.match(line))
+        lines.append(line if in_code else LINK.sub(replaced, line))
+    return "\n".join(lines)
 
 
 def with_commands(section: Section) -> str:
     """The Markdown of a section with those below it, where links name the command that shows their target."""
 
-    def named(match: re.Match[str]) -> str:
-        is_picture, text, link = match.groups()
-        if is_picture or "://" in link:
-            return match[0]
-        place = place_of(link, section.topic)
-        return f"{text} (`{path_of(link) if place is None else ' '.join(['tformer guide', *filter(None, place)])}`)"
+    def named(shown: str, topic: str, anchor: str) -> str:
+        return f"{shown} (`{' '.join(filter(None, ('tformer guide', topic, anchor)))}`)"
 
-    lines, in_code = [], False
-    for line in with_subsections(section).splitlines():
-        in_code ^= bool(FENCE.match(line))
-        lines.append(line if in_code else LINK.sub(named, line))
-    return "\n".join(lines)
+    return rewrite_links(with_subsections(section), section.topic, named)

@@ -5,6 +5,7 @@ figure                the matplotlib back end: plots, and panels of curves
 terminal              plots as terminal text
 page, assets/         HTML pages: style, state in the URL, heat maps, lines, tables; no network; tensor shapes
                       (`inspect --shapes`)
+guide                 the user guide as pages (`guide --html`)
 output                output format and file
 pe/                   positional encodings (`viz-pe`)
 attention/            attention weights (`viz-attention`)
