@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tformer.cli.app import COMMANDS
+
 ROOT = Path(__file__).parents[1]
 HIDDEN = {".venv", "venv", "build", "dist", "runs", "node_modules"}
 DOCUMENTS = sorted(
@@ -99,6 +101,13 @@ def test_every_link_leads_somewhere(path: Path) -> None:
 def test_the_commands_of_a_document_are_found() -> None:
     assert len(commands((ROOT / "README.md").read_text())) > 15
     assert "tformer generate" in commands("`tformer generate`") and not commands("`tformer generate RUN`")
+
+
+def test_every_command_has_a_row_in_the_readme_and_a_section_in_the_guide() -> None:
+    front = (ROOT / "README.md").read_text()
+    sections = anchors((ROOT / "tformer" / "guide" / "commands.md").read_text())
+    for name in COMMANDS:
+        assert re.search(rf"^\|.*`{name}`.*\|.*\|$", front, re.M) and name in sections, name
 
 
 def test_every_preset_is_described() -> None:
