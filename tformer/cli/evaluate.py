@@ -41,7 +41,7 @@ def evaluate(options: EvaluationOptions) -> None:
     with StopFlag() as flag:
 
         def measure(worker: Worker) -> None:
-            from tformer.tasks.evaluate import evaluate_model
+            from tformer.tasks.evaluate import evaluate_model, report_lines
             from tformer.workers.work import Work
 
             note = partial(console.print, markup=False)
@@ -52,7 +52,7 @@ def evaluate(options: EvaluationOptions) -> None:
             if options.as_json:
                 emit_json(report)
                 return
-            for line in task.lines(report):
+            for line in report_lines(task, report):
                 emit(line)
 
         job = Job(measure, ["evaluate", *flag_words(options)])

@@ -50,6 +50,10 @@ Validate = Callable[[Any, Objective, Work], dict[str, Any]]
 """(model, objective, work) -> metrics of a validation, `loss` among them; without meaning once work.should_stop()."""
 
 
+Baselines = dict[str, dict[str, Any]]
+"""What guesses that cost nothing score, see `tformer.tasks.baselines`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingStart:
     """What a training starts from: its recipe, a checkpoint and a teacher.
@@ -91,6 +95,8 @@ class TrainingData:
         sample: writes sample output of the model; None: no samples.
         tokens_per_sample: largest number of positions that the model computes for one sample.
         files: token files that the samples are read from, to be checked while the model is trained.
+        baselines: measures, by the training's objective, what a guess without a model scores on the held-out part.
+        first_try: a command that shows what the trained model does, and its options after the run.
     """
 
     recipe: Recipe
@@ -105,6 +111,8 @@ class TrainingData:
     sample: WriteSample | None = None
     tokens_per_sample: int = 1
     files: tuple[ArrayFile, ...] = ()
+    baselines: Callable[[Objective], Baselines] = lambda _: {}
+    first_try: tuple[str, ...] = ("inspect",)
 
 
 @dataclass(frozen=True)

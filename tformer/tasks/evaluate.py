@@ -17,6 +17,7 @@ from tformer.support.errors import InputError
 from tformer.support.files import refuse_to_replace
 from tformer.tasks import TASKS, task_of
 from tformer.tasks.base import ChosenData, EvenlySpread, HeldOut, Task, choose_data
+from tformer.tasks.baselines import baseline_lines
 from tformer.workers.work import Work
 
 HEADS = {objective.head.kind for objective in OBJECTIVES.values()}
@@ -56,6 +57,13 @@ def evaluate_loaded(loaded: Loaded, options: EvaluationOptions, work: Work) -> t
     refuse_to_replace(options.mistakes, read, option="--mistakes")
     report = task.evaluate(loaded, data, options, work)
     return task, {"run": str(loaded.path), "step": loaded.step, **report}
+
+
+def report_lines(task: Task, report: dict[str, Any]) -> list[str]:
+    """The report as lines of text; those of the baselines stand after the metrics, before any table."""
+    lines = list(task.lines({name: value for name, value in report.items() if name != "baseline"}))
+    end = lines.index("") if "" in lines else len(lines)
+    return [*lines[:end], *baseline_lines(report), *lines[end:]]
 
 
 def held_out_data(loaded: Loaded, options: DataOptions, work: Work, *, max_examples: int | None) -> HeldOut:

@@ -9,6 +9,7 @@ import numpy as np
 
 from tformer.data.sources.image_files import read_image
 from tformer.data.sources.images import ImageExample, ImageSet, channel_statistics, open_images, survey_images
+from tformer.evaluation.reports import label_kind_of
 from tformer.loading import Loaded
 from tformer.objectives import build_objective
 from tformer.objectives.base import ImageContext, ObjectiveContext
@@ -17,6 +18,7 @@ from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import SourceSpec
 from tformer.support.errors import InputError
 from tformer.tasks.base import ChosenData, GivenExample, Tokenizers, TrainingData, TrainingStart
+from tformer.tasks.baselines import constant_baselines
 from tformer.tasks.labelled import Labelled, LabelledHeldOut, chosen_part, split_labelled
 from tformer.tokenizer.special import SpecialIds
 from tformer.workers.work import Work
@@ -60,6 +62,7 @@ class Images(Labelled):
         work.note(
             f"data: {len(train):,} training images, {len(valid):,} validation images, {len(train.label_names)} classes"
         )
+        kind, labels = label_kind_of(recipe), train.labels
         held_out = LabelledHeldOut(valid.name, valid, build_objective(recipe.objectives, context), recipe)
         return TrainingData(
             recipe=recipe,
@@ -69,6 +72,8 @@ class Images(Labelled):
             context=context,
             fingerprint=hashlib.sha256(f"{train.fingerprint} {valid.fingerprint}".encode()).hexdigest(),
             tokens_per_sample=train.seq_len,
+            baselines=lambda _: constant_baselines(kind, train.label_names, labels, valid.labels),
+            first_try=("evaluate", "--mistakes", "mistakes.tsv"),
         )
 
     def survey(self, recipe: Recipe) -> Survey | None:

@@ -43,6 +43,7 @@ from tformer.tasks.base import (
     TrainingStart,
     require_finite_loss,
 )
+from tformer.tasks.baselines import baselines_of_checkpoint, constant_baselines, constant_of
 from tformer.tasks.text import TEXT_OPTIONS
 from tformer.tasks.tokenizers import Texts, obtain_tokenizer, text_context
 from tformer.tokenizer import Tokenizer
@@ -151,6 +152,8 @@ class Labelled(Task):
             + "".join(source.samples() for source in (*sources, *valid_sources)),
             label_mean=float(np.mean(rows.labels)) if index is None else None,
             tokens_per_sample=recipe.seq_len,
+            baselines=lambda _: constant_baselines(label_kind_of(recipe), labels, rows.labels, valid.labels),
+            first_try=("evaluate", "--mistakes", "mistakes.tsv"),
         )
 
     def survey(self, recipe: Recipe) -> Survey | None:
@@ -212,6 +215,8 @@ class Labelled(Task):
         seconds = time.perf_counter() - began
         report = REPORTS[classifier.kind](samples.labels, scores_NL, classifier.labels)
         require_finite_loss(report["loss"])
+        scores = baselines_of_checkpoint(loaded.path).get("constant", {}).get("scores")
+        report["baseline"] = constant_of(classifier.kind, classifier.labels, scores, samples.labels)
         if options.mistakes is not None and work.worker.leads:
             written = write_mistakes(options.mistakes, classifier, samples, scores_NL)
             work.note(f"{options.mistakes}: {written:,} examples")

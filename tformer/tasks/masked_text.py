@@ -27,7 +27,8 @@ from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext, require_special_tokens
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
-from tformer.tasks.base import ChosenData, HeldOut, Validate, require_finite_loss
+from tformer.tasks.base import Baselines, ChosenData, HeldOut, Validate, require_finite_loss
+from tformer.tasks.baselines import baselines_on_own_data, label_baselines
 from tformer.tasks.text import TEXT_OPTIONS, CorpusTask, validation_batch
 from tformer.tasks.tokenizers import decoder_context, text_context
 from tformer.tokenizer import Tokenizer
@@ -84,6 +85,25 @@ class MaskedText(CorpusTask):
 
         return validate
 
+    def baselines(
+        self,
+        recipe: Recipe,
+        train: Sequence[TokenCorpus],
+        held_out: Sequence[TokenCorpus],
+        tokenizer: Tokenizer,
+        objective: Objective,
+    ) -> Baselines:
+        train_windows, windows = (
+            Joined(corrupted_windows(recipe, corpora, tokenizer, room=objective.room, moves=False))
+            for corpora in (train, held_out)
+        )
+        return label_baselines(objective, train_windows, windows, num_ids=tokenizer.vocab_size)
+
+    def first_try(self, recipe: Recipe) -> tuple[str, ...]:
+        if any(head.kind == "masked_lm" for head in recipe.model.heads):
+            return ("generate", "--prompt", "The [MASK] of the")
+        return ("viz-attention", "--text", "The cat sat on the mat.", "-o", "attention.html")
+
     def held_out(self, loaded: Loaded, data: ChosenData, work: Work) -> HeldOut:
         objective = self.loaded_objective(loaded)
         corpora, name = self.read(loaded, data, work)
@@ -102,7 +122,7 @@ class MaskedText(CorpusTask):
         report = {"data": held_out.name, **metrics}
         if options.pseudo_perplexity:
             report |= self._pseudo_perplexity(loaded, held_out.samples, options, work)
-        return report
+        return report | {"baseline": baselines_on_own_data(loaded, data)}
 
     def _pseudo_perplexity(
         self, loaded: Loaded, samples: Samples, options: EvaluationOptions, work: Work

@@ -47,10 +47,11 @@ from tformer.recipe.data_defaults import (
     words_of,
 )
 from tformer.recipe.recipe import Recipe
-from tformer.recipe.sections import Columns, Data
+from tformer.recipe.sections import Columns, Data, SourceSpec
 from tformer.support.device import resolve_device
 from tformer.support.errors import InputError
 from tformer.tasks.base import (
+    Baselines,
     ChosenData,
     GivenExample,
     HeldOut,
@@ -61,6 +62,7 @@ from tformer.tasks.base import (
     hold_out,
     require_finite_loss,
 )
+from tformer.tasks.baselines import baselines_on_own_data, copy_baselines, label_baselines
 from tformer.tasks.continuations import PAIR_OPTIONS, score_lines, score_report
 from tformer.tasks.sequence_teacher import translate_sources, weights_digest
 from tformer.tasks.tokenizers import LEFT_OUT, Texts, decoder_context, obtain_tokenizers
@@ -70,6 +72,7 @@ from tformer.workers.work import ShouldStop, Work
 BATCH_TOKENS = 4096  # of the longer side, for the loss
 BATCH_SENTENCES = 32  # decoded at a time
 SAMPLE_PAIRS = 2  # shown after each validation
+SHOWN_PAIRS = 20  # of which the shortest source is the example of a first command
 SIGNED = ("bleu", "chrf")
 
 
@@ -129,6 +132,7 @@ class Pairs(Task):
         if own_target is not None:
             work.note(f"target tokenizer: {own_target.kind}, {own_target.vocab_size:,} ids")
         fingerprints = " ".join(part.fingerprint for part in (*parts, held_out))
+        example = min((held_out.texts(number)[0] for number in range(min(SHOWN_PAIRS, len(held_out)))), key=len)
         return TrainingData(
             recipe=recipe,
             tokenizer=tokenizer,
@@ -140,6 +144,11 @@ class Pairs(Task):
             + "".join(source.samples() for source in (*sources, *valid_sources)),
             sample=lambda *arguments: validation.sample(held_out, *arguments),
             tokens_per_sample=max(recipe.seq_len, recipe.target_seq_len),
+            baselines=lambda objective: (
+                label_baselines(objective, samples, held_out, num_ids=tokenizers[1].vocab_size)
+                | validation.baselines(held_out)
+            ),
+            first_try=("generate", "--prompt", example),
         )
 
     def survey(self, recipe: Recipe) -> Survey | None:
@@ -236,9 +245,13 @@ class Pairs(Task):
             )
         work.raise_if_stopped("before every pair was read")
         require_finite_loss(metrics["loss"])
+        baselines = baselines_on_own_data(loaded, data)
+        baselines.pop("copy", None)  # that of training is of as many pairs as a validation decodes
         if translator is not None:
             metrics |= _decoded(loaded, translator, pairs, options, work)
-        return {"data": name, **metrics}
+            measure: dict[str, Any] = {"tokenize": options.bleu_tokenize or "13a", "lowercase": options.lowercase}
+            baselines |= copy_baselines(*bare_texts(pairs, data.specs), **measure)
+        return {"data": name, **metrics, "baseline": baselines}
 
     def lines(self, report: dict[str, Any]) -> Iterator[str]:
         """One metric per line, BLEU and chrF with their signatures; with `score` one log-probability per line."""
@@ -297,14 +310,23 @@ class PairValidation:
                 work=part,
             )
         if self.beam is not None and not work.should_stop():
-            count = min(len(held_out), self.recipe.training.valid_sentences or len(held_out))
-            numbers = np.arange(count)  # the first pairs, or with several tasks a share of each
-            decoded = held_out.subset(numbers * len(held_out) // count if held_out.named_tasks else numbers)
+            decoded = self.decoded(held_out)
             translator = make_translator(self.recipe, [model], self.tokenizers, settings=self.beam)
-            with work.part("decoding the validation data", total=count, unit="pairs") as part:
+            with work.part("decoding the validation data", total=len(decoded), unit="pairs") as part:
                 outputs = translate_pairs(translator, decoded, work=part)
             metrics |= output_metrics(outputs, decoded)
         return metrics
+
+    def decoded(self, held_out: PairTokens) -> PairTokens:
+        """The pairs that a validation decodes: the first ones, or with several tasks a share of each."""
+        count = min(len(held_out), self.recipe.training.valid_sentences or len(held_out))
+        numbers = np.arange(count)
+        return held_out.subset(numbers * len(held_out) // count if held_out.named_tasks else numbers)
+
+    def baselines(self, held_out: PairTokens) -> Baselines:
+        """The scores of the sources as outputs; {} where a validation does not decode."""
+        data = self.recipe.data
+        return copy_baselines(*bare_texts(self.decoded(held_out), data.valid or data.train)) if self.beam else {}
 
     def sample(self, held_out: PairTokens, model: Transformer, should_stop: ShouldStop) -> str | None:
         """The first held-out sources and the model's outputs. None: interrupted."""
@@ -314,6 +336,17 @@ class PairValidation:
         if should_stop():
             return None
         return "\n".join(f"{source} -> {best[0].text}" for source, best in zip(sources, outputs, strict=True))
+
+
+def bare_texts(pairs: PairTokens, specs: Sequence[SourceSpec]) -> tuple[list[str], list[str]]:
+    """(sources without the prefix of their task, targets), as far as they are compared."""
+    prefixes = sorted({spec.prefix for spec in specs if spec.prefix}, key=len, reverse=True)
+    texts = [[text[:COMPARED_CHARACTERS] for text in pairs.texts(index)] for index in range(len(pairs))]
+    bare = (
+        next((source[len(each) :] for each in prefixes if source.startswith(each)), source)
+        for source, _ in texts
+    )
+    return list(bare), [target for _, target in texts]
 
 
 def _with_shared_prefix(recipe: Recipe) -> Recipe:

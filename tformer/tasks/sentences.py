@@ -14,6 +14,7 @@ from tformer.objectives.base import ObjectiveContext
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
 from tformer.tasks.base import ChosenData, GivenExample, HeldOut, Tokenizers, TrainingData, TrainingStart
+from tformer.tasks.baselines import label_baselines
 from tformer.tasks.labelled import labelled_sample
 from tformer.tasks.masked_text import MaskedText
 from tformer.tasks.text import NO_DATA, open_text, tokenizer_documents
@@ -56,6 +57,8 @@ class Sentences(MaskedText):
             context=context,
             fingerprint=f"{train.fingerprint}-{valid.fingerprint}",
             tokens_per_sample=recipe.seq_len,
+            baselines=lambda objective: label_baselines(objective, pairs, valid_pairs, num_ids=tokenizer.vocab_size),
+            first_try=self.first_try(recipe),
         )
 
     def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:

@@ -33,6 +33,7 @@ from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Data, SourceSpec
 from tformer.support.errors import InputError
 from tformer.tasks.base import (
+    Baselines,
     ChosenData,
     GivenExample,
     HeldOut,
@@ -45,6 +46,7 @@ from tformer.tasks.base import (
     hold_out,
     require_finite_loss,
 )
+from tformer.tasks.baselines import baselines_on_own_data, text_baselines
 from tformer.tasks.tokenizers import LEFT_OUT, Texts, obtain_tokenizer, text_context
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import ShouldStop, Work
@@ -110,6 +112,21 @@ class CorpusTask(Task):
         """Sample output during training; "": this kind of model writes none. None: interrupted."""
         return ""
 
+    @abstractmethod
+    def baselines(
+        self,
+        recipe: Recipe,
+        train: Sequence[TokenCorpus],
+        held_out: Sequence[TokenCorpus],
+        tokenizer: Tokenizer,
+        objective: Objective,
+    ) -> Baselines:
+        """What a guess scores on the validation corpora that knows only how often tokens occur in the others."""
+
+    @abstractmethod
+    def first_try(self, recipe: Recipe) -> tuple[str, ...]:
+        """As of `TrainingData`."""
+
     def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
         """Tokenize the texts and cut them. Errors: too little text, a tokenizer without the tokens that are needed."""
         recipe = start.recipe
@@ -154,6 +171,8 @@ class CorpusTask(Task):
             sample=partial(self.sample, recipe, tokenizer),
             tokens_per_sample=recipe.seq_len,
             files=tuple(dict.fromkeys(file for corpus in [*train, *valid] for file in corpus.files)),
+            baselines=partial(self.baselines, recipe, train, valid, tokenizer),
+            first_try=self.first_try(recipe),
         )
 
     def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
@@ -243,6 +262,19 @@ class Text(CorpusTask):
         )
         return None if completion.finish_reason == "interrupted" else completion.text or ""
 
+    def baselines(
+        self,
+        recipe: Recipe,
+        train: Sequence[TokenCorpus],
+        held_out: Sequence[TokenCorpus],
+        tokenizer: Tokenizer,
+        objective: Objective,
+    ) -> Baselines:
+        return text_baselines(train, held_out, num_ids=tokenizer.vocab_size)
+
+    def first_try(self, recipe: Recipe) -> tuple[str, ...]:
+        return ("generate", "--prompt", "The ")
+
     def held_out(self, loaded: Loaded, data: ChosenData, work: Work) -> HeldOut:
         corpora, name = self.read(loaded, data, work)
         recipe = loaded.recipe
@@ -274,7 +306,8 @@ class Text(CorpusTask):
             parts.append(metrics)
         metrics = combine_validation(parts)
         require_finite_loss(metrics["loss"])
-        return {"data": name, **metrics, "seq_len": recipe.seq_len, "stride": stride or recipe.seq_len}
+        report = {"data": name, **metrics, "seq_len": recipe.seq_len, "stride": stride or recipe.seq_len}
+        return report | {"baseline": baselines_on_own_data(loaded, data)}
 
     def lines(self, report: dict[str, Any]) -> Iterator[str]:
         """One metric per line; a perplexity too large for a float is inf."""

@@ -30,6 +30,7 @@ from tformer.support.processes import ScratchFolder
 from tformer.training import assemble
 from tformer.training.display import Console, TrainingDisplay
 from tformer.training.embeddings import write_embeddings
+from tformer.training.first_look import first_look
 from tformer.training.loggers import LoggedRun, Loggers, Status, logger_names
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.options import TrainOptions
@@ -344,7 +345,7 @@ class Session:
         return f"continue with: tformer train --resume --out {self.run.path}"
 
     def _conclude(self, state: TrainerState, first_step: int, last_step: int) -> dict[str, Any]:
-        training = self.prepared.recipe.training
+        prepared, training = self.prepared, self.prepared.recipe.training
         if self.parallel.agree(self.should_stop()):
             saved = f"saved at step {state.step}" if state.step else "before the first step; nothing was lost"
             raise Interrupted(
@@ -363,6 +364,8 @@ class Session:
         if not self.worker.leads:
             return {}
         latest, best, device = self.run.latest(), self.run.best(), self.prepared.device
+        say = partial(self.console.print, markup=False)
+        baselines = first_look(prepared.recipe, prepared.data, self.run, state, self.objective, say=say)
         return {
             "run": str(self.run.path),
             "step": state.step,
@@ -373,6 +376,7 @@ class Session:
             "checkpoint": None if latest is None else str(latest),
             "best_checkpoint": None if best is None else str(best),
             "valid": self.last_values,
+            "baseline": baselines,
             "sample": self.last_sample,
             "saving_seconds": round(self.checkpoints.seconds, 3),
             "seconds": round(time.monotonic() - self.began, 2),

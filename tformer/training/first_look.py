@@ -1,0 +1,88 @@
+"""The last lines of a training: where the result is, how good it is beside a guess, and what to try next."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tformer.checkpoint.run import RunDirectory
+from tformer.metrics import lower_is_better
+from tformer.objectives.base import Objective
+from tformer.recipe.recipe import Recipe
+from tformer.support.errors import TformerError, visible
+from tformer.tasks.base import Baselines, TrainingData
+from tformer.tasks.baselines import stored_baselines, write_baselines
+from tformer.training.display import SHOWN_METRICS
+from tformer.training.state import TrainerState
+
+FORMATS = SHOWN_METRICS | {"mae": "mean absolute error {:.4f}", "mcc": "Matthews correlation {:.4f}"}
+COMPARED = ("bleu", "perplexity", "accuracy", "mae")
+"""Metrics that are compared with baselines, the first one that both have, after the run's `best_metric`."""
+
+
+def first_look(
+    recipe: Recipe,
+    data: TrainingData,
+    run: RunDirectory,
+    state: TrainerState,
+    objective: Objective,
+    *,
+    say: Callable[[str], None],
+) -> Baselines:
+    """Say the three lines, and return the baselines, which are stored with the run; {} without a checkpoint."""
+    best = run.best()
+    if best is None:
+        return {}
+    baselines = stored_baselines(run.path) or _measured(data, run, objective)
+    step = int(best.name.rpartition("-")[2])
+    of_all = f"best checkpoint: step {step} of {state.step}" if step != state.step else f"checkpoint: step {step}"
+    say(f"result    {run.path} ({of_all})")
+    records = (each for each in run.metrics() if (each.get("split"), each.get("step")) == ("valid", step))
+    values = next(records, {})
+    quality, is_worse = compare(values, baselines, best_metric=recipe.training.best_metric)
+    if quality:
+        say(f"quality   {visible(quality)}")
+    again = ["train", "--resume", "--out", str(run.path)]
+    command, *options = data.first_try
+    words = [command, str(run.path), *options]
+    if state.step < recipe.training.max_steps and not state.finished:
+        words = again
+    elif is_worse:
+        words = [*again, "--max-steps", str(2 * recipe.training.max_steps)]
+    say(f"next      {visible(shlex.join(['tformer', *words]))}")
+    return baselines
+
+
+def _measured(data: TrainingData, run: RunDirectory, objective: Objective) -> Baselines:
+    """The baselines, measured and stored. A training that has ended does not fail for them: {} then."""
+    try:
+        baselines = data.baselines(objective)
+        write_baselines(run.path, baselines)
+    except TformerError:  # data that is no longer there, or a full disk
+        return {}
+    return baselines
+
+
+def compare(values: Mapping[str, Any], baselines: Baselines, *, best_metric: str) -> tuple[str, bool]:
+    """(the quality of a model in words, whether a baseline is at least as good); "" without a validation.
+
+    values: of the validation. best_metric: of the run.
+    """
+    order = [name for name in (best_metric, *COMPARED) if name != "loss"] + ["loss"]
+    known = [name for name in order if values.get(name) is not None]
+    if not known:
+        return "", False
+    rivals = {name: [each for each in baselines.values() if isinstance(each.get(name), float)] for name in known}
+    metric = next((name for name in known if rivals[name]), known[0])
+    form = FORMATS.get(metric, metric + " {:.4f}")
+    number = form[form.index("{") : form.index("}") + 1]
+    shown, score = form.format(values[metric]), lower_is_better(metric, values[metric])
+    guesses = [(lower_is_better(metric, each[metric]), each["guess"], each[metric]) for each in rivals[metric]]
+    best, guess, value = min(guesses, default=(math.inf, "", 0.0))
+    if best <= score:
+        word = "no better" if best == score else "worse"
+        return f"{shown}; {word} than {guess} ({number.format(value)})", True
+    others = ", ".join(f"{guess} {number.format(value)}" for _, guess, value in guesses)
+    return (f"{shown}; {others}" if others else shown), False
