@@ -146,7 +146,7 @@ def test_a_refused_file_of_mistakes_is_named_before_the_evaluation(cli: Cli, enc
 def test_a_regressions_report(cli: Cli, encoder_run: Runs) -> None:
     shown = cli("evaluate", encoder_run("score"))
     names = [line.split()[0] for line in shown.out.splitlines()]
-    assert names == ["pearson", "spearman", "mae", "loss", "examples"]
+    assert names == ["pearson", "spearman", "mae", "loss", "examples", "baseline"]
     assert "[" in shown.out
 
 

@@ -342,10 +342,7 @@ def bare_texts(pairs: PairTokens, specs: Sequence[SourceSpec]) -> tuple[list[str
     """(sources without the prefix of their task, targets), as far as they are compared."""
     prefixes = sorted({spec.prefix for spec in specs if spec.prefix}, key=len, reverse=True)
     texts = [[text[:COMPARED_CHARACTERS] for text in pairs.texts(index)] for index in range(len(pairs))]
-    bare = (
-        next((source[len(each) :] for each in prefixes if source.startswith(each)), source)
-        for source, _ in texts
-    )
+    bare = (next((source[len(each) :] for each in prefixes if source.startswith(each)), source) for source, _ in texts)
     return list(bare), [target for _, target in texts]
 
 

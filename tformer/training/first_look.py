@@ -49,7 +49,7 @@ def first_look(
     words = [command, str(run.path), *options]
     if state.step < recipe.training.max_steps and not state.finished:
         words = again
-    elif is_worse:
+    elif is_worse and step == state.step:  # it was still improving
         words = [*again, "--max-steps", str(2 * recipe.training.max_steps)]
     say(f"next      {visible(shlex.join(['tformer', *words]))}")
     return baselines
