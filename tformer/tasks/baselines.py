@@ -139,7 +139,7 @@ def stored_baselines(run: Path) -> Baselines:
     with suppress(InputError, ValueError):  # a file that is not of this form
         if (run / FILE).is_file():
             found = _FORM.validate_python(read_object(run / FILE, max_bytes=MAX_FILE_BYTES))
-            return {kind: {"guess": kind, **baseline} for kind, baseline in found.items()}
+            return {kind: {**each, "guess": str(each.get("guess", kind))} for kind, each in found.items()}
     return {}
 
 
