@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +117,15 @@ def test_every_preset_is_described() -> None:
     for preset in (ROOT / "configs").rglob("*.yaml"):
         assert re.search(rf"\b{re.escape(preset.stem)}\b", described), preset.stem
         assert "@" not in preset.read_text().split("\n\n")[0], f"{preset} has an open figure"
+
+
+def test_the_student_of_the_distillation_example_is_smaller_than_its_teacher(cli: Callable[..., Any]) -> None:
+    parameters = []
+    for command in commands((ROOT / "tformer/guide/training.md").read_text()):
+        words = shlex.split(command)
+        if words[1] == "train" and "runs/teacher" in words:
+            chosen = [word for flag, value in pairwise(words) if flag in ("--arch", "--preset", "--set")
+                      for word in (flag, value)]  # fmt: skip
+            parameters.append(json.loads(cli("inspect", *chosen, "--json").out)["parameters"])
+    teacher, student = parameters
+    assert student < teacher

@@ -60,7 +60,7 @@ def test_concat_one_window_needs_its_label_too() -> None:
     assert len(LmWindows(corpus_of([9]), 8)) == 1
     with pytest.raises(InputError, match="8 tokens are fewer than the 9") as caught:
         LmWindows(corpus_of([8]), 8)
-    assert caught.value.hint is not None and "data.seq_len to at most 7" in caught.value.hint
+    assert caught.value.hint is not None and "--set data.seq_len=7 or less" in caught.value.hint
     assert len(LmWindows(corpus_of([8]), 7)) == 1
 
 

@@ -77,7 +77,7 @@ def test_memory_that_runs_out_ends_the_training_with_5_a_hint_and_an_intact_chec
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_step", out_of_memory)
         outcome = tiny("--out", "run")
-    assert outcome.code == 5 and "lower training.batch_size" in outcome.err and "Traceback" not in outcome.err
+    assert outcome.code == 5 and "lower --batch-size" in outcome.err and "Traceback" not in outcome.err
     assert cli("inspect", "run", "--verify").code == 0
     assert cli("train", "--resume", "--out", "run", "--batch-size", 2, "--grad-accum", 2).code == 0
     assert checkpoint(12).is_dir()

@@ -276,7 +276,7 @@ def as_tformer_error(error: Exception) -> TformerError | None:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or _is_failed_allocation(error):
         return OutOfMemoryError(
             f"out of memory: {str(error).splitlines()[0] if str(error) else 'allocation failed'}",
-            hint="lower training.batch_size (and raise training.grad_accum), or set training.activation_checkpointing",
+            hint="lower --batch-size (training: raise --grad-accum), or --set training.activation_checkpointing=true",
         )
     if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
         return OutOfMemoryError(

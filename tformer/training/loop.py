@@ -394,7 +394,7 @@ class Trainer:
         saved = "" if self._saved_step is None else f"; the checkpoint of step {self._saved_step} is intact"
         return NotFiniteError(
             f"the loss is not finite {when}",
-            hint=f"lower the learning rate (--lr) or raise schedule.warmup_steps{saved}",
+            hint=f"lower the learning rate (--lr), or warm up longer (--set schedule.warmup_steps=N){saved}",
         )
 
 

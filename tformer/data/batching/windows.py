@@ -70,7 +70,7 @@ class Windows(ABC):
             raise InputError(
                 f"{corpus.name}: {len(corpus)} tokens are fewer than the {needed} that one window of "
                 f"{seq_len} tokens and its label need",
-                hint=f"give more text, or set data.seq_len to at most {len(corpus) - 1}" if len(corpus) > 1 else None,
+                hint=f"give more text, or --set data.seq_len={len(corpus) - 1} or less" if len(corpus) > 1 else None,
             )
         if packing == "concat" and moves:
             self._room = min(self._room, len(corpus))
