@@ -128,15 +128,19 @@ def test_a_baseline_that_cannot_be_read_is_none(tiny: Cli, cli: Cli) -> None:
 
 
 @pytest.fixture
-def learn(cli: Cli, tmp_path: Path) -> Callable[..., tuple[Path, dict[str, str]]]:
-    """`learn(recipe, data, *flags)`: the folder and the last lines of a training of a few steps."""
+def learn(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Path, dict[str, str]]]:
+    """`learn(recipe, data, *flags)`: folder and last lines of a training of a few steps, whose next command works."""
+    monkeypatch.chdir(tmp_path)
 
     def run(recipe: str, *words: object) -> tuple[Path, dict[str, str]]:
         (tmp_path / "recipe.yaml").write_text(recipe)
         out = tmp_path / "run"
         trained = cli("train", "--config", tmp_path / "recipe.yaml", "--out", out, "--max-steps", 20, *words)
         assert trained.code == 0, trained.err
-        return out, last_lines(trained.err)
+        lines = last_lines(trained.err)
+        shown = cli(*shlex.split(lines["next"])[1:])
+        assert shown.code == 0, shown.err
+        return out, lines
 
     return run
 
@@ -173,6 +177,18 @@ def test_scores_beside_their_mean(learn: Callable[..., Any], cli: Cli, tmp_path:
     assert 1 < mean < 3
 
 
+def test_what_was_read_from_standard_input_is_not_to_be_evaluated_again(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = write_table(tmp_path / "data.tsv", ("label", "text"), list(sentences(60, 0)))
+    (tmp_path / "recipe.yaml").write_text(ENCODER)
+    with table.open() as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        trained = cli("train", "--config", tmp_path / "recipe.yaml", "--out", tmp_path / "run", "--data", "-")
+    assert trained.code == 0, trained.err
+    assert last_lines(trained.err)["next"] == f"tformer inspect {tmp_path / 'run'}"
+
+
 def test_images_beside_the_most_frequent_class(learn: Callable[..., Any], cli: Cli, tmp_path: Path) -> None:
     run, lines = learn(IMAGES, "--data", write_images(tmp_path / "images", 12))
     assert "always answering 'dark' 0.5" in lines["quality"]
@@ -206,6 +222,7 @@ def test_pairs_beside_copies_of_their_sources(
     same = report(cli, run, "--source", aligned[0], "--target", aligned[0])["baseline"]
     assert same.keys() == {"copy"} and same["copy"]["bleu"] == pytest.approx(100)
     assert report(cli, run, "--no-decode")["baseline"].keys() == {"unigram"}
+    assert cli(*shlex.split(last_lines(cli("train", "--resume", "--out", run).err)["next"])[1:]).code == 0
     again = cli("train", "--resume", "--out", run)
     assert "; copying the source " in last_lines(again.err)["quality"] or "than copying" in again.err
 

@@ -12,6 +12,7 @@ from tformer.metrics import lower_is_better
 from tformer.objectives.base import Objective
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import TformerError, visible
+from tformer.support.files import STANDARD_INPUT
 from tformer.tasks.base import Baselines, TrainingData
 from tformer.tasks.baselines import stored_baselines, write_baselines
 from tformer.training.display import SHOWN_METRICS
@@ -46,6 +47,8 @@ def first_look(
         say(f"quality   {visible(quality)}")
     again = ["train", "--resume", "--out", str(run.path)]
     command, *options = data.first_try
+    if command == "evaluate" and any(spec.path == STANDARD_INPUT for spec in recipe.data.valid or recipe.data.train):
+        command, options = "inspect", []  # that data cannot be read again
     words = [command, str(run.path), *options]
     if state.step < recipe.training.max_steps and not state.finished:
         words = again
