@@ -1,4 +1,4 @@
-"""Documents: every command of a document or a hint parses, every link leads somewhere, every preset is named."""
+"""Documents: every command of a document or a hint parses, every link leads somewhere, every preset and plan is named."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_every_command_has_a_row_in_the_readme_and_a_section_in_the_guide() -> N
 
 
 def test_every_preset_is_described() -> None:
-    described = (ROOT / "configs" / "README.md").read_text()
+    described = "".join((ROOT / "tformer" / "guide" / f"{topic}.md").read_text() for topic in ("recipe", "results"))
     for preset in (ROOT / "configs").rglob("*.yaml"):
         assert re.search(rf"\b{re.escape(preset.stem)}\b", described), preset.stem
         assert "@" not in preset.read_text().split("\n\n")[0], f"{preset} has an open figure"

@@ -18,8 +18,9 @@ TOPICS = {
     "training": "early stopping, resume, fine-tuning, distillation, devices",
     "using": "generate, translate, classify, files, Python, serving",
     "inside": "cost, shapes, tokens, positions, attention, curves, taps",
-    "troubleshooting": "a message or symptom, and what to do",
+    "recipe": "recipes, presets, variants, optimizers, schedules",
     "commands": "what the help of each command cannot say; words",
+    "troubleshooting": "a message or symptom, and what to do",
     "security": "what is read, sent and kept; how to report a vulnerability",
     "contributing": "set up, where to start, what a change needs, style",
 }
