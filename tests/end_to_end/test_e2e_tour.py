@@ -1,4 +1,4 @@
-"""The tour of configs/README.md: every command and Python block of each tutorial runs as it is written.
+"""The tutorials of the guide's first steps: every command and Python block of each tutorial runs as it is written.
 
 The data sets are small ones of the same names and forms, and trainings are cut to two steps of a narrow model.
 """
@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TOUR = (ROOT / "configs" / "README.md").read_text().split("\n## A tour\n")[1].split("\n## ")[0]
+GUIDE = ROOT / "tformer" / "guide"
+TOUR = (GUIDE / "first-steps.md").read_text().split("\n## Five tutorials\n")[1].split("\n## ")[0]
 TITLES = ("Attention by hand", "Positions", "An encoder for sentiment", "A small GPT", "A translator")
 TUTORIALS = dict(re.findall(r"^### \d\. (.*?)\n(.*?)(?=^### |\Z)", TOUR, re.M | re.S))
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.M | re.S)
@@ -74,10 +75,10 @@ def test_the_tour_has_five_tutorials_with_commands_a_picture_and_what_to_look_at
         commands = [line for kind, block in BLOCK.findall(text) if kind == "bash" for line in block.splitlines()]
         assert 1 <= len(commands) <= 3 and all(line.startswith("tformer ") for line in commands), title
         assert "Look at" in text, title
-        pictures = re.findall(r"!\[.+?\]\(\.\./(.+?)\)", text)
+        pictures = re.findall(r"!\[.+?\]\((.+?)\)", text)
         assert pictures, title
         for picture in pictures:
-            assert 0 < (ROOT / picture).stat().st_size < 120_000, picture
+            assert 0 < (GUIDE / picture).stat().st_size < 120_000, picture
 
 
 @pytest.mark.parametrize("title", TITLES)

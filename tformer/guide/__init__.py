@@ -14,6 +14,7 @@ from functools import cache
 from importlib.resources import files
 
 TOPICS = {
+    "first-steps": "install, the first command and what it wrote, five tutorials",
     "data": "text, tables, pairs, images, large corpora; what is held out",
     "training": "early stopping, resume, fine-tuning, distillation, devices",
     "using": "generate, translate, classify, files, Python, serving",
@@ -21,6 +22,7 @@ TOPICS = {
     "recipe": "recipes, presets, variants, optimizers, schedules",
     "commands": "what the help of each command cannot say; words",
     "troubleshooting": "a message or symptom, and what to do",
+    "results": "measured quality and speed, variants compared",
     "security": "what is read, sent and kept; how to report a vulnerability",
     "contributing": "set up, where to start, what a change needs, style",
 }
