@@ -30,7 +30,7 @@ def test_the_python_examples_of_a_document_run(
         labelled = [(text, "ab"[number % 2]) for number, text in enumerate(texts)]
         tformer.train(labelled, arch="bert", preset="classify", out="runs/bert-classify-1", max_steps=1, quiet=True)
     else:
-        tformer.train(texts, arch="gpt", preset="char-cpu", out="runs/gpt-tiny-1", max_steps=1, quiet=True, set=TINY)
+        tformer.train(texts, arch="gpt", preset="char-cpu", out="runs/first", max_steps=1, quiet=True, set=TINY)
     found = examples(document)
     assert found
     for example in found:

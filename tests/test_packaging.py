@@ -1,4 +1,4 @@
-"""Packaging: dependencies and extras, licence, contents of the wheel, the README's two commands."""
+"""Packaging: dependencies and extras, licence, contents of the wheel, the README's commands."""
 
 from __future__ import annotations
 
@@ -87,12 +87,11 @@ def test_the_wheel_holds_presets_assets_of_pages_and_sources_of_kernels(tmp_path
     assert paged.stdout.startswith(b"<!doctype html>") and b"tformer.heatmap=" in paged.stdout
 
 
-def test_the_readme_has_two_commands_of_one_line_each() -> None:
-    commands = [line for line in README.splitlines() if line.startswith("python3 -m venv")]
-    assert len(commands) == 2
-    assert "tformer train --arch gpt && tformer generate" in commands[0]
-    assert "'.[test]'" in commands[1] and commands[1].endswith("pytest -n auto")
-    assert commands[1] == subprocess.run(
+def test_the_readme_installs_with_one_line_and_tests_with_another() -> None:
+    on_cpu, on_gpu, tests = [line for line in README.splitlines() if line.startswith("python3 -m venv")]
+    assert "/whl/cpu" in on_cpu and on_cpu.endswith("pip install .") and on_gpu.endswith("pip install .")
+    assert "'.[test]'" in tests and tests.endswith("pytest -n auto")
+    assert tests == subprocess.run(
         ["grep", "-m", "1", "-E", "^python3 .*pytest", "README.md"],
         cwd=ROOT,
         capture_output=True,
