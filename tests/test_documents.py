@@ -1,4 +1,4 @@
-"""Documents: every command of a document or a hint parses, every link leads somewhere, every preset and plan is named."""
+"""Documents: every command of a document or a hint parses, every link leads somewhere, every preset is described."""
 
 from __future__ import annotations
 
