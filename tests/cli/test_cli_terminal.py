@@ -41,7 +41,9 @@ def on_terminal(*words: str, **environment: str) -> tuple[int, str]:
     return process.wait(), output.decode()
 
 
-@pytest.mark.parametrize("words", [(), ("train", "--help"), ("config", "list", "--arch", "nonsense")])
+@pytest.mark.parametrize(
+    "words", [(), ("train", "--help"), ("config", "list", "--arch", "nonsense"), ("guide", "security")]
+)
 def test_no_color_turns_colours_off(words: tuple[str, ...]) -> None:
     coded, plain = (on_terminal(*words, **environment) for environment in ({}, {"NO_COLOR": "1"}))
     assert coded[0] == plain[0] and not COLOUR.search(plain[1])
@@ -49,7 +51,14 @@ def test_no_color_turns_colours_off(words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("doctor", "--no-speed"), ("config", "explain", "model.encoder.positions"), ("runs", "--help")]
+    "words",
+    [
+        ("doctor", "--no-speed"),
+        ("config", "explain", "model.encoder.positions"),
+        ("runs", "--help"),
+        ("guide",),
+        ("guide", "what", "is", "kept"),
+    ],
 )
 def test_lines_fit_into_forty_columns_or_hold_one_long_word(words: tuple[str, ...]) -> None:
     code, output = on_terminal(*words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -100,7 +101,7 @@ def test_a_section_has_those_below_it_and_names_what_to_type() -> None:
     shown = guide.with_commands(title)
     assert "stopping (`tformer guide first-steps early-stopping`), flags (`tformer guide data`)" in shown
     assert "data (`tformer guide data the-csv`), rows (`tformer/data/README.md`)" in shown
-    assert "[a page](https://example.org) and ![a picture](pictures/a.svg)" in shown and "[not](a.md) a link" in shown
+    assert "[a page](https://example.org) and *Picture: a picture.*" in shown and "[not](a.md) a link" in shown
     [section] = find("early stopping")
     assert "### On F1" in with_subsections(section) and "Flags." not in with_subsections(section)
 
@@ -115,6 +116,14 @@ def test_a_pipe_gets_the_markdown(cli: Callable[..., Any]) -> None:
     assert cli("guide", "security").out == read_topic("security")
     assert cli("guide", "What", "is", "SENT").out.startswith("## What is sent\n\nNothing.")
     assert [line.split()[0] for line in cli("guide").out.splitlines()] == list(TOPICS)
+
+
+@pytest.mark.usefixtures("two_topics")
+def test_a_terminal_gets_a_layout_and_what_to_type(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    shown = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", cli("guide", "first", "steps").out).split())
+    assert "flags (tformer guide data)" in shown and "# no heading [not](a.md) a link" in shown
+    assert "##" not in shown and "```" not in shown and "a page (https://example.org) and Picture: a" in shown
 
 
 def test_json_has_the_topics_or_the_sections(cli: Callable[..., Any]) -> None:

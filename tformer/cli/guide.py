@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from tformer.cli.command import examples, takes_options
-from tformer.cli.report import aligned, emit, emit_json, emit_lines, report_result, show_notes, spinner
+from tformer.cli.report import aligned, emit, emit_json, emit_lines, report_result, show_notes, spinner, terminal_width
 from tformer.guide import TOPICS, Section, find, sections, with_commands, with_subsections
 from tformer.support.errors import InputError
 from tformer.support.options import Json, argument, option
@@ -64,17 +65,24 @@ def guide(options: GuideOptions) -> None:
     elif len(found) == 1:
         _show(found[0])
     else:
-        emit_lines(aligned([(one.command, one.heading) for one in found]))
+        _emit_columns([(one.command, one.heading) for one in found])
 
 
 def _list_topics(*, as_json: bool) -> None:
     if as_json:
         emit_json(TOPICS)
         return
-    emit_lines(aligned(list(TOPICS.items())))
-    show_notes(
-        ["tformer guide TOPIC shows one, tformer guide WORDS finds a section, --html DIR writes pages"], dim=True
-    )
+    _emit_columns(list(TOPICS.items()))
+    ways = ("TOPIC: shows it", "WORDS: finds the section", "--html DIR: all as pages")
+    show_notes([f"tformer guide {way}" for way in ways], dim=True)
+
+
+def _emit_columns(rows: list[tuple[str, str]]) -> None:
+    """Two columns, or below each other on a terminal that is too narrow for them."""
+    lines, width = aligned(rows), terminal_width()
+    if width is not None and max(map(len, lines)) > width:
+        lines = [line for name, about in rows for line in (name, *textwrap.wrap(about, width - 2))]
+    emit_lines(lines)
 
 
 def _show(section: Section) -> None:
@@ -83,7 +91,9 @@ def _show(section: Section) -> None:
         return
     from rich.console import Console
     from rich.markdown import Markdown
+    from rich.theme import Theme
 
     spinner.end()
-    terminal = Console()
-    terminal.print(Markdown(with_commands(section), hyperlinks=False), width=min(terminal.width, MAX_COLUMNS))
+    code = {"markdown.code": "bold cyan", "markdown.code_block": "none"}  # without a background of its own
+    terminal = Console(theme=Theme(code), width=min(terminal_width() or MAX_COLUMNS, MAX_COLUMNS))
+    terminal.print(Markdown(with_commands(section), hyperlinks=False, code_theme="ansi_light"))

@@ -29,6 +29,7 @@ TOPICS = {
 """One-line summary of each topic, in the order of reading."""
 
 FENCE = re.compile(r"^ *```")
+PICTURE = re.compile(r"!\[([^\]]*)\]\([^)]*\)")
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
@@ -150,9 +151,13 @@ def rewrite_links(text: str, topic: str, rewrite: Callable[[str, str, str], str]
 
 
 def with_commands(section: Section) -> str:
-    """The Markdown of a section with those below it, where links name the command that shows their target."""
+    """The Markdown of a section with those below it, where links name the command that shows their target.
+
+    A picture becomes its description: rich would draw over the words of a paragraph that follow one.
+    """
 
     def named(shown: str, topic: str, anchor: str) -> str:
         return f"{shown} (`{' '.join(filter(None, ('tformer guide', topic, anchor)))}`)"
 
-    return rewrite_links(with_subsections(section), section.topic, named)
+    text = rewrite_links(with_subsections(section), section.topic, named)
+    return PICTURE.sub(r"*Picture: \1.*", text)
