@@ -129,3 +129,23 @@ def test_the_student_of_the_distillation_example_is_smaller_than_its_teacher(cli
             parameters.append(json.loads(cli("inspect", *chosen, "--json").out)["parameters"])
     teacher, student = parameters
     assert student < teacher
+
+
+def messages() -> Iterator[str]:
+    """The texts of the package's code, with `...` in place of each value of an f-string."""
+    for path in (ROOT / "tformer").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "..." for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_every_message_of_the_troubleshooting_tables_is_one_of_the_code() -> None:
+    known = "\n".join(messages())
+    rows = re.findall(r"^\| (`.*)$", (ROOT / "tformer/guide/troubleshooting.md").read_text(), re.M)
+    quoted = [span for row in rows for span in re.findall(r"`([^`]+)`", row.split(" | ")[0]) if span.count(" ") > 1]
+    assert len(quoted) > 20
+    for span in quoted:
+        parts = map(re.escape, filter(None, (part.strip() for part in span.split("..."))))
+        assert re.search(".*".join(parts), known), span
