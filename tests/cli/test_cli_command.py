@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,7 +29,7 @@ class Options(Machine):
 
     run: Annotated[str | None, argument("RUN", help="A run.")] = None
     kind: Annotated[Literal["one", "two"], WORK("--kind", help="Which."), "a fact"] = "one"
-    files: Annotated[tuple[Path, ...], WORK("--file", help="Any number.", show_default=False)] = ()
+    files: Annotated[tuple[Path, ...], WORK("--file", help="Any number.")] = ()
     as_json: Annotated[bool, option("--json", help="JSON.")] = False
 
 
@@ -52,7 +51,7 @@ def run_words(options_type: type, called: list[Any], *words: str) -> Any:
 
     work.__annotations__["options"] = options_type
     app = typer.Typer()
-    app.command("work")(takes_options(work))
+    app.command("work")(takes_options(work).for_typer())
     app.command("other")(lambda: None)
     return CliRunner().invoke(app, ["work", *words])
 
@@ -76,20 +75,11 @@ def test_a_word_that_is_no_choice_is_refused(called: list[Any]) -> None:
     assert refused.exit_code == 2 and "three" in refused.output and not called
 
 
-def test_help_shows_panels_choices_and_defaults(called: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    shown = run_words(Options, called, "--help").output
-    for word in ("What it does.", "The work", "Model and machine", "<one|two>", "auto|cpu|cuda[:i]", "RUN", "A run."):
-        assert word in shown, shown
-    assert shown.index("--device") < shown.index("--kind")
-
-
 def test_a_command_takes_ready_options_in_python(called: list[Any]) -> None:
     def work(options: Options) -> None:
         called.append(options)
 
-    command: Callable[..., None] = takes_options(work)
-    command(Options(run="x"))
+    takes_options(work)(Options(run="x"))
     assert called == [Options(run="x")]
 
 

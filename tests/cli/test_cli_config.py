@@ -16,8 +16,7 @@ from tformer.recipe import list_presets, load_recipe, recipe_from_yaml
 
 Cli = Callable[..., Any]
 MODEL = "model: {d_model: 16, max_seq_len: 8, decoder: {num_layers: 1, num_heads: 2}}\n"
-EPILOGS = [command.epilog for command in config.app.registered_commands]
-EXAMPLES = [re.findall(r"`(.*)`", epilog or "") for epilog in EPILOGS]
+EXAMPLES = [examples for _, examples in config.app.commands.values()]
 
 
 def test_show_prints_yaml_that_loads_to_the_same_recipe(cli: Cli) -> None:

@@ -167,7 +167,7 @@ def test_an_interrupt_with_json_is_an_object_with_130(cli: Cli, monkeypatch: pyt
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tformer.cli.app.make_app", interrupt)
+    monkeypatch.setattr("tformer.cli.app.make_program", interrupt)
     found = refused(cli("doctor", "--json"), "interrupted", code=128 + signal.SIGINT)
     assert found == {"error": "interrupted", "hint": None, "code": 130}
 

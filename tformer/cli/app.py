@@ -10,26 +10,24 @@ import atexit
 import errno
 import gc
 import os
-import shutil
 import stat
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Annotated, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-import typer
-from rich.markup import escape
-
-from tformer.cli.completion import words_to_complete
-from tformer.cli.help import fit_help
+from tformer.cli.help import HELP, HELP_ALL, Entry, Page, paragraphs, show
 from tformer.cli.process import BeforeTorch, DroppableStream
-from tformer.cli.report import console, emit_json, spinner
+from tformer.cli.report import console, emit, emit_json, spinner
 from tformer.support import __version__
 from tformer.support.errors import InputError, InputErrors, OutOfMemoryError, StorageError, TformerError, visible
 from tformer.support.formatting import as_cell
+
+if TYPE_CHECKING:
+    import typer
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,22 @@ class Command:
     module: str
     summary: str
     is_group: bool = False
+
+    def imported(self) -> Any:
+        """The `OptionsCommand`, or the `Group`, of its module."""
+        module = import_module(f"tformer.cli.{self.module}")
+        return module.app if self.is_group else getattr(module, self.module)
+
+    def page(self, name: str, subcommand: str | None = None) -> Page:
+        """Its help, or that of one of a group's commands."""
+        command = self.imported()
+        if self.is_group:
+            return command.page(name, subcommand)
+        return command.page(name, import_module(f"tformer.cli.{self.module}").EPILOG)
+
+    def subcommands(self) -> Collection[str]:
+        """The names of a group's commands."""
+        return self.imported().commands if self.is_group else ()
 
 
 DOCUMENTS, TRAIN, USE, COMPARE = "Documents", "Train", "Use", "Compare"
@@ -126,14 +140,11 @@ def add_commands(app: typer.Typer, words: Sequence[str]) -> None:
     called = next((word for word in words if not word.startswith("-")), None)
     for name, command in COMMANDS.items():
         if name != called:
-            app.command(name, help=command.summary, rich_help_panel=command.panel)(lambda: None)  # only listed
-            continue
-        module = import_module(f"tformer.cli.{command.module}")
-        if command.is_group:
-            app.add_typer(module.app, name=name, rich_help_panel=command.panel)
+            app.command(name, help=command.summary)(lambda: None)  # only completed
+        elif command.is_group:
+            app.add_typer(command.imported().for_typer(), name=name)
         else:
-            function = getattr(module, command.module)
-            app.command(name, epilog=module.EPILOG, rich_help_panel=command.panel)(function)
+            app.command(name)(command.imported().for_typer())
 
 
 MAX_MESSAGE = 4000  # characters: a message may quote a whole file
@@ -141,46 +152,65 @@ INTERRUPTED = 130  # exit code: 128 + SIGINT
 STORAGE_ERRNOS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        sys.stdout.write(f"tformer {__version__}\n")
-        raise typer.Exit
+PROGRAM_OPTIONS = (
+    Entry("Options", "--version", "Print the version."),
+    Entry("Options", "--debug", "Show a traceback with every error; allowed anywhere on the command line."),
+    Entry("Options", "--install-completion", "Complete commands, options and names of runs in this shell."),
+    Entry("Options", "--show-completion", "Print what --install-completion would install."),
+)
 
+ABOUT = "Train, run and inspect Transformers: GPT, BERT, T5, ViT and others. `tformer COMMAND --help` shows examples."
 
-def root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show a traceback with every error (allowed anywhere on the command line).")
-    ] = False,
-) -> None:
-    """Options of the program itself."""
-
-
-FIRST_STEPS = "\n\n".join(
-    (
-        "First steps: train a small GPT on text that this machine has, let it write, and see what its heads attend to.",
-        "`tformer train --arch gpt --max-minutes 2`",
-        '`tformer generate --prompt "The function returns"`',
-        '`tformer viz-attention --text "The function returns a list."`',
-    )
+FIRST_STEPS = (
+    "tformer train --arch gpt --max-minutes 2",
+    'tformer generate --prompt "The function returns"',
+    'tformer viz-attention --text "The function returns a list."',
 )
 
 
-def make_app(words: Sequence[str]) -> typer.Typer:
-    """The Typer program: all commands in its help, and the options of the command called by `words`."""
-    app = typer.Typer(
-        name="tformer",
-        no_args_is_help=True,
-        rich_markup_mode="markdown",
-        context_settings={"help_option_names": ["-h", "--help"]},
-        help="Train, run and look inside every classical Transformer. `tformer COMMAND --help` shows examples.",
-        epilog=FIRST_STEPS,
+def help_page(path: Sequence[str]) -> Page:
+    """The help of a command by its name, of one in a group by both names, or of the program."""
+    if path:
+        return COMMANDS[path[0]].page("tformer " + path[0], *path[1:])
+    commands = [Entry(command.panel, name, command.summary) for name, command in COMMANDS.items()]
+    return Page(
+        "tformer", "[OPTIONS] COMMAND ...", paragraphs(ABOUT), (*commands, *PROGRAM_OPTIONS), FIRST_STEPS, "First steps"
     )
-    app.callback()(root)
+
+
+def asked_page(words: Sequence[str]) -> Page | None:
+    """The help that a command line asks for right after the name of a command; None: typer has to parse it."""
+    path: list[str] = []
+    for word in words:
+        if word in (*HELP, HELP_ALL):
+            return help_page(path)
+        is_command = word in COMMANDS if not path else len(path) == 1 and word in COMMANDS[path[0]].subcommands()
+        if not is_command:
+            return None
+        path.append(word)
+    return None
+
+
+def make_program(words: Sequence[str]) -> Any:
+    """Typer's program: all commands, and the options of the one that `words` calls, with the help of `help_page`."""
+    import typer
+
+    app = typer.Typer(name="tformer", no_args_is_help=True, context_settings={"help_option_names": [*HELP, HELP_ALL]})
+
+    @app.callback()
+    def root(version: bool = typer.Option(False, "--version"), debug: bool = typer.Option(False, "--debug")) -> None:
+        """Options of the program itself: they are read before this program, and only completed by it."""
+
     add_commands(app, words)
-    return app
+    program = typer.main.get_command(app)
+    _replace_help(program, [], everything=HELP_ALL in words)
+    return program
+
+
+def _replace_help(command: Any, path: list[str], *, everything: bool) -> None:
+    command.format_help = lambda context, formatter: show(help_page(path), everything=everything)
+    for name, inner in getattr(command, "commands", {}).items():
+        _replace_help(inner, [*path, name], everything=everything)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -200,8 +230,15 @@ def main(arguments: list[str] | None = None) -> None:
         sys.meta_path.insert(0, BeforeTorch())
     stdout_is_pipe = _is_pipe(sys.stdout)
     try:
-        program = typer.main.get_command(make_app(words_to_complete() or words))
-        fit_help(program, shutil.get_terminal_size().columns)
+        if words[:1] == ["--version"]:
+            emit(f"tformer {__version__}")
+            sys.exit(0)
+        if (page := asked_page(words)) is not None:
+            show(page, everything=HELP_ALL in words)
+            sys.exit(0)
+        from tformer.cli.completion import words_to_complete
+
+        program = make_program(words_to_complete() or words)
         with spinner.shown() if "-" not in words else nullcontext():  # what is typed on a terminal is echoed there
             code = program(words, prog_name="tformer", standalone_mode=False)
         sys.stdout.flush()
@@ -321,6 +358,8 @@ def _print_error(message: str, hint: str | None, code: int, *, as_json: bool = F
         with suppress(OSError):
             emit_json({"error": message, "hint": hint, "code": code})
     try:
+        from rich.markup import escape
+
         console.print(f"[bold red]error:[/] {escape(message)}")
         if hint:
             console.print(f"[bold]hint:[/] {escape(hint)}")

@@ -30,7 +30,6 @@ class AverageOptions:
         argument(
             "CHECKPOINT",
             help="Checkpoint folders, or runs (their best checkpoint); with --last one run, default: the newest.",
-            show_default=False,
         ),
     ] = ()
     last: Annotated[

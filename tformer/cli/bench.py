@@ -7,8 +7,6 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from tformer.bench.options import (
     AllOptions,
     AttentionOptions,
@@ -18,7 +16,7 @@ from tformer.bench.options import (
     TrainOptions,
     TranslateOptions,
 )
-from tformer.cli.command import examples, takes_options
+from tformer.cli.command import Group, examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import emit, emit_json, emit_lines, print_table, show_notes
 
@@ -26,11 +24,9 @@ if TYPE_CHECKING:
     from tformer.bench.report import Table
     from tformer.bench.speed import Row
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
+app = Group(
     help="Measure speed and memory on this machine.",
-    epilog=examples(
+    examples=examples(
         "`tformer bench train --arch gpt --preset char --peer transformers`",
         "`tformer bench generate --arch gpt --preset small --batch-size 1,8`",
         "`tformer bench attention --out report`",
@@ -245,7 +241,7 @@ def all_(options: AllOptions) -> None:
     else:
         emit(str(options.out))
     if report.nothing_measured:
-        raise typer.Exit(1)
+        sys.exit(1)
 
 
 def _show_tables(tables: Sequence[Table]) -> None:
@@ -260,4 +256,4 @@ def _show_tables(tables: Sequence[Table]) -> None:
 def _require_one(rows: Sequence[Row]) -> None:
     """End the command with exit code 1 when nothing was measured."""
     if all(row.failed is not None for row in rows):
-        raise typer.Exit(1)
+        sys.exit(1)

@@ -1,77 +1,150 @@
-"""The Typer command of a function that takes a frozen dataclass of options, and the examples in its help."""
+"""The command of a function that takes a frozen dataclass of options: its help, and its form for Typer.
+
+Typer is imported only where a command line is parsed: it takes longer to import than `--help` may.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, Field, fields, is_dataclass
-from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-import typer
-
-from tformer.cli.completion import completer
+from tformer.cli.help import PLACEHOLDERS, Entry, Page, entries_of, paragraphs, usage_of
 from tformer.support.errors import InputError
-from tformer.support.options import Panel, declared_option, facts_of, flag_of
+from tformer.support.options import declared_option, flag_of
+
+if TYPE_CHECKING:
+    import typer
 
 Options = TypeVar("Options")
 
-PLACEHOLDERS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
-"""Names of values in help, by their type."""
+
+@dataclass(frozen=True)
+class OptionsCommand:
+    """A function of one argument, a frozen dataclass of options.
+
+    Call it in Python with ready options: `generate(GenerateOptions(prompt="x"))`.
+    """
+
+    run: Callable[[Any], None]
+    options_type: type[Any]
+
+    def __call__(self, options: Any) -> None:
+        self.run(options)
+
+    def page(self, command: str, examples: tuple[str, ...]) -> Page:
+        """Its help, under the name by which it is called."""
+        about = paragraphs(self.run.__doc__)
+        return Page(command, usage_of(self.options_type), about, entries_of(self.options_type), examples)
+
+    def for_typer(self) -> Callable[..., None]:
+        """The function with one parameter for each option, in the order of the fields, as Typer inspects it."""
+
+        def command(**values: Any) -> None:
+            self.run(_filled(self.options_type, values))
+
+        parameters = list(_parameters(self.options_type))
+        command.__name__, command.__doc__, command.__module__ = (
+            self.run.__name__,
+            self.run.__doc__,
+            self.run.__module__,
+        )
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return command
 
 
-def takes_options(run: Callable[[Options], None]) -> Callable[..., None]:
-    """The Typer command of a function of one argument, a frozen dataclass of options.
+def takes_options(run: Callable[[Options], None]) -> OptionsCommand:
+    """The command of a function of one argument, a frozen dataclass of options.
 
-    Every field is a parameter of the command: `name: Annotated[type, option("--name", help=...)] = default`, in the
-    order of the fields; a `Panel` beside a shared option is the one that shows it, and other metadata is ignored. A
-    field of type `tuple[T, ...]` takes any number of values. A field
-    whose type is such a dataclass itself adds that one's fields, so that commands can share a group of options.
-
-    The command can also be called in Python with ready options: `generate(GenerateOptions(prompt="x"))`.
+    Every field is a parameter of the command: `name: Annotated[type, option("--name", help=...)] = default`; a `Panel`
+    beside a shared option is the one that shows it, and other metadata is ignored. A field of type `tuple[T, ...]`
+    takes any number of values. A field whose type is such a dataclass itself adds that one's fields, so that commands
+    can share a group of options.
     """
     [argument] = inspect.signature(run).parameters
-    options_type = get_type_hints(run)[argument]
+    return OptionsCommand(run, get_type_hints(run)[argument])
 
-    def command(options: Any = None, /, **values: Any) -> None:
-        run(_filled(options_type, values) if options is None else options)
 
-    parameters = list(_parameters(options_type))
-    command.__name__, command.__doc__, command.__module__ = run.__name__, run.__doc__, run.__module__
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return command
+@dataclass
+class Group:
+    """Commands under one name, as `tformer runs list` and `tformer runs show`.
+
+    Attributes:
+        help: what they are for.
+        examples: command lines.
+        commands: each command by its name, with its examples.
+    """
+
+    help: str
+    examples: tuple[str, ...]
+    commands: dict[str, tuple[OptionsCommand, tuple[str, ...]]] = field(default_factory=dict)
+
+    def command(
+        self, name: str | None = None, *, epilog: tuple[str, ...]
+    ) -> Callable[[OptionsCommand], OptionsCommand]:
+        """Decorator that adds a command, by default under the name of its function; `epilog`: its examples."""
+
+        def add(command: OptionsCommand) -> OptionsCommand:
+            self.commands[name or command.run.__name__] = (command, epilog)
+            return command
+
+        return add
+
+    def page(self, command: str, name: str | None = None) -> Page:
+        """The help of the group, or of one of its commands."""
+        if name is not None:
+            one, its_examples = self.commands[name]
+            return one.page(f"{command} {name}", its_examples)
+        entries = [Entry("Commands", name, paragraphs(one.run.__doc__)[0]) for name, (one, _) in self.commands.items()]
+        return Page(command, "COMMAND ...", paragraphs(self.help), entries, self.examples)
+
+    def for_typer(self) -> typer.Typer:
+        """The group as Typer registers it."""
+        import typer
+
+        app = typer.Typer(no_args_is_help=True, help=self.help)
+        for name, (command, _) in self.commands.items():
+            app.command(name)(command.for_typer())
+        return app
+
+
+def examples(*lines: str) -> tuple[str, ...]:
+    """The examples of a command; marks of code are left out."""
+    return tuple(line.strip("`") for line in lines)
 
 
 def _parameters(options_type: Any) -> Iterator[inspect.Parameter]:
     hints, kinds = get_type_hints(options_type, include_extras=True), get_type_hints(options_type)
-    for field in fields(options_type):
-        hint = hints[field.name]
+    for each in fields(options_type):
+        hint = hints[each.name]
         if is_dataclass(hint):
             yield from _parameters(hint)
         else:
-            yield _parameter(field, hint, kinds[field.name])
+            yield _parameter(each, hint, kinds[each.name])
 
 
-def _parameter(field: Field[Any], hint: Any, kind: Any) -> inspect.Parameter:
-    default: Any = inspect.Parameter.empty if field.default is MISSING else field.default
+def _parameter(each: Field[Any], hint: Any, kind: Any) -> inspect.Parameter:
+    import typer
+
+    from tformer.cli.completion import completer
+
+    default: Any = inspect.Parameter.empty if each.default is MISSING else each.default
     declared = declared_option(hint)
-    panels = [fact.title for fact in facts_of(hint) if isinstance(fact, Panel)]
     if _is_tuple(kind):
         kind = list[get_args(kind)[0]]  # type: ignore[misc]
-        default = list(field.default) if isinstance(field.default, tuple) else default
+        default = list(each.default) if isinstance(each.default, tuple) else default
+    # in place of typer's `<int>` in errors; a flag and choices have none
+    named = next((PLACEHOLDERS[one] for one in (kind, *get_args(kind)) if declared.flags and one in PLACEHOLDERS), None)
     shown: dict[str, Any] = {
-        "help": declared.help,
-        # in place of typer's `<int>`; a flag and choices have none
-        "metavar": declared.metavar
-        or next((PLACEHOLDERS[one] for one in (kind, *get_args(kind)) if declared.flags and one in PLACEHOLDERS), None),
-        "rich_help_panel": panels[0] if panels else declared.panel,
-        "show_default": declared.show_default,
+        "help": declared.help,  # a shell shows it beside a completed flag
+        "metavar": declared.metavar or named,
         "autocompletion": completer(declared.flags, declared.metavar),
     }
     info = typer.Option(*declared.flags, **shown) if declared.flags else typer.Argument(**shown)
     return inspect.Parameter(
-        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+        each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
     )
 
 
@@ -81,15 +154,15 @@ def _filled(options_type: Any, values: dict[str, Any]) -> Any:
 
     hints = get_type_hints(options_type)
     filled = {}
-    for field in fields(options_type):
-        hint = hints[field.name]
+    for each in fields(options_type):
+        hint = hints[each.name]
         if is_dataclass(hint):
-            filled[field.name] = _filled(hint, values)
+            filled[each.name] = _filled(hint, values)
         else:
-            value = values[field.name]
-            filled[field.name] = tuple(value or ()) if _is_tuple(hint) else value
-            if wrong := out_of_bounds(field.name, value):
-                raise InputError(f"{flag_of(options_type, field.name)} {wrong}")
+            value = values[each.name]
+            filled[each.name] = tuple(value or ()) if _is_tuple(hint) else value
+            if wrong := out_of_bounds(each.name, value):
+                raise InputError(f"{flag_of(options_type, each.name)} {wrong}")
     try:
         return options_type(**filled)
     except ValueError as error:  # names a field; the user knows its flag
@@ -99,8 +172,3 @@ def _filled(options_type: Any, values: dict[str, Any]) -> Any:
 
 def _is_tuple(kind: Any) -> bool:
     return get_origin(kind) is tuple and get_args(kind)[1:] == (...,)
-
-
-def examples(*lines: str) -> str:
-    """The epilog of a command's help: its examples, a paragraph each so that they keep their lines."""
-    return "\n\n".join(("Examples:", *lines))

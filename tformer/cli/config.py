@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from tformer.cli.command import examples, takes_options
+from tformer.cli.command import Group, examples, takes_options
 from tformer.cli.report import aligned, emit, emit_json, emit_lines, in_columns, show_notes
 from tformer.support.errors import InputError, InputErrors
 from tformer.support.options import DEVICE, Arch, Json, Preset, Sets, argument, option
@@ -18,11 +17,9 @@ from tformer.support.options import DEVICE, Arch, Json, Preset, Sets, argument, 
 if TYPE_CHECKING:
     from tformer.recipe.explain import Explanation
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
+app = Group(
     help="Show, validate, explain and list recipes, the files that define a run.",
-    epilog=examples("`tformer config list`", "`tformer config show --arch gpt --origin`", "`tformer config schema`"),
+    examples=examples("`tformer config list`", "`tformer config show --arch gpt --origin`", "`tformer config schema`"),
 )
 
 ForDevice = Annotated[
@@ -57,13 +54,14 @@ class ValidateOptions:
 class ExplainOptions:
     keys: Annotated[
         tuple[str, ...],
-        argument(
-            "KEY",
-            help="Keys with dots: model.encoder.norm.place. Default: list all keys.",
-            show_default=False,
-        ),
+        argument("KEY", help="Keys with dots: model.encoder.norm.place. Default: list all keys."),
     ] = ()
     as_json: Json = False
+
+
+@dataclass(frozen=True)
+class SchemaOptions:
+    """`tformer config schema` takes none."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ def validate(options: ValidateOptions) -> None:
     if options.as_json:
         problems = {file: {"error": error.message, "hint": error.hint} for file, error in failures.items()}
         emit_json([{"file": str(file), "ok": file not in failures, **problems.get(file, {})} for file in options.files])
-        raise typer.Exit(2 if failures else 0)
+        sys.exit(2 if failures else 0)
     if failures:
         # each problem names its file, so that one error can list several files
         raise InputErrors(
@@ -171,7 +169,8 @@ def explain(options: ExplainOptions) -> None:
         "`tformer config schema | python -m json.tool`",
     )
 )
-def schema() -> None:
+@takes_options
+def schema(options: SchemaOptions) -> None:
     """Print the JSON schema of recipe files, for editors: put `# yaml-language-server: $schema=FILE` in your YAML."""
     from tformer.recipe import json_schema
 

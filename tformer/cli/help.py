@@ -1,84 +1,226 @@
-"""Help that fits: no type beside arguments and flags without a value; a list in place of tables on a narrow terminal.
+"""`--help`, written from the declarations of the options alone: neither typer nor rich is imported for it.
 
-In the list each option has its own line, and its meaning stands below it.
+    Usage: tformer average [OPTIONS] [CHECKPOINT]...
+
+    Average the weights of several checkpoints ...
+
+    Examples:
+      tformer average --last 5 runs/a --out averaged
+
+    Result:
+      --out DIR               Folder to write; must not exist yet.
+
+Options that are declared as rare, further examples and details are for `--help-all`. A terminal of fewer than
+`LIST_BELOW` columns gets the meaning of an option below its name.
 """
 
 from __future__ import annotations
 
-import inspect
+import os
+import shutil
+import sys
 import textwrap
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tformer.cli.report import emit
+from tformer.support.options import Option, Panel, declared_option, facts_of
 
-COLUMNS_NEED = 80
-"""Columns of a terminal; in fewer, typer's tables cut names off."""
+HELP, HELP_ALL = ("-h", "--help"), "--help-all"
 
-INDENT = "  "
+COMMON_EXAMPLES = 3
+"""Examples in `--help`; the others are in `--help-all`."""
 
+LIST_BELOW = 60
+"""Columns of a terminal; in fewer, two columns of text would be too narrow."""
 
-def fit_help(command: Any, width: int) -> None:
-    """Give a command of Typer, and its own commands, help for a terminal of this width."""
-    for one in _with_subcommands(command):
-        printing = partial(_print_help, one, width) if width < COLUMNS_NEED else one.format_help
-        one.format_help = partial(_hide_types, one, printing)
+INDENT, NAMES = 2, 26
+"""Columns before a name; columns of the names, after which the meanings begin."""
 
-
-def _with_subcommands(command: Any) -> Iterator[Any]:
-    yield command
-    for inner in getattr(command, "commands", {}).values():
-        yield from _with_subcommands(inner)
+PLACEHOLDERS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
+"""Names of values, by their type."""
 
 
-def _hide_types(command: Any, printing: Callable[..., None], context: Any, formatter: Any) -> None:
-    """Print the help without typer's `<bool>` beside a flag, which looks like its value, and types of arguments."""
-    for parameter in command.get_params(context):
-        if getattr(parameter, "is_flag", False):
-            parameter.metavar = ""
-        elif parameter.param_type_name == "argument":
-            parameter.display_type_rich = lambda ctx: None
-    printing(context, formatter)
+@dataclass(frozen=True)
+class Entry:
+    """A command, or an option or argument, in help: its name with the name of its value, and what it means."""
+
+    panel: str
+    name: str
+    text: str
+    rare: bool = False
 
 
-def _print_help(command: Any, width: int, context: Any, formatter: Any) -> None:
-    """Write the help to stdout, as typer does with rich: what the formatter holds would become part of an error."""
-    for text, indent in _help_lines(command, context):
-        emit("\n".join(_wrapped(text, indent, width)))
+@dataclass(frozen=True)
+class Page:
+    """The help of a command.
+
+    Attributes:
+        command: as it is called: `tformer bench train`.
+        arguments: what follows it: `[OPTIONS] [RUN]`.
+        about: paragraphs; the first one is the summary.
+        entries: options or commands in the order in which they are shown; a panel's stand together.
+        examples: command lines.
+        examples_title: what stands above them.
+    """
+
+    command: str
+    arguments: str
+    about: Sequence[str]
+    entries: Sequence[Entry]
+    examples: Sequence[str]
+    examples_title: str = "Examples"
+
+    @property
+    def has_rare_entries(self) -> bool:
+        return any(entry.rare for entry in self.entries)
+
+    def lines(self, width: int, *, everything: bool) -> Iterator[str]:
+        """The text, wrapped. A command without rare options shows everything at once."""
+        everything = everything or not self.has_rare_entries
+        summary, *details = self.about
+        yield from _wrapped(f"Usage: {self.command} {self.arguments}", width)
+        yield from ("", *_wrapped(summary, width))
+        if self.examples:
+            yield from ("", _heading(self.examples_title))
+            for example in self.examples[: None if everything else COMMON_EXAMPLES]:
+                yield from _wrapped(example, width, INDENT)
+        shown = [entry for entry in self.entries if everything or not entry.rare]
+        for panel in dict.fromkeys(entry.panel for entry in shown):
+            yield from ("", _heading(panel))
+            for entry in shown:
+                if entry.panel == panel:
+                    yield from _entry_lines(entry, width)
+        if everything:
+            for paragraph in details:
+                yield from ("", *_wrapped(paragraph, width))
+        else:
+            left_out = len(self.entries) - len(shown)
+            more = f"{left_out} more option{'s' * (left_out != 1)}"
+            yield from ("", *_wrapped(f"{self.command} {HELP_ALL} shows {more}, and details.", width))
 
 
-def _help_lines(command: Any, context: Any) -> Iterator[tuple[str, str]]:
-    """(text, indentation) of every paragraph and entry."""
-    yield " ".join(command.get_usage(context).split()), ""
-    for paragraph in _paragraphs(command.help):
-        yield "", ""
-        yield paragraph, ""
-    panels: dict[str, list[tuple[str, str]]] = {}
-    for parameter in command.get_params(context):
-        usual = "Options" if parameter.param_type_name == "option" else "Arguments"
-        record = parameter.get_help_record(context)
-        if record is not None:
-            panels.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
-    for inner in getattr(command, "commands", {}).values():
-        entry = (inner.name, next(iter(_paragraphs(inner.help)), ""))
-        panels.setdefault(getattr(inner, "rich_help_panel", None) or "Commands", []).append(entry)
-    for title, entries in panels.items():
-        yield "", ""
-        yield f"{title}:", ""
-        for names, text in entries:
-            yield names, INDENT
-            if text:
-                yield text.replace("`", ""), 3 * INDENT
-    for paragraph in _paragraphs(command.epilog):
-        yield "", ""
-        yield paragraph, ""
+def show(page: Page, *, everything: bool) -> None:
+    """Write a page to stdout."""
+    lines = page.lines(shutil.get_terminal_size().columns, everything=everything)
+    emit("\n".join(lines))
 
 
-def _paragraphs(text: str | None) -> list[str]:
-    return [paragraph.replace("`", "") for paragraph in inspect.cleandoc(text or "").split("\n\n") if paragraph]
+def paragraphs(text: str | None) -> list[str]:
+    """The paragraphs of a docstring, without marks of code."""
+    parts = (" ".join(part.split()) for part in (text or "").replace("`", "").split("\n\n"))
+    return [part for part in parts if part]
 
 
-def _wrapped(text: str, indent: str, width: int) -> list[str]:
+# --- entries of declared options --------------------------------------------------------------------------------------
+
+
+def entries_of(options_type: type[Any]) -> list[Entry]:
+    """The options and arguments that the fields of a dataclass declare; arguments come first."""
+    found = list(_declarations(options_type))
+    arguments = [
+        Entry("Arguments", bare_name(option), _meaning(option, default))
+        for option, _, default, _ in found
+        if not option.flags
+    ]
+    flags = [
+        Entry(panel, ", ".join(option.flags) + _value_name(option, kind), _meaning(option, default), option.rare)
+        for option, kind, default, panel in found
+        if option.flags
+    ]
+    return arguments + flags
+
+
+def usage_of(options_type: type[Any]) -> str:
+    """What follows a command: `[OPTIONS] [RUN]...`."""
+    words = ["[OPTIONS]"]
+    for option, kind, default, _ in _declarations(options_type):
+        if not option.flags:
+            name = bare_name(option)
+            words.append((name if default is MISSING else f"[{name}]") + "..." * (get_origin(kind) is tuple))
+    return " ".join(words)
+
+
+def bare_name(argument: Option) -> str:
+    """The name of an argument."""
+    return argument.metavar or ""
+
+
+def _declarations(options_type: type[Any]) -> Iterator[tuple[Option, Any, Any, str]]:
+    """(declaration, type, default, panel) of every field, those of a dataclass inside in its place."""
+    hints = get_type_hints(options_type, include_extras=True)
+    for field in fields(options_type):
+        hint = hints[field.name]
+        if is_dataclass(hint):
+            yield from _declarations(hint)  # type: ignore[arg-type]
+            continue
+        option = declared_option(hint)
+        panels = [fact.title for fact in facts_of(hint) if isinstance(fact, Panel)]
+        yield option, _bare(hint), field.default, panels[0] if panels else option.panel or "Options"
+
+
+def _bare(hint: Any) -> Any:
+    """The type of a value, without metadata and None."""
+    while hasattr(hint, "__metadata__"):
+        hint = hint.__origin__
+    given = [each for each in get_args(hint) if each is not type(None)]
+    return _bare(given[0]) if type(None) in get_args(hint) else hint
+
+
+def _value_name(option: Option, kind: Any) -> str:
+    """The name of the value after a flag, with a space before it; nothing for a switch."""
+    if kind is bool:
+        return ""
+    if get_origin(kind) is Literal:
+        name = option.metavar or "|".join(map(str, get_args(kind)))
+    else:
+        item = get_args(kind)[0] if get_origin(kind) is tuple else kind
+        name = option.metavar or PLACEHOLDERS[item]
+    return f" {name}"
+
+
+def _meaning(option: Option, default: Any) -> str:
+    """What the option does, and its default."""
+    if option.default is not None:
+        words = option.default
+    elif default is MISSING or default in (None, False, ()):
+        return option.help
+    else:
+        words = f"{default:g}" if isinstance(default, float) else str(default)
+    return f"{option.help} Default: {words}."
+
+
+# --- layout -----------------------------------------------------------------------------------------------------------
+
+
+def _entry_lines(entry: Entry, width: int) -> Iterable[str]:
+    text = entry.text.replace("`", "")
+    if width < LIST_BELOW:
+        return [*_wrapped(entry.name, width, INDENT), *(_wrapped(text, width, 3 * INDENT) if text else [])]
+    body = textwrap.wrap(text, max(width - NAMES, 20), break_on_hyphens=False, break_long_words=False)
+    name = " " * INDENT + entry.name
+    beside = len(name) + 2 <= NAMES and bool(body)
+    first = (
+        [f"{_coloured(name):<{NAMES + len(_coloured(name)) - len(name)}}{body.pop(0)}"] if beside else [_coloured(name)]
+    )
+    return [*first, *(" " * NAMES + line for line in body)]
+
+
+def _wrapped(text: str, width: int, indent: int = 0) -> list[str]:
     """Lines of at most this width; only a word that is longer than a line is cut."""
-    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False) or [""]
+    space = " " * indent
+    return textwrap.wrap(text, width, initial_indent=space, subsequent_indent=space, break_on_hyphens=False)
+
+
+def _heading(title: str) -> str:
+    return f"\x1b[1m{title}:\x1b[0m" if _has_colours() else f"{title}:"
+
+
+def _coloured(name: str) -> str:
+    return f"\x1b[36m{name}\x1b[0m" if _has_colours() else name
+
+
+def _has_colours() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"

@@ -39,9 +39,8 @@ class PlotOptions:
     runs: Annotated[
         tuple[str, ...],
         argument(
-            "[RUN]...",
+            "RUN",
             help="Runs, names of runs under runs/, or folders of runs such as a sweep; default: the newest run.",
-            show_default=False,
         ),
     ] = ()
     metric: Annotated[
@@ -51,7 +50,6 @@ class PlotOptions:
             metavar="NAME",
             help="loss, valid.loss, accuracy, lr, ... or all; separate several by commas or repeat the option. "
             "Default: loss.",
-            show_default=False,
         ),
     ] = ()
     x: Annotated[

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import json
 import shutil
 import sys
 import textwrap
@@ -11,16 +10,16 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-
-from rich.console import Console
-from rich.markup import escape
 
 from tformer.support.errors import visible
 from tformer.support.formatting import counted, duration, finite_or_none
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from tformer.cli.process import StopFlag
     from tformer.support.files import Write
     from tformer.viz.output import Output
@@ -33,14 +32,41 @@ PIPE_WIDTH = 100
 """Columns of text that is laid out, in a pipe or a file."""
 
 
-class Messages(Console):
-    """A console that remembers when something was last printed on it."""
+class Messages:
+    """A console that remembers when something was last printed on it. It imports rich when it is first used.
+
+    Attributes:
+        printed_at: the time of the last line, as `time.monotonic()` has it.
+    """
 
     printed_at = 0.0
 
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+
+    @cached_property
+    def rich(self) -> Console:
+        """The console itself."""
+        from rich.console import Console
+
+        class Noting(Console):
+            def print(console, *objects: Any, **options: Any) -> None:
+                self.printed_at = time.monotonic()
+                super().print(*objects, **options)
+
+        return Noting(**self._options)
+
     def print(self, *objects: Any, **options: Any) -> None:
-        self.printed_at = time.monotonic()
-        super().print(*objects, **options)
+        """Print as a console of rich does."""
+        self.rich.print(*objects, **options)
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.rich.is_terminal
+
+    @property
+    def width(self) -> int:
+        return self.rich.width
 
 
 console = Messages(stderr=True, soft_wrap=True, highlight=False)
@@ -90,7 +116,7 @@ def _bar(description: str, total: float | None, unit: str) -> Iterator[Progress]
         BarColumn(bar_width=20 if console.width >= 80 else 5),
     )
     counts = TextColumn("{task.fields[counts]}", table_column=Column(overflow="fold"))  # wraps where it is narrow
-    bar = Progress(*columns, counts, TimeElapsedColumn(), console=console, transient=True, redirect_stdout=False)
+    bar = Progress(*columns, counts, TimeElapsedColumn(), console=console.rich, transient=True, redirect_stdout=False)
     with bar:
         task = bar.add_task(description, total=total, counts="")
 
@@ -197,7 +223,9 @@ class Spinner:
                 from rich.spinner import Spinner as Dots
 
                 dots = Dots("dots", text="working")
-                self._live = Live(dots, console=console, transient=True, refresh_per_second=4, redirect_stdout=False)
+                self._live = Live(
+                    dots, console=console.rich, transient=True, refresh_per_second=4, redirect_stdout=False
+                )
                 self._live.start()
 
     def _stop(self) -> None:
@@ -227,6 +255,8 @@ def emit_lines(lines: Iterable[str]) -> None:
 
 def emit_json(document: Any) -> None:
     """Write one JSON document, on one line, to stdout. NaN and infinity, which JSON lacks, become null."""
+    import json
+
     emit(json.dumps(finite_or_none(document), ensure_ascii=False, allow_nan=False))
 
 
@@ -274,15 +304,15 @@ class DataOutput:
                     if answer is None:
                         raise stop.interrupted("interrupted: what was done before is written")
                     self._write(answer["data"])
-                    console.file.write(answer["messages"])
+                    console.rich.file.write(answer["messages"])
             elif worker.leads:
                 yield item
             else:
                 written: list[str] = []
-                self._write, console.quiet = written.append, False
-                with console.capture() as messages:
+                self._write, console.rich.quiet = written.append, False
+                with console.rich.capture() as messages:
                     yield item
-                console.quiet = True
+                console.rich.quiet = True
                 worker.send(index, {"data": "".join(written), "messages": messages.get()})
 
     def total(self, number: int) -> int:
@@ -296,6 +326,8 @@ class DataOutput:
 
     def documents(self, documents: Iterable[Any]) -> None:
         """Write JSON documents, one a line; NaN and infinity become null."""
+        import json
+
         self._end_spinner()
         # ASCII only on a terminal: JSON leaves some control characters unescaped.
         ascii_only = self.on_terminal
@@ -372,6 +404,8 @@ def print_table(
     if not sys.stdout.isatty():
         emit(markdown.rstrip("\n"))
         return
+    from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     spinner.end()

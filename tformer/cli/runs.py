@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from tformer.cli.command import examples, takes_options
+from tformer.cli.command import Group, examples, takes_options
 from tformer.cli.report import aligned, emit_json, emit_lines, show_notes, terminal_width
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.formatting import as_cell, decimal_bytes, duration, short_count
@@ -24,11 +22,9 @@ if TYPE_CHECKING:
 
 SORTS = "newest, name, metric, parameters, step, seconds or size"
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
+app = Group(
     help="List, show and compare the runs of `tformer train`.",
-    epilog=examples(
+    examples=examples(
         "`tformer runs list`", "`tformer runs show runs/gpt-tiny-1`", "`tformer runs compare runs/a runs/b`"
     ),
 )
@@ -38,11 +34,7 @@ app = typer.Typer(
 class ListOptions:
     folders: Annotated[
         tuple[Path, ...],
-        argument(
-            "FOLDER",
-            help="Folders to search, subfolders (of a sweep) included; default: runs/.",
-            show_default=False,
-        ),
+        argument("FOLDER", help="Folders to search, subfolders (of a sweep) included; default: runs/."),
     ] = ()
     sort: Annotated[str, option("--sort", metavar="KEY", help=f"{SORTS}: the largest or best first.")] = "newest"
     limit: Annotated[int | None, option("--limit", metavar="N", help="Show only the first N.")] = None

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from tformer.cli import evaluate, train
-from tformer.cli.command import examples, takes_options
+from tformer.cli.command import OptionsCommand, examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import emit, emit_json, print_table, progress_reporter, show_notes
 from tformer.support.errors import InputError, TformerError
@@ -88,7 +85,7 @@ class SweepOptions:
 
     train_flags: Annotated[
         tuple[str, ...],
-        argument("-- TRAIN FLAGS", help="After `--`: any other flags of `tformer train`.", show_default=False),
+        argument("-- TRAIN FLAGS", help="After `--`: any other flags of `tformer train`."),
     ] = ()
     out: Annotated[Path | None, RUN("--out", help="Folder of the sweep; an unfinished sweep is continued.")] = None
     plan: Annotated[
@@ -283,16 +280,21 @@ def show_table(table: Table) -> None:
 
 def check_flags(plan: Plan) -> None:
     """Raise InputError, before anything is trained, for flags unknown to `tformer train` or `tformer evaluate`."""
+    from tformer.cli.evaluate import evaluate
+    from tformer.cli.train import train
+
     for task in plan.tasks:
         of_task = f"task {task.name}: " if len(plan.tasks) > 1 else ""
-        _parse("train", train.train, task.train, of_task)
+        _parse("train", train, task.train, of_task)
         for label, flags in task.evaluate.items():
-            _parse("evaluate", evaluate.evaluate, ["RUN", *flags], f"{of_task}evaluate {label}: ")
+            _parse("evaluate", evaluate, ["RUN", *flags], f"{of_task}evaluate {label}: ")
 
 
-def _parse(name: str, command: Callable[..., Any], words: Sequence[str], place: str) -> None:
+def _parse(name: str, command: OptionsCommand, words: Sequence[str], place: str) -> None:
+    import typer
+
     app = typer.Typer(add_completion=False)
-    app.command(name)(command)
+    app.command(name)(command.for_typer())
     try:
         typer.main.get_command(app).make_context(name, list(words))
     except typer.Exit:  # of --help

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.report import aligned, emit, emit_json, emit_lines, print_table, show_notes
-from tformer.data.sources.files import MAX_ROW_CHARACTERS
 from tformer.support.errors import InputError, visible
 from tformer.support.files import STANDARD_INPUT
 from tformer.support.formatting import TOKEN_SIGNS, as_cell, whole_number
@@ -43,23 +42,19 @@ class TokenizeOptions:
     paths: Annotated[
         tuple[str, ...],
         argument(
-            "[RUN|tokenizer.json]",
+            "RUN|tokenizer.json",
             help="Runs, checkpoints, Hugging Face folders or tokenizer.json files, compared with each other when there "
             "are several; default: the newest run.",
-            show_default=False,
         ),
     ] = ()
-    text: Annotated[
-        tuple[str, ...], INPUT("--text", metavar="TEXT", help="A text; repeat it for a batch.", show_default=False)
-    ] = ()
+    text: Annotated[tuple[str, ...], INPUT("--text", metavar="TEXT", help="A text; repeat it for a batch.")] = ()
     text2: Annotated[str | None, INPUT("--text2", metavar="TEXT", help="The second text of a pair.")] = None
     input_path: Annotated[
         str | None,
         INPUT(
             "--input",
             metavar="FILE|-",
-            help=f"Texts, one a line of at most {MAX_ROW_CHARACTERS:,} characters. Default: standard input if it is "
-            "piped.",
+            help="Texts, one per line. Default: standard input if it is piped.",
         ),
     ] = None
     invalid_utf8: Annotated[InvalidUtf8, INPUT] = "strict"

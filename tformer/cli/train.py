@@ -68,7 +68,7 @@ def _train(options: TrainOptions, stop: StopFlag, worker: Worker | None) -> None
         console.print(f"one process: {', '.join(idle)} without effect (several: --devices N)", markup=False)
     summary = run_training(
         options,
-        console=console,
+        console=console.rich,
         work=Work(progress_reporter, stop.should_stop),
         training_begins=begin,
         began=STARTED,

@@ -110,12 +110,12 @@ def _run(worker: Worker, job: Job, device: str, stop: StopFlag) -> Failure | Non
     """Do a job and return its failure, if any."""
     from tformer.workers.worker import ECHO_SECONDS
 
-    console.quiet, stop.echo_seconds = not worker.leads, ECHO_SECONDS
+    console.rich.quiet, stop.echo_seconds = not worker.leads, ECHO_SECONDS
     try:
         worker.take_own_gpu(device)
         job.run(worker)
     except (Exception, KeyboardInterrupt) as error:
-        console.quiet = False
+        console.rich.quiet = False
         return _failure_of(error, worker, stop)
     return None
 

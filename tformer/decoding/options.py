@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
-from tformer.data.sources.files import MAX_ROW_CHARACTERS
 from tformer.support import decoding as row
 from tformer.support.decoding import BEAMS, SAMPLING, Neutral, Use
 from tformer.support.errors import InputError
@@ -56,7 +55,7 @@ class GenerateOptions:
         PROMPT(
             "--input",
             metavar="FILE|-",
-            help=f"File with one prompt or source per line, of at most {MAX_ROW_CHARACTERS:,} characters. Prints one "
+            help="File with one prompt or source per line. Prints one "
             "line per line: the completion without the prompt. Default of encoder-decoders: standard input.",
         ),
     ] = None
@@ -95,7 +94,6 @@ class GenerateOptions:
             metavar="RUN...",
             help="Average the next-token probabilities of several models with one vocabulary: A B C or A,B,C. The "
             "recipe of the first gives the defaults; a model named as RUN belongs to the ensemble.",
-            show_default=False,
         ),
         Use.SEARCH,
     ] = ()

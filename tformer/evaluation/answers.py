@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tformer.data.sources.files import MAX_ROW_CHARACTERS
 from tformer.support.errors import InputError
 from tformer.support.files import STANDARD_INPUT
 from tformer.support.formatting import as_cell
@@ -48,20 +47,17 @@ class ClassifyOptions:
         argument(
             "RUN",
             help="Run, checkpoint or Hugging Face folder; default: the newest run. After --image: further images.",
-            show_default=False,
         ),
     ] = ()
     text: Annotated[str | None, INPUT("--text", help="A text.")] = None
     text2: Annotated[str | None, INPUT("--text2", help="The second text, for a model trained on pairs.")] = None
-    image: Annotated[
-        tuple[Path, ...], INPUT("--image", metavar="FILE...", help="An image; more may follow.", show_default=False)
-    ] = ()
+    image: Annotated[tuple[Path, ...], INPUT("--image", metavar="FILE...", help="An image; more may follow.")] = ()
     input_path: Annotated[
         str | None,
         INPUT(
             "--input",
             metavar="FILE|-",
-            help=f"Texts, one per line of at most {MAX_ROW_CHARACTERS:,} characters (pairs separated by a tab), or a "
+            help="Texts, one per line (pairs separated by a tab), or a "
             "csv, tsv, jsonl or parquet table. For image models: paths, one per line, or a folder, zip or IDX file of "
             "images. Default: standard input if it is piped.",
         ),

@@ -170,11 +170,7 @@ NumSamples = Annotated[
 Stop = Annotated[
     tuple[str, ...],
     Must(all, "texts that are not empty"),
-    SAMPLING(
-        "--stop",
-        help="End the completion before this text (not with beam search); may be repeated.",
-        show_default=False,
-    ),
+    SAMPLING("--stop", help="End the completion before this text (not with beam search); may be repeated."),
     Use.TEXT,
 ]
 

@@ -16,7 +16,6 @@ import contextlib
 import errno
 import fcntl
 import glob
-import hashlib
 import io
 import json
 import os
@@ -272,6 +271,8 @@ OLD = ".old-"  # prefix of a folder while another takes its place
 
 def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> tuple[int, str]:
     """Write and sync one new file; returns its size and SHA-256. Its name is durable after `fsync_dir`."""
+    import hashlib
+
     size, digest = 0, hashlib.sha256()
     descriptor = create(path)
     try:
@@ -366,7 +367,11 @@ def temporary_beside(target: Path) -> Path:
 def temporary_name(target: Path, prefix: str = TEMPORARY) -> str:
     """`<prefix><name of the target>`; of a name that file systems would refuse with a prefix, its hash."""
     name = os.fsencode(target.name)
-    return prefix + (target.name if len(name) <= LONG_NAME else hashlib.sha256(name).hexdigest())
+    if len(name) <= LONG_NAME:
+        return prefix + target.name
+    import hashlib
+
+    return prefix + hashlib.sha256(name).hexdigest()
 
 
 def _is_alive(process: int) -> bool:

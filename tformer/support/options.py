@@ -35,26 +35,33 @@ class Option:
         help: one line for `--help`.
         metavar: name of the value in `--help`; None: its type, or the choices of a `Literal`.
         panel: title of the group of options that `--help` shows it in.
-        show_default: whether `--help` shows the default.
+        default: words for the default where its value says nothing: "the preset's"; None: the value, if there is one.
+        rare: only `--help-all` shows it.
     """
 
     flags: tuple[str, ...]
     help: str = ""
     metavar: str | None = None
     panel: str | None = None
-    show_default: bool = True
+    default: str | None = None
+    rare: bool = False
 
 
 def option(
-    *flags: str, help: str = "", metavar: str | None = None, panel: str | None = None, show_default: bool = True
+    *flags: str,
+    help: str = "",
+    metavar: str | None = None,
+    panel: str | None = None,
+    default: str | None = None,
+    rare: bool = False,
 ) -> Option:
     """Metadata of a field that is given by a flag."""
-    return Option(flags, help, metavar, panel, show_default)
+    return Option(flags, help, metavar, panel, default, rare)
 
 
-def argument(metavar: str, *, help: str = "", panel: str | None = None, show_default: bool = True) -> Option:
+def argument(metavar: str, *, help: str = "", default: str | None = None) -> Option:
     """Metadata of a field that is given without a flag."""
-    return Option((), help, metavar, panel, show_default)
+    return Option((), help, metavar, None, default)
 
 
 @dataclass(frozen=True)
@@ -149,7 +156,7 @@ DATA, MACHINE = Panel("Data"), Panel("Model and machine")
 Errors = Literal["strict", "replace"]
 """What happens at invalid UTF-8: an error, or U+FFFD in its place."""
 
-RUN = argument("RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run.", show_default=False)
+RUN = argument("RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run.")
 Run = Annotated[str | None, RUN]
 Checkpoint = Annotated[
     str, MACHINE("--checkpoint", metavar="best|latest|step-N", help="Checkpoint of the run to load.")
@@ -203,7 +210,7 @@ RecipeFile = Annotated[
 ]
 Sets = Annotated[
     tuple[str, ...],
-    option("--set", metavar="KEY=VALUE", help="Override any key of the recipe; may be repeated.", show_default=False),
+    option("--set", metavar="KEY=VALUE", help="Override any key of the recipe; may be repeated."),
 ]
 NewFolder = Annotated[Path | None, option("--out", metavar="DIR", help="Folder to write; must not exist yet.")]
 PictureFormat = Annotated[

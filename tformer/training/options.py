@@ -25,7 +25,6 @@ from tformer.support.options import (
     Text2Column,
     TextColumn,
 )
-from tformer.support.processes import most_processes
 
 MODEL, OPTIMIZATION = Panel("Model"), Panel("Optimization")
 RUN, MACHINE = Panel("Run"), Panel("Machine")
@@ -68,36 +67,30 @@ class TrainOptions:
             metavar="PATH",
             help="Text, a csv/tsv/jsonl/parquet table, images (folder, zip or IDX), a glob, a URL, `-` or "
             "builtin:NAME; may be repeated. Default: built-in data.",
-            show_default=False,
         ),
     ] = ()
     valid: Annotated[
         tuple[str, ...],
-        DATA("--valid", metavar="PATH", help="Validation data; default: a tenth of the data.", show_default=False),
+        DATA("--valid", metavar="PATH", help="Validation data; default: a tenth of the data."),
     ] = ()
     text_column: Annotated[TextColumn, Key("data.columns.text")] = None
     text2_column: Annotated[Text2Column, Key("data.columns.text2")] = None
     label_column: Annotated[LabelColumn, Key("data.columns.label")] = None
     source: Annotated[
         tuple[str, ...],
-        DATA(
-            "--source",
-            metavar="PATH",
-            help="Source side of aligned text, one sentence per line; repeatable.",
-            show_default=False,
-        ),
+        DATA("--source", metavar="PATH", help="Source side of aligned text, one sentence per line; repeatable."),
     ] = ()
     target: Annotated[
         tuple[str, ...],
-        DATA("--target", metavar="PATH", help="Target side, with as many lines as --source.", show_default=False),
+        DATA("--target", metavar="PATH", help="Target side, with as many lines as --source."),
     ] = ()
     valid_source: Annotated[
         tuple[str, ...],
-        DATA("--valid-source", metavar="PATH", help="Source side of validation data.", show_default=False),
+        DATA("--valid-source", metavar="PATH", help="Source side of validation data."),
     ] = ()
     valid_target: Annotated[
         tuple[str, ...],
-        DATA("--valid-target", metavar="PATH", help="Target side of validation data.", show_default=False),
+        DATA("--valid-target", metavar="PATH", help="Target side of validation data."),
     ] = ()
     prefix: Annotated[
         str | None,
@@ -204,7 +197,6 @@ class TrainOptions:
             metavar="NAME",
             help="Log to tensorboard or wandb as well; repeatable, or separated by commas. A resumed run continues "
             "its logs.",
-            show_default=False,
         ),
     ] = ()
     dry_run: Annotated[
@@ -312,6 +304,7 @@ class TrainOptions:
         Raises InputError for options that contradict each other.
         """
         from tformer.data.sources.columns import parse_column
+        from tformer.support.processes import most_processes
 
         if self.workers is not None and self.workers > most_processes():
             raise InputError(f"--workers must be at most {most_processes()} on this machine, found {self.workers}")
