@@ -156,66 +156,85 @@ DATA, MACHINE = Panel("Data"), Panel("Model and machine")
 Errors = Literal["strict", "replace"]
 """What happens at invalid UTF-8: an error, or U+FFFD in its place."""
 
-RUN = argument("RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run.")
+RUN = argument("RUN", help="Run, checkpoint or Hugging Face folder.", default="the newest run")
 Run = Annotated[str | None, RUN]
-Checkpoint = Annotated[
-    str, MACHINE("--checkpoint", metavar="best|latest|step-N", help="Checkpoint of the run to load.")
-]
+Checkpoint = Annotated[str, MACHINE("--checkpoint", metavar="best|latest|step-N", help="Checkpoint to load.")]
 DEVICE = MACHINE("--device", metavar="auto|cpu|cuda[:i]", help="auto: a GPU where there is one.")
 Device = Annotated[str, DEVICE]
 DEVICES = MACHINE(
     "--devices",
     metavar="N|auto",
-    help="Processes that divide the work, one for each GPU or core; auto: all GPUs, else one process.",
+    help="Processes that divide the work, one for each GPU or core; auto: all GPUs.",
+    default="one process",
+    rare=True,
 )
 Devices = Annotated[str | None, DEVICES]
-PRECISION = MACHINE("--precision", metavar="auto|fp32|bf16|fp16", help="Number format; auto: that of the training.")
+PRECISION = MACHINE(
+    "--precision", metavar="auto|fp32|bf16|fp16", help="Number format; auto: that of the training.", rare=True
+)
 Precision = Annotated[str, PRECISION]
-COMPILE = MACHINE("--compile", metavar="auto|on|off", help="torch.compile; auto: on a GPU, for 200 steps or more.")
+COMPILE = MACHINE(
+    "--compile", metavar="auto|on|off", help="torch.compile; auto: on a GPU, for 200 steps or more.", rare=True
+)
 Quantize = Annotated[
     Literal["none", "int8", "int4"],
     MACHINE(
         "--quantize",
         help="int8, int4: multiply weights in 8 or 4 bits with 8-bit inputs, on a CPU; files on disk do not change.",
+        rare=True,
     ),
 ]
 TextColumn = Annotated[
     str | None, DATA("--text-column", metavar="C", help="Column of the text in a table: name, or number from 0.")
 ]
-Text2Column = Annotated[str | None, DATA("--text2-column", metavar="C", help="Column of the second text.")]
+Text2Column = Annotated[str | None, DATA("--text2-column", metavar="C", help="Column of the second text.", rare=True)]
 LabelColumn = Annotated[str | None, DATA("--label-column", metavar="C", help="Column of the label or score.")]
-InvalidUtf8 = Annotated[Errors, option("--invalid-utf8", help="How to treat invalid UTF-8 in --input.")]
+InvalidUtf8 = Annotated[Errors, option("--invalid-utf8", help="How to treat invalid UTF-8 in --input.", rare=True)]
 TaskPrefix = Annotated[
     str | None,
     option(
         "--prefix",
         metavar="TEXT",
-        help="Text to put before every source that does not begin with it. Default: the prefix of training, if all "
-        "training sets have the same.",
+        help="Text to put before every source that does not begin with it.",
+        default="the prefix of training, if all training sets have the same",
+        rare=True,
     ),
 ]
 SpecialTokens = Annotated[
     bool,
-    option("--special-tokens", help="Read special tokens spelled in the text, such as [MASK], as those tokens."),
+    option(
+        "--special-tokens", help="Read special tokens spelled in the text, such as [MASK], as those tokens.", rare=True
+    ),
 ]
 Views = Annotated[
-    int, option("--views", metavar="N", help="Images: average the probabilities of N views, moved and mirrored.")
+    int,
+    option("--views", metavar="N", help="Images: average the probabilities of N views, moved and mirrored.", rare=True),
 ]
 Arch = Annotated[str | None, option("--arch", help="Family, for example gpt or llama.")]
 Preset = Annotated[
-    str | None, option("--preset", help="A shipped recipe of the family; `tformer config list` names them.")
+    str | None,
+    option("--preset", help="A shipped recipe of the family (tformer config list).", default="the family's default"),
 ]
 RecipeFile = Annotated[
     Path | None, option("--config", metavar="FILE", help="A recipe file; its values override the preset's.")
 ]
 Sets = Annotated[
     tuple[str, ...],
-    option("--set", metavar="KEY=VALUE", help="Override any key of the recipe; may be repeated."),
+    option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override any key of the recipe (tformer config explain lists them); may be repeated.",
+    ),
 ]
 NewFolder = Annotated[Path | None, option("--out", metavar="DIR", help="Folder to write; must not exist yet.")]
 PictureFormat = Annotated[
     str | None,
-    option("--format", metavar="html|png|svg|terminal|json|csv", help="Output format, in place of the suffix."),
+    option(
+        "--format",
+        metavar="html|png|svg|terminal|json|csv",
+        help="Output format.",
+        default="by the suffix of -o",
+    ),
 ]
 Json = Annotated[bool, option("--json", help="One JSON document on standard output.")]
 
