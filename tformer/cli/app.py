@@ -72,9 +72,7 @@ COMMANDS = {
     "train-tokenizer": Command(
         TRAIN, "train_tokenizer", "Train a tokenizer on your own text and report how it encodes it."
     ),
-    "train": Command(
-        TRAIN, "train", "Train a Transformer from scratch, fine-tune another run's weights, or resume a run."
-    ),
+    "train": Command(TRAIN, "train", "Train a Transformer from scratch, fine-tune another run, or resume a run."),
     "config": Command(
         TRAIN, "config", "Show, validate, explain and list recipes, the files that define a run.", is_group=True
     ),

@@ -145,7 +145,7 @@ def usage_of(options_type: type[Any]) -> str:
 
 def bare_name(argument: Option) -> str:
     """The name of an argument."""
-    return argument.metavar or ""
+    return (argument.metavar or "").strip("[].")
 
 
 def _declarations(options_type: type[Any]) -> Iterator[tuple[Option, Any, Any, str]]:

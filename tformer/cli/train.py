@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 EPILOG = examples(
     "`tformer train --arch gpt`",
-    "`tformer train --arch bert --data train.tsv --valid valid.tsv --label-column label`",
+    "`tformer train --arch bert --data train.tsv --valid valid.tsv`",
     "`tformer train --arch transformer --source train.en --target train.de`",
     "`tformer train --resume --out runs/gpt-tiny-1 --max-steps 2000`",
 )
@@ -27,7 +27,11 @@ EPILOG = examples(
 
 @takes_options
 def train(options: TrainOptions) -> None:
-    """Train a Transformer from scratch, fine-tune another run's weights, or resume a run."""
+    """Train a Transformer from scratch, fine-tune another run, or resume a run.
+
+    Heads of another shape than those of --init-from are initialized from scratch. --max-steps and --max-epochs replace
+    the preset's limits. A table's columns are found by usual names: text, label, source, target and the like.
+    """
     options.recipe_values()  # refuses contradictions at once, before torch is imported or other processes start
     from tformer.training.loggers import logger_names
 

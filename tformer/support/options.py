@@ -213,7 +213,7 @@ Views = Annotated[
 Arch = Annotated[str | None, option("--arch", help="Family, for example gpt or llama.")]
 Preset = Annotated[
     str | None,
-    option("--preset", help="A shipped recipe of the family (tformer config list).", default="the family's default"),
+    option("--preset", help="A shipped recipe of the family (tformer config list).", default="chosen for this machine"),
 ]
 RecipeFile = Annotated[
     Path | None, option("--config", metavar="FILE", help="A recipe file; its values override the preset's.")

@@ -16,18 +16,16 @@ from tformer.support.options import (
     DEVICES,
     PRECISION,
     Json,
-    LabelColumn,
     Option,
     Panel,
     Preset,
     RecipeFile,
     Sets,
-    Text2Column,
-    TextColumn,
 )
 
-MODEL, OPTIMIZATION = Panel("Model"), Panel("Optimization")
+MODEL, OBJECTIVE, OPTIMIZER, DISTILLATION = map(Panel, ("Model", "Objective", "Optimizer", "Distillation"))
 RUN, MACHINE = Panel("Run"), Panel("Machine")
+PRESETS, FOUND = "the preset's", "by its name"
 
 VOCABULARIES: dict[str | None, dict[str, Any]] = {
     None: {},
@@ -48,7 +46,7 @@ class Key:
 class TrainOptions:
     """The options of `tformer train`; None: not given."""
 
-    arch: Annotated[str | None, MODEL("--arch", help="Family, for example gpt or llama (default gpt).")] = None
+    arch: Annotated[str | None, MODEL("--arch", help="Family, for example gpt or llama.", default="gpt")] = None
     preset: Annotated[Preset, MODEL] = None
     config: Annotated[RecipeFile, MODEL] = None
     sets: Annotated[Sets, MODEL] = ()
@@ -56,8 +54,8 @@ class TrainOptions:
         Path | None,
         MODEL(
             "--init-from",
-            help="Start from the model, weights and tokenizer of this run; heads of another shape are initialized "
-            "from scratch.",
+            metavar="RUN",
+            help="Fine-tune: start with this run's model and tokenizer.",
         ),
     ] = None
     data: Annotated[
@@ -65,67 +63,104 @@ class TrainOptions:
         DATA(
             "--data",
             metavar="PATH",
-            help="Text, a csv/tsv/jsonl/parquet table, images (folder, zip or IDX), a glob, a URL, `-` or "
-            "builtin:NAME; may be repeated. Default: built-in data.",
+            help="Text, csv/tsv/jsonl/parquet, images, glob, URL, - or builtin:NAME; repeatable.",
+            default="built-in data",
         ),
     ] = ()
     valid: Annotated[
-        tuple[str, ...],
-        DATA("--valid", metavar="PATH", help="Validation data; default: a tenth of the data."),
+        tuple[str, ...], DATA("--valid", metavar="PATH", help="Validation data.", default="a tenth of the data")
     ] = ()
-    text_column: Annotated[TextColumn, Key("data.columns.text")] = None
-    text2_column: Annotated[Text2Column, Key("data.columns.text2")] = None
-    label_column: Annotated[LabelColumn, Key("data.columns.label")] = None
+    text_column: Annotated[
+        str | None,
+        DATA("--text-column", metavar="C", help="Column of the text: name or number.", default=FOUND),
+        Key("data.columns.text"),
+    ] = None
+    text2_column: Annotated[
+        str | None,
+        DATA("--text2-column", metavar="C", help="Column of the second text.", default=FOUND, rare=True),
+        Key("data.columns.text2"),
+    ] = None
+    label_column: Annotated[
+        str | None,
+        DATA("--label-column", metavar="C", help="Column of the label or score.", default=FOUND),
+        Key("data.columns.label"),
+    ] = None
     source: Annotated[
         tuple[str, ...],
-        DATA("--source", metavar="PATH", help="Source side of aligned text, one sentence per line; repeatable."),
+        DATA("--source", metavar="PATH", help="Source side of aligned text, a sentence per line."),
     ] = ()
     target: Annotated[
-        tuple[str, ...],
-        DATA("--target", metavar="PATH", help="Target side, with as many lines as --source."),
+        tuple[str, ...], DATA("--target", metavar="PATH", help="Target side, with as many lines as --source.")
     ] = ()
     valid_source: Annotated[
         tuple[str, ...],
-        DATA("--valid-source", metavar="PATH", help="Source side of validation data."),
+        DATA("--valid-source", metavar="PATH", help="Source side of validation data.", default="a tenth", rare=True),
     ] = ()
     valid_target: Annotated[
         tuple[str, ...],
-        DATA("--valid-target", metavar="PATH", help="Target side of validation data."),
+        DATA("--valid-target", metavar="PATH", help="Target side of validation data.", default="a tenth", rare=True),
     ] = ()
     prefix: Annotated[
         str | None,
-        DATA("--prefix", help='Pairs: text before every source of --data or --source, for example "translate: ".'),
+        DATA(
+            "--prefix",
+            help='Pairs: text before every source of --data or --source, for example "translate: ".',
+            rare=True,
+        ),
     ] = None
     source_column: Annotated[
         str | None,
-        DATA("--source-column", help="Column of the source in a table; several with commas."),
+        DATA(
+            "--source-column",
+            metavar="C",
+            help="Column of the source in a table; several with commas.",
+            default=FOUND,
+            rare=True,
+        ),
         Key("data.columns.source"),
     ] = None
     target_column: Annotated[
-        str | None, DATA("--target-column", help="Column of the target in a table."), Key("data.columns.target")
+        str | None,
+        DATA("--target-column", metavar="C", help="Column of the target in a table.", default=FOUND, rare=True),
+        Key("data.columns.target"),
     ] = None
     vocabulary: Annotated[
         str | None,
-        DATA("--vocabulary", metavar="joint|separate", help="Pairs: joint (one tokenizer) or separate (one per side)."),
+        DATA(
+            "--vocabulary",
+            metavar="joint|separate",
+            help="Pairs: one tokenizer for both sides (joint), or one per side (separate).",
+            default=PRESETS,
+            rare=True,
+        ),
     ] = None
     invalid_utf8: Annotated[
         str | None,
         DATA(
             "--invalid-utf8",
             metavar="strict|replace",
-            help="Invalid UTF-8: an error (strict, the default), or U+FFFD in its place.",
+            help="Invalid UTF-8: an error (strict), or U+FFFD in its place (replace).",
+            default="strict",
+            rare=True,
         ),
         Key("data.errors"),
     ] = None
     tokenizer: Annotated[
-        Path | None, DATA("--tokenizer", help="A tokenizer.json; default: one is trained on the data.")
+        Path | None,
+        DATA("--tokenizer", metavar="FILE", help="A tokenizer.json.", default="one is trained on the data"),
     ] = None
     source_tokenizer: Annotated[
         Path | None,
-        DATA("--source-tokenizer", help="Pairs: the tokenizer.json of the source, beside --target-tokenizer."),
+        DATA(
+            "--source-tokenizer",
+            metavar="FILE",
+            help="Pairs: the tokenizer.json of the source, beside --target-tokenizer.",
+            rare=True,
+        ),
     ] = None
     target_tokenizer: Annotated[
-        Path | None, DATA("--target-tokenizer", help="Pairs: the tokenizer.json of the target.")
+        Path | None,
+        DATA("--target-tokenizer", metavar="FILE", help="Pairs: the tokenizer.json of the target.", rare=True),
     ] = None
     embeddings: Annotated[
         Path | None,
@@ -134,6 +169,8 @@ class TrainOptions:
             metavar="FILE",
             help="Start the embedding table with the token vectors of this file: GloVe's or word2vec's text format, or "
             "safetensors.",
+            default="random vectors",
+            rare=True,
         ),
         Key("embeddings.path"),
     ] = None
@@ -144,42 +181,55 @@ class TrainOptions:
             metavar="FILE",
             help="Pairs: token vectors of the target side. If source and target share a table, used for tokens missing "
             "in --embeddings.",
+            default="random vectors",
+            rare=True,
         ),
         Key("embeddings.target_path"),
     ] = None
     objective: Annotated[
         str | None,
-        OPTIMIZATION(
+        OBJECTIVE(
             "--objective",
-            help="causal_lm, masked_lm (or masked_lm,next_sentence), replaced_token, classification, multi_label, "
-            "regression, seq2seq, span_corruption or denoising; the model gets the head that it needs.",
+            metavar="NAME",
+            help="causal_lm, masked_lm[,next_sentence], replaced_token, classification, multi_label, regression, "
+            "seq2seq, span_corruption or denoising.",
+            default=PRESETS,
         ),
     ] = None
     pooling: Annotated[
         str | None,
-        OPTIMIZATION(
+        OBJECTIVE(
             "--pooling",
             metavar="cls|mean|max|eos|attention",
             help="Classifiers: one vector per example from the first position (cls), the last (eos), the mean or "
             "maximum of all (mean, max) or a learned mean (attention); padding never counts.",
+            default=PRESETS,
+            rare=True,
         ),
         Key("model.heads.*.pooling"),
     ] = None
-    out: Annotated[Path | None, RUN("--out", help="Run directory (default runs/ARCH-PRESET-N).")] = None
-    resume: Annotated[bool, RUN("--resume", help="Continue the run in --out, or the newest one.")] = False
+    out: Annotated[Path | None, RUN("--out", metavar="DIR", help="Run directory.", default="runs/ARCH-PRESET-N")] = None
+    resume: Annotated[
+        bool,
+        RUN("--resume", help="Continue the run in --out, or the newest one; starts a new run if there is none."),
+    ] = False
     max_steps: Annotated[
         int | None,
-        RUN("--max-steps", help="Total number of optimizer steps; replaces the preset's limits."),
+        RUN("--max-steps", help="Stop after N steps in total, resumed steps included.", default=PRESETS),
         Key("training.max_steps"),
     ] = None
     max_epochs: Annotated[
         float | None,
-        RUN("--max-epochs", help="Passes over the training data; replaces the preset's limits."),
+        RUN("--max-epochs", help="Passes over the training data.", default=PRESETS, rare=True),
         Key("training.max_epochs"),
     ] = None
     max_minutes: Annotated[
         float | None,
-        RUN("--max-minutes", help="Save and stop after this time; the learning-rate schedule stays the same."),
+        RUN(
+            "--max-minutes",
+            help="Save and stop after this time; the learning-rate schedule stays the same.",
+            default="no limit",
+        ),
         Key("training.max_minutes"),
     ] = None
     stop_at_step: Annotated[
@@ -188,6 +238,7 @@ class TrainOptions:
             "--stop-at-step",
             metavar="N",
             help="Validate, save and stop at this step; the learning-rate schedule stays the same.",
+            rare=True,
         ),
     ] = None
     log_to: Annotated[
@@ -197,71 +248,89 @@ class TrainOptions:
             metavar="NAME",
             help="Log to tensorboard or wandb as well; repeatable, or separated by commas. A resumed run continues "
             "its logs.",
+            rare=True,
         ),
     ] = ()
     dry_run: Annotated[
         bool,
-        RUN(
-            "--dry-run",
-            help="Show recipe, parameters, estimated memory, one batch and what the objective "
-            "does to its first example; do not train.",
-        ),
+        RUN("--dry-run", help="Show recipe, memory and a first batch; do not train."),
     ] = False
     as_json: Annotated[Json, RUN] = False
     batch_size: Annotated[
-        int | None, OPTIMIZATION("--batch-size", help="Sequences in one micro-batch."), Key("training.batch_size")
+        int | None,
+        OPTIMIZER(
+            "--batch-size",
+            help="Sequences per forward pass; times --grad-accum: one optimizer step.",
+            default=PRESETS,
+        ),
+        Key("training.batch_size"),
     ] = None
     batch_tokens: Annotated[
         int | None,
-        OPTIMIZATION(
+        OPTIMIZER(
             "--batch-tokens",
-            help="Maximum tokens in one micro-batch, instead of --batch-size; pairs count their longer side.",
+            help="Maximum tokens per forward pass, instead of --batch-size; pairs count their longer side.",
+            default=PRESETS,
+            rare=True,
         ),
         Key("training.batch_tokens"),
     ] = None
     grad_accum: Annotated[
         int | None,
-        OPTIMIZATION("--grad-accum", help="Micro-batches in one optimizer step."),
+        OPTIMIZER("--grad-accum", help="Forward passes per step.", default=PRESETS),
         Key("training.grad_accum"),
     ] = None
-    lr: Annotated[float | None, OPTIMIZATION("--lr", help="Peak learning rate."), Key("optimizer.lr")] = None
-    seed: Annotated[int | None, OPTIMIZATION("--seed", help="Random seed."), Key("seed")] = None
+    lr: Annotated[float | None, OPTIMIZER("--lr", help="Peak learning rate.", default=PRESETS), Key("optimizer.lr")] = (
+        None
+    )
+    seed: Annotated[int | None, OPTIMIZER("--seed", help="Random seed.", default=PRESETS), Key("seed")] = None
     teacher: Annotated[
         Path | None,
-        OPTIMIZATION(
+        DISTILLATION(
             "--teacher",
-            help="Teacher for distillation: a run, checkpoint or Hugging Face folder. The new model takes its "
-            "tokenizer.",
+            metavar="RUN",
+            help="Learn from this run, checkpoint or Hugging Face folder. The new model takes its tokenizer.",
+            default="no teacher",
+            rare=True,
         ),
         Key("teacher.path"),
     ] = None
     distil: Annotated[
         str | None,
-        OPTIMIZATION(
+        DISTILLATION(
             "--distil",
             metavar="soft|sequence",
-            help="soft (default): learn the teacher's probabilities. sequence (encoder-decoders): learn the "
-            "teacher's translations.",
+            help="soft: learn the teacher's probabilities. sequence (encoder-decoders): learn the teacher's "
+            "translations.",
+            default="soft",
+            rare=True,
         ),
         Key("teacher.kind"),
     ] = None
     precision: Annotated[
         str | None,
-        replace(PRECISION, help="Number format of the computation; auto: the fastest here."),
+        replace(PRECISION, help="Number format of the computation; auto: the fastest here.", default=PRESETS),
         MACHINE,
         Key("training.precision"),
     ] = None
-    device: Annotated[str | None, DEVICE, MACHINE, Key("training.device")] = None
-    compile: Annotated[str | None, COMPILE, MACHINE, Key("training.compile")] = None
+    device: Annotated[str | None, replace(DEVICE, default="auto"), MACHINE, Key("training.device")] = None
+    compile: Annotated[str | None, replace(COMPILE, default=PRESETS), MACHINE, Key("training.compile")] = None
     workers: Annotated[
         int | None,
-        MACHINE("--workers", metavar="N", help="Processes that tokenize a text; default: one for each processor."),
+        MACHINE(
+            "--workers",
+            metavar="N",
+            help="Processes that tokenize a text.",
+            default="one for each processor",
+            rare=True,
+        ),
     ] = None
     devices: Annotated[
         str | None,
         replace(
             DEVICES,
-            help="Processes that train together, one for each GPU or CPU core; auto: all GPUs, else one process.",
+            help="Processes that train together, one for each GPU or CPU core; auto: all GPUs.",
+            rare=False,
         ),
         MACHINE,
     ] = None
@@ -272,6 +341,8 @@ class TrainOptions:
             metavar="auto|ddp|fsdp|hsdp",
             help="ddp: a full copy per device. fsdp: split over all. hsdp: split within groups. auto: the first that "
             "fits.",
+            default="auto",
+            rare=True,
         ),
         Key("training.parallel.kind"),
     ] = None
@@ -281,6 +352,7 @@ class TrainOptions:
             "--max-restarts",
             metavar="N",
             help="With --devices: how often to go on from the last checkpoint when a process is killed or fails.",
+            rare=True,
         ),
     ] = 0
 
