@@ -20,12 +20,13 @@ MOST_THREADS = 4096
 MOST = 10**9  # of anything that is counted or timed
 
 Threads = Annotated[
-    int | None, HOW("--threads", help="CPU threads for tformer and its peers; default: PyTorch's choice.")
+    int | None, HOW("--threads", help="CPU threads for tformer and its peers.", default="PyTorch's choice")
 ]
 Device = Annotated[str, HOW("--device", metavar="auto|cpu|cuda[:i]", help="auto: a GPU where there is one.")]
-Compile = Annotated[bool, HOW("--compile", help="Run tformer through torch.compile.")]
+Compile = Annotated[bool, HOW("--compile", help="Run tformer through torch.compile.", rare=True)]
 Repeats = Annotated[
-    int, HOW("--repeats", help="Minimum number of timed rounds; short rounds are repeated for half a second.")
+    int,
+    HOW("--repeats", help="Minimum number of timed rounds; short rounds are repeated for half a second.", rare=True),
 ]
 Peers = Annotated[
     tuple[str, ...],
@@ -72,11 +73,13 @@ class SpeedOptions:
         PEERS(
             "--peer-precision",
             metavar="P,P,...",
-            help="Number formats of the other libraries. Default: all that they support on this machine.",
+            help="Number formats of the other libraries.",
+            default="all that they support on this machine",
+            rare=True,
         ),
     ] = None
     repeats: Repeats = 10
-    max_seconds: Annotated[float, HOW("--max-seconds", help="Time limit of each measuring process.")] = 600.0
+    max_seconds: Annotated[float, HOW("--max-seconds", help="Time limit of each measuring process.", rare=True)] = 600.0
     threads: Threads = None
     precision: Annotated[str, HOW("--precision", metavar="auto|fp32|bf16|fp16", help="Of tformer.")] = "auto"
     compile: Compile = False
@@ -182,14 +185,17 @@ class AttentionOptions:
         WORK(
             "--lengths",
             metavar="T,T,...",
-            help="Sequence lengths. Default: 512,1024,2048,4096,8192,16384, or those up to the model's maximum length.",
+            help="Sequence lengths.",
+            default="512,1024,2048,4096,8192,16384, or those up to the model's maximum length",
         ),
     ] = None
     batch_size: Annotated[int, WORK("--batch-size", help="Sequences at once.")] = 1
-    heads: Annotated[int | None, WORK("--num-heads", help="Number of attention heads. Default: 4, or the model's.")] = (
-        None
-    )
-    head_dim: Annotated[int | None, WORK("--head-dim", help="Size of a head. Default: 64, or the model's.")] = None
+    heads: Annotated[
+        int | None, WORK("--num-heads", help="Number of attention heads.", default="4, or the model's", rare=True)
+    ] = None
+    head_dim: Annotated[
+        int | None, WORK("--head-dim", help="Size of a head.", default="64, or the model's", rare=True)
+    ] = None
     sets: Annotated[
         tuple[str, ...],
         WORK(

@@ -54,7 +54,7 @@ class ValidateOptions:
 class ExplainOptions:
     keys: Annotated[
         tuple[str, ...],
-        argument("KEY", help="Keys with dots: model.encoder.norm.place. Default: list all keys."),
+        argument("KEY", help="Keys with dots: model.encoder.norm.place.", default="list all keys"),
     ] = ()
     as_json: Json = False
 

@@ -36,7 +36,8 @@ class ExportOptions:
         FORMAT(
             "--dtype",
             metavar="fp32|bf16|fp16",
-            help="Number format of the weights; for ctranslate2 also int8 and int16. Default: as stored.",
+            help="Number format of the weights; for ctranslate2 also int8 and int16.",
+            default="as stored",
         ),
     ] = None
     shard_size: Annotated[str, FORMAT("--shard-size", metavar="SIZE", help="Maximum size of a weight file.")] = "5GB"
@@ -46,7 +47,8 @@ class ExportOptions:
             "--as",
             metavar="MODEL_TYPE",
             help="Architecture to export as (gpt2, marian, ...), where several compute the same function; tformer: "
-            "with its own code; default: chosen by the recipe's arch.",
+            "with its own code.",
+            default="chosen by the recipe's arch",
         ),
     ] = None
     as_json: Annotated[Json, RESULT] = False

@@ -48,15 +48,20 @@ class InspectOptions:
     set: Annotated[Sets, WHAT] = ()
     checkpoint: Annotated[Checkpoint, WHAT] = "best"
     batch_size: Annotated[
-        int | None, SIZES("--batch-size", metavar="N", help="Examples in a forward pass; default: the recipe's.")
+        int | None, SIZES("--batch-size", metavar="N", help="Examples in a forward pass.", default="the recipe's")
     ] = None
     seq_len: Annotated[
         int | None,
-        SIZES("--seq-len", metavar="T", help="Sequence length of source and target in tokens; default: the recipe's."),
+        SIZES("--seq-len", metavar="T", help="Sequence length of source and target in tokens.", default="the recipe's"),
     ] = None
     vocab_size: Annotated[
         int | None,
-        SIZES("--vocab-size", metavar="V", help="Vocabulary size, if neither a tokenizer nor the recipe gives it."),
+        SIZES(
+            "--vocab-size",
+            metavar="V",
+            help="Vocabulary size, if neither a tokenizer nor the recipe gives it.",
+            rare=True,
+        ),
     ] = None
     precision: Annotated[
         str, replace(PRECISION, help="Number format of the training whose memory is estimated."), SIZES
@@ -69,18 +74,23 @@ class InspectOptions:
         str | None,
         VIEW("--text", help="With --shapes: this example as training gives it to the model, special tokens included."),
     ] = None
-    text2: Annotated[str | None, VIEW("--text2", help="Its second text, for a model of pairs of texts.")] = None
+    text2: Annotated[str | None, VIEW("--text2", help="Its second text, for a model of pairs of texts.", rare=True)] = (
+        None
+    )
     target: Annotated[
-        str | None, VIEW("--target", help="Its target, for a model of sources and targets; default: the text.")
+        str | None,
+        VIEW("--target", help="Its target, for a model of sources and targets.", default="the text", rare=True),
     ] = None
-    image: Annotated[Path | None, VIEW("--image", metavar="FILE", help="An image in place of a text.")] = None
+    image: Annotated[Path | None, VIEW("--image", metavar="FILE", help="An image in place of a text.", rare=True)] = (
+        None
+    )
     draw: Annotated[str | None, VIEW("--draw", metavar="mermaid", help="Draw the architecture.")] = None
     verify: Annotated[
         bool, VIEW("--verify", help="Check the files of a checkpoint, or of all checkpoints of a run.")
     ] = False
-    depth: Annotated[int | None, VIEW("--depth", metavar="N", help="Depth of the module tree; 0: only the total.")] = (
-        None
-    )
+    depth: Annotated[
+        int | None, VIEW("--depth", metavar="N", help="Depth of the module tree; 0: only the total.", rare=True)
+    ] = None
     output: Annotated[Path | None, OUT("-o", "--output", metavar="FILE", help="Write to this file.")] = None
     json: Annotated[Json, OUT] = False
 

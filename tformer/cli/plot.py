@@ -40,7 +40,8 @@ class PlotOptions:
         tuple[str, ...],
         argument(
             "RUN",
-            help="Runs, names of runs under runs/, or folders of runs such as a sweep; default: the newest run.",
+            help="Runs, names of runs under runs/, or folders of runs such as a sweep.",
+            default="the newest run",
         ),
     ] = ()
     metric: Annotated[
@@ -48,8 +49,8 @@ class PlotOptions:
         SHOWN(
             "--metric",
             metavar="NAME",
-            help="loss, valid.loss, accuracy, lr, ... or all; separate several by commas or repeat the option. "
-            "Default: loss.",
+            help="loss, valid.loss, accuracy, lr, ... or all; separate several by commas or repeat the option.",
+            default="loss",
         ),
     ] = ()
     x: Annotated[
@@ -72,7 +73,8 @@ class PlotOptions:
             "-o",
             "--output",
             metavar="FILE",
-            help="Output file, whose suffix sets the format; -: standard output. Default: curves.html.",
+            help="Output file, whose suffix sets the format; -: standard output.",
+            default="curves.html",
         ),
     ] = None
     format: Annotated[PictureFormat, PICTURE] = None

@@ -34,7 +34,7 @@ app = Group(
 class ListOptions:
     folders: Annotated[
         tuple[Path, ...],
-        argument("FOLDER", help="Folders to search, subfolders (of a sweep) included; default: runs/."),
+        argument("FOLDER", help="Folders to search, subfolders (of a sweep) included.", default="runs/"),
     ] = ()
     sort: Annotated[str, option("--sort", metavar="KEY", help=f"{SORTS}: the largest or best first.")] = "newest"
     limit: Annotated[int | None, option("--limit", metavar="N", help="Show only the first N.")] = None
@@ -43,7 +43,7 @@ class ListOptions:
 
 @dataclass(frozen=True)
 class ShowOptions:
-    run: Annotated[str | None, argument("RUN", help="A run, or its name under runs/; default: the newest.")] = None
+    run: Annotated[str | None, argument("RUN", help="A run, or its name under runs/.", default="the newest")] = None
     as_json: Json = False
 
 

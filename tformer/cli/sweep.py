@@ -96,13 +96,18 @@ class SweepOptions:
         ),
     ] = None
     task: TaskOptions = TaskOptions()
-    seeds: Annotated[int | None, HOW("--seeds", help="Number of trainings (random seeds) per variant (default 1).")] = (
-        None
-    )
+    seeds: Annotated[
+        int | None, HOW("--seeds", help="Number of trainings (random seeds) per variant.", default="1")
+    ] = None
     max_steps: Annotated[int | None, HOW("--max-steps", help="Optimizer steps of each training.")] = None
     draws: Annotated[
         int | None,
-        HOW("--draws", metavar="N", help="Train N variants of the grid, drawn at random (fixed by the recipe's seed)."),
+        HOW(
+            "--draws",
+            metavar="N",
+            help="Train N variants of the grid, drawn at random (fixed by the recipe's seed).",
+            rare=True,
+        ),
     ] = None
     halving: Annotated[
         bool,
@@ -114,9 +119,13 @@ class SweepOptions:
     ] = False
     eta: Annotated[
         int | None,
-        HOW("--eta", metavar="N", help="With --halving: one of N variants goes on at each rung (default 3)."),
+        HOW(
+            "--eta", metavar="N", help="With --halving: one of N variants goes on at each rung.", default="3", rare=True
+        ),
     ] = None
-    skip_invalid: Annotated[bool, RUN("--skip-invalid", help="Skip variants whose recipe is invalid.")] = False
+    skip_invalid: Annotated[bool, RUN("--skip-invalid", help="Skip variants whose recipe is invalid.", rare=True)] = (
+        False
+    )
     dry_run: Annotated[bool, RUN("--dry-run", help="List the trainings; run none.")] = False
     as_json: Annotated[Json, RUN] = False
 

@@ -43,8 +43,9 @@ class TokenizeOptions:
         tuple[str, ...],
         argument(
             "RUN|tokenizer.json",
-            help="Runs, checkpoints, Hugging Face folders or tokenizer.json files, compared with each other when there "
-            "are several; default: the newest run.",
+            help="Runs, checkpoints, Hugging Face folders or tokenizer.json files, compared with each other when "
+            "there are several.",
+            default="the newest run",
         ),
     ] = ()
     text: Annotated[tuple[str, ...], INPUT("--text", metavar="TEXT", help="A text; repeat it for a batch.")] = ()
@@ -54,7 +55,8 @@ class TokenizeOptions:
         INPUT(
             "--input",
             metavar="FILE|-",
-            help="Texts, one per line. Default: standard input if it is piped.",
+            help="Texts, one per line.",
+            default="standard input if it is piped",
         ),
     ] = None
     invalid_utf8: Annotated[InvalidUtf8, INPUT] = "strict"
@@ -63,7 +65,7 @@ class TokenizeOptions:
     ] = None
     side: Annotated[
         Literal["source", "target"] | None,
-        READING("--side", help="Side of an encoder-decoder: the target has its own start and end tokens."),
+        READING("--side", help="Side of an encoder-decoder: the target has its own start and end tokens.", rare=True),
     ] = None
     no_template: Annotated[bool, READING("--no-template", help="Leave out the special tokens around the text.")] = False
     special_tokens: Annotated[SpecialTokens, READING] = False
@@ -78,14 +80,22 @@ class TokenizeOptions:
     ] = None
     truncation: Annotated[
         Literal["head", "tail", "head_tail"] | None,
-        READING("--truncation", help="The part of a longer text that is kept; default: as in training, else head."),
+        READING(
+            "--truncation",
+            help="The part of a longer text that is kept.",
+            default="as in training, else head",
+            rare=True,
+        ),
     ] = None
     pad: Annotated[
         Literal["longest", "max"] | None,
-        READING("--pad", help="Width of the batch: its longest text, or --max-length; default: as in training."),
+        READING(
+            "--pad", help="Width of the batch: its longest text, or --max-length.", default="as in training", rare=True
+        ),
     ] = None
     padding_side: Annotated[
-        Literal["right", "left"] | None, READING("--padding-side", help="Default: as in training, else right.")
+        Literal["right", "left"] | None,
+        READING("--padding-side", help="Default: as in training, else right.", rare=True),
     ] = None
     checkpoint: Checkpoint = "best"
     as_json: Annotated[Json, OUTPUT] = False

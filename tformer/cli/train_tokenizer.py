@@ -34,7 +34,7 @@ class TrainTokenizerOptions:
 
     inputs: Annotated[
         tuple[str, ...],
-        argument("INPUT", help="Files, folders, globs, builtin:NAME or `-` (standard input); default: built-in text."),
+        argument("INPUT", help="Files, folders, globs, builtin:NAME or `-` (standard input).", default="built-in text"),
     ] = ()
     tokenizer: TokenizerOptions = field(default_factory=TokenizerOptions)
     invalid_utf8: Annotated[Errors, TEXT("--invalid-utf8", help="Invalid UTF-8: an error, or replaced by U+FFFD.")] = (

@@ -48,18 +48,18 @@ class AttentionOptions:
     text: Annotated[str | None, READ("--text", help="The text to read; for an encoder-decoder the source.")] = None
     text2: Annotated[str | None, READ("--text2", help="The second text, for a model trained on pairs.")] = None
     target: Annotated[
-        str | None, READ("--target", help="The decoder's text; default: the model's own translation.")
+        str | None, READ("--target", help="The decoder's text.", default="the model's own translation")
     ] = None
     image: Annotated[Path | None, READ("--image", metavar="FILE", help="An image file.")] = None
     max_tokens: Annotated[
-        int | None, READ("--max-tokens", metavar="N", help="Maximum number of tokens to read of a text.")
+        int | None, READ("--max-tokens", metavar="N", help="Maximum number of tokens to read of a text.", rare=True)
     ] = None
     max_new_tokens: Annotated[
         int | None,
         READ("--max-new-tokens", metavar="N", help="Number of tokens that the model generates after the text."),
     ] = None
     prefix: Annotated[
-        str | None, READ("--prefix", metavar="TEXT", help="Prefix of the source, instead of the run's own.")
+        str | None, READ("--prefix", metavar="TEXT", help="Prefix of the source, instead of the run's own.", rare=True)
     ] = None
     special_tokens: Annotated[SpecialTokens, READ] = False
     attention: Annotated[
@@ -85,19 +85,20 @@ class AttentionOptions:
         SHOWN(
             "--heads",
             metavar="0,3-5|mean",
-            help="Heads to show; mean: the mean of each layer's heads. Default: all.",
+            help="Heads to show; mean: the mean of each layer's heads.",
+            default="all",
         ),
     ] = None
     top_k: Annotated[int, SHOWN("--top-k", metavar="K", help="Number of links drawn or listed for each token.")] = 3
     merge_subwords: Annotated[
         bool, SHOWN("--merge-subwords", help="Merge the tokens of a word: sums over keys, means over queries.")
     ] = False
-    hide_special: Annotated[bool, SHOWN("--hide-special", help="Omit special tokens and normalize each row again.")] = (
-        False
-    )
+    hide_special: Annotated[
+        bool, SHOWN("--hide-special", help="Omit special tokens and normalize each row again.", rare=True)
+    ] = False
     output: Annotated[
         Path | None,
-        PICTURE("-o", "--output", help="Output file, whose suffix sets the format. Default: attention.html."),
+        PICTURE("-o", "--output", help="Output file, whose suffix sets the format.", default="attention.html"),
     ] = None
     format: Annotated[PictureFormat, PICTURE] = None
     scale: Annotated[
@@ -107,9 +108,10 @@ class AttentionOptions:
             metavar="row|global|sqrt|log",
             help="Colour scale: each row by itself, linear, square root or logarithmic. Default: linear; sqrt for long "
             "texts.",
+            rare=True,
         ),
     ] = None
-    max_megabytes: Annotated[float, PICTURE("--max-megabytes", help="Refuse larger files.")] = 20.0
+    max_megabytes: Annotated[float, PICTURE("--max-megabytes", help="Refuse larger files.", rare=True)] = 20.0
     checkpoint: Checkpoint = "best"
     device: Device = "auto"
 

@@ -42,8 +42,9 @@ class PositionsOptions:
         WHAT(
             "--view",
             metavar="NAME",
-            help="Which plot of the kind to show, for example traces, heatmap, waves, gram, distance or "
-            "wavelengths; a page opens with it. Default: the first plot of the kind.",
+            help="Which plot of the kind to show, for example traces, heatmap, waves, gram, distance or wavelengths; "
+            "a page opens with it.",
+            default="the first plot of the kind",
         ),
     ] = None
     compare: Annotated[
@@ -62,9 +63,17 @@ class PositionsOptions:
             help="A run, checkpoint or Hugging Face folder: show its kind, its sizes and its learned values.",
         ),
     ] = None
-    stack: Annotated[str | None, WHAT("--stack", metavar="SIDE", help="Stack of the run: encoder or decoder.")] = None
+    stack: Annotated[
+        str | None, WHAT("--stack", metavar="SIDE", help="Stack of the run: encoder or decoder.", rare=True)
+    ] = None
     layer: Annotated[
-        int, WHAT("--layer", metavar="N", help="Layer whose tables are shown, from 0 (shaw has tables in every layer).")
+        int,
+        WHAT(
+            "--layer",
+            metavar="N",
+            help="Layer whose tables are shown, from 0 (shaw has tables in every layer).",
+            rare=True,
+        ),
     ] = 0
     d_model: Annotated[int, SIZES("--d-model", metavar="D", help="Width of the embeddings.")] = 512
     positions: Annotated[
@@ -97,7 +106,8 @@ class PositionsOptions:
             "--output",
             "-o",
             metavar="FILE",
-            help="The file to write: .html, .png, .svg, .txt, .json or .csv. Default: a page named after the kind.",
+            help="The file to write: .html, .png, .svg, .txt, .json or .csv.",
+            default="a page named after the kind",
         ),
     ] = None
     format: Annotated[PictureFormat, RESULT] = None

@@ -64,18 +64,24 @@ class GenerateOptions:
     prefix: Annotated[TaskPrefix, PROMPT, Use.SOURCE] = None
     too_long: Annotated[
         Literal["error", "cut"],
-        PROMPT("--too-long", help="A source longer than the model's maximum: stop with an error, or cut its end."),
+        PROMPT(
+            "--too-long",
+            help="A source longer than the model's maximum: stop with an error, or cut its end.",
+            rare=True,
+        ),
         Use.SOURCE,
         Neutral("error"),
     ] = "error"
     target_prefix: Annotated[
         str | None,
-        PROMPT("--target-prefix", metavar="TEXT", help="Text that every output begins with."),
+        PROMPT("--target-prefix", metavar="TEXT", help="Text that every output begins with.", rare=True),
         Use.SOURCE,
     ] = None
     target_prefix_file: Annotated[
         str | None,
-        PROMPT("--target-prefix-file", metavar="FILE", help="File with one target prefix per line of --input."),
+        PROMPT(
+            "--target-prefix-file", metavar="FILE", help="File with one target prefix per line of --input.", rare=True
+        ),
         Use.SOURCE,
     ] = None
 
@@ -94,6 +100,7 @@ class GenerateOptions:
             metavar="RUN...",
             help="Average the next-token probabilities of several models with one vocabulary: A B C or A,B,C. The "
             "recipe of the first gives the defaults; a model named as RUN belongs to the ensemble.",
+            rare=True,
         ),
         Use.SEARCH,
     ] = ()
@@ -126,6 +133,7 @@ class GenerateOptions:
             "--logprobs",
             help="Add the model's log-probability of the text; with --json of each token (`logprobs`, one for each of "
             "`ids`; null for a target prefix).",
+            rare=True,
         ),
         Use.TEXT,
     ] = False
@@ -135,6 +143,7 @@ class GenerateOptions:
             "--alignments",
             help="Add the source token that each output token attends to most: `SOURCE-TARGET` pairs from 0 (0-0 1-2) "
             "after a tab; with --json [source, target] pairs and the tokens.",
+            rare=True,
         ),
         Use.SOURCE,
     ] = False
@@ -142,7 +151,7 @@ class GenerateOptions:
     checkpoint: Checkpoint = "best"
     batch_size: Annotated[
         int | None,
-        MACHINE("--batch-size", help="Lines of --input per batch; default: 16, for an encoder-decoder 32."),
+        MACHINE("--batch-size", help="Lines of --input per batch.", default="16, for an encoder-decoder 32"),
     ] = None
     device: Device = "auto"
     devices: Devices = None

@@ -57,26 +57,29 @@ class ClassifyOptions:
         INPUT(
             "--input",
             metavar="FILE|-",
-            help="Texts, one per line (pairs separated by a tab), or a "
-            "csv, tsv, jsonl or parquet table. For image models: paths, one per line, or a folder, zip or IDX file of "
-            "images. Default: standard input if it is piped.",
+            help="Texts, one per line (pairs separated by a tab), or a csv, tsv, jsonl or parquet table. For image "
+            "models: paths, one per line, or a folder, zip or IDX file of images.",
+            default="standard input if it is piped",
         ),
     ] = None
     text_column: Annotated[
         str | None,
-        INPUT("--text-column", metavar="C", help="Column of a table, by name or number; default: as in training."),
+        INPUT("--text-column", metavar="C", help="Column of a table, by name or number.", default="as in training"),
     ] = None
-    text2_column: Annotated[str | None, INPUT("--text2-column", metavar="C", help="The second text.")] = None
+    text2_column: Annotated[str | None, INPUT("--text2-column", metavar="C", help="The second text.", rare=True)] = None
     invalid_utf8: Annotated[InvalidUtf8, INPUT] = "strict"
     top: Annotated[int | None, ANSWER("--top-k", metavar="K", help="Show the K most probable labels.")] = None
     threshold: Annotated[
         float | None,
         ANSWER(
-            "--threshold", metavar="P", help="Multi-label models: show the labels above this probability (default 0.5)."
+            "--threshold",
+            metavar="P",
+            help="Multi-label models: show the labels above this probability.",
+            default="0.5",
         ),
     ] = None
     views: Annotated[Views, ANSWER] = 1
-    output: Annotated[Path | None, ANSWER("--output", help="Output file; default: standard output.")] = None
+    output: Annotated[Path | None, ANSWER("--output", help="Output file.", default="standard output")] = None
     as_json: Annotated[bool, ANSWER("--json", help="Write one JSON object per input, each on its own line.")] = False
     checkpoint: Checkpoint = "best"
     batch_size: Annotated[

@@ -46,12 +46,14 @@ class EmbedOptions:
     pooling: Annotated[
         Pooling | None,
         VECTOR(
-            "--pooling", help="One vector of many: cls, mean, max or eos. Default: that of the model's head, else mean."
+            "--pooling",
+            help="One vector of many: cls, mean, max or eos.",
+            default="that of the model's head, else mean",
         ),
     ] = None
     layer: Annotated[
         int | None,
-        VECTOR("--layer", help="States after this layer, from 0; negative: from the end. Default: the model's last."),
+        VECTOR("--layer", help="States after this layer, from 0; negative: from the end.", default="the model's last"),
     ] = None
     batch_size: Annotated[int | None, MACHINE("--batch-size", help="Inputs per batch. Affects only the speed.")] = None
     precision: Precision = "auto"

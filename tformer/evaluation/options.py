@@ -42,7 +42,8 @@ class DataOptions:
         DATA(
             "--data",
             metavar="PATH",
-            help="File, folder, glob, URL, builtin:NAME or - (standard input); default: the run's validation data.",
+            help="File, folder, glob, URL, builtin:NAME or - (standard input).",
+            default="the run's validation data",
         ),
     ] = None
     text_column: TextColumn = None
@@ -54,6 +55,7 @@ class DataOptions:
             "--invalid-utf8",
             help="Invalid UTF-8: an error (strict) or U+FFFD (replace). Default: strict; for the run's own data as in "
             "training.",
+            rare=True,
         ),
     ] = None
     source: Annotated[
@@ -63,9 +65,12 @@ class DataOptions:
         None
     )
     source_column: Annotated[
-        str | None, PAIRS("--source-column", metavar="C", help="Column of the source in --data: name or number.")
+        str | None,
+        PAIRS("--source-column", metavar="C", help="Column of the source in --data: name or number.", rare=True),
     ] = None
-    target_column: Annotated[str | None, PAIRS("--target-column", metavar="C", help="Column of the reference.")] = None
+    target_column: Annotated[
+        str | None, PAIRS("--target-column", metavar="C", help="Column of the reference.", rare=True)
+    ] = None
     prefix: Annotated[TaskPrefix, PAIRS] = None
     batch_size: Annotated[
         int | None,
@@ -92,17 +97,21 @@ class EvaluationOptions(DataOptions):
     """The options of `tformer evaluate`."""
 
     run: Run = None
-    beam_size: Annotated[int | None, PAIRS("--beam-size", metavar="B", help="1: greedy; default: the recipe's.")] = None
+    beam_size: Annotated[int | None, PAIRS("--beam-size", metavar="B", help="1: greedy.", default="the recipe's")] = (
+        None
+    )
     max_new_tokens: Annotated[
         int | None,
         PAIRS(
             "--max-new-tokens",
             metavar="N",
-            help="Maximum number of output tokens; default: the larger of the recipe's value and --seq-len.",
+            help="Maximum number of output tokens.",
+            default="the larger of the recipe's value and --seq-len",
+            rare=True,
         ),
     ] = None
     length_penalty: Annotated[
-        float | None, PAIRS("--length-penalty", metavar="A", help="A above 0 favours long texts.")
+        float | None, PAIRS("--length-penalty", metavar="A", help="A above 0 favours long texts.", rare=True)
     ] = None
     length_penalty_type: Annotated[
         str | None,
@@ -110,6 +119,7 @@ class EvaluationOptions(DataOptions):
             "--length-penalty-type",
             metavar="gnmt|avg|none",
             help="Divisor of a log-probability: gnmt ((5 + length)/6)^A, avg length^A, none 1.",
+            rare=True,
         ),
     ] = None
     at_limit: Annotated[
@@ -119,6 +129,7 @@ class EvaluationOptions(DataOptions):
             metavar="cut|end",
             help="At the maximum length: cut the text, or end it with the end of sequence, whose log-probability "
             "counts.",
+            rare=True,
         ),
     ] = None
     bleu_tokenize: Annotated[
@@ -127,11 +138,12 @@ class EvaluationOptions(DataOptions):
             "--bleu-tokenize",
             metavar="13a|intl|zh|ja-mecab|char|none|moses[:LANG]",
             help="Tokenization for BLEU; moses: Moses tokens, as in older papers (pip install sacremoses).",
+            rare=True,
         ),
     ] = None
     lowercase: Annotated[bool, PAIRS("--lowercase", help="Ignore case in BLEU, chrF and exact matches.")] = False
     no_decode: Annotated[
-        bool, PAIRS("--no-decode", help="Only loss, perplexity and token accuracy; generate nothing.")
+        bool, PAIRS("--no-decode", help="Only loss, perplexity and token accuracy; generate nothing.", rare=True)
     ] = False
     score: Annotated[
         bool,
@@ -155,8 +167,10 @@ class EvaluationOptions(DataOptions):
         MEASURE(
             "--seq-len",
             metavar="N",
-            help="Maximum tokens of a window, an example, or a side of a pair. May exceed the training length "
-            "unless the positions are learned. Default: as in training.",
+            help="Maximum tokens of a window, an example, or a side of a pair. May exceed the training length unless "
+            "the positions are learned.",
+            default="as in training",
+            rare=True,
         ),
     ] = None
     stride: Annotated[
@@ -165,17 +179,21 @@ class EvaluationOptions(DataOptions):
             "--stride",
             metavar="S",
             help="Causal models: slide the window by S tokens. Overlapping windows give each token more context and "
-            "take longer. Default: no overlap.",
+            "take longer.",
+            default="no overlap",
         ),
     ] = None
     pseudo_perplexity: Annotated[
         bool,
         MEASURE(
-            "--pseudo-perplexity", help="Masked models: also mask one token at a time, one forward pass per token."
+            "--pseudo-perplexity",
+            help="Masked models: also mask one token at a time, one forward pass per token.",
+            rare=True,
         ),
     ] = False
     max_tokens: Annotated[
-        int | None, MEASURE("--max-tokens", metavar="N", help="Maximum number of tokens for --pseudo-perplexity.")
+        int | None,
+        MEASURE("--max-tokens", metavar="N", help="Maximum number of tokens for --pseudo-perplexity.", rare=True),
     ] = None
     as_json: Annotated[Json, MEASURE] = False
     checkpoint: Checkpoint = "best"

@@ -77,7 +77,7 @@ MinNewTokens = Annotated[
     int,
     Ge(0),
     TOKENS,
-    LENGTH("--min-new-tokens", help="Minimum length of a completion in tokens."),
+    LENGTH("--min-new-tokens", help="Minimum length of a completion in tokens.", rare=True),
     Use.TEXT,
     Neutral(0),
 ]
@@ -88,6 +88,7 @@ AtLimit = Annotated[
         "--at-limit",
         help="What becomes of a text at its maximum length. cut: it stops without an end (with the end that the "
         "model forces, if any). end: its last token is the end of sequence, whose log-probability counts.",
+        rare=True,
     ),
     Use.TEXT,
     Neutral("cut"),
@@ -95,7 +96,9 @@ AtLimit = Annotated[
 LengthMargin = Annotated[
     int,
     Ge(0),
-    LENGTH("--length-margin", metavar="N", help="Limit an output to the length of its source plus N tokens."),
+    LENGTH(
+        "--length-margin", metavar="N", help="Limit an output to the length of its source plus N tokens.", rare=True
+    ),
     Use.SOURCE,
 ]
 RepetitionPenalty = Annotated[
@@ -110,7 +113,7 @@ NoRepeatNgram = Annotated[
     int,
     Ge(0),
     at_least(0, " (0 is off)"),
-    LENGTH("--no-repeat-ngram", metavar="N", help="Never repeat a sequence of N tokens."),
+    LENGTH("--no-repeat-ngram", metavar="N", help="Never repeat a sequence of N tokens.", rare=True),
     Use.TEXT,
 ]
 ContextPolicy = Annotated[
@@ -120,6 +123,7 @@ ContextPolicy = Annotated[
         "--context",
         help="When the context of a decoder-only model is full. slide: continue with its last half (beam search "
         "stops). error: stop, and refuse a longer prompt. For sources see --too-long.",
+        rare=True,
     ),
 ]
 
@@ -155,7 +159,7 @@ MinP = Annotated[
     Ge(0),
     Lt(1),
     Must(lambda value: 0 <= value < 1, "at least 0 (0 is off) and below 1"),
-    SAMPLING("--min-p", help="Keep tokens at least P times as probable as the most probable one."),
+    SAMPLING("--min-p", help="Keep tokens at least P times as probable as the most probable one.", rare=True),
     Use.SAMPLE,
     Neutral(0),
 ]
@@ -206,7 +210,11 @@ LengthPenalty = Annotated[
 LengthPenaltyType = Annotated[
     Literal["gnmt", "avg", "none"],
     one_of("gnmt", "avg", "none"),
-    BEAMS("--length-penalty-type", help="Divisor of a log-probability: gnmt ((5 + length)/6)^A, avg length^A, none 1."),
+    BEAMS(
+        "--length-penalty-type",
+        help="Divisor of a log-probability: gnmt ((5 + length)/6)^A, avg length^A, none 1.",
+        rare=True,
+    ),
     Use.SEARCH,
 ]
 CoveragePenalty = Annotated[
@@ -218,6 +226,7 @@ CoveragePenalty = Annotated[
         metavar="C",
         help="Penalize source tokens with little attention: add C times the sum of log min(attention, 1) over the "
         "source tokens to a score.",
+        rare=True,
     ),
     Use.SEARCH,
     Use.SOURCE,
@@ -230,7 +239,9 @@ Stopping = Annotated[
         "--stopping",
         help="When the search of a text stops. beam: B hypotheses are finished. heuristic: B are finished, and no "
         "unfinished one, scored at its present length, beats the worst of them. exhaustive: B are finished, and "
-        "no unfinished one can beat the worst of them at any allowed length. Default: the recipe's.",
+        "no unfinished one can beat the worst of them at any allowed length.",
+        default="the recipe's",
+        rare=True,
     ),
     Use.SEARCH,
 ]
@@ -240,7 +251,7 @@ BeamGroups = Annotated[
     Le(MOST_BEAMS),
     at_least(1, " (1 is off)"),
     ROWS,
-    BEAMS("--beam-groups", metavar="G", help="Divide the beam into G groups that choose different tokens."),
+    BEAMS("--beam-groups", metavar="G", help="Divide the beam into G groups that choose different tokens.", rare=True),
     Use.SEARCH,
 ]
 DiversityPenalty = Annotated[
@@ -252,6 +263,7 @@ DiversityPenalty = Annotated[
         "--diversity-penalty",
         metavar="X",
         help="Subtract X from a token's score for each hypothesis of an earlier group that chose it at this step.",
+        rare=True,
     ),
     Use.SEARCH,
     Neutral(0),

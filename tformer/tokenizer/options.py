@@ -34,9 +34,9 @@ class TokenizerOptions:
     template: Annotated[
         TemplateName, MODEL("--template", help="Special tokens and where they are placed around a text.")
     ] = "gpt"
-    unicode: Annotated[UnicodeForm, TEXT("--unicode", help="Unicode normal form.")] = "none"
+    unicode: Annotated[UnicodeForm, TEXT("--unicode", help="Unicode normal form.", rare=True)] = "none"
     lowercase: Annotated[bool, TEXT("--lowercase", help="Lower-case the text.")] = False
-    strip_accents: Annotated[bool, TEXT("--strip-accents", help="Remove accents.")] = False
+    strip_accents: Annotated[bool, TEXT("--strip-accents", help="Remove accents.", rare=True)] = False
     digits: Annotated[bool, TEXT("--digits", help="Split numbers into single digits.")] = False
     byte_fallback: Annotated[
         bool,
@@ -47,10 +47,11 @@ class TokenizerOptions:
         TRAINING(
             "--min-frequency",
             help="byte-bpe, bpe, wordpiece, word: minimum count of a pair or word that gets an entry.",
+            rare=True,
         ),
     ] = 2
     sentinels: Annotated[
-        int | None, MODEL("--sentinels", help="Number of `<extra_id_N>` tokens (default: t5 100, others 0).")
+        int | None, MODEL("--sentinels", help="Number of `<extra_id_N>` tokens.", default="t5 100, others 0", rare=True)
     ] = None
     added_tokens: Annotated[
         tuple[str, ...],
@@ -59,13 +60,16 @@ class TokenizerOptions:
             metavar="TEXT",
             help="A tag or word that is one token wherever it stands alone, and with punctuation at an end also inside "
             "words; repeatable, as in `--added-token PAST`.",
+            rare=True,
         ),
     ] = ()
     sample_mb: Annotated[
         int | None,
         TRAINING(
             "--sample-mb",
-            help="Train on an evenly spread sample of this size (default: unigram 64, char all, others 256).",
+            help="Train on an evenly spread sample of this size.",
+            default="unigram 64, char all, others 256",
+            rare=True,
         ),
     ] = None
 

@@ -42,15 +42,22 @@ class Plan:
     ] = None
     stack: Annotated[
         Stacks | None,
-        LAYERS("--stack", help="Stacks to prune; layer numbers apply to each. Default: all stacks of the model."),
+        LAYERS(
+            "--stack",
+            help="Stacks to prune; layer numbers apply to each.",
+            default="all stacks of the model",
+            rare=True,
+        ),
     ] = None
     max_trials: Annotated[
         int | None,
         LAYERS(
             "--max-trials",
             metavar="N",
-            help="Maximum number of subsets that a search measures; if there are more, it removes one layer at a "
-            "time (greedy). Default: 100.",
+            help="Maximum number of subsets that a search measures; if there are more, it removes one layer at a time "
+            "(greedy).",
+            default="100",
+            rare=True,
         ),
     ] = None
     heads: Annotated[
@@ -68,6 +75,7 @@ class Plan:
             "--heads-per-layer",
             help="even: remove the same number from every layer (default); free: remove the least important heads of "
             "all layers.",
+            rare=True,
         ),
     ] = None
 
