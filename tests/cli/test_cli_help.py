@@ -8,7 +8,7 @@ import resource
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -85,7 +85,7 @@ def test_rare_options_details_and_further_examples_are_for_help_all() -> None:
     common, everything = text_of(PAGE), text_of(PAGE, everything=True)
     for text in ("--rate X", "More about it.", "tformer work c"):
         assert text not in common and text in everything
-    assert "tformer work --help-all shows 1 more option, and details." in common and "--help-all" not in everything
+    assert "tformer work --help-all shows 1 more option and details." in common and "--help-all" not in everything
 
 
 def test_narrow_terminals_get_the_meaning_below_the_name() -> None:
@@ -98,7 +98,11 @@ def test_help_has_at_most_60_lines_of_80_columns_and_shows_three_examples(page: 
     assert len(lines) <= LINES, f"{page.command}: {len(lines)} lines"
     assert max(map(len, lines)) <= COLUMNS
     shown = [line.strip() for line in lines if line.startswith("  tformer ")]
-    assert shown == list(page.examples[:COMMON_EXAMPLES]) and len(shown) >= 2, "an example is on one line, to be copied"
+    few = page.has_rare_entries
+    assert shown == list(page.examples[: COMMON_EXAMPLES if few else None]), (
+        "an example stands on one line, to be copied"
+    )
+    assert len(shown) >= 2
 
 
 @EVERY_PAGE
@@ -124,14 +128,11 @@ def test_help_all_shows_every_word(page: Page, width: int) -> None:
     assert max(map(len, shown.splitlines())) <= width
 
 
-def entries(page: Page, flag: str) -> Iterator[str]:
-    return (entry.text for entry in page.entries if flag in entry.name.split(", "))
-
-
 @EVERY_PAGE
 def test_set_names_the_command_that_explains_keys(page: Page) -> None:
-    for text in entries(page, "--set KEY=VALUE"):
-        assert "tformer config explain" in text
+    for entry in page.entries:
+        if entry.name.startswith("--set "):
+            assert "tformer config explain" in entry.text
 
 
 def test_options_of_train_that_the_recipe_decides_say_so() -> None:
@@ -155,7 +156,7 @@ def test_help_is_the_same_alone_and_after_options(words: Sequence[str], cli: Cli
 
 
 def test_a_value_that_looks_like_a_request_for_help_is_a_value(cli: Cli) -> None:
-    assert "no run 'x'" in cli("generate", "x", "--prompt", "--help").err
+    assert "x does not exist" in cli("generate", "x", "--prompt", "--help").err
 
 
 # --- speed ------------------------------------------------------------------------------------------------------------

@@ -62,7 +62,10 @@ class SpeedOptions:
     work: ClassVar[str]
 
     model: ModelOptions = ModelOptions()
-    sets: Annotated[tuple[str, ...], MODEL("--set", metavar="KEY=VALUE", help="Override any key of the recipe.")] = ()
+    sets: Annotated[
+        tuple[str, ...],
+        MODEL("--set", metavar="KEY=VALUE", help="Override any key of the recipe (tformer config explain)."),
+    ] = ()
     batch_size: Annotated[
         str | None,
         WORK("--batch-size", metavar="N,N,...", help="One batch size, or several, of which the best is reported."),
@@ -202,7 +205,7 @@ class AttentionOptions:
             "--set",
             metavar="KIND.OPTION=VALUE",
             help="An option of a kind, as in a recipe: sliding_window.window=256; with a model also any key of its "
-            "recipe. May be repeated.",
+            "recipe (tformer config explain). May be repeated.",
         ),
     ] = ()
     causal: Annotated[bool, WORK("--causal", help="Causal attention; decoders are always causal.")] = False

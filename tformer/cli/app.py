@@ -70,65 +70,57 @@ LOOK_INSIDE, EXCHANGE, MEASURE = "Look inside", "Exchange", "Measure"
 COMMANDS = {
     "guide": Command(DOCUMENTS, "guide", "Show the user guide, by topic; without a topic, the list of them."),
     "train-tokenizer": Command(
-        TRAIN, "train_tokenizer", "Train a tokenizer on your own text and report how it encodes it."
+        TRAIN, "train_tokenizer", "Train a tokenizer on your text and report how it encodes it."
     ),
     "train": Command(TRAIN, "train", "Train a Transformer from scratch, fine-tune another run, or resume a run."),
-    "config": Command(
-        TRAIN, "config", "Show, validate, explain and list recipes, the files that define a run.", is_group=True
-    ),
+    "config": Command(TRAIN, "config", "Show, validate, explain and list recipes, which define runs.", is_group=True),
     "average": Command(
         TRAIN,
         "average",
-        "Average the weights of several checkpoints of one model, which often improves on each of them.",
+        "Average checkpoints of one model, often better than each.",
     ),
-    "prune": Command(TRAIN, "prune", "Remove layers or attention heads, and measure how the metrics change."),
-    "generate": Command(USE, "generate", "Continue or translate a text, or each line of a file, with a trained model."),
+    "prune": Command(TRAIN, "prune", "Remove layers or attention heads, and measure the change."),
+    "generate": Command(USE, "generate", "Continue or translate texts with a trained model."),
     "classify": Command(
         USE,
         "classify",
-        "Label texts, pairs of texts or images with a trained model, one line of output for each, in order.",
+        "Label texts, pairs of texts or images with a trained model.",
     ),
-    "sweep": Command(
-        COMPARE, "sweep", "Train every variant of a recipe, seed after seed, and compare them in one table."
-    ),
+    "sweep": Command(COMPARE, "sweep", "Train every variant of a recipe, and compare them in a table."),
     "runs": Command(COMPARE, "runs", "List, show and compare the runs of `tformer train`.", is_group=True),
     "plot": Command(
         COMPARE,
         "plot",
-        "Plot what runs logged: loss, every validation metric, learning rate, throughput, gradient norm.",
+        "Plot loss, metrics, learning rate and throughput of runs.",
     ),
     "inspect": Command(
         LOOK_INSIDE,
         "inspect",
-        "Show a model's modules, parameters, operations, memory and cache; trace tensor shapes; draw it; verify files.",
+        "Show parameters, cost, memory and tensor shapes of a model.",
     ),
     "tokenize": Command(
         LOOK_INSIDE,
         "tokenize",
-        "Show how a text becomes tokens: pieces, ids, offsets, special tokens, padding and mask of a batch.",
+        "Show how a text becomes tokens: pieces, ids, offsets, masks.",
     ),
     "viz-pe": Command(
         LOOK_INSIDE,
         "viz_pe",
-        "Draw positional encodings; by default an offline page with every kind and sliders for the sizes.",
+        "Draw positional encodings (page, PNG, SVG or terminal).",
     ),
     "viz-attention": Command(
         LOOK_INSIDE,
         "viz_attention",
-        "Show attention weights: every layer and head of any model that was trained here or imported.",
+        "Draw attention maps of a model (page, PNG, SVG or terminal).",
     ),
-    "import": Command(
-        EXCHANGE, "import_", "Convert a Hugging Face folder into a checkpoint; anything unsupported is an error."
-    ),
+    "import": Command(EXCHANGE, "import_", "Convert a Hugging Face folder or repository to a checkpoint."),
     "export": Command(
         EXCHANGE,
         "export",
-        "Write a run so that `transformers` loads it with `from_pretrained`: weights, config, tokenizer, labels.",
+        "Write a run as a folder for `transformers` or CTranslate2.",
     ),
     "evaluate": Command(MEASURE, "evaluate", "Measure a model on the run's validation data or on --data."),
-    "doctor": Command(
-        MEASURE, "doctor", "Show versions, processor, memory, GPU, kernels, caches, extras and speed, for a bug report."
-    ),
+    "doctor": Command(MEASURE, "doctor", "Show versions, hardware, caches and speed, for a bug report."),
     "bench": Command(MEASURE, "bench", "Measure speed and memory on this machine.", is_group=True),
 }
 
@@ -152,9 +144,9 @@ STORAGE_ERRNOS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EI
 
 PROGRAM_OPTIONS = (
     Entry("Options", "--version", "Print the version."),
-    Entry("Options", "--debug", "Show a traceback with every error; allowed anywhere on the command line."),
-    Entry("Options", "--install-completion", "Complete commands, options and names of runs in this shell."),
-    Entry("Options", "--show-completion", "Print what --install-completion would install."),
+    Entry("Options", "--debug", "Show a traceback with every error; allowed everywhere."),
+    Entry("Options", "--install-completion", "Complete commands, options and names of runs in this shell.", rare=True),
+    Entry("Options", "--show-completion", "Print what --install-completion would install.", rare=True),
 )
 
 ABOUT = "Train, run and inspect Transformers: GPT, BERT, T5, ViT and others. `tformer COMMAND --help` shows examples."

@@ -16,7 +16,7 @@ WHICH, RESULT = Panel("Which checkpoints"), Panel("Result")
 
 EPILOG = examples(
     "`tformer average --last 5 runs/transformer-base-1 --out runs/base-average`",
-    "`tformer average runs/a/checkpoints/step-00001000 runs/a/checkpoints/step-00002000 --out averaged`",
+    "`tformer average runs/a runs/b --out averaged`",
     "`tformer average --last 10 --out averaged --json`",
 )
 
@@ -64,7 +64,7 @@ class AverageOptions:
 
 @takes_options
 def average(options: AverageOptions) -> None:
-    """Average the weights of several checkpoints of one model, which often improves on each of them.
+    """Average checkpoints of one model, often better than each.
 
     The result is an ordinary checkpoint for every command that takes a run (generate, evaluate, train --init-from). It
     has no optimizer state, so training cannot --resume from it. An ELECTRA generator is averaged too.

@@ -36,8 +36,8 @@ app = Group(
 
 @app.command(
     epilog=examples(
-        "`tformer bench train --arch gpt --preset char --batch-size 16 --peer transformers`",
-        "`tformer bench train --arch gpt --preset small --batch-size 2 --peer transformers --out train.md`",
+        "`tformer bench train --arch gpt --preset char --peer transformers`",
+        "`tformer bench train --arch gpt --preset small --batch-size 2 --out train.md`",
         "`tformer bench train --arch roberta --preset base --batch-size 4,8,16 --json`",
     )
 )
@@ -55,8 +55,8 @@ def train(options: TrainOptions) -> None:
 @app.command(
     epilog=examples(
         "`tformer bench generate --arch gpt --preset small --peer transformers`",
-        "`tformer bench generate --arch gpt --preset small --batch-size 1,8 --quantize none,int8`",
-        "`tformer bench generate --run runs/gpt-tiny-1 --prompt-length 8 --new-tokens 64 --json`",
+        "`tformer bench generate --arch gpt --preset small --quantize none,int8`",
+        "`tformer bench generate --run runs/gpt-small-1 --new-tokens 64 --json`",
     )
 )
 @takes_options
@@ -72,9 +72,9 @@ def generate(options: GenerateOptions) -> None:
 
 @app.command(
     epilog=examples(
-        "`tformer bench translate --preset base --set model.vocab_size=16000 --peer ctranslate2`",
-        "`tformer bench translate --preset tiny --batch-size 64 --beam-size 1 --quantize none,int8 --json`",
-        "`tformer bench translate --run runs/transformer-tiny-1 --peer transformers --peer-precision bf16`",
+        "`tformer bench translate --preset base --peer ctranslate2`",
+        "`tformer bench translate --preset tiny --batch-size 64 --quantize none,int8`",
+        "`tformer bench translate --run runs/transformer-base-1 --peer transformers`",
     )
 )
 @takes_options
@@ -91,7 +91,7 @@ def translate(options: TranslateOptions) -> None:
 @app.command(
     epilog=examples(
         "`tformer bench classify --arch bert --preset base --peer transformers`",
-        "`tformer bench classify --arch bert --preset small --peer transformers --batch-size 16,32,64`",
+        "`tformer bench classify --arch bert --preset small --batch-size 16,32,64`",
         "`tformer bench classify --run runs/bert-classify-1 --texts 1000 --json`",
     )
 )
@@ -146,8 +146,8 @@ def _measure_speed(options: SpeedOptions) -> None:
 @app.command(
     epilog=examples(
         "`tformer bench attention --out attention-costs`",
-        "`tformer bench attention --arch gpt --preset small --precision bf16 --peer transformers`",
-        "`tformer bench attention --kinds sliding_window,linformer --lengths 512,2048 --set linformer.rank=256 --json`",
+        "`tformer bench attention --arch gpt --preset small --peer transformers`",
+        "`tformer bench attention --kinds sliding_window,linformer --lengths 512,2048`",
     )
 )
 @takes_options

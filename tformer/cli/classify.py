@@ -30,18 +30,18 @@ TRAIN = "train --arch bert --data FILE (or of images: --arch vit)"
 
 EPILOG = examples(
     '`tformer classify --text "Who wrote Hamlet ?"`',
-    "`tformer classify runs/bert-tiny-1 --input texts.txt --output labels.tsv --top-k 3`",
+    "`tformer classify --input texts.txt --output labels.tsv --top-k 3`",
     "`tformer classify runs/vit-mnist-1 --image three.png --json`",
 )
 
 
 @takes_options
 def classify(options: ClassifyOptions) -> None:
-    """Label texts, pairs of texts or images with a trained model, one line of output for each, in order.
+    """Label texts, pairs of texts or images with a trained model.
 
-    A line holds the label and its probability, separated by a tab (with --top-k K: the K best labels, each followed by
-    its probability). Multi-label models give the labels above the threshold, joined by commas; regressions give the
-    score. An empty line is classified like any other.
+    Every input gives one line of output, in order: the label and its probability, separated by a tab (with --top-k K:
+    the K best labels, each followed by its probability). Multi-label models give the labels above the threshold, joined
+    by commas; regressions give the score. An empty line is classified like any other.
     """
     run = options.run
     options.check()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tformer.recipe.explain import Explanation
 
 app = Group(
-    help="Show, validate, explain and list recipes, the files that define a run.",
+    help="Show, validate, explain and list recipes, which define runs.",
     examples=examples("`tformer config list`", "`tformer config show --arch gpt --origin`", "`tformer config schema`"),
 )
 

@@ -21,7 +21,7 @@ class DoctorOptions:
 
 @takes_options
 def doctor(options: DoctorOptions) -> None:
-    """Show versions, processor, memory, GPU, kernels, caches, extras and speed, for a bug report.
+    """Show versions, hardware, caches and speed, for a bug report.
 
     It names no user and no host; the home directory is written as ~. Lines that begin with `advice` say what makes work
     slower or impossible here. The caches hold tokens, trained tokenizers, a teacher's translations, compiled kernels

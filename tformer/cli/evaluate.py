@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 EPILOG = examples(
     "`tformer evaluate --data valid.txt`",
-    "`tformer evaluate runs/gpt-tiny-1 --data valid.txt --stride 32 --checkpoint latest`",
-    "`tformer evaluate runs/bert-tiny-1 --data test.tsv --mistakes mistakes.tsv --json`",
-    "`tformer evaluate runs/transformer-tiny-1 --source test.en --target test.de --beam-size 5 --lowercase`",
-    "`tformer evaluate runs/gpt-tiny-1 --score --source prompts.txt --target continuations.txt`",
-    "`tformer evaluate runs/gpt-tiny-1 --data book.txt --devices 2`",
+    "`tformer evaluate --data test.tsv --mistakes mistakes.tsv --json`",
+    "`tformer evaluate --source test.en --target test.de --beam-size 5 --lowercase`",
+    "`tformer evaluate runs/gpt-small-1 --data valid.txt --stride 32 --checkpoint latest`",
+    "`tformer evaluate runs/gpt-small-1 --score --source prompts.txt --target continuations.txt`",
+    "`tformer evaluate runs/gpt-small-1 --data book.txt --devices 2`",
 )
 
 

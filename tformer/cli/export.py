@@ -19,7 +19,7 @@ UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**2
 EPILOG = examples(
     "`tformer export runs/gpt-small-1 --out gpt-hf`",
     "`tformer export runs/bert-base-1 --out bert-hf --dtype bf16 --shard-size 2GB`",
-    "`tformer export runs/transformer-base-1 --out base-ct2 --to ctranslate2 --dtype int8`",
+    "`tformer export --out base-ct2 --to ctranslate2 --dtype int8`",
 )
 
 
@@ -65,9 +65,10 @@ class ExportOptions:
 
 @takes_options
 def export(options: ExportOptions) -> None:
-    """Write a run so that `transformers` loads it with `from_pretrained`: weights, config, tokenizer, labels.
+    """Write a run as a folder for `transformers` or CTranslate2.
 
-    The class that computes exactly the recipe's model is found automatically. For a model that no class computes, the
+    `from_pretrained` loads weights, config, tokenizer and labels. The class of transformers that computes exactly the
+    recipe's model is found automatically. For a model that no class computes, the
     folder gets the code that does, for `trust_remote_code=True`; what that code lacks is refused by its recipe field.
     Averaged weights are exported if the run keeps them.
     """

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from tformer.workers.worker import Worker
 
 EPILOG = examples(
-    "`tformer generate`",
-    '`tformer generate runs/gpt-tiny-1 --prompt "The " --temperature 0.8 --top-k 50 --num-samples 3`',
-    "`tformer generate --input prompts.txt --output completions.jsonl --greedy --json`",
-    "`tformer generate runs/transformer-tiny-1 --input test.en --output test.de --beam-size 5 --length-penalty 1`",
+    '`tformer generate --prompt "The " --temperature 0.8 --top-k 50 --num-samples 3`',
+    "`tformer generate --input prompts.txt --output completions.jsonl --json`",
+    "`tformer generate --input test.en --output test.de --beam-size 5`",
+    "`tformer generate runs/transformer-base-1 --input test.en --output test.de --beam-size 5 --length-penalty 1`",
     "`tformer generate --ensemble runs/a runs/b --input test.en --n-best 3 --alignments --json`",
-    '`tformer generate runs/bert-tiny-1 --prompt "The [MASK] sat." --top-k 10`',
+    '`tformer generate runs/bert-base-1 --prompt "The [MASK] sat." --top-k 10`',
 )
 
 
 @takes_options
 def generate(options: GenerateOptions) -> None:
-    """Continue or translate a text, or each line of a file, with a trained model.
+    """Continue or translate texts with a trained model.
 
     Options without a default take their value from the model's recipe. A prompt is printed with its continuation; with
     --input only the completions are printed, one per line, with newlines written as `\\n`. An empty prompt starts from

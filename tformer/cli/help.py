@@ -20,7 +20,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -36,8 +36,8 @@ COMMON_EXAMPLES = 3
 LIST_BELOW = 60
 """Columns of a terminal; in fewer, two columns of text would be too narrow."""
 
-INDENT, NAMES = 2, 26
-"""Columns before a name; columns of the names, after which the meanings begin."""
+INDENT, MOST_NAMES = 2, 26
+"""Columns before a name; the most columns of names, after which the meanings begin."""
 
 PLACEHOLDERS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 """Names of values, by their type."""
@@ -88,18 +88,19 @@ class Page:
             for example in self.examples[: None if everything else COMMON_EXAMPLES]:
                 yield from _wrapped(example, width, INDENT)
         shown = [entry for entry in self.entries if everything or not entry.rare]
+        names = min(MOST_NAMES, max((INDENT + len(entry.name) + 2 for entry in shown), default=0))
         for panel in dict.fromkeys(entry.panel for entry in shown):
             yield from ("", _heading(panel))
             for entry in shown:
                 if entry.panel == panel:
-                    yield from _entry_lines(entry, width)
+                    yield from _entry_lines(entry, width, names)
         if everything:
             for paragraph in details:
                 yield from ("", *_wrapped(paragraph, width))
         else:
             left_out = len(self.entries) - len(shown)
-            more = f"{left_out} more option{'s' * (left_out != 1)}"
-            yield from ("", *_wrapped(f"{self.command} {HELP_ALL} shows {more}, and details.", width))
+            more = f"{left_out} more option{'s' * (left_out != 1)}" + " and details" * bool(details)
+            yield from ("", *_wrapped(f"{self.command} {HELP_ALL} shows {more}.", width))
 
 
 def show(page: Page, *, everything: bool) -> None:
@@ -195,17 +196,16 @@ def _meaning(option: Option, default: Any) -> str:
 # --- layout -----------------------------------------------------------------------------------------------------------
 
 
-def _entry_lines(entry: Entry, width: int) -> Iterable[str]:
+def _entry_lines(entry: Entry, width: int, names: int) -> list[str]:
+    """An option or command: its name in `names` columns, its meaning beside it, or below it on a narrow terminal."""
     text = entry.text.replace("`", "")
     if width < LIST_BELOW:
         return [*_wrapped(entry.name, width, INDENT), *(_wrapped(text, width, 3 * INDENT) if text else [])]
-    body = textwrap.wrap(text, max(width - NAMES, 20), break_on_hyphens=False, break_long_words=False)
+    first, *others = textwrap.wrap(text, width - names, break_on_hyphens=False) or [""]
     name = " " * INDENT + entry.name
-    beside = len(name) + 2 <= NAMES and bool(body)
-    first = (
-        [f"{_coloured(name):<{NAMES + len(_coloured(name)) - len(name)}}{body.pop(0)}"] if beside else [_coloured(name)]
-    )
-    return [*first, *(" " * NAMES + line for line in body)]
+    gap = " " * (names - len(name))
+    beside = [_coloured(name) + gap + first] if len(gap) > 1 else [_coloured(name), " " * names + first]
+    return [line.rstrip() for line in (*beside, *(" " * names + line for line in others))]
 
 
 def _wrapped(text: str, width: int, indent: int = 0) -> list[str]:

@@ -23,7 +23,7 @@ MAX_NAMED = 12  # names listed in a message
 EPILOG = examples(
     "`tformer import gpt2 --out runs/gpt2`",
     "`tformer import hf:google-bert/bert-base-uncased --out runs/bert`",
-    "`tformer import opus-mt-en-de --tokenizer source.json --target-tokenizer target.json --out runs/en-de`",
+    "`tformer import opus-mt-en-de --out runs/en-de --dtype bf16`",
 )
 
 
@@ -63,7 +63,7 @@ class ImportOptions:
 
 @takes_options
 def import_(options: ImportOptions) -> None:
-    """Convert a Hugging Face folder into a checkpoint; anything unsupported is an error.
+    """Convert a Hugging Face folder or repository to a checkpoint.
 
     Every tensor of the files must have its place, with the shape that config.json says; an unknown key of the
     configuration is refused. Pickled weights are never read, and no code of a repository runs. The other commands also

@@ -31,7 +31,7 @@ WHAT, SIZES, VIEW, OUT = Panel("Which model"), Panel("At which sizes"), Panel("W
 
 EPILOG = examples(
     "`tformer inspect --arch gpt --preset small`",
-    '`tformer inspect runs/transformer-tiny-1 --shapes --text "A dog." -o shapes.html`',
+    '`tformer inspect --shapes --text "A dog." -o shapes.html`',
     "`tformer inspect --arch bert --preset base --draw mermaid -o bert.mmd`",
     "`tformer inspect runs/gpt-tiny-1 --verify`",
 )
@@ -164,7 +164,7 @@ class InspectOptions:
 
 @takes_options
 def inspect(options: InspectOptions) -> None:
-    """Show a model's modules, parameters, operations, memory and cache; trace tensor shapes; draw it; verify files.
+    """Show parameters, cost, memory and tensor shapes of a model.
 
     Needs no tokenizer and no data. No weights are allocated (except with --verify), so a model of any size takes a
     second. Training FLOPs count forward and backward; full attention counts every key, also those that a causal mask

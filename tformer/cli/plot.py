@@ -90,7 +90,7 @@ class PlotOptions:
 
 @takes_options
 def plot(options: PlotOptions) -> None:
-    """Plot what runs logged: loss, every validation metric, learning rate, throughput, gradient norm.
+    """Plot loss, metrics, learning rate and throughput of runs.
 
     The page (default) holds all metrics of all runs, lets you choose and smooth them, and works offline. A picture has
     a panel for each --metric. A validation is drawn at the number of tokens, or the training time, that preceded it. A

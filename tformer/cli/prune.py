@@ -53,8 +53,8 @@ def report_lines(pruned: Pruned) -> Iterator[str]:
 
 EPILOG = examples(
     "`tformer prune runs/gpt-char-1 --rate 0.5 --out runs/gpt-half`",
-    "`tformer prune runs/bert-tiny-1 --keep 3 --strategy search --max-examples 500 --out runs/bert-3`",
-    "`tformer prune runs/transformer-tiny-1 --drop-layers 1,3 --stack encoder --out runs/shallow`",
+    "`tformer prune --keep 3 --strategy search --max-examples 500 --out runs/bert-3`",
+    "`tformer prune --drop-layers 1,3 --stack encoder --out runs/shallow`",
     "`tformer prune runs/bert-tiny-1 --drop-heads 0.3 --heads-per-layer free --out runs/fewer-heads --json`",
 )
 
@@ -84,7 +84,7 @@ class PruneOptions:
 
 @takes_options
 def prune(options: PruneOptions) -> None:
-    """Remove layers or attention heads, and measure how the metrics change.
+    """Remove layers or attention heads, and measure the change.
 
     The result is an ordinary smaller checkpoint, for every command that takes a run (generate, evaluate, export, train
     --init-from); it has no optimizer state, so training cannot --resume from it. Models trained with LayerDrop

@@ -29,10 +29,11 @@ DEFAULT_ETA = 3
 WHAT, HOW, RUN = Panel("What is compared"), Panel("How it is trained"), Panel("Run")
 
 EPILOG = examples(
-    "`tformer sweep --arch gpt --vary model.*.positions.kind=rope,alibi,learned --out sweeps/positions`",
+    "`tformer sweep --arch gpt --vary model.*.positions.kind=rope,alibi --out pe`",
+    "`tformer sweep --arch bert --data train.tsv --vary optimizer.lr=1e-3,3e-4 --out lr`",
+    "`tformer sweep --plan positions --out sweeps/positions --dry-run`",
     "`tformer sweep --arch bert --data train.tsv --vary model.*.norm.place,model.*.final_norm=[pre,true],[post,false] "
     "--vary optimizer.lr=1e-3,3e-4 --seeds 3 --out sweeps/norms`",
-    "`tformer sweep --plan positions --out sweeps/positions --dry-run`",
     "`tformer sweep --arch bert --data train.tsv --halving --max-steps 900 --vary optimizer.lr=3e-2,1e-2,3e-3 "
     "--vary model.encoder.dropout=0,0.1,0.2 --out sweeps/rates`",
     '`tformer sweep --arch gpt --vary model.decoder.dropout=0,0.1 --out sweeps/drop --evaluate "test=--data test.txt"`',
@@ -64,8 +65,8 @@ class TaskOptions:
         WHAT(
             "--vary",
             metavar="KEY=a,b,c",
-            help="An axis of the sweep, with one variant for each value; several axes: all combinations. `*` in a "
-            "key means every stack. Keys that change together: KEY1,KEY2=[a,b],[c,d].",
+            help="An axis of the sweep; several: all combinations. `*` in a key: every stack. Keys that change "
+            "together: KEY1,KEY2=[a,b],[c,d].",
         ),
     ] = ()
     evaluate: Annotated[
@@ -113,8 +114,8 @@ class SweepOptions:
         bool,
         HOW(
             "--halving",
-            help="Successive halving: train all variants for a few steps, the best third of them for three times as "
-            "many, and so on to all steps; the rungs and their budget are shown first.",
+            help="Train all variants for a few steps, the best third for three times as many, and so on to all "
+            "steps (successive halving); the rungs and their budget are shown first.",
         ),
     ] = False
     eta: Annotated[
@@ -161,7 +162,7 @@ class SweepOptions:
 
 @takes_options
 def sweep(options: SweepOptions) -> None:
-    """Train every variant of a recipe, seed after seed, and compare them in one table.
+    """Train every variant of a recipe, and compare them in a table.
 
     Each training is a separate process and run under OUT/runs. OUT then holds table.md, table.csv, table.json,
     cells.csv and the plot curves.svg. With --halving only the best variants are trained to their end. Running the same

@@ -29,7 +29,7 @@ SPECIAL_COLOUR, UNKNOWN_COLOUR = "white on magenta", "white on red"
 
 EPILOG = examples(
     '`tformer tokenize runs/bert-tiny-1 --text "The cats sat." --text "A dog."`',
-    '`tformer tokenize runs/bert-tiny-1 --text "The cats sat." --text2 "They slept." --max-length 12`',
+    '`tformer tokenize --text "The cats sat." --text2 "They slept." --max-length 12`',
     "`tformer tokenize bpe.json unigram.json --input corpus.txt`",
     '`tformer tokenize runs/gpt-tiny-1 --ids "12 7 345"`',
 )
@@ -142,7 +142,7 @@ class TokenizeOptions:
 
 @takes_options
 def tokenize(options: TokenizeOptions) -> None:
-    """Show how a text becomes tokens: pieces, ids, offsets, special tokens, padding and mask of a batch.
+    """Show how a text becomes tokens: pieces, ids, offsets, masks.
 
     A run or checkpoint shows exactly what its model reads; a tokenizer.json shows its own template. Several tokenizers
     are compared on the same text by bytes per token.

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 EPILOG = examples(
     "`tformer train-tokenizer corpus.txt --vocab-size 8000`",
-    "`tformer train-tokenizer books/ --model wordpiece --template bert --lowercase --out bert.json`",
-    "`tformer train-tokenizer notes.txt.gz --model unigram --template t5 --byte-fallback --json`",
+    "`tformer train-tokenizer books/ --model wordpiece --template bert --lowercase`",
+    "`tformer train-tokenizer notes.txt.gz --model unigram --template t5 --json`",
 )
 
 OUTPUT = Panel("Output")
@@ -48,7 +48,7 @@ class TrainTokenizerOptions:
 
 @takes_options
 def train_tokenizer(options: TrainTokenizerOptions) -> None:
-    """Train a tokenizer on your own text and report how it encodes it."""
+    """Train a tokenizer on your text and report how it encodes it."""
     out = options.out
     if out.is_dir():
         raise InputError(f"--out {out} is a directory, expected a file", hint=f"try {out / 'tokenizer.json'}")

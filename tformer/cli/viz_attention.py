@@ -32,9 +32,9 @@ LARGEST_NUMBER = 100_000
 LINEAR_UP_TO = 24  # tokens up to which a linear colour scale shows even weights
 
 EPILOG = examples(
-    '`tformer viz-attention runs/bert-tiny-1 --text "The cat sat on the mat." -o attention.html`',
-    '`tformer viz-attention runs/transformer-tiny-1 --text "A dog." --layers 3 --heads mean -o cross.svg`',
-    '`tformer viz-attention runs/gpt-tiny-1 --text "The " --max-new-tokens 12 --format terminal`',
+    '`tformer viz-attention --text "The cat sat on the mat." -o attention.html`',
+    '`tformer viz-attention --text "A dog." --layers 3 --heads mean -o cross.svg`',
+    '`tformer viz-attention --text "The " --max-new-tokens 12 --format terminal`',
     '`tformer viz-attention runs/bert-tiny-1 --text "The cat sat." --view summary --format csv`',
     "`tformer viz-attention runs/vit-mnist-1 --image three.png -o patches.png`",
 )
@@ -199,7 +199,7 @@ def parse_numbers(text: str | None, option: str) -> tuple[int, ...] | None:
 
 @takes_options
 def viz_attention(options: AttentionOptions) -> None:
-    """Show attention weights: every layer and head of any model that was trained here or imported.
+    """Draw attention maps of a model (page, PNG, SVG or terminal).
 
     The page (default) holds all views, works offline, and draws 12 layers of 12 heads over 512 tokens. Pictures show
     all heads unless --view, --layers or --heads say otherwise; the terminal shows the last layer's mean. An

@@ -130,7 +130,7 @@ class PositionsOptions:
 
 @takes_options
 def viz_pe(options: PositionsOptions) -> None:
-    """Draw positional encodings; by default an offline page with every kind and sliders for the sizes.
+    """Draw positional encodings (page, PNG, SVG or terminal).
 
     A model is needed only for learned encodings (--run). All numbers come from the modules that training
     uses.

@@ -48,15 +48,15 @@ class GenerateOptions:
     arguments: Annotated[tuple[str, ...], RUN] = ()
     prompt: Annotated[
         str | None,
-        PROMPT("--prompt", help="Text to continue (default: empty); for an encoder-decoder the source."),
+        PROMPT("--prompt", help="Text to continue; for an encoder-decoder the source.", default="empty"),
     ] = None
     input_path: Annotated[
         str | None,
         PROMPT(
             "--input",
             metavar="FILE|-",
-            help="File with one prompt or source per line. Prints one "
-            "line per line: the completion without the prompt. Default of encoder-decoders: standard input.",
+            help="File with one prompt or source per line; the answers stand one per line, prompts left out.",
+            default="standard input for encoder-decoders",
         ),
     ] = None
     special_tokens: Annotated[SpecialTokens, PROMPT] = False
@@ -122,10 +122,12 @@ class GenerateOptions:
     no_repeat_ngram: row.NoRepeatNgram | None = None
     context: row.ContextPolicy = "slide"
 
-    output: Annotated[Path | None, OUTPUT("--output", help="Write to this file instead of standard output.")] = None
+    output: Annotated[
+        Path | None, OUTPUT("--output", help="Write to this file.", default="standard output", metavar="FILE")
+    ] = None
     as_json: Annotated[
         bool,
-        OUTPUT("--json", help="One JSON document per prompt and line, with all completions (and their scores)."),
+        OUTPUT("--json", help="One JSON object per line, one for each prompt (JSON Lines)."),
     ] = False
     logprobs: Annotated[
         bool,
@@ -151,7 +153,7 @@ class GenerateOptions:
     checkpoint: Checkpoint = "best"
     batch_size: Annotated[
         int | None,
-        MACHINE("--batch-size", help="Lines of --input per batch.", default="16, for an encoder-decoder 32"),
+        MACHINE("--batch-size", help="Lines of --input per batch.", default="16, encoder-decoders 32"),
     ] = None
     device: Device = "auto"
     devices: Devices = None

@@ -74,7 +74,11 @@ class DataOptions:
     prefix: Annotated[TaskPrefix, PAIRS] = None
     batch_size: Annotated[
         int | None,
-        MEASURE("--batch-size", help="Windows or examples per batch. The masks of a masked model depend on it."),
+        MEASURE(
+            "--batch-size",
+            help="Windows or examples per batch; masks of a masked model depend on it.",
+            default="the recipe's",
+        ),
     ] = None
 
     def given(self) -> Iterator[str]:
@@ -97,9 +101,9 @@ class EvaluationOptions(DataOptions):
     """The options of `tformer evaluate`."""
 
     run: Run = None
-    beam_size: Annotated[int | None, PAIRS("--beam-size", metavar="B", help="1: greedy.", default="the recipe's")] = (
-        None
-    )
+    beam_size: Annotated[
+        int | None, PAIRS("--beam-size", metavar="B", help="Hypotheses per text; 1: greedy.", default="the recipe's")
+    ] = None
     max_new_tokens: Annotated[
         int | None,
         PAIRS(
@@ -111,7 +115,8 @@ class EvaluationOptions(DataOptions):
         ),
     ] = None
     length_penalty: Annotated[
-        float | None, PAIRS("--length-penalty", metavar="A", help="A above 0 favours long texts.", rare=True)
+        float | None,
+        PAIRS("--length-penalty", metavar="A", help="A above 0 favours long texts.", rare=True, default="the recipe's"),
     ] = None
     length_penalty_type: Annotated[
         str | None,
@@ -120,6 +125,7 @@ class EvaluationOptions(DataOptions):
             metavar="gnmt|avg|none",
             help="Divisor of a log-probability: gnmt ((5 + length)/6)^A, avg length^A, none 1.",
             rare=True,
+            default="the recipe's",
         ),
     ] = None
     at_limit: Annotated[
@@ -127,9 +133,9 @@ class EvaluationOptions(DataOptions):
         PAIRS(
             "--at-limit",
             metavar="cut|end",
-            help="At the maximum length: cut the text, or end it with the end of sequence, whose log-probability "
-            "counts.",
+            help="At the maximum length. cut: stop there. end: force the end-of-sequence token and score it.",
             rare=True,
+            default="the recipe's",
         ),
     ] = None
     bleu_tokenize: Annotated[
@@ -139,6 +145,7 @@ class EvaluationOptions(DataOptions):
             metavar="13a|intl|zh|ja-mecab|char|none|moses[:LANG]",
             help="Tokenization for BLEU; moses: Moses tokens, as in older papers (pip install sacremoses).",
             rare=True,
+            default="13a",
         ),
     ] = None
     lowercase: Annotated[bool, PAIRS("--lowercase", help="Ignore case in BLEU, chrF and exact matches.")] = False
@@ -193,7 +200,9 @@ class EvaluationOptions(DataOptions):
     ] = False
     max_tokens: Annotated[
         int | None,
-        MEASURE("--max-tokens", metavar="N", help="Maximum number of tokens for --pseudo-perplexity.", rare=True),
+        MEASURE(
+            "--max-tokens", metavar="N", help="With --pseudo-perplexity: maximum number of tokens to mask.", rare=True
+        ),
     ] = None
     as_json: Annotated[Json, MEASURE] = False
     checkpoint: Checkpoint = "best"

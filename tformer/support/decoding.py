@@ -70,14 +70,14 @@ MaxNewTokens = Annotated[
     Gt(0),
     Le(MOST_TOKENS),
     TOKENS,
-    LENGTH("--max-new-tokens", help="Maximum length of a completion in tokens."),
+    LENGTH("--max-new-tokens", help="Maximum tokens of a completion.", default="the recipe's"),
     Use.TEXT,
 ]
 MinNewTokens = Annotated[
     int,
     Ge(0),
     TOKENS,
-    LENGTH("--min-new-tokens", help="Minimum length of a completion in tokens.", rare=True),
+    LENGTH("--min-new-tokens", help="Minimum tokens of a completion.", rare=True, default="the recipe's"),
     Use.TEXT,
     Neutral(0),
 ]
@@ -86,9 +86,9 @@ AtLimit = Annotated[
     one_of("cut", "end"),
     LENGTH(
         "--at-limit",
-        help="What becomes of a text at its maximum length. cut: it stops without an end (with the end that the "
-        "model forces, if any). end: its last token is the end of sequence, whose log-probability counts.",
+        help="At the maximum length. cut: stop there. end: force the end-of-sequence token and score it.",
         rare=True,
+        default="the recipe's",
     ),
     Use.TEXT,
     Neutral("cut"),
@@ -97,7 +97,11 @@ LengthMargin = Annotated[
     int,
     Ge(0),
     LENGTH(
-        "--length-margin", metavar="N", help="Limit an output to the length of its source plus N tokens.", rare=True
+        "--length-margin",
+        metavar="N",
+        help="Limit an output to the length of its source plus N tokens.",
+        rare=True,
+        default="the recipe's",
     ),
     Use.SOURCE,
 ]
@@ -106,14 +110,16 @@ RepetitionPenalty = Annotated[
     Gt(0),
     Must(lambda value: 0 < value < INFINITE, "above 0 (1 is off) and finite"),
     PENALTY,
-    LENGTH("--repetition-penalty", help="Above 1 makes tokens that were already used less likely."),
+    LENGTH("--repetition-penalty", help="Above 1: used tokens get less likely.", default="the recipe's"),
     Use.TEXT,
 ]
 NoRepeatNgram = Annotated[
     int,
     Ge(0),
     at_least(0, " (0 is off)"),
-    LENGTH("--no-repeat-ngram", metavar="N", help="Never repeat a sequence of N tokens.", rare=True),
+    LENGTH(
+        "--no-repeat-ngram", metavar="N", help="Never repeat a sequence of N tokens.", rare=True, default="the recipe's"
+    ),
     Use.TEXT,
 ]
 ContextPolicy = Annotated[
@@ -133,7 +139,7 @@ Temperature = Annotated[
     float,
     Ge(0),
     Must(lambda value: 0 <= value < INFINITE, "at least 0 (0 is greedy) and finite"),
-    SAMPLING("--temperature", help="Divisor of the logits; 0: greedy."),
+    SAMPLING("--temperature", help="Divisor of logits; 0: greedy.", default="the recipe's"),
     Use.SAMPLE,
     Neutral(0),
 ]
@@ -141,7 +147,12 @@ TopK = Annotated[
     int,
     Ge(0),
     at_least(0, " (0 is off)"),
-    SAMPLING("--top-k", help="Keep the K most probable tokens; 0: all. For a [MASK]: how many to show (5)."),
+    SAMPLING(
+        "--top-k",
+        help="Keep the K most probable tokens; 0: all. For a [MASK]: how many to show (5).",
+        default="the recipe's",
+        metavar="K",
+    ),
     Use.SAMPLE,
     Neutral(0),
 ]
@@ -150,7 +161,7 @@ TopP = Annotated[
     Gt(0),
     Le(1),
     Must(lambda value: 0 < value <= 1, "above 0 and at most 1 (1 is off)"),
-    SAMPLING("--top-p", help="Keep the smallest set of most probable tokens with a total probability of P."),
+    SAMPLING("--top-p", help="Keep the most probable tokens that sum up to P.", default="the recipe's", metavar="P"),
     Use.SAMPLE,
     Neutral(1),
 ]
@@ -159,7 +170,13 @@ MinP = Annotated[
     Ge(0),
     Lt(1),
     Must(lambda value: 0 <= value < 1, "at least 0 (0 is off) and below 1"),
-    SAMPLING("--min-p", help="Keep tokens at least P times as probable as the most probable one.", rare=True),
+    SAMPLING(
+        "--min-p",
+        help="Keep tokens at least P times as probable as the most probable one.",
+        rare=True,
+        default="the recipe's",
+        metavar="P",
+    ),
     Use.SAMPLE,
     Neutral(0),
 ]
@@ -174,7 +191,7 @@ NumSamples = Annotated[
 Stop = Annotated[
     tuple[str, ...],
     Must(all, "texts that are not empty"),
-    SAMPLING("--stop", help="End the completion before this text (not with beam search); may be repeated."),
+    SAMPLING("--stop", help="End the completion before this text; may be repeated."),
     Use.TEXT,
 ]
 
@@ -185,7 +202,7 @@ BeamSize = Annotated[
     Gt(0),
     Le(MOST_BEAMS),
     ROWS,
-    BEAMS("--beam-size", metavar="B", help="Hypotheses kept at every step; 1 is greedy."),
+    BEAMS("--beam-size", metavar="B", help="Hypotheses per text; 1: greedy.", default="the recipe's"),
     Use.SEARCH,
 ]
 NBest = Annotated[
@@ -195,16 +212,20 @@ NBest = Annotated[
     BEAMS(
         "--n-best",
         metavar="N",
-        help="Print up to N different texts per input line (a text that several groups of --beam-groups found, "
-        "once for each), best first, as tab-separated INDEX, SCORE and TEXT; INDEX is the number of the input "
-        "line, from 0.",
+        help="Print the N best texts as INDEX, SCORE, TEXT.",
+        default="1, without INDEX and SCORE",
     ),
     Use.SEARCH,
 ]
 LengthPenalty = Annotated[
     float,
     Must(lambda value: -10 <= value <= 10, "between -10 and 10 (0 is off)"),
-    BEAMS("--length-penalty", metavar="A", help="A above 0 favours long texts, below 0 short ones."),
+    BEAMS(
+        "--length-penalty",
+        metavar="A",
+        help="A above 0 favours long texts, below 0 short ones.",
+        default="the recipe's",
+    ),
     Use.SEARCH,
 ]
 LengthPenaltyType = Annotated[
@@ -214,6 +235,7 @@ LengthPenaltyType = Annotated[
         "--length-penalty-type",
         help="Divisor of a log-probability: gnmt ((5 + length)/6)^A, avg length^A, none 1.",
         rare=True,
+        default="the recipe's",
     ),
     Use.SEARCH,
 ]
@@ -227,6 +249,7 @@ CoveragePenalty = Annotated[
         help="Penalize source tokens with little attention: add C times the sum of log min(attention, 1) over the "
         "source tokens to a score.",
         rare=True,
+        default="the recipe's",
     ),
     Use.SEARCH,
     Use.SOURCE,
@@ -251,7 +274,13 @@ BeamGroups = Annotated[
     Le(MOST_BEAMS),
     at_least(1, " (1 is off)"),
     ROWS,
-    BEAMS("--beam-groups", metavar="G", help="Divide the beam into G groups that choose different tokens.", rare=True),
+    BEAMS(
+        "--beam-groups",
+        metavar="G",
+        help="Divide the beam into G groups that choose different tokens.",
+        rare=True,
+        default="the recipe's",
+    ),
     Use.SEARCH,
 ]
 DiversityPenalty = Annotated[
@@ -264,6 +293,7 @@ DiversityPenalty = Annotated[
         metavar="X",
         help="Subtract X from a token's score for each hypothesis of an earlier group that chose it at this step.",
         rare=True,
+        default="the recipe's",
     ),
     Use.SEARCH,
     Neutral(0),

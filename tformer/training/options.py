@@ -25,7 +25,7 @@ from tformer.support.options import (
 
 MODEL, OBJECTIVE, OPTIMIZER, DISTILLATION = map(Panel, ("Model", "Objective", "Optimizer", "Distillation"))
 RUN, MACHINE = Panel("Run"), Panel("Machine")
-PRESETS, FOUND = "the preset's", "by its name"
+PRESETS, FOUND = "the preset's", "by name"
 
 VOCABULARIES: dict[str | None, dict[str, Any]] = {
     None: {},
