@@ -41,12 +41,6 @@ def anchors(document: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.fixture(autouse=True)
-def _narrow_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Help as a list, which is shown in a third of the time of tables."""
-    monkeypatch.setenv("COLUMNS", "40")
-
-
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_every_command_parses(path: Path, cli: Callable[..., Any]) -> None:
     for command in commands(path.read_text()):

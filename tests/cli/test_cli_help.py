@@ -85,7 +85,7 @@ def test_rare_options_details_and_further_examples_are_for_help_all() -> None:
     common, everything = text_of(PAGE), text_of(PAGE, everything=True)
     for text in ("--rate X", "More about it.", "tformer work c"):
         assert text not in common and text in everything
-    assert "tformer work --help-all shows 1 more option and details." in common and "--help-all" not in everything
+    assert "--help-all shows 1 more option and details." in common and "--help-all" not in everything
 
 
 def test_narrow_terminals_get_the_meaning_below_the_name() -> None:

@@ -1,4 +1,4 @@
-"""`--help` of every command: examples, panels, speed, and no import of torch."""
+"""`--help` of every command as a user calls it: examples that parse, and no import of torch."""
 
 from __future__ import annotations
 

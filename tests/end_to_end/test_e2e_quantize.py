@@ -163,5 +163,5 @@ def test_a_processor_without_8_bit_products_is_told_of(cli: Cli, decoder: Run, m
 
 @pytest.mark.parametrize("command", ["generate", "classify", "evaluate"])
 def test_the_help_says_what_it_does(cli: Cli, command: str) -> None:
-    shown = " ".join(cli(command, "--help").out.replace("│", " ").split())
+    shown = " ".join(cli(command, "--help-all").out.split())
     assert "--quantize" in shown and "multiply weights in 8 or 4 bits with 8-bit inputs" in shown

@@ -100,7 +100,7 @@ class Page:
         else:
             left_out = len(self.entries) - len(shown)
             more = f"{left_out} more option{'s' * (left_out != 1)}" + " and details" * bool(details)
-            yield from ("", *_wrapped(f"{self.command} {HELP_ALL} shows {more}.", width))
+            yield from ("", *_wrapped(f"{HELP_ALL} shows {more}.", width))
 
 
 def show(page: Page, *, everything: bool) -> None:

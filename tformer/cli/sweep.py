@@ -30,7 +30,7 @@ WHAT, HOW, RUN = Panel("What is compared"), Panel("How it is trained"), Panel("R
 
 EPILOG = examples(
     "`tformer sweep --arch gpt --vary model.*.positions.kind=rope,alibi --out pe`",
-    "`tformer sweep --arch bert --data train.tsv --vary optimizer.lr=1e-3,3e-4 --out lr`",
+    "`tformer sweep --arch bert --data a.tsv --vary optimizer.lr=1e-3,3e-4 --out lr`",
     "`tformer sweep --plan positions --out sweeps/positions --dry-run`",
     "`tformer sweep --arch bert --data train.tsv --vary model.*.norm.place,model.*.final_norm=[pre,true],[post,false] "
     "--vary optimizer.lr=1e-3,3e-4 --seeds 3 --out sweeps/norms`",
