@@ -21,7 +21,8 @@ FOLDER = Path(guide.__file__).parent
 TEXT = """\
 # First steps
 
-Hello, see [stopping](#early-stopping), [flags](data.md), [data](data.md#the-csv), [rows](../data/README.md),
+Hello, see [stopping](#early-stopping), [flags](data.md), [data](data.md#the-csv), [rows
+of it](../data/README.md),
 [a page](https://example.org) and ![a picture](pictures/a.svg).
 
 ## Early stopping
@@ -100,7 +101,7 @@ def test_a_section_has_those_below_it_and_names_what_to_type() -> None:
     [title] = find("first steps")
     shown = guide.with_commands(title)
     assert "stopping (`tformer guide first-steps early-stopping`), flags (`tformer guide data`)" in shown
-    assert "data (`tformer guide data the-csv`), rows (`tformer/data/README.md`)" in shown
+    assert "data (`tformer guide data the-csv`), rows\nof it (`tformer/data/README.md`)" in shown
     assert "[a page](https://example.org) and *Picture: a picture.*" in shown and "[not](a.md) a link" in shown
     [section] = find("early stopping")
     assert "### On F1" in with_subsections(section) and "Flags." not in with_subsections(section)

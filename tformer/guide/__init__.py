@@ -29,6 +29,7 @@ TOPICS = {
 """One-line summary of each topic, in the order of reading."""
 
 FENCE = re.compile(r"^ *```")
+CODE = re.compile(r"(^ *```.*?^ *```$)", re.M | re.S)
 PICTURE = re.compile(r"!\[([^\]]*)\]\([^)]*\)")
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
@@ -143,11 +144,7 @@ def rewrite_links(text: str, topic: str, rewrite: Callable[[str, str, str], str]
         path = posixpath.normpath(posixpath.join("tformer/guide", link.partition("#")[0]))
         return rewrite(shown, *place) if place else f"{shown} (`{path}`)"
 
-    lines, in_code = [], False
-    for line in text.splitlines():
-        in_code ^= bool(FENCE.match(line))
-        lines.append(line if in_code else LINK.sub(replaced, line))
-    return "\n".join(lines)
+    return "".join(part if index % 2 else LINK.sub(replaced, part) for index, part in enumerate(CODE.split(text)))
 
 
 def with_commands(section: Section) -> str:
