@@ -50,7 +50,8 @@ def two_topics(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def headings(words: str) -> list[str]:
-    return [section.heading for section in find(words)]
+    shown, others = find(words)
+    return [shown.heading] if shown else [section.heading for section in others]
 
 
 def test_the_table_and_the_files_agree() -> None:
@@ -77,7 +78,7 @@ def test_pictures_are_in_the_wheel(topic: str) -> None:
 @pytest.mark.parametrize("topic", TOPICS)
 def test_the_command_of_every_section_finds_it(topic: str) -> None:
     for section in sections(topic):
-        assert find(section.command.removeprefix("tformer guide ")) == [section]
+        assert find(section.command.removeprefix("tformer guide "))[0] == section
 
 
 def test_headings_in_code_are_none() -> None:
@@ -93,17 +94,24 @@ def test_a_topic_precedes_a_heading_and_a_heading_a_text() -> None:
     assert headings("first steps") == ["First steps"]
     assert headings("stopping early") == headings("first-steps early-stopping") == ["Early stopping"]
     assert headings("deep") == ["On F1"] and headings("flags") == ["First steps", "tformer train", "The csv"]
+    assert headings("columns flags") == ["The csv"] == headings("flags and columns")
+    assert headings("on") == ["On F1"], "words are found by how they begin"
     assert headings("data flags") == ["The csv"] and headings("first steps columns") == []
+
+
+def test_other_headings_are_named_beside_the_section(cli: Callable[..., Any]) -> None:
+    done = cli("guide", "memory")
+    assert done.out.startswith("## Memory\n") and "see also: tformer guide troubleshooting out-of-memory" in done.err
 
 
 @pytest.mark.usefixtures("two_topics")
 def test_a_section_has_those_below_it_and_names_what_to_type() -> None:
-    [title] = find("first steps")
+    title, _ = find("first steps")
     shown = guide.with_commands(title)
     assert "stopping (`tformer guide first-steps early-stopping`), flags (`tformer guide data`)" in shown
     assert "data (`tformer guide data the-csv`), rows\nof it (`tformer/data/README.md`)" in shown
     assert "[a page](https://example.org) and *Picture: a picture.*" in shown and "[not](a.md) a link" in shown
-    [section] = find("early stopping")
+    section, _ = find("early stopping")
     assert "### On F1" in with_subsections(section) and "Flags." not in with_subsections(section)
 
 

@@ -20,6 +20,9 @@ EPILOG = examples("`tformer guide`", "`tformer guide early stopping`", "`tformer
 MAX_COLUMNS = 100
 """Of text on a wide terminal."""
 
+MAX_OTHERS = 5
+"""Sections that are named below the one that is shown."""
+
 
 @dataclass(frozen=True)
 class GuideOptions:
@@ -53,7 +56,8 @@ def guide(options: GuideOptions) -> None:
     if not words:
         _list_topics(as_json=options.as_json)
         return
-    found = find(words)
+    shown, others = find(words)
+    found = [*filter(None, [shown]), *others]
     if not found:
         known = [*TOPICS, *(section.heading.lower() for topic in TOPICS for section in sections(topic))]
         near = difflib.get_close_matches(words.lower(), known, n=3, cutoff=0.5)
@@ -62,10 +66,11 @@ def guide(options: GuideOptions) -> None:
     if options.as_json:
         emit_json([{"topic": one.topic, "heading": one.heading, "command": one.command,
                     "text": with_subsections(one)} for one in found])  # fmt: skip
-    elif len(found) == 1:
-        _show(found[0])
+    elif shown is None:
+        _emit_columns([(one.command, one.heading) for one in others])
     else:
-        _emit_columns([(one.command, one.heading) for one in found])
+        _show(shown)
+        show_notes((f"see also: {one.command}" for one in others[:MAX_OTHERS]), dim=True)
 
 
 def _list_topics(*, as_json: bool) -> None:

@@ -106,21 +106,26 @@ def with_subsections(section: Section) -> str:
     return "\n".join(parts)
 
 
-def find(words: str) -> list[Section]:
-    """The sections that match: a topic's name, else an anchor, else headings, else texts that have all the words.
+def find(words: str) -> tuple[Section | None, list[Section]]:
+    """(the section to show, others that match).
 
-    `training early stopping` searches in one topic. Case and hyphens do not matter.
+    A topic's name, else an anchor is shown, with headings that have the words beside it. Else headings, the phrase and
+    the words in texts are looked for, in this order, and a single match is shown. `training early stopping` searches in
+    one topic. Case and hyphens do not matter.
     """
-    name = anchor_of(" ".join(words.split()))
+    name = anchor_of(" ".join(words.split())).strip("-")
     if name in TOPICS:
-        return [sections(name)[0]]
+        return sections(name)[0], []
     first = next((topic for topic in TOPICS if name.startswith(topic + "-")), None)
     topics, wanted = ([first], name.removeprefix(f"{first}-")) if first else (list(TOPICS), name)
-    every = [section for topic in topics for section in sections(topic)]
-    parts = [part for part in wanted.split("-") if part]
-    exact = [section for section in every if section.anchor == wanted]
-    headed = [section for section in every if all(part in section.anchor for part in parts)]
-    return exact or headed or [section for section in every if all(part in section.text.lower() for part in parts)]
+    texts = {one: f"-{anchor_of(' '.join(one.text.split()))}" for topic in topics for one in sections(topic)}
+    begins = [f"-{part}" for part in wanted.split("-")]  # of words
+    headed = [one for one in texts if all(part in f"-{one.anchor}" for part in begins)]
+    found = headed or [one for one, text in texts.items() if f"-{wanted}" in text]
+    found = found or [one for one, text in texts.items() if all(part in text for part in begins)]
+    named = next((one for one in headed if one.anchor == wanted), None)
+    shown = found[0] if len(found) == 1 else named
+    return shown, [one for one in found if one != shown]
 
 
 def place_of(link: str, topic: str) -> tuple[str, str] | None:

@@ -24,17 +24,22 @@
     link.hash = [link.hash.slice(1).split("&")[0], "theme=" + theme].filter((part) => part !== "").join("&");
   });
 
+  // Words are found where a word begins; headings come first, then texts with all of them in a row.
+  const safe = (word) => (/^\w/.test(word) ? "\\b" : "") + word.replace(/[^\w\s]/g, "\\$&");
   async function search() {
-    const words = query.value.toLowerCase().split(/\s+/).filter((word) => word !== "");
+    const words = query.value.split(/\s+/).filter((word) => word !== "").map(safe);
     const sections = JSON.parse(new TextDecoder().decode(await tformer.blob("guide")));
     found.hidden = words.length === 0;
     text.hidden = !found.hidden;
     if (found.hidden) return;
+    const patterns = words.map((word) => new RegExp(word, "i"));
+    const phrase = new RegExp(words.join("\\W+"), "i");
+    const score = ({ heading, body }) => 4 * phrase.test(heading) + 2 * phrase.test(body) +
+      patterns.filter((pattern) => pattern.test(heading)).length / words.length;
     const matches = sections
-      .map(([topic, anchor, heading, title, body]) => ({ topic, anchor, heading, title, body, low: body.toLowerCase() }))
-      .filter((one) => words.every((word) => one.low.includes(word) || one.heading.toLowerCase().includes(word)));
-    const headed = (one) => words.filter((word) => one.heading.toLowerCase().includes(word)).length;
-    matches.sort((a, b) => headed(b) - headed(a));
+      .map(([topic, anchor, heading, title, body]) => ({ topic, anchor, heading, title, body }))
+      .filter((one) => patterns.every((pattern) => pattern.test(one.heading) || pattern.test(one.body)));
+    matches.sort((a, b) => score(b) - score(a));
     const count = matches.length === 1 ? "1 section" : matches.length + " sections";
     const more = matches.length > SHOWN ? ", the first " + SHOWN + " shown" : "";
     found.replaceChildren(element("p", { class: "caption" }, count + more), ...matches.slice(0, SHOWN).map(shown));
@@ -46,12 +51,11 @@
         element("p", {}, element("a", { href, onclick: leave }, one.heading), ...place), excerpt(one));
     }
     function excerpt(one) {
-      const places = words.map((word) => one.low.indexOf(word)).filter((place) => place >= 0);
-      const at = Math.min(...places, one.body.length) % one.body.length || 0;
+      const at = [phrase, ...patterns].map((pattern) => one.body.search(pattern)).find((place) => place >= 0) ?? 0;
       const start = at > BEFORE ? one.body.indexOf(" ", at - BEFORE) + 1 : 0;
       const end = start + BEFORE + AFTER < one.body.length ? one.body.lastIndexOf(" ", start + BEFORE + AFTER) : one.body.length;
       const piece = one.body.slice(start, end);
-      const parts = piece.split(new RegExp("(" + words.map((word) => word.replace(/[^\w\s]/g, "\\$&")).join("|") + ")", "i"));
+      const parts = piece.split(new RegExp("(" + words.join("|") + ")", "i"));
       const marked = parts.map((part, index) => (index % 2 === 1 ? element("mark", {}, part) : part));
       return element("p", {}, start > 0 ? "… " : "", ...marked, end < one.body.length ? " …" : "");
     }
