@@ -14,42 +14,11 @@ from typing import Any
 
 import pytest
 
+from tformer.cli import app
+
 COMMANDS = (
     "",
-    "guide",
-    "train-tokenizer",
-    "train",
-    "generate",
-    "classify",
-    "evaluate",
-    "sweep",
-    "average",
-    "prune",
-    "export",
-    "import",
-    "inspect",
-    "tokenize",
-    "viz-pe",
-    "viz-attention",
-    "plot",
-    "doctor",
-    "bench",
-    "bench attention",
-    "bench train",
-    "bench generate",
-    "bench classify",
-    "bench translate",
-    "bench all",
-    "config",
-    "config show",
-    "config validate",
-    "config explain",
-    "config schema",
-    "config list",
-    "runs",
-    "runs list",
-    "runs show",
-    "runs compare",
+    *(f"{name} {inner}".strip() for name, command in app.COMMANDS.items() for inner in ("", *command.subcommands())),
 )
 COMMANDS_WITH_EXAMPLES = tuple(command for command in COMMANDS if command not in ("", "config", "runs"))
 
