@@ -56,6 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("tformer classify --quantize ", ["none", "int8", "int4"]),
         ("tformer evaluate --checkpoint l", ["latest"]),
         ("tformer evaluate --mistakes fi", []),
+        ("tformer guide tr", ["training", "troubleshooting"]),
     ],
 )
 def test_commands_flags_and_values_are_completed_without_torch(line: str, expected: list[str], folder: Path) -> None:

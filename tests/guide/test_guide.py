@@ -7,16 +7,24 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.test_documents import anchors
 from tformer import guide
-from tformer.guide import LINK, TOPICS, Section, find, place_of, read_topic, sections, split_sections, with_subsections
-
-FOLDER = Path(guide.__file__).parent
+from tformer.guide import (
+    FOLDER,
+    LINK,
+    TOPICS,
+    Section,
+    find,
+    place_of,
+    read_topic,
+    sections,
+    split_sections,
+    with_subsections,
+)
 
 TEXT = """\
 # First steps

@@ -93,7 +93,7 @@ def test_raw_html_and_scripts_in_the_markdown_are_text() -> None:
 
 def test_pictures_are_inside_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.svg").write_text("<svg/>")
-    monkeypatch.setattr("tformer.viz.guide.files", lambda package: tmp_path)
+    monkeypatch.setattr("tformer.viz.guide.FOLDER", tmp_path)
     assert Found(render_markdown("security", "# T\n\n![p](a.svg)\n")).pictures == ["data:image/svg+xml;base64,PHN2Zy8+"]
 
 

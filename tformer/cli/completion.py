@@ -1,4 +1,4 @@
-"""Values that a shell completes: names of runs, families, presets and the choices that an option shows.
+"""Values that a shell completes: runs, families, presets, topics of the guide and the choices that an option shows.
 
 `tformer --install-completion` makes the shell run `tformer` with the line so far in its environment. Typer completes
 the names of commands and options itself. Nothing here imports torch.
@@ -60,9 +60,16 @@ def _runs(context: typer.Context, incomplete: str) -> list[str]:
     return [run for run in runs if run.startswith(incomplete)]
 
 
+def _topics(context: typer.Context, incomplete: str) -> list[str]:
+    from tformer.guide import TOPICS
+
+    return [topic for topic in TOPICS if topic.startswith(incomplete)]
+
+
 COMPLETERS: dict[str, Completer] = {
     "--arch": _archs,
     "--preset": _presets,
+    "TOPIC": _topics,
     **dict.fromkeys(("RUN", "CHECKPOINT", "--run", "--init-from", "--teacher", "--ensemble"), _runs),
 }
 """By flag, or by the name of an argument's value."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
 TOPICS = {
     "first-steps": "install, the first command and what it wrote, five tutorials",
@@ -29,6 +29,7 @@ TOPICS = {
 """One-line summary of each topic, in the order of reading."""
 
 FENCE = re.compile(r"^ *```")
+FOLDER = Path(__file__).parent
 CODE = re.compile(r"(^ *```.*?^ *```$)", re.M | re.S)
 PICTURE = re.compile(r"!\[([^\]]*)\]\([^)]*\)")
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
@@ -68,7 +69,7 @@ def anchor_of(heading: str) -> str:
 
 def read_topic(topic: str) -> str:
     """The Markdown of a topic."""
-    return files("tformer.guide").joinpath(f"{topic}.md").read_text(encoding="utf-8")
+    return (FOLDER / f"{topic}.md").read_text(encoding="utf-8")
 
 
 @cache

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from html import escape
-from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from tformer.guide import LINK, TOPICS, anchor_of, read_topic, rewrite_links, sections
+from tformer.guide import FOLDER, LINK, TOPICS, anchor_of, read_topic, rewrite_links, sections
 from tformer.support.errors import InputError
 from tformer.support.files import make_folders, publish_directory, storage_errors, write_text
 from tformer.viz.page import render_page
@@ -164,7 +163,7 @@ def _close_heading(renderer: Any, tokens: Sequence[Token], at: int, *_: Any) -> 
 
 def _inlined(name: str) -> str:
     """A picture of the guide as an address that holds it."""
-    content = files("tformer.guide").joinpath(name).read_bytes()
+    content = (FOLDER / name).read_bytes()
     return f"data:{MIME[Path(name).suffix]};base64,{base64.b64encode(content).decode()}"
 
 
