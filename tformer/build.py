@@ -89,7 +89,7 @@ def resolve_sizes(model: Model, side: str) -> Sizes:
     if stack.head_dim is None and d_model % stack.num_heads:
         raise InputError(
             f"model.{side}.num_heads: {stack.num_heads} heads do not divide d_model {d_model}",
-            hint="choose a divisor of d_model, or set head_dim",
+            hint=f"choose a divisor of {d_model}, or --set model.{side}.head_dim=N",
         )
     if stack.num_heads % kv_heads:
         raise InputError(
@@ -180,7 +180,7 @@ def _decoder_embedding(
             found = " and ".join(str(list(e.weight.shape)) for e in (encoder_embedding, embedding))
             raise InputError(
                 f"model.tie.source_target: source and target tables must have one shape, found {found}",
-                hint="set model.tie.source_target to false, or use a joint vocabulary",
+                hint="--vocabulary separate for a table for each side, or --vocabulary joint for one table",
             )
         embedding.weight = encoder_embedding.weight
     return embedding

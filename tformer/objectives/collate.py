@@ -131,7 +131,7 @@ class WordDropout:
         if share and self.replacements is None:
             raise InputError(
                 "objectives: word_dropout needs a tokenizer with a mask, unknown or padding token, this one has none",
-                hint="train one with --template bert, or set word_dropout to 0",
+                hint="train one with --template bert, or --set objectives.0.word_dropout=0",
             )
 
     def __call__(

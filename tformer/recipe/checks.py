@@ -156,7 +156,7 @@ def _unfit_attention(recipe: Recipe) -> Iterator[Problem]:
     mixing = [(side, layer.attention.kind) for side, layer in layers if layer.attention.mechanism.one_document]
     if mixing and recipe.data.document_mask and recipe.data.packing != "none":
         text = "found true, expected false with model.{}.attention.kind {}".format(*mixing[0])
-        hint = "it mixes all tokens of a row: data.packing=none separates documents"
+        hint = "it mixes all tokens of a row: --set data.packing=none separates documents"
         yield Problem(("data", "document_mask"), text, hint)
     for side, layer in layers:
         if not layer.attention.fused_only:

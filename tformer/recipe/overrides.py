@@ -100,7 +100,9 @@ class Draft:
         dotted = dotted.strip()
         if not equals or not dotted or not dotted.isprintable():
             found = fitted(as_one_line(text), MAX_SHOWN)
-            raise InputError(f"--set: found '{found}', expected key=value", hint="for example --set optimizer.lr=1e-3")
+            raise InputError(
+                f"--set: found '{found}', expected key=value", hint="for example --set optimizer.weight_decay=0.1"
+            )
         if dotted in NOT_SETTABLE:
             raise InputError(f"--set: {dotted} cannot be set: {NOT_SETTABLE[dotted]}")
         if dotted.count(".") >= MAX_DEPTH:

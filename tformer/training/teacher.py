@@ -95,7 +95,7 @@ def _check_layers(recipe: Recipe, teacher: Loaded) -> None:
         raise InputError(
             f"teacher.{key}: the student cuts images into {recipe.seq_len} positions, the teacher into "
             f"{teacher.recipe.seq_len}",
-            hint=f"--set model.patches.size={own_patches.size}, or teacher.{key}=0",
+            hint=f"--set model.patches.size={own_patches.size}, or --set teacher.{key}=0",
         )
     for side in SIDES:
         ours, theirs = getattr(student, side), getattr(teacher.model, side)
@@ -105,7 +105,7 @@ def _check_layers(recipe: Recipe, teacher: Loaded) -> None:
             raise InputError(
                 f"teacher.hidden: the student's {side} is {ours.d_model} wide, the teacher's {theirs.d_model}: hidden "
                 "states of different widths cannot be compared",
-                hint=f"--set model.d_model={theirs.d_model}, or teacher.hidden=0",
+                hint=f"--set model.d_model={theirs.d_model}, or --set teacher.hidden=0",
             )
         if section.attention and ours.layerdrop:
             raise InputError(
@@ -127,14 +127,14 @@ def _check_attention(pair: LayerPair, student: Transformer, teacher: Transformer
             raise InputError(
                 f"teacher.attention: {name.removesuffix('.weights')} of the {who} forms no attention weights over all "
                 "positions",
-                hint="full attention does; or teacher.attention=0",
+                hint="full attention does; or --set teacher.attention=0",
             )
     ours, theirs = (layer.num_heads for layer in layers)
     if ours != theirs:
         raise InputError(
             f"teacher.attention: layer {number} of the student's {side} has {ours} heads, the teacher's {theirs}: "
             "attention of different heads cannot be compared",
-            hint=f"--set model.{side}.num_heads={theirs}, or teacher.attention=0",
+            hint=f"--set model.{side}.num_heads={theirs}, or --set teacher.attention=0",
         )
 
 

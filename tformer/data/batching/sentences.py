@@ -176,7 +176,7 @@ def prepare_sentences(
             if len(ids) > MAX_TOKENS:
                 raise InputError(
                     f"{name}: more than {MAX_TOKENS:,} tokens, which next_sentence would have to keep in memory",
-                    hint="give less text, or leave next_sentence out: masked_lm alone reads text of any size",
+                    hint="give less text, or --objective masked_lm, which reads text of any size",
                 )
             work.report(done, total)
         starts += documents if len(documents) > 1 else paragraphs  # a paragraph of a single document is a document

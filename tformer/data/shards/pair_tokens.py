@@ -261,7 +261,8 @@ class PairFilter:
         if self._out.total() == self._read:
             raise InputError(
                 f"{name}: none of {self._read:,} pairs is left: {self._reasons()}",
-                hint="see data.seq_len, data.target_seq_len, data.overlong and data.max_length_ratio",
+                hint="cut long ones with --set data.overlong=truncate, or raise data.seq_len, data.target_seq_len or "
+                "data.max_length_ratio with --set",
             )
         notes = []
         if dropped := self._out.total():

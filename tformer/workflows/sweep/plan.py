@@ -248,7 +248,9 @@ def parse_vary(text: str) -> tuple[str, list[Any]]:
 def _parse_set(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise InputError(f"--set: found '{text}', expected key=value", hint="for example --set optimizer.lr=1e-3")
+        raise InputError(
+            f"--set: found '{text}', expected key=value", hint="for example --set optimizer.weight_decay=0.1"
+        )
     return key.strip(), parse_value(value, name=f"--set {key.strip()}")
 
 
