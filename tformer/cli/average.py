@@ -29,7 +29,8 @@ class AverageOptions:
         tuple[str, ...],
         argument(
             "CHECKPOINT",
-            help="Checkpoint folders, or runs (their best checkpoint); with --last one run, default: the newest.",
+            help="Checkpoint folders, or runs (their best checkpoint); with --last one run.",
+            default="with --last the newest run",
         ),
     ] = ()
     last: Annotated[

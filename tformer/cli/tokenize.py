@@ -95,7 +95,7 @@ class TokenizeOptions:
     ] = None
     padding_side: Annotated[
         Literal["right", "left"] | None,
-        READING("--padding-side", help="Default: as in training, else right.", rare=True),
+        READING("--padding-side", help="Side of the padding.", rare=True, default="as in training, else right"),
     ] = None
     checkpoint: Checkpoint = "best"
     as_json: Annotated[Json, OUTPUT] = False

@@ -67,7 +67,8 @@ class AttentionOptions:
         SHOWN(
             "--attention",
             metavar="encoder|decoder|cross",
-            help="Which attentions to show. Default: all; a single picture shows cross-attention if there is one.",
+            help="Which attentions to show.",
+            default="all; in a single picture cross-attention, if there is one",
         ),
     ] = None
     view: Annotated[
@@ -79,7 +80,7 @@ class AttentionOptions:
             "measures of every head.",
         ),
     ] = None
-    layers: Annotated[str | None, SHOWN("--layers", metavar="0,3-5", help="Default: all.")] = None
+    layers: Annotated[str | None, SHOWN("--layers", metavar="0,3-5", help="Layers to show.", default="all")] = None
     heads: Annotated[
         str | None,
         SHOWN(
@@ -106,9 +107,9 @@ class AttentionOptions:
         PICTURE(
             "--scale",
             metavar="row|global|sqrt|log",
-            help="Colour scale: each row by itself, linear, square root or logarithmic. Default: linear; sqrt for long "
-            "texts.",
+            help="Colour scale: each row by itself, linear, square root or logarithmic.",
             rare=True,
+            default="linear; sqrt for long texts",
         ),
     ] = None
     max_megabytes: Annotated[float, PICTURE("--max-megabytes", help="Refuse larger files.", rare=True)] = 20.0

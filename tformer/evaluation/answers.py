@@ -46,7 +46,8 @@ class ClassifyOptions:
         tuple[str, ...],
         argument(
             "RUN",
-            help="Run, checkpoint or Hugging Face folder; default: the newest run. After --image: further images.",
+            help="Run, checkpoint or Hugging Face folder; after --image further images.",
+            default="the newest run",
         ),
     ] = ()
     text: Annotated[str | None, INPUT("--text", help="A text.")] = None
@@ -84,7 +85,7 @@ class ClassifyOptions:
     checkpoint: Checkpoint = "best"
     batch_size: Annotated[
         int | None,
-        MACHINE("--batch-size", help="Inputs per batch; default: chosen by their length. Affects only the speed."),
+        MACHINE("--batch-size", help="Inputs per batch; affects only the speed.", default="chosen by their length"),
     ] = None
     device: Device = "auto"
     devices: Devices = None

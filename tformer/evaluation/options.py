@@ -53,9 +53,9 @@ class DataOptions:
         Errors | None,
         DATA(
             "--invalid-utf8",
-            help="Invalid UTF-8: an error (strict) or U+FFFD (replace). Default: strict; for the run's own data as in "
-            "training.",
+            help="Invalid UTF-8: an error (strict) or U+FFFD (replace).",
             rare=True,
+            default="strict; for the run's own data as in training",
         ),
     ] = None
     source: Annotated[
@@ -77,7 +77,7 @@ class DataOptions:
         MEASURE(
             "--batch-size",
             help="Windows or examples per batch; masks of a masked model depend on it.",
-            default="the recipe's",
+            default="chosen by the kind of data",
         ),
     ] = None
 

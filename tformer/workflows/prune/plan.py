@@ -36,8 +36,9 @@ class Plan:
         Strategy | None,
         LAYERS(
             "--strategy",
-            help="How layers are chosen. every-other: evenly spaced (default); search: the best score on the data; "
-            "learned: the lowest learned LayerDrop rates.",
+            help="How layers are chosen. every-other: evenly spaced. search: the best score on the data. learned: the "
+            "lowest learned LayerDrop rates.",
+            default="every-other",
         ),
     ] = None
     stack: Annotated[
@@ -73,9 +74,9 @@ class Plan:
         HeadsPerLayer | None,
         HEADS(
             "--heads-per-layer",
-            help="even: remove the same number from every layer (default); free: remove the least important heads of "
-            "all layers.",
+            help="even: remove the same number from every layer. free: remove the least important heads of all layers.",
             rare=True,
+            default="even",
         ),
     ] = None
 
