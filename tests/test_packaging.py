@@ -87,9 +87,10 @@ def test_the_wheel_holds_presets_assets_of_pages_and_sources_of_kernels(tmp_path
     assert paged.stdout.startswith(b"<!doctype html>") and b"tformer.heatmap=" in paged.stdout
 
 
-def test_the_readme_installs_with_one_line_and_tests_with_another() -> None:
-    on_cpu, on_gpu, tests = [line for line in README.splitlines() if line.startswith("python3 -m venv")]
-    assert "/whl/cpu" in on_cpu and on_cpu.endswith("pip install .") and on_gpu.endswith("pip install .")
+def test_the_readme_installs_for_a_cpu_with_one_line_more_and_tests_with_one_line() -> None:
+    environment, tests = [line for line in README.splitlines() if line.startswith("python3 -m venv")]
+    on_cpu, every = [line.partition(" #")[0] for line in README.split(environment)[1].splitlines()[1:3]]
+    assert "torch --index-url" in on_cpu and "/whl/cpu" in on_cpu and every.rstrip() == "pip install ."
     assert "'.[test]'" in tests and tests.endswith("pytest -n auto")
     assert tests == subprocess.run(
         ["grep", "-m", "1", "-E", "^python3 .*pytest", "README.md"],
