@@ -19,7 +19,6 @@ from tformer.support.processes import available_cores
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", os.environ.get("TFORMER_TEST_CUDA", ""))
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and tests send it
-os.environ["TFORMER_GFLOPS"] = "10000"  # no default preset depends on this machine, in shared fixtures too
 
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:  # more threads than processors would wait for each other
     threads = max(1, available_cores() // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))

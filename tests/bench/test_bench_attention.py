@@ -191,7 +191,7 @@ def test_ceilings_are_measured_at_the_width_of_the_heads(monkeypatch: pytest.Mon
 
 
 def of(arch: str, *sets: str) -> tuple[AttentionBench, list[str]]:
-    return attention_of(load_recipe(arch=arch, sets=sets, device="cpu").recipe, arch)
+    return attention_of(load_recipe(arch=arch, sets=sets).recipe, arch)
 
 
 def test_a_decoder_is_causal_and_an_encoder_is_not() -> None:

@@ -22,7 +22,7 @@ SETS += ("decoder.feedforward.d_ff=96",)
 
 def task_of(*sets: str, rows: int = 2) -> Task:
     sets = tuple(f"model.{one}" for one in (*SETS, *sets))
-    recipe = load_recipe(arch="gpt", preset="small", sets=sets, flags={}, device="cpu").recipe
+    recipe = load_recipe(arch="gpt", preset="small", sets=sets, flags={}).recipe
     return Task("generate", recipe, rows, 4, "fp32", torch.device("cpu"), options={"new_tokens": NEW_TOKENS})
 
 

@@ -245,7 +245,7 @@ SETS += [f"model.{side}.{key}={value}" for side in ("encoder", "decoder") for ke
 
 @pytest.fixture(scope="module")
 def translation() -> Task:
-    recipe = load_recipe(arch="transformer", preset="base", sets=SETS, flags={}, device="cpu").recipe
+    recipe = load_recipe(arch="transformer", preset="base", sets=SETS, flags={}).recipe
     options = {"beam_size": 2, "new_tokens": 5, "sentences": 3}
     return Task("translate", recipe, 2, 4, "fp32", torch.device("cpu"), options=options)
 
@@ -286,7 +286,7 @@ def test_what_cannot_be_exported_is_said_and_leaves_nothing(
     pytest.importorskip("ctranslate2")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     layout = [f"model.{side}.positions.layout=fairseq" for side in ("encoder", "decoder")]
-    recipe = load_recipe(arch="transformer", preset="base", sets=[*SETS, *layout], flags={}, device="cpu").recipe
+    recipe = load_recipe(arch="transformer", preset="base", sets=[*SETS, *layout], flags={}).recipe
     with pytest.raises(InputError, match=r"--peer ctranslate2: .*layout"):
         PEERS["translate", "ctranslate2"].make(replace(translation, recipe=recipe), "fp32").prepare()
     assert list(tmp_path.iterdir()) == []
@@ -319,6 +319,6 @@ def test_sizes_that_do_not_fit_are_refused(translation: Task, options: dict[str,
 
 
 def test_a_decoder_alone_does_not_translate(translation: Task) -> None:
-    recipe = load_recipe(arch="gpt", preset="tiny", sets=[], flags={}, device="cpu").recipe
+    recipe = load_recipe(arch="gpt", preset="tiny", sets=[], flags={}).recipe
     with pytest.raises(InputError, match="not an encoder-decoder"):
         Translation.check(replace(translation, recipe=recipe))

@@ -76,7 +76,7 @@ def tokenizers() -> Iterator[tuple[str, Job]]:
 
 def data_of(arch: str) -> list[str]:
     """Flags for data of the kind that the family's default preset trains on."""
-    preset = yaml.safe_load((CONFIGS / arch / f"{DEFAULT_PRESETS[arch]['cpu'][0]}.yaml").read_text())
+    preset = yaml.safe_load((CONFIGS / arch / f"{DEFAULT_PRESETS[arch]}.yaml").read_text())
     if preset["model"].get("patches"):
         return ["--data", "images"]
     kind = preset.get("objectives", [{"kind": "causal_lm"}])[0]["kind"]

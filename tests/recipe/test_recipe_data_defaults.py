@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.image_makers import write_idx
+from tformer.build import build_model
 from tformer.recipe import load_recipe, recipe_to_yaml
 from tformer.recipe.data_defaults import (
     CHOICES,
@@ -23,6 +24,7 @@ from tformer.recipe.data_defaults import (
     words_of,
 )
 from tformer.recipe.load import Resolved
+from tformer.recipe.sizes import DEFAULT_MINUTES, TEXT
 from tformer.tasks import survey_of
 from tformer.training.options import TrainOptions
 from tformer.training.request import find_start
@@ -245,8 +247,33 @@ def test_standard_input_running_text_and_unreadable_data_are_not_surveyed(tmp_pa
         assert survey_of(load_recipe(arch=arch, flags={"data.train": [{"path": path}]}).recipe) is None
 
 
-def test_a_training_without_data_has_the_preset_as_before() -> None:
-    assert find_start(TrainOptions(arch="bert")).recipe == load_recipe(arch="bert").recipe
+def test_a_training_without_data_has_the_preset_and_two_minutes() -> None:
+    flags = {"training.minutes": DEFAULT_MINUTES}
+    assert find_start(TrainOptions(arch="bert")).recipe == load_recipe(arch="bert", flags=flags).recipe
+    steps = find_start(TrainOptions(arch="bert", max_steps=9)).recipe
+    assert steps == load_recipe(arch="bert", flags={"training.max_steps": 9}).recipe
+
+
+def test_a_preset_that_is_named_runs_as_shipped() -> None:
+    for arch, preset in (("gpt", "small"), ("roberta", "small"), ("bart", "base"), ("gpt", "tiny")):
+        start = find_start(TrainOptions(arch=arch, preset=preset))
+        assert start.recipe == load_recipe(arch=arch, preset=preset).recipe and not start.sizes
+
+
+@pytest.mark.parametrize("arch", ["gpt", "llama", "roberta", "electra", "t5", "bart"])
+def test_a_training_by_time_may_have_every_size_and_only_the_size_differs(arch: str) -> None:
+    start = find_start(TrainOptions(arch=arch, minutes=5.0))
+    assert [size.model.d_model for size in start.sizes] == [width for _, width in TEXT.sizes]
+    for size in start.sizes:
+        same = ("tokenizer", "data", "objectives", "optimizer", "schedule", "training", "seed")
+        assert all(getattr(size, name) == getattr(start.sizes[0], name) for name in same)
+        build_model(size.model, vocab_size=100, target_vocab_size=100, device="meta")
+
+
+def test_flags_and_set_win_over_the_sizes_of_a_training_by_time() -> None:
+    start = find_start(TrainOptions(arch="gpt", minutes=5.0, lr=0.5, sets=("model.d_model=96",)))
+    assert {size.model.d_model for size in start.sizes} == {96} and start.recipe.optimizer.lr == 0.5
+    assert find_start(TrainOptions(arch="gpt", preset="tiny", minutes=5.0)).sizes == ()
 
 
 def test_the_choice_is_kept_in_the_run_and_never_made_again(tmp_path: Path) -> None:

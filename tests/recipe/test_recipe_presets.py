@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tformer.recipe import DEFAULT_PRESETS, list_presets, load_recipe, preset_summary
+from tformer.recipe.presets import BUILTIN_PRESETS
 from tformer.recipe.recipe import Recipe
 from tformer.support import shipped
 from tformer.support.errors import InputError
@@ -22,15 +23,14 @@ def test_every_shipped_preset_loads_and_says_what_it_is_for(arch: str, preset: s
     assert len(preset_summary(arch, preset)) > 10
 
 
-def test_every_arch_has_a_default_for_cpu_and_gpu_that_is_shipped() -> None:
+def test_every_arch_has_a_default_that_is_shipped() -> None:
     assert DEFAULT_PRESETS.keys() == list_presets().keys()
-    for arch, by_device in DEFAULT_PRESETS.items():
-        assert {"cpu", "cuda"} <= by_device.keys() <= {"cpu", "cuda", "builtin"}
-        assert {preset for presets in by_device.values() for preset in presets} <= set(list_presets()[arch])
+    for arch, preset in (*DEFAULT_PRESETS.items(), *BUILTIN_PRESETS.items()):
+        assert preset in list_presets()[arch]
 
 
-def test_the_default_of_gpt_on_a_cpu_is_tiny() -> None:
-    assert load_recipe(arch="gpt", device="cpu").recipe.preset == "tiny"
+def test_the_default_of_gpt_is_tiny() -> None:
+    assert load_recipe(arch="gpt").recipe.preset == "tiny"
 
 
 def test_presets_are_found_inside_an_installed_package_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ class Stepper:
 
     def step(self, *micro_batches: Batch) -> Tensor:
         self.batches.batches = micro_batches
-        self.trainer._step()
+        self.trainer.train_step()
         return self.trainer._sums[-1][0]
 
     def gradients(self, batch: Batch) -> dict[str, Tensor]:

@@ -40,7 +40,7 @@ def test_a_run_that_is_interrupted_while_it_saves_resumes_with_the_same_result(
     tiny: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert tiny("--out", "a", *BACKGROUND).code == 0
-    save, step = saving.save_checkpoint, Trainer._step
+    save, step = saving.save_checkpoint, Trainer.train_step
 
     def slow_save(*arguments: Any, **named: Any) -> Any:
         time.sleep(0.1)
@@ -53,7 +53,7 @@ def test_a_run_that_is_interrupted_while_it_saves_resumes_with_the_same_result(
 
     with monkeypatch.context() as patch:
         patch.setattr(saving, "save_checkpoint", slow_save)
-        patch.setattr(Trainer, "_step", step_and_signal)
+        patch.setattr(Trainer, "train_step", step_and_signal)
         stopped = tiny("--out", "b", *BACKGROUND)
     assert stopped.code == 143 and "saved at step 5" in stopped.err
     assert Path("b/checkpoints/step-00000005/manifest.json").is_file()
@@ -63,7 +63,7 @@ def test_a_run_that_is_interrupted_while_it_saves_resumes_with_the_same_result(
 
 
 def test_steps_go_on_while_a_checkpoint_is_written(tiny: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    stepped, save, step = Event(), saving.save_checkpoint, Trainer._step
+    stepped, save, step = Event(), saving.save_checkpoint, Trainer.train_step
     steps: list[int] = []
 
     def slow_save(*arguments: Any, **named: Any) -> Any:
@@ -77,7 +77,7 @@ def test_steps_go_on_while_a_checkpoint_is_written(tiny: Cli, monkeypatch: pytes
             stepped.set()
 
     monkeypatch.setattr(saving, "save_checkpoint", slow_save)
-    monkeypatch.setattr(Trainer, "_step", counted_step)
+    monkeypatch.setattr(Trainer, "train_step", counted_step)
     outcome = tiny("--out", "a", *BACKGROUND, "--set", "training.eval_every=12", "--json")
     assert outcome.code == 0 and steps[-1] == 12, outcome.err
     assert json.loads(outcome.out)["saving_seconds"] < json.loads(outcome.out)["seconds"]

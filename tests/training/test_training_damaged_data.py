@@ -75,14 +75,14 @@ def shards(cache: Path) -> list[Path]:
 
 def at_step(number: int, action: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
     """Before step `number` something happens to the files."""
-    step = Trainer._step
+    step = Trainer.train_step
 
     def changed(self: Trainer) -> None:
         if self.state.step + 1 == number:
             action()
         step(self)
 
-    monkeypatch.setattr(Trainer, "_step", changed)
+    monkeypatch.setattr(Trainer, "train_step", changed)
 
 
 def wait_for_check() -> None:

@@ -82,14 +82,14 @@ def stored(run: str, role: str) -> dict[str, Tensor]:
 
 def at_step(patch: pytest.MonkeyPatch, step: int, rank: int, act: Callable[[], Any]) -> None:
     """Act in the process of this rank before it takes this step."""
-    take = Trainer._step
+    take = Trainer.train_step
 
     def disturbed(trainer: Trainer) -> None:
         if trainer.state.step + 1 == step and trainer.parts.parallel.rank == rank:
             act()
         take(trainer)
 
-    patch.setattr(Trainer, "_step", disturbed)
+    patch.setattr(Trainer, "train_step", disturbed)
 
 
 def test_two_processes_make_the_run_of_one(train: Cli) -> None:

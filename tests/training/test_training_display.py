@@ -24,7 +24,11 @@ def show(*, terminal: bool, colour: bool = True) -> tuple[str, list[dict[str, An
     output, written = io.StringIO(), []
     console = Console(file=output, force_terminal=terminal, width=200, no_color=not colour, highlight=False)
     display = TrainingDisplay(
-        console, max_steps=10, write=written.append, write_sample=lambda step, text: written.append({"sample": text})
+        console,
+        max_steps=10,
+        write=written.append,
+        write_sample=lambda step, text: written.append({"sample": text}),
+        seconds_left=lambda step: 65.0,
     )
     with display:
         display.logged(RECORD)
@@ -38,7 +42,7 @@ def test_plain_lines_in_a_pipe() -> None:
     text, written = show(terminal=False)
     assert "\x1b" not in text
     line = next(line for line in text.splitlines() if line.startswith("step 5/10"))
-    for part in ("loss 2.5000", "12.3k tok/s", "42 % of peak", "ETA"):
+    for part in ("loss 2.5000", "12.3k tok/s", "42 % of peak", "ETA 1:05"):
         assert part in line
     assert "valid loss 2.0000" in text and "2.900 bits per byte" in text and "(best)" in text
     assert written == [RECORD, VALID, {"sample": "a \x1b[31m sample [bold]"}]
@@ -101,11 +105,13 @@ def test_steps_are_counted_between_log_lines_on_a_terminal_and_in_a_pipe() -> No
 
     def progress(description: str, total: float | None = None, unit: str = "") -> Any:
         reported.append((description, total, unit))
-        return nullcontext(reported.append)
+        return nullcontext(lambda *done: reported.append(done))
 
     with TrainingDisplay(Console(file=output), max_steps=10, progress=progress, **sinks) as display:
         display.stepped(3)
-    assert reported == [("training", 10, "steps"), 3]
+        display.expect(8)
+        display.stepped(4)
+    assert reported == [("training", 10, "steps"), (3, 10), (4, 8)]
 
 
 def test_a_validation_takes_the_place_of_the_live_line() -> None:

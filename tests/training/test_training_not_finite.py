@@ -67,7 +67,7 @@ def test_three_losses_in_a_row_that_are_nan_end_the_training_with_4_and_the_chec
 def test_memory_that_runs_out_ends_the_training_with_5_a_hint_and_an_intact_checkpoint(
     tiny: Cli, cli: Cli, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    step = Trainer._step
+    step = Trainer.train_step
 
     def out_of_memory(trainer: Trainer) -> None:
         if trainer.state.step == 6:
@@ -75,7 +75,7 @@ def test_memory_that_runs_out_ends_the_training_with_5_a_hint_and_an_intact_chec
         step(trainer)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_step", out_of_memory)
+        patch.setattr(Trainer, "train_step", out_of_memory)
         outcome = tiny("--out", "run")
     assert outcome.code == 5 and "lower --batch-size" in outcome.err and "Traceback" not in outcome.err
     assert cli("inspect", "run", "--verify").code == 0

@@ -248,7 +248,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_before(
 
 
 def test_training_goes_on_while_another_process_still_writes(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, step, marker = parts.write_files, Trainer._step, Path("stepped").absolute()
+    write, step, marker = parts.write_files, Trainer.train_step, Path("stepped").absolute()
 
     def waits(folder: Path, *arguments: Any, **named: Any) -> Iterator[FileRecord]:
         while os.environ["RANK"] == "1" and not marker.exists():
@@ -261,7 +261,7 @@ def test_training_goes_on_while_another_process_still_writes(train: Cli, monkeyp
             marker.write_text("")
 
     monkeypatch.setattr(parts, "write_files", waits)
-    monkeypatch.setattr(Trainer, "_step", marked_step)
+    monkeypatch.setattr(Trainer, "train_step", marked_step)
     words = ("--max-steps", 8, "--set", "training.eval_every=12")
     outcome = train("--out", "run", *FSDP, "--devices", 2, *words)
     assert outcome.code == 0 and Path("run/checkpoints/step-00000008/manifest.json").is_file(), outcome.err

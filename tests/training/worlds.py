@@ -208,7 +208,7 @@ class Training:
         """Sums of each step (loss, gradient norm, terms), tokens, weights and averages after `steps` steps."""
         before = self.weights()
         for _ in range(steps):
-            self.trainer._step()
+            self.trainer.train_step()
         found = {"sums": torch.tensor([[float(value) for value in row] for row in self.trainer._sums])}
         found["tokens"] = torch.tensor(self.trainer.state.tokens)
         after = self.weights()

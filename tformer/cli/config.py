@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tformer.cli.command import Group, examples, takes_options
 from tformer.cli.report import aligned, emit, emit_json, emit_lines, in_columns, show_notes
 from tformer.support.errors import InputError, InputErrors
-from tformer.support.options import DEVICE, Arch, Json, Preset, Sets, argument, option
+from tformer.support.options import Arch, Json, Preset, Sets, argument, option
 
 if TYPE_CHECKING:
     from tformer.recipe.explain import Explanation
@@ -21,11 +21,6 @@ app = Group(
     help="Show, validate, explain and list recipes, which define runs.",
     examples=examples("`tformer config list`", "`tformer config show --arch gpt --origin`", "`tformer config schema`"),
 )
-
-ForDevice = Annotated[
-    str,
-    replace(DEVICE, metavar="auto|cpu|cuda", help="Chooses the preset of an arch without --preset.", panel=None),
-]
 
 
 @dataclass(frozen=True)
@@ -39,14 +34,12 @@ class ShowOptions:
     ] = None
     sets: Sets = ()
     origin: Annotated[bool, option("--origin", help="Show the origin of each value beside it.")] = False
-    device: ForDevice = "auto"
     as_json: Json = False
 
 
 @dataclass(frozen=True)
 class ValidateOptions:
     files: Annotated[tuple[Path, ...], argument("FILE", help="Recipe files, partial or complete.")]
-    device: ForDevice = "auto"
     as_json: Json = False
 
 
@@ -80,7 +73,6 @@ class ListOptions:
 @takes_options
 def show(options: ShowOptions) -> None:
     """Print the resolved recipe as YAML: defaults < preset < file < --objective < --set."""
-    from tformer.cost.duration import fitting
     from tformer.recipe import load_recipe, recipe_to_data, recipe_to_yaml
     from tformer.training.options import TrainOptions
 
@@ -91,8 +83,6 @@ def show(options: ShowOptions) -> None:
         config=options.file,
         flags=flags,
         sets=options.sets,
-        device=_device_kind(options.device),
-        fitting=fitting(flags),
     )
     show_notes(f"note: {note}" for note in resolved.notes)
     if options.as_json:
@@ -111,11 +101,10 @@ def show(options: ShowOptions) -> None:
 @takes_options
 def validate(options: ValidateOptions) -> None:
     """Validate recipe files and the shapes of their models: `ok` for each, or the errors and exit code 2."""
-    kind = _device_kind(options.device)
     failures: dict[Path, InputError] = {}
     for file in options.files:
         try:
-            notes = _check(file, kind)
+            notes = _check(file)
         except InputError as error:
             failures[file] = error
             continue
@@ -219,23 +208,12 @@ def _facts(one: Explanation) -> Iterator[tuple[str, str]]:
     yield from (("paper", f"https://arxiv.org/abs/{paper}") for paper in one.papers)
 
 
-def _device_kind(device: str) -> str:
-    """`cpu` or `cuda`; `auto` is the GPU if there is one."""
-    if device.partition(":")[0] in ("cpu", "cuda"):
-        return device
-    if device != "auto":
-        raise InputError(f"--device: found '{device}', expected auto, cpu or cuda")
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _check(file: Path, device: str) -> list[str]:
+def _check(file: Path) -> list[str]:
     """The notes on a recipe file, after building its model without memory."""
     from tformer.build import build_model
     from tformer.recipe import load_recipe
 
-    resolved = load_recipe(config=file, device=device)
+    resolved = load_recipe(config=file)
     recipe = resolved.recipe
     vocab_size, num_labels = recipe.tokenizer.train.vocab_size, len(recipe.data.labels) or 2
     try:

@@ -28,13 +28,12 @@ from tformer.support import __version__
 from tformer.support.device import (
     CPU_INFO,
     DTYPES,
-    SPEED,
-    cpu_speed,
     default_cache_dir,
     device_name,
     has_bf16_instructions,
     instruction_set,
     machine_memory,
+    resolve_precision,
 )
 from tformer.support.formatting import amount
 from tformer.support.processes import available_cores
@@ -43,7 +42,7 @@ INSTRUCTION_SETS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "avx
                     "bf16", "i8mm", "sve")  # fmt: skip
 """Names in /proc/cpuinfo of the instructions that PyTorch and the kernels use."""
 
-VARIABLES = ("TFORMER_CACHE", "TFORMER_KERNELS", SPEED, "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES",
+VARIABLES = ("TFORMER_CACHE", "TFORMER_KERNELS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES",
              "PYTHONDONTWRITEBYTECODE", "NO_COLOR")  # fmt: skip
 """Environment variables that change results or speed."""
 
@@ -67,7 +66,7 @@ def diagnosis(*, with_speed: bool = True) -> dict[str, Any]:
         "platform": platform.platform(),
         "processor": _processor(),
         "precision": {  # what `--precision auto` chooses on this CPU
-            "training": cpu_speed().training_format,
+            "training": resolve_precision("auto", torch.device("cpu"), rows=2048, d_model=192, d_ff=768).name,
             "inference": next(name for name, dtype in DTYPES.items() if dtype is of_bf16),  # if trained in bf16
         },
         "memory": _memory(),

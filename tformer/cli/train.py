@@ -92,6 +92,8 @@ def _train(options: TrainOptions, stop: StopFlag, worker: Worker | None) -> None
         console.print(f"one batch: {batch}", markup=False)
         if "parallel" in summary:
             show_notes(["", *parallel_lines(summary["parallel"])])
+        if "sizes" in summary:
+            show_notes(["", "sizes for this time", *summary["sizes"]])
         show_notes(["", "its first example", *example_lines(summary["example"], width=message_width())])
     else:
         emit(summary["run"])

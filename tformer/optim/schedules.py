@@ -10,6 +10,7 @@ t counts optimizer steps from 1, w = warmup_steps, n = decay_steps, m = min_rati
     linear           1 - (1 - m) p
     constant         1
     wsd              1, then linear to m over the last decay_fraction of the n steps      arXiv 2404.06395
+    timed            1, then straight lines between points (finished steps, factor), which a training by time sets
     plateau          1, times `factor` (down to m) after more than `patience` validations without a better loss
 
 Warm-up and cosine are nanoGPT's, whose iterations count from 0 (it = t - 1): lr (it + 1) / (w + 1), then the cosine
@@ -19,8 +20,9 @@ with n = lr_decay_iters and m = min_lr / lr. After step n a schedule stays at it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 
@@ -35,6 +37,9 @@ class ScheduleSection(Protocol):
     factor: float
     patience: int
 
+    @property
+    def points(self) -> Sequence[tuple[int, float]] | None: ...
+
 
 @dataclass(frozen=True)
 class Horizon:
@@ -45,6 +50,7 @@ class Horizon:
     min_ratio: float = 0.0
     decay_fraction: float = 0.2
     d_model: int = 1
+    points: Sequence[tuple[int, float]] = ()
 
 
 def noam(step: int, horizon: Horizon) -> float:
@@ -80,6 +86,19 @@ def wsd(step: int, horizon: Horizon) -> float:
     return _warmup(step, horizon) * (1.0 - (1.0 - horizon.min_ratio) * _progress(step, horizon, start=start))
 
 
+def timed(step: int, horizon: Horizon) -> float:
+    return _warmup(step, horizon) * line_at(horizon.points, step - 1)
+
+
+def line_at(points: Sequence[tuple[int, float]], finished: int) -> float:
+    """The factor after this number of finished steps: 1 before the first point, straight lines between the points."""
+    factor = 1.0
+    for (start, high), (end, low) in pairwise(points):
+        if finished >= start:
+            factor = high + (low - high) * min(1.0, (finished - start) / (end - start))
+    return factor
+
+
 SCHEDULES: dict[str, Callable[[int, Horizon], float]] = {
     "noam": noam,
     "inverse_sqrt": inverse_sqrt,
@@ -88,6 +107,7 @@ SCHEDULES: dict[str, Callable[[int, Horizon], float]] = {
     "linear": linear,
     "constant": constant,
     "wsd": wsd,
+    "timed": timed,
     "plateau": constant,  # times the factor of `Plateau`
 }
 READS_VALIDATION_LOSS = frozenset({"plateau"})
@@ -144,6 +164,10 @@ class Schedule:
         scale = self._formula(step, self._horizon)
         return scale if self._plateau is None else scale * self._plateau.scale
 
+    def follow(self, points: Sequence[tuple[int, float]]) -> None:
+        """Go along these lines from now on (`timed`)."""
+        self._horizon = replace(self._horizon, points=points)
+
     def observe(self, loss: float) -> None:
         """Pass on a validation loss, lower is better; only `plateau` reads it."""
         if self._plateau is not None:
@@ -172,6 +196,7 @@ def build_schedule(section: ScheduleSection, *, total_steps: int, d_model: int) 
         min_ratio=section.min_ratio,
         decay_fraction=section.decay_fraction,
         d_model=d_model,
+        points=section.points or (),
     )
     reads_loss = section.kind in READS_VALIDATION_LOSS
     plateau = Plateau(section.factor, section.patience, section.min_ratio) if reads_loss else None

@@ -43,6 +43,21 @@ def contradictions(recipe: Recipe) -> Iterator[Problem]:
     yield from _unfit_teaching(recipe)
     yield from _unfit_embeddings(recipe)
     yield from _unfit_regularization(recipe)
+    yield from _unfit_clock(recipe)
+
+
+def _unfit_clock(recipe: Recipe) -> Iterator[Problem]:
+    """Schedules that need the number of steps, where the clock decides on it."""
+    kind, minutes = recipe.schedule.kind, recipe.training.minutes
+    if minutes is not None and kind != "timed":
+        text = f"found {kind}, expected timed with training.minutes: the clock decides when the rate falls"
+        yield Problem(("schedule", "kind"), text, "leave it out, or give the steps: --max-steps N")
+    if minutes is None and kind == "timed" and recipe.schedule.points is None:
+        yield Problem(("schedule", "kind"), "timed needs training.minutes, found null", "--minutes N")
+    for place, stack in (("encoder", recipe.model.encoder), ("decoder", recipe.model.decoder)):
+        if minutes is not None and stack is not None and getattr(stack.drophead, "start", None) is not None:
+            text = "found a rate that depends on the number of steps, which training.minutes leaves open"
+            yield Problem(("model", place, "drophead"), text, "give one rate, or the steps: --max-steps N")
 
 
 def _unused_sources(recipe: Recipe) -> Iterator[Problem]:

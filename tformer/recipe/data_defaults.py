@@ -92,7 +92,7 @@ Survey = TextSurvey | PairSurvey | ImageSurvey
 class DataChoice:
     """The preset that the data chooses, and by dotted path the values that it changes, with the phrase of the note."""
 
-    survey: Survey
+    survey: Survey | None
     preset: str
     values: dict[str, tuple[Any, str]]
 
@@ -100,6 +100,8 @@ class DataChoice:
         """One line: the survey, the preset and the values that no file or flag replaced (`kept`)."""
         words = ", ".join(dict.fromkeys(word for path, (_, word) in self.values.items() if path in kept and word))
         with_words = f" with {words}" if words else ""
+        if self.survey is None:
+            return f"chosen for the time: {arch}/{self.preset}{with_words} (as shipped: --preset {self.preset})"
         return f"chosen from {self.survey}: {arch}/{self.preset}{with_words} (as shipped: --preset {self.preset})"
 
 

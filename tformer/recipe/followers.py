@@ -1,7 +1,8 @@
 """Keys of a recipe that change automatically when a layer (a file, or flags and `--set`) sets another key.
 
-    limits   training.max_steps, max_epochs and max_minutes: a layer that gives steps or epochs drops the limits of the
-             layers below; if it gives two, the first one reached ends the training
+    limits   training.max_steps, max_epochs, minutes and max_minutes: a layer that gives steps, epochs or minutes drops
+             the limits of the layers below; if it gives two, the first one reached ends the training
+    clock    with training.minutes the schedule is timed; without them a timed one that no clock has set is wsd
     sizes    feedforward.d_ff, num_heads and num_kv_heads of a stack follow its d_model in proportion: the numbers of a
              recipe state the ratio of d_ff to d_model and the size of a head
     init     model.init.embedding_std that a layer below stated for a separate output does not suit a tied one, which
@@ -24,10 +25,10 @@ from tformer.recipe.yaml_text import KeyPath
 UNLIMITED_STEPS = 10**9
 """Value of training.max_steps where only the number of epochs limits the training."""
 
-NO_LIMIT: dict[str, Any] = {"max_steps": UNLIMITED_STEPS, "max_epochs": None, "max_minutes": None}
+NO_LIMIT: dict[str, Any] = {"max_steps": UNLIMITED_STEPS, "max_epochs": None, "minutes": None, "max_minutes": None}
 """Keys of `training` that limit its length, with the value of each that limits nothing."""
 
-LENGTHS = ("max_steps", "max_epochs")
+LENGTHS = ("max_steps", "max_epochs", "minutes")
 """The limits that define the length of the learning-rate schedule; max_minutes only ends it early."""
 
 
@@ -36,7 +37,7 @@ def follow(draft: Draft, below: Draft) -> list[str]:
 
     below: the draft before that layer.
     """
-    notes = [*_limits(draft, below)]
+    notes = [*_limits(draft, below), *_timed_schedule(draft, below)]
     for stack in (("model", "encoder"), ("model", "decoder"), ("generator", "encoder"), ("generator", "decoder")):
         if isinstance(value_at(stack, below.data), dict) and isinstance(value_at(stack, draft.data), dict):
             notes += _follow_width(draft, below, stack)
@@ -61,6 +62,36 @@ def _limits(draft: Draft, below: Draft) -> Iterator[str]:
         if path in draft.origins:
             yield f"{_named(draft, winner)} is the limit: {_named(draft, path)} is dropped"
         draft.assign(".".join(path), unlimited, draft.origin_of(winner))
+
+
+TIMED_DECAY = 0.5
+"""Part of the steps in which a timed rate decays, where the replaced schedule states none."""
+
+
+def _timed_schedule(draft: Draft, below: Draft) -> Iterator[str]:
+    """The schedule whose end the clock decides, in place of one that needs the number of steps; and back."""
+    kind, minutes = ("schedule", "kind"), ("training", "minutes")
+    old, timed = value_at(kind, draft.data) or "cosine", value_at(minutes, draft.data) is not None
+    if _gives(draft, below, kind) or timed == (old == "timed") or not (_gives(draft, below, minutes) or not timed):
+        return
+    origin = draft.origin_of(minutes)
+    if not timed:
+        draft.assign("schedule.kind", "wsd", origin)
+        draft.assign("schedule.points", None, origin)
+        return
+    draft.assign("schedule.kind", "timed", origin)
+    if old != "wsd" and not _gives(draft, below, ("schedule", "decay_fraction")):
+        draft.assign("schedule.decay_fraction", TIMED_DECAY, origin)
+    if old == "noam":  # its factor of the learning rate is d_model^-1/2 warmup^-1/2 at the peak
+        width, warmup = value_at(("model", "d_model"), draft.data), value_at(("schedule", "warmup_steps"), draft.data)
+        rate = ("optimizer", "lr")
+        if not _gives(draft, below, rate) and _is_size(width) and _is_size(warmup):
+            draft.assign("optimizer.lr", value_at(rate, draft.data) * (width * warmup) ** -0.5, origin)
+    for name in ("eval_every", "save_every"):
+        if not _gives(draft, below, ("training", name)):
+            draft.assign(f"training.{name}", None, origin)
+    if old != "wsd":
+        yield f"the learning rate is constant, then falls by the clock (instead of schedule.kind {old})"
 
 
 def _named(draft: Draft, path: KeyPath) -> str:

@@ -21,10 +21,10 @@ from tformer.nn.heads import HEADS, HeadOptions
 from tformer.objectives import OBJECTIVES
 from tformer.recipe.checks import contradictions, notes
 from tformer.recipe.data_defaults import CHOSEN, DataChoice
-from tformer.recipe.followers import follow
+from tformer.recipe.followers import LENGTHS, follow
 from tformer.recipe.migrations import migrate
 from tformer.recipe.overrides import DEFAULT, Draft, flag_origin
-from tformer.recipe.presets import Choice, Fitting, agree_with_stored, choose_base
+from tformer.recipe.presets import Choice, agree_with_stored, choose_base
 from tformer.recipe.problems import problems_of, raise_problems, unusable_values
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.schema import value_at
@@ -48,7 +48,8 @@ class Resolved:
     Attributes:
         choices: those of the notes that name values which no layer gives: the default preset, what the data chose, and
             what `followers` set.
-        preset_by_default: whether neither flags nor file name the preset, but they name data.
+        preset_by_default: whether neither flags nor file name the preset.
+        has_data: whether flags or file name data.
     """
 
     recipe: Recipe
@@ -56,6 +57,13 @@ class Resolved:
     notes: list[str]
     choices: list[str]
     preset_by_default: bool = False
+    has_data: bool = False
+
+    @property
+    def length_by_default(self) -> bool:
+        """Whether no flag, `--set` or file says how long to train."""
+        lengths = [self.origins[f"training.{name}"] for name in (*LENGTHS, "max_minutes")]
+        return all(label == DEFAULT.label or label.startswith("preset ") for label in lengths)
 
 
 def load_recipe(
@@ -65,8 +73,6 @@ def load_recipe(
     config: str | Path | None = None,
     flags: Mapping[str, Any] | None = None,
     sets: Sequence[str] = (),
-    device: str = "cpu",
-    fitting: Fitting | None = None,
     by_data: DataChoice | None = None,
     base_yaml: str | None = None,
     base_name: str = "recipe.yaml",
@@ -77,32 +83,29 @@ def load_recipe(
         preset: may be `ARCH/NAME`.
         flags: values by dotted path (None sets null).
         sets: the texts `key=value` of `--set`.
-        device: `cpu`, `cuda`, ...; chooses the preset of an arch alone.
-        fitting: chooses among the presets of an arch alone by the speed of a CPU; None: the largest.
-        by_data: what the data chooses where no preset is named, above the preset and below the file.
+        by_data: what data and time choose where no preset is named, above the preset and below the file.
         base_yaml: the stored recipe of a checkpoint, in place of arch and preset; messages call it `base_name`.
     """
     flags = {} if flags is None else flags
     if all(flags.get(f"training.{key}") is not None for key in BATCH_SIZES):
         raise InputError("--batch-size and --batch-tokens exclude each other, found both")
     file = None if config is None else _read_config(Path(config))
-    draft, followed, base, by_default = Draft(), [], None, False
+    draft, followed, base, by_default, has_data = Draft(), [], None, False, False
     # What it starts from: a checkpoint's recipe, or a preset and what the data changes in it.
     if base_yaml is not None:
         stored = _migrated(parse_yaml(base_yaml, name=base_name), base_name)
         agree_with_stored(stored.value, arch=arch, preset=preset, file=file, file_name=str(config))
         draft.merge_document(stored, label=f"file {base_name}", name=base_name)
     else:
+        has_data = _names_data(flags, sets, file)
         base = choose_base(
             arch=arch,
             preset=preset,
             file=file,
             file_name=str(config),
-            device=device,
-            has_data=(has_data := _names_data(flags, sets, file)),
-            fitting=fitting,
+            has_data=has_data,
         )
-        by_default = has_data and base.preset is not None and base.preset.origin == DEFAULT
+        by_default = base.preset is not None and base.preset.origin == DEFAULT
         by_data = by_data if by_default else None
         if by_data is not None:
             base = base._replace(preset=Choice(by_data.preset, DEFAULT), notes=())
@@ -142,7 +145,7 @@ def load_recipe(
     if base is not None and by_data is not None:
         kept = {dotted for dotted in by_data.values if draft.origin_of(tuple(dotted.split("."))) == CHOSEN}
         choices.insert(0, by_data.note(base.arch.name, kept))
-    return Resolved(recipe, origins, [*choices, *notes(recipe)], choices, by_default)
+    return Resolved(recipe, origins, [*choices, *notes(recipe)], choices, by_default, has_data)
 
 
 def recipe_from_yaml(text: str, *, name: str) -> Recipe:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -13,63 +13,38 @@ from tformer.recipe.yaml_text import Document
 from tformer.support.errors import InputError
 from tformer.support.shipped import check_arch, list_presets, preset_path
 
-# The presets of `--arch NAME` alone, by kind of device. On a CPU: from the largest to the smallest of those that train
-# in minutes; the first that the machine trains in about two minutes is the default (`tformer/cost/duration.py`). On a
-# GPU: the family's smallest published size, unless that needs more memory than most GPUs have (llama: 20 GB and more).
-# `builtin`: the preset without data, where the family's built-in data needs its own.
-DEFAULT_PRESETS: dict[str, dict[str, tuple[str, ...]]] = {
-    "gpt": {"cpu": ("tiny", "mini"), "cuda": ("small",)},
-    "llama": {"cpu": ("tiny", "mini"), "cuda": ("tiny",)},
-    "bert": {"cpu": ("classify",), "cuda": ("classify",)},
-    "roberta": {"cpu": ("tiny", "mini"), "cuda": ("small",)},
-    "electra": {"cpu": ("tiny", "mini"), "cuda": ("small",)},
-    "vit": {"cpu": ("mnist",), "cuda": ("mnist",)},
-    "transformer": {"cpu": ("tiny",), "cuda": ("tiny",), "builtin": ("dates",)},
-    "t5": {"cpu": ("tiny", "mini"), "cuda": ("small",)},
-    "bart": {"cpu": ("tiny", "mini"), "cuda": ("base",)},
-    "longformer": {"cpu": ("classify",), "cuda": ("classify",)},
-    "bigbird": {"cpu": ("classify",), "cuda": ("classify",)},
-    "linformer": {"cpu": ("classify",), "cuda": ("classify",)},
-    "performer": {"cpu": ("classify",), "cuda": ("classify",)},
+DEFAULT_PRESETS = {
+    "gpt": "tiny",
+    "llama": "tiny",
+    "bert": "classify",
+    "roberta": "tiny",
+    "electra": "tiny",
+    "vit": "mnist",
+    "transformer": "tiny",
+    "t5": "tiny",
+    "bart": "tiny",
+    "longformer": "classify",
+    "bigbird": "classify",
+    "linformer": "classify",
+    "performer": "classify",
 }
+"""The preset that `--arch NAME` alone starts from, on every device; the data and `--minutes` may change its sizes."""
+
+BUILTIN_PRESETS = {"transformer": "dates"}
+"""The same without data, where the family's built-in data needs its own."""
+
 DEFAULT_ARCH = "gpt"
-DEVICE_NAMES = {"cpu": "a CPU", "cuda": "a GPU"}
 
 
-class Fit(NamedTuple):
-    """A default preset that fits this machine, and what to say about it."""
-
-    preset: str
-    notes: tuple[str, ...]
-
-
-Fitting = Callable[[str, Sequence[str]], Fit]
-"""The choice among the default presets of an arch, from the largest to the smallest, by the speed of this CPU."""
-
-
-def default_preset(arch: str, device: str, *, has_data: bool = True, fitting: Fitting | None = None) -> Fit:
-    """The preset of an arch without one.
-
-    Args:
-        device: `cpu`, `cuda`, `cuda:1`, ...
-        has_data: whether the user named data.
-        fitting: chooses where a CPU has several; None: the largest.
-    """
+def default_preset(arch: str, *, has_data: bool = True) -> tuple[str, str]:
+    """(preset of an arch without one, note about it); has_data: whether the user named data."""
     check_arch(arch)
-    kind = device.partition(":")[0]
-    table = DEFAULT_PRESETS.get(arch)
-    if table is None:
+    names = DEFAULT_PRESETS if has_data else DEFAULT_PRESETS | BUILTIN_PRESETS
+    if (preset := names.get(arch)) is None:
         known = ", ".join(list_presets()[arch])
         raise InputError(f"{arch} has no default preset, expected --preset", hint=f"known: {known}")
-    presets, where = table.get(kind, table["cpu"]), f"on {DEVICE_NAMES.get(kind, kind)}"
-    if not has_data and "builtin" in table:
-        presets, where = table["builtin"], "with the built-in data"
-    if len(presets) > 1 and fitting is not None:
-        return fitting(arch, presets)
-    preset = presets[0]
     others = ", ".join(name for name in list_presets()[arch] if name != preset)
-    note = f"preset {arch}/{preset}: the default {where}, as no --preset was given (others: {others})"
-    return Fit(preset, (note,))
+    return preset, f"preset {arch}/{preset}: the default, as no --preset was given (others: {others})"
 
 
 class Choice(NamedTuple):
@@ -93,11 +68,9 @@ def choose_base(
     preset: str | None,
     file: Document | None,
     file_name: str,
-    device: str,
     has_data: bool = True,
-    fitting: Fitting | None = None,
 ) -> Base:
-    """The arch and preset that flags and file choose, else those by device and speed (`default_preset`).
+    """The arch and preset that flags and file choose, else the default ones.
 
     A file that names every section, as a run's `recipe.yaml` does, needs no preset: the one that it records is history.
     Any other file builds on the preset that it names; one without a model on its arch's default preset.
@@ -122,8 +95,8 @@ def choose_base(
         return Base(chosen, named_preset)
     if file is not None and "model" in file.value:
         return Base(chosen, None)
-    fit = default_preset(chosen.name, device, has_data=has_data, fitting=fitting)
-    return Base(chosen, Choice(fit.preset, DEFAULT), fit.notes)
+    name, note = default_preset(chosen.name, has_data=has_data)
+    return Base(chosen, Choice(name, DEFAULT), (note,))
 
 
 def agree_with_stored(

@@ -112,15 +112,22 @@ class Optimizer(Section):
     layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
 
 
+SchedulePoint = tuple[Positive, Annotated[float, Field(ge=0, le=1)]]
+"""(number of finished steps, factor of the learning rates after them)."""
+
+
 class Schedule(Section):
     """The learning-rate schedule, a factor on the optimizer's rates; every kind has `warmup_steps`."""
 
     kind: ScheduleName = "cosine"
+    # timed: (finished steps, factor) that straight lines connect; null: the clock has not decided yet
+    points: tuple[SchedulePoint, ...] | None = None
     warmup_steps: NonNegative = 0  # steps in which the rate grows from 0 to lr
     warmup_ratio: Probability = 0.0  # share of the steps that warm up, where warmup_steps is 0
     decay_steps: Positive | None = None  # step at which the rate reaches its floor; null: training.max_steps
-    min_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1  # floor of cosine, linear, wsd and plateau, as a share of lr
-    decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2  # wsd: the share of the steps in which it decays
+    # floor of cosine, linear, wsd, timed and plateau, as a share of lr
+    min_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2  # wsd, timed: the share of the steps in which it decays
     # plateau: factor of the rate after too many validations without a better loss
     factor: Annotated[float, Field(gt=0, lt=1)] = 0.8
     patience: NonNegative = 3  # plateau: more validations than this without a better loss lower the rate
@@ -153,6 +160,8 @@ class Training(Section):
 
     max_steps: Positive = 10000  # optimizer steps
     max_epochs: PositiveFloat | None = None  # passes over the data, instead of max_steps, which then follows from them
+    # train for this time, all of the command included: the clock decides when the rate decays, and the last step
+    minutes: PositiveFloat | None = None
     max_minutes: PositiveFloat | None = None  # save and stop after this number of minutes
     batch_size: BatchSize | None = 32  # examples or windows in one micro-batch
     # tokens in one micro-batch, instead of batch_size; pairs count their longer side

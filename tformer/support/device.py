@@ -14,7 +14,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -222,83 +222,36 @@ def _faster_format(fp32: float, bf16: float, device: torch.device) -> PrecisionN
     return "bf16" if bf16 >= MIN_SPEEDUP * fp32 else "fp32"
 
 
-SPEED = "TFORMER_GFLOPS"
-"""Environment variable: billions of operations a second of a training here, all work included; nothing is measured."""
-
-ELEMENTS_PER_SECOND = 1.5e7
-"""Of one thread: numbers of a layer's input that a training handles beside the matrix products (`cost/duration.py`)."""
-
 SPEED_FOLDER = "speed"  # in the cache
-SPEED_PROBE = {"rows": 2048, "inner": 192, "columns": 768}  # shape of the product
-SPEED_SECONDS = 0.1  # of measuring a number format
 MAX_SPEED_BYTES = 10_000
 
 
-@dataclass(frozen=True)
-class CpuSpeed:
-    """Rates of this CPU: of matrix products, in FLOP/s by number format, and of the other work on each element.
+def measured_once(key: object, measure: Callable[[], float]) -> float:
+    """A duration of this machine that is measured once and then read from the cache.
 
-    source: where they are from, for messages.
+    A second measurement differs by some percent, but a choice that depends on it must not. One file for each key,
+    device, number of threads, instruction set and PyTorch keeps the first.
     """
-
-    rates: Mapping[str, float]
-    elements_per_second: float
-    source: str
-
-    @property
-    def training_format(self) -> PrecisionName:
-        """The format that a training chooses."""
-        return _faster_format(self.rates["fp32"], self.rates["bf16"], torch.device("cpu"))
-
-    def rate(self, precision: str) -> float:
-        """The rate of a training in this format, or `auto`."""
-        return self.rates.get(self.training_format if precision == "auto" else precision, self.rates["fp32"])
-
-
-def cpu_speed(threads: int | None = None) -> CpuSpeed:
-    """The speed of this CPU with its threads: measured once, in half a second, then read from the cache.
-
-    A second measurement differs by some percent, but what depends on the speed must not: one file for each processor,
-    instruction set, number of threads and PyTorch keeps the first. `TFORMER_GFLOPS` replaces it.
-    """
-    threads = torch.get_num_threads() if threads is None else threads
-    if (given := os.environ.get(SPEED)) is not None:
-        if not (number := whole_number(given)):
-            raise InputError(f"{SPEED}={given}: expected a whole number above 0, in billions of operations a second")
-        return CpuSpeed(dict.fromkeys(("fp32", "bf16"), number * 1e9), float("inf"), f"by {SPEED}")
-    used = (torch.backends.cpu.get_cpu_capability(), os.environ.get("ONEDNN_MAX_CPU_ISA"), torch.__version__)
-    key = hashlib.sha256(repr((device_name(torch.device("cpu")), threads, used)).encode()).hexdigest()[:16]
-    file = default_cache_dir() / SPEED_FOLDER / f"{key}.json"
-    rates = _stored_rates(file)
-    if rates is None:
-        measured = _measured_rates(threads)
-        rates = _stored_rates(file) or measured  # another process may have been first
+    place = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability(), os.environ.get("ONEDNN_MAX_CPU_ISA")
+    name = device_name(torch.device("cpu")), torch.__version__, *place, key
+    file = default_cache_dir() / SPEED_FOLDER / f"{hashlib.sha256(repr(name).encode()).hexdigest()[:16]}.json"
+    found = _stored_seconds(file)
+    if found is None:
+        measured = measure()
+        found = _stored_seconds(file) or measured  # another process may have been first
         with suppress(StorageError, OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
-            files.write_file(file, [json.dumps(rates).encode()])
-    return CpuSpeed(rates, threads * ELEMENTS_PER_SECOND, f"measured once, kept in {file.parent}")
+            files.write_file(file, [json.dumps({"seconds": found}).encode()])
+    return found
 
 
-def _stored_rates(file: Path) -> dict[str, float] | None:
-    """The rates in a file of the cache; None where there is none, or a damaged one."""
+def _stored_seconds(file: Path) -> float | None:
+    """The duration in a file of the cache; None where there is none, or a damaged one."""
     try:
-        found = files.parse_object(files.read_bounded(file, max_bytes=MAX_SPEED_BYTES), name=str(file))
+        seconds = files.parse_object(files.read_bounded(file, max_bytes=MAX_SPEED_BYTES), name=str(file)).get("seconds")
     except (InputError, OSError):
         return None
-    rates = {name: rate for name, rate in found.items() if isinstance(rate, float) and 0 < rate < float("inf")}
-    return rates if rates.keys() == {"fp32", "bf16"} else None
-
-
-def _measured_rates(threads: int) -> dict[str, float]:
-    device, before = torch.device("cpu"), torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        return {
-            name: matmul_flops_per_second(DTYPES[name], device, **SPEED_PROBE, seconds=SPEED_SECONDS)
-            for name in ("fp32", "bf16")
-        }
-    finally:
-        torch.set_num_threads(before)
+    return seconds if isinstance(seconds, float) and 0 < seconds < float("inf") else None
 
 
 def machine_memory() -> int:

@@ -192,3 +192,17 @@ def as_one_line(text: str) -> str:
 def as_cell(text: str) -> str:
     r"""The text in one cell of a line: tab, newline and carriage return become `\t`, `\n` and `\r`."""
     return as_one_line(text.replace("\t", "\\t"))
+
+
+SECONDS_IN_WORDS = 150  # from here on durations are in minutes
+
+
+def in_words(seconds: float) -> str:
+    """A duration to read: 40 s, 3 min 50 s, 2 h 5 min."""
+    if seconds < SECONDS_IN_WORDS:
+        return f"{max(1, round(seconds))} s"
+    minutes, rest = divmod(round(seconds / 10) * 10, 60)
+    if minutes < 60:
+        return f"{minutes} min" + (f" {rest} s" if rest else "")
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h" + (f" {minutes} min" if minutes else "")

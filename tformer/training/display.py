@@ -45,6 +45,7 @@ class TrainingDisplay(Observer):
     """Observer of the training loop: shows every record and passes it to `write` (metrics.jsonl) or `write_sample`.
 
     processes: that train together; a rate is shown for all and for each.
+    seconds_left: expected after this step, validations included; None: not known yet.
     progress: shows the parts of a training that take long, as `tformer.tasks.base.Work.progress` does.
     shown_metrics: formats of further metrics in the line of a validation.
     """
@@ -60,17 +61,18 @@ class TrainingDisplay(Observer):
         unit: str = "tok",
         processes: int = 1,
         progress: WorkProgress = no_progress,
+        seconds_left: Callable[[int], float | None] = lambda step: None,
         shown_metrics: Mapping[str, str] | None = None,
     ) -> None:
         self.console = console
         self.max_steps, self.unit, self._processes = max_steps, unit, processes
         self._write, self._write_sample = write, write_sample
-        self._began = time.monotonic()
         self._first_step = first_step
         self._last_plain = -math.inf
         self._progress: Progress | None = None
         self._live: Live | None = None
         self._progress_of = progress
+        self._seconds_left = seconds_left
         self._shown_metrics = SHOWN_METRICS | dict(shown_metrics or {})
         self._report: Callable[..., None] = lambda *_: None  # of steps, in a pipe
         self._stack = ExitStack()
@@ -112,7 +114,7 @@ class TrainingDisplay(Observer):
         """Count a step; its loss is shown by the next log line."""
         if self._progress is not None:
             self._progress.update(self._task, completed=step)
-        self._report(step)
+        self._report(step, self.max_steps)
 
     def logged(self, record: dict[str, Any]) -> None:
         self._write(record)
@@ -132,6 +134,12 @@ class TrainingDisplay(Observer):
         best = "  (best)" if record["is_best"] else ""
         self.console.print(f"[bold]step {record['step']}[/]  {', '.join(parts)}{best}")
 
+    def expect(self, max_steps: int) -> None:
+        """Take another step for the last one."""
+        self.max_steps = max_steps
+        if self._progress is not None:
+            self._progress.update(self._task, total=max_steps)
+
     def skipped(self, step: int) -> None:
         self.console.print(f"[yellow]step {step}: the gradient is not finite; the step is skipped[/]")
 
@@ -149,8 +157,7 @@ class TrainingDisplay(Observer):
             parts[-1] += f" ({short_rate(rate / self._processes)} each)"
         if record.get("peak_share"):
             parts.append(f"{100 * record['peak_share']:.0f} % of peak")
-        done = record["step"] - self._first_step
-        elapsed = time.monotonic() - self._began
-        if done > 0 and record["step"] < self.max_steps:
-            parts.append(f"ETA {clock(elapsed / done * (self.max_steps - record['step']))}")
+        left = self._seconds_left(record["step"])
+        if left is not None and record["step"] < self.max_steps:
+            parts.append(f"ETA {clock(left)}")
         return "  ".join(parts)

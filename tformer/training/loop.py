@@ -37,6 +37,7 @@ from tformer.recipe.sections import Training
 from tformer.support.device import keep_freed_memory, return_free_memory
 from tformer.support.errors import InputError, NotFiniteError, OtherProcessError, did_you_mean
 from tformer.training.assemble import Models
+from tformer.training.clock import NEVER, Clock, Pace, Points
 from tformer.training.parallel import Parallel
 from tformer.training.state import LossScaler, RunningSums, TrainerState
 
@@ -45,6 +46,9 @@ MAX_SKIPPED_IN_A_ROW = 3
 
 SAVE_SECONDS = 600.0
 """Time that a save, or the first compiled step, may take after a signal before the launcher kills the processes."""
+
+STEPS_BEFORE_FORECAST, FORECAST_SECONDS = 4, 2.0
+"""Minimum of steps of this process, and of their time, after which the time of the others is foreseen."""
 
 STEPS_BEFORE_FREEZE = 2
 """Steps of this process after which all long-lived objects exist."""
@@ -97,10 +101,16 @@ class Hooks:
     check_data: Callable[[], None] = lambda: None  # raises InputError once the data is found to be damaged
     log_metrics: Callable[[], dict[str, Any]] = dict  # additional metrics of a log line
     expect: Callable[[float], None] = lambda seconds: None  # called with the time for which `should_stop` is not polled
+    forecast: Callable[[], None] = lambda: None  # called once, when the time of a step is known
+    # A training by time: the new line of the learning rate, the same in all processes; None: as before.
+    decide: Callable[[int], Points | None] = lambda step: None
 
 
 class Trainer:
-    """Runs the steps from `state.step` to `training.max_steps`, or to `stop_at_step`, which changes no schedule."""
+    """Runs the steps from `state.step` to `training.max_steps`, or to `stop_at_step`, which changes no schedule.
+
+    With a clock the last step is the one that it decides.
+    """
 
     def __init__(
         self,
@@ -114,6 +124,8 @@ class Trainer:
         peak_flops: float = 0.0,
         deadline: float = math.inf,
         stop_at_step: int | None = None,
+        pace: Pace | None = None,
+        timer: Clock | None = None,
     ) -> None:
         self.parts, self.hooks, self.observer = components, hooks, observer
         self.recipe, self.training, self.state = recipe, recipe.training, state
@@ -125,7 +137,8 @@ class Trainer:
         assert self.training.eval_every is not None and self.training.save_every is not None  # set by `settle_steps`
         self.eval_every, self.save_every = self.training.eval_every, self.training.save_every
         self.flops_per_token, self.peak_flops, self.deadline = flops_per_token, peak_flops, deadline
-        self.last_step = min(self.training.max_steps, stop_at_step or self.training.max_steps)
+        self.pace, self.timer = pace or Pace(counts_each_step=components.device.type == "cpu"), timer
+        self.limit = min(self.training.max_steps, stop_at_step or self.training.max_steps)
         self._skipped_in_a_row = 0
         self._score: float | None = None  # of the current weights, if they have been validated
         self._step_seconds = 0.0  # of the last step
@@ -135,6 +148,10 @@ class Trainer:
         self._work_tokens = 0
         self._sums: list[tuple[Tensor, ...]] = []  # (loss, gradient norm, terms) on the device
         self._term_names: tuple[str, ...] = ()  # names of the terms; empty for a loss of one term
+
+    @property
+    def last_step(self) -> int:
+        return self.limit if self.timer is None else min(self.limit, self.timer.last_step)
 
     def run(self) -> TrainerState:
         """Train until the last step, the deadline, early stopping or an interruption; save the state in each case.
@@ -150,18 +167,20 @@ class Trainer:
 
     def _run(self) -> TrainerState:
         state, training, parallel = self.state, self.training, self.parts.parallel
-        steps_here = 0
+        steps_here, foreseen = 0, False
         if not state.validated:
             if not self._validate():
                 return self._leave()
             self._save()
         if training.compile == "on":
             self.hooks.expect(SAVE_SECONDS)
+        first = time.monotonic()
         while state.step < self.last_step and not state.finished:
             if parallel.agree(self.hooks.should_stop() or time.monotonic() >= self.deadline):
                 return self._leave()
             began = time.monotonic()
-            self._step()
+            with self.pace.of_step():
+                self.train_step()
             self._step_seconds = time.monotonic() - began
             self.hooks.expect(2 * self._step_seconds)
             self.observer.stepped(state.step)
@@ -170,15 +189,21 @@ class Trainer:
                 # Full passes of the garbage collector over long-lived objects would pause training.
                 gc.collect()
                 gc.freeze()
+            if not foreseen and steps_here >= STEPS_BEFORE_FORECAST and time.monotonic() - first >= FORECAST_SECONDS:
+                foreseen = True
+                self.hooks.forecast()
             last = state.step >= self.last_step
             if state.step % training.log_every == 0 or last:
-                self._log()
+                with self.pace.of_step(counted=0):
+                    self._log()
             if state.step % self.eval_every == 0 or last:
                 state.validated = False
                 if not self._validate():
                     return self._leave()
             if self._save_is_due() or last or state.finished:
                 self._save()
+            if self.timer is not None and state.step % self.timer.every == 0 and state.step < self.last_step:
+                self._look_at_the_clock(self.timer)
         return state
 
     def _leave(self) -> TrainerState:
@@ -187,9 +212,21 @@ class Trainer:
             self._save()
         return self.state
 
+    def _look_at_the_clock(self, timer: Clock) -> None:
+        points = self.hooks.decide(self.state.step)
+        if points is not None:
+            timer.points = points
+            self.parts.schedule.follow(points)
+
     # One optimizer step.
 
-    def _step(self) -> None:
+    def wait(self) -> None:
+        """Wait until the device has done its work."""
+        if self.parts.device.type == "cuda":
+            torch.cuda.synchronize(self.parts.device)
+
+    def train_step(self) -> None:
+        """One optimizer step on the next global batch."""
         parts, state = self.parts, self.state
         began = time.perf_counter()
         micro_batches = self._next_batch()
@@ -346,10 +383,10 @@ class Trainer:
 
     def _validate(self) -> bool:
         """Validate, update the best score, write a sample. False when interrupted: then the state is unchanged."""
-        state, training = self.state, self.training
+        state, training, parallel = self.state, self.training, self.parts.parallel
         return_free_memory()
         self._drain_sums()  # raises if the weights are no longer finite
-        with nullcontext() if self.parts.ema is None else self.parts.ema.swapped():
+        with self.pace.of("validation"), nullcontext() if self.parts.ema is None else self.parts.ema.swapped():
             try:
                 values = self.hooks.validate()
                 sample = self.hooks.sample(state.step) if values is not None else None
@@ -370,6 +407,9 @@ class Trainer:
             state.validated = True
             if sample:
                 self.observer.sampled(state.step, sample)
+        timer = self.timer
+        if timer is not None and parallel.agree(not timer.leaves_time(state.step, eval_every=self.eval_every)):
+            self.eval_every = NEVER  # only the last one
         return True
 
     def _save_is_due(self) -> bool:
@@ -385,7 +425,8 @@ class Trainer:
         self._drain_sums()
         self.state.schedule = self.parts.schedule.state()
         self.state.scaler = self.parts.scaler.state()
-        self.hooks.save(self.state, self._score)
+        with self.pace.of("checkpoint"):
+            self.hooks.save(self.state, self._score)
         self._saved_step = self.state.step
         self._last_save = time.monotonic()
         self.hooks.expect(2 * self._step_seconds)

@@ -223,12 +223,23 @@ class TrainOptions:
         RUN("--max-epochs", help="Passes over the training data.", default=PRESETS, rare=True),
         Key("training.max_epochs"),
     ] = None
+    minutes: Annotated[
+        float | None,
+        RUN(
+            "--minutes",
+            metavar="N",
+            help="Minutes of the whole training; they also choose the size.",
+            default="2 without data",
+        ),
+        Key("training.minutes"),
+    ] = None
     max_minutes: Annotated[
         float | None,
         RUN(
             "--max-minutes",
             help="Save and stop after this time; the learning-rate schedule stays the same.",
             default="no limit",
+            rare=True,
         ),
         Key("training.max_minutes"),
     ] = None

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from tformer.checkpoint.run import LOCK_NAME, RunLock
-from tformer.cost.duration import expected_note
 from tformer.cost.flops import mean_lengths, product_shape
 from tformer.cost.memory import MemoryEstimate, training_memory
 from tformer.cost.parallel import RankPlan, plan_ranks
@@ -66,6 +65,8 @@ class Prepared:
             another number of processes.
         max_minutes: limit of this command, not part of the recipe.
         vectors: of tokens, by the name of the table that starts with them.
+        planned_steps: expected of a training by time.
+        alternatives: the sizes among which such a training chose.
     """
 
     recipe: Recipe
@@ -77,6 +78,8 @@ class Prepared:
     parallel: Parallelism
     max_minutes: float | None
     vectors: dict[str, Vectors]
+    planned_steps: int = 0
+    alternatives: tuple[Any, ...] = ()
 
     @property
     def num_parameters(self) -> int:
@@ -153,14 +156,11 @@ def prepare(start: Start, work: Work, *, processes: int = 1) -> Prepared:
     if shapes.generator is not None:
         count = shapes.generator.num_parameters()
         generator = f", and a generator of {count:,} with the same token table, not counted"
-    work.note(f"model: {shapes.main.num_parameters():,} parameters{generator}")
+    if recipe.training.minutes is None or start.resumed is not None:
+        work.note(f"model: {shapes.main.num_parameters():,} parameters{generator}")
     together = f"{processes} processes of " if processes > 1 else ""
     threads = f"{together}{plural(torch.get_num_threads(), 'thread')}"
     work.note(f"{precision.name} on {device}, {threads}: {precision.reason}")
-    first_step = 0 if start.resumed is None else start.resumed.step
-    if device.type == "cpu" and processes == 1 and first_step < recipe.training.max_steps:
-        source, target = mean_lengths(data.samples, data.tokens_per_sample)
-        work.note(expected_note(recipe, first_step=first_step, lengths=(round(source), round(target))))
     vectors = read_embeddings(recipe, data, work) if start.resumed is None else {}
     return Prepared(recipe, start, data, device, precision, shapes, recipe.training.parallel, minutes, vectors)
 
@@ -227,7 +227,8 @@ def measure_peak(prepared: Prepared) -> float:
 def describe(prepared: Prepared, *, devices: int = 1) -> dict[str, Any]:
     """The report of --dry-run: recipe_yaml, parameters, memory (bytes by purpose), shapes of a batch, an example.
 
-    With several devices also `parallel`: memory and traffic of one of them (`cost.parallel`).
+    A training by time has `sizes`, among which it chose. With several devices also `parallel`: memory and traffic of
+    one of them (`cost.parallel`).
     """
     recipe = prepared.recipe
     objective = make_objective(recipe, prepared.data.context)
@@ -245,6 +246,8 @@ def describe(prepared: Prepared, *, devices: int = 1) -> dict[str, Any]:
         "batch": {**shapes, "tokens": batch.num_tokens},
         "example": example_document(objective, samples, batch, tokenizers, labels=recipe.data.labels),
     }
+    if prepared.alternatives:
+        report["sizes"] = [str(alternative) for alternative in prepared.alternatives]
     if devices == 1:
         return report
     # More processes than this machine has processors are planned for other machines.

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import RunDirectory, is_run, list_runs
-from tformer.cost.duration import fitting
 from tformer.interop.opening import open_checkpoint
 from tformer.loading import load
 from tformer.objectives import OBJECTIVES, unused_keys
 from tformer.recipe import Resolved, load_recipe, recipe_from_yaml, recipe_to_yaml
-from tformer.recipe.data_defaults import choose_by_data
+from tformer.recipe.data_defaults import DataChoice, choose_by_data
 from tformer.recipe.followers import UNLIMITED_STEPS
 from tformer.recipe.recipe import Embeddings, Recipe, Teacher, Tokenizer
 from tformer.recipe.sections import Columns
-from tformer.support.device import resolve_device
+from tformer.recipe.sizes import DEFAULT_MINUTES, LADDERS, sized
 from tformer.support.errors import InputError
 from tformer.support.files import RUNS
 from tformer.tasks import survey_of
@@ -51,12 +49,16 @@ class Start(TrainingStart):
         out: None: a new default directory.
         may_exist: of --resume: the directory may hold a run.
         run: of --resume: the run, locked since before its checkpoint was read.
+        sizes: of a new training by time: its recipe in every size, from the smallest to the largest.
+        new_time: of --resume with --minutes: the time counts from now on.
     """
 
     notes: tuple[str, ...] = ()
     out: Path | None = None
     may_exist: bool = False
     run: RunDirectory | None = None
+    sizes: tuple[Recipe, ...] = ()
+    new_time: bool = False
 
 
 @contextmanager
@@ -102,8 +104,7 @@ def find_start(
     elif options.init_from is not None:
         start = _init_from(options, options.init_from)
     else:
-        resolved = _load(options, by_data=True)
-        start = Start(recipe=resolved.recipe, notes=tuple(resolved.notes), out=options.out)
+        start = replace(_new(options), out=options.out)
     start = replace(start, dry_run=options.dry_run, run=run)
     teacher = start.recipe.teacher
     if with_teacher and teacher is not None and teacher.path is not None:
@@ -150,9 +151,9 @@ def _resume(options: TrainOptions, run: RunDirectory | None) -> Start:
         run.write_recipe(read_checkpoint(latest, resumed=True).recipe_text)
         notes.append(f"{run.path} had no recipe.yaml: restored from its checkpoint {latest.name}")
     if out is None or recipe_file is None or not recipe_file.is_file():
-        resolved = _load(options, by_data=True)
+        start = _new(options)
         note = f"nothing to resume in {out}: the run starts" if out else "no run to resume: a new one starts"
-        return Start(recipe=resolved.recipe, notes=(note, *resolved.notes), out=out, may_exist=out is not None)
+        return replace(start, notes=(note, *start.notes), out=out, may_exist=out is not None)
     resolved = load_recipe(config=recipe_file, flags=options.recipe_values(), sets=list(options.sets))
     recipe = resolved.recipe
     arch, preset = _named(options)
@@ -171,6 +172,10 @@ def _resume(options: TrainOptions, run: RunDirectory | None) -> Start:
             f"--embeddings: the tables of the run in {out} have been trained since step 0, so no file can be read now",
             hint="leave the option out, or start another run with another --out",
         )
+    points = recipe.schedule.points
+    if options.minutes is not None and points is not None and (checkpoint is None or checkpoint.step >= points[-1][0]):
+        # A rate that has fallen to its floor rises again, and the clock decides when it falls.
+        recipe = recipe.model_copy(update={"schedule": recipe.schedule.model_copy(update={"points": None})})
     return Start(
         recipe=recipe,
         notes=(*notes, *resolved.notes),
@@ -178,6 +183,7 @@ def _resume(options: TrainOptions, run: RunDirectory | None) -> Start:
         may_exist=True,
         tokenizer_file=out / "tokenizer.json",
         resumed=checkpoint,
+        new_time=options.minutes is not None,
     )
 
 
@@ -223,7 +229,7 @@ def _init_from(options: TrainOptions, path: Path) -> Start:
         own = "separate" if stored.separate_vocabularies else "joint"
         raise InputError(f"--vocabulary: the vocabularies of {checkpoint.path} are {own}", hint="leave it out")
     if any(_named(options)):
-        resolved = _load(options, by_data=False)
+        resolved = _loader(options)()
         recipe, taken = _with_body(resolved.recipe, stored), "weights, body and tokenizer"
     else:
         resolved = load_recipe(
@@ -250,7 +256,10 @@ def _given_objectives(options: TrainOptions) -> list[str]:
 def _with_new_data(stored: Recipe, options: TrainOptions) -> Recipe:
     """The stored recipe for new data and another machine: their settings are reset to defaults."""
     training = stored.training
-    if training.max_epochs is not None:  # the steps followed from the size of the old data
+    schedule = stored.schedule
+    if training.minutes is not None:  # the clock decides again
+        schedule = schedule.model_copy(update={"points": None})
+    if training.max_epochs is not None or training.minutes is not None:  # the steps followed from data and machine
         training = training.model_copy(update={"max_steps": UNLIMITED_STEPS, "eval_every": None, "save_every": None})
     objectives = _given_objectives(options) or [objective.kind for objective in stored.objectives]
     needs_generator = any(OBJECTIVES[kind].needs_generator for kind in objectives if kind in OBJECTIVES)
@@ -259,6 +268,7 @@ def _with_new_data(stored: Recipe, options: TrainOptions) -> Recipe:
     sections: dict[str, Any] = {
         "data": stored.data.model_copy(update=opened),
         "training": training.model_copy(update=machine),
+        "schedule": schedule,
     }
     if set(objectives) <= OBJECTIVES.keys():  # else loading the recipe raises an error
         sections["generation"] = stored.generation
@@ -313,23 +323,43 @@ def _with_body(recipe: Recipe, stored: Recipe) -> Recipe:
     )
 
 
-def _load(options: TrainOptions, *, by_data: bool) -> Resolved:
-    """The recipe of a new run; `by_data`: if it names data and no preset, with the defaults that follow the data."""
+def _loader(options: TrainOptions) -> Callable[..., Resolved]:
+    """`load_recipe` with the choices of a command line; further keywords are those of `load_recipe`."""
     arch, flags = options.arch, options.recipe_values()
     if arch is None and options.config is None and "/" not in (options.preset or ""):
         arch = "gpt"
-    load = partial(
-        load_recipe,
-        arch=arch,
-        preset=options.preset,
-        config=options.config,
-        flags=flags,
-        sets=options.sets,
-        device=resolve_device(str(flags.get("training.device", "auto"))).type,
-        fitting=fitting(flags),
-    )
+
+    def load(*, minutes: float | None = None, **choices: Any) -> Resolved:
+        given = flags if minutes is None else flags | {"training.minutes": minutes}
+        return load_recipe(
+            arch=arch, preset=options.preset, config=options.config, flags=given, sets=options.sets, **choices
+        )
+
+    return load
+
+
+def _new(options: TrainOptions) -> Start:
+    """The start of a new run. Where no preset is named, the data and the time choose.
+
+    Without data, preset and length the training takes `DEFAULT_MINUTES`; so does one on data that no defaults follow.
+    """
+    load = _loader(options)
     resolved = load()
-    if not by_data or not resolved.preset_by_default:
-        return resolved
-    choice = choose_by_data(resolved.recipe.arch, survey_of(resolved.recipe))
-    return resolved if choice is None else load(by_data=choice)
+    if not resolved.preset_by_default:
+        return Start(recipe=resolved.recipe, notes=tuple(resolved.notes))
+    choice = choose_by_data(resolved.recipe.arch, survey_of(resolved.recipe)) if resolved.has_data else None
+    minutes = DEFAULT_MINUTES if choice is None and resolved.length_by_default else None
+    if choice is not None or minutes is not None:
+        resolved = load(by_data=choice, minutes=minutes)
+    recipe, ladder = resolved.recipe, None
+    if recipe.training.minutes is not None:
+        ladder = LADDERS.get((recipe.arch, recipe.data_kind))
+    if ladder is None:
+        return Start(recipe=recipe, notes=tuple(resolved.notes))
+    base = choice or DataChoice(None, str(recipe.preset), {})
+    sizes: list[Recipe] = []
+    for size in ladder.sizes:
+        of_size = replace(base, values=base.values | sized(recipe, size))
+        if (found := load(by_data=of_size, minutes=minutes).recipe) not in sizes:  # flags may fix the size
+            sizes.append(found)
+    return Start(recipe=sizes[0], notes=tuple(resolved.notes), sizes=tuple(sizes))

@@ -35,6 +35,7 @@ class Checkpoints:
         shards: of weights that are spread over the processes; None: each process has all.
 
     Attributes:
+        recipe_yaml: is saved with the weights.
         saver: writes in the background.
         seconds: for which training has stood still.
     """
@@ -42,7 +43,7 @@ class Checkpoints:
     def __init__(self, prepared: Prepared, parts: Components, *, shards: Shards | None, worker: Worker) -> None:
         self.seconds = 0.0
         self._prepared, self._parts, self._shards, self._worker = prepared, parts, shards, worker
-        self._recipe_yaml = recipe_to_yaml(prepared.recipe)
+        self.recipe_yaml = recipe_to_yaml(prepared.recipe)
         background = prepared.recipe.training.save_in_background
         self.saver = Saver(in_background=worker.world_size > 1 if background is None else background)
         self._count = 0
@@ -80,7 +81,7 @@ class Checkpoints:
             contents = CheckpointContents(
                 **roles,
                 tied=self._parts.model.main.tied_names(),
-                recipe_yaml=self._recipe_yaml,
+                recipe_yaml=self.recipe_yaml,
                 tokenizer_json=None if tokenizer is None else tokenizer.to_json(),
                 trainer=state.to_json(),
                 score=score,

@@ -26,8 +26,10 @@ from tformer.recipe import recipe_to_data, recipe_to_yaml
 from tformer.support.device import bound_products
 from tformer.support.errors import InputError, Interrupted
 from tformer.support.files import RUNS, require_room, write_text
+from tformer.support.formatting import in_words
 from tformer.support.processes import ScratchFolder
 from tformer.training import assemble
+from tformer.training.clock import Clock, Pace, Points, expected_seconds
 from tformer.training.display import Console, TrainingDisplay
 from tformer.training.embeddings import write_embeddings
 from tformer.training.first_look import first_look
@@ -35,6 +37,7 @@ from tformer.training.loggers import LoggedRun, Loggers, Status, logger_names
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.options import TrainOptions
 from tformer.training.parallel import parallel_of
+from tformer.training.plan import plan
 from tformer.training.prepare import Prepared, check_target, describe, measure_peak, prepare
 from tformer.training.request import find_start, locked_run
 from tformer.training.saving import Checkpoints
@@ -44,6 +47,9 @@ from tformer.training.together import prepare_together, require_same_command
 from tformer.workers.launch import number_of_workers
 from tformer.workers.work import QUIET, Work
 from tformer.workers.worker import Worker, is_lost
+
+SHORT_TRAINING = 20.0
+"""Seconds of a training that needs no forecast."""
 
 RATE_DIGITS = 6
 """Digits of learned LayerDrop rates in log lines; enough that they still average to the configured rate."""
@@ -78,6 +84,8 @@ def run_training(
         cache_dir = scratch if options.dry_run else None
         work = replace(work, note=partial(console.print, markup=False), cache_dir=cache_dir, workers=options.workers)
         prepared = prepare(start, work) if worker.world_size == 1 else prepare_together(start, work, worker)
+        if prepared.recipe.training.minutes is not None and prepared.recipe.schedule.points is None:
+            prepared = plan(prepared, began=began, work=work, worker=worker)
         if work.should_stop():
             raise Interrupted("interrupted before training began; no run was started", signal_number=signal.SIGINT)
         if options.dry_run:
@@ -114,6 +122,7 @@ class Session:
         self.should_stop = work.should_stop
         self.last_values: dict[str, Any] = {}
         self.last_sample = ""
+        self.pace = Pace(counts_each_step=prepared.device.type == "cpu")
         recipe, data, device, dtype = prepared.recipe, prepared.data, prepared.device, prepared.precision.dtype
         self.parallel = parallel_of(prepared.parallel, machine_size=worker.local_size, compute_dtype=dtype)
         self.state = self._first_state()
@@ -134,6 +143,7 @@ class Session:
             world_size=self.parallel.world_size,
         )
         self.parts = self._assemble()
+        self._spent_before = self.state.spent
         self.checkpoints = Checkpoints(prepared, self.parts, shards=self.shards, worker=worker)
         if prepared.start.resumed is not None:
             self.checkpoints.restore(prepared.start.resumed, self.state)
@@ -169,6 +179,8 @@ class Session:
         stored = resumed.recipe.training
         if (stored.max_steps, stored.early_stopping) != (training.max_steps, training.early_stopping):
             state.finished = False  # the setting that ended the run has changed
+        if self.prepared.start.new_time:
+            state.spent = 0.0
         return state
 
     def _assemble(self) -> Components:
@@ -282,15 +294,17 @@ class Session:
     def train(self, *, stop_at_step: int | None = None) -> dict[str, Any]:
         """Run the loop to its end, or to `stop_at_step`; return the summary. Raises Interrupted after a checkpoint."""
         prepared, training = self.prepared, self.prepared.recipe.training
+        timer = self._timer()
         display = TrainingDisplay(
             self.console,
-            max_steps=training.max_steps,
+            max_steps=training.max_steps if timer is None else timer.expected_steps,
             write=self._write,
             write_sample=self._write_sample,
             first_step=self.state.step,
             unit="tok" if prepared.data.tokenizer is not None else "img",
             processes=self.worker.world_size,
             progress=self.work.progress,
+            seconds_left=lambda step: self._seconds_left(trainer, step),
             shown_metrics={name: form for part in self.objective.members for name, form in part.shown_metrics.items()},
         )
         self.work = replace(self.work, progress=display.progress)
@@ -300,11 +314,13 @@ class Session:
             Hooks(
                 validate=partial(self._in_leader, self._measure),
                 sample=self._sample,
-                save=partial(self.checkpoints.save, self.run),
+                save=self._save,
                 should_stop=self.should_stop,
                 check_data=partial(self._check, check),
                 log_metrics=self._log_metrics,
                 expect=self.worker.expect,
+                forecast=lambda: self._forecast(trainer),
+                decide=lambda step: self._decide(trainer, display, step),
             ),
             display,
             recipe=prepared.recipe,
@@ -313,10 +329,12 @@ class Session:
             peak_flops=measure_peak(prepared) * self.worker.world_size if self.worker.leads else 0.0,
             deadline=self.began + 60 * (prepared.max_minutes or math.inf),
             stop_at_step=stop_at_step,
+            pace=self.pace,
+            timer=timer,
         )
         first_step = self.state.step
         if prepared.start.weights is not None and first_step == 0:
-            self.checkpoints.save(self.run, self.state, None)  # a run that is killed early resumes from these weights
+            self._save(self.state, None)  # a run that is killed early resumes from these weights
         self.worker.publish("run", str(self.run.path))
         status: Status = "failed"
         try:
@@ -324,7 +342,7 @@ class Session:
                 state = trainer.run()
                 self.checkpoints.saver.finish()
                 self.worker.share(lambda: None)  # the others leave when the leader has saved
-            status = "finished" if state.finished or state.step >= training.max_steps else "stopped"
+            status = "finished" if state.finished or state.step >= trainer.limit else "stopped"
         except InputError as error:  # data that can no longer be read
             if self.state.step:
                 saved = f"saved at step {self.state.step}, {self._how_to_continue}"
@@ -339,6 +357,76 @@ class Session:
             self.batches.close()
             self.loggers.close(status)
         return self._conclude(state, first_step, trainer.last_step)
+
+    # The clock.
+
+    def _timer(self) -> Clock | None:
+        """The clock of a training by time; None where the line of its rate is already in the recipe of a new run."""
+        recipe, prepared = self.prepared.recipe, self.prepared
+        minutes, points = recipe.training.minutes, recipe.schedule.points
+        if minutes is None or (points is not None and prepared.start.resumed is None):
+            return None
+        return Clock(
+            self.pace,
+            end=self.began + 60 * minutes - self.state.spent,
+            total=60 * minutes,
+            fraction=recipe.schedule.decay_fraction,
+            floor=recipe.schedule.min_ratio,
+            planned_steps=prepared.planned_steps,
+            most_steps=recipe.training.max_steps,
+            points=points or (),
+        )
+
+    def _decide(self, trainer: Trainer, display: TrainingDisplay, step: int) -> Points | None:
+        """The leader's new line of the rate, written into the recipe of the run and of its next checkpoints."""
+        timer = trainer.timer
+        assert timer is not None
+        every = {"eval_every": trainer.eval_every, "save_every": trainer.save_every}
+        shared = self.worker.share(lambda: timer.decide(step, **every))
+        display.expect(timer.expected_steps)
+        if shared is None:
+            return None
+        points = tuple((int(finished), float(factor)) for finished, factor in shared)
+        recipe = self.prepared.recipe
+        schedule = recipe.schedule.model_copy(update={"points": points})
+        training = recipe.training.model_copy(update={"max_steps": points[-1][0]})
+        recipe = recipe.model_copy(update={"schedule": schedule, "training": training})
+        self.prepared = replace(self.prepared, recipe=recipe)
+        self.checkpoints.recipe_yaml = recipe_to_yaml(recipe)
+        if self.worker.leads:
+            self.run.write_recipe(self.checkpoints.recipe_yaml)
+        display.expect(points[-1][0])
+        return points
+
+    def _seconds_left(self, trainer: Trainer, step: int) -> float | None:
+        if self.pace.step_seconds() is None:
+            return None
+        last = trainer.last_step if trainer.timer is None else trainer.timer.expected_steps
+        return self.pace.to_come(step, last, eval_every=trainer.eval_every, save_every=trainer.save_every)
+
+    def _forecast(self, trainer: Trainer) -> None:
+        """Try out a validation and a sample, and say how long the training will take."""
+        step, alone = self.state.step, self.worker.world_size == 1
+        left = self._seconds_left(trainer, step)
+        if left is None or not alone or left < SHORT_TRAINING:
+            return
+        self.models.eval()
+        write = self.prepared.data.sample
+        with self.work.progress("trying out a validation"):
+            seconds = expected_seconds(lambda work: self.prepared.data.validate(self.model, self.objective, work))
+            began = time.monotonic()
+            if write is not None and self.prepared.recipe.training.sample_every != 0:
+                write(self.model, self.should_stop)
+        self.pace.seconds.setdefault("validation", seconds + time.monotonic() - began)
+        left, spent = self._seconds_left(trainer, step), time.monotonic() - self.began
+        if trainer.timer is None and left is not None:
+            ends = time.strftime("%H:%M", time.localtime(time.time() + left))
+            self.console.print(f"expected: {in_words(spent + left)} in all, until {ends}", markup=False)
+
+    def _save(self, state: TrainerState, score: float | None) -> None:
+        if self.prepared.recipe.training.minutes is not None:
+            state.spent = self._spent_before + time.monotonic() - self.began
+        self.checkpoints.save(self.run, state, score)
 
     @property
     def _how_to_continue(self) -> str:

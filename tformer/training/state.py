@@ -76,6 +76,7 @@ class TrainerState:
     # [sequences, tokens] of one step, the unit of the cursor
     global_batch: list[Count | None] = field(default_factory=list)
     seconds: Annotated[float, Ge(0)] = 0.0
+    spent: Annotated[float, Ge(0)] = 0.0  # seconds of whole commands, of a training by time
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -17,7 +17,6 @@ import torch
 from tformer.build import build_model
 from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint
-from tformer.cost.duration import fitting
 from tformer.interop.opening import open_checkpoint
 from tformer.loading import embedding_rows, load_tokenizers
 from tformer.model import Transformer
@@ -152,8 +151,6 @@ def _recipe_of(question: Question, checkpoint: Checkpoint | None) -> tuple[Recip
             preset=question.preset,
             config=question.config,
             sets=question.sets,
-            device=question.device,
-            fitting=fitting({}),
         )
         return resolved.recipe, resolved.choices
     name = str(checkpoint.path / "recipe.yaml")

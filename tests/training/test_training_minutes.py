@@ -1,0 +1,206 @@
+"""`tformer train --minutes`: the plan, the end on time, and runs that are repeated and resumed exactly."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tformer.checkpoint.read import read_checkpoint
+from tformer.recipe import load_recipe
+from tformer.recipe.sizes import LADDERS, TEXT
+from tformer.support.errors import InputError
+from tformer.training import loop, plan, session
+from tformer.training.loop import Trainer
+from tformer.training.session import Session
+
+Cli = Callable[..., Any]
+MINUTES = 0.05
+
+
+@pytest.fixture(autouse=True)
+def time_counts_from_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine takes longer to prepare a training than these take in all."""
+    make = Session._timer
+
+    def make_now(self: Session) -> Any:
+        self.began = time.monotonic()
+        return make(self)
+
+    monkeypatch.setattr(Session, "_timer", make_now)
+
+
+@pytest.fixture
+def start(cli: Cli, tiny_recipe: Path, text_file: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Train on a text by time into a folder of this name; the run."""
+
+    def train_by_time(name: str, *words: object, minutes: float | None = MINUTES) -> Path:
+        timed = () if minutes is None else ("--minutes", minutes)
+        done = cli("train", "--config", tiny_recipe, "--data", text_file, "--out", tmp_path / name, *timed, *words)
+        assert done.code == 0, done.err
+        return tmp_path / name
+
+    return train_by_time
+
+
+def weights_of(run: Path) -> str:
+    [newest] = sorted((run / "checkpoints").glob("step-*"))[-1:]
+    return hashlib.sha256((newest / "model.safetensors").read_bytes()).hexdigest()
+
+
+def recipe_of(run: Path) -> Any:
+    return load_recipe(config=run / "recipe.yaml").recipe
+
+
+def records(run: Path, split: str) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [record for record in found if record["split"] == split]
+
+
+def test_it_ends_on_time_with_the_decay_done_and_the_last_step_validated_and_saved(
+    start: Callable[..., Path],
+) -> None:
+    began = time.monotonic()
+    run = start("run")
+    assert time.monotonic() - began < 60 * MINUTES + 60  # exact ends are tested with a simulated clock
+    recipe = recipe_of(run)
+    points, last = recipe.schedule.points, recipe.training.max_steps
+    assert recipe.schedule.kind == "timed" and points[-1] == (last, recipe.schedule.min_ratio)
+    assert records(run, "valid")[-1]["step"] == last == records(run, "train")[-1]["step"]
+    rates = [each["lr"] for each in records(run, "train")]
+    assert last > 12 and rates[-1] < 0.5 * max(rates)
+    assert read_checkpoint(run / "checkpoints" / f"step-{last:08d}").recipe == recipe
+
+
+def test_a_run_of_the_recipe_that_it_wrote_repeats_it_to_the_bit_without_a_clock(
+    start: Callable[..., Path], cli: Cli, text_file: Path, tmp_path: Path
+) -> None:
+    run = start("run")
+    again = cli("train", "--config", run / "recipe.yaml", "--data", text_file, "--out", tmp_path / "again")
+    assert again.code == 0, again.err
+    assert weights_of(tmp_path / "again") == weights_of(run)
+    assert records(tmp_path / "again", "valid")[-1]["loss"] == records(run, "valid")[-1]["loss"]
+
+
+def test_a_run_that_is_broken_off_in_its_decay_goes_on_along_the_same_line(
+    start: Callable[..., Path], cli: Cli, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, look = tmp_path / "run", Trainer._look_at_the_clock
+
+    def look_and_break_off(trainer: Trainer, timer: Any) -> None:
+        look(trainer, timer)
+        if timer.points:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_look_at_the_clock", look_and_break_off)
+        with pytest.raises((KeyboardInterrupt, AssertionError)):
+            start("run")
+    line = recipe_of(run).schedule.points
+    assert line is not None
+    assert cli("train", "--resume", "--out", run).code == 0
+    recipe = recipe_of(run)
+    assert recipe.schedule.points[0] == line[0]
+    assert cli("train", "--config", run / "recipe.yaml", "--data", text_file, "--out", tmp_path / "again").code == 0
+    assert weights_of(tmp_path / "again") == weights_of(run)
+
+
+def test_resume_with_minutes_plans_the_rest(start: Callable[..., Path], cli: Cli) -> None:
+    run = start("run")
+    first = recipe_of(run)
+    assert cli("train", "--resume", "--out", run, "--minutes", MINUTES).code == 0
+    second = recipe_of(run)
+    assert second.training.max_steps > first.training.max_steps == first.schedule.points[-1][0]
+    assert second.schedule.points[0][0] > first.training.max_steps  # its rate was high again before it fell
+
+
+def test_steps_given_later_take_the_place_of_the_clock(start: Callable[..., Path], cli: Cli) -> None:
+    run = start("run")
+    steps = recipe_of(run).training.max_steps + 5
+    assert cli("train", "--resume", "--out", run, "--max-steps", steps).code == 0
+    recipe = recipe_of(run)
+    assert (recipe.training.minutes, recipe.training.max_steps, recipe.schedule.kind) == (None, steps, "wsd")
+
+
+def test_steps_and_minutes_together_end_at_the_first_that_is_reached(start: Callable[..., Path]) -> None:
+    recipe = recipe_of(start("run", "--max-steps", 15))
+    assert recipe.training.max_steps == 15 and recipe.schedule.points[-1] == (15, recipe.schedule.min_ratio)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["schedule.kind=cosine"], "schedule.kind: found cosine, expected timed with training.minutes"),
+        (["model.decoder.drophead={rate: 0.1, start: 0.3}"], "model.decoder.drophead: .*number of steps"),
+    ],
+)
+def test_what_needs_the_number_of_steps_is_refused(values: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_recipe(arch="gpt", preset="tiny", flags={"training.minutes": 2.0}, sets=values)
+
+
+def test_a_schedule_that_needs_the_number_of_steps_is_replaced_with_the_same_peak_rate() -> None:
+    as_shipped = load_recipe(arch="transformer", preset="base").recipe
+    timed = load_recipe(arch="transformer", preset="base", flags={"training.minutes": 9.0}).recipe
+    assert (as_shipped.schedule.kind, timed.schedule.kind, timed.schedule.points) == ("noam", "timed", None)
+    peak = as_shipped.optimizer.lr * (as_shipped.model.d_model * as_shipped.schedule.warmup_steps) ** -0.5
+    assert timed.optimizer.lr == pytest.approx(peak)
+
+
+def sizes_for(cli: Cli, text_file: Path, monkeypatch: pytest.MonkeyPatch, flops: float, minutes: float) -> list[str]:
+    """The sizes that a dry run shows on a device with this rate; the last but one fits, or the last."""
+
+    def seconds(key: tuple[Any, ...], measure: Callable[[], float]) -> float:
+        model = json.loads(key[0])["model"]
+        parameters = 12 * model["decoder"]["num_layers"] * model["d_model"] ** 2 + 2 * 2048 * model["d_model"]
+        return 6 * parameters * 4096 / flops
+
+    monkeypatch.setattr(plan, "measured_once", seconds)
+    flags = ("--arch", "gpt", "--data", text_file, "--minutes", minutes, "--dry-run", "--json")
+    done = cli("train", *flags)
+    assert done.code == 0, done.err
+    found: list[str] = json.loads(done.out)["sizes"]
+    return found
+
+
+def test_a_fast_device_and_a_long_time_get_a_larger_model(
+    cli: Cli, text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU plans for the same minutes as a CPU, with a larger model: simulated rates."""
+    tried = [len(sizes_for(cli, text_file, monkeypatch, rate, 2.0)) for rate in (1e9, 1e11, 1e12, 1e17)]
+    assert tried == sorted(tried) and tried[0] < tried[-1] == len(TEXT.sizes)
+    longer = [len(sizes_for(cli, text_file, monkeypatch, 1e11, minutes)) for minutes in (1.0, 10.0, 100.0)]
+    assert longer == sorted(longer) and longer[0] < longer[-1]
+
+
+def test_every_ladder_has_sizes_that_grow() -> None:
+    for ladder in LADDERS.values():
+        assert list(ladder.sizes) == sorted(set(ladder.sizes)) and ladder.tokens_per_parameter > 0
+
+
+def test_a_forecast_changes_no_weight_and_no_metric(
+    start: Callable[..., Path], cli: Cli, tiny_recipe: Path, text_file: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    plain = start("plain", minutes=None)
+    monkeypatch.setattr(session, "SHORT_TRAINING", 0.0)
+    monkeypatch.setattr(loop, "FORECAST_SECONDS", 0.0)
+    done = cli("train", "--config", tiny_recipe, "--data", text_file, "--out", tmp_path / "foreseen")
+    assert "expected: " in done.err and "in all, until" in done.err
+    assert weights_of(tmp_path / "foreseen") == weights_of(plain)
+    losses = [[each["loss"] for each in records(run, "valid")] for run in (plain, tmp_path / "foreseen")]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.slow
+def test_several_processes_end_together_on_time(start: Callable[..., Path], tmp_path: Path) -> None:
+    began = time.monotonic()
+    run = start("run", "--devices", 2, minutes=0.4)
+    assert time.monotonic() - began < 24 + 60
+    recipe = recipe_of(run)
+    assert recipe.schedule.points[-1] == (recipe.training.max_steps, 0.1) == (records(run, "valid")[-1]["step"], 0.1)

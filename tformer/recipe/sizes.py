@@ -1,0 +1,69 @@
+"""Sizes of model among which a training by time chooses (`tformer train --minutes`), by family and kind of data.
+
+A model is too large for the time if it sees too few tokens. The table has the minimum of tokens for each parameter,
+fitted to trainings of all sizes (configs/README.md). The largest size with at least that number wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tformer.recipe.followers import nearest_divisor
+from tformer.recipe.model import Model
+from tformer.recipe.recipe import Recipe
+from tformer.support.formatting import plural
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """(layers of each stack, width) from the smallest to the largest, and the tokens that a parameter needs."""
+
+    sizes: tuple[tuple[int, int], ...]
+    tokens_per_parameter: float
+
+
+TEXT = Ladder(((2, 128), (3, 128), (4, 192), (5, 256), (6, 320), (8, 384), (10, 512), (12, 768)), 1.0)
+PAIRS = Ladder(((2, 128), (3, 192), (4, 256)), 0.5)
+
+LADDERS: dict[tuple[str, str], Ladder] = {
+    **{(arch, "text"): TEXT for arch in ("gpt", "llama")},
+    **{(arch, "masked_text"): TEXT for arch in ("roberta", "electra", "t5", "bart")},
+    ("transformer", "pairs"): PAIRS,
+}
+"""The sizes of each family and kind of data; others have one size, that of their preset or of the choice by data."""
+
+DEFAULT_MINUTES = 2.0
+"""Time of `tformer train --arch NAME` without data, preset and length."""
+
+
+def sized(recipe: Recipe, size: tuple[int, int]) -> dict[str, tuple[Any, str]]:
+    """The values by dotted path that give a recipe's stacks this size, each with its phrase for a note.
+
+    The ratio of the feed-forward layer to the width, and of the generator to the model, stay those of the recipe.
+    """
+    layers, width = size
+    ratio = width / recipe.model.d_model
+    values: dict[str, tuple[Any, str]] = dict(_values("model", recipe.model, layers, width))
+    if recipe.generator is not None:
+        own = max(32, round(recipe.generator.d_model * ratio))
+        values |= _values("generator", recipe.generator, layers, own)
+        values["generator.embedding.size"] = (width, "")
+    values["model.d_model"] = (width, f"{plural(layers, 'layer')} of width {width}")
+    return values
+
+
+def _values(name: str, model: Model, layers: int, width: int) -> Iterator[tuple[str, tuple[Any, str]]]:
+    yield f"{name}.d_model", (width, "")
+    for side in ("encoder", "decoder"):
+        stack = getattr(model, side)
+        if stack is None:
+            continue
+        heads = max(1, width * stack.num_heads // model.d_model)  # each as wide as before
+        yield f"{name}.{side}.num_layers", (layers, "")
+        yield f"{name}.{side}.num_heads", (heads, "")
+        yield f"{name}.{side}.feedforward.d_ff", (round(stack.feedforward.d_ff * width / model.d_model), "")
+        if stack.num_kv_heads is not None:
+            shared = heads * stack.num_kv_heads / stack.num_heads
+            yield f"{name}.{side}.num_kv_heads", (nearest_divisor(heads, shared), "")

@@ -1,0 +1,179 @@
+"""The plan of a training by time (`training.minutes`): the size of the model, and how many steps to expect.
+
+The sizes of the family (`recipe/sizes.py`) are tried from the smallest on: a few real steps of each are timed, once for
+each machine and shape. The largest size that sees enough tokens for its parameters is trained. From then on the clock
+(`training/clock.py`) counts.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from tformer.cost.flops import mean_lengths
+from tformer.objectives.base import Objective
+from tformer.recipe.recipe import Recipe
+from tformer.recipe.sizes import LADDERS
+from tformer.support.device import Precision, measured_once
+from tformer.support.formatting import in_words
+from tformer.training import assemble
+from tformer.training.clock import NEVER
+from tformer.training.loop import Components, Hooks, Observer, Trainer
+from tformer.training.parallel import Parallel
+from tformer.training.prepare import Prepared, freeze
+from tformer.training.request import recipe_of_leader
+from tformer.training.state import LossScaler, TrainerState
+from tformer.workers.work import Work
+from tformer.workers.worker import Worker
+
+TIMED_STEPS, TIMED_SECONDS = 8, 1.0
+"""A size is timed for this number of steps, or at least two of them in this time; one more warms up."""
+
+VALIDATIONS, FEW_STEPS = 4, 20
+"""Of a training by time, the last one included; one of fewer steps is validated at its end."""
+
+STEPS_SHARE = 0.9
+"""Part of the time that is left for steps, as far as the plan knows."""
+
+WARMUP_SHARE = 0.1
+"""Maximum of warm-up, as a part of the steps."""
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A size of model, and what it can do in the time: seconds of a step, steps, tokens for each parameter."""
+
+    size: str
+    parameters: int
+    step_seconds: float
+    steps: int
+    tokens_per_parameter: float
+    fits: bool
+
+    def __str__(self) -> str:
+        return (
+            f"{self.size}: {self.parameters:,} parameters, {self.steps:,} steps of {self.step_seconds:.3g} s, "
+            f"{self.tokens_per_parameter:.2g} tokens for each parameter"
+        )
+
+
+def plan(prepared: Prepared, *, began: float, work: Work, worker: Worker) -> Prepared:
+    """The preparation with the size that fits the time best, the leader's choice. Notes the plan in one line.
+
+    began: `time.monotonic()` when the command started.
+    """
+    minutes, resumed = prepared.recipe.training.minutes, prepared.start.resumed
+    assert minutes is not None
+    sizes = prepared.start.sizes or (prepared.data.recipe,)
+    found: list[Alternative] = []
+    if worker.leads:
+        ladder = LADDERS.get((prepared.recipe.arch, prepared.recipe.data_kind))
+        needed = 0.0 if ladder is None else ladder.tokens_per_parameter
+        with work.progress("timing steps"):
+            for size in sizes:
+                found.append(_alternative(_with_size(prepared, size), began + 60 * minutes, needed, worker.world_size))
+                if not found[-1].fits:
+                    break
+    fitting = [number for number, alternative in enumerate(found) if alternative.fits]
+    number, steps = worker.share(lambda: (number := max(fitting, default=0), found[number].steps))
+    if worker.leads and resumed is None:
+        work.note(f"plan for {in_words(60 * minutes)}: {found[number]}")
+    chosen = _settled(_with_size(prepared, sizes[number]), steps)
+    if worker.world_size > 1:
+        recipe = recipe_of_leader(chosen.recipe, worker)
+        assert recipe.training.precision != "auto"
+        precision = Precision(recipe.training.precision, chosen.precision.reason)
+        chosen = replace(chosen, recipe=recipe, precision=precision)
+    return replace(chosen, alternatives=tuple(found))
+
+
+def _with_size(prepared: Prepared, size: Recipe) -> Prepared:
+    """The preparation with the model, the optimizer and the schedule of another size."""
+    if size is prepared.data.recipe:
+        return prepared
+    own = {name: getattr(size, name) for name in ("model", "generator", "optimizer", "schedule", "training")}
+    data = replace(prepared.data, recipe=prepared.data.recipe.model_copy(update=own))
+    recipe, precision = freeze(data, prepared.device)
+    shapes = assemble.make_models(recipe, torch.device("meta"), dtype=precision.dtype)
+    return replace(prepared, data=data, recipe=recipe, precision=precision, shapes=shapes)
+
+
+def _alternative(prepared: Prepared, end: float, needed: float, processes: int) -> Alternative:
+    recipe, parameters = prepared.recipe, prepared.num_parameters
+    seconds = measured_once(_key(prepared), lambda: _time_steps(prepared)) / processes
+    left = max(0.0, end - time.monotonic())
+    steps = max(1, min(int(STEPS_SHARE * left / seconds), recipe.training.max_steps))
+    ratio = steps * _tokens_per_step(prepared) / parameters
+    model = recipe.model
+    stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
+    size = f"{' + '.join(str(stack.num_layers) for stack in stacks)} layers of width {model.d_model}"
+    return Alternative(size, parameters, seconds, steps, ratio, fits=ratio >= needed)
+
+
+def _tokens_per_step(prepared: Prepared) -> float:
+    training = prepared.recipe.training
+    source, target = mean_lengths(prepared.data.samples, prepared.data.tokens_per_sample)
+    if training.batch_tokens is not None:
+        return training.batch_tokens * training.grad_accum
+    return (training.batch_size or 1) * training.grad_accum * max(source, target)
+
+
+def _key(prepared: Prepared) -> tuple[Any, ...]:
+    """What the time of a step depends on, besides the machine."""
+    recipe = prepared.recipe
+    parts = recipe.model_dump_json(include={"model", "generator", "objectives", "optimizer"})
+    training = recipe.training.model_dump_json(include={"batch_size", "batch_tokens", "grad_accum", "precision"})
+    lengths = mean_lengths(prepared.data.samples, prepared.data.tokens_per_sample)
+    return parts, training, str(prepared.device), [round(length, -1) for length in lengths]
+
+
+def _time_steps(prepared: Prepared) -> float:
+    """Seconds of an optimizer step, by a few real ones of a model that is then dropped."""
+    recipe, data, device = prepared.recipe, prepared.data, prepared.device
+    models = assemble.make_models(recipe, device, dtype=prepared.precision.dtype)
+    objective: Objective = assemble.make_objective(recipe, data.context, models)
+    batches = assemble.PlannedBatches(recipe, data, objective, cursor=None, device=device)
+    parts = Components(
+        model=models,
+        forward=models.main,
+        objective=objective,
+        batches=batches,
+        optimizer=assemble.make_optimizer(recipe, models, device),
+        schedule=assemble.make_schedule(recipe),
+        scaler=LossScaler(enabled=prepared.precision.name == "fp16"),
+        parallel=Parallel(),
+        device=device,
+    )
+    trainer = Trainer(parts, Hooks(), Observer(), recipe=recipe, state=TrainerState())
+    try:
+        trainer.train_step()
+        trainer.wait()
+        began, steps = time.perf_counter(), 0
+        while steps < 2 or (steps < TIMED_STEPS and time.perf_counter() - began < TIMED_SECONDS):
+            trainer.train_step()
+            trainer.wait()
+            steps += 1
+        return (time.perf_counter() - began) / steps
+    finally:
+        batches.close()
+        del trainer, parts, models, objective
+        gc.collect()
+
+
+def _settled(prepared: Prepared, steps: int) -> Prepared:
+    """The preparation with validations and a warm-up that suit this number of steps."""
+    recipe, given = prepared.recipe, prepared.data.recipe.training
+    every = steps // VALIDATIONS if steps >= FEW_STEPS else NEVER
+    training = recipe.training.model_copy(
+        update={"eval_every": given.eval_every or every, "save_every": given.save_every or given.eval_every or every}
+    )
+    warmup = recipe.schedule.warmup_steps or round(recipe.schedule.warmup_ratio * steps)
+    schedule = recipe.schedule.model_copy(
+        update={"warmup_steps": min(warmup, int(WARMUP_SHARE * steps)), "warmup_ratio": 0.0}
+    )
+    recipe = recipe.model_copy(update={"training": training, "schedule": schedule})
+    return replace(prepared, recipe=recipe, planned_steps=steps)
