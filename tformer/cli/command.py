@@ -134,7 +134,8 @@ def _parameter(each: Field[Any], hint: Any, kind: Any) -> inspect.Parameter:
     declared = declared_option(hint)
     if _is_tuple(kind):
         kind = list[get_args(kind)[0]]  # type: ignore[misc]
-        default = list(each.default) if isinstance(each.default, tuple) else default
+        if default is not inspect.Parameter.empty:
+            default = list(default) or None  # click 8.1, of the oldest typer that is allowed, refuses []
     # in place of typer's `<int>` in errors; a flag and choices have none
     named = next((PLACEHOLDERS[one] for one in (kind, *get_args(kind)) if declared.flags and one in PLACEHOLDERS), None)
     shown: dict[str, Any] = {
