@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import pytest
 
 from tests.end_to_end.test_e2e_help import COMMANDS
-from tformer.cli.app import help_page
+from tformer.cli.app import FIRST_STEPS, help_page
 from tformer.cli.command import examples, takes_options
 from tformer.cli.help import COMMON_EXAMPLES, Page
 from tformer.support.options import Device, Panel, argument, facts_of, option
@@ -147,6 +147,12 @@ def test_the_options_of_training_stand_under_their_task() -> None:
     panels = {entry.name.split()[0]: entry.panel for entry in PAGES["train"].entries}
     chosen = {"--objective": "Objective", "--pooling": "Objective", "--lr": "Optimizer", "--teacher": "Distillation"}
     assert {flag: panels[flag] for flag in chosen} == chosen
+
+
+def test_the_first_steps_are_those_of_the_readme() -> None:
+    begins = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    for step in FIRST_STEPS[:2]:
+        assert f"\n{step}\n" in begins
 
 
 @pytest.mark.parametrize("words", [("train", "--help"), ("train", "-h"), ("train", "--arch", "gpt", "--help")])

@@ -152,9 +152,9 @@ PROGRAM_OPTIONS = (
 ABOUT = "Train, run and inspect Transformers: GPT, BERT, T5, ViT and others. `tformer COMMAND --help` shows examples."
 
 FIRST_STEPS = (
-    "tformer train --arch gpt --max-minutes 2",
-    'tformer generate --prompt "The function returns"',
-    'tformer viz-attention --text "The function returns a list."',
+    "tformer train --arch gpt --out runs/first",
+    'tformer generate runs/first --prompt "The function returns"',
+    'tformer viz-attention runs/first --text "The function returns a list."',
 )
 
 
