@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tformer.cli.app import COMMANDS
+from tformer.objectives import OBJECTIVES
 
 ROOT = Path(__file__).parents[1]
 HIDDEN = {".venv", "venv", "build", "dist", "runs", "node_modules"}
@@ -143,3 +144,12 @@ def test_every_message_of_the_troubleshooting_tables_is_one_of_the_code() -> Non
     for span in quoted:
         parts = map(re.escape, filter(None, (part.strip() for part in span.split("..."))))
         assert re.search(".*".join(parts), known), span
+
+
+def test_the_table_of_validation_metrics_is_that_of_the_objectives() -> None:
+    rows = {"classification": "classification", "multi_label": "several labels", "regression": "regression",
+            "seq2seq": "pairs of texts", "causal_lm": "language models", "masked_lm": "language models"}  # fmt: skip
+    guide = (ROOT / "tformer/guide/training.md").read_text().split("may be |\n")[1].split("\n\n")[0]
+    for kind, row in rows.items():
+        [cell] = re.findall(rf"^\| {row} \| (.*) \|$", guide, re.M)
+        assert sorted(re.findall(r"`(\w+)`", cell)) == sorted(OBJECTIVES[kind].metrics), kind
