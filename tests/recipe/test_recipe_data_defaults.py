@@ -270,6 +270,15 @@ def test_a_training_by_time_may_have_every_size_and_only_the_size_differs(arch: 
         build_model(size.model, vocab_size=100, target_vocab_size=100, device="meta")
 
 
+def test_a_classifier_by_time_trains_at_most_as_long_as_its_data_allow(tmp_path: Path) -> None:
+    data = rows_file(tmp_path / "rows.tsv", 40)
+    by_data = find_start(TrainOptions(arch="bert", data=(str(data),))).recipe.training
+    timed = find_start(TrainOptions(arch="bert", data=(str(data),), minutes=9.0)).recipe.training
+    assert (by_data.minutes, timed.minutes) == (None, 9.0) and timed.max_epochs == by_data.max_epochs == 6
+    longer = find_start(TrainOptions(arch="bert", data=(str(data),), minutes=9.0, max_epochs=20.0)).recipe.training
+    assert longer.max_epochs == 20
+
+
 def test_flags_and_set_win_over_the_sizes_of_a_training_by_time() -> None:
     start = find_start(TrainOptions(arch="gpt", minutes=5.0, lr=0.5, sets=("model.d_model=96",)))
     assert {size.model.d_model for size in start.sizes} == {96} and start.recipe.optimizer.lr == 0.5

@@ -53,7 +53,8 @@ def first_look(
     if state.step < recipe.training.max_steps and not state.finished:
         words = again
     elif is_worse and step == state.step:  # it was still improving
-        words = [*again, "--max-steps", str(2 * recipe.training.max_steps)]
+        minutes, steps = recipe.training.minutes, recipe.training.max_steps
+        words = [*again, *(("--max-steps", str(2 * steps)) if minutes is None else ("--minutes", f"{2 * minutes:g}"))]
     say(f"next      {visible(shlex.join(['tformer', *words]))}")
     return baselines
 

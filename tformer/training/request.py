@@ -18,7 +18,7 @@ from tformer.recipe.data_defaults import DataChoice, choose_by_data
 from tformer.recipe.followers import UNLIMITED_STEPS
 from tformer.recipe.recipe import Embeddings, Recipe, Teacher, Tokenizer
 from tformer.recipe.sections import Columns
-from tformer.recipe.sizes import DEFAULT_MINUTES, LADDERS, sized
+from tformer.recipe.sizes import DEFAULT_MINUTES, LADDERS, MOST_LENGTH, sized
 from tformer.support.errors import InputError
 from tformer.support.files import RUNS
 from tformer.tasks import survey_of
@@ -34,6 +34,9 @@ from tformer.workers.worker import Worker
 
 FINE_TUNING = "bert/finetune"
 """Default preset for training a pre-trained encoder on labels."""
+
+LENGTH_KEYS: dict[str, Callable[[float], float]] = {"training.max_steps": round, "training.max_epochs": float}
+"""Keys of the length that the data may choose."""
 
 SAME_DATA = "every machine needs the same files"
 
@@ -324,13 +327,13 @@ def _with_body(recipe: Recipe, stored: Recipe) -> Recipe:
 
 
 def _loader(options: TrainOptions) -> Callable[..., Resolved]:
-    """`load_recipe` with the choices of a command line; further keywords are those of `load_recipe`."""
+    """`load_recipe` with the choices of a command line. `more`: values below its flags."""
     arch, flags = options.arch, options.recipe_values()
     if arch is None and options.config is None and "/" not in (options.preset or ""):
         arch = "gpt"
 
-    def load(*, minutes: float | None = None, **choices: Any) -> Resolved:
-        given = flags if minutes is None else flags | {"training.minutes": minutes}
+    def load(*, more: Mapping[str, Any] | None = None, **choices: Any) -> Resolved:
+        given = {**(more or {}), **flags}
         return load_recipe(
             arch=arch, preset=options.preset, config=options.config, flags=given, sets=options.sets, **choices
         )
@@ -348,9 +351,16 @@ def _new(options: TrainOptions) -> Start:
     if not resolved.preset_by_default:
         return Start(recipe=resolved.recipe, notes=tuple(resolved.notes))
     choice = choose_by_data(resolved.recipe.arch, survey_of(resolved.recipe)) if resolved.has_data else None
-    minutes = DEFAULT_MINUTES if choice is None and resolved.length_by_default else None
-    if choice is not None or minutes is not None:
-        resolved = load(by_data=choice, minutes=minutes)
+    more: dict[str, Any] = {}
+    if choice is None and resolved.length_by_default:
+        more["training.minutes"] = DEFAULT_MINUTES
+    elif choice is not None and options.minutes is not None:
+        longest = MOST_LENGTH.get(resolved.recipe.arch, 1.0)
+        more |= {
+            key: kind(choice.values[key][0] * longest) for key, kind in LENGTH_KEYS.items() if key in choice.values
+        }
+    if choice is not None or more:
+        resolved = load(by_data=choice, more=more)
     recipe, ladder = resolved.recipe, None
     if recipe.training.minutes is not None:
         ladder = LADDERS.get((recipe.arch, recipe.data_kind))
@@ -360,6 +370,6 @@ def _new(options: TrainOptions) -> Start:
     sizes: list[Recipe] = []
     for size in ladder.sizes:
         of_size = replace(base, values=base.values | sized(recipe, size))
-        if (found := load(by_data=of_size, minutes=minutes).recipe) not in sizes:  # flags may fix the size
+        if (found := load(by_data=of_size, more=more).recipe) not in sizes:  # flags may fix the size
             sizes.append(found)
     return Start(recipe=sizes[0], notes=tuple(resolved.notes), sizes=tuple(sizes))
