@@ -35,8 +35,8 @@ RECENT_GROUPS = 6
 NOTICED, CHANGED = 8, 1.4
 """Where the mean of so many last groups is this factor above or below that of those before, the machine has changed."""
 
-RESERVE_SECONDS = 1.0
-"""For the end of the command after the last checkpoint."""
+RESERVE_SECONDS = 2.0
+"""For the baselines and the end of the command, after the last checkpoint."""
 
 TOLERANCE = 0.015
 """Part of the whole time by which the expected end may be off before the line is bent."""

@@ -81,7 +81,8 @@ def plan(prepared: Prepared, *, began: float, work: Work, worker: Worker) -> Pre
     fitting = [number for number, alternative in enumerate(found) if alternative.fits]
     number, steps = worker.share(lambda: (number := max(fitting, default=0), found[number].steps))
     if worker.leads and resumed is None:
-        work.note(f"plan for {in_words(60 * minutes)}: {found[number]}")
+        limit = ", the most that suits the data" if steps == prepared.recipe.training.max_steps else ""
+        work.note(f"plan for {in_words(60 * minutes)}: {found[number]}{limit}")
     chosen = _settled(_with_size(prepared, sizes[number]), steps)
     if worker.world_size > 1:
         recipe = recipe_of_leader(chosen.recipe, worker)
