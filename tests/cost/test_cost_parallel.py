@@ -141,7 +141,7 @@ def test_fsdp_gathers_and_scatters_in_the_number_formats_that_are_counted(tmp_pa
             layout = layout_of("fsdp", 2, weight_bytes=2, gradient_bytes=size)
             traffic = step_traffic(Shards.of(training.models.all, layout), ADAMW, micro_batches=2).collectives
             with Exchanges() as exchanges:
-                training.trainer._step()
+                training.trainer.train_step()
             sums = [[exchanges.tensors[name], traffic[name].tensor_bytes] for name in names]
             found[reduce] = torch.tensor(sums)
         return found

@@ -15,7 +15,7 @@ from tformer.decoding.settings import GenerationSettings
 from tformer.kernels.functions import find
 from tformer.kernels.tape import Tape
 from tformer.model import Transformer
-from tformer.nn.cache import ModelCache
+from tformer.nn.cache import ModelCache, fastest_dtype
 from tformer.recipe.model import Model
 
 pytestmark = pytest.mark.skipif(find() is None, reason="no compiler for kernels here")
@@ -75,9 +75,10 @@ def test_when_texts_end_the_others_go_on_with_a_new_tape(repeated: list[int], mo
 
 def test_two_texts_in_turn_are_those_of_one_after_the_other(repeated: list[int]) -> None:
     model = model_of()
+    dtype = fastest_dtype(model.compute_dtype, torch.device("cpu"), slots=30, kernels=model.kernels)
 
     def logits_of(turns: list[int]) -> list[list[torch.Tensor]]:
-        caches = [model.new_cache(1, 30, device="cpu", dtype=torch.bfloat16) for _ in range(2)]
+        caches = [model.new_cache(1, 30, device="cpu", dtype=dtype) for _ in range(2)]
         found: list[list[torch.Tensor]] = [[], []]
         for text in turns:
             ids = torch.tensor([[(7 * text + 3 * len(found[text])) % 40]])

@@ -91,7 +91,7 @@ def test_a_second_ctrl_c_ends_a_training_at_once_and_the_checkpoint_before_is_in
     cli: Callable[..., Any], tmp_path: Path, text_file: Path, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first one lets the step end and saves; the second one does not wait for the step."""
-    step, ended = Trainer._step, []
+    step, ended = Trainer.train_step, []
 
     def signalled(trainer: Trainer) -> None:
         if trainer.state.step == 5:
@@ -102,7 +102,7 @@ def test_a_second_ctrl_c_ends_a_training_at_once_and_the_checkpoint_before_is_in
 
     words = ("train", "--config", tiny_recipe, "--data", text_file, "--out", tmp_path / "run")
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_step", signalled)
+        patch.setattr(Trainer, "train_step", signalled)
         outcome = cli(*words)
     assert outcome.code == 130 and "Traceback" not in outcome.err
     assert ended == [1, 2, 3, 4, 5]

@@ -80,14 +80,14 @@ def test_a_training_that_says_saved_has_saved(
     words = ["train", "--config", tiny_recipe, "--data", "text.txt", "--out", "run", *["--json"] * json_]
     with monkeypatch.context() as patch:
         if case.startswith("interrupted"):
-            step, last = Trainer._step, 5 * (case == "interrupted")
+            step, last = Trainer.train_step, 5 * (case == "interrupted")
 
             def signalled(trainer: Trainer) -> None:
                 if trainer.state.step == last:
                     os.kill(os.getpid(), signal.SIGINT)
                 step(trainer)
 
-            patch.setattr(Trainer, "_step", signalled)
+            patch.setattr(Trainer, "train_step", signalled)
         if case == "disk full":
             publish, published = files.publish_directory, 0
 

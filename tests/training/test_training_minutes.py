@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tformer.checkpoint.read import read_checkpoint
+from tformer.cli import train
 from tformer.recipe import load_recipe
 from tformer.recipe.sizes import LADDERS, TEXT
 from tformer.support.errors import InputError
@@ -33,6 +34,7 @@ def time_counts_from_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
         return make(self)
 
     monkeypatch.setattr(Session, "_timer", make_now)
+    monkeypatch.setattr(train, "STARTED", time.monotonic())
 
 
 @pytest.fixture

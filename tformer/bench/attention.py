@@ -177,7 +177,7 @@ def resolve_attention(options: AttentionOptions) -> tuple[AttentionBench, list[s
             text for text in kind_sets if text.partition("=")[0].partition(".")[0].strip() in RECIPE_SECTIONS
         ]
         kind_sets = [text for text in kind_sets if text not in recipe_sets]
-        recipe, name = recipe_of(options.model, recipe_sets, device=device, bench="attention")
+        recipe, name = recipe_of(options.model, recipe_sets, bench="attention")
         own, own_notes = attention_of(recipe, name)
         kinds = own.kinds if kinds is None else kinds
     causal = options.causal or own.causal

@@ -188,7 +188,6 @@ def resolve(options: SpeedOptions) -> tuple[SpeedBench, list[str]]:
     recipe, name = recipe_of(
         options.model,
         options.sets,
-        device=device,
         default_arch=work.arch,
         objective=work.objective,
         bench=options.work,
@@ -232,7 +231,6 @@ def recipe_of(
     model: ModelOptions,
     sets: Sequence[str],
     *,
-    device: torch.device,
     bench: str,
     default_arch: str = "gpt",
     objective: str | None = None,
@@ -263,7 +261,6 @@ def recipe_of(
         "arch": model.arch or (None if model.config or "/" in (model.preset or "") else default_arch),
         "preset": model.preset,
         "config": model.config,
-        "device": device.type,
     }
     flags: dict[str, Any] = {}
     if objective is not None:
