@@ -96,11 +96,12 @@ def _with_size(prepared: Prepared, size: Recipe) -> Prepared:
     """The preparation with the model, the optimizer and the schedule of another size."""
     if size is prepared.data.recipe:
         return prepared
-    own = {name: getattr(size, name) for name in ("model", "generator", "optimizer", "schedule", "training")}
+    own: dict[str, Any] = {name: getattr(size, name) for name in ("model", "generator", "optimizer", "schedule")}
+    own["training"] = size.training.model_copy(update={"precision": prepared.precision.name})  # is measured once
     data = replace(prepared.data, recipe=prepared.data.recipe.model_copy(update=own))
     recipe, precision = freeze(data, prepared.device)
     shapes = assemble.make_models(recipe, torch.device("meta"), dtype=precision.dtype)
-    return replace(prepared, data=data, recipe=recipe, precision=precision, shapes=shapes)
+    return replace(prepared, data=data, recipe=recipe, shapes=shapes)
 
 
 def _alternative(prepared: Prepared, end: float, needed: float, processes: int) -> Alternative:
