@@ -59,7 +59,8 @@ def _limits(draft: Draft, below: Draft) -> Iterator[str]:
         path = ("training", name)
         if _gives(draft, below, path) or value_at(path, draft.data) == unlimited:
             continue
-        if path in draft.origins:
+        is_plan = winner[-1] == "minutes" and draft.origin_of(path).label.startswith("preset ")  # the plan is noted
+        if path in draft.origins and not is_plan:
             yield f"{_named(draft, winner)} is the limit: {_named(draft, path)} is dropped"
         draft.assign(".".join(path), unlimited, draft.origin_of(winner))
 
