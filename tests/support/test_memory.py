@@ -182,11 +182,11 @@ import json, sys
 from tformer.cli.app import main
 from tformer.support.processes import peak_resident_bytes, resident_bytes
 from tformer.training.loop import Trainer
-step, resident = Trainer._step, []
+step, resident = Trainer.train_step, []
 def measured(self):
     step(self)
     resident.append(resident_bytes())
-Trainer._step = measured
+Trainer.train_step = measured
 try:
     main(sys.argv[2:])
 finally:
