@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tformer.recipe.followers import nearest_divisor
 from tformer.recipe.model import Model
@@ -16,16 +16,37 @@ from tformer.recipe.recipe import Recipe
 from tformer.support.formatting import plural
 
 
+class Size(NamedTuple):
+    """Layers of each stack and width; tokens of a window at most, and of a step (None: those of the preset)."""
+
+    layers: int
+    width: int
+    window: int | None = None
+    tokens: int | None = None
+
+
 @dataclass(frozen=True)
 class Ladder:
-    """(layers of each stack, width) from the smallest to the largest, and the tokens that a parameter needs."""
+    """Sizes from the smallest to the largest; tokens_per_parameter: the minimum of all steps together."""
 
-    sizes: tuple[tuple[int, int], ...]
+    sizes: tuple[Size, ...]
     tokens_per_parameter: float
 
 
-TEXT = Ladder(((2, 128), (3, 128), (4, 192), (5, 256), (6, 320), (8, 384), (10, 512), (12, 768)), 1.0)
-PAIRS = Ladder(((2, 128), (3, 192), (4, 256)), 0.5)
+TEXT = Ladder(
+    (
+        Size(2, 128, window=128, tokens=2048),
+        Size(3, 128, window=128, tokens=2048),
+        Size(4, 192, window=256, tokens=4096),
+        Size(5, 256, window=256, tokens=4096),
+        Size(6, 320, window=256, tokens=4096),
+        Size(8, 384, window=256, tokens=8192),
+        Size(10, 512, window=256, tokens=8192),
+        Size(12, 768, window=256, tokens=16384),
+    ),
+    0.9,
+)
+PAIRS = Ladder((Size(2, 128), Size(3, 192), Size(4, 256)), 0.5)
 
 LADDERS: dict[tuple[str, str], Ladder] = {
     **{(arch, "text"): TEXT for arch in ("gpt", "llama")},
@@ -45,12 +66,12 @@ DEFAULT_MINUTES = 2.0
 """Time of `tformer train --arch NAME` without data, preset and length."""
 
 
-def sized(recipe: Recipe, size: tuple[int, int]) -> dict[str, tuple[Any, str]]:
+def sized(recipe: Recipe, size: Size) -> dict[str, tuple[Any, str]]:
     """The values by dotted path that give a recipe's stacks this size, each with its phrase for a note.
 
     The ratio of the feed-forward layer to the width, and of the generator to the model, stay those of the recipe.
     """
-    layers, width = size
+    layers, width, window, tokens = size
     ratio = width / recipe.model.d_model
     values: dict[str, tuple[Any, str]] = dict(_values("model", recipe.model, layers, width))
     if recipe.generator is not None:
@@ -58,6 +79,12 @@ def sized(recipe: Recipe, size: tuple[int, int]) -> dict[str, tuple[Any, str]]:
         values |= _values("generator", recipe.generator, layers, own)
         values["generator.embedding.size"] = (width, "")
     values["model.d_model"] = (width, f"{plural(layers, 'layer')} of width {width}")
+    if window is not None and recipe.data.seq_len is None:
+        values["model.max_seq_len"] = (window, "")
+    if tokens is not None and recipe.training.batch_tokens is not None:
+        values["training.batch_tokens"] = (tokens, "")
+    elif tokens is not None:
+        values["training.batch_size"] = (max(1, tokens // min(window or recipe.seq_len, recipe.seq_len)), "")
     return values
 
 

@@ -24,7 +24,7 @@ from tformer.training import assemble
 from tformer.training.clock import NEVER
 from tformer.training.loop import Components, Hooks, Observer, Trainer
 from tformer.training.parallel import Parallel
-from tformer.training.prepare import Prepared, freeze
+from tformer.training.prepare import Prepared, freeze, prepare
 from tformer.training.request import recipe_of_leader
 from tformer.training.state import LossScaler, TrainerState
 from tformer.workers.work import Work
@@ -75,7 +75,8 @@ def plan(prepared: Prepared, *, began: float, work: Work, worker: Worker) -> Pre
         needed = 0.0 if ladder is None else ladder.tokens_per_parameter
         with work.progress("timing steps"):
             for size in sizes:
-                found.append(_alternative(_with_size(prepared, size), began + 60 * minutes, needed, worker.world_size))
+                tried = _with_size(prepared, size, work, processes=worker.local_size)
+                found.append(_alternative(tried, began + 60 * minutes, needed, worker.world_size))
                 if not found[-1].fits:
                     break
     fitting = [number for number, alternative in enumerate(found) if alternative.fits]
@@ -83,7 +84,7 @@ def plan(prepared: Prepared, *, began: float, work: Work, worker: Worker) -> Pre
     if worker.leads and resumed is None:
         limit = ", the most that suits the data" if steps == prepared.recipe.training.max_steps else ""
         work.note(f"plan for {in_words(60 * minutes)}: {found[number]}{limit}")
-    chosen = _settled(_with_size(prepared, sizes[number]), steps)
+    chosen = _settled(_with_size(prepared, sizes[number], work, processes=worker.local_size), steps)
     if worker.world_size > 1:
         recipe = recipe_of_leader(chosen.recipe, worker)
         assert recipe.training.precision != "auto"
@@ -92,10 +93,13 @@ def plan(prepared: Prepared, *, began: float, work: Work, worker: Worker) -> Pre
     return replace(chosen, alternatives=tuple(found))
 
 
-def _with_size(prepared: Prepared, size: Recipe) -> Prepared:
+def _with_size(prepared: Prepared, size: Recipe, work: Work, *, processes: int) -> Prepared:
     """The preparation with the model, the optimizer and the schedule of another size."""
     if size is prepared.data.recipe:
         return prepared
+    if size.seq_len != prepared.recipe.seq_len:  # the windows of the data change, and are cut again
+        quiet = replace(work, note=lambda text: None)
+        prepared = prepare(replace(prepared.start, recipe=size), quiet, processes=processes)
     own: dict[str, Any] = {name: getattr(size, name) for name in ("model", "generator", "optimizer", "schedule")}
     own["training"] = size.training.model_copy(update={"precision": prepared.precision.name})  # is measured once
     data = replace(prepared.data, recipe=prepared.data.recipe.model_copy(update=own))
