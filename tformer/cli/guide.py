@@ -99,6 +99,6 @@ def _show(section: Section) -> None:
     from rich.theme import Theme
 
     spinner.end()
-    code = {"markdown.code": "bold cyan", "markdown.code_block": "none"}  # without a background of its own
+    code = {"markdown.code": "bold cyan", "markdown.code_block": "none"}  # blocks without a background
     terminal = Console(theme=Theme(code), width=min(terminal_width() or MAX_COLUMNS, MAX_COLUMNS))
     terminal.print(Markdown(with_commands(section), hyperlinks=False, code_theme="ansi_light"))

@@ -33,7 +33,7 @@ RECENT_GROUPS = 6
 """The same where steps are measured in groups, from log line to log line."""
 
 NOTICED, CHANGED = 8, 1.4
-"""Where the mean of so many last groups is this factor above or below that of those before, the machine has changed."""
+"""If the mean time of this number of last groups differs by this factor from the mean before, the machine changed."""
 
 RESERVE_SECONDS = 2.0
 """For the baselines and the end of the command, after the last checkpoint."""
