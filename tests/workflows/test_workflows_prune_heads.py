@@ -22,7 +22,7 @@ from tformer.tasks.base import HeldOut
 from tformer.tasks.tokenizers import decoder_context, text_context
 from tformer.workflows.prune.heads import attention_modules, gate_gradients, head_importance
 from tformer.workflows.prune.plan import Plan
-from tformer.workflows.prune.pruning import Pruned, prune
+from tformer.workflows.prune.pruning import check_plan, Pruned, prune
 
 BASE = "num_layers: 3, num_heads: 4"
 MODELS = {
@@ -248,6 +248,13 @@ def test_more_heads_than_can_go(tmp_path: Path) -> None:
     full = make(tmp_path / "full", MODELS["gpt"])
     with pytest.raises(InputError, match="at most 9 of 12 heads can be removed"):
         pruned(full, tmp_path / "small", Plan(heads="10"))
+
+
+def test_more_heads_than_can_go_are_refused_before_any_data_is_read(tmp_path: Path) -> None:
+    loaded = load(make(tmp_path / "full", MODELS["gpt"]))
+    with pytest.raises(InputError, match="at most 9 of 12 heads can be removed"):
+        check_plan(loaded, Plan(heads="1000000"))
+    check_plan(loaded, Plan(heads="9"))
 
 
 def test_importance_of_nothing(tmp_path: Path) -> None:

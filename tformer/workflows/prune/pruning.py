@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tformer.checkpoint.average import require_new
@@ -61,8 +62,14 @@ def check_plan(loaded: Loaded, plan: Plan) -> None:
     """Raise InputError for a plan that does not fit the model, before any data is read."""
     model, section = loaded.model, loaded.recipe.model
     sides = stacks_of(model, plan.stack)
-    if plan.heads is not None:
+    if plan.head_amount is not None:
         require_prunable_heads(section, model, sides)
+        if not plan.cuts_layers:
+            alike = {
+                side: [{"self_attention": torch.ones(block.self_attention.num_heads)} for block in getattr(model, side).layers]
+                for side in sides
+            }
+            choose_heads(alike, amount=plan.head_amount, per_layer=plan.heads_per_layer or "even")
     if plan.cuts_layers:
         dry = replace(plan, strategy="every-other", max_trials=None) if plan.strategy == "search" else plan
         choose_layers(model, section, sides, dry, score=lambda: (), work=QUIET)
