@@ -22,7 +22,7 @@ from tformer.tasks.base import HeldOut
 from tformer.tasks.tokenizers import decoder_context, text_context
 from tformer.workflows.prune.heads import attention_modules, gate_gradients, head_importance
 from tformer.workflows.prune.plan import Plan
-from tformer.workflows.prune.pruning import check_plan, Pruned, prune
+from tformer.workflows.prune.pruning import Pruned, check_plan, prune
 
 BASE = "num_layers: 3, num_heads: 4"
 MODELS = {

@@ -65,11 +65,12 @@ def check_plan(loaded: Loaded, plan: Plan) -> None:
     if plan.head_amount is not None:
         require_prunable_heads(section, model, sides)
         if not plan.cuts_layers:
-            alike = {
-                side: [{"self_attention": torch.ones(block.self_attention.num_heads)} for block in getattr(model, side).layers]
-                for side in sides
+            layers = {side: getattr(model, side).layers for side in sides}
+            equal = {
+                side: [{"self_attention": torch.ones(block.self_attention.num_heads)} for block in blocks]
+                for side, blocks in layers.items()
             }
-            choose_heads(alike, amount=plan.head_amount, per_layer=plan.heads_per_layer or "even")
+            choose_heads(equal, amount=plan.head_amount, per_layer=plan.heads_per_layer or "even")
     if plan.cuts_layers:
         dry = replace(plan, strategy="every-other", max_trials=None) if plan.strategy == "search" else plan
         choose_layers(model, section, sides, dry, score=lambda: (), work=QUIET)
