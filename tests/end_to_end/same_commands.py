@@ -33,7 +33,7 @@ MODELS = ("byte-bpe", "bpe", "wordpiece", "unigram", "word", "char")
 # Times, rates, memory and the process: these may differ between two equal commands. manifest.json has the hash of
 # trainer.json, which has the seconds; the tables of a sweep are also there as JSON.
 UNEQUAL_KEYS = re.compile(r"seconds|.*_seconds|.*_per_second|peak_share|peak_memory_bytes|time s|tokens/s|peak MiB")
-UNEQUAL_FILES = {"environment.json", "manifest.json", ".lock", "cells.csv", "table.csv", "table.md"}
+UNEQUAL_FILES = {"environment.json", "manifest.json", ".lock", "cells.csv", "table.csv", "table.md", "table.tex"}
 UNEQUAL_SUFFIXES = {".log", ".so"}
 
 Job = Callable[[], str]

@@ -171,7 +171,7 @@ def test_a_sweep_trains_each_cell_once_and_writes_its_files(sweeps: Sweeps) -> N
     assert [result.cell for result in results] == ["pre-seed1337", "pre-seed1338", "post-seed1337", "post-seed1338"]
     assert all(status == "done" and not before for _, status, before in watch.told)
     found = {path.name for path in sweeps.out.iterdir()} - {".lock"}
-    assert found == {"sweep.json", "table.md", "table.csv", "table.json", "cells.csv", "runs", "cells",
+    assert found == {"sweep.json", "table.md", "table.tex", "table.csv", "table.json", "cells.csv", "runs", "cells",
                      "curves.svg", "curves.png"}  # fmt: skip
     assert (results[0].best, results[0].parameters, results[0].peak_memory_bytes) == (1.5, 10, 2**20)
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from tformer.metrics.statistics import Stat
 from tformer.workflows.sweep.cells import Result, read_run
 from tformer.workflows.sweep.plan import Plan, Task
-from tformer.workflows.sweep.table import draw, make_table, markdown, write_tables
+from tformer.workflows.sweep.table import draw, latex, make_table, markdown, write_tables
 
 LM = Task(name="lm", vary={"optimizer.lr": (0.1, 0.2)}, evaluate={"longer": ()})
 PAIRS = Task(name="pairs", vary={"optimizer.lr": (0.1, 0.2), "model.*.norm.place": ("pre",)})
@@ -167,6 +168,64 @@ def test_markdown_is_one_table_with_the_best_in_bold() -> None:
     assert len(lines) == 4 and len({line.count("|") for line in lines}) == 1
     assert "**1.0500 ± 0.0707**" in lines[2] and "**" not in lines[3]
     assert [remark.split(":")[0] for remark in table.remarks()] == ["bold"]
+
+
+COMMANDS = {"textbackslash": "\\", "textasciitilde": "~", "textasciicircum": "^", "textless": "<",
+            "textgreater": ">", "textbar": "|", "pm": "±"}  # fmt: skip
+
+
+def read_cell(source: str) -> str:
+    """The text that LaTeX prints for a cell, bold as **bold**. Fails for a character that is special to LaTeX."""
+    text, rest = "", source.strip()
+    while rest:
+        if bold := re.match(r"\\textbf\{((?:[^{}]|\\[{}]|\{\})*)\}", rest):
+            text, rest = f"{text}**{read_cell(bold[1])}**", rest[bold.end() :]
+        elif escaped := re.match(r"\\([&%$#_{}])|\{([\[*])\}|\$?\\([a-z]+)(?:\{\}|\$)|([^\\&%$#_{}~^<>|\[*])", rest):
+            one, braced, command, plain = escaped.groups()
+            text, rest = text + (one or braced or plain or COMMANDS[command]), rest[escaped.end() :]
+        else:
+            raise AssertionError(f"special to LaTeX: {rest!r} in {source!r}")
+    return text
+
+
+def read_tabular(source: str) -> tuple[str, list[list[str]]]:
+    """(column specification, rows with the heading first) of a booktabs tabular."""
+    lines = [line for line in source.splitlines() if not line.startswith("%")]
+    assert lines[-2:] == [r"\bottomrule", r"\end{tabular}"] and lines[1] == r"\toprule" and lines[3] == r"\midrule"
+    begin = re.fullmatch(r"\\begin\{tabular\}\{([lr]+)\}", lines[0])
+    assert begin is not None
+    rows = [line for line in lines[2:-2] if line != r"\midrule"]
+    assert all(row.endswith(r" \\") for row in rows)
+    return begin[1], [[read_cell(cell) for cell in re.split(r"(?<!\\)&", row.removesuffix(r"\\"))] for row in rows]
+
+
+SPECIAL = r"50% of $x_1$ & {#2} ~ ^ \ <|> [a] *"
+
+
+def test_latex_is_the_same_table_as_markdown(tmp_path: Path) -> None:
+    plan = Plan(tasks=(LM, PAIRS))
+    bleu = [result("pairs", lr, seed, best=20.0, metric="bleu") for lr in ("0.1", SPECIAL) for seed in (1, 2)]
+    results = [
+        *seeds("0.1", 1.0, 1.1),
+        *seeds("0.2", 2.0, 2.1),
+        *bleu,
+        result("pairs", "[pre,true]", status="diverged"),
+    ]
+    table = make_table(plan, results)
+    columns, [headings, *rows] = read_tabular(latex(table))
+    shown = [table.cells(row, mark=lambda text: f"**{text}**") for row in table.rows]
+    assert headings == table.headings and rows == shown
+    assert columns == "lll" + "r" * len(table.columns) and {len(row) for row in rows} == {len(columns)}
+    assert "**1.0500 ± 0.0707**" in rows[0] and [row[1] for row in rows][3:] == [SPECIAL, "[pre,true]"]
+    assert latex(table).count(r"\midrule") == 2  # one for each task
+    write_tables(plan, table, results, tmp_path)
+    assert (tmp_path / "table.tex").read_text() == latex(table)
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1))
+def test_every_text_is_a_cell_of_latex(text: str) -> None:
+    table = make_table(Plan(tasks=(LM,)), [result(lr=text)])
+    assert read_tabular(latex(table))[1][1][0] == text
 
 
 def test_curves_are_means_over_seeds_and_of_tasks_apart(tmp_path: Path) -> None:

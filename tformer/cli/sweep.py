@@ -164,10 +164,11 @@ class SweepOptions:
 def sweep(options: SweepOptions) -> None:
     """Train every variant of a recipe, and compare them in a table.
 
-    Each training is a separate process and run under OUT/runs. OUT then holds table.md, table.csv, table.json,
-    cells.csv and the plot curves.svg. With --halving only the best variants are trained to their end. Running the same
-    command again continues an interrupted sweep and repeats trainings that failed, except those that diverged. The exit
-    code is 1 where a training or its evaluation failed; one that diverged is a result, unless all did.
+    Each training is a separate process and run under OUT/runs. OUT then holds table.md, table.tex (LaTeX), table.csv,
+    table.json, cells.csv and the plot curves.svg. With --halving only the best variants are trained to their end.
+    Running the same command again continues an interrupted sweep and repeats trainings that failed, except those that
+    diverged. The exit code is 1 where a training or its evaluation failed; one that diverged is a result, unless all
+    did.
     """
     plan = options.make_plan()
     check_flags(plan)
@@ -219,7 +220,7 @@ def _run(plan: Plan, grid: Grid, out: Path, stop: StopFlag, *, tolerant: bool, a
         emit_json(document(plan, table, results))
     else:
         show_table(table)
-    show_notes([f"{out}: table.md, table.csv, table.json, cells.csv and curves"])
+    show_notes([f"{out}: table.md, table.tex, table.csv, table.json, cells.csv and curves"])
     if not any(result.status == "done" for result in results):
         raise TformerError("every training failed", hint=f"see the logs in {out}/cells")
     failed = [result for result in results if result.failed and not (tolerant and result.status == "refused")]

@@ -1,4 +1,4 @@
-"""Tables and plots of a sweep: mean and standard deviation over seeds, as Markdown, CSV, JSON, SVG and PNG."""
+"""Tables and plots of a sweep: mean and standard deviation over seeds, as Markdown, LaTeX, CSV, JSON, SVG and PNG."""
 
 from __future__ import annotations
 
@@ -74,11 +74,12 @@ class Table:
     def headings(self) -> list[str]:
         return [*(["task"] if self.has_tasks else []), *self.labels, *(column.title for column in self.columns)]
 
-    def cells(self, row: Row, *, mark: Callable[[str], str] = str) -> list[str]:
-        """The row's texts under `headings`; `mark` changes the best ones of a task."""
-        texts = [*([row.task] if self.has_tasks else []), *(row.choices.get(label, "") for label in self.labels)]
+    def cells(self, row: Row, *, mark: Callable[[str], str] = str, escape: Callable[[str], str] = str) -> list[str]:
+        """The row's texts under `headings`, each escaped; `mark` changes the best ones of a task."""
+        words = [*([row.task] if self.has_tasks else []), *(row.choices.get(label, "") for label in self.labels)]
+        texts = list(map(escape, words))
         for column in self.columns:
-            text = _text(row, column)
+            text = escape(_text(row, column))
             texts.append(mark(text) if column.judged and self._is_best(row, column) else text)
         return texts
 
@@ -215,8 +216,9 @@ CURVES = ("curve", "training_curve")
 
 
 def write_tables(plan: Plan, table: Table, results: Sequence[Result], out: Path) -> None:
-    """table.md, table.csv (a row a variant), cells.csv (a row a training) and table.json, each whole or not at all."""
+    """table.md, table.tex, table.csv (a row a variant), cells.csv (a row a training) and table.json, each whole."""
     write_text(out / "table.md", markdown(table) + "".join(f"\n{remark}\n" for remark in table.remarks()))
+    write_text(out / "table.tex", latex(table))
     variants = []
     for row in table.rows:
         failed = sum(count for word, count in row.failures.items() if word != DROPPED)
@@ -247,6 +249,37 @@ def markdown(table: Table) -> str:
     rule = ["---"] * (len(table.headings) - numbers) + ["---:"] * numbers
     rows = [table.cells(row, mark=lambda text: f"**{text}**") for row in table.rows]
     return "\n".join(map(line, [table.headings, rule, *rows])) + "\n"
+
+
+LATEX = str.maketrans(
+    {
+        **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+        **{letter: f"{{{letter}}}" for letter in "[*"},  # after a row's end they would be read as its options
+        **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\n": " "},
+        **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "±": r"$\pm$"},
+    }
+)
+
+
+def latex(table: Table) -> str:
+    """The table as a LaTeX tabular with rules of booktabs, for \\input; the best ones of each task in bold."""
+
+    def line(cells: Sequence[str]) -> str:
+        return " & ".join(cells) + r" \\"
+
+    def escape(text: str) -> str:
+        return text.translate(LATEX)
+
+    lines, task = [line(list(map(escape, table.headings)))], None
+    for row in table.rows:
+        lines += [r"\midrule"] if row.task != task else []
+        lines.append(line(table.cells(row, mark=lambda text: rf"\textbf{{{text}}}", escape=escape)))
+        task = row.task
+    numbers = len(table.columns)
+    columns = "l" * (len(table.headings) - numbers) + "r" * numbers
+    comments = [f"% {remark}" for remark in [r"needs \usepackage{booktabs}", *table.remarks()]]
+    rows = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", *lines, r"\bottomrule", r"\end{tabular}"]
+    return "\n".join([*comments, *rows]) + "\n"
 
 
 def document(plan: Plan, table: Table, results: Sequence[Result]) -> dict[str, Any]:
