@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from tformer.evaluation.mistakes import find_mistakes
-from tformer.evaluation.reports import classification_report, multi_label_report, regression_report
+from tformer.evaluation.reports import classification_report, multi_label_report, regression_report, report_lines
 from tformer.metrics.classification import accuracy, f1_binary, f1_macro, mcc
 from tformer.metrics.statistics import pearson, spearman
 from tformer.support.errors import InputError
@@ -32,7 +32,8 @@ def test_classification_figures() -> None:
     report, guesses = classification_report(labels, scores, NAMES), scores.argmax(axis=1)
     assert report["loss"] == pytest.approx(float(F.cross_entropy(torch.tensor(scores), torch.tensor(labels))), rel=1e-5)
     assert report["accuracy"] == accuracy(labels, guesses)
-    assert report["f1"] == report["f1_macro"] == f1_macro(labels, guesses, num_classes=3)
+    assert report["f1_macro"] == f1_macro(labels, guesses, num_classes=3)
+    assert "f1" not in report and "f1_binary" not in report  # of three classes there is no other F1
     assert report["mcc"] == mcc(labels, guesses)
     assert 0 <= report["ece"] <= 1
     assert np.array(report["confusion"]).sum() == report["examples"] == 200
@@ -42,9 +43,12 @@ def test_classification_figures() -> None:
     assert report["recall_macro"] == pytest.approx(np.mean([(guesses[labels == c] == c).mean() for c in range(3)]))
 
 
-def test_two_classes_report_the_f1_of_the_last() -> None:
+def test_two_classes_report_the_f1_of_the_last_and_say_so() -> None:
     labels, scores = made(2)
-    assert classification_report(labels, scores, NAMES[:2])["f1"] == f1_binary(labels, scores.argmax(axis=1))
+    report = classification_report(labels, scores, NAMES[:2])
+    assert report["f1_binary"] == f1_binary(labels, scores.argmax(axis=1)) != report["f1_macro"]
+    assert report["positive"] == "dog"
+    assert f"f1_binary {report['f1_binary']:.4f} of 'dog'" in list(report_lines(report))
 
 
 def test_intervals_hold_their_figures_and_are_left_out_when_not_asked_for() -> None:
@@ -54,7 +58,7 @@ def test_intervals_hold_their_figures_and_are_left_out_when_not_asked_for() -> N
     for report, names in (
         (classification_report(labels, scores, NAMES), {"accuracy", "f1_macro"}),
         (regression_report(truth, labels.astype(np.float32)), {"pearson", "spearman"}),
-        (multi_label_report(table, scores, NAMES), {"accuracy", "f1"}),
+        (multi_label_report(table, scores, NAMES), {"accuracy", "f1_micro"}),
     ):
         assert report["intervals"].keys() == names
         for name, (low, high) in report["intervals"].items():
@@ -99,7 +103,8 @@ def test_multi_label_figures() -> None:
     expected = F.binary_cross_entropy_with_logits(torch.tensor(scores), torch.tensor(labels).float())
     assert report["loss"] == pytest.approx(float(expected), rel=1e-5)
     assert report["accuracy"] == 0.5
-    assert (report["precision"], report["recall"], report["f1"]) == pytest.approx((3 / 4, 3 / 4, 3 / 4))
+    micro = (report[f"{name}_micro"] for name in ("precision", "recall", "f1"))
+    assert tuple(micro) == pytest.approx((3 / 4, 3 / 4, 3 / 4))
     assert report["per_class"]["dog"] == {"precision": 1.0, "recall": 0.5, "f1": pytest.approx(2 / 3), "support": 2}
 
 

@@ -16,7 +16,6 @@ from tformer.metrics.classification import (
     accuracy,
     confusion_matrix,
     expected_calibration_error,
-    f1_binary,
     f1_macro,
     mcc,
     micro_scores,
@@ -46,7 +45,7 @@ def classification_report(
     """Metrics of `scores` [N, L] (before softmax) against `labels` [N], as plain numbers for JSON.
 
     - loss: mean negative log-likelihood in nats; accuracy; mcc; ece: expected calibration error;
-    - f1: of the last class when there are two, else f1_macro;
+    - f1_binary, positive: F1 of the last class, and its name; only of two classes;
     - precision_macro, recall_macro, f1_macro: means over the classes that occur among labels or predictions;
     - per_class: {name: {precision, recall, f1, support}}; confusion: rows are labels, columns predictions;
     - intervals: {accuracy, f1_macro: [low, high]}, 95 % by bootstrap over the examples; only with `intervals`.
@@ -62,13 +61,12 @@ def classification_report(
     confusion = confusion_matrix(labels, guesses, num_classes=count)
     classes = per_class(labels, guesses, num_classes=count)
     occurs_L = (confusion.sum(axis=0) + confusion.sum(axis=1)) > 0
-    macro = f1_macro(labels, guesses, num_classes=count)
     report: dict[str, Any] = {
         "examples": len(labels),
         "loss": float(-log_p_NL[np.arange(len(labels)), labels].mean()),
         "accuracy": accuracy(labels, guesses),
-        "f1": f1_binary(labels, guesses, positive=1) if count == 2 else macro,
-        "f1_macro": macro,
+        **({"f1_binary": classes[1].f1, "positive": names[1]} if count == 2 else {}),
+        "f1_macro": f1_macro(labels, guesses, num_classes=count),
         "precision_macro": float(np.mean([score.precision for score in classes], where=occurs_L)),
         "recall_macro": float(np.mean([score.recall for score in classes], where=occurs_L)),
         "mcc": mcc(labels, guesses),
@@ -98,9 +96,10 @@ def multi_label_report(
 
     - loss: mean binary cross-entropy per decision, in nats;
     - accuracy: share of examples with all labels correct (subset accuracy);
-    - f1, precision, recall: over all decisions together (micro); f1_macro: mean over all labels, 0 for an absent one;
+    - f1_micro, precision_micro, recall_micro: over all decisions together;
+    - f1_macro: mean over all labels, 0 for an absent one;
     - per_class: {name: {precision, recall, f1, support}};
-    - intervals: {accuracy, f1: [low, high]}, 95 % by bootstrap over the examples; only with `intervals`.
+    - intervals: {accuracy, f1_micro: [low, high]}, 95 % by bootstrap over the examples; only with `intervals`.
 
     Raises InputError for no examples.
     """
@@ -113,10 +112,10 @@ def multi_label_report(
         "examples": len(true_NL),
         "loss": float(np.logaddexp(0.0, np.where(true_NL, -wide_NL, wide_NL)).mean()),
         "accuracy": subset_accuracy(true_NL, guess_NL),
-        "f1": micro.f1,
+        "f1_micro": micro.f1,
         "f1_macro": multi_label_f1_macro(true_NL, guess_NL),
-        "precision": micro.precision,
-        "recall": micro.recall,
+        "precision_micro": micro.precision,
+        "recall_micro": micro.recall,
         "per_class": {name: asdict(score) for name, score in zip(names, per_label(true_NL, guess_NL), strict=True)},
     }
     if intervals:
@@ -129,7 +128,7 @@ def multi_label_report(
 
         report["intervals"] = {
             "accuracy": list(bootstrap_interval(mean_rows, (true_NL == guess_NL).all(axis=1))),
-            "f1": list(bootstrap_interval(micro_f1_rows, hits_N, given_N)),
+            "f1_micro": list(bootstrap_interval(micro_f1_rows, hits_N, given_N)),
         }
     return report
 
@@ -168,7 +167,9 @@ REPORTS: dict[LabelKind, Callable[..., dict[str, Any]]] = {
     "score": lambda labels, scores, names, **options: regression_report(labels, scores[:, 0], **options),
 }
 # Of a validation during training.
-VALIDATION_METRICS = ("loss", "accuracy", "f1", "f1_macro", "mcc", "ece", "pearson", "spearman", "mae", "examples")
+VALIDATION_METRICS = (
+    *("loss", "accuracy", "f1_binary", "f1_macro", "f1_micro", "mcc", "ece", "pearson", "spearman", "mae", "examples"),
+)
 
 
 def label_kind_of(recipe: Recipe) -> LabelKind:
@@ -181,8 +182,8 @@ def label_kind_of(recipe: Recipe) -> LabelKind:
 # Reports as text.
 
 SHOWN_METRICS = (
-    *("accuracy", "f1", "f1_macro", "precision", "recall", "precision_macro", "recall_macro", "mcc", "ece"),
-    *("pearson", "spearman", "mae", "loss"),
+    *("accuracy", "f1_binary", "f1_macro", "f1_micro", "precision_macro", "precision_micro", "recall_macro"),
+    *("recall_micro", "mcc", "ece", "pearson", "spearman", "mae", "loss"),
 )
 NAME_WIDTH, HEADING_WIDTH = 24, 12  # characters of a label at the start of a line and above a column
 MAX_CLASSES = 20  # in a confusion matrix; with more, the most frequent confusions are listed
@@ -195,7 +196,8 @@ def report_lines(report: dict[str, Any]) -> Iterator[str]:
     for name in SHOWN_METRICS:
         if name in report:
             between = " [{:.4f}, {:.4f}]".format(*intervals[name]) if name in intervals else ""
-            yield f"{name} {report[name]:.4f}{between}"
+            of_class = f" of '{_label(report['positive'], NAME_WIDTH)}'" if name == "f1_binary" else ""
+            yield f"{name} {report[name]:.4f}{between}{of_class}"
     yield f"examples {report['examples']}"
     if "per_class" in report:
         yield ""

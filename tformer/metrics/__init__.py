@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-HIGHER_IS_BETTER = frozenset({"accuracy", "f1", "mcc", "pearson", "spearman", "bleu", "chrf", "sequence_accuracy"})
+HIGHER_IS_BETTER = frozenset(
+    {
+        *("accuracy", "f1_binary", "f1_macro", "f1_micro", "mcc", "pearson", "spearman"),
+        *("bleu", "chrf", "sequence_accuracy"),
+    }
+)
 """Metrics of a validation of which a higher value is better."""
 
 

@@ -140,7 +140,7 @@ class Classification(LabelledObjective):
     reads_images = True
     image_options = ("mixup", "cutmix")
     text_options = ("word_dropout", "swap_pairs")
-    metrics = ("loss", "accuracy", "f1", "mcc")
+    metrics = ("loss", "accuracy", "f1_binary", "f1_macro", "mcc")
     unused_keys = (*LabelledObjective.unused_keys, "data.label_separator")
     label_dtype = torch.long
     predicts = "one class of the example"
@@ -241,7 +241,7 @@ class MultiLabel(LabelledObjective):
 
     head = ClassifierHeadOptions(multi_label=True)
     predicts = "any of the labels of the example"
-    metrics = ("loss", "accuracy", "f1")
+    metrics = ("loss", "accuracy", "f1_micro", "f1_macro")
 
     def terms(self, output: Any, batch: Batch) -> LossResult:
         """One term, per decision. Metrics: nll_sum, correct (decisions) and count."""

@@ -122,7 +122,8 @@ def _unmet_needs(recipe: Recipe) -> Iterator[Problem]:
     )
     best, key = recipe.training.best_metric, ("training", "best_metric")
     if best not in metrics:
-        yield Problem(key, f"found '{best}', expected a metric of the objectives: {', '.join(sorted(metrics))}")
+        hint = "of one label per example, micro F1 is the accuracy" if best == "f1_micro" and "mcc" in metrics else None
+        yield Problem(key, f"found '{best}', expected a metric of the objectives: {', '.join(sorted(metrics))}", hint)
     elif best in decoded and not recipe.training.valid_beam_size:
         known = ", ".join(sorted(metrics - decoded))
         text = f"found '{best}', expected {known}: with training.valid_beam_size 0 validation does not decode"

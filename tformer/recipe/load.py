@@ -211,7 +211,8 @@ def _fit_to_objectives(draft: Draft, flags: Mapping[str, Any]) -> None:
         draft.assign("generator", None, origin)
     training = draft.data.get("training", {})
     metrics = {metric for objective in objectives for metric in objective.metrics}
-    if isinstance(training, dict) and training.get("best_metric", "loss") not in metrics:
+    chosen = "training.best_metric" in flags
+    if not chosen and isinstance(training, dict) and training.get("best_metric", "loss") not in metrics:
         draft.assign("training.best_metric", "loss", origin)
 
 

@@ -35,6 +35,7 @@ FLAG_NAMES = {
     "tokenizer.separate": "--vocabulary",
     "model.tie.source_target": "--vocabulary",
     "objectives": "--objective",
+    "training.early_stopping.patience": "--early-stopping",
     "model.heads": "--objective",
     "teacher.path": "--teacher",
     "teacher.kind": "--distil",

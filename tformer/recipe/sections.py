@@ -177,9 +177,11 @@ class Training(Section):
     log_every: Positive = 10  # steps between log lines
     sample_every: NonNegative | None = None  # steps between sample texts; null: with every validation; 0: never
     early_stopping: EarlyStopping | None = None  # null: off
+    # decides which checkpoint is the best, and when training stops early; f1_binary: F1 of the second of two labels
     best_metric: Literal[
-        "loss", "accuracy", "f1", "mcc", "pearson", "spearman", "bleu", "chrf", "sequence_accuracy"
-    ] = "loss"  # decides which checkpoint is the best
+        "loss", "accuracy", "f1_binary", "f1_macro", "f1_micro", "mcc", "pearson", "spearman", "bleu", "chrf",
+        "sequence_accuracy"
+    ] = "loss"  # fmt: skip
     valid_beam_size: NonNegative = 1  # pairs: beam size of validation; 1: greedy, 0: no decoding
     valid_sentences: Positive | None = None  # pairs: number of those that a validation decodes; null: all
     ema_decay: Probability | None = None  # decay of averaged weights, which are validated and saved; null: off

@@ -4,6 +4,7 @@ A baseline is {"guess": how it guesses, metric: value, ...}, by the name of its 
 
     unigram, bigram  tokens guessed by how often they occur in the training data, alone or after the token before
     constant         one answer for every example; "scores" are those of a model that always gives it
+    positive         the second of two classes for every example, where the first is more frequent: its F1 alone
     copy             the source as the output
 
 They are made from the first tokens, or from evenly spread samples, of the training and the validation data. Nothing
@@ -28,6 +29,7 @@ from tformer.data.shards.corpus import TokenCorpus
 from tformer.evaluation.reports import REPORTS, VALIDATION_METRICS
 from tformer.loading import Loaded
 from tformer.metrics.baselines import bigram, constant_scores, unigram
+from tformer.metrics.classification import f1_binary
 from tformer.metrics.text import bits_per_byte, bleu, sequence_accuracy
 from tformer.nn.classification_heads import LabelKind
 from tformer.objectives.base import Objective
@@ -113,10 +115,18 @@ def constant_of(kind: LabelKind, names: Sequence[str], scores: Any, labels: Any)
         guess = f"always answering {scores[0]:.4g}"
     else:
         chosen = [int(np.argmax(scores))] if kind == "classes" else [n for n, score in enumerate(scores) if score > 0]
-        shown = [f"'{fitted(visible(names[number]), LABEL_WIDTH)}'" for number in chosen]
-        guess = f"always answering {listed(shown, MAX_LABELS)}" if shown else "never giving a label"
+        guess = _answering(chosen, names) if chosen else "never giving a label"
     metrics = {name: report[name] for name in VALIDATION_METRICS if name in report and name != "examples"}
-    return {"constant": {"guess": guess, "scores": scores, **metrics}}
+    found = {"constant": {"guess": guess, "scores": scores, **metrics}}
+    if "f1_binary" in report and chosen == [0]:  # whose F1 is 0: the other answer is a guess too
+        always = f1_binary(labels, np.ones_like(labels))
+        found["positive"] = {"guess": _answering([1], names), "f1_binary": always}
+    return found
+
+
+def _answering(chosen: Sequence[int], names: Sequence[str]) -> str:
+    shown = [f"'{fitted(visible(names[number]), LABEL_WIDTH)}'" for number in chosen]
+    return f"always answering {listed(shown, MAX_LABELS)}"
 
 
 def copy_baselines(sources: Sequence[str], references: Sequence[str], **options: Any) -> Baselines:

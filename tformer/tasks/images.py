@@ -19,7 +19,7 @@ from tformer.recipe.sections import SourceSpec
 from tformer.support.errors import InputError
 from tformer.tasks.base import ChosenData, GivenExample, Tokenizers, TrainingData, TrainingStart
 from tformer.tasks.baselines import constant_baselines
-from tformer.tasks.labelled import Labelled, LabelledHeldOut, chosen_part, split_labelled
+from tformer.tasks.labelled import Labelled, LabelledHeldOut, chosen_part, require_its_classes, split_labelled
 from tformer.tokenizer.special import SpecialIds
 from tformer.workers.work import Work
 
@@ -42,6 +42,7 @@ class Images(Labelled):
                 hint="give --data FOLDER (a folder per class), FILE.zip of such folders, or train-images-idx3-ubyte.gz",
             )
         train = _read(recipe, data.train, data.labels, work)
+        require_its_classes(recipe, train.label_names)
         if data.valid:
             valid = _read(recipe, data.valid, train.label_names, work)
         else:

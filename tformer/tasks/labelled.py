@@ -74,6 +74,26 @@ def split_labelled(samples: Any, data: Data) -> tuple[Any, Any]:
     return samples.subset(kept), samples.subset(held_out)
 
 
+def require_its_classes(recipe: Recipe, names: Sequence[str]) -> None:
+    """Raise InputError for a best_metric of two classes where there are others."""
+    if recipe.training.best_metric == "f1_binary" and len(names) != 2:
+        raise InputError(
+            f"training.best_metric: f1_binary is the F1 of one of two classes, found {len(names)}: "
+            f"{listed(names, MAX_LISTED_LABELS)}",
+            hint="--best-metric f1_macro is the mean over all classes",
+        )
+
+
+def labels_note(recipe: Recipe, names: Sequence[str]) -> str:
+    """The labels in their order, and of which of two classes F1 is."""
+    text = f"labels ({len(names)}): {listed(names, MAX_LISTED_LABELS)}"
+    return (
+        f"{text}; f1_binary is the F1 of '{names[1]}'"
+        if label_kind_of(recipe) == "classes" and len(names) == 2
+        else text
+    )
+
+
 class Labelled(Task):
     """Labelled texts and pairs of texts."""
 
@@ -107,6 +127,7 @@ class Labelled(Task):
                 stored = () if known is None else known.recipe.data.labels
                 names = stored if set(stored) == set(names) else names
             index = _index(recipe, names)
+            require_its_classes(recipe, names)
         tokenizer = obtain_tokenizer(start, work, _tokenizer_texts(sources, data, index))
         rows = _tokenize(recipe, sources, tokenizer, index, work)
         if valid_sources:
@@ -128,7 +149,7 @@ class Labelled(Task):
             work.note("no --data: telling apart which package of Python's library a text is from (python-packages)")
         work.note(f"data: {len(rows):,} training examples, {len(valid):,} validation examples")
         if index is not None:
-            work.note(f"labels ({len(index.names)}): {listed(index.names, MAX_LISTED_LABELS)}")
+            work.note(labels_note(recipe, index.names))
         assert rows.labels is not None
         counts = (
             np.bincount(rows.labels, minlength=len(index.names))

@@ -15,8 +15,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Column
 
+from tformer.recipe.recipe import Recipe
 from tformer.support.errors import visible
-from tformer.support.formatting import clock, short_rate
+from tformer.support.formatting import clock, fitted, short_rate
 from tformer.training.loop import Observer
 from tformer.workers.work import Progress as WorkProgress
 from tformer.workers.work import no_progress
@@ -34,11 +35,25 @@ SHOWN_METRICS = {
     "sequence_accuracy": "whole sequences {:.4f}",
     "bleu": "BLEU {:.2f}",
     "chrf": "chrF {:.2f}",
-    "f1": "F1 {:.4f}",
+    "f1_macro": "macro F1 {:.4f}",
+    "f1_micro": "micro F1 {:.4f}",
     "pearson": "Pearson {:.4f}",
     "spearman": "Spearman {:.4f}",
 }
 """Metrics that a validation line shows beside the loss, with their formats."""
+
+LABEL_WIDTH = 24
+
+
+def formats_of(recipe: Recipe) -> dict[str, str]:
+    """Formats of further metrics of a recipe: F1 of the second of two classes; the best_metric, whatever it is."""
+    labels, formats = recipe.data.labels, {}
+    if len(labels) == 2:
+        positive = fitted(visible(labels[1]), LABEL_WIDTH).replace("{", "{{").replace("}", "}}")
+        formats["f1_binary"] = f"F1 {{:.4f}} of '{positive}'"
+    if recipe.training.best_metric == "mcc":
+        formats["mcc"] = "Matthews correlation {:.4f}"
+    return formats
 
 
 class TrainingDisplay(Observer):
@@ -132,7 +147,7 @@ class TrainingDisplay(Observer):
             form.format(record[name]) for name, form in self._shown_metrics.items() if record.get(name) is not None
         ]
         best = "  (best)" if record["is_best"] else ""
-        self.console.print(f"[bold]step {record['step']}[/]  {', '.join(parts)}{best}")
+        self.console.print(f"[bold]step {record['step']}[/]  {escape(', '.join(parts))}{best}")
 
     def expect(self, max_steps: int) -> None:
         """Take another step for the last one."""

@@ -15,7 +15,7 @@ from tformer.support.errors import TformerError, visible
 from tformer.support.files import STANDARD_INPUT
 from tformer.tasks.base import Baselines, TrainingData
 from tformer.tasks.baselines import stored_baselines, write_baselines
-from tformer.training.display import SHOWN_METRICS
+from tformer.training.display import SHOWN_METRICS, formats_of
 from tformer.training.state import TrainerState
 
 FORMATS = SHOWN_METRICS | {"mae": "mean absolute error {:.4f}", "mcc": "Matthews correlation {:.4f}"}
@@ -42,7 +42,8 @@ def first_look(
     say(f"result    {run.path} ({of_all})")
     records = (each for each in run.metrics() if (each.get("split"), each.get("step")) == ("valid", step))
     values = next(records, {})
-    quality, is_worse = compare(values, baselines, best_metric=recipe.training.best_metric)
+    formats = FORMATS | formats_of(recipe)
+    quality, is_worse = compare(values, baselines, best_metric=recipe.training.best_metric, formats=formats)
     if quality:
         say(f"quality   {visible(quality)}")
     again = ["train", "--resume", "--out", str(run.path)]
@@ -69,10 +70,16 @@ def _measured(data: TrainingData, run: RunDirectory, objective: Objective) -> Ba
     return baselines
 
 
-def compare(values: Mapping[str, Any], baselines: Baselines, *, best_metric: str) -> tuple[str, bool]:
+def compare(
+    values: Mapping[str, Any],
+    baselines: Baselines,
+    *,
+    best_metric: str,
+    formats: Mapping[str, str] = FORMATS,
+) -> tuple[str, bool]:
     """(the quality of a model in words, whether a baseline is at least as good); "" without a validation.
 
-    values: of the validation. best_metric: of the run.
+    values: of the validation. best_metric: of the run. formats: of the metrics in words.
     """
     order = [name for name in (best_metric, *COMPARED) if name != "loss"] + ["loss"]
     known = [name for name in order if values.get(name) is not None]
@@ -80,7 +87,7 @@ def compare(values: Mapping[str, Any], baselines: Baselines, *, best_metric: str
         return "", False
     rivals = {name: [each for each in baselines.values() if isinstance(each.get(name), float)] for name in known}
     metric = next((name for name in known if rivals[name]), known[0])
-    form = FORMATS.get(metric, metric + " {:.4f}")
+    form = formats.get(metric, metric + " {:.4f}")
     number = form[form.index("{") : form.index("}") + 1]
     shown, score = form.format(values[metric]), lower_is_better(metric, values[metric])
     guesses = [(lower_is_better(metric, each[metric]), each["guess"], each[metric]) for each in rivals[metric]]

@@ -211,11 +211,11 @@ class TrainOptions:
     out: Annotated[Path | None, RUN("--out", metavar="DIR", help="Run directory.", default="runs/ARCH-PRESET-N")] = None
     resume: Annotated[
         bool,
-        RUN("--resume", help="Continue the run in --out, or the newest one; starts a new run if there is none."),
+        RUN("--resume", help="Continue the run in --out, or the newest; else start."),
     ] = False
     max_steps: Annotated[
         int | None,
-        RUN("--max-steps", help="Stop after N steps in total, resumed steps included.", default=PRESETS),
+        RUN("--max-steps", help="Steps in all, resumed ones too.", default=PRESETS),
         Key("training.max_steps"),
     ] = None
     max_epochs: Annotated[
@@ -252,6 +252,21 @@ class TrainOptions:
             rare=True,
         ),
     ] = None
+    best_metric: Annotated[
+        str | None,
+        RUN(
+            "--best-metric",
+            metavar="NAME",
+            help="Chooses the best checkpoint: loss, accuracy, f1_macro, f1_binary, mcc, bleu ...",
+            default=PRESETS,
+        ),
+        Key("training.best_metric"),
+    ] = None
+    early_stopping: Annotated[
+        int | None,
+        RUN("--early-stopping", metavar="N", help="Stop after N validations without a better one.", default=PRESETS),
+        Key("training.early_stopping.patience"),
+    ] = None
     log_to: Annotated[
         tuple[str, ...],
         RUN(
@@ -271,7 +286,7 @@ class TrainOptions:
         int | None,
         OPTIMIZER(
             "--batch-size",
-            help="Sequences per forward pass; times --grad-accum: one optimizer step.",
+            help="Sequences per forward pass.",
             default=PRESETS,
         ),
         Key("training.batch_size"),

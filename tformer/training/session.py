@@ -30,7 +30,7 @@ from tformer.support.formatting import in_words
 from tformer.support.processes import ScratchFolder
 from tformer.training import assemble
 from tformer.training.clock import Clock, Pace, Points, expected_seconds
-from tformer.training.display import Console, TrainingDisplay
+from tformer.training.display import Console, TrainingDisplay, formats_of
 from tformer.training.embeddings import write_embeddings
 from tformer.training.first_look import first_look
 from tformer.training.loggers import LoggedRun, Loggers, Status, logger_names
@@ -179,6 +179,8 @@ class Session:
         stored = resumed.recipe.training
         if (stored.max_steps, stored.early_stopping) != (training.max_steps, training.early_stopping):
             state.finished = False  # the setting that ended the run has changed
+        if stored.best_metric != training.best_metric:  # its values cannot be compared with those so far
+            state.finished, state.best_score, state.bad_validations = False, None, 0
         if self.prepared.start.new_time:
             state.spent = 0.0
         return state
@@ -305,7 +307,8 @@ class Session:
             processes=self.worker.world_size,
             progress=self.work.progress,
             seconds_left=lambda step: self._seconds_left(trainer, step),
-            shown_metrics={name: form for part in self.objective.members for name, form in part.shown_metrics.items()},
+            shown_metrics=formats_of(prepared.recipe)
+            | {name: form for part in self.objective.members for name, form in part.shown_metrics.items()},
         )
         self.work = replace(self.work, progress=display.progress)
         check = BackgroundCheck(prepared.data.files if self.worker.local_rank == 0 else ())
