@@ -171,3 +171,49 @@ def test_the_trainings_of_a_killed_sweep_end_with_it_and_the_same_command_goes_o
     assert cli_process(*words, "undisturbed", cwd=tmp_path).wait(timeout=600) == 0
     tables = [json.loads((tmp_path / name / "table.json").read_text()) for name in ("out", "undisturbed")]
     assert without_times(tables[0]) == without_times(tables[1])
+
+
+KINDS = ("sinusoidal", "learned", "rope", "alibi", "t5_bias")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["gpt", "bert", "transformer", "t5"])
+def test_the_kinds_of_positions_are_compared_in_every_family(
+    arch: str, tmp_path: Path, cli: Callable[..., Any]
+) -> None:
+    """The line of the README as it stands: a table of five trainings, and no surprise."""
+    data = tmp_path / ("rows.tsv" if arch in ("bert", "transformer") else "text.txt")
+    if arch == "bert":
+        rows = [
+            f"number {number} is {('even', 'odd')[number % 2]}\t{('even', 'odd')[number % 2]}" for number in range(200)
+        ]
+        data.write_text("\n".join(["text\tlabel", *rows]))
+    elif arch == "transformer":
+        data.write_text("\n".join(["source\ttarget", *(f"{number} plus one\t{number + 1}" for number in range(200))]))
+    else:
+        data.write_text("".join(f"{number} plus one is {number + 1}.\n" for number in range(3000)))
+    axis = f"model.*.positions.kind={','.join(KINDS)}"
+    small = [] if arch == "bert" else ["--set", "training.batch_size=8"]
+    words = ("--arch", arch, "--data", data, "--vary", axis, "--max-steps", "4", *small)
+    outcome = cli("sweep", *words, "--out", tmp_path / "out", "--json")
+    assert outcome.code == 0, outcome.err
+    cells = json.loads(outcome.out)["cells"]
+    assert {cell["choices"]["positions.kind"]: cell["status"] for cell in cells} == dict.fromkeys(KINDS, "done")
+
+
+@pytest.mark.slow
+def test_sinusoids_learn_as_well_as_learned_positions(tmp_path: Path, cli: Callable[..., Any]) -> None:
+    """They did not learn more than the frequency of letters where the model hardly saw the tokens."""
+    data, losses = tmp_path / "text.txt", {}
+    data.write_text("".join(f"{number} plus one is {number + 1}.\n" for number in range(3000)))
+    steps = [word for key in ("training.eval_every", "schedule.decay_steps") for word in ("--set", f"{key}=100")]
+    both = "model.*.positions.kind,model.embedding.scale=[learned,false],[sinusoidal,true],[sinusoidal,false]"
+    words = ("--arch", "gpt", "--preset", "char-cpu", "--data", data, "--max-steps", "100", *steps, "--vary")
+    for out, axis in {"as it stands": "model.*.positions.kind=learned,sinusoidal", "unscaled": both}.items():
+        outcome = cli("sweep", *words, axis, "--out", tmp_path / out, "--json")
+        assert outcome.code == 0, outcome.err
+        losses[out] = [cell["best"] for cell in json.loads(outcome.out)["cells"]]
+        assert ("model.embedding.scale is true" in outcome.err) == (out == "as it stands")
+    assert losses["as it stands"] == losses["unscaled"][:2]
+    learned, scaled, hidden = losses["unscaled"]
+    assert scaled < learned + 0.2 and hidden > scaled + 0.5, losses

@@ -52,6 +52,16 @@ def test_every_kind_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("options", ALL_OPTIONS, ids=lambda options: options.kind)
+def test_the_size_of_what_is_added_is_stated(options: Any) -> None:
+    """Kinds that add vectors of a fixed size say so; those of the others are drawn by the initialization."""
+    module = make(options, grid=(3, 4, False))
+    drawn = any(True for _ in module.parameters())
+    added = module.embed(torch.zeros(1, 12, SIZES["d_model"]), arange(12)).detach()
+    size = None if drawn or not module.has_embed else float(added.square().mean().sqrt())
+    assert module.added_size == (size and pytest.approx(size, rel=1e-5))
+
+
+@pytest.mark.parametrize("options", ALL_OPTIONS, ids=lambda options: options.kind)
 def test_flags_name_the_overridden_hooks(options: Any) -> None:
     module = make(options)
     hooks = {"has_embed": "embed", "has_rotate": "rotate", "has_bias": "bias", "has_score": "score", "has_mix": "mix"}

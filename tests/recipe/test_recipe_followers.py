@@ -198,3 +198,101 @@ def test_no_shipped_preset_is_warned_about() -> None:
     for arch, names in list_presets().items():
         for name in names:
             assert not any("embedding_std" in note for note in load_recipe(arch=arch, preset=name).notes), (arch, name)
+
+
+# --- another kind ----------------------------------------------------------------------------------------------------
+
+POSITIONS_OF_BOTH = (
+    "another kind of model.encoder.positions and model.decoder.positions: {layout: fairseq} of sinusoidal"
+)
+
+
+@pytest.mark.parametrize("kind", ["learned", "rope", "alibi", "t5_bias", "shaw", "none"])
+def test_another_kind_drops_the_options_of_the_former_one_and_says_so_once(kind: str) -> None:
+    sets = [f"model.{side}.positions.kind={kind}" for side in ("encoder", "decoder")]
+    resolved = load_recipe(preset="transformer/tiny", sets=sets)
+    default = load_recipe(arch="gpt", sets=[f"model.decoder.positions={{kind: {kind}}}"]).recipe.model.decoder
+    assert default is not None
+    assert all(stack.positions == default.positions for stack in resolved.recipe.model.stacks.values())
+    assert [note for note in resolved.notes if "dropped" in note] == [
+        f"{POSITIONS_OF_BOTH} (preset transformer/tiny) is dropped"
+    ]
+
+
+def test_a_file_drops_them_too(write: Callable[[str], Path]) -> None:
+    file = write("model: {decoder: {positions: {kind: rope}}}\noptimizer: {kind: muon}\n")
+    resolved = load_recipe(preset="transformer/tiny", config=file)
+    dropped = [note for note in resolved.notes if "dropped" in note]
+    assert dropped == [
+        "another kind of model.decoder.positions: {layout: fairseq} of sinusoidal (preset transformer/tiny) is dropped",
+        "another kind of optimizer: {lr: 0.005, betas: [0.9, 0.98], weight_decay: 0.0, clip_grad_norm: null} of adam "
+        "(preset transformer/tiny) is dropped",
+    ]
+
+
+def test_what_all_kinds_of_attention_have_stays() -> None:
+    resolved = load_recipe(preset="gpt/tiny", sets=["model.decoder.attention.kind=sliding_window"])
+    decoder = resolved.recipe.model.decoder
+    assert decoder is not None and decoder.attention.kind == "sliding_window"
+    assert decoder.attention.qk_norm and not decoder.attention.qkv_bias and not resolved.notes
+
+
+def test_an_option_of_the_same_name_is_not_taken_for_the_same_option() -> None:
+    """The base of Llama's rotations says nothing about wavelengths of sinusoids."""
+    resolved = load_recipe(preset="llama/8b", sets=["model.decoder.positions.kind=sinusoidal"])
+    assert resolved.recipe.model.decoder is not None
+    assert getattr(resolved.recipe.model.decoder.positions, "base", None) == 10000
+    [note] = [note for note in resolved.notes if "dropped" in note]
+    assert "base: 500000" in note and "scaling: {factor: 8.0" in note
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["kind first", "kind last"])
+def test_options_given_beside_the_kind_stay(order: int) -> None:
+    sets = ["model.decoder.positions.base=77", "model.decoder.positions.kind=rope"][::-order]
+    decoder = decoder_of("transformer/tiny", *sets)
+    assert recipe_to_yaml(load_recipe(preset="transformer/tiny", sets=sets).recipe).count("base: 77") == 1
+    assert decoder.positions.kind == "rope"
+
+
+def test_the_same_kind_and_lists_that_are_replaced_drop_nothing() -> None:
+    same = load_recipe(preset="transformer/tiny", sets=["model.encoder.positions.kind=sinusoidal"])
+    assert not same.notes and same.recipe.model == load_recipe(preset="transformer/tiny").recipe.model
+    heads = load_recipe(preset="gpt/tiny", flags={"objectives": [{"kind": "classification"}]})
+    assert not any("dropped" in note for note in heads.notes)
+
+
+def test_an_unknown_kind_is_the_usual_error() -> None:
+    with pytest.raises(InputError, match=r"--set: model\.encoder\.positions\.kind: found the text 'rop'.*did you mean"):
+        load_recipe(preset="transformer/tiny", sets=["model.encoder.positions.kind=rop"])
+
+
+# --- positions of a fixed size ---------------------------------------------------------------------------------------
+
+SINUSOIDAL = "model.decoder.positions.kind=sinusoidal"
+
+
+def test_small_token_vectors_are_scaled_beside_sinusoids() -> None:
+    resolved = load_recipe(preset="gpt/char-cpu", sets=[SINUSOIDAL])
+    assert resolved.recipe.model.embedding.scale
+    [note] = resolved.notes
+    assert "model.embedding.scale is true" in note and "size 0.71" in note and "standard deviation 0.02" in note
+
+
+def test_a_file_that_chooses_sinusoids_scales_too(write: Callable[[str], Path]) -> None:
+    file = write("arch: gpt\nmodel: {decoder: {positions: {kind: sinusoidal}}}\n")
+    assert load_recipe(config=file).recipe.model.embedding.scale
+
+
+@pytest.mark.parametrize(
+    ("preset", "sets"),
+    [
+        ("gpt/char-cpu", [SINUSOIDAL, "model.embedding.scale=false"]),
+        ("gpt/char-cpu", [SINUSOIDAL, "model.init.embedding_std=0.5"]),
+        ("gpt/char-cpu", [SINUSOIDAL, "model.embedding.fixnorm=true"]),
+        ("gpt/char-cpu", ["model.decoder.positions.kind=rope"]),
+        ("gpt/tiny", [SINUSOIDAL]),  # its token vectors have 0.5
+        ("vit/mnist", ["model.encoder.positions.kind=patch2d"]),
+    ],
+)
+def test_other_token_vectors_stay(preset: str, sets: list[str]) -> None:
+    assert not load_recipe(preset=preset, sets=sets).recipe.model.embedding.scale

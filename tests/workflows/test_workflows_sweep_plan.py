@@ -223,6 +223,26 @@ def test_a_shipped_plan_resolves_in_every_cell_and_says_what_it_is_for(
     assert len({cell.name for cell in grid.cells}) == len(grid.cells)
 
 
+KINDS = ["sinusoidal", "learned", "rope", "alibi", "t5_bias"]
+
+
+@pytest.mark.parametrize("preset", ["gpt/tiny", "gpt/char-cpu", "bert/classify", "bert/tiny", "transformer/tiny",
+                                    "transformer/base", "transformer/dates", "t5/tiny", "t5/small"])  # fmt: skip
+def test_the_kinds_of_positions_vary_in_every_family_as_they_stand(preset: str) -> None:
+    """Each kind has its own defaults, whatever options the preset's kind has; what is dropped is said once."""
+    arch, name = preset.split("/")
+    plan = of_flags(arch=arch, preset=name, sets=[], train=[], vary=[f"model.*.positions.kind={','.join(KINDS)}"])
+    grid = resolve_plan(plan)
+    assert [cell.variant.choices["positions.kind"] for cell in grid.cells] == KINDS * 2
+    for cell in grid.cells:
+        for stack in cell.recipe.model.stacks.values():
+            assert stack.positions.kind == cell.variant.choices["positions.kind"]
+    dropped = [note for note in grid.notes if "dropped" in note and "kind" in note]
+    assert len(dropped) == (preset == "transformer/tiny"), dropped
+    scaled = any("model.embedding.scale is true" in note for note in grid.notes)
+    assert scaled == (preset in ("gpt/char-cpu", "bert/classify", "bert/tiny"))
+
+
 def test_the_tears_plan_varies_what_the_paper_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """LayerNorm or ScaleNorm x pre or post x FixNorm x warm-up or none; all else is equal."""
     monkeypatch.setenv("DATA", "data")

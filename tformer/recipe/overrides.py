@@ -2,7 +2,8 @@
 
 Mappings merge key by key; lists and other values replace those of the layer below. A mapping with another `kind`
 replaces the whole mapping, because the kinds have different options; `--set ….kind=` alone keeps the options that the
-new kind also has. batch_size excludes batch_tokens: the later layer wins and sets the other to null.
+new kind also has, and `followers` drops those of the layers below that mean something else there. batch_size excludes
+batch_tokens: the later layer wins and sets the other to null.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from tformer.recipe.schema import MISSING, default_kind, field_at, fields_of, keys_of_kind, sections_in, shorthand_at
+from tformer.recipe.schema import MISSING, default_kind, field_at, fields_of, section_of_kind, sections_in, shorthand_at
 from tformer.recipe.sections import BATCH_SIZES, Training
 from tformer.recipe.yaml_text import MAX_DEPTH, Document, KeyPath, describe, parse_value
 from tformer.support.errors import InputError
@@ -87,13 +88,17 @@ class Draft:
         path = tuple(dotted.split("."))
         holder = self._holder(path, origin)
         if path[-1] == "kind" and isinstance(holder, dict) and holder.get("kind") != value:
-            kept = keys_of_kind(path[:-1], value, self.data)
-            for key in [key for key in holder if kept and key not in kept]:
-                self._forget_inside((*path[:-1], key), holder.pop(key))
-                self.origins.pop((*path[:-1], key), None)
+            section = section_of_kind(path[:-1], value, self.data)
+            for key in [key for key in holder if section is not None and key not in fields_of(section)]:
+                self.drop(holder, (*path[:-1], key))
         self._put(holder, path, value, lambda _: origin)
         if path[0] == "training":
             self._exclude_batch_sizes(value if len(path) == 1 else {path[1]: value}, lambda _: origin)
+
+    def drop(self, holder: dict[str, Any], path: KeyPath) -> None:
+        """Remove the value at `path` from `holder`, the mapping at path[:-1]."""
+        self._forget_inside(path, holder.pop(path[-1]))
+        self.origins.pop(path, None)
 
     def assign_text(self, text: str) -> None:
         """One `--set key=value` of the command line."""

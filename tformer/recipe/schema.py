@@ -83,11 +83,17 @@ def keys_at(path: KeyPath, data: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(key for section in sections_at(path, data) for key in fields_of(section)))
 
 
-def keys_of_kind(path: KeyPath, kind: Any, data: Any) -> tuple[str, ...]:
-    """The keys of the mapping at `path` when it has this kind; empty for an unknown kind."""
+def section_of_kind(path: KeyPath, kind: Any, data: Any) -> type | None:
+    """The class of the mapping at `path` when it has this kind; None for an unknown kind."""
     field = field_at(path, data)
     sections = () if field is None else sections_in(field.annotation)
-    return tuple(key for section in sections if kind in kinds_of(section) for key in fields_of(section))
+    return next((section for section in sections if kind in kinds_of(section)), None)
+
+
+def inherited_keys(one: type, other: type) -> tuple[str, ...]:
+    """The keys of the nearest class from which both inherit, or which both are: they mean the same in both."""
+    common = next(parent for parent in one.__mro__ if issubclass(other, parent))
+    return tuple(fields_of(common)) if dataclasses.is_dataclass(common) or issubclass(common, BaseModel) else ()
 
 
 def kinds_of(section: type) -> tuple[Any, ...]:

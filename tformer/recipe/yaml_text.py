@@ -232,7 +232,7 @@ def _mapping_lines(value: dict[str, Any], path: KeyPath, comment: Comment | None
 def _entry_lines(key: str, item: Any, path: KeyPath, comment: Comment | None) -> list[Line]:
     start = "  " * (len(path) - 1) + f"{_key(key)}:"
     if _on_one_line(start, item, path, comment):
-        return [Line(f"{start} {_flow(item)}", comment(path) if comment else "")]
+        return [Line(f"{start} {flow(item)}", comment(path) if comment else "")]
     if isinstance(item, dict):
         return [Line(start), *_mapping_lines(item, path, comment)]
     items = [_item_lines(element, (*path, str(index)), comment) for index, element in enumerate(item)]
@@ -242,7 +242,7 @@ def _entry_lines(key: str, item: Any, path: KeyPath, comment: Comment | None) ->
 def _item_lines(element: Any, path: KeyPath, comment: Comment | None) -> list[Line]:
     dash = "  " * (len(path) - 1) + "- "
     if _on_one_line(dash, element, path, comment) or not isinstance(element, dict):
-        return [Line(dash + _flow(element), comment(path) if comment else "")]
+        return [Line(dash + flow(element), comment(path) if comment else "")]
     first, *rest = _mapping_lines(element, path, comment)
     return [Line(dash + first.text[len(dash) :], first.comment), *rest]
 
@@ -254,14 +254,15 @@ def _on_one_line(start: str, item: Any, path: KeyPath, comment: Comment | None) 
     if comment is not None:
         return isinstance(item, list) and not any(isinstance(element, dict | list) for element in item)
     is_section = isinstance(item, dict) and len(path) == 1
-    return not is_section and len(start) + len(_flow(item)) < LINE_WIDTH
+    return not is_section and len(start) + len(flow(item)) < LINE_WIDTH
 
 
-def _flow(value: Any) -> str:
+def flow(value: Any) -> str:
+    """YAML on one line."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_key(str(key))}: {_flow(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{_key(str(key))}: {flow(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(_flow(item) for item in value) + "]"
+        return "[" + ", ".join(flow(item) for item in value) + "]"
     if isinstance(value, str):
         in_yaml_1_1 = YAML_1_1.resolve(yaml.ScalarNode, value, (True, False)) == "tag:yaml.org,2002:str"
         is_plain = in_yaml_1_1 and isinstance(resolve_scalar(value), str) and PLAIN.fullmatch(value)

@@ -44,6 +44,8 @@ class Positions(nn.Module):
         per_head: one bias for each head, so that all layers must have the same number of heads.
         changes_scores: it adds to the scores of attention or to its output.
         acts_in_attention: it changes scores, or turns queries and keys.
+        added_size: root mean square of the vectors that `embed` adds, whatever the size of embeddings; None: they start
+            with the standard deviation of embeddings, or nothing is added.
         fixed_length: inputs longer than `max_seq_len` are impossible.
         padding_position: the position of padding; None: the number of real tokens before it.
         max_positions: number of positions that can be encoded; None: any number.
@@ -60,6 +62,7 @@ class Positions(nn.Module):
     has_mix: bool = False
     changes_scores: ClassVar[bool] = False
     acts_in_attention: ClassVar[bool] = False
+    added_size: ClassVar[float | None] = None
     fixed_length: ClassVar[bool] = False
     padding_position: int | None = None
     max_positions: int | None = None

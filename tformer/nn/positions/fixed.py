@@ -14,6 +14,7 @@ Shape legend: B batch, T positions, D d_model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -95,6 +96,7 @@ class SinusoidalPositions(TabledPositions):
 
     kind = "sinusoidal"
     about = "Sines and cosines of geometrically spaced wavelengths, added to the embeddings (arXiv 1706.03762)."
+    added_size = math.sqrt(0.5)  # sin² + cos² = 1
 
     def __init__(self, options: SinusoidalOptions, *, d_model: int, max_seq_len: int) -> None:
         super().__init__()
@@ -119,6 +121,7 @@ class Patch2dPositions(TabledPositions):
 
     kind = "patch2d"
     about = "Sines and cosines of a patch's column and row, for images (arXiv 2111.06377)."
+    added_size = math.sqrt(0.5)
 
     def __init__(self, options: Patch2dOptions, *, d_model: int, grid: tuple[int, int, bool]) -> None:
         super().__init__()

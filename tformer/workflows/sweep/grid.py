@@ -223,9 +223,10 @@ def start_of(task: Task, sets: Sequence[str], *, max_steps: int | None, seed: in
 def check_model(recipe: Recipe) -> None:
     """Build the model on the meta device. Raises InputError for sizes that do not fit together."""
     vocabulary, labels = recipe.tokenizer.train.vocab_size, len(recipe.data.labels) or 2
+    target = vocabulary if recipe.separate_vocabularies else None
     for model in (recipe.model, recipe.generator):
         if model is not None:
-            build_model(model, vocab_size=vocabulary, target_vocab_size=vocabulary, num_labels=labels, device="meta")
+            build_model(model, vocab_size=vocabulary, target_vocab_size=target, num_labels=labels, device="meta")
 
 
 def train_options(words: Sequence[str]) -> TrainOptions:

@@ -86,7 +86,8 @@ def resolve_plan(plan: Plan, *, skip_invalid: bool = False) -> Grid:
         order += [variant.cell_name(seed) for variant in variants for seed in seeds]
         for seed, variant in product(seeds, variants):  # all variants with the first seed, then all with the second
             try:
-                recipe = start_of(task, variant.sets, max_steps=plan.max_steps, seed=seed).recipe
+                start = start_of(task, variant.sets, max_steps=plan.max_steps, seed=seed)
+                recipe = start.recipe
                 check_model(recipe)
             except InputError as error:
                 if not skip_invalid:
@@ -107,6 +108,7 @@ def resolve_plan(plan: Plan, *, skip_invalid: bool = False) -> Grid:
                     )
                 )
                 continue
+            notes |= dict.fromkeys(start.notes)
             cells.append(Cell(variant, seed, recipe, plan.max_steps))
     if not cells:
         raise InputError(f"no variant is left: {invalid[0].cell}: {invalid[0].message}")
