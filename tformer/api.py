@@ -321,6 +321,8 @@ class Run(Loaded):
                 names = {data: "data"}
             chosen = replace(chosen, data=None if data is None else os.fspath(data))
             chosen.check()
+            for note in self.untrained_positions(chosen.seq_len or 0):
+                warnings.warn(note, stacklevel=2)
             with rows_in_messages(names):
                 _, report = evaluate_loaded(self._copy(), chosen, work)
         return report | {"data": "rows"} if are_rows else report

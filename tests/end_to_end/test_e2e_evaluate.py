@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import tformer
 from tests.end_to_end.labelled_examples import WORDS, sentences, write_images, write_table
 from tests.end_to_end.translate_runs import DECODER, LETTERS, refusal
 from tests.end_to_end.translate_runs import SEQ2SEQ as MODEL_OF_PAIRS
@@ -264,6 +265,37 @@ def test_a_learned_table_refuses_windows_past_its_end(cli: Cli, random_run: Make
     assert cli("evaluate", run, "--data", text, "--seq-len", TRAINED).code == 0
     message = refusal(cli("evaluate", run, "--data", text, "--seq-len", TRAINED + 1))
     assert message == "error: --seq-len: found 17, the model has 16 learned positions"
+
+
+UNTRAINED = (
+    "positions 16 to 39 of model.decoder are learned, and this run did not train them: it read at most 16 tokens"
+)
+
+
+@pytest.mark.parametrize("kind", ["learned", "rope"])
+def test_learned_positions_that_were_never_trained_warn_when_they_are_read(
+    kind: str, cli: Cli, random_run: MakeRun, text: Path
+) -> None:
+    """A table of 50 rows, of which a training at 16 tokens reaches 16; what is computed needs no training."""
+    recipe = with_positions(DECODER, kind, max_seq_len=LONGER) + f"data: {{seq_len: {TRAINED}}}\n"
+    run = random_run(recipe)
+
+    def warns(*words: object) -> bool:
+        outcome = cli(*words)
+        assert outcome.code == 0, outcome.err
+        return UNTRAINED in " ".join(outcome.err.split())
+
+    assert not warns("evaluate", run, "--data", text)
+    assert not warns("evaluate", run, "--data", text, "--seq-len", TRAINED)
+    assert warns("evaluate", run, "--data", text, "--seq-len", 40) == (kind == "learned")
+    assert not warns("generate", run, "--prompt", "abcd", "--max-new-tokens", 12)
+    assert warns("generate", run, "--prompt", "abcd", "--max-new-tokens", 36) == (kind == "learned")
+
+
+def test_python_warns_of_them_too(random_run: MakeRun, text: Path) -> None:
+    run = tformer.load(random_run(with_positions(DECODER, "learned", max_seq_len=40) + "data: {seq_len: 16}\n"))
+    with pytest.warns(UserWarning, match=UNTRAINED):
+        run.evaluate(text, seq_len=40)
 
 
 @pytest.mark.parametrize("kind", COMPUTED)

@@ -79,6 +79,10 @@ def prepare_models(models: Sequence[Loaded], options: GenerateOptions) -> list[L
             steps=partial(decoding_steps, options, loaded),
         )
         loaded.notes.extend(line for line in (dtype_note, note) if line is not None)
+        if not model.is_encoder_decoder and loaded.untrained_positions(model.max_seq_len):
+            most = options.max_new_tokens or loaded.recipe.generation.max_new_tokens
+            most += len(loaded.text_tokenizer.encode(options.prompt or ""))
+            loaded.notes.extend(loaded.untrained_positions(min(most, model.max_seq_len)))
     return chosen
 
 

@@ -47,7 +47,9 @@ def evaluate_loaded(loaded: Loaded, options: EvaluationOptions, work: Work) -> t
                 f"{loaded.recipe.seq_len} tokens",
                 hint="name what to evaluate on with --data or --source",
             )
-        loaded = at_length(loaded, options.seq_len)
+        untrained, loaded = loaded.untrained_positions(options.seq_len), at_length(loaded, options.seq_len)
+        for note in untrained:
+            work.note(note)
     if options.quantize != "none":
         model = loaded.model
         work.worker.in_turn(lambda: prepare_inference(model, model.compute_dtype, quantize=options.quantize))
