@@ -424,7 +424,7 @@ MISTAKES = [
     ("masked", "fill_masks", ["none"], {}, "mask", None),
     ("lm", "classify", ["x"], {}, "no head this command can use: found lm", None),
     ("classifier", "classify", [("x", "y")], {}, "trained on single texts, not on pairs", None),
-    ("classifier", "classify", ["x"], {"threshold": 0.5}, "threshold is for multi-label models", None),
+    ("classifier", "classify", ["x"], {"threshold": 1.5}, "threshold must be between 0 and 1, found 1.5", None),
     ("classifier", "classify", ["x"], {"text": "y"}, "classify takes no text", "first argument"),
     ("classifier", "generate", ["x"], {}, "generation needs a model with a decoder", None),
     ("lm", "embed", ["x"], {"pooling": "sum"}, "pooling: found 'sum', expected 'cls'", None),

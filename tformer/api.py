@@ -311,6 +311,8 @@ class Run(Loaded):
 
         data: a path, rows (see `train`) or a data frame; None: the run's own validation data.
         """
+        if isinstance(options.get("threshold"), float):
+            options["threshold"] = str(options["threshold"])
         with flags_as_keywords(), ScratchFolder("evaluation") as scratch:
             chosen = from_keywords(EvaluationOptions, options, caller="evaluate", without=NOT_OF_EVALUATE)
             loading.require_kind(self.path, self.recipe, EVALUATION_HEADS)

@@ -89,6 +89,8 @@ class _Session:
     def __init__(self, classifier: Classifier, options: ClassifyOptions, flag: StopFlag, output: DataOutput) -> None:
         self.classifier, self.options, self.flag, self.output = classifier, options, flag, output
         self.form = AnswerFormat.of(classifier, options)
+        if options.threshold is None and classifier.thresholds is not None:
+            show_notes([f"stored with the run: {classifier.thresholds.describe()}"], dim=True)
         self.done = 0
 
     def run(self) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from tformer.evaluation.classifier import Classifier
+    from tformer.evaluation.thresholds import Thresholds
     from tformer.nn.classification_heads import LabelKind
     from tformer.recipe.sections import Columns
 
@@ -75,8 +76,8 @@ class ClassifyOptions:
         ANSWER(
             "--threshold",
             metavar="P",
-            help="Multi-label models: show the labels above this probability.",
-            default="0.5",
+            help="Several labels, or the second of two classes: given above this probability.",
+            default="the run's (evaluate --threshold), else 0.5",
         ),
     ] = None
     views: Annotated[Views, ANSWER] = 1
@@ -120,8 +121,10 @@ class ClassifyOptions:
             raise InputError(
                 f"{path} was trained on pairs of texts, found a single text", hint="give the second with --text2"
             )
-        if self.threshold is not None and classifier.kind != "labels":
-            raise InputError(f"--threshold is for multi-label models, which {path} is not")
+        if self.threshold is not None:
+            from tformer.evaluation.thresholds import decided_labels
+
+            decided_labels(classifier.kind, classifier.labels)
         if self.top is not None and classifier.kind == "score":
             raise InputError(f"--top-k: {path} gives a score, not labels")
 
@@ -169,18 +172,18 @@ class AnswerFormat:
         kind: of the model.
         names: of its labels.
         top: number of labels, the most probable first; None: the best class, or the labels above the threshold.
-        threshold: a label of several is given above this probability.
+        threshold: labels, or the second of two classes, are given above this probability; None: 0.5.
     """
 
     kind: LabelKind
     names: tuple[str, ...]
     top: int | None = None
-    threshold: float = 0.5
+    threshold: Thresholds | float | None = None
 
     @classmethod
     def of(cls, classifier: Classifier, options: ClassifyOptions) -> AnswerFormat:
         """The form of a classifier's answers."""
-        threshold = 0.5 if options.threshold is None else options.threshold
+        threshold = classifier.thresholds if options.threshold is None else options.threshold
         return cls(classifier.kind, classifier.labels, top=options.top, threshold=threshold)
 
     def line(self, values_L: np.ndarray) -> str:
@@ -193,25 +196,30 @@ class AnswerFormat:
         if self.kind == "score":
             return f"{values_L[0]:.4f}"
         if self.kind == "labels" and self.top is None:
-            chosen = self._above_threshold(values_L)
+            chosen = self._given(values_L)
             names = (as_cell(self.names[index]) for index in chosen)
             return ",".join(names) + "\t" + ",".join(f"{values_L[index]:.4f}" for index in chosen)
-        return "\t".join(f"{as_cell(self.names[index])}\t{values_L[index]:.4f}" for index in self._best(values_L))
+        shown = self._given(values_L) if self.top is None else self._best(values_L)
+        return "\t".join(f"{as_cell(self.names[index])}\t{values_L[index]:.4f}" for index in shown)
 
     def document(self, values_L: np.ndarray) -> dict[str, Any]:
         """`label` (or `labels`) and `probabilities`, the highest first; or `score`."""
         if self.kind == "score":
             return {"score": float(values_L[0])}
-        best = self._best(values_L, default=len(self.names))
-        probabilities = {self.names[index]: float(values_L[index]) for index in best}
-        if self.kind == "labels":
-            labels = [self.names[index] for index in self._above_threshold(values_L)]
-            return {"labels": labels, "probabilities": probabilities}
-        return {"label": self.names[best[0]], "probabilities": probabilities}
+        probabilities = {self.names[index]: float(values_L[index]) for index in self._best(values_L)}
+        labels = [self.names[index] for index in self._given(values_L)]
+        return {
+            **({"labels": labels} if self.kind == "labels" else {"label": labels[0]}),
+            "probabilities": probabilities,
+        }
 
-    def _best(self, values_L: np.ndarray, default: int = 1) -> list[int]:
-        order_L = (-values_L).argsort(kind="stable")
-        return [int(index) for index in order_L[: self.top or default]]
+    def _best(self, values_L: np.ndarray) -> list[int]:
+        """The numbers of the labels, or of the `top` ones, the most probable first."""
+        return [int(index) for index in (-values_L).argsort(kind="stable")[: self.top]]
 
-    def _above_threshold(self, values_L: np.ndarray) -> list[int]:
-        return [index for index in self._best(values_L, default=len(self.names)) if values_L[index] > self.threshold]
+    def _given(self, values_L: np.ndarray) -> list[int]:
+        """The numbers of the labels that are given, the most probable first; of classes one."""
+        from tformer.evaluation.thresholds import decide
+
+        [found] = decide(self.kind, values_L[None], self.threshold)
+        return [index for index in self._best(values_L) if found[index]] if self.kind == "labels" else [int(found)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,6 +23,7 @@ from tformer.data.sources.image_files import read_image
 from tformer.data.sources.images import ImageExample, ImageSet, open_images
 from tformer.data.sources.tables import LabelledRow
 from tformer.evaluation.predict import GivenSamples, predict_scores
+from tformer.evaluation.thresholds import Thresholds
 from tformer.loading import Loaded
 from tformer.nn.classification_heads import LabelKind
 from tformer.nn.heads import HeadOptions
@@ -141,6 +143,11 @@ class Classifier:
             reason = "" if self.mirrored else ": it was trained without mirror images (flip in data.augment)"
             raise InputError(f"--views: found {views}, {self.path} has 1 to {most} views{reason}")
         self.truncated = 0  # number of texts so far that were longer than seq_len
+
+    @cached_property
+    def thresholds(self) -> Thresholds | None:
+        """Those that are stored with the checkpoint. Raises InputError for a damaged file."""
+        return Thresholds.load(self.path, self.kind, self.labels)
 
     def classify(self, texts: Sequence[tuple[str, str | None]]) -> np.ndarray:
         """fp32 [N, L] scores (before softmax or sigmoid) of texts, or of pairs, in their order."""

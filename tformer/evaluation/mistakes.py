@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 
 from tformer.evaluation.classifier import Classifier
+from tformer.evaluation.thresholds import Thresholds, decide
 from tformer.nn.classification_heads import LabelKind
 from tformer.support.files import open_output
 from tformer.support.formatting import as_cell
-
-THRESHOLD = 0.5
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,13 @@ class Mistake:
     probabilities: dict[str, float]
 
 
-def find_mistakes(kind: LabelKind, labels: np.ndarray, values_NL: np.ndarray, names: Sequence[str]) -> list[Mistake]:
+def find_mistakes(
+    kind: LabelKind,
+    labels: np.ndarray,
+    values_NL: np.ndarray,
+    names: Sequence[str],
+    thresholds: Thresholds | None = None,
+) -> list[Mistake]:
     """The mistakes among predictions, the most confident first.
 
     Args:
@@ -48,12 +53,14 @@ def find_mistakes(kind: LabelKind, labels: np.ndarray, values_NL: np.ndarray, na
         values_NL: probabilities, or predicted scores [N, 1].
         names: of the labels.
     """
+    guesses = values_NL if kind == "score" else decide(kind, values_NL, thresholds)
     find = {"classes": _wrong_classes, "labels": _wrong_labels, "score": _distances}[kind]
-    return sorted(find(labels, values_NL, names), key=lambda mistake: (-mistake.sureness, mistake.index))
+    return sorted(find(labels, values_NL, guesses, names), key=lambda mistake: (-mistake.sureness, mistake.index))
 
 
-def _wrong_classes(labels_N: np.ndarray, values_NL: np.ndarray, names: Sequence[str]) -> list[Mistake]:
-    guess_N = values_NL.argmax(axis=1)
+def _wrong_classes(
+    labels_N: np.ndarray, values_NL: np.ndarray, guess_N: np.ndarray, names: Sequence[str]
+) -> list[Mistake]:
     return [
         Mistake(
             index=index,
@@ -66,8 +73,10 @@ def _wrong_classes(labels_N: np.ndarray, values_NL: np.ndarray, names: Sequence[
     ]
 
 
-def _wrong_labels(labels_NL: np.ndarray, values_NL: np.ndarray, names: Sequence[str]) -> list[Mistake]:
-    truth_NL, guess_NL = labels_NL.astype(bool), values_NL > THRESHOLD
+def _wrong_labels(
+    labels_NL: np.ndarray, values_NL: np.ndarray, guess_NL: np.ndarray, names: Sequence[str]
+) -> list[Mistake]:
+    truth_NL = labels_NL.astype(bool)
     sure_NL = np.where(truth_NL != guess_NL, np.maximum(values_NL, 1 - values_NL), 0.0)
     return [
         Mistake(
@@ -81,8 +90,10 @@ def _wrong_labels(labels_NL: np.ndarray, values_NL: np.ndarray, names: Sequence[
     ]
 
 
-def _distances(labels_N: np.ndarray, values_N1: np.ndarray, names: Sequence[str]) -> list[Mistake]:
-    pairs = zip(labels_N.tolist(), values_N1[:, 0].tolist(), strict=True)
+def _distances(
+    labels_N: np.ndarray, values_N1: np.ndarray, guess_N1: np.ndarray, names: Sequence[str]
+) -> list[Mistake]:
+    pairs = zip(labels_N.tolist(), guess_N1[:, 0].tolist(), strict=True)
     return [Mistake(index, label, guess, abs(guess - label), {}) for index, (label, guess) in enumerate(pairs)]
 
 
@@ -92,7 +103,8 @@ def _by_name(values_L: np.ndarray, names: Sequence[str]) -> dict[str, float]:
 
 def write_mistakes(path: Path, classifier: Classifier, samples: Any, scores_NL: np.ndarray) -> int:
     """Write the mistakes on labelled examples with their inputs, and return their number."""
-    mistakes = find_mistakes(classifier.kind, samples.labels, classifier.probabilities(scores_NL), classifier.labels)
+    values_NL = classifier.probabilities(scores_NL)
+    mistakes = find_mistakes(classifier.kind, samples.labels, values_NL, classifier.labels, classifier.thresholds)
     sureness = "error" if classifier.kind == "score" else "probability"
     inputs = ("image",) if classifier.reads_images else ("text",) if samples.row(0).text2 is None else ("text", "text2")
 

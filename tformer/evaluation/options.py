@@ -168,6 +168,16 @@ class EvaluationOptions(DataOptions):
             help="Labelled data and pairs: write what the model gets wrong, the most confident mistakes first.",
         ),
     ] = None
+    threshold: Annotated[
+        str | None,
+        MEASURE(
+            "--threshold",
+            metavar="X|RULE",
+            help="Give a label (the second of two) above this probability: a number, or what validation data say for "
+            "best-f1, best-accuracy, best-mcc, precision=P or recall=R. Stored with the run, also for classify.",
+            default="the run's, else 0.5",
+        ),
+    ] = None
     views: Annotated[Views, MEASURE] = 1
     seq_len: Annotated[
         int | None,
@@ -226,6 +236,10 @@ class EvaluationOptions(DataOptions):
             from tformer.metrics.text import require_tokenizer
 
             require_tokenizer(self.bleu_tokenize)
+        if self.threshold is not None:
+            from tformer.metrics.thresholds import parse_rule
+
+            parse_rule(self.threshold)
         if (path := self.mistakes) is not None:
             if path.suffix.lower() not in ENDINGS:
                 invalid = str(path) in ("strict", "replace")

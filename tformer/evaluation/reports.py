@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tformer.evaluation.thresholds import Thresholds, decide
 from tformer.metrics.classification import (
     accuracy,
     confusion_matrix,
@@ -40,7 +41,12 @@ from tformer.support.formatting import as_cell, fitted
 
 
 def classification_report(
-    labels: np.ndarray, scores: np.ndarray, names: Sequence[str], *, intervals: bool = True
+    labels: np.ndarray,
+    scores: np.ndarray,
+    names: Sequence[str],
+    *,
+    intervals: bool = True,
+    thresholds: Thresholds | None = None,
 ) -> dict[str, Any]:
     """Metrics of `scores` [N, L] (before softmax) against `labels` [N], as plain numbers for JSON.
 
@@ -57,7 +63,7 @@ def classification_report(
     labels = np.asarray(labels, dtype=np.int64)
     count = len(names)
     log_p_NL = log_softmax(scores)
-    guesses = scores.argmax(axis=1)
+    guesses = decide("classes", np.exp(log_p_NL), thresholds) if thresholds else scores.argmax(axis=1)
     confusion = confusion_matrix(labels, guesses, num_classes=count)
     classes = per_class(labels, guesses, num_classes=count)
     occurs_L = (confusion.sum(axis=0) + confusion.sum(axis=1)) > 0
@@ -70,7 +76,7 @@ def classification_report(
         "precision_macro": float(np.mean([score.precision for score in classes], where=occurs_L)),
         "recall_macro": float(np.mean([score.recall for score in classes], where=occurs_L)),
         "mcc": mcc(labels, guesses),
-        "ece": expected_calibration_error(np.exp(log_p_NL.max(axis=1)), labels == guesses),
+        "ece": expected_calibration_error(np.exp(log_p_NL.max(axis=1)), labels == scores.argmax(axis=1)),
         "per_class": {name: asdict(score) for name, score in zip(names, classes, strict=True)},
         "confusion": confusion.tolist(),
     }
@@ -90,9 +96,14 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def multi_label_report(
-    labels: np.ndarray, scores: np.ndarray, names: Sequence[str], *, intervals: bool = True
+    labels: np.ndarray,
+    scores: np.ndarray,
+    names: Sequence[str],
+    *,
+    intervals: bool = True,
+    thresholds: Thresholds | None = None,
 ) -> dict[str, Any]:
-    """Metrics of `scores` [N, L] (before sigmoid; a label is predicted above 0) against `labels` bool [N, L].
+    """Metrics of `scores` [N, L] (before sigmoid; without thresholds a label is predicted above 0) against bool [N, L].
 
     - loss: mean binary cross-entropy per decision, in nats;
     - accuracy: share of examples with all labels correct (subset accuracy);
@@ -105,8 +116,8 @@ def multi_label_report(
     """
     if not len(labels):
         raise InputError("there is nothing to evaluate: 0 examples")
-    true_NL, guess_NL = np.asarray(labels, dtype=bool), scores > 0
-    wide_NL = scores.astype(np.float64)
+    true_NL, wide_NL = np.asarray(labels, dtype=bool), scores.astype(np.float64)
+    guess_NL = decide("labels", np.exp(-np.logaddexp(0.0, -wide_NL)), thresholds) if thresholds else scores > 0
     micro = micro_scores(true_NL, guess_NL)
     report: dict[str, Any] = {
         "examples": len(true_NL),
@@ -199,6 +210,8 @@ def report_lines(report: dict[str, Any]) -> Iterator[str]:
             of_class = f" of '{_label(report['positive'], NAME_WIDTH)}'" if name == "f1_binary" else ""
             yield f"{name} {report[name]:.4f}{between}{of_class}"
     yield f"examples {report['examples']}"
+    if "thresholds" in report:
+        yield Thresholds(**report["thresholds"]).describe()
     if "per_class" in report:
         yield ""
         rows = [

@@ -28,7 +28,7 @@ class Images(Labelled):
     """Labelled images. Evaluation is that of labelled texts."""
 
     description = "a model of images"
-    options = frozenset({"mistakes", "views"})
+    options = frozenset({"mistakes", "threshold", "views"})
     tokenizer_texts = "none"
     row_keys = ()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -20,16 +20,19 @@ from tformer.data.sources.labelled import LabelIndex, LabelledSource, collect_la
 from tformer.data.sources.tables import LabelledRow
 from tformer.evaluation.classifier import Classifier, GivenRows, plain_objective
 from tformer.evaluation.mistakes import write_mistakes
-from tformer.evaluation.options import EvaluationOptions
+from tformer.evaluation.options import DataOptions, EvaluationOptions
 from tformer.evaluation.predict import predict_scores
 from tformer.evaluation.reports import REPORTS, VALIDATION_METRICS, label_kind_of, report_lines
+from tformer.evaluation.thresholds import FILE, Thresholds, choose_thresholds, decided_labels
 from tformer.loading import Loaded, decoder_tokens_of
+from tformer.metrics.thresholds import parse_rule
 from tformer.objectives import build_objective
 from tformer.objectives.base import ObjectiveContext
 from tformer.recipe.data_defaults import MAX_SURVEYED, Survey, TextSurvey, words_of
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns, Data, SourceSpec
 from tformer.support.errors import InputError
+from tformer.support.files import require_writable
 from tformer.support.formatting import listed
 from tformer.support.options import Errors
 from tformer.tasks.base import (
@@ -41,6 +44,7 @@ from tformer.tasks.base import (
     Tokenizers,
     TrainingData,
     TrainingStart,
+    choose_data,
     require_finite_loss,
 )
 from tformer.tasks.baselines import baselines_of_checkpoint, constant_baselines, constant_of
@@ -98,7 +102,7 @@ class Labelled(Task):
     """Labelled texts and pairs of texts."""
 
     description = "a model of labelled examples"
-    options = TEXT_OPTIONS | {"text2_column", "label_column", "mistakes"}
+    options = TEXT_OPTIONS | {"text2_column", "label_column", "mistakes", "threshold"}
     tokenizer_texts = "labelled"
     row_keys: ClassVar[RowKeys] = (("text", "label"), ("text", "text2", "label"))
 
@@ -229,12 +233,26 @@ class Labelled(Task):
         samples, name = self.read(loaded, data, work)
         if not len(samples):
             raise InputError(f"{name}: no examples to evaluate")
+        rule, judged = options.threshold, samples
+        if rule is not None:
+            decided_labels(classifier.kind, classifier.labels)
+            require_writable(loaded.path / FILE, option="--threshold")
+            if data.given is not None and parse_rule(rule)[0]:
+                judged = self.read(loaded, _validation_data(loaded, rule), work)[0]
         began = time.perf_counter()
         with work.part(f"evaluating {name}", unit="examples") as part:
             scores_NL = classifier.scores(samples, part)
         work.raise_if_stopped("before every example was read")
         seconds = time.perf_counter() - began
-        report = REPORTS[classifier.kind](samples.labels, scores_NL, classifier.labels)
+        if rule is not None:
+            judged_NL = scores_NL if judged is samples else classifier.scores(judged)
+            work.raise_if_stopped("before every example was read")
+            classifier.thresholds = _store_thresholds(rule, classifier, judged.labels, judged_NL, work)
+            if judged is samples and parse_rule(rule)[0]:
+                work.note("it is the best for these very examples: --data FILE measures it on others")
+        thresholds = {} if classifier.thresholds is None else {"thresholds": classifier.thresholds}
+        report = REPORTS[classifier.kind](samples.labels, scores_NL, classifier.labels, **thresholds)
+        report |= {name: asdict(stored) for name, stored in thresholds.items()}
         require_finite_loss(report["loss"])
         scores = baselines_of_checkpoint(loaded.path).get("constant", {}).get("scores")
         report["baseline"] = constant_of(classifier.kind, classifier.labels, scores, samples.labels)
@@ -246,6 +264,28 @@ class Labelled(Task):
     def lines(self, report: dict[str, Any]) -> Iterator[str]:
         """The metrics, a table of the classes and the confusion matrix."""
         return report_lines(report)
+
+
+def _validation_data(loaded: Loaded, rule: str) -> ChosenData:
+    """The run's own validation data. Raises InputError where there is none to choose a threshold on."""
+    try:
+        return choose_data(loaded, DataOptions())
+    except InputError as error:
+        reason = f"--threshold {rule} is chosen on the validation data of the run: {error.message}"
+        raise InputError(reason, hint="give a number, for example --threshold 0.3") from None
+
+
+def _store_thresholds(
+    rule: str, classifier: Classifier, labels: np.ndarray, scores_NL: np.ndarray, work: Work
+) -> Thresholds:
+    """The thresholds of a rule on these examples, which the leader stores with the checkpoint."""
+    values_NL = classifier.probabilities(scores_NL)
+    chosen, kept = choose_thresholds(rule, classifier.kind, classifier.labels, labels, values_NL)
+    if kept:
+        work.note(f"no threshold gives {rule} on the validation data, 0.5 is kept: {listed(kept, MAX_LISTED_LABELS)}")
+    if work.worker.leads:
+        work.note(f"{chosen.save(classifier.path)}: {chosen.describe()}, from now on used by evaluate and classify")
+    return chosen
 
 
 def labelled_sample(recipe: Recipe, tokenizer: Tokenizer, given: GivenExample) -> Example:
