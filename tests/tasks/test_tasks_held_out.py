@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import yaml
 
 from tests.conftest import TINY_RECIPE
 from tests.end_to_end.conftest import ENCODER, IMAGES
@@ -160,3 +162,47 @@ def test_a_sweep_resolves_to_the_data_that_train_reads(cli: Cli, tmp_path: Path)
     work = Work()
     found = task_of(start.recipe).training_data(start, work)
     assert found.fingerprint == json.loads((run / "environment.json").read_text())["data_fingerprint"]
+
+
+@pytest.mark.parametrize("make", [text, masked_text, sentence_pairs, labelled, images, translations])
+def test_a_fraction_of_the_data_is_a_fixed_part_of_what_is_trained_on(
+    make: Callable[[Path], tuple[str, list[object]]], tmp_path: Path
+) -> None:
+    recipe, flags = make(tmp_path)
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    plan = Task(config=str(tmp_path / "recipe.yaml"), train=tuple(map(str, flags)))
+
+    def data(*sets: str, seed: int = 1) -> Any:
+        start = start_of(plan, sets, max_steps=2, seed=seed)
+        return task_of(start.recipe).training_data(start, Work())
+
+    whole, half, again, other = (
+        data(), data("data.fraction=0.5"), data("data.fraction=0.5"), data("data.fraction=0.5", seed=2)
+    )  # fmt: skip
+    assert half.fingerprint == again.fingerprint != whole.fingerprint and half.fingerprint != other.fingerprint
+    assert abs(len(half.samples) - len(whole.samples) / 2) <= 0.1 * len(whole.samples) + 1
+    if make in (labelled, images):
+        share = [np.bincount(part.samples.labels) / len(part.samples) for part in (half, whole)]
+        assert share[0] == pytest.approx(share[1], abs=1 / len(half.samples))
+
+
+def test_a_fraction_changes_neither_validation_nor_tokenizer_nor_labels(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, flags = labelled(tmp_path)
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    seen, found = Seen(monkeypatch), []
+    for fraction in ("1", "0.05"):
+        run = tmp_path / f"run-{fraction}"
+        words = ("train", "--config", tmp_path / "recipe.yaml", "--out", run, *flags, *FEW_STEPS)
+        assert cli(*words, "--set", f"data.fraction={fraction}", "--set", "training.sample_every=0").code == 0
+        labels = yaml.safe_load((run / "recipe.yaml").read_text())["data"]["labels"]
+        found.append((seen.take(), (run / "tokenizer.json").read_bytes(), labels))
+    assert found[0] == found[1] and found[0][0]
+
+
+def test_a_wrong_fraction_is_one_line(cli: Cli, tmp_path: Path) -> None:
+    _, flags = text(tmp_path)
+    for value in ("0", "1.5", "half"):
+        outcome = cli("train", "--arch", "gpt", *flags, "--set", f"data.fraction={value}", "--dry-run")
+        assert outcome.code == 2 and "data.fraction" in outcome.err and value in outcome.err

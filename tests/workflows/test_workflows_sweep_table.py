@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from tformer.metrics.statistics import Stat
 from tformer.workflows.sweep.cells import Result, read_run
+from tformer.workflows.sweep.pictures import draw
 from tformer.workflows.sweep.plan import Plan, Task
-from tformer.workflows.sweep.table import draw, latex, make_table, markdown, write_tables
+from tformer.workflows.sweep.table import latex, make_table, markdown, write_tables
 
 LM = Task(name="lm", vary={"optimizer.lr": (0.1, 0.2)}, evaluate={"longer": ()})
 PAIRS = Task(name="pairs", vary={"optimizer.lr": (0.1, 0.2), "model.*.norm.place": ("pre",)})
@@ -236,6 +237,29 @@ def test_curves_are_means_over_seeds_and_of_tasks_apart(tmp_path: Path) -> None:
     names = [path.name for path in draw(Plan(tasks=(LM, PAIRS)), both, tmp_path)]
     assert names == ["curves-lm.svg", "curves-lm.png", "curves-pairs.svg", "curves-pairs.png"]
     assert draw(Plan(tasks=(LM,)), [result(curve=[], status="refused")], tmp_path) == []
+
+
+def test_an_axis_over_the_size_of_the_data_is_a_learning_curve(tmp_path: Path) -> None:
+    task = Task(name="lm", vary={"data.fraction": (0.1, 1), "optimizer.lr": (1, 2)}, evaluate={"test": ("--x",)})
+    results = [
+        result(lr=lr, seed=seed, best=best + int(lr), metric="accuracy",
+               evaluate={"test": {"metric": "loss", "value": best}})
+        for lr in ("1", "2")
+        for fraction, bests in (("0.1", (1.0, 3.0)), ("1", (0.5, 0.5)))
+        for seed, best in enumerate(bests)
+    ]  # fmt: skip
+    for one, fraction in zip(results, ["0.1", "0.1", "1", "1"] * 2, strict=True):
+        one.choices["fraction"] = fraction
+    results.append(result(best=None, status="diverged", curve=[]))
+    names = [path.name for path in draw(Plan(tasks=(task,)), results, tmp_path)]
+    assert names[2:] == [f"learning-curve.{suffix}" for suffix in ("html", "svg", "png", "csv")]
+    rows = list(csv.DictReader((tmp_path / "learning-curve.csv").open()))
+    assert [row["plot"] for row in rows] == ["validation: accuracy"] * 4 + ["test: loss"] * 4
+    assert [(row["line"], row["x"], row["y"]) for row in rows[:4]] == [
+        ("lr 1", "0.1", "3.0"), ("lr 1", "1.0", "1.5"), ("lr 2", "0.1", "4.0"), ("lr 2", "1.0", "2.5")
+    ]  # fmt: skip
+    assert [float(row["spread"]) for row in rows[4:6]] == [pytest.approx(math.sqrt(2)), 0.0]
+    assert "Mean of 2 seeds" in (tmp_path / "learning-curve.svg").read_text()
 
 
 def test_a_run_is_read_at_its_best_validation(tmp_path: Path) -> None:

@@ -165,10 +165,10 @@ def sweep(options: SweepOptions) -> None:
     """Train every variant of a recipe, and compare them in a table.
 
     Each training is a separate process and run under OUT/runs. OUT then holds table.md, table.tex (LaTeX), table.csv,
-    table.json, cells.csv and the plot curves.svg. With --halving only the best variants are trained to their end.
-    Running the same command again continues an interrupted sweep and repeats trainings that failed, except those that
-    diverged. The exit code is 1 where a training or its evaluation failed; one that diverged is a result, unless all
-    did.
+    table.json, cells.csv and the plot curves.svg; with an axis data.fraction also learning-curve.html. With --halving
+    only the best variants are trained to their end. Running the same command again continues an interrupted sweep and
+    repeats trainings that failed, except those that diverged. The exit code is 1 where a training or its evaluation
+    failed; one that diverged is a result, unless all did.
     """
     plan = options.make_plan()
     check_flags(plan)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 WHAT, SIZES, RESULT = Panel("What to show"), Panel("Sizes"), Panel("Result")
 NAMES = "sinusoidal, learned, rope, alibi, t5_bias, shaw or patch2d"
-FILE_WIDTH, LARGEST_WIDTH = 100, 160  # columns of text in a file; in a terminal at most
 
 EPILOG = examples(
     "`tformer viz-pe`",
@@ -182,18 +180,7 @@ def _content(settings: Settings, view: str | None, table: Table | None, format_:
     name, plots = plots_of(settings, view, table)
     if format_ == "json":
         return as_json(settings, name, table, plots)
-    if format_ == "csv":
-        from tformer.viz.plots import plots_to_csv
-
-        return plots_to_csv(plots)
-    title = heading(settings, table)
-    if format_ == "terminal":
-        from tformer.viz.terminal import colour_support, draw_plot
-
-        colour = "none" if to_file else colour_support(sys.stdout)
-        width = FILE_WIDTH if to_file else min(shutil.get_terminal_size().columns, LARGEST_WIDTH)
-        return "\n".join([title, "", *(draw_plot(plot, width=width, colour=colour) for plot in plots)])
     with uncollected():
-        from tformer.viz.figure import draw_plots
+        from tformer.viz.picture import render_plots
 
-        return draw_plots(plots, format_, heading=title)  # type: ignore[arg-type]
+        return render_plots(plots, format_, title=heading(settings, table), to_file=to_file)

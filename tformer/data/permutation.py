@@ -1,4 +1,4 @@
-"""Keyed permutation without memory, by a Feistel network with cycle walking; and keys derived from names and numbers.
+"""Keyed permutation without memory, by a Feistel network with cycle walking; keys from names and numbers; fixed shares.
 
 A balanced Feistel network over 2 * half bits is a bijection of [0, 4^half), whatever its round function is. Values
 outside [0, n) are put through it again until they fall inside, which keeps it a bijection of [0, n) (cycle walking:
@@ -58,3 +58,26 @@ def _mix(values: np.ndarray) -> np.ndarray:
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
+
+
+def share_of(size: int, *, fraction: float, seed: int, labels: np.ndarray | None = None) -> np.ndarray:
+    """Sorted indices of a share of `size` examples, fixed by the seed; a smaller share is a part of a larger one.
+
+    With classes (int [size]) as `labels`, each class has its share, rounded, and one example at least.
+    """
+    places = permute(np.arange(size), size=size, key=derive_key("share", seed))
+    groups = np.zeros(size, dtype=np.int64)
+    if labels is not None and np.issubdtype(labels.dtype, np.integer):
+        groups = labels
+    order = np.lexsort((places, groups))
+    names, starts, counts = np.unique(groups[order], return_index=True, return_counts=True)
+    rank = np.empty(size)
+    rank[order] = (np.arange(size) - np.repeat(starts, counts)) / np.repeat(counts, counts)
+    return np.sort(np.lexsort((places, rank))[: max(len(names), round(fraction * size))])
+
+
+def span_of(size: int, *, fraction: float, seed: int, least: int = 1) -> tuple[int, int]:
+    """[start, stop) of a share of a sequence, at a place fixed by the seed; a smaller share is inside a larger one."""
+    length = min(size, max(least, round(fraction * size)))
+    start = int(np.random.default_rng(derive_key("share", seed)).random() * (size - length))
+    return start, start + length

@@ -58,6 +58,8 @@ class Data(Section):
 
     train: tuple[SourceSpec, ...] = ()  # empty: the built-in source of the objective
     valid: tuple[SourceSpec, ...] = ()  # empty: `valid_fraction` of the training data, fixed
+    # share of the training data that is used, drawn by the seed with the share of every class (running text: one part)
+    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     valid_fraction: Annotated[float, Field(gt=0, lt=0.5)] = 0.1  # share held out for validation
     columns: Columns = Columns()
     # what to do with invalid UTF-8: stop with an error, or put U+FFFD in its place

@@ -312,6 +312,15 @@ def hold_out(parts: Sequence[Any], data: Data) -> tuple[list[Any], list[Any]]:
     return [train for train, _ in cuts], [valid for _, valid in cuts]
 
 
+def share_of_training(part: Any, recipe: Recipe) -> Any:
+    """The share `data.fraction` of a training set, by the recipe's seed: a smaller one is a part of a larger one.
+
+    Tokenizer and labels are those of the whole set, so that trainings on different shares can be compared.
+    """
+    fraction = recipe.data.fraction
+    return part if fraction == 1 else part.share(fraction=fraction, seed=recipe.seed)
+
+
 def require_finite_loss(loss: float) -> None:
     """Raise NotFiniteError (exit code 4) for a loss that is no number."""
     if not math.isfinite(loss):

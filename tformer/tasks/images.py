@@ -17,7 +17,7 @@ from tformer.recipe.data_defaults import ImageSurvey, Survey
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import SourceSpec
 from tformer.support.errors import InputError
-from tformer.tasks.base import ChosenData, GivenExample, Tokenizers, TrainingData, TrainingStart
+from tformer.tasks.base import ChosenData, GivenExample, Tokenizers, TrainingData, TrainingStart, share_of_training
 from tformer.tasks.baselines import constant_baselines
 from tformer.tasks.labelled import Labelled, LabelledHeldOut, chosen_part, require_its_classes, split_labelled
 from tformer.tokenizer.special import SpecialIds
@@ -47,6 +47,7 @@ class Images(Labelled):
             valid = _read(recipe, data.valid, train.label_names, work)
         else:
             train, valid = split_labelled(train, data)
+        train = share_of_training(train, recipe)
         mean, std = data.image_mean, data.image_std
         if not mean or not std:
             mean, std = channel_statistics(train)

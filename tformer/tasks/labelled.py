@@ -46,6 +46,7 @@ from tformer.tasks.base import (
     TrainingStart,
     choose_data,
     require_finite_loss,
+    share_of_training,
 )
 from tformer.tasks.baselines import baselines_of_checkpoint, constant_baselines, constant_of
 from tformer.tasks.text import TEXT_OPTIONS
@@ -138,6 +139,7 @@ class Labelled(Task):
             valid = _tokenize(recipe, valid_sources, tokenizer, index, work)
         else:
             rows, valid = split_labelled(rows, data)
+        rows = share_of_training(rows, recipe)
         first, labels = sources[0], () if index is None else index.names
         columns = data.columns.model_copy(
             update={

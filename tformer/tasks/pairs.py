@@ -61,6 +61,7 @@ from tformer.tasks.base import (
     TrainingStart,
     hold_out,
     require_finite_loss,
+    share_of_training,
 )
 from tformer.tasks.baselines import baselines_on_own_data, copy_baselines, label_baselines
 from tformer.tasks.continuations import PAIR_OPTIONS, score_lines, score_report
@@ -112,6 +113,7 @@ class Pairs(Task):
             ]
         else:
             parts, valid = hold_out(parts, recipe.data)
+        parts = [share_of_training(part, recipe) for part in parts]
         held_out = join_pairs(valid)
         if start.teacher is not None and recipe.teacher is not None and recipe.teacher.kind == "sequence":
             parts = _translated(start, parts, tokenizers, work)

@@ -13,7 +13,15 @@ from tformer.objectives import build_objective
 from tformer.objectives.base import ObjectiveContext
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
-from tformer.tasks.base import ChosenData, GivenExample, HeldOut, Tokenizers, TrainingData, TrainingStart
+from tformer.tasks.base import (
+    ChosenData,
+    GivenExample,
+    HeldOut,
+    Tokenizers,
+    TrainingData,
+    TrainingStart,
+    share_of_training,
+)
 from tformer.tasks.baselines import label_baselines
 from tformer.tasks.labelled import labelled_sample
 from tformer.tasks.masked_text import MaskedText
@@ -43,6 +51,7 @@ class Sentences(MaskedText):
             valid = _read_sentences(valid_sources, tokenizer, work)
         else:
             train, valid = train.split(fraction=data.valid_fraction)
+        train = share_of_training(train, recipe)
         pairs, valid_pairs = (_pairs(recipe, part, tokenizer) for part in (train, valid))
         work.note_all(*sources, *valid_sources)
         if not data.train:

@@ -45,6 +45,7 @@ from tformer.tasks.base import (
     Validate,
     hold_out,
     require_finite_loss,
+    share_of_training,
 )
 from tformer.tasks.baselines import baselines_on_own_data, text_baselines
 from tformer.tasks.tokenizers import LEFT_OUT, Texts, obtain_tokenizer, text_context
@@ -139,6 +140,7 @@ class CorpusTask(Task):
         valid = [read_corpus(source, tokenizer, work) for source in valid_sources]
         if not valid:
             train, valid = hold_out(train, data)
+        train = [share_of_training(corpus, recipe) for corpus in train]
         # By default a mixture has the shares of the tokens; once one source has a weight, the others count as 1.
         weights = tuple(1.0 if spec.weight is None else spec.weight for spec in data.train)
         if all(spec.weight is None for spec in data.train):

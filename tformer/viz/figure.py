@@ -127,9 +127,10 @@ def _heat(figure: Any, axes: Any, plot: Heat) -> None:
     rows, columns = plot.values.shape
     # The axes show the numbers of rows and columns.
     left, top = (int(names[0]) if _counts(names) else 0 for names in (plot.columns, plot.rows))
+    colours = colour_map(plot.colours)
     image = axes.imshow(
         plot.values,
-        cmap=colour_map(plot.colours),
+        cmap=colours,
         vmin=low,
         vmax=high,
         aspect="equal" if 0.6 < columns / rows < 1.7 else "auto",
@@ -141,6 +142,11 @@ def _heat(figure: Any, axes: Any, plot: Heat) -> None:
             shown = [at for at in range(count) if str(names[at])]
             shown = shown[:: math.ceil(len(shown) / MAX_NAMES) or 1]
             axis.set_ticks(shown, [visible(str(names[at])) for at in shown])
+    if plot.shows_numbers:
+        for (row, column), value in np.ndenumerate(plot.values):
+            light = np.dot(colours((value - low) / ((high - low) or 1))[:3], (0.3, 0.6, 0.1)) > 0.5
+            ink = "black" if light else "white"
+            axes.text(left + column, top + row, plain(value), ha="center", va="center", color=ink)
     axes.set_xlabel(plot.column_label)
     axes.set_ylabel(plot.row_label)
     axes.set_facecolor("white")
@@ -163,19 +169,26 @@ def _lines(figure: Any, axes: Any, plot: Lines, *, bar: bool) -> None:
         for number, line in enumerate(plot.lines):
             style = DASHES[number // len(PALETTE) % len(DASHES)]
             marker = "o" if plot.points else None
-            axes.plot(
-                line.x, line.y, color=to_hex(plot.colour(number)), linestyle=style, linewidth=1.6, marker=marker,
-                markersize=3, label=visible(line.label),
+            axes.errorbar(
+                line.x, line.y, line.spread, color=to_hex(plot.colour(number)), linestyle=style, linewidth=1.6,
+                marker=marker, markersize=3, capsize=2, elinewidth=1, label=visible(line.label),
             )  # fmt: skip
     if plot.log_x:
         axes.set_xscale("log")
     if plot.log_y:
         axes.set_yscale("log")
-    for axis, logarithmic in ((axes.xaxis, plot.log_x), (axes.yaxis, plot.log_y)):
+    for axis, limits, logarithmic in (
+        (axes.xaxis, axes.get_xlim, plot.log_x),
+        (axes.yaxis, axes.get_ylim, plot.log_y),
+    ):
         if logarithmic:  # 1,000 and 0.01 instead of powers of ten
+            axis.set_ticks(ticks(*limits(), log=True, most=7))
+            axis.set_ticks([], minor=True)
             axis.set_major_formatter(lambda value, _: f"{value:,.6g}")
     if plot.square:
         axes.set_aspect("equal")
+    if plot.unit:
+        axes.set(xlim=(0, 1), ylim=(0, 1.02))
     axes.set_xlabel(plot.x_label)
     axes.set_ylabel(plot.y_label)
     finish_axes(axes)

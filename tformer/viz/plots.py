@@ -123,11 +123,12 @@ class Ramp:
 
 @dataclass(frozen=True)
 class Line:
-    """y against x, both [n]."""
+    """y against x, both [n]. spread: [n] half the height of an error bar."""
 
     label: str
     x: Numbers
     y: Numbers
+    spread: Numbers | None = None
 
 
 def counted_line(label: str, y: Numbers) -> Line:
@@ -142,6 +143,7 @@ class Lines:
     Attributes:
         points: mark each value.
         square: equal scales of both axes.
+        unit: both axes run from 0 to 1.
         title, caption: a heading, and a sentence on what to see.
     """
 
@@ -153,6 +155,7 @@ class Lines:
     ramp: Ramp | None = None
     points: bool = False
     square: bool = False
+    unit: bool = False
     title: str = ""
     caption: str = ""
 
@@ -165,6 +168,9 @@ class Lines:
         return colour_at(self.ramp.colours, self.share(number)) if self.ramp else palette_colour(number)
 
 
+MAX_NUMBERS = 20
+
+
 @dataclass(frozen=True)
 class Heat:
     """A heat map of values [rows, columns]; NaN is an empty cell.
@@ -172,6 +178,7 @@ class Heat:
     Attributes:
         rows, columns: names of rows and columns: consecutive numbers, or words.
         minimum, maximum: ends of the colour scale; None: those of the values.
+        numbers: write the values into the cells of a map of up to `MAX_NUMBERS` rows and columns.
         title, caption: a heading, and a sentence on what to see.
     """
 
@@ -186,6 +193,11 @@ class Heat:
     value_label: str = ""
     title: str = ""
     caption: str = ""
+    numbers: bool = False
+
+    @property
+    def shows_numbers(self) -> bool:
+        return self.numbers and max(self.values.shape) <= MAX_NUMBERS
 
     @property
     def limits(self) -> tuple[float, float]:
@@ -216,7 +228,7 @@ Plot = Lines | Heat
 
 
 def plots_to_json(plots: Sequence[Plot]) -> list[dict[str, Any]]:
-    """Plots for JSON: titles and labels; a heat map as rows of values (None: an empty cell), lines as (x, y) pairs."""
+    """Plots for JSON: titles, labels; a heat map as rows of values (None: an empty cell), lines as (x, y, spread)."""
     documents: list[dict[str, Any]] = []
     for plot in plots:
         if isinstance(plot, Heat):
@@ -234,10 +246,14 @@ def plots_to_json(plots: Sequence[Plot]) -> list[dict[str, Any]]:
 
 
 def plots_to_csv(plots: Sequence[Plot]) -> str:
-    """CSV with the columns plot, line, x, y; for a heat map the names of row and column, and the value."""
+    """CSV with the columns plot, line, x, y; for a heat map the names of row and column, and the value.
+
+    Where lines have error bars, a last column holds half their height.
+    """
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(("plot", "line", "x", "y"))
+    spreads = any(line.spread is not None for plot in plots if isinstance(plot, Lines) for line in plot.lines)
+    writer.writerow(("plot", "line", "x", "y", *(("spread",) if spreads else ())))
     for plot in plots:
         if isinstance(plot, Heat):
             for name, row in zip(plot.rows, plot.values.tolist(), strict=True):
@@ -245,11 +261,12 @@ def plots_to_csv(plots: Sequence[Plot]) -> str:
                 writer.writerows((plot.title, name, column, value) for column, value in cells if math.isfinite(value))
             continue
         for line in plot.lines:
-            writer.writerows((plot.title, line.label, x, y) for x, y in _finite_points(line))
+            writer.writerows((plot.title, line.label, *numbers) for numbers in _finite_points(line))
     return stream.getvalue()
 
 
-def _finite_points(line: Line) -> list[tuple[float, float]]:
-    """The points of a line, without gaps (NaN)."""
-    pairs = zip(line.x.tolist(), line.y.tolist(), strict=True)
-    return [(x, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]
+def _finite_points(line: Line) -> list[tuple[float, ...]]:
+    """The points of a line, x, y and the spread if it has one, without gaps (NaN)."""
+    columns = (line.x, line.y) if line.spread is None else (line.x, line.y, line.spread)
+    points = zip(*(column.tolist() for column in columns), strict=True)
+    return [point for point in points if all(map(math.isfinite, point[:2]))]

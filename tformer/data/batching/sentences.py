@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tformer.data.permutation import derive_key, permute
+from tformer.data.permutation import derive_key, permute, span_of
 from tformer.data.shards.corpus import Example
 from tformer.data.shards.template import fitting_sizes, pair_template, text_room
 from tformer.data.shards.token_files import DOCUMENT_END, in_batches
@@ -118,6 +118,10 @@ class SentenceCorpus:
         cut = int(np.abs(starts - len(self.ids) * (1 - fraction)).argmin())
         cut = min(max(cut, 2), self.num_documents - 2)
         return self._documents(0, cut), self._documents(cut, self.num_documents)
+
+    def share(self, *, fraction: float, seed: int) -> SentenceCorpus:
+        """Neighbouring documents, two at least, at a place fixed by the seed."""
+        return self._documents(*span_of(self.num_documents, fraction=fraction, seed=seed, least=2))
 
     def _documents(self, first: int, last: int) -> SentenceCorpus:
         begin, end = (int(self.documents[number]) for number in (first, last))

@@ -31,6 +31,7 @@ from typing import IO
 
 import numpy as np
 
+from tformer.data.permutation import span_of
 from tformer.data.shards import token_files
 from tformer.data.shards.array_files import MEMORY_BYTES, ArrayFile
 from tformer.data.shards.entry_writer import read_record, record_time, write_entry
@@ -182,6 +183,10 @@ class TokenCorpus:
                 hint="give more text, or a separate validation file (--valid)",
             )
         return self.subset(0, cut), self.subset(cut, total)
+
+    def share(self, *, fraction: float, seed: int) -> TokenCorpus:
+        """A connected part of the corpus, at a place fixed by the seed."""
+        return self.subset(*span_of(len(self), fraction=fraction, seed=seed))
 
     def _bytes_before(self, position: int) -> int:
         mark = bisect_right(self.marks, position, key=itemgetter(0)) - 1

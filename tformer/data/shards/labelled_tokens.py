@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tformer.data.permutation import share_of
 from tformer.data.shards.corpus import Example
 from tformer.data.shards.template import Ragged, assemble, pair_template, single_template, text_room
 from tformer.data.shards.token_files import in_batches, token_dtype
@@ -77,6 +78,10 @@ class LabelledTokens:
             _types=None if self._types is None else self._types.subset(chosen),
             _rows=[self._rows[index] for index in chosen.tolist()],
         )
+
+    def share(self, *, fraction: float, seed: int) -> LabelledTokens:
+        """Some of the examples, fixed by the seed, with the share of each class."""
+        return self.subset(share_of(len(self), fraction=fraction, seed=seed, labels=self.labels))
 
 
 def tokenize_labelled(

@@ -21,7 +21,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from tformer.data.permutation import derive_key
+from tformer.data.permutation import derive_key, share_of
 from tformer.data.shards.template import Ragged, TextTemplate, assemble, single_template, text_room, texts_as_bytes
 from tformer.data.shards.token_files import in_batches, token_dtype
 from tformer.data.sources.files import total_bytes
@@ -134,6 +134,10 @@ class PairTokens:
             targets=self.targets.subset(chosen),
             task_numbers=self.task_numbers[chosen],
         )
+
+    def share(self, *, fraction: float, seed: int) -> PairTokens:
+        """Some of the pairs, fixed by the seed."""
+        return self.subset(share_of(len(self), fraction=fraction, seed=seed))
 
     def split(self, *, fraction: float) -> tuple[PairTokens, PairTokens]:
         """(training part, held-out part), always the same, with equal sources on one side.

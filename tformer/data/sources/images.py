@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tformer.data.permutation import share_of
 from tformer.data.sources.files import expanded
 from tformer.data.sources.image_files import LAYOUT_HINT, MODES, Decoded, find_images, pillow_warnings
 from tformer.data.sources.labelled import LabelIndex
@@ -88,6 +89,10 @@ class ImageSet:
             labels=None if self.labels is None else self.labels[chosen],
             gather=lambda numbers: self.gather(chosen[numbers]),
         )
+
+    def share(self, *, fraction: float, seed: int) -> ImageSet:
+        """Some of the images, fixed by the seed, with the share of each class."""
+        return self.subset(share_of(len(self), fraction=fraction, seed=seed, labels=self.labels))
 
 
 SURVEYED_IMAGES = 8

@@ -3,7 +3,7 @@
 // cells without a number are left transparent over a hatched ground: never a colour of the scale.
 // options: rows, cols, value(i, j) or values (row by row), min, max, colours (name or 768 bytes), share(value) → 0 … 1 (else
 //   linear), mask(i, j), maskLabel, rowLabel(i), colLabel(j), rowTitle, colTitle, describe(i, j), onCursor(i, j), barLabel,
-//   label (for screen readers), aspect (width / height), cellSize (CSS pixels a cell at most), bar: false.
+//   numbers: true = values in the cells, label (for screen readers), aspect (width / height), cellSize (CSS pixels a cell at most), bar: false.
 "use strict";
 tformer.colourStrip = (map) => {
   const strip = tformer.element("canvas", { width: 256, height: 1, "aria-hidden": "true" });
@@ -94,6 +94,16 @@ tformer.heatmap = (canvas, settings) => {
       cols: chosen(options.cols, options.colLabel, width, upright ? 15 : 8 + 7 * longestCol.length),
     };
   }
+  // The values to write into the cells: [row, column, text, colour].
+  function numbersShown() {
+    if (!options.numbers) return [];
+    return Array.from({ length: options.rows * options.cols }, (_, n) => [Math.floor(n / options.cols), n % options.cols])
+      .filter(([i, j]) => !isMasked(i, j)).map(([i, j]) => {
+        const place = 3 * Math.round(255 * Math.min(Math.max(share(valueOf(i, j)), 0), 1));
+        const [red, green, blue] = table().slice(place, place + 3);
+        return [i, j, tformer.number(valueOf(i, j)), 0.3 * red + 0.6 * green + 0.1 * blue > 127 ? "#000" : "#fff"];
+      });
+  }
   const percent = (i, count) => `${(100 * (i + 0.5)) / count}%`;
   function label() {
     const { width, height } = canvas.getBoundingClientRect();
@@ -103,6 +113,9 @@ tformer.heatmap = (canvas, settings) => {
     const sizer = element("div", { style: "visibility:hidden;height:0;white-space:pre" }, plan.longestRow.slice(0, 24));
     rowTicks.replaceChildren(sizer, ...plan.rows.map((i) =>
       element("span", { style: `top:${percent(i, options.rows)}`, dir: "auto" }, options.rowLabel(i).slice(0, 24))));
+    cells.querySelectorAll("span").forEach((span) => span.remove());
+    cells.append(...numbersShown().map(([i, j, text, color]) =>
+      element("span", { "aria-hidden": "true", style: `top:${percent(i, options.rows)};left:${percent(j, options.cols)};color:${color}` }, text)));
     colTicks.classList.toggle("upright", plan.upright);
     const spans = plan.cols.map((j) =>
       element("span", { style: `left:${percent(j, options.cols)}`, dir: "auto" }, options.colLabel(j).slice(0, 24)));
@@ -186,6 +199,8 @@ tformer.heatmap = (canvas, settings) => {
       `<rect x="${left}" y="${top}" width="${w}" height="${h}" fill="url(#h)" stroke="#999"/>`,
       `<image x="${left}" y="${top}" width="${w}" height="${h}" preserveAspectRatio="none" style="image-rendering:pixelated" href="${canvas.toDataURL()}"/>`,
       words(4, 15, options.rowTitle && `${options.rowTitle} ↓`),
+      ...numbersShown().map(([i, j, text, color]) => words(
+        left + place(j, options.cols, w), top + place(i, options.rows, h) + 4, text, `text-anchor="middle" fill="${color}"`)),
       ...plan.rows.map((i) => words(left - 6, top + place(i, options.rows, h) + 4, options.rowLabel(i).slice(0, 24), 'text-anchor="end"')),
       ...plan.cols.map((j) => {
         const x = left + place(j, options.cols, w);

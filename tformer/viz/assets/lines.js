@@ -1,6 +1,6 @@
 // Line plots: tformer.lines(svg, options) → {redraw(changes), cursor(series, index), svg(), rows(), element}.
-// options: series = [{label, x, y, colour, dash, width, opacity, points, faint}], where faint ones are drawn behind the others and
-//   have no legend, xLabel, yLabel, logX, logY, xMin, xMax, yMin, yMax,
+// options: series = [{label, x, y, spread, colour, dash, width, opacity, points, faint}], where faint ones are drawn behind the
+//   others and have no legend and spread is half the height of error bars, xLabel, yLabel, logX, logY, xMin, xMax, yMin, yMax,
 //   height, square, label (for screen readers), legend: false, ramp = {colours, low, high, label}: a colour bar for many lines,
 //   describe(series, index), onCursor(series, index).
 "use strict";
@@ -33,8 +33,9 @@ tformer.lines = (svgElement, settings) => {
     for (const { series } of shown()) {
       for (let n = 0; n < series.x.length; n++) {
         if (!usable(series.x[n], series.y[n])) continue;
-        from = Math.min(from, series[axis][n]);
-        to = Math.max(to, series[axis][n]);
+        const around = axis === "y" && series.spread ? series.spread[n] : 0;
+        from = Math.min(from, series[axis][n] - around);
+        to = Math.max(to, series[axis][n] + around);
       }
     }
     if (from === Infinity) [from, to] = log ? [1, 10] : [0, 1];
@@ -109,6 +110,11 @@ tformer.lines = (svgElement, settings) => {
         d: path, fill: "none", stroke, "stroke-width": series.width || 1.8, "stroke-opacity": series.opacity ?? 1,
         "stroke-dasharray": dashOf(series, index) || null, "stroke-linejoin": "round", "data-series": index,
       }));
+      const bar = (n, by) => py(series.y[n] + by * series.spread[n]).toFixed(1);
+      if (series.spread) {
+        const bars = Array.from(series.x, (x, n) => (usable(x, series.y[n]) ? `M${px(x).toFixed(1)} ${bar(n, -1)}V${bar(n, 1)}` : ""));
+        group.append(element("path", { d: bars.join(""), fill: "none", stroke, class: "spread" }));
+      }
       if (series.points) {
         for (let n = 0; n < series.x.length; n++) {
           if (usable(series.x[n], series.y[n])) group.append(element("circle", { cx: px(series.x[n]), cy: py(series.y[n]), r: 3.2, fill: stroke }));
@@ -147,7 +153,8 @@ tformer.lines = (svgElement, settings) => {
   function describe(series, index) {
     if (options.describe) return options.describe(series, index);
     const { label, x, y } = options.series[series];
-    return `${label ? label + ": " : ""}${options.xLabel || "x"} ${number(x[index])}, ${options.yLabel || "y"} ${number(y[index])}`;
+    const around = options.series[series].spread ? ` ± ${number(options.series[series].spread[index])}` : "";
+    return `${label ? label + ": " : ""}${options.xLabel || "x"} ${number(x[index])}, ${options.yLabel || "y"} ${number(y[index])}${around}`;
   }
   function cursor(series, index, quiet = false) {
     const line = options.series[series];
@@ -231,8 +238,9 @@ tformer.lines = (svgElement, settings) => {
     for (const [key, value] of Object.entries({ width, height: full, viewBox: `0 0 ${width} ${full}` })) root.setAttribute(key, value);
     return new XMLSerializer().serializeToString(root);
   }
-  const rows = () => [["line", options.xLabel || "x", options.yLabel || "y"],
-    ...options.series.flatMap((series) => Array.from(series.x, (x, n) => [series.label || "", x, series.y[n]]))
+  const hasSpread = () => options.series.some((series) => series.spread);
+  const rows = () => [["line", options.xLabel || "x", options.yLabel || "y", ...(hasSpread() ? ["spread"] : [])],
+    ...options.series.flatMap(({ label, x, y, spread }) => Array.from(x, (at, n) => [label || "", at, y[n], ...(spread ? [spread[n]] : [])]))
       .filter((row) => Number.isFinite(row[1]) && Number.isFinite(row[2]))];
   return { redraw, cursor, svg, rows, element: wrap };
 };

@@ -24,8 +24,9 @@ from tformer.workers.work import QUIET, Work
 from tformer.workflows.sweep.cells import CELLS, INVALID, REFUSED, RUNS, Result, Stopped, Sweeper
 from tformer.workflows.sweep.grid import Cell, check_model, number_of_variants, start_of, variants_of
 from tformer.workflows.sweep.halving import Ladder, Rung, best_variants, rungs_of
+from tformer.workflows.sweep.pictures import draw
 from tformer.workflows.sweep.plan import Plan
-from tformer.workflows.sweep.table import Table, draw, make_table, write_tables
+from tformer.workflows.sweep.table import Table, make_table, write_tables
 
 PLAN_FILE = "sweep.json"
 MAX_PLAN_BYTES = 1 << 20

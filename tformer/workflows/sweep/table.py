@@ -1,4 +1,4 @@
-"""Tables and plots of a sweep: mean and standard deviation over seeds, as Markdown, LaTeX, CSV, JSON, SVG and PNG."""
+"""Table of a sweep: mean and standard deviation over seeds, as Markdown, LaTeX, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tformer.metrics import lower_is_better
 from tformer.metrics.statistics import Stat
-from tformer.support.files import write_file, write_text
+from tformer.support.files import write_text
 from tformer.support.formatting import amount, finite_or_none, mebibytes
-from tformer.viz.figure import draw_panels
-from tformer.viz.plot.series import Panel, Series, make_series
 from tformer.workflows.sweep.cells import DONE, DROPPED, TRAINED, Result
 from tformer.workflows.sweep.grid import axes_of
 from tformer.workflows.sweep.halving import Ladder
@@ -299,51 +297,3 @@ def _csv(rows: Sequence[dict[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return stream.getvalue()
-
-
-FORMATS: tuple[Literal["svg", "png"], ...] = ("svg", "png")
-
-
-def draw(plan: Plan, results: Sequence[Result], out: Path) -> list[Path]:
-    """Write curves.svg and curves.png, one pair for each task. Returns the files.
-
-    Validation metric against the step, one curve for each variant, the mean over its seeds. Where training is validated
-    only once, at its end, the training loss is drawn instead.
-    """
-    written = []
-    for task in plan.tasks:
-        own = [result for result in results if result.task == task.name]
-        validated = any(len(result.curve) > 1 for result in own)
-        curves = _mean_curves(own, "curve" if validated else "training_curve")
-        if not any(curve.x.size for curve in curves):
-            continue
-        stem = "curves" if len(plan.tasks) == 1 else f"curves-{task.name}"
-        title = plan.name if len(plan.tasks) == 1 else f"{plan.name}: {task.name}"
-        panel = Panel(f"validation {own[0].metric}" if validated else "training loss", curves)
-        for suffix in FORMATS:
-            written.append(out / f"{stem}.{suffix}")
-            write_file(written[-1], [draw_panels([panel], suffix, title=title, x_label="step")])
-    return written
-
-
-def _mean_curves(results: Sequence[Result], key: str) -> list[Series]:
-    """For each variant the mean over its seeds at the steps that all have, with the deviation as a band."""
-    variants: dict[tuple[tuple[str, str], ...], list[dict[float, float]]] = {}
-    for result in results:
-        points: dict[float, float] = dict(getattr(result, key))
-        if points:
-            variants.setdefault(tuple(result.choices.items()), []).append(points)
-    curves: list[Series] = []
-    for choices, seeds in variants.items():
-        label = ", ".join(_named(name, value) for name, value in choices) or "the recipe"
-        steps = sorted(set.intersection(*(set(points) for points in seeds)))
-        stats = [stat for step in steps if (stat := Stat.of([points[step] for points in seeds])) is not None]
-        points_of_mean = [(step, stat.mean) for step, stat in zip(steps, stats, strict=True)]
-        spread = [stat.deviation or 0.0 for stat in stats] if len(seeds) > 1 else None
-        curves.append(make_series(len(curves), label, points_of_mean, spread))
-    return curves
-
-
-def _named(label: str, value: str) -> str:
-    """The value in a legend; numbers and truth values follow their key."""
-    return value if value[:1].isalpha() and value not in ("true", "false", "null") else f"{label} {value}"

@@ -1,0 +1,118 @@
+"""Pictures of a sweep, means over seeds with their deviation: curves of training, and over the size of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from tformer.metrics.statistics import Stat
+from tformer.support.files import write_file
+from tformer.viz.figure import draw_panels
+from tformer.viz.output import Output, write_output
+from tformer.viz.picture import render_plots
+from tformer.viz.plot.series import Panel, Series, label_of, make_series
+from tformer.viz.plots import Line, Lines, Plot
+from tformer.workflows.sweep.cells import DONE, Result
+from tformer.workflows.sweep.grid import axes_of
+from tformer.workflows.sweep.plan import Plan, Task
+
+CURVE_FORMATS: tuple[Literal["svg", "png"], ...] = ("svg", "png")
+PLOT_FORMATS = ("html", "svg", "png", "csv")
+FRACTION = "data.fraction"
+
+
+def draw(plan: Plan, results: Sequence[Result], out: Path) -> list[Path]:
+    """Write curves.svg and curves.png, and of an axis over the size of the data learning-curve.html, .svg, .png and
+    .csv; a set for each task. Returns the files."""
+    written = []
+    for task in plan.tasks:
+        own = [result for result in results if result.task == task.name]
+        alone = len(plan.tasks) == 1
+        end, title = ("", plan.name) if alone else (f"-{task.name}", f"{plan.name}: {task.name}")
+        if (panel := _training(own)) is not None:
+            for suffix in CURVE_FORMATS:
+                written.append(out / f"curves{end}.{suffix}")
+                write_file(written[-1], [draw_panels([panel], suffix, title=title, x_label="step")])
+        if plots := list(_learning_curves(task, own)):
+            for kind in PLOT_FORMATS:
+                written.append(out / f"learning-curve{end}.{kind}")
+                write_output(Output(kind, written[-1]), render_plots(plots, kind, title=title))
+    return written
+
+
+def _training(results: Sequence[Result]) -> Panel | None:
+    """Validation metric against the step, one curve for each variant, the mean over its seeds.
+
+    Where training is validated only once, at its end, the training loss is drawn instead.
+    """
+    validated = any(len(result.curve) > 1 for result in results)
+    curves = _mean_curves(results, "curve" if validated else "training_curve")
+    if not any(curve.x.size for curve in curves):
+        return None
+    return Panel(f"validation {results[0].metric}" if validated else "training loss", curves)
+
+
+def _mean_curves(results: Sequence[Result], key: str) -> list[Series]:
+    """For each variant the mean over its seeds at the steps that all have, with the deviation as a band."""
+    variants: dict[str, list[dict[float, float]]] = {}
+    for result in results:
+        points: dict[float, float] = dict(getattr(result, key))
+        if points:
+            variants.setdefault(_variant(result), []).append(points)
+    curves: list[Series] = []
+    for label, seeds in variants.items():
+        steps = sorted(set.intersection(*(set(points) for points in seeds)))
+        stats = [stat for step in steps if (stat := Stat.of([points[step] for points in seeds])) is not None]
+        points_of_mean = [(step, stat.mean) for step, stat in zip(steps, stats, strict=True)]
+        spread = [stat.deviation or 0.0 for stat in stats] if len(seeds) > 1 else None
+        curves.append(make_series(len(curves), label, points_of_mean, spread))
+    return curves
+
+
+def _learning_curves(task: Task, results: Sequence[Result]) -> Iterator[Plot]:
+    """The best validation, and each evaluation, against the share of the training data; none without such an axis."""
+    label = next((axis.label for axis in axes_of(task) if axis.keys == (FRACTION,)), None)
+    if label is None:
+        return
+    done = [result for result in results if result.status == DONE]
+    for name in ("validation", *task.evaluate):
+        points, metrics = [], []
+        for result in done:
+            best: dict[str, Any] = {"value": result.best, "metric": result.metric}
+            found = best if name == "validation" else result.evaluate.get(name, {})
+            if found.get("value") is not None:
+                points.append((_variant(result, without=label), float(result.choices[label]), float(found["value"])))
+                metrics.append(found["metric"])
+        if points:
+            words = label_of(metrics[0])
+            yield mean_lines(points, "share of the training data", words, title=f"{name}: {words}", log_x=True)
+
+
+def mean_lines(points: Iterable[tuple[str, float, float]], x_label: str, y_label: str, **options: object) -> Lines:
+    """Lines through the means of the values (name of the line, x, value) at each x, their deviation as error bars."""
+    found: dict[str, dict[float, list[float]]] = {}
+    for name, x, value in points:
+        found.setdefault(name, {}).setdefault(x, []).append(value)
+    lines, seeds = [], 1
+    for name, values in found.items():
+        stats = [stat for x in sorted(values) if (stat := Stat.of(values[x])) is not None]
+        most = max(stat.count for stat in stats)
+        spread = np.array([stat.deviation or 0.0 for stat in stats]) if most > 1 else None
+        lines.append(Line(name, np.array(sorted(values)), np.array([stat.mean for stat in stats]), spread))
+        seeds = max(seeds, most)
+    caption = f"Mean of {seeds} seeds; the bars are one standard deviation." if seeds > 1 else "One seed."
+    return Lines(x_label, y_label, lines, points=True, caption=caption, **options)  # type: ignore[arg-type]
+
+
+def _variant(result: Result, *, without: str = "") -> str:
+    """The choices of a result in a legend, without those on one axis."""
+    named = (_named(name, value) for name, value in result.choices.items() if name != without)
+    return ", ".join(named) or "the recipe"
+
+
+def _named(label: str, value: str) -> str:
+    """The value in a legend; numbers and truth values follow their key."""
+    return value if value[:1].isalpha() and value not in ("true", "false", "null") else f"{label} {value}"
