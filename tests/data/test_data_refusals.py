@@ -37,7 +37,7 @@ TEXTS: list[tuple[str, str | bytes, dict[str, Any], str, str]] = [
     ("a.txt", "\n\n\t \r\n", {}, ": nothing but white space", ""),
     ("a.txt", "\ufeff \n", {}, ": nothing but white space", ""),
     ("a.txt", "a".encode("utf-16"), {}, ":1: invalid UTF-8 at byte 0 (0xff: invalid start byte)", "like UTF-16"),
-    ("a.txt", gzip.compress(b"a"), {}, ":1: invalid UTF-8 at byte 1 (0x8b: invalid start byte)", "like gzip"),
+    ("a.txt", gzip.compress(b"a", mtime=0), {}, ":1: invalid UTF-8 at byte 1 (0x8b: invalid start byte)", "like gzip"),
     ("a.txt", b"PK\x03\x04\xff", {}, ":1: invalid UTF-8 at byte 4 (0xff: invalid start byte)", "like a zip"),
     ("a.jsonl", f'{FINE}{{"text": \n', {}, ":2: not JSON: Expecting value at character 10", ""),
     ("a.jsonl", f'{FINE}["text"]\n', {}, ":2: expected an object with the key 'text', found list", ""),
