@@ -15,6 +15,8 @@ from tformer.build import build_model
 from tformer.recipe import load_recipe, recipe_to_yaml
 from tformer.recipe.data_defaults import (
     CHOICES,
+    SMALL_TEXT_MEGABYTES,
+    CorpusSurvey,
     DataChoice,
     ImageSurvey,
     PairSurvey,
@@ -24,7 +26,7 @@ from tformer.recipe.data_defaults import (
     words_of,
 )
 from tformer.recipe.load import Resolved
-from tformer.recipe.sizes import DEFAULT_MINUTES, TEXT
+from tformer.recipe.sizes import CHARACTERS, DEFAULT_MINUTES, TEXT
 from tformer.tasks import survey_of
 from tformer.training.options import TrainOptions
 from tformer.training.request import find_start
@@ -63,6 +65,7 @@ SURVEYS = {
         PairSurvey, st.integers(2, 500_000), st.floats(0, 500), st.floats(0, 3000), st.integers(2, 501)
     ),
     "vit": st.builds(ImageSurvey, st.integers(2, 500_000), st.integers(1, 4000), st.sampled_from([1, 3])),
+    **{arch: st.builds(CorpusSurvey, st.floats(0, SMALL_TEXT_MEGABYTES)) for arch in ("gpt", "llama")},
 }
 
 
@@ -78,7 +81,7 @@ def test_families_and_data_of_the_table_are_surveyed() -> None:
     assert choose_by_data("gpt", TREC) is None and choose_by_data("bert", None) is None
 
 
-@pytest.mark.parametrize("arch", SURVEYS)
+@pytest.mark.parametrize("arch", ["bert", "vit", "transformer"])
 def test_more_examples_train_for_no_more_epochs(arch: str) -> None:
     makers = {
         "bert": lambda count: TextSurvey(count, 20.0, 40),
@@ -241,10 +244,29 @@ def test_images_are_measured_as_they_are_stored(tmp_path: Path) -> None:
         assert survey_of(load_recipe(arch="vit", flags={"data.train": [{"path": str(path)}]}).recipe) == survey
 
 
-def test_standard_input_running_text_and_unreadable_data_are_not_surveyed(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("some text\n")
-    for arch, path in (("bert", "-"), ("gpt", str(tmp_path / "text.txt")), ("bert", str(tmp_path / "none.tsv"))):
+def test_standard_input_and_unreadable_data_are_not_surveyed(tmp_path: Path) -> None:
+    for arch, path in (("bert", "-"), ("gpt", "-"), ("bert", str(tmp_path / "none.tsv"))):
         assert survey_of(load_recipe(arch=arch, flags={"data.train": [{"path": path}]}).recipe) is None
+
+
+@pytest.mark.parametrize("arch", ["gpt", "llama"])
+def test_a_small_text_is_read_by_characters_in_a_size_for_characters(arch: str, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("some text\n" * 1000)
+    start = find_start(TrainOptions(arch=arch, data=(str(tmp_path / "text.txt"),)))
+    assert any("chosen from 0.01 MB of text" in note and "characters as tokens" in note for note in start.notes)
+    assert start.recipe.training.minutes == DEFAULT_MINUTES
+    assert {size.tokenizer.train.model for size in start.sizes} == {"char"}
+    assert [size.model.d_model for size in start.sizes] == [size.width for size in CHARACTERS.sizes]
+    pieces = find_start(
+        TrainOptions(arch=arch, data=(str(tmp_path / "text.txt"),), sets=("tokenizer.train.model=byte-bpe",))
+    )
+    assert [size.model.d_model for size in pieces.sizes] == [size.width for size in TEXT.sizes]
+
+
+def test_a_large_text_is_read_by_pieces() -> None:
+    assert choose_by_data("gpt", CorpusSurvey(0.5)) is not None
+    assert choose_by_data("gpt", CorpusSurvey(50.0)) is None
+    assert choose_by_data("t5", CorpusSurvey(0.5)) is None  # hides words
 
 
 def test_a_training_without_data_has_the_preset_and_two_minutes() -> None:

@@ -23,6 +23,7 @@ from tformer.training.session import Session
 
 Cli = Callable[..., Any]
 MINUTES = 0.05
+PIECES = ("--set", "tokenizer.train.model=byte-bpe")
 
 
 @pytest.fixture(autouse=True)
@@ -155,8 +156,10 @@ def test_a_schedule_that_needs_the_number_of_steps_is_replaced_with_the_same_pea
     assert timed.optimizer.lr == pytest.approx(peak)
 
 
-def sizes_for(cli: Cli, text_file: Path, monkeypatch: pytest.MonkeyPatch, flops: float, minutes: float) -> list[str]:
-    """The sizes that a dry run shows on a device with this rate; the last but one fits, or the last."""
+def planned(
+    cli: Cli, text_file: Path, monkeypatch: pytest.MonkeyPatch, flops: float, minutes: float, *words: object
+) -> dict[str, Any]:
+    """What a dry run shows for a GPT on a device with this rate."""
 
     def seconds(key: tuple[Any, ...], measure: Callable[[], float]) -> float:
         model = json.loads(key[0])["model"]
@@ -165,21 +168,37 @@ def sizes_for(cli: Cli, text_file: Path, monkeypatch: pytest.MonkeyPatch, flops:
 
     monkeypatch.setattr(plan, "measured_once", seconds)
     monkeypatch.setattr(train, "STARTED", time.monotonic())
-    flags = ("--arch", "gpt", "--data", text_file, "--minutes", minutes, "--dry-run", "--json")
-    done = cli("train", *flags)
+    done = cli("train", "--arch", "gpt", "--data", text_file, "--minutes", minutes, "--dry-run", "--json", *words)
     assert done.code == 0, done.err
-    found: list[str] = json.loads(done.out)["sizes"]
-    return found
+    shown: dict[str, Any] = json.loads(done.out)
+    return shown
 
 
 def test_a_fast_device_and_a_long_time_get_a_larger_model(
     cli: Cli, text_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU plans for the same minutes as a CPU, with a larger model: simulated rates."""
-    tried = [len(sizes_for(cli, text_file, monkeypatch, rate, 2.0)) for rate in (1e9, 1e11, 1e12, 1e17)]
-    assert tried == sorted(tried) and tried[0] < tried[-1] == len(TEXT.sizes)
-    longer = [len(sizes_for(cli, text_file, monkeypatch, 1e11, minutes)) for minutes in (1.0, 10.0, 100.0)]
+
+    def tried(rate: float, minutes: float) -> int:
+        """The last but one of the sizes fits, or the last."""
+        return len(planned(cli, text_file, monkeypatch, rate, minutes, *PIECES)["sizes"])
+
+    faster = [tried(rate, 2.0) for rate in (1e9, 1e11, 1e12, 1e17)]
+    assert faster == sorted(faster) and faster[0] < faster[-1] == len(TEXT.sizes)
+    longer = [tried(1e11, minutes) for minutes in (1.0, 10.0, 100.0)]
     assert longer == sorted(longer) and longer[0] < longer[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "few", "many"), [((), 0.0, 0.05), (("--set", "model.decoder.dropout=0.01"), 0.01, 0.01)]
+)
+def test_data_that_are_read_often_bring_dropout_unless_the_user_sets_it(
+    words: tuple[str, ...], few: float, many: float, cli: Cli, text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rate, expected in ((1e5, few), (1e14, many)):
+        shown = planned(cli, text_file, monkeypatch, rate, 2.0, *words)
+        recipe = load_recipe(base_yaml=shown["recipe_yaml"]).recipe
+        assert recipe.model.decoder is not None and recipe.model.decoder.dropout == expected
 
 
 def test_every_ladder_has_sizes_that_grow() -> None:

@@ -85,7 +85,18 @@ class ImageSurvey:
         return f"{plural(self.examples, f'{colour} image')} of {self.side} pixels"
 
 
-Survey = TextSurvey | PairSurvey | ImageSurvey
+@dataclass(frozen=True)
+class CorpusSurvey:
+    """Megabytes of running text."""
+
+    megabytes: float
+    kind = "running text"
+
+    def __str__(self) -> str:
+        return f"{self.megabytes:.2g} MB of text"
+
+
+Survey = TextSurvey | PairSurvey | ImageSurvey | CorpusSurvey
 
 
 @dataclass(frozen=True)
@@ -108,7 +119,7 @@ class DataChoice:
 def choose_by_data(arch: str, survey: Survey | None) -> DataChoice | None:
     """The choice for a family and its data; None where the family has none for such data."""
     choose = None if survey is None else CHOICES.get((arch, survey.kind))
-    return None if survey is None or choose is None else choose(survey)
+    return None if choose is None else choose(survey)
 
 
 def _between(least: float, value: float, most: float) -> int:
@@ -266,6 +277,23 @@ def _short_pairs(survey: PairSurvey) -> DataChoice:
     )
 
 
+SMALL_TEXT_MEGABYTES = 2.0
+"""Maximum of running text for which characters are better tokens than pieces."""
+
+
+def _running_text(survey: CorpusSurvey) -> DataChoice | None:
+    """Language models of little text: a piece would occur too rarely to be learned."""
+    if survey.megabytes > SMALL_TEXT_MEGABYTES:
+        return None
+    values = {
+        "tokenizer.train.model": ("char", "characters as tokens"),
+        "tokenizer.train.template": ("none", ""),
+        "optimizer.kind": ("normuon", "NorMuon"),
+        "optimizer.adam_lr": (0.003, ""),
+    }
+    return DataChoice(survey, "tiny", values)
+
+
 IMAGES_SEEN = {"mnist": 480_000, "cifar": 405_000}
 """Images of all epochs together, as the presets have it: 8 epochs of 60,000 and 30 of 13,500."""
 
@@ -295,7 +323,9 @@ def _images(survey: ImageSurvey) -> DataChoice:
     )
 
 
-CHOICES: dict[tuple[str, str], Callable[[Any], DataChoice]] = {
+CHOICES: dict[tuple[str, str], Callable[[Any], DataChoice | None]] = {
+    ("gpt", "running text"): _running_text,
+    ("llama", "running text"): _running_text,
     ("bert", "texts"): _texts,
     ("bert", "pairs of texts"): _text_pairs,
     ("transformer", "pairs"): _pairs,

@@ -27,10 +27,16 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True)
 class Ladder:
-    """Sizes from the smallest to the largest; tokens_per_parameter: the minimum of all steps together."""
+    """Sizes from the smallest to the largest.
+
+    Attributes:
+        tokens_per_parameter: the minimum of all steps together.
+        dropout: of the layers, where the training reads its data more often than this number of times.
+    """
 
     sizes: tuple[Size, ...]
     tokens_per_parameter: float
+    dropout: tuple[int, float] = (6, 0.05)
 
 
 TEXT = Ladder(
@@ -46,6 +52,15 @@ TEXT = Ladder(
     ),
     0.9,
 )
+CHARACTERS = Ladder(
+    (
+        Size(2, 128, window=128, tokens=1024),
+        Size(3, 192, window=128, tokens=2048),
+        Size(5, 192, window=256, tokens=4096),
+        Size(6, 256, window=512, tokens=4096),
+    ),
+    1.5,
+)
 PAIRS = Ladder((Size(2, 128), Size(3, 192), Size(4, 256)), 0.5)
 
 LADDERS: dict[tuple[str, str], Ladder] = {
@@ -55,12 +70,21 @@ LADDERS: dict[tuple[str, str], Ladder] = {
 }
 """The sizes of each family and kind of data; others have one size, that of their preset or of the choice by data."""
 
+
+def ladder_of(recipe: Recipe) -> Ladder | None:
+    """The sizes for a recipe's family, data and tokens."""
+    ladder = LADDERS.get((recipe.arch, recipe.data_kind))
+    return CHARACTERS if ladder is TEXT and recipe.tokenizer.train.model == "char" else ladder
+
+
 MOST_LENGTH = {"vit": 2.0}
 """Maximum of a training by time, as a multiple of the epochs or steps that the data chooses; others: 1.
 
 Longer trainings overfit: a classifier of TREC's questions is no better after 12 epochs than after 6. Images gain from
 twice as many (CIFAR-10: 30 epochs 83.7 %, 60 epochs 84.7 %).
 """
+
+STACKS = ("encoder", "decoder")
 
 DEFAULT_MINUTES = 2.0
 """Time of `tformer train --arch NAME` without data, preset and length."""
@@ -69,8 +93,7 @@ DEFAULT_MINUTES = 2.0
 def sized(recipe: Recipe, size: Size) -> dict[str, tuple[Any, str]]:
     """The values by dotted path that give a recipe's stacks this size, each with its phrase for a note.
 
-    The ratio of the feed-forward layer to the width, and of the generator to the model, stay those of the recipe.
-    """
+    The ratio of the feed-forward layer to the width, and of the generator to the model, stay those of the recipe."""
     layers, width, window, tokens = size
     ratio = width / recipe.model.d_model
     values: dict[str, tuple[Any, str]] = dict(_values("model", recipe.model, layers, width))
@@ -88,9 +111,16 @@ def sized(recipe: Recipe, size: Size) -> dict[str, tuple[Any, str]]:
     return values
 
 
+def with_dropout(recipe: Recipe, rate: float) -> Recipe:
+    """The recipe with at least this dropout in the layers of its model."""
+    stacks = {side: stack for side in STACKS if (stack := getattr(recipe.model, side)) is not None}
+    changed = {side: stack.model_copy(update={"dropout": max(rate, stack.dropout)}) for side, stack in stacks.items()}
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update=changed)})
+
+
 def _values(name: str, model: Model, layers: int, width: int) -> Iterator[tuple[str, tuple[Any, str]]]:
     yield f"{name}.d_model", (width, "")
-    for side in ("encoder", "decoder"):
+    for side in STACKS:
         stack = getattr(model, side)
         if stack is None:
             continue

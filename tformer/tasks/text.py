@@ -29,6 +29,7 @@ from tformer.loading import Loaded
 from tformer.model import Transformer
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
+from tformer.recipe.data_defaults import CorpusSurvey, Survey
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Data, SourceSpec
 from tformer.support.errors import InputError
@@ -218,6 +219,10 @@ class Text(CorpusTask):
 
     description = "a causal language model"
     options = TEXT_OPTIONS | {"stride"}
+
+    def survey(self, recipe: Recipe) -> Survey | None:
+        size = total_bytes(open_text(recipe.data.train, recipe.data))
+        return None if size is None else CorpusSurvey(size / 1e6)
 
     def windows(
         self, recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer, context: ObjectiveContext

@@ -8,8 +8,10 @@ each machine and shape. The largest size that sees enough tokens for its paramet
 from __future__ import annotations
 
 import gc
+import math
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ import torch
 from tformer.cost.flops import mean_lengths
 from tformer.objectives.base import Objective
 from tformer.recipe.recipe import Recipe
-from tformer.recipe.sizes import LADDERS
+from tformer.recipe.sizes import ladder_of, with_dropout
 from tformer.support.device import Precision, measured_once
 from tformer.support.formatting import in_words
 from tformer.training import assemble
@@ -69,14 +71,16 @@ def plan(prepared: Prepared, *, began: float, work: Work, worker: Worker) -> Pre
     minutes, resumed = prepared.recipe.training.minutes, prepared.start.resumed
     assert minutes is not None
     sizes = prepared.start.sizes or (prepared.data.recipe,)
+    of_size = partial(_with_size, prepared, work=work, processes=worker.local_size)
+    tried: list[Prepared] = []
     found: list[Alternative] = []
     if worker.leads:
-        ladder = LADDERS.get((prepared.recipe.arch, prepared.recipe.data_kind))
+        ladder = ladder_of(prepared.recipe)
         needed = 0.0 if ladder is None else ladder.tokens_per_parameter
         with work.progress("timing steps"):
             for size in sizes:
-                tried = _with_size(prepared, size, work, processes=worker.local_size)
-                found.append(_alternative(tried, began + 60 * minutes, needed, worker.world_size))
+                tried.append(of_size(size))
+                found.append(_alternative(tried[-1], began + 60 * minutes, needed, worker.world_size))
                 if not found[-1].fits:
                     break
     fitting = [number for number, alternative in enumerate(found) if alternative.fits]
@@ -84,7 +88,14 @@ def plan(prepared: Prepared, *, began: float, work: Work, worker: Worker) -> Pre
     if worker.leads and resumed is None:
         limit = ", the most that suits the data" if steps == prepared.recipe.training.max_steps else ""
         work.note(f"plan for {in_words(60 * minutes)}: {found[number]}{limit}")
-    chosen = _settled(_with_size(prepared, sizes[number], work, processes=worker.local_size), steps)
+    chosen = tried[number] if tried else of_size(sizes[number])
+    passes = steps * _tokens_per_step(chosen) / max(1.0, len(chosen.data.samples) * _mean_length(chosen))
+    most, rate = prepared.start.dropout or (math.inf, 0.0)
+    if passes > most:
+        chosen = of_size(with_dropout(sizes[number], rate))
+        if worker.leads:
+            work.note(f"dropout {rate:g}, as the training reads its data {passes:.0f} times")
+    chosen = _settled(chosen, steps)
     if worker.world_size > 1:
         recipe = recipe_of_leader(chosen.recipe, worker)
         assert recipe.training.precision != "auto"
@@ -93,7 +104,7 @@ def plan(prepared: Prepared, *, began: float, work: Work, worker: Worker) -> Pre
     return replace(chosen, alternatives=tuple(found))
 
 
-def _with_size(prepared: Prepared, size: Recipe, work: Work, *, processes: int) -> Prepared:
+def _with_size(prepared: Prepared, size: Recipe, *, work: Work, processes: int) -> Prepared:
     """The preparation with the model, the optimizer and the schedule of another size."""
     if size is prepared.data.recipe:
         return prepared
@@ -122,10 +133,14 @@ def _alternative(prepared: Prepared, end: float, needed: float, processes: int) 
 
 def _tokens_per_step(prepared: Prepared) -> float:
     training = prepared.recipe.training
-    source, target = mean_lengths(prepared.data.samples, prepared.data.tokens_per_sample)
     if training.batch_tokens is not None:
         return training.batch_tokens * training.grad_accum
-    return (training.batch_size or 1) * training.grad_accum * max(source, target)
+    return (training.batch_size or 1) * training.grad_accum * _mean_length(prepared)
+
+
+def _mean_length(prepared: Prepared) -> float:
+    """Tokens of an example, of the longer side."""
+    return max(mean_lengths(prepared.data.samples, prepared.data.tokens_per_sample))
 
 
 def _key(prepared: Prepared) -> tuple[Any, ...]:

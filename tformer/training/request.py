@@ -16,9 +16,10 @@ from tformer.objectives import OBJECTIVES, unused_keys
 from tformer.recipe import Resolved, load_recipe, recipe_from_yaml, recipe_to_yaml
 from tformer.recipe.data_defaults import DataChoice, choose_by_data
 from tformer.recipe.followers import UNLIMITED_STEPS
+from tformer.recipe.overrides import DEFAULT
 from tformer.recipe.recipe import Embeddings, Recipe, Teacher, Tokenizer
 from tformer.recipe.sections import Columns
-from tformer.recipe.sizes import DEFAULT_MINUTES, LADDERS, MOST_LENGTH, sized
+from tformer.recipe.sizes import DEFAULT_MINUTES, MOST_LENGTH, STACKS, ladder_of, sized
 from tformer.support.errors import InputError
 from tformer.support.files import RUNS
 from tformer.tasks import survey_of
@@ -53,6 +54,7 @@ class Start(TrainingStart):
         may_exist: of --resume: the directory may hold a run.
         run: of --resume: the run, locked since before its checkpoint was read.
         sizes: of a new training by time: its recipe in every size, from the smallest to the largest.
+        dropout: the same as in `Ladder`; None: the user has set it.
         new_time: of --resume with --minutes: the time counts from now on.
     """
 
@@ -61,6 +63,7 @@ class Start(TrainingStart):
     may_exist: bool = False
     run: RunDirectory | None = None
     sizes: tuple[Recipe, ...] = ()
+    dropout: tuple[int, float] | None = None
     new_time: bool = False
 
 
@@ -352,18 +355,17 @@ def _new(options: TrainOptions) -> Start:
         return Start(recipe=resolved.recipe, notes=tuple(resolved.notes))
     choice = choose_by_data(resolved.recipe.arch, survey_of(resolved.recipe)) if resolved.has_data else None
     more: dict[str, Any] = {}
-    if choice is None and resolved.length_by_default:
+    lengths = {key: choice.values[key][0] for key in LENGTH_KEYS if choice is not None and key in choice.values}
+    if resolved.length_by_default and not lengths:
         more["training.minutes"] = DEFAULT_MINUTES
-    elif choice is not None and options.minutes is not None:
+    elif options.minutes is not None:
         longest = MOST_LENGTH.get(resolved.recipe.arch, 1.0)
-        more |= {
-            key: kind(choice.values[key][0] * longest) for key, kind in LENGTH_KEYS.items() if key in choice.values
-        }
+        more |= {key: LENGTH_KEYS[key](length * longest) for key, length in lengths.items()}
     if choice is not None or more:
         resolved = load(by_data=choice, more=more)
     recipe, ladder = resolved.recipe, None
     if recipe.training.minutes is not None:
-        ladder = LADDERS.get((recipe.arch, recipe.data_kind))
+        ladder = ladder_of(recipe)
     if ladder is None:
         return Start(recipe=recipe, notes=tuple(resolved.notes))
     base = choice or DataChoice(None, str(recipe.preset), {})
@@ -372,4 +374,11 @@ def _new(options: TrainOptions) -> Start:
         of_size = replace(base, values=base.values | sized(recipe, size))
         if (found := load(by_data=of_size, more=more).recipe) not in sizes:  # flags may fix the size
             sizes.append(found)
-    return Start(recipe=sizes[0], notes=tuple(resolved.notes), sizes=tuple(sizes))
+    dropouts = {resolved.origins.get(f"model.{side}.dropout", DEFAULT.label) for side in STACKS}
+    is_free = all(label == DEFAULT.label or label.startswith("preset ") for label in dropouts)
+    return Start(
+        recipe=sizes[0],
+        notes=tuple(resolved.notes),
+        sizes=tuple(sizes),
+        dropout=ladder.dropout if is_free else None,
+    )
