@@ -17,12 +17,22 @@ from tformer.support.formatting import plural
 
 
 class Size(NamedTuple):
-    """Layers of each stack and width; tokens of a window at most, and of a step (None: those of the preset)."""
+    """One size of a model.
+
+    Attributes:
+        layers, width: of each stack.
+        window: maximum of the tokens of a window; None: that of the preset.
+        tokens: of a step; None: those of the preset.
+        values: other values that suit this size, by dotted path.
+        epochs: number of times that it may read its data; None: any.
+    """
 
     layers: int
     width: int
     window: int | None = None
     tokens: int | None = None
+    values: tuple[tuple[str, Any], ...] = ()
+    epochs: float | None = None
 
 
 @dataclass(frozen=True)
@@ -52,14 +62,22 @@ TEXT = Ladder(
     ),
     0.9,
 )
+NGRAMS = (
+    ("model.embedding.ngram", 6),
+    ("model.embedding.ngram_rows", 65536),
+    ("optimizer.lr", 0.03),
+    ("optimizer.adam_lr", 0.012),
+)
+"""Vectors of up to 6 characters: best where a text is read about once, afterwards they overfit."""
+
 CHARACTERS = Ladder(
     (
-        Size(2, 128, window=128, tokens=1024),
-        Size(3, 192, window=128, tokens=2048),
+        Size(2, 128, window=128, tokens=1024, values=NGRAMS, epochs=1.2),
+        Size(3, 192, window=128, tokens=2048, values=NGRAMS, epochs=1.5),
         Size(5, 192, window=256, tokens=4096),
         Size(6, 256, window=512, tokens=4096),
     ),
-    1.5,
+    1.0,
 )
 PAIRS = Ladder((Size(2, 128), Size(3, 192), Size(4, 256)), 0.5)
 
@@ -93,10 +111,12 @@ DEFAULT_MINUTES = 2.0
 def sized(recipe: Recipe, size: Size) -> dict[str, tuple[Any, str]]:
     """The values by dotted path that give a recipe's stacks this size, each with its phrase for a note.
 
-    The ratio of the feed-forward layer to the width, and of the generator to the model, stay those of the recipe."""
-    layers, width, window, tokens = size
+    The ratio of the feed-forward layer to the width, and of the generator to the model, stay those of the recipe.
+    """
+    layers, width, window, tokens = size[:4]
     ratio = width / recipe.model.d_model
     values: dict[str, tuple[Any, str]] = dict(_values("model", recipe.model, layers, width))
+    values |= {path: (value, "") for path, value in size.values}
     if recipe.generator is not None:
         own = max(32, round(recipe.generator.d_model * ratio))
         values |= _values("generator", recipe.generator, layers, own)

@@ -124,8 +124,10 @@ def _alternative(prepared: Prepared, end: float, needed: float, processes: int) 
     seconds = measured_once(_key(prepared), lambda: _time_steps(prepared)) / processes
     left = max(0.0, end - time.monotonic())
     steps = max(1, min(int(STEPS_SHARE * left / seconds), recipe.training.max_steps))
-    ratio = steps * _tokens_per_step(prepared) / parameters
     model = recipe.model
+    # Of a table of n-grams every text reads a few rows.
+    table = model.embedding.ngram_rows * model.d_model if model.embedding.ngram > 1 else 0
+    ratio = steps * _tokens_per_step(prepared) / (parameters - table)
     stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
     size = f"{' + '.join(str(stack.num_layers) for stack in stacks)} layers of width {model.d_model}"
     return Alternative(size, parameters, seconds, steps, ratio, fits=ratio >= needed)

@@ -372,7 +372,8 @@ def _new(options: TrainOptions) -> Start:
     sizes: list[Recipe] = []
     for size in ladder.sizes:
         of_size = replace(base, values=base.values | sized(recipe, size))
-        if (found := load(by_data=of_size, more=more).recipe) not in sizes:  # flags may fix the size
+        length = {} if size.epochs is None else {"training.max_epochs": size.epochs}
+        if (found := load(by_data=of_size, more=more | length).recipe) not in sizes:  # flags may fix the size
             sizes.append(found)
     dropouts = {resolved.origins.get(f"model.{side}.dropout", DEFAULT.label) for side in STACKS}
     is_free = all(label == DEFAULT.label or label.startswith("preset ") for label in dropouts)
