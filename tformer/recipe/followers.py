@@ -72,8 +72,8 @@ def _kinds(draft: Draft, below: Draft) -> Iterator[str]:
         if dropped:
             label = below.origin_of((*path, next(iter(dropped)))).label
             places.setdefault(f"{flow(dropped)} of {before} ({label})", []).append(".".join(path))
-    for dropped, paths in places.items():
-        yield f"another kind of {' and '.join(paths)}: {dropped} is dropped"
+    for options, paths in places.items():
+        yield f"another kind of {' and '.join(paths)}: {options} is dropped"
 
 
 def _replaceable(
