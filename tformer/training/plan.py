@@ -130,7 +130,9 @@ def _alternative(prepared: Prepared, end: float, needed: float, processes: int) 
     ratio = steps * _tokens_per_step(prepared) / (parameters - table)
     stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
     size = f"{' + '.join(str(stack.num_layers) for stack in stacks)} layers of width {model.d_model}"
-    return Alternative(size, parameters, seconds, steps, ratio, fits=ratio >= needed)
+    # A size that has read its data often enough leaves time for a larger one.
+    has_read_all = recipe.training.max_epochs is not None and steps == recipe.training.max_steps
+    return Alternative(size, parameters, seconds, steps, ratio, fits=ratio >= needed or has_read_all)
 
 
 def _tokens_per_step(prepared: Prepared) -> float:
