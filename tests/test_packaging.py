@@ -38,6 +38,7 @@ def test_dependencies_are_those_agreed_and_bounded() -> None:
 def test_extras_are_those_agreed() -> None:
     extras = {name: names(requirements) for name, requirements in PROJECT["optional-dependencies"].items()}
     assert extras["hub"] == {"huggingface_hub"} and extras["parquet"] == {"pyarrow"} and extras["zstd"] == {"zstandard"}
+    assert extras["excel"] == {"python-calamine"} <= extras["test"]
     assert extras["tensorboard"] == {"tensorboard"} and "transformers" in extras["test"]
     assert extras["bench"] == {"transformers", "ctranslate2", "scikit-learn"}
     assert extras["remote"] == {"fsspec", "huggingface_hub"}

@@ -66,7 +66,7 @@ class Parser(NamedTuple):
 
 
 def read_documents(path: Path) -> object:
-    sources = open_sources([Spec(str(path), weight=1.0)], columns=Columns(), errors="strict")
+    sources = open_sources([Spec(str(path), weight=1.0)], columns=Columns())
     return [piece for source in sources for piece in source.documents()]
 
 

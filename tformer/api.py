@@ -29,9 +29,10 @@ import torch
 from tformer import loading
 from tformer.data.shards.caches import ROWS
 from tformer.data.sources.rows import is_path, keep_rows, rows_in_messages
+from tformer.data.sources.tables import table_format
 from tformer.decoding.fill_mask import Candidate, fill_mask
 from tformer.decoding.inference import inference_dtype, prepare_inference
-from tformer.decoding.lines import WINDOW_BATCHES, text_windows
+from tformer.decoding.lines import WINDOW_BATCHES, text_blocks, text_windows
 from tformer.decoding.options import GenerateOptions
 from tformer.decoding.settings import Generated
 from tformer.decoding.translate import Translation
@@ -84,10 +85,12 @@ NOT_OF_GENERATE = OF_LOAD | {
 }
 NOT_OF_CLASSIFY = OF_LOAD | {
     **dict.fromkeys(("text", "text2", "image", "input"), "the inputs are the first argument; a pair is a tuple"),
-    **dict.fromkeys(("text_column", "text2_column", "invalid_utf8"), "texts are given as strings"),
     "output": RETURNED,
     "json": RETURNED,
 }
+OF_TABLES = dict.fromkeys(
+    ("text_column", "text2_column", "invalid_utf8", "encoding", "delimiter"), "texts are given as strings"
+)
 NOT_OF_EVALUATE = OF_LOAD | {"json": RETURNED}
 OF_COMMAND = {"dry_run": "the command shows it: tformer train --dry-run", "json": "it is the run's `summary`"}
 OF_PROCESSES = ("devices", "parallel", "max_restarts")
@@ -249,13 +252,20 @@ class Run(Loaded):
     @overload
     def classify(self, inputs: Iterable[Any], **options: Any) -> list[Classification]: ...
     def classify(self, inputs: Any, **options: Any) -> Classification | list[Classification]:
-        """The label of a text, a pair (tuple) of texts or an image's path; a list gives a list (`tformer classify`)."""
-        each, is_one = _as_list(inputs, INPUTS)
+        """The label of a text, a pair (tuple) of texts or an image's path; a list gives a list (`tformer classify`).
+
+        Rows of a table (dicts), a data frame and the path of a table give a list, too. `text_column` names the column.
+        """
+        inputs, is_table = _as_table(inputs, images=self.recipe.model.patches is not None)
         with flags_as_keywords():
-            chosen = from_keywords(ClassifyOptions, options, caller="classify", without=NOT_OF_CLASSIFY)
+            refused = NOT_OF_CLASSIFY if is_table else NOT_OF_CLASSIFY | OF_TABLES
+            each, is_one = (list[Any](), False) if is_table else _as_list(inputs, INPUTS)
+            chosen = from_keywords(ClassifyOptions, options, caller="classify", without=refused)
             loading.require_kind(self.path, self.recipe, CLASSIFIER_HEADS)
             prepared = self._classifier(chosen.precision, chosen.quantize)
             classifier = Classifier(prepared, batch_size=chosen.batch_size, views=chosen.views)
+            if is_table:
+                each = _texts_of_table(inputs, chosen, classifier)
             for alone in (replace(chosen, **given) for given in _as_options(each, images=classifier.reads_images)):
                 alone.check()
                 alone.check_model(classifier)
@@ -478,6 +488,32 @@ def _as_list(inputs: Any, one: tuple[type, ...] = (str,)) -> tuple[list[Any], bo
             found = shortened(" ".join(repr(item).split()), SHOWN_CHARACTERS)
             raise InputError(f"{'the input' if is_one else f'input {number}'}: found {found}, expected {expected}")
     return each, is_one
+
+
+def _as_table(inputs: Any, *, images: bool) -> tuple[Any, bool]:
+    """(inputs, whether they are rows, a data frame or the path of a table); an iterator becomes a list."""
+    if images or isinstance(inputs, str | bytes | tuple | Mapping):
+        return inputs, False
+    if hasattr(inputs, "columns") or (isinstance(inputs, os.PathLike) and table_format(Path(inputs)) is not None):
+        return inputs, True
+    inputs = list(inputs) if isinstance(inputs, Iterable) else inputs
+    return inputs, isinstance(inputs, list) and bool(inputs) and all(isinstance(row, Mapping) for row in inputs)
+
+
+def _texts_of_table(table: Any, options: ClassifyOptions, classifier: Classifier) -> list[str | tuple[str, str]]:
+    """The texts, or pairs of texts, of every row."""
+    with ScratchFolder("classification") as scratch:
+        path = Path(table) if is_path(table) else keep_rows(table, scratch, keys=(), name="data")
+        with rows_in_messages({} if is_path(table) else {path: "data"}):
+            blocks = text_blocks(
+                str(path),
+                pairs=True if options.text2_column is not None else classifier.reads_pairs,
+                columns=options.columns(classifier.columns),
+                by_column=True,
+                reading=options.reading,
+                on_note=lambda note: None,
+            )
+            return [text if text2 is None else (text, text2) for block in blocks for text, text2 in block]
 
 
 def _pairs(texts: Iterable[Any]) -> list[tuple[str, str | None]]:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer.data.sources import files
+from tformer.data.sources.reading import Reading
 from tformer.decoding import lines as line_reader
 from tformer.decoding.lines import blocks, line_blocks, text_blocks
 from tformer.evaluation.answers import AnswerFormat
@@ -21,7 +22,13 @@ from tformer.support.errors import InputError
 
 
 def texts_of(path, **options):
-    options = {"pairs": False, "columns": Columns(), "by_column": False, "errors": "strict", "on_note": print} | options
+    options = {
+        "pairs": False,
+        "columns": Columns(),
+        "by_column": False,
+        "reading": Reading(),
+        "on_note": print,
+    } | options
     return list(text_blocks(str(path), **options))
 
 
@@ -106,7 +113,7 @@ def test_invalid_utf8_names_the_line(tmp_path):
     path.write_bytes(b"good\nb\xffd\n")
     with pytest.raises(InputError, match=r"texts.txt:2"):
         texts_of(path)
-    assert texts_of(path, errors="replace") == [[("good", None), ("b\ufffdd", None)]]
+    assert texts_of(path, reading=Reading("replace")) == [[("good", None), ("b\ufffdd", None)]]
 
 
 def test_standard_input_is_answered_when_it_pauses(monkeypatch):

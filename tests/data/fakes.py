@@ -8,10 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tformer.data.shards.corpus import TokenCorpus
+from tformer.data.sources.reading import Reading
 from tformer.data.sources.text import TextSource, open_sources
 from tformer.support.errors import InputError
 
@@ -60,8 +62,8 @@ class Columns:
     target: str | int | None = None
 
 
-def open_one(path: Path | str, *, column: str | int | None = None, errors: str = "strict") -> TextSource:
-    return open_sources([Spec(str(path))], columns=Columns(column), errors=errors)[0]  # type: ignore[arg-type]
+def open_one(path: Path | str, *, column: str | int | None = None, **reading: Any) -> TextSource:
+    return open_sources([Spec(str(path))], columns=Columns(column), reading=Reading(**reading))[0]
 
 
 def read_documents(source: TextSource) -> list[str]:

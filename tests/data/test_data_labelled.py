@@ -17,6 +17,7 @@ from tests.data.fakes import Columns, Spec, pipe, refusal, write
 from tformer.data.sources import tables
 from tformer.data.sources.columns import Head, LabelledLayout
 from tformer.data.sources.labelled import LabelIndex, LabelledSource, collect_labels, open_labelled
+from tformer.data.sources.reading import Reading
 from tformer.data.sources.tables import LabelledRow
 from tformer.support.errors import InputError
 
@@ -260,10 +261,10 @@ def test_scores_are_kept_as_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "options", "expected"),
     [
-        ("a.jsonl", '{"text": "b", "label": "\\ud800"}', {"errors": "replace"}, ("b", "\ufffd")),
-        ("a.jsonl", '{"text": "b", "label": ["a\\udfff"]}', {"errors": "replace"}, ("b", "a\ufffd")),
-        ("a.jsonl", '{"text": "\\ud800", "label": "x"}', {"errors": "replace"}, ("\ufffd", "x")),
-        ("a.tsv", b"text\tlabel\ncaf\xe9\tx\n", {"errors": "replace"}, ("caf\ufffd", "x")),
+        ("a.jsonl", '{"text": "b", "label": "\\ud800"}', {"reading": Reading("replace")}, ("b", "\ufffd")),
+        ("a.jsonl", '{"text": "b", "label": ["a\\udfff"]}', {"reading": Reading("replace")}, ("b", "a\ufffd")),
+        ("a.jsonl", '{"text": "\\ud800", "label": "x"}', {"reading": Reading("replace")}, ("\ufffd", "x")),
+        ("a.tsv", b"text\tlabel\ncaf\xe9\tx\n", {"reading": Reading("replace")}, ("caf\ufffd", "x")),
         ("a.jsonl", '{"text": "a", "label": NaN}', {"needs_label": False}, ("a", None)),
     ],
 )

@@ -60,7 +60,8 @@ LABELLED: list[tuple[str, str | bytes, dict[str, Any], str, str]] = [
     ("a.csv", 'text,label\n"a\nb",x\nc,d,y\n', {}, ":4: expected 2 fields, found 3", "quotes"),
     ("a.csv", "text,label\na,x\nb, \n", {}, ":3: the label is empty", ""),
     (
-        *("a.tsv", b"text\tlabel\ncaf\xe9\tx\n", {}),
+        # UTF-8 with a damaged byte, which is no other encoding.
+        *("a.tsv", b"text\tlabel\ncaf\xe9 \xc3\xa9\tx\n", {}),
         *(":2: invalid UTF-8 at byte 14 (0xe9: invalid continuation byte)", "--invalid-utf8 replace"),
     ),
     ("a.csv", TWICE, {}, ": 2 columns are called 'label'", "number"),

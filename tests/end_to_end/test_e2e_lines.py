@@ -56,7 +56,7 @@ def test_every_reader_of_lines_gives_the_lines_of_the_file(
     for source, target, side in ((path, tmp_path / "other.txt", "source"), (tmp_path / "other.txt", path, "target")):
         [pairs] = open_pairs([Spec(str(source), str(target))], columns=Columns())
         assert [getattr(row, side) for row in pairs.rows()] == lines
-    [text] = open_sources([Spec(str(path))], columns=Columns(), errors="strict")
+    [text] = open_sources([Spec(str(path))], columns=Columns())
     read = "".join(piece.text for piece in text.documents())
     assert read.removesuffix("\n").split("\n") == lines
 

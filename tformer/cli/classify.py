@@ -115,8 +115,8 @@ class _Session:
             options.input_path or STANDARD_INPUT,
             pairs=True if options.text2_column is not None else self.classifier.reads_pairs,
             columns=options.columns(self.classifier.columns),
-            by_column=options.text_column is not None or options.text2_column is not None,
-            errors=options.invalid_utf8,
+            by_column=any((options.text_column, options.text2_column, options.delimiter)),
+            reading=options.reading,
             on_note=lambda note: show_notes([note]),
         )
 
@@ -136,7 +136,7 @@ class _Session:
                 yield partial(self.classifier.scores, part), part.places
         else:
             number = 1
-            for places in line_blocks(source, errors=self.options.invalid_utf8, size=BLOCK_IMAGES):
+            for places in line_blocks(source, errors=self.options.reading.errors, size=BLOCK_IMAGES):
                 lines = [f"{name_of(source)}:{number + index}" for index in range(len(places))]
                 paths = [Path(place) for place in places]
                 yield partial(self.classifier.classify_images, paths, named_in=lines), places

@@ -13,7 +13,7 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import console, emit, emit_json, progress_reporter, show_notes
 from tformer.support.errors import InputError, Interrupted
 from tformer.support.files import require_writable
-from tformer.support.options import Errors, Json, Panel, TextColumn, argument
+from tformer.support.options import Delimiter, Encoding, Errors, Json, Panel, TextColumn, argument
 from tformer.tokenizer.options import TEXT, TokenizerOptions
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ class TrainTokenizerOptions:
         "strict"
     )
     text_column: Annotated[TextColumn, TEXT] = None
+    encoding: Annotated[Encoding, TEXT] = None
+    delimiter: Annotated[Delimiter, TEXT] = None
     out: Annotated[Path, OUTPUT("--out", help="The file to write.")] = Path("tokenizer.json")
     force: Annotated[bool, OUTPUT("--force", help="Replace an existing, different file.")] = False
     as_json: Annotated[Json, OUTPUT] = False
@@ -58,6 +60,7 @@ def train_tokenizer(options: TrainTokenizerOptions) -> None:
 
     from tformer.data.sources.columns import parse_column
     from tformer.data.sources.files import total_bytes
+    from tformer.data.sources.reading import Reading
     from tformer.data.sources.text import open_sources
     from tformer.tokenizer.report import tokenizer_report
     from tformer.tokenizer.train import train_with_facts
@@ -67,7 +70,7 @@ def train_tokenizer(options: TrainTokenizerOptions) -> None:
         sources = open_sources(
             [SimpleNamespace(path=path, weight=1.0) for path in options.inputs],
             columns=SimpleNamespace(text=parse_column(options.text_column)),
-            errors=options.invalid_utf8,
+            reading=Reading(options.invalid_utf8, options.encoding, options.delimiter),
         )
         for source in sources:
             show_notes((f"reading {source.name}", *source.notes))

@@ -21,6 +21,7 @@ from typing import TypeVar
 from tformer.data.sources.files import MAX_ROW_CHARACTERS, decode_text, read_bytes
 from tformer.data.sources.labelled import open_labelled
 from tformer.data.sources.pairs import with_prefix
+from tformer.data.sources.reading import Reading
 from tformer.data.sources.tables import table_format
 from tformer.decoding.sentences import Places, SentenceReader
 from tformer.recipe.sections import Columns, SourceSpec
@@ -45,7 +46,7 @@ def name_of(path: str) -> str:
     return "standard input" if path == STANDARD_INPUT else path
 
 
-def line_blocks(path: str, *, errors: Errors, size: int) -> Iterator[list[str]]:
+def line_blocks(path: str, *, errors: Errors, size: int, encoding: str | None = None) -> Iterator[list[str]]:
     """Up to `size` lines at a time, without their ends, of a file or of standard input (`-`).
 
     A block ends where its lines have `BLOCK_CHARACTERS`. Raises InputError for a line of more than
@@ -59,7 +60,7 @@ def line_blocks(path: str, *, errors: Errors, size: int) -> Iterator[list[str]]:
     lines: list[str] = []
     unfinished: list[str] = []  # parts of a line that has no end yet
     done = held = length = 0  # lines done, characters of `lines` and of `unfinished`
-    for text in decode_text(chunks, name=name, errors=errors):
+    for text in decode_text(chunks, name=name, errors=errors, encoding=encoding or "utf-8"):
         first, *others = text.split("\n")
         unfinished.append(first)
         length += len(first)
@@ -102,7 +103,7 @@ def text_blocks(
     pairs: bool | None,
     columns: Columns,
     by_column: bool,
-    errors: Errors,
+    reading: Reading,
     on_note: Callable[[str], None],
 ) -> Iterator[list[Text]]:
     """The texts, or pairs of texts, of a file or of standard input (`-`).
@@ -110,7 +111,7 @@ def text_blocks(
     Args:
         pairs: each input is two texts, in plain text with a tab between them. None: as many as the table has.
         columns: of tables.
-        by_column: the columns were named on the command line, so standard input is a table too.
+        by_column: columns or their delimiter were named on the command line, so any input is a table.
         on_note: called with each note of a table.
 
     Raises:
@@ -118,13 +119,13 @@ def text_blocks(
             one is (file and line).
     """
     if by_column or (path != STANDARD_INPUT and table_format(Path(path)) is not None):
-        rows = _table_texts(path, pairs=pairs, columns=columns, errors=errors, on_note=on_note)
+        rows = _table_texts(path, pairs=pairs, columns=columns, reading=reading, on_note=on_note)
         yield from batches_of(
             rows, lambda row: len(row[0]) + len(row[1] or ""), size=BLOCK_CHARACTERS, count=BLOCK_LINES
         )
         return
     name, number = name_of(path), 0
-    for lines in line_blocks(path, errors=errors, size=BLOCK_LINES):
+    for lines in line_blocks(path, errors=reading.errors, encoding=reading.encoding, size=BLOCK_LINES):
         if pairs:
             yield [_pair(line, place=f"{name}:{number + index}") for index, line in enumerate(lines, start=1)]
         else:
@@ -133,9 +134,9 @@ def text_blocks(
 
 
 def _table_texts(
-    path: str, *, pairs: bool | None, columns: Columns, errors: Errors, on_note: Callable[[str], None]
+    path: str, *, pairs: bool | None, columns: Columns, reading: Reading, on_note: Callable[[str], None]
 ) -> Iterator[Text]:
-    for source in open_labelled((SourceSpec(path=path),), columns=columns, errors=errors, needs_label=False):
+    for source in open_labelled((SourceSpec(path=path),), columns=columns, reading=reading, needs_label=False):
         for note in source.notes:
             on_note(note)
         if pairs is not None and source.has_text2 != pairs:

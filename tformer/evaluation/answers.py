@@ -16,8 +16,10 @@ from tformer.support.formatting import as_cell
 from tformer.support.options import (
     MACHINE,
     Checkpoint,
+    Delimiter,
     Device,
     Devices,
+    Encoding,
     InvalidUtf8,
     Panel,
     Precision,
@@ -31,6 +33,7 @@ from tformer.support.options import (
 if TYPE_CHECKING:
     import numpy as np
 
+    from tformer.data.sources.reading import Reading
     from tformer.evaluation.classifier import Classifier
     from tformer.evaluation.thresholds import Thresholds
     from tformer.nn.classification_heads import LabelKind
@@ -59,7 +62,7 @@ class ClassifyOptions:
         INPUT(
             "--input",
             metavar="FILE|-",
-            help="Texts, one per line (pairs separated by a tab), or a csv, tsv, jsonl or parquet table. For image "
+            help="Texts, one per line (pairs separated by a tab), or a table (csv, tsv, xlsx, jsonl, parquet). For image "
             "models: paths, one per line, or a folder, zip or IDX file of images.",
             default="standard input if it is piped",
         ),
@@ -70,6 +73,8 @@ class ClassifyOptions:
     ] = None
     text2_column: Annotated[str | None, INPUT("--text2-column", metavar="C", help="The second text.", rare=True)] = None
     invalid_utf8: Annotated[InvalidUtf8, INPUT] = "strict"
+    encoding: Annotated[Encoding, INPUT] = None
+    delimiter: Annotated[Delimiter, INPUT] = None
     top: Annotated[int | None, ANSWER("--top-k", metavar="K", help="Show the K most probable labels.")] = None
     threshold: Annotated[
         float | None,
@@ -154,6 +159,13 @@ class ClassifyOptions:
         if self.text is not None:
             return []
         return list(map(str, self.images)) or [self.input_path or STANDARD_INPUT]
+
+    @property
+    def reading(self) -> Reading:
+        """How texts are read. Raises InputError for an unknown encoding or delimiter."""
+        from tformer.data.sources.reading import Reading
+
+        return Reading(self.invalid_utf8, self.encoding, self.delimiter)
 
     def columns(self, trained: Columns) -> Columns:
         """The columns named on the command line, over those that the model was trained on."""

@@ -13,8 +13,10 @@ from tformer.support.files import refuse_to_replace, require_writable
 from tformer.support.options import (
     DATA,
     Checkpoint,
+    Delimiter,
     Device,
     Devices,
+    Encoding,
     Errors,
     Json,
     LabelColumn,
@@ -58,6 +60,8 @@ class DataOptions:
             default="strict; for the run's own data as in training",
         ),
     ] = None
+    encoding: Encoding = None
+    delimiter: Delimiter = None
     source: Annotated[
         str | None, PAIRS("--source", metavar="FILE", help="File with one source per line; needs --target.")
     ] = None
@@ -255,6 +259,9 @@ class EvaluationOptions(DataOptions):
 
 COMMON = frozenset({"run", "data", "batch_size", "as_json", "checkpoint", "device", "devices", "precision", "quantize"})
 """Options that apply to every kind of data."""
+
+READING = frozenset({"invalid_utf8", "encoding", "delimiter"})
+"""Options of how texts and tables are read."""
 
 DECODING = frozenset(
     {

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tformer.data.sources.augmentation import AugmentationName
+from tformer.data.sources.reading import Reading
 from tformer.optim.optimizers import OptimizerName
 from tformer.optim.schedules import ScheduleName
 from tformer.support import decoding as row
@@ -33,7 +34,7 @@ class Section(BaseModel):
 
 
 class Columns(Section):
-    """Columns of csv, tsv, jsonl and parquet files: names, or numbers counted from 0."""
+    """Columns of tables: names, or numbers counted from 0."""
 
     text: str | int | None = None  # the text
     text2: str | int | None = None  # the second text of a pair
@@ -64,6 +65,8 @@ class Data(Section):
     columns: Columns = Columns()
     # what to do with invalid UTF-8: stop with an error, or put U+FFFD in its place
     errors: Literal["strict", "replace"] = "strict"
+    encoding: str | None = None  # of text, such as utf-8, latin-1, utf-16; null: found in tables, else utf-8
+    delimiter: str | None = None  # what separates the cells of csv: a character, or tab; null: found
     # how texts fill windows; none: one document per example, padded
     packing: Literal["concat", "documents", "none"] = "concat"
     document_mask: bool = False  # packed documents do not see each other
@@ -87,6 +90,11 @@ class Data(Section):
     subword_sampling: Probability = 0.0
     # random changes of training images, in this order; randaugment: arXiv 1909.13719, erase: arXiv 1708.04896
     augment: tuple[AugmentationName, ...] = ()
+
+    @property
+    def reading(self) -> Reading:
+        """How files are read. Raises InputError for an unknown encoding or delimiter."""
+        return Reading(self.errors, self.encoding, self.delimiter)
 
 
 class ParameterGroup(Section):

@@ -189,6 +189,18 @@ TextColumn = Annotated[
 ]
 Text2Column = Annotated[str | None, DATA("--text2-column", metavar="C", help="Column of the second text.", rare=True)]
 LabelColumn = Annotated[str | None, DATA("--label-column", metavar="C", help="Column of the label or score.")]
+ENCODING = DATA(
+    "--encoding",
+    metavar="NAME",
+    help="Encoding of the text: utf-8, latin-1, utf-16, ...",
+    default="found in tables, else utf-8",
+    rare=True,
+)
+Encoding = Annotated[str | None, ENCODING]
+DELIMITER = DATA(
+    "--delimiter", metavar="C", help="What separates the cells of csv: a character, or tab.", default="found", rare=True
+)
+Delimiter = Annotated[str | None, DELIMITER]
 InvalidUtf8 = Annotated[Errors, option("--invalid-utf8", help="How to treat invalid UTF-8 in --input.", rare=True)]
 TaskPrefix = Annotated[
     str | None,

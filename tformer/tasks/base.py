@@ -19,6 +19,7 @@ from tformer.checkpoint.read import Checkpoint
 from tformer.data.batching.mixture import Samples
 from tformer.data.shards.array_files import ArrayFile
 from tformer.data.sources.columns import parse_column
+from tformer.data.sources.reading import Reading
 from tformer.decoding.prompts import task_prefix
 from tformer.evaluation.options import DataOptions, EvaluationOptions
 from tformer.evaluation.predict import tally_objective
@@ -30,7 +31,6 @@ from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns, Data, SourceSpec
 from tformer.support.errors import InputError, NotFiniteError
 from tformer.support.files import STANDARD_INPUT
-from tformer.support.options import Errors
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import ShouldStop, Work
 
@@ -193,7 +193,7 @@ class ChosenData:
     specs: tuple[SourceSpec, ...]
     columns: Columns
     given: Columns | None
-    errors: Errors
+    reading: Reading
     held_out: bool
 
 
@@ -207,13 +207,16 @@ def choose_data(loaded: Loaded, options: DataOptions) -> ChosenData:
     given = Columns(**{name: parse_column(getattr(options, f"{name}_column")) for name in COLUMNS})
     updates = {name: column for name in COLUMNS if (column := getattr(given, name)) is not None}
     columns = data.columns.model_copy(update=updates)
-    errors = options.invalid_utf8 or ("strict" if named else data.errors)
+    own = Reading() if named else data.reading
+    reading = Reading(
+        options.invalid_utf8 or own.errors, options.encoding or own.encoding, options.delimiter or own.delimiter
+    )
     prefix, _ = task_prefix(loaded.recipe, options.prefix)
     if named:
         path = options.data or options.source
         assert path is not None
         spec = SourceSpec(path=path, target_path=options.target, prefix=prefix)
-        return ChosenData((spec,), columns, given, errors, held_out=False)
+        return ChosenData((spec,), columns, given, reading, held_out=False)
     if loaded.imported:
         raise InputError(
             f"{loaded.path} was imported: it has no training data",
@@ -236,7 +239,7 @@ def choose_data(loaded: Loaded, options: DataOptions) -> ChosenData:
                 hint="name what to evaluate on with --data or --source",
             )
         prefixed.append(spec.model_copy(update={"prefix": chosen}))
-    return ChosenData(tuple(prefixed), columns, None, errors, held_out)
+    return ChosenData(tuple(prefixed), columns, None, reading, held_out)
 
 
 @dataclass(frozen=True)

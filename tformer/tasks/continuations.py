@@ -13,7 +13,7 @@ from tformer.data.encoding import encode_prompt
 from tformer.data.sources.pairs import open_pairs
 from tformer.decoding.prompts import encode_continuation
 from tformer.decoding.score import TargetScore, score_continuations
-from tformer.evaluation.options import EvaluationOptions
+from tformer.evaluation.options import READING, EvaluationOptions
 from tformer.loading import Loaded
 from tformer.metrics.text import perplexity
 from tformer.support.errors import InputError
@@ -22,7 +22,7 @@ from tformer.tasks.text import Text
 from tformer.tokenizer.pieces import size_for_message
 from tformer.workers.work import Work
 
-PAIR_OPTIONS = frozenset({"score", "source", "target", "source_column", "target_column", "invalid_utf8", "seq_len"})
+PAIR_OPTIONS = READING | {"score", "source", "target", "source_column", "target_column", "seq_len"}
 BATCH_TOKENS = 4096
 
 
@@ -41,7 +41,7 @@ class Continuations(Text):
                 hint="name them: --source prompts.txt --target continuations.txt, or a table of both with --data",
             )
         tokenizer, limit = loaded.text_tokenizer, loaded.model.max_seq_len
-        sources = open_pairs(data.specs, columns=data.columns, errors=data.errors)
+        sources = open_pairs(data.specs, columns=data.columns, reading=data.reading)
         rows = [row for source in sources for row in source.rows()]
         work.note_all(*sources)
         prompts, targets = list[list[int]](), list[list[int]]()

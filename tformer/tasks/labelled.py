@@ -17,6 +17,7 @@ import numpy as np
 from tformer.data.shards.corpus import Example
 from tformer.data.shards.labelled_tokens import LabelledTokens, labels_of, tokenize_labelled
 from tformer.data.sources.labelled import LabelIndex, LabelledSource, collect_labels, hold_out, open_labelled
+from tformer.data.sources.reading import Reading
 from tformer.data.sources.tables import LabelledRow
 from tformer.evaluation.classifier import Classifier, GivenRows, plain_objective
 from tformer.evaluation.mistakes import write_mistakes
@@ -34,7 +35,6 @@ from tformer.recipe.sections import Columns, Data, SourceSpec
 from tformer.support.errors import InputError
 from tformer.support.files import require_writable
 from tformer.support.formatting import listed
-from tformer.support.options import Errors
 from tformer.tasks.base import (
     ChosenData,
     GivenExample,
@@ -111,8 +111,8 @@ class Labelled(Task):
         """Read and tokenize the rows. Errors: a file without labels, an unknown label, one class only."""
         recipe = start.recipe
         data, options = recipe.data, recipe.objectives[0]
-        sources = _open(recipe, data.train, data.columns, data.errors)
-        valid_sources = _open(recipe, data.valid, data.columns, data.errors) if data.valid else []
+        sources = _open(recipe, data.train, data.columns, data.reading)
+        valid_sources = _open(recipe, data.valid, data.columns, data.reading) if data.valid else []
         with_pairs = _reads_pairs([*sources, *valid_sources])
         if getattr(options, "swap_pairs", False) and not (with_pairs and recipe.model.embedding.token_types > 1):
             raise InputError(
@@ -185,7 +185,7 @@ class Labelled(Task):
 
     def survey(self, recipe: Recipe) -> Survey | None:
         data = recipe.data
-        sources = _open(recipe, data.train, data.columns, data.errors)
+        sources = _open(recipe, data.train, data.columns, data.reading)
         rows = islice((row for source in sources for row in source.rows()), MAX_SURVEYED)
         words = [words_of(row.text) + words_of(row.text2 or "") for row in rows]
         return TextSurvey(
@@ -210,7 +210,7 @@ class Labelled(Task):
     def read(self, loaded: Loaded, data: ChosenData, work: Work) -> tuple[Any, str]:
         """The examples of an evaluation, and their name."""
         recipe = loaded.recipe
-        sources = _open(recipe, data.specs, data.columns, data.errors)
+        sources = _open(recipe, data.specs, data.columns, data.reading)
         work.note_all(*sources)
         trained_on_pairs = recipe.data.columns.text2 is not None
         for source in sources:
@@ -311,11 +311,11 @@ def chosen_part(samples: Any, data: ChosenData, recipe: Recipe) -> tuple[Any, st
     return split_labelled(samples, recipe.data)[1], f"{recipe.data.valid_fraction:.0%} of {samples.name}, held out"
 
 
-def _open(recipe: Recipe, specs: Sequence[SourceSpec], columns: Columns, errors: Errors) -> list[LabelledSource]:
+def _open(recipe: Recipe, specs: Sequence[SourceSpec], columns: Columns, reading: Reading) -> list[LabelledSource]:
     return open_labelled(
         specs,
         columns=columns,
-        errors=errors,
+        reading=reading,
         needs_label=True,
         numeric_label=label_kind_of(recipe) == "score",
         multi_label=label_kind_of(recipe) == "labels",

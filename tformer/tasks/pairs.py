@@ -95,8 +95,8 @@ class Pairs(Task):
         """
         recipe = _with_shared_prefix(start.recipe)
         data = recipe.data
-        sources = open_pairs(data.train, columns=data.columns, errors=data.errors)
-        valid_sources = open_pairs(data.valid, columns=data.columns, errors=data.errors) if data.valid else []
+        sources = open_pairs(data.train, columns=data.columns, reading=data.reading)
+        valid_sources = open_pairs(data.valid, columns=data.columns, reading=data.reading) if data.valid else []
         if (shared := shared_columns([*sources, *valid_sources])) is not None:
             columns = data.columns.model_copy(update={"source": shared[0], "target": shared[1]})
             recipe = recipe.model_copy(update={"data": data.model_copy(update={"columns": columns})})
@@ -155,7 +155,7 @@ class Pairs(Task):
 
     def survey(self, recipe: Recipe) -> Survey | None:
         data = recipe.data
-        sources = open_pairs(data.train, columns=data.columns, errors=data.errors)
+        sources = open_pairs(data.train, columns=data.columns, reading=data.reading)
         rows = islice((row for source in sources for row in source.rows()), MAX_SURVEYED)
         may_have_tags = any("," in str(side) for source in sources for side, _ in source.columns)
         sides, known, tags, tagged = [], set[str](), set[str](), 0
@@ -194,10 +194,10 @@ class Pairs(Task):
         """The pairs of an evaluation, and their name. `whole`: no target is cut; InputError for one too long."""
         recipe, given = loaded.recipe, data.given
         if given is None:
-            sources = open_pairs(data.specs, columns=data.columns, errors=data.errors)
+            sources = open_pairs(data.specs, columns=data.columns, reading=data.reading)
         else:  # the run's columns only where a table has them
             columns = Columns(source=given.source, target=given.target)
-            sources = open_pairs(data.specs, columns=columns, preferred=data.columns, errors=data.errors)
+            sources = open_pairs(data.specs, columns=columns, preferred=data.columns, reading=data.reading)
         tokenizers = (loaded.text_tokenizer, loaded.target_tokenizer)
         # What is held out depends on which pairs training kept.
         parts = [

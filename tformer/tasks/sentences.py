@@ -82,7 +82,7 @@ class Sentences(MaskedText):
 
     def held_out(self, loaded: Loaded, data: ChosenData, work: Work) -> HeldOut:
         recipe, tokenizer = loaded.recipe, loaded.text_tokenizer
-        sources = open_sources(data.specs, columns=data.columns, errors=data.errors)
+        sources = open_sources(data.specs, columns=data.columns, reading=data.reading)
         work.note_all(*sources)
         name = ", ".join(source.name for source in sources)
         sentences = _read_sentences(sources, tokenizer, work)

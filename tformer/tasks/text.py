@@ -24,7 +24,7 @@ from tformer.data.sources.text import TextSource, open_sources
 from tformer.decoding.generate import generate
 from tformer.decoding.settings import GenerationSettings
 from tformer.evaluation.lm import combine_validation, evaluate_lm, isolates_documents, windows
-from tformer.evaluation.options import EvaluationOptions
+from tformer.evaluation.options import READING, EvaluationOptions
 from tformer.loading import Loaded
 from tformer.model import Transformer
 from tformer.objectives import build_objective
@@ -53,7 +53,7 @@ from tformer.tasks.tokenizers import LEFT_OUT, Texts, obtain_tokenizer, text_con
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import ShouldStop, Work
 
-TEXT_OPTIONS = frozenset({"text_column", "invalid_utf8", "seq_len"})
+TEXT_OPTIONS = READING | {"text_column", "seq_len"}
 NO_DATA = "no --data: training on the documentation that comes with Python (builtin:python-docs)"
 
 VALIDATION_TOKENS = 16384  # of a batch
@@ -69,7 +69,7 @@ def validation_batch(seq_len: int) -> int:
 
 def open_text(specs: Sequence[SourceSpec], data: Data) -> list[TextSource]:
     """The sources of a training; without any, the built-in text."""
-    return open_sources(specs, columns=data.columns, errors=data.errors)
+    return open_sources(specs, columns=data.columns, reading=data.reading)
 
 
 def tokenizer_documents(sources: Sequence[TextSource], data: Data) -> Texts:
@@ -197,7 +197,7 @@ class CorpusTask(Task):
 
     def read(self, loaded: Loaded, data: ChosenData, work: Work) -> tuple[list[TokenCorpus], str]:
         """The corpora of an evaluation, and their name."""
-        sources = open_sources(data.specs, columns=data.columns, errors=data.errors)
+        sources = open_sources(data.specs, columns=data.columns, reading=data.reading)
         corpora = [read_corpus(source, loaded.text_tokenizer, work) for source in sources]
         work.note_all(*sources, *corpora)
         name = ", ".join(source.name for source in sources)

@@ -15,6 +15,8 @@ from tformer.support.options import (
     DEVICE,
     DEVICES,
     PRECISION,
+    Delimiter,
+    Encoding,
     Json,
     Option,
     Panel,
@@ -63,7 +65,7 @@ class TrainOptions:
         DATA(
             "--data",
             metavar="PATH",
-            help="Text, csv/tsv/jsonl/parquet, images, glob, URL, - or builtin:NAME; repeatable.",
+            help="Text, a table (csv, xlsx, jsonl, ...), images, glob, URL, -, builtin:NAME; repeatable.",
             default="built-in data",
         ),
     ] = ()
@@ -145,6 +147,8 @@ class TrainOptions:
         ),
         Key("data.errors"),
     ] = None
+    encoding: Annotated[Encoding, Key("data.encoding")] = None
+    delimiter: Annotated[Delimiter, Key("data.delimiter")] = None
     tokenizer: Annotated[
         Path | None,
         DATA("--tokenizer", metavar="FILE", help="A tokenizer.json.", default="one is trained on the data"),

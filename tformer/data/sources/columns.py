@@ -56,6 +56,8 @@ UNMISTAKABLE_SIDES = frozenset(("source", "target", "src", "tgt", "trg", "source
 MIN_ROWS_OF_NUMBERS = 3  # below a word, for the word to count as a column name
 SHOWN_CHARACTERS = 60  # of a first row, in a hint
 
+WHOLE_FLOAT = re.compile(r"-?\d+\.0")
+
 Chosen = dict[str, tuple[int, ...]]
 """Column numbers by role."""
 
@@ -136,9 +138,9 @@ class Head:
         return [column for column in range(self.width) if column not in {*used, *numbering}]
 
     def cannot_tell(self, role: str, *, row: str = "") -> InputError:
+        hint = column_hint(role) if self.width > 1 else "if cells are separated otherwise, name it with --delimiter"
         return InputError(
-            f"{self.file}: cannot tell which column holds the {ROLES[role]}; {self.describe()}",
-            hint=f"{column_hint(role)}{row}",
+            f"{self.file}: cannot tell which column holds the {ROLES[role]}; {self.describe()}", hint=f"{hint}{row}"
         )
 
     def same_column(self, first: str, second: str, column: int) -> InputError:
@@ -193,6 +195,10 @@ class Layout(ABC):
     def plain_text_error(self, name: str, *, empty: bool) -> InputError:
         """The error for plain text where a table is needed."""
 
+    def has_whole_labels(self, labels: Sequence[str]) -> bool:
+        """Whether these first labels are whole numbers made floats, as pandas does it where one is missing."""
+        return False
+
 
 @dataclass(frozen=True)
 class LabelledLayout(Layout):
@@ -227,6 +233,11 @@ class LabelledLayout(Layout):
         missing = "labels" if self.needs_label else "columns"
         hint = "files with labels end in .csv, .tsv, .jsonl or .parquet"
         return InputError(f"{name}: plain text has no {missing}", hint=hint)
+
+    def has_whole_labels(self, labels: Sequence[str]) -> bool:
+        """Only of classes: a score stays as it is written."""
+        present = [label for label in map(str.strip, labels) if label not in ("", "NaN")]
+        return bool(present) and not self.numeric_label and all(map(WHOLE_FLOAT.fullmatch, present))
 
     def _looks_like_names(self, first: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
         """A known name of a text column that occurs once; or a word above a column of numbers."""

@@ -1,8 +1,9 @@
 """Reading of files, folders and streams: the paths of the data section, their bytes and text, in bounded memory.
 
-Bytes are plain, gzip (.gz) or Zstandard (.zst). Text is UTF-8, and comes in pieces of at most `PIECE_BYTES`, so that a
-file of one endless line streams like any other. CRLF becomes LF, CR alone is text; a byte order mark
-at the start is dropped; NUL is kept. Errors name the file, and the line or the byte.
+Bytes are plain, gzip (.gz) or Zstandard (.zst). Text is UTF-8, or of another encoding that is named, or found in a
+table (`Reading`). It comes in pieces of at most `PIECE_BYTES`, so that a file of one endless line streams like any
+other. CRLF becomes LF, CR alone is text; a byte order mark at the start is dropped; NUL is kept. Errors name the file,
+and the line or the byte.
 
 A file that changes while it is read is refused (`unchanged`), so that no cache keeps what was read of it.
 """
@@ -21,10 +22,12 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, ClassVar, NamedTuple, Protocol
 
+from tformer.data.sources.reading import Reading, find_delimiter, find_encoding
 from tformer.data.sources.remote import RemoteFile, find, is_url
 from tformer.support.errors import InputError, StorageError
 from tformer.support.files import STANDARD_INPUT, open_stream
@@ -35,18 +38,29 @@ EDGE_BYTES = 1 << 20  # of each end of a file, for its fingerprint
 SAMPLES = 64  # blocks between these ends, evenly spread
 SAMPLE_BYTES = 1 << 15  # of each
 HEAD_BYTES = 8192  # in which a binary file shows
+HEAD_LINES = 400  # in which the separator of csv is found
 MAX_ROW_CHARACTERS = 1 << 26  # of jsonl, csv and tsv, where a row is parsed whole
 
 FilePath = Path | RemoteFile
 
+DELIMITED = (".csv", ".tsv")
+SHEETS = (".xlsx", ".ods")
+PACKED = (".parquet", *SHEETS)
+UTF8 = (".jsonl", ".ndjson", *PACKED)  # or no text
+
 MAGIC_HINTS = (  # for files that are not UTF-8
-    (b"\xff\xfe", "it looks like UTF-16: convert it, for example with `iconv -f UTF-16 -t UTF-8`"),
-    (b"\xfe\xff", "it looks like UTF-16: convert it, for example with `iconv -f UTF-16 -t UTF-8`"),
+    (b"\xff\xfe", "it looks like UTF-16: read it with --encoding utf-16"),
+    (b"\xfe\xff", "it looks like UTF-16: read it with --encoding utf-16"),
     (b"\x1f\x8b", "it looks like gzip: name it with the ending .gz"),
     (b"\x28\xb5\x2f\xfd", "it looks like Zstandard: name it with the ending .zst"),
-    (b"PK\x03\x04", "it looks like a zip archive: unpack it and give the folder"),
+    (
+        b"PK\x03\x04",
+        "it looks like a zip archive (unpack it and give the folder) or a spreadsheet (name it .xlsx or .ods)",
+    ),
+    (b"\xd0\xcf\x11\xe0", "it looks like an old Excel file: save it as .xlsx or .csv"),
     (b"PAR1", "it looks like Parquet: name it with the ending .parquet"),
 )
+MAGIC_BYTES = 4
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -59,35 +73,33 @@ class Piece(NamedTuple):
     ends_document: bool
 
 
-def decode_text(chunks: Iterator[bytes], *, name: str, errors: Errors) -> Iterator[str]:
-    """The text of a byte stream in pieces. Raises InputError with line and byte for invalid UTF-8 if "strict"."""
-    lines_before, bytes_before, pending, head = 0, 0, b"", b""
-    final = False
+def decode_text(chunks: Iterator[bytes], *, name: str, errors: Errors, encoding: str = "utf-8") -> Iterator[str]:
+    """The text of a byte stream in pieces. If "strict", raises InputError with line and byte for what is no character.
+
+    encoding: its name in Python.
+    """
+    decoder = codecs.getincrementaldecoder(encoding)(errors)
+    lines_before, bytes_read, head, carried = 0, 0, b"", ""
+    at_start, final = True, False
     while not final:
         chunk = next(chunks, b"")
         final = not chunk
-        data = pending + chunk
-        if bytes_before == 0:
-            if not final and len(data) < len(codecs.BOM_UTF8):
-                pending = data  # too short for a byte order mark
-                continue
-            head = data[:4]
-            if data.startswith(codecs.BOM_UTF8):
-                data, bytes_before = data[len(codecs.BOM_UTF8) :], len(codecs.BOM_UTF8)
+        bytes_read += len(chunk)
+        head = head if len(head) >= MAGIC_BYTES else (head + chunk)[:MAGIC_BYTES]
         try:
-            text, used = codecs.utf_8_decode(data, errors, final)
-        except UnicodeDecodeError as error:
-            before = data[: error.start].count(b"\n")
-            hint = "convert it to UTF-8, or accept replacement characters with --invalid-utf8 replace (data.errors)"
+            text = carried + decoder.decode(chunk, final)
+        except UnicodeDecodeError as error:  # its object holds bytes of the chunk before, too
+            line, byte = error.object[: error.start].count(b"\n"), bytes_read - len(error.object) + error.start
+            hint = "name its encoding with --encoding, or accept replacement characters with --invalid-utf8 replace"
             raise InputError(
-                f"{name}:{lines_before + before + 1}: invalid UTF-8 at byte "
-                f"{bytes_before + error.start} (0x{data[error.start]:02x}: {error.reason})",
+                f"{name}:{lines_before + line + 1}: invalid {'UTF-8' if encoding == 'utf-8' else encoding} at byte "
+                f"{byte} (0x{error.object[error.start]:02x}: {error.reason})",
                 hint=next((known for magic, known in MAGIC_HINTS if head.startswith(magic)), hint),
             ) from None
-        if text.endswith("\r") and not final:
-            text, used = text[:-1], used - 1  # the next chunk may begin with its newline
-        pending, bytes_before = data[used:], bytes_before + used
-        text = text.replace("\r\n", "\n")  # a carriage return alone is text
+        if at_start and text:
+            text, at_start = text.removeprefix("\ufeff"), False
+        carried = "\r" if text.endswith("\r") and not final else ""  # the next chunk may begin with its newline
+        text = text.removesuffix(carried).replace("\r\n", "\n")  # a carriage return alone is text
         if text:
             lines_before += text.count("\n")
             yield text
@@ -133,7 +145,11 @@ def end_last(texts: Iterator[str]) -> Iterator[Piece]:
 # -- bytes -------------------------------------------------------------------------------------------------------------
 
 
-PACKAGES = {".zst": ("zstandard", "zstd"), ".parquet": ("pyarrow.parquet", "parquet")}
+PACKAGES = {
+    ".zst": ("zstandard", "zstd"),
+    ".parquet": ("pyarrow.parquet", "parquet"),
+    **dict.fromkeys(SHEETS, ("python_calamine", "excel")),
+}
 """The module that reads an ending, and the extra of tformer that installs it."""
 COMPRESSIONS = {".gz": 1 << 14, ".zst": 1 << 10}
 """Input bytes of one call of each decompressor: 1 KB of zstd can unfold to 32 MB, of gzip to 1 MB."""
@@ -394,11 +410,45 @@ class Spool:
 
 @dataclass(frozen=True)
 class Content:
-    """The text of one file or of one spooled stream; it can be read any number of times."""
+    """The text of one file or of one spooled stream; it can be read any number of times.
+
+    is_table: it is csv or tsv, or may be: its encoding is found.
+    """
 
     name: str
     origin: FoundFile | Spool
-    errors: Errors
+    reading: Reading
+    is_table: bool = False
+
+    @property
+    def errors(self) -> Errors:
+        return self.reading.errors
+
+    @cached_property
+    def encoding(self) -> str:
+        """The name of its encoding in Python. Where invalid UTF-8 is replaced, it is UTF-8 unless named otherwise."""
+        if self.reading.encoding is not None:
+            return codecs.lookup(self.reading.encoding).name
+        is_found = self.is_table and self.errors == "strict"
+        return find_encoding(self.origin.read()) if is_found else "utf-8"
+
+    @cached_property
+    def delimiter(self) -> str:
+        """What stands between the cells of csv."""
+        if self.reading.separator is not None:
+            return self.reading.separator
+        lines, room = list[str](), PIECE_BYTES
+        for line in split_lines(self.texts(), name=self.name):
+            lines.append(line)
+            room -= len(line)
+            if len(lines) >= HEAD_LINES or room <= 0:
+                break
+        return find_delimiter(lines)
+
+    @property
+    def decoding(self) -> str:
+        """How bytes become text, for fingerprints."""
+        return self.errors if self.encoding == "utf-8" else f"{self.errors}:{self.encoding}"
 
     @property
     def path(self) -> FilePath | None:
@@ -410,7 +460,7 @@ class Content:
         return self.path
 
     def texts(self) -> Iterator[str]:
-        return decode_text(self.origin.read(), name=self.name, errors=self.errors)
+        return decode_text(self.origin.read(), name=self.name, errors=self.errors, encoding=self.encoding)
 
     def fingerprint(self) -> str:
         return self.origin.content()[0]
@@ -422,7 +472,7 @@ class Content:
         """Bytes of text; None if compression hides the number."""
         if isinstance(self.origin, Spool):
             return self.origin.size
-        plain = compression_of(self.file) is None and format_ending(self.file) != ".parquet"
+        plain = compression_of(self.file) is None and format_ending(self.file) not in PACKED
         return size_of(self.file) if plain else None
 
 
@@ -438,10 +488,15 @@ class Found:
     spool: Spool | None = None
     notes: tuple[str, ...] = ()
 
-    def contents(self, errors: Errors) -> list[Content]:
+    def contents(self, reading: Reading, *, are_tables: bool = False) -> list[Content]:
+        """The files or the stream. are_tables: also those whose ending says nothing, as far as they are text."""
         if self.spool is not None:
-            return [Content(self.name, self.spool, errors)]
-        return [Content(str(path), FoundFile(path), errors) for path in self.paths]
+            return [Content(self.name, self.spool, reading, are_tables)]
+        endings = {path: format_ending(path) for path in self.paths}
+        return [
+            Content(str(path), FoundFile(path), reading, ending in DELIMITED or (are_tables and ending not in UTF8))
+            for path, ending in endings.items()
+        ]
 
 
 def locate(path: str, *, is_known: Callable[[FilePath], bool], known: str) -> Found:

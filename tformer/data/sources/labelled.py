@@ -16,9 +16,10 @@ import numpy as np
 
 from tformer.data.permutation import derive_key, permute_by_network
 from tformer.data.sources.builtin import DEFAULTS, PREFIX, find_builtin
-from tformer.data.sources.columns import Column, LabelledLayout, is_number
+from tformer.data.sources.columns import WHOLE_FLOAT, Column, LabelledLayout, is_number
 from tformer.data.sources.files import Source, SourceSpec, format_ending, locate
-from tformer.data.sources.tables import FORMATS, LabelledRow, Table, guessed_columns, open_tables, whole_characters
+from tformer.data.sources.reading import Reading
+from tformer.data.sources.tables import IN_FOLDERS, LabelledRow, Table, guessed_columns, open_tables, whole_characters
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.formatting import shortened
 from tformer.support.options import Errors
@@ -41,6 +42,8 @@ class LabelledTable(Table):
         label = None
         if "label" in self.columns:
             label = read_label(values[-1], self.layout, place=place, errors=self.content.errors)
+            if self.whole_labels and label is not None and WHOLE_FLOAT.fullmatch(label):
+                label = label.removesuffix(".0")
         return LabelledRow(values[0], values[1] if has_text2 else None, label, place)
 
     def columns_key(self) -> str:
@@ -70,7 +73,7 @@ def open_labelled(
     specs: Sequence[SourceSpec],
     *,
     columns: object = None,
-    errors: Errors = "strict",
+    reading: Reading = Reading(),
     needs_label: bool = True,
     numeric_label: bool = False,
     multi_label: bool = False,
@@ -91,20 +94,20 @@ def open_labelled(
     if len(specs) > 1 and any(spec.weight is not None for spec in specs):
         raise InputError("data.train: labelled sources have no weights: every row is read once in an epoch")
     paths = [spec.path for spec in specs] or [DEFAULTS["labels"]]
-    sources = [_open(path, columns, errors, layout) for path in paths]
+    sources = [_open(path, columns, reading, layout) for path in paths]
     _require_same_texts([(source.name, source.has_text2) for source in sources])
     return sources
 
 
-def _open(path: str, columns: object, errors: Errors, layout: LabelledLayout) -> LabelledSource:
+def _open(path: str, columns: object, reading: Reading, layout: LabelledLayout) -> LabelledSource:
     if path.startswith(PREFIX):
         builtin = find_builtin(path, holds="labels")
         if layout.numeric_label:
             raise InputError(f"{path}: has classes, no scores", hint="give a file with a column of numbers")
         return LabelledSource(name=path, parts=(builtin,), has_text2=False)
-    endings = {*FORMATS} if layout.needs_label else {*FORMATS, ".txt"}
+    endings = {*IN_FOLDERS} if layout.needs_label else {*IN_FOLDERS, ".txt"}
     found = locate(path, is_known=lambda place: format_ending(place) in endings, known=", ".join(sorted(endings)))
-    tables = open_tables(LabelledTable, found, layout, errors=errors, columns=columns)
+    tables = open_tables(LabelledTable, found, layout, reading=reading, columns=columns)
     _require_same_texts([(table.content.name, "text2" in table.columns) for table in tables])
     first = tables[0]
     return LabelledSource(

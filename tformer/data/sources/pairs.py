@@ -13,9 +13,9 @@ from pathlib import Path
 from tformer.data.sources.builtin import DEFAULTS, PREFIX, find_builtin
 from tformer.data.sources.columns import Column, PairLayout
 from tformer.data.sources.files import Content, Part, Source, SourceSpec, expanded, format_ending, locate, split_lines
-from tformer.data.sources.tables import FORMATS, PairRow, Table, guessed_columns, open_tables, table_format
+from tformer.data.sources.reading import Reading
+from tformer.data.sources.tables import FORMATS, IN_FOLDERS, PairRow, Table, guessed_columns, open_tables
 from tformer.support.errors import InputError
-from tformer.support.options import Errors
 
 
 def with_prefix(prefix: str, source: str) -> str:
@@ -82,7 +82,7 @@ class AlignedFiles:
             )
 
     def fingerprint(self) -> str:
-        return "aligned:" + ":".join(f"{side.errors}:{side.fingerprint()}" for side in (self.source, self.target))
+        return "aligned:" + ":".join(f"{side.decoding}:{side.fingerprint()}" for side in (self.source, self.target))
 
     @property
     def contents(self) -> tuple[Content, ...]:
@@ -94,7 +94,7 @@ def open_pairs(
     *,
     columns: object = None,
     preferred: object = None,
-    errors: Errors = "strict",
+    reading: Reading = Reading(),
 ) -> list[PairSource]:
     """One source per entry; without entries, the built-in pairs.
 
@@ -107,7 +107,7 @@ def open_pairs(
     """
     if not specs:
         return [PairSource(name=DEFAULTS["pairs"], parts=(find_builtin(DEFAULTS["pairs"]),))]
-    return [_open(spec, columns, preferred, errors) for spec in specs]
+    return [_open(spec, columns, preferred, reading) for spec in specs]
 
 
 def shared_columns(sources: Sequence[PairSource]) -> tuple[Column, Column] | None:
@@ -116,19 +116,19 @@ def shared_columns(sources: Sequence[PairSource]) -> tuple[Column, Column] | Non
     return next(iter(found)) if len(found) == 1 else None
 
 
-def _open(spec: SourceSpec, columns: object, preferred: object, errors: Errors) -> PairSource:
+def _open(spec: SourceSpec, columns: object, preferred: object, reading: Reading) -> PairSource:
     name, parts = spec.path, tuple[Part, ...]()
     notes: tuple[str, ...] = ()
     named: frozenset[tuple[Column, Column]] = frozenset()
     if spec.target_path is not None:
-        aligned = AlignedFiles(_open_side(spec.path, errors), _open_side(spec.target_path, errors))
+        aligned = AlignedFiles(_open_side(spec.path, reading), _open_side(spec.target_path, reading))
         aligned.require_same_lines()
         name, parts = aligned.source.name, (aligned,)
     elif spec.path.startswith(PREFIX):
         parts = (find_builtin(spec.path, holds="pairs"),)
     else:
-        found = locate(spec.path, is_known=lambda path: table_format(path) is not None, known=", ".join(FORMATS))
-        tables = open_tables(PairTable, found, PairLayout(), errors=errors, columns=columns, preferred=preferred)
+        found = locate(spec.path, is_known=lambda path: format_ending(path) in IN_FOLDERS, known=", ".join(IN_FOLDERS))
+        tables = open_tables(PairTable, found, PairLayout(), reading=reading, columns=columns, preferred=preferred)
         name, parts = found.name, tuple(tables)
         notes = (*found.notes, *guessed_columns(tables))
         named = frozenset((table.column("source"), table.column("target")) for table in tables)
@@ -143,13 +143,13 @@ def _open(spec: SourceSpec, columns: object, preferred: object, errors: Errors) 
     )
 
 
-def _open_side(path: str, errors: Errors) -> Content:
+def _open_side(path: str, reading: Reading) -> Content:
     """A file of sentences. Raises InputError for anything but one file of plain text."""
     if path.startswith(PREFIX) or format_ending(Path(path)) in FORMATS:
         raise InputError(f"{path}: holds both sides of pairs", hint="leave target_path out")
     if expanded(path).is_dir():
         raise InputError(f"{path}: expected a file with one side of the pairs, found a folder")
-    contents = locate(path, is_known=lambda place: False, known="plain text").contents(errors)
+    contents = locate(path, is_known=lambda place: False, known="plain text").contents(reading)
     if len(contents) != 1:
         raise InputError(f"{path}: expected one file, found {len(contents)}", hint="give each as a separate source")
     return contents[0]

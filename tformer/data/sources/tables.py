@@ -1,4 +1,4 @@
-"""Tables: csv, tsv, jsonl and Parquet, read row by row any number of times; and lines of plain text as rows.
+"""Tables: csv, tsv, spreadsheets, jsonl and Parquet, read row by row any number of times; and lines of text as rows.
 
 The format follows from the file's ending, else from its first lines. The roles of its columns (`columns.Layout`) are
 found in its first rows when it is opened.
@@ -27,17 +27,32 @@ from tformer.data.sources.columns import (
     is_present,
     require_single,
 )
-from tformer.data.sources.files import MAX_ROW_CHARACTERS, Content, FilePath, Found, format_ending, size_of, split_lines
+from tformer.data.sources.files import (
+    MAX_ROW_CHARACTERS,
+    SHEETS,
+    Content,
+    FilePath,
+    Found,
+    format_ending,
+    size_of,
+    split_lines,
+)
 from tformer.data.sources.parquet import parquet_rows, parquet_schema
+from tformer.data.sources.reading import DELIMITERS, Reading
+from tformer.data.sources.spreadsheets import open_sheet, sheet_rows
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.options import Errors
 
 HEAD_ROWS = 200  # from which columns are guessed
 HEAD_CHARACTERS = 1 << 16  # of each cell there
-DELIMITED = (".csv", ".tsv")
-FORMATS = {".csv": ".csv", ".tsv": ".tsv", ".jsonl": ".jsonl", ".ndjson": ".jsonl", ".parquet": ".parquet"}
-"""The format of each file ending."""
 LINES = "lines"  # the format of plain text, one text a line
+SHEET = "sheet"  # the format of spreadsheets
+CELLS = (".csv", ".tsv", SHEET)  # formats whose cells are text, without names of their own
+FORMATS = {".csv": ".csv", ".tsv": ".tsv", ".jsonl": ".jsonl", ".ndjson": ".jsonl", ".parquet": ".parquet"}
+FORMATS |= dict.fromkeys(SHEETS, SHEET)
+"""The format of each file ending."""
+IN_FOLDERS = tuple(ending for ending in FORMATS if ending not in SHEETS)
+"""Endings of the tables that a folder gives: a spreadsheet among them may be a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +89,19 @@ def table_format(path: FilePath) -> str | None:
     return FORMATS.get(format_ending(path))
 
 
+def form_key(content: Content, format: str) -> str:
+    """Format and separator, for fingerprints."""
+    return format if format != ".csv" or content.delimiter == "," else f"{format}{content.delimiter}"
+
+
+def _format_by_name(content: Content) -> str | None:
+    """The format by the file's ending, unless the user named a separator that is not its own."""
+    format = None if content.path is None else table_format(content.path)
+    separator = content.reading.separator
+    names_csv = format is None or (format == ".tsv" and separator != "\t")
+    return ".csv" if separator is not None and names_csv else format
+
+
 SomeTable = TypeVar("SomeTable", bound="Table")
 
 
@@ -86,6 +114,8 @@ class Table(ABC):
         names: of its columns or keys; None if it has no row of names.
         columns: numbers of the columns of each role that it has.
         guessed: whether any of these was not named by the user.
+        found: what else was found: encoding, separator, sheet; in words.
+        whole_labels: labels such as "1.0" are whole numbers, see `Layout.has_whole_labels`.
     """
 
     content: Content
@@ -95,6 +125,8 @@ class Table(ABC):
     width: int
     columns: Chosen
     guessed: bool
+    found: tuple[str, ...] = ()
+    whole_labels: bool = False
 
     @abstractmethod
     def row(self, place: str, values: list[Any]) -> Any:
@@ -114,12 +146,13 @@ class Table(ABC):
             for number, line in enumerate(split_lines(self.content.texts(), name=self.content.name), 1):
                 yield self.row(f"{self.content.name}:{number}", [line.removesuffix("\n")])
         else:
-            for place, values in self._delimited_rows() if self.format in DELIMITED else self._typed_rows():
+            for place, values in self._delimited_rows() if self.format in CELLS else self._typed_rows():
                 yield self.row(place, values)
 
     def fingerprint(self) -> str:
         content, has_no_names = self.content, self.names is None
-        return f"{self.format}:{has_no_names}:{self.columns_key()}:{content.errors}:{content.fingerprint()}"
+        form = f"{form_key(content, self.format)}{':whole labels' if self.whole_labels else ''}"
+        return f"{form}:{has_no_names}:{self.columns_key()}:{content.decoding}:{content.fingerprint()}"
 
     @property
     def contents(self) -> tuple[Content, ...]:
@@ -133,7 +166,7 @@ class Table(ABC):
 
     def description(self) -> str:
         """Which columns hold what, for messages."""
-        parts = [f"{ROLES[role]} in column {self.column(role)!r}" for role in self.columns]
+        parts = [*self.found, *(f"{ROLES[role]} in column {self.column(role)!r}" for role in self.columns)]
         return ", ".join(parts) + ("" if self.names is not None else " (counted from 0; there is no row of names)")
 
     def _delimited_rows(self) -> Iterator[tuple[str, list[str]]]:
@@ -219,49 +252,72 @@ def _open_table(
             for number in numbers:
                 require_single(head.names, head.names[number], name=content.name)
     guessed = bool(chosen.keys() - named.keys())
-    return kind(content, layout, format, head.names, head.width, chosen, guessed=guessed)
+    labels = [row[chosen["label"][0]] for row in head.rows] if "label" in chosen else []
+    return kind(
+        content,
+        layout,
+        format,
+        head.names,
+        head.width,
+        chosen,
+        guessed,
+        found=tuple(_found_form(content, format)),
+        whole_labels=layout.has_whole_labels(labels),
+    )
+
+
+def _found_form(content: Content, format: str) -> Iterator[str]:
+    """What was found of the form of a table and is not the usual, in words."""
+    reading = content.reading
+    if content.encoding != "utf-8" and reading.encoding is None:
+        yield f"encoding {content.encoding}"
+    if format == ".csv" and content.delimiter != "," and reading.delimiter is None:
+        yield f"separator {DELIMITERS[content.delimiter]}"
+    if format == SHEET:
+        sheet, count = open_sheet(content)
+        if count > 1:
+            yield f"sheet '{sheet.name}', the first of {count}"
 
 
 def open_tables(
-    kind: type[SomeTable], found: Found, layout: Layout, *, errors: Errors, columns: object, preferred: object = None
+    kind: type[SomeTable], found: Found, layout: Layout, *, reading: Reading, columns: object, preferred: object = None
 ) -> list[SomeTable]:
     """A table for each located file that is not empty."""
     return [
         _open_table(kind, content, layout, columns=columns, preferred=preferred)
-        for content in found.contents(errors)
+        for content in found.contents(reading, are_tables=True)
         if content.path is None or size_of(content.path)
     ]
 
 
 def guessed_columns(tables: Sequence[Table]) -> tuple[str, ...]:
-    """Notes on guessed columns: one for each way of guessing, with the first file that it was used for."""
+    """Notes on guessed columns and found forms: one for each way, with the first file that it was used for."""
     notes: dict[str, str] = {}
     for table in tables:
         # Without a row of names, one may have been read as data.
-        if table.guessed or (table.format != LINES and table.names is None):
+        if table.guessed or table.found or (table.format != LINES and table.names is None):
             notes.setdefault(table.description(), Path(table.content.name).name)
     return tuple(f"{name}: {description}" for description, name in notes.items())
 
 
 def _find_format(content: Content, layout: Layout, named: Mapping[str, str | int]) -> str:
     """By the file's ending, else by its first lines."""
-    ending = "" if content.path is None else format_ending(content.path)
-    if ending in FORMATS:
-        return FORMATS[ending]
-    if ending == ".txt" and layout.accepts_plain_text(named):
+    if (format := _format_by_name(content)) is not None:
+        return format
+    if content.path is not None and format_ending(content.path) == ".txt" and layout.accepts_plain_text(named):
         return LINES
     lines, tabs = list[str](), set[int]()
     for line in islice(split_lines(content.texts(), name=content.name), HEAD_ROWS):
         if not line.isspace():
             tabs.add(line.count("\t"))
             lines.append(line[:HEAD_CHARACTERS] if lines else line)
-    format = _sniff(lines, tabs, layout, named) if lines else LINES
+    format = _sniff(content, lines, tabs, layout, named) if lines else LINES
     if format == LINES and not layout.accepts_plain_text(named):
         raise layout.plain_text_error(content.name, empty=not lines)
     return format
 
 
-def _sniff(lines: list[str], tabs: set[int], layout: Layout, named: Mapping[str, str | int]) -> str:
+def _sniff(content: Content, lines: list[str], tabs: set[int], layout: Layout, named: Mapping[str, str | int]) -> str:
     try:
         if isinstance(json.loads(lines[0], parse_int=str), dict):  # Python refuses to read very long numbers
             return ".jsonl"
@@ -270,7 +326,7 @@ def _sniff(lines: list[str], tabs: set[int], layout: Layout, named: Mapping[str,
     if len(tabs) == 1 and tabs != {0}:
         return ".tsv"
     try:
-        first = next((row for row in csv.reader(lines) if row), [])
+        first = next((row for row in csv.reader(lines, delimiter=content.delimiter) if row), [])
     except csv.Error:
         return LINES
     by_number = {role: column for role, column in named.items() if isinstance(column, int)}
@@ -347,8 +403,7 @@ def text_column(content: Content, column: Column) -> Iterator[str]:
     A column named by its number means that csv and tsv have no row of names. Rows may have any number of further
     columns.
     """
-    format = FORMATS[format_ending(content.file)]
-    texts = {".jsonl": _jsonl_texts, ".parquet": _parquet_texts}.get(format, _delimited_texts)
+    texts = {".jsonl": _jsonl_texts, ".parquet": _parquet_texts}.get(_format_by_name(content) or "", _delimited_texts)
     return filter(None, texts(content, column))
 
 
@@ -369,7 +424,7 @@ def _jsonl_texts(content: Content, column: Column) -> Iterator[str]:
 
 def _delimited_texts(content: Content, column: Column) -> Iterator[str]:
     index = column if isinstance(column, int) else None
-    for number, row in delimited_cells(content, FORMATS[format_ending(content.file)]):
+    for number, row in delimited_cells(content, _format_by_name(content) or ".csv"):
         if not row:
             continue
         if index is None:
@@ -412,11 +467,14 @@ def _parquet_texts(content: Content, column: Column) -> Iterator[str]:
 
 
 def delimited_cells(content: Content, format: str) -> Iterator[tuple[int, list[str]]]:
-    """(number of its last line, cells) of every row of a csv or tsv file; a blank line has no cells.
+    """(number of its last line, cells) of every row of a csv or tsv file or a spreadsheet; a blank row has no cells.
 
-    csv is read as spreadsheets write it, with quotes. In tsv every tab separates cells and every newline rows; a quote
-    has no meaning.
+    csv is read as spreadsheets write it, with quotes, and `Content.delimiter` between cells. In tsv every tab separates
+    cells and every newline rows; a quote has no meaning.
     """
+    if format == SHEET:
+        yield from sheet_rows(content)
+        return
     lines = split_lines(content.texts(), name=content.name)
     if format == ".tsv":
         for number, line in enumerate(lines, 1):
@@ -424,7 +482,7 @@ def delimited_cells(content: Content, format: str) -> Iterator[tuple[int, list[s
             yield number, text.split("\t") if text else []
         return
     csv.field_size_limit(MAX_ROW_CHARACTERS)
-    rows = csv.reader(lines)
+    rows = csv.reader(lines, delimiter=content.delimiter)
     try:
         for row in rows:
             yield rows.line_num, row

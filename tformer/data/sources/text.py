@@ -27,10 +27,10 @@ from tformer.data.sources.files import (
     format_ending,
     locate,
 )
-from tformer.data.sources.tables import table_format, text_column
+from tformer.data.sources.reading import Reading
+from tformer.data.sources.tables import IN_FOLDERS, form_key, table_format, text_column
 from tformer.support import files
 from tformer.support.errors import InputError, TformerError
-from tformer.support.options import Errors
 
 TEXT_ENDINGS = frozenset(
     f".{name}"
@@ -65,8 +65,10 @@ class TextFile:
 
     def fingerprint(self) -> str:
         content = self.content
-        how = "" if content.path is None else f"{format_ending(content.path)}:{self.column!r}:"
-        return f"{how}{content.errors}:{content.fingerprint()}:{content.samples()}"
+        how = ""
+        if content.path is not None:
+            how = f"{form_key(content, format_ending(content.path))}:{self.column!r}:"
+        return f"{how}{content.decoding}:{content.fingerprint()}:{content.samples()}"
 
     @property
     def contents(self) -> tuple[Content, ...]:
@@ -111,7 +113,7 @@ class TextSource(Source):
             facts = facts_of(origin.path)
             if facts is None or facts != origin.facts or max(facts.modified_ns, facts.changed_ns) > newest:
                 return None
-            read = (part.content.name, part.column, part.content.errors)
+            read = (part.content.name, part.column, part.content.reading)
             digest.update(f"{read} {facts}\n".encode("utf-8", "replace"))
         return digest.hexdigest()[:32]
 
@@ -125,24 +127,26 @@ class TextSource(Source):
             raise InputError(f"{self.name}: nothing but white space", hint="give a file with text in it")
 
 
-def open_sources(specs: Sequence[SourceSpec], *, columns: object = None, errors: Errors = "strict") -> list[TextSource]:
+def open_sources(
+    specs: Sequence[SourceSpec], *, columns: object = None, reading: Reading = Reading()
+) -> list[TextSource]:
     """One source per entry; without entries, the built-in text. `columns` has an attribute `text`, for tables.
 
     Raises InputError for what cannot be read: a missing or empty file, a folder or pattern without text, a device.
     """
     column = getattr(columns, "text", None)
     if not specs:
-        return [_open(DEFAULTS["text"], None, column, errors)]
-    return [_open(spec.path, spec.weight, column, errors) for spec in specs]
+        return [_open(DEFAULTS["text"], None, column, reading)]
+    return [_open(spec.path, spec.weight, column, reading) for spec in specs]
 
 
-def _open(path: str, weight: float | None, column: Column, errors: Errors) -> TextSource:
+def _open(path: str, weight: float | None, column: Column, reading: Reading) -> TextSource:
     if path.startswith(PREFIX):
         return TextSource(name=path, parts=(find_builtin(path),), weight=weight)
     found = locate(
         path,
-        is_known=lambda place: format_ending(place) in TEXT_ENDINGS or table_format(place) is not None,
+        is_known=lambda place: format_ending(place) in TEXT_ENDINGS or format_ending(place) in IN_FOLDERS,
         known=".txt, .md, .py, .jsonl, .csv, .tsv, .parquet and others",
     )
-    parts = tuple(TextFile(content, column) for content in found.contents(errors))
+    parts = tuple(TextFile(content, column) for content in found.contents(reading))
     return TextSource(name=found.name, parts=parts, weight=weight, notes=found.notes)

@@ -1,0 +1,98 @@
+"""How files of text and tables are read: encoding, delimiter, and what happens to bytes that are no character.
+
+What is not named is found: the encoding of csv and tsv in their first bytes, the delimiter of csv in its first rows.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import csv
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tformer.support.errors import InputError
+from tformer.support.options import Errors
+
+DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
+"""Separators of cells that are found in csv, and their names."""
+ENCODING_BYTES = 1 << 24  # at the beginning of a table, in which its encoding is found
+NUL_BYTES = 8192  # at the beginning, in which UTF-16 shows
+UTF8_CHARACTERS = re.compile(rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}")
+UNDEFINED_IN_CP1252 = re.compile(rb"[\x81\x8d\x8f\x90\x9d]")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How files are read. Raises InputError for an unknown encoding, and for a delimiter that is no character.
+
+    Attributes:
+        errors: at bytes that are not of the encoding.
+        encoding: of text, by a name that Python knows; None: found in tables, else UTF-8.
+        delimiter: between the cells of csv: a character, or a name of `DELIMITERS`; None: found.
+    """
+
+    errors: Errors = "strict"
+    encoding: str | None = None
+    delimiter: str | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            "".encode(self.encoding or "utf-8")
+        except LookupError:
+            raise InputError(
+                f"--encoding: unknown encoding '{self.encoding}'",
+                hint="known are utf-8, utf-16, latin-1, cp1252, cp1251, gbk, shift_jis and others",
+            ) from None
+        if self.delimiter is not None and (len(self.separator or "") != 1 or self.separator in ('"', "\n", "\r")):
+            names = ", ".join(DELIMITERS.values())
+            raise InputError(f"--delimiter: expected one character, {names}, found {self.delimiter!r}")
+
+    @property
+    def separator(self) -> str | None:
+        """The delimiter as a character."""
+        named = {name: character for character, name in DELIMITERS.items()} | {"\\t": "\t"}
+        return self.delimiter and named.get(self.delimiter, self.delimiter)
+
+
+def find_encoding(chunks: Iterator[bytes]) -> str:
+    """The encoding of a table, by its first `ENCODING_BYTES`: UTF-8 (also where no other fits), UTF-16 or cp1252.
+
+    Text in a Western language has single letters beyond ASCII, which are rarely UTF-8 by chance. In other scripts they
+    stand in rows: such text, and UTF-8 with damaged bytes, is not taken for cp1252. Latin-1 has the same letters;
+    it is chosen for bytes that cp1252 leaves undefined.
+    """
+    data = b""
+    while len(data) < ENCODING_BYTES and (chunk := next(chunks, b"")):
+        data += chunk
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    for encoding, first in (("utf-16-le", 1), ("utf-16-be", 0)):
+        high = data[first:NUL_BYTES:2]
+        if high.count(0) > len(high) // 2:
+            return encoding
+    with contextlib.suppress(UnicodeDecodeError):
+        codecs.utf_8_decode(data, "strict", False)
+        return "utf-8"
+    rows = re.findall(rb"[\x80-\xff]+", data)
+    if sum(map(len, rows)) > 2 * len(rows) or 10 * len(UTF8_CHARACTERS.findall(data)) > len(rows):
+        return "utf-8"
+    return "latin-1" if UNDEFINED_IN_CP1252.search(data) else "cp1252"
+
+
+def find_delimiter(lines: Sequence[str]) -> str:
+    """The separator of these first lines of csv: one that the first row has, and that cuts most rows like it.
+
+    The last row may be incomplete. A comma where several fit, or none.
+    """
+    best = (0.0, ",")
+    for delimiter in DELIMITERS:
+        widths: list[int] = []
+        with contextlib.suppress(csv.Error):
+            for row in csv.reader(lines, delimiter=delimiter):
+                widths += [len(row)] if row else []
+        if widths and widths[0] > 1:
+            share = widths.count(widths[0]) / len(widths)
+            best = max(best, (share, delimiter), key=lambda found: found[0])
+    return best[1]
