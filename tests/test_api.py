@@ -167,6 +167,19 @@ def test_classify_gives_the_labels_and_probabilities_of_the_command(
     assert alone.label == answers[0].label and alone.score is None and alone.labels == ()
 
 
+def test_classify_takes_rows_data_frames_and_tables_as_evaluate_does(classifier: tformer.Run, tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    rows: list[dict[str, Any]] = [{"id": n, "text": text} for n, text in enumerate(TEXTS[:4])] + [{"text": None}]
+    expected = classifier.classify([*TEXTS[:4], ""])
+    frame = pandas.DataFrame({"label": 1.0, "text": [*TEXTS[:4], None]})
+    frame.to_csv(tmp_path / "a.csv", sep=";", index=False)
+    for given in (rows, iter(rows), frame, tmp_path / "a.csv"):
+        assert classifier.classify(given) == expected
+    reviews = frame.rename(columns={"text": "review by"})
+    assert classifier.classify(reviews, text_column="review by", batch_size=2)[0].label == expected[0].label
+    assert classifier.classify(Path(tmp_path / "a.csv"), delimiter=";", encoding="utf-8") == expected
+
+
 # --- evaluate, score, embed -------------------------------------------------------------------------------------------
 
 
@@ -426,6 +439,10 @@ MISTAKES = [
     ("classifier", "classify", [("x", "y")], {}, "trained on single texts, not on pairs", None),
     ("classifier", "classify", ["x"], {"threshold": 1.5}, "threshold must be between 0 and 1, found 1.5", None),
     ("classifier", "classify", ["x"], {"text": "y"}, "classify takes no text", "first argument"),
+    ("classifier", "classify", [[{"text": "a"}, {"txt": "b"}]], {}, "data[1]: no key 'text'; did you mean 'txt'", None),
+    ("classifier", "classify", [[{"text": "a"}, "b"]], {}, "input 0: found {'text': 'a'}, expected a text", None),
+    ("classifier", "classify", [Path("no.csv")], {}, "no.csv: no such file", None),
+    ("classifier", "classify", ["x"], {"text_column": "y"}, "classify takes no text_column", "given as strings"),
     ("classifier", "generate", ["x"], {}, "generation needs a model with a decoder", None),
     ("lm", "embed", ["x"], {"pooling": "sum"}, "pooling: found 'sum', expected 'cls'", None),
     ("lm", "embed", ["x"], {"layer": 2}, "layer must be between -2 and 1, found 2", None),

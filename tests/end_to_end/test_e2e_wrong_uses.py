@@ -394,7 +394,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "a.en": "abc\nfed\n",
         "a.de": "cba\ndef\n",
         "latin.txt": "good\nb\xe9d\n",
-        "latin.tsv": "label\ttext\nanimal\tb\xe9te\n",
+        "latin.tsv": "label\ttext\nanimal\tb\xe9te \xc3\xa9\n",  # UTF-8 with a damaged byte
     }
     for name, text in texts.items():
         (place / name).write_text(text, encoding="latin-1")

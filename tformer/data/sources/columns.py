@@ -138,7 +138,7 @@ class Head:
         return [column for column in range(self.width) if column not in {*used, *numbering}]
 
     def cannot_tell(self, role: str, *, row: str = "") -> InputError:
-        hint = column_hint(role) if self.width > 1 else "if cells are separated otherwise, name it with --delimiter"
+        hint = f"{column_hint(role)}{', or the separator with --delimiter' if self.width == 1 else ''}"
         return InputError(
             f"{self.file}: cannot tell which column holds the {ROLES[role]}; {self.describe()}", hint=f"{hint}{row}"
         )
