@@ -62,8 +62,8 @@ class ClassifyOptions:
         INPUT(
             "--input",
             metavar="FILE|-",
-            help="Texts, one per line (pairs separated by a tab), or a table (csv, tsv, xlsx, jsonl, parquet). For image "
-            "models: paths, one per line, or a folder, zip or IDX file of images.",
+            help="Texts, one per line (pairs separated by a tab), or a table (csv, tsv, xlsx, jsonl, parquet). For "
+            "image models: paths, one per line, or a folder, zip or IDX file of images.",
             default="standard input if it is piped",
         ),
     ] = None
