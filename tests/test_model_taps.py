@@ -91,6 +91,12 @@ def test_all_taps_are_replaced_together(family: str) -> None:
     assert family in ("linformer", "performer") or torch.equal(same.hidden, tapped.hidden)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_only_an_encoder_beside_a_decoder_is_read_by_cross_attention(family: str) -> None:
+    read = [name for name, declared in model_of(family).taps() if "read by every cross-attention" in declared.meaning]
+    assert read == (["encoder.final_norm"] if family in ("t5", "bart") else [])
+
+
 @torch.no_grad()
 def test_what_follows_is_computed_from_the_replacement() -> None:
     model, inputs = model_of("gpt"), inputs_of("gpt")

@@ -62,6 +62,12 @@ def test_always_never_and_not_comparable() -> None:
     assert crossover({8: 1.0}, full) is None
 
 
+def test_equal_costs_at_a_length_are_a_crossing() -> None:
+    full = dict.fromkeys((512, 1024, 2048), 2.0)
+    assert crossover({512: 2.0, 1024: 1.0, 2048: 1.0}, full) == pytest.approx(512)
+    assert crossover({512: 3.0, 1024: 2.0, 2048: 1.0}, full) == pytest.approx(1024)
+
+
 def test_of_several_crossings_the_last_counts() -> None:
     wavering = {512: 1.0, 1024: 4.0, 2048: 1.0}
     found = crossover(wavering, dict.fromkeys(LENGTHS, 2.0))

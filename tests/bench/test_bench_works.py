@@ -201,6 +201,14 @@ def test_transformers_does_as_many_tokens(
     assert prepared(task, "transformers", precision).run() == prepared(task).run()
 
 
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_transformers_trains_in_the_format_asked_for(make_task: Make, precision: str, dtype: torch.dtype) -> None:
+    theirs, found = prepared(make_task("train"), "transformers", precision), set[torch.dtype]()
+    theirs._model.get_output_embeddings().register_forward_hook(lambda *given: found.add(given[-1].dtype))
+    theirs.run()
+    assert found == {dtype}
+
+
 def test_the_peer_has_the_sizes_of_ours(make_task: Make) -> None:
     """GPT-2 with biases: as many parameters as our recipe of it."""
     recipe = GPT.replace("positions:", "attention: {qkv_bias: true, out_bias: true}, positions:")
@@ -307,6 +315,17 @@ def test_cost_counts_steps_and_bytes_by_format(translation: Task) -> None:
     assert (full.steps, full.examples) == (2 * 5, 4)
     assert half.bytes_read == full.bytes_read / 2 and half.flops == full.flops > 0
     assert Translation.cost(translation, "int8_bf16").bytes_read < half.bytes_read
+
+
+def test_cost_of_translation(translation: Task) -> None:
+    """Two batches of two sources of 4 tokens, beams of 2, 5 steps; one layer of 16 values, MLPs of 24, 60 words."""
+    source, target = 4 * 16 * 16 + 2 * 16 * 24 + 2 * 16 * 16, 4 * 16 * 16 + 2 * 16 * 16 + 2 * 16 * 24 + 60 * 16
+    passes = 4 * (1 + 2 * 4)  # the first step has one hypothesis for each source
+    attention = 4 * 16 * (4 * 4 * 4 + passes * (4 + 5 / 2))  # a step has the keys of 4 + 2.5
+    cost = Translation.cost(translation, "fp32")
+    assert cost.flops == 2 * (4 * 4 * source + passes * target) + attention
+    cached = 2 * 2 * 16 * (4 + 2 * 5 / 2)  # keys and values of 2 sources, and of half of their hypotheses
+    assert cost.bytes_read == 4 * (2 * source + 10 * target + 10 * cached)
 
 
 @pytest.mark.parametrize(

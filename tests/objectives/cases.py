@@ -134,11 +134,12 @@ def batch_of(kind: str, lengths: tuple[int, ...] = LENGTHS, *, seed: int = 0, **
 
 def distillation(kind: str, teacher: Transformer, **options: Any) -> Distillation:
     forward: Callable[..., Any] = options.pop("forward", teacher)
+    weight = options.pop("weight", 1.0)  # of the objective that is distilled
     values: dict[str, Any] = {"temperature": 2.0, "alpha": 0.5, **options}
     for what in ("hidden", "attention"):
         values[f"{what}_pairs"] = layer_pairs(model_of(kind), teacher, what)
     teacher.requires_grad_(False)
-    return Distillation(make(kind, weight=1.0), forward, **values)
+    return Distillation(make(kind, weight=weight), forward, **values)
 
 
 def rows_of(batch: Batch, rows: slice) -> Batch:

@@ -83,6 +83,15 @@ def test_the_loss_is_hintons() -> None:
     assert found.metrics.keys() == {"nll_sum", "correct", "count"}
 
 
+def test_the_weight_of_an_objective_multiplies_what_its_teacher_says_too() -> None:
+    teacher, student, batch = model_of("causal_lm", seed=1), model_of("causal_lm"), batch_of("causal_lm")
+    losses = [
+        total_loss(distillation("causal_lm", teacher, alpha=0.25, weight=weight).loss(student, batch).terms)
+        for weight in (1.0, 0.5)
+    ]
+    torch.testing.assert_close(losses[1], 0.5 * losses[0])
+
+
 def test_labels_in_another_order_are_the_same_labels() -> None:
     teacher, student, batch = model_of("classification", seed=1), model_of("classification"), batch_of("classification")
     turned = copy.deepcopy(teacher)

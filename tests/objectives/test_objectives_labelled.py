@@ -120,6 +120,11 @@ def test_a_swapped_pair_is_the_pair_of_the_swapped_texts(first: list[int], secon
     assert swapped.label == 1
 
 
+def test_all_separators_between_the_texts_of_a_swapped_pair_stay_there() -> None:
+    example = Example(np.array([CLS, 5, SEP, SEP, 6, 7, SEP]), token_type_ids=np.repeat([0, 1], [4, 3]))
+    assert swap_pair(example, SPECIAL).ids.tolist() == [CLS, 6, 7, SEP, SEP, 5, SEP]
+
+
 def test_swapping_leaves_singles_and_untyped_examples_alone() -> None:
     typed = Example(np.array([CLS, 5, SEP]), token_type_ids=np.zeros(3, dtype=np.int64))
     for example in (single(5, 6), typed):

@@ -122,6 +122,12 @@ def test_whole_words_hide_as_many_tokens_on_average() -> None:
     assert abs(shares.mean() - 0.15) < 0.005
 
 
+def test_a_word_is_hidden_when_half_of_it_fits() -> None:
+    starts = np.arange(10)[None] % 2 == 0
+    chosen = choose(np.ones_like(starts), starts, 0.3, np.random.default_rng(0))
+    assert chosen.sum() == 4  # of the three tokens that are asked for, the last is half of a word
+
+
 def test_the_first_word_after_a_special_token_needs_no_mark() -> None:
     maskable = np.array([[False, True, True, True, False, True]])
     starts = np.array([[False, False, False, True, False, False]])

@@ -158,6 +158,15 @@ def test_special_tokens_of_a_window_are_left_out_but_the_unknown_one() -> None:
     assert unpadded(collate([np.array([EOS, EOS])]))[0][1] == [SENTINELS[0], EOS]
 
 
+@pytest.mark.parametrize("length", [2, 9, 30])
+@pytest.mark.parametrize("mean", [1.0, 3.0])
+def test_the_expected_length_of_a_target_is_what_the_decoder_reads(length: int, mean: float) -> None:
+    options = SpanCorruptionOptions(mean_span_length=mean)
+    batch = collate([text(length)], options=options, seq_len=64)
+    assert batch.decoder_input_ids is not None
+    assert SpanCorruption.target_length(float(length), 0.0, options) == batch.decoder_input_ids.shape[1]
+
+
 def test_t5_fills_512_tokens_with_568_of_text() -> None:
     more: dict[str, Any] = {
         "seq_len": 512,
@@ -197,6 +206,11 @@ def test_a_window_of_the_whole_context_stays_within_the_model() -> None:
 def test_a_vocabulary_without_sentinels_is_refused() -> None:
     with pytest.raises(InputError, match=r"at least 2 sentinels .* this one has 1"):
         make(special_ids=SpecialIds(pad=PAD, eos=EOS, sentinels=(9,)))
+
+
+def test_two_sentinels_are_enough() -> None:
+    _, labels = unpadded(collate([text(30)], special_ids=SpecialIds(pad=PAD, eos=EOS, sentinels=SENTINELS[:2])))[0]
+    assert [token for token in labels if token >= WORDS] == list(SENTINELS[:2])
 
 
 @pytest.mark.parametrize("sizes", [{"seq_len": 1}, {"target_seq_len": 1}])

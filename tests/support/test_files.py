@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -16,8 +17,8 @@ from tformer.checkpoint.catalog import read_pointer
 from tformer.data.sources.files import open_input, read_bytes
 from tformer.recipe.yaml_text import read_yaml
 from tformer.support import files
-from tformer.support.errors import InputError
-from tformer.support.files import open_output, open_regular, open_stream
+from tformer.support.errors import InputError, StorageError
+from tformer.support.files import open_output, open_regular, open_stream, require_writable
 from tformer.tokenizer import Tokenizer
 
 NAMES = ["n" * 255, "é" * 127, "👩" * 63, "n" * 200, "n" * 201]
@@ -110,3 +111,15 @@ def test_what_is_written_arrives_whole(pipe: Path, pause: float, whole: bool) ->
         found = stream.read() if whole else b"".join(iter(lambda: stream.read(1000), b""))
     writer.join()
     assert found == content
+
+
+def test_a_file_is_tried_before_the_work_but_a_pipe_is_there_already(
+    pipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(files, "create", refuse)
+    assert require_writable(pipe) == pipe
+    with pytest.raises(StorageError):
+        require_writable(tmp_path / "file")

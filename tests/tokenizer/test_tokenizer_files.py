@@ -334,13 +334,15 @@ def test_the_steps_of_published_tokenizers_are_within_the_bound(harmless: dict[s
     assert growth_problem(harmless) is None
 
 
-def test_padding_and_truncation_of_a_file_are_never_applied(document: dict[str, Any]) -> None:
+@pytest.mark.parametrize("keys", [("padding",), ("truncation",), ("padding", "truncation")])
+def test_padding_and_truncation_of_a_file_are_never_applied(document: dict[str, Any], keys: tuple[str, ...]) -> None:
     padding = {
         "strategy": {"Fixed": 10**9}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
         "pad_type_id": 0, "pad_token": "<unk>",
     }  # fmt: skip
     truncation = {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0}
-    text = json.dumps(document | {"padding": padding, "truncation": truncation})
+    both = {"padding": padding, "truncation": truncation}
+    text = json.dumps(document | {key: both[key] for key in keys})
     tokenizer = Tokenizer.from_json(text)
     plain = Tokenizer.from_json(json.dumps(document))
     assert tokenizer.encode("aaa bbb ab") == plain.encode("aaa bbb ab")

@@ -69,6 +69,13 @@ def test_pieces_are_bounded_and_lose_nothing(text: str) -> None:
         assert max(len(piece) for _, piece in parts) <= LARGEST
 
 
+def test_pieces_begin_where_a_line_begins() -> None:
+    text = "\n".join("x" * length for length in range(1, 30))
+    for parts in (pieces_of(text), pieces_from_end(text)):
+        places = [place for place, _ in parts if place]
+        assert len(places) > 3 and {text[place - 1] for place in places} == {"\n"}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @settings(deadline=None)
 @given(text=TEXTS)

@@ -100,6 +100,12 @@ def test_even_sample_is_spread_and_bounded():
     assert numbers[-1] > 9_000
 
 
+def test_a_text_above_the_limit_is_a_sample_alone():
+    sample = EvenSample(limit_bytes=5)
+    sample.add("0123456789")
+    assert sample.texts == ["0123456789"]
+
+
 def test_some_chunks_are_withheld_for_the_report():
     feed = Feed(lambda: (f"line {n}\n" for n in range(200)), share=1.0, withhold=True, check=lambda seen: None)
     used = list(feed)

@@ -51,9 +51,9 @@ class SpanCorruption(RestoringObjective):
 
     @staticmethod
     def target_length(source: float, target: float, options: SpanCorruptionOptions) -> float:
-        """What was removed, with its sentinels and an end."""
+        """What was removed, with its sentinels, the last one and eos."""
         noise, spans = span_counts(round(source), options.noise_density, options.mean_span_length, round(source))
-        return noise + spans + 1
+        return noise + spans + 2
 
     def collate(
         self, samples: Sequence[Example | np.ndarray] | np.ndarray, *, rng: np.random.Generator, training: bool = True
