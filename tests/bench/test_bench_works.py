@@ -93,6 +93,12 @@ def test_training_changes_the_weights_as_the_command_does(make_task: Make) -> No
     assert not torch.equal(weight, ours._trainer.parts.model.main.embedding.weight)
 
 
+@pytest.mark.parametrize(("precision", "scales"), [("fp32", False), ("bf16", False), ("fp16", True)])
+def test_the_loss_is_scaled_in_fp16_alone(make_task: Make, precision: str, scales: bool) -> None:
+    task = make_task("train", precision=precision)
+    assert prepared(task, precision=precision)._trainer.parts.scaler.enabled == scales
+
+
 def test_cost_of_training(make_task: Make) -> None:
     """6 N + 12 L d T a token; 16 bytes a parameter."""
     cost = WORKS["train"].cost(make_task("train"), "fp32")

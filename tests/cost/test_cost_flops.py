@@ -20,6 +20,7 @@ from tformer.cost.flops import (
     example_flops,
     mean_lengths,
     module_flops,
+    product_shape,
     training_flops_per_token,
 )
 from tformer.data.batching.mixture import MixedPairs
@@ -128,6 +129,14 @@ def test_products_of_an_encoder_decoder_count_by_the_positions_of_their_side(sou
 def ragged(lengths: list[int]) -> Ragged:
     sizes = np.array(lengths, dtype=np.int64)
     return Ragged(np.zeros(sizes.sum(), dtype=np.uint16), np.cumsum(sizes) - sizes, sizes)
+
+
+@pytest.mark.parametrize(
+    ("training", "rows"), [({"batch_size": 4}, 40), ({"batch_size": None, "batch_tokens": 70}, 70)]
+)
+def test_the_largest_product_has_the_rows_of_a_batch(training: dict[str, Any], rows: int) -> None:
+    recipe = Recipe.model_validate({"model": {"vocab_size": 50, "d_model": 32, "decoder": STACK}, "training": training})
+    assert product_shape(recipe, 10) == (rows, 32, 16)
 
 
 def test_mean_lengths_of_pairs_are_separate_also_in_a_mixture() -> None:
@@ -286,6 +295,7 @@ def test_heads_of_single_layers_shaw_and_kv_heads_count() -> None:
             "model.decoder.layers={1: {num_heads: 2}}"]  # fmt: skip
     subject = read_subject(Question(arch="gpt", preset="tiny", sets=sets))
     assert flops_of(subject).forward == pytest.approx(counted(subject, training=False), rel=0.01)
+    assert flops_of(subject).training == pytest.approx(counted(subject, training=True), rel=0.01)
 
 
 def test_recomputing_layers_costs_another_forward() -> None:

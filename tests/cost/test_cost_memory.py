@@ -115,6 +115,32 @@ def test_activations_are_what_autograd_keeps(name: str, dtype: torch.dtype) -> N
     assert found.activations + found.copies == pytest.approx(kept(model, dtype), rel=0.15)
 
 
+def test_a_token_has_a_width_of_numbers_in_every_norm_and_dropout_around_the_layers() -> None:
+    plain = estimate(section(decoder=stack(final_norm=False))).activations
+    width = 64 * 32 * 2  # bytes of 64 tokens
+    assert estimate(section(decoder=stack(final_norm=True))).activations == plain + width
+    embedding = {"norm": True, "dropout": 0.1}
+    assert estimate(section(decoder=stack(final_norm=False), embedding=embedding)).activations == plain + 2 * width
+    dropped = estimate(section(decoder=stack(final_norm=False, dropout=0.1))).activations
+    assert dropped == plain + 2 * 2 * width  # of two functions in two layers
+
+
+def test_a_text_within_one_block_of_queries_keeps_all_weights_of_a_causal_layer() -> None:
+    causal, full = (estimate(section(**{side: STACK}), on_cpu=True).activations for side in ("decoder", "encoder"))
+    assert causal == full
+
+
+def test_the_largest_temporaries_are_the_values_of_a_feedforward_and_their_gradients() -> None:
+    classifier = section(encoder=stack(feedforward={"d_ff": 100}), heads=[{"kind": "classifier", "num_labels": 3}])
+    assert estimate(classifier).workspace == 2 * 64 * (100 + 32) * 2
+
+
+def test_memory_is_a_whole_number_of_bytes() -> None:
+    long = section(max_seq_len=1001, encoder=stack(num_heads=1), heads=[{"kind": "classifier", "num_labels": 3}])
+    found = estimate(long, tokens_per_micro_batch=1001).to_json()
+    assert all(isinstance(size, int) for size in found.values())
+
+
 def of_kind(attention: dict[str, Any], dtype: torch.dtype) -> int:
     return estimate(section(encoder=stack(num_kv_heads=2, attention=attention)), dtype=dtype).activations
 
@@ -125,6 +151,12 @@ def test_kinds_that_make_their_scores_again_keep_queries_keys_values_and_output(
         more = of_kind({"kind": kind}, dtype) - of_kind({"kind": "full"}, dtype)
         small = 2 * 4 * 64 * 64 * (4 + dtype.itemsize % 4)  # additive: the weights of a call as small as this one
         assert more == (small if kind == "additive" else 0)
+
+
+def test_additive_attention_keeps_no_weights_of_a_call_that_it_computes_in_chunks() -> None:
+    plain, additive = (section(encoder=stack(attention={"kind": kind})) for kind in ("full", "additive"))
+    large = {"tokens_per_micro_batch": 256 * 64}
+    assert estimate(additive, **large).activations == estimate(plain, **large).activations
 
 
 def test_linformer_keeps_the_projected_keys_and_values_too() -> None:
@@ -146,3 +178,4 @@ def test_few_masked_positions_need_few_logits() -> None:
     words = section(vocab_size=5000, encoder=STACK, heads=[{"kind": "masked_lm"}])
     few, all_ = (estimate(words, tokens_per_micro_batch=4096, labelled_share=share) for share in (0.15, 1.0))
     assert few.workspace < all_.workspace / 4
+    assert all_.activations - few.activations == (4096 - int(0.15 * 4096)) * 32 * 2  # the gradients of their input

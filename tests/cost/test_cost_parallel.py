@@ -13,7 +13,18 @@ from tests.cost.fake_ranks import Exchanges, measure
 from tests.training.worlds import Training, in_processes, recipe_of
 from tformer.build import build_model
 from tformer.cost.memory import MemoryEstimate
-from tformer.cost.parallel import KINDS, Layout, Shards, choose_kind, idle_note, layout_of, rank_memory, step_traffic
+from tformer.cost.parallel import (
+    KINDS,
+    Layout,
+    RankPlan,
+    Shards,
+    choose_kind,
+    idle_note,
+    layout_of,
+    plan_ranks,
+    rank_memory,
+    step_traffic,
+)
 from tformer.nn.init import tie_embeddings
 from tformer.optim.optimizers import OPTIMIZERS
 from tformer.recipe import sections
@@ -241,6 +252,26 @@ NEEDED = {"ddp": 100 * GIB, "hsdp": 40 * GIB, "fsdp": 10 * GIB}
 def test_auto_takes_the_first_kind_that_fits_and_says_why(available: int | None, kind: str, words: str) -> None:
     found, reason = choose_kind(NEEDED, available)
     assert found == kind and words in reason
+
+
+def plan(ranks: int, *, rows: int = 16, available: int | None = None, kind: str = "auto") -> RankPlan:
+    sets = ["model.decoder.num_layers=2", f"training.parallel.kind={kind}"]
+    recipe = load_recipe(arch="gpt", preset="xl", sets=sets).recipe
+    model = build_model(recipe.model, device="meta")
+    count = model.num_parameters()
+    whole = MemoryEstimate(weights=4 * count, gradients=4 * count, optimizer=8 * count, activations=0)
+    return plan_ranks(recipe, [model], ranks, whole=whole, rows=rows, available=available)
+
+
+def test_auto_tries_replicas_only_where_groups_divide_the_devices() -> None:
+    ddp, hsdp = (plan(16, kind=kind).memory.total for kind in ("ddp", "hsdp"))
+    assert hsdp < ddp
+    available = (hsdp + ddp) // 2
+    assert [plan(ranks, available=available).layout.kind for ranks in (16, 8, 12)] == ["hsdp", "fsdp", "fsdp"]
+
+
+def test_a_device_has_its_share_of_the_rows_rounded_up() -> None:
+    assert [plan(16, rows=rows).rows for rows in (16, 17, 32, 33)] == [1, 2, 2, 3]
 
 
 def note(ranks: int, **training: Any) -> str | None:

@@ -89,7 +89,8 @@ def test_evaluate_puts_the_same_prefix_before_named_sources(
     by_hand, _ = scores(cli, plain, write(tmp_path / "c", [with_ge(line) for line in SOURCES]), targets)
     assert found == by_hand and "prefix of the run's task, 'ge '" in err
     assert scores(cli, prefixed, sources, targets, "--prefix", "")[0] == scores(cli, plain, sources, targets)[0]
-    assert scores(cli, plain, sources, targets, "--prefix", "ge ")[0] == found
+    chosen, silent = scores(cli, plain, sources, targets, "--prefix", "ge ")
+    assert chosen == found and silent == scores(cli, plain, sources, targets)[1]
 
 
 def test_evaluate_puts_the_prefix_before_validation_data_that_has_none(
@@ -112,3 +113,13 @@ def test_a_prefix_that_would_change_what_is_held_out_is_refused(
     [own] = documents(cli("evaluate", run, "--no-decode", "--json"))
     [same] = documents(cli("evaluate", run, "--no-decode", "--json", "--prefix", "ge "))
     assert own["loss"] == same["loss"] and "held out" in own["data"]
+
+
+def test_the_data_of_a_run_has_the_prefixes_of_its_tasks_without_a_note(
+    cli: Cli, random_run: Callable[..., Run], tmp_path: Path
+) -> None:
+    table = write(tmp_path / "train.tsv", ["source\ttarget", *(f"{a}{b}\t{b}{a}" for a in "abcd" for b in "efgh")])
+    tasks = ", ".join(f'{{path: "{table}", prefix: "{prefix}"}}' for prefix in ("ge ", "d "))
+    run = random_run(f"{PAIRS}data: {{train: [{tasks}], valid_fraction: 0.2}}\n")
+    outcome = cli("evaluate", run, "--no-decode", "--json")
+    assert outcome.code == 0 and "prefix" not in outcome.err

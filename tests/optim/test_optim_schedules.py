@@ -175,4 +175,13 @@ def test_other_schedules_ignore_losses_and_have_no_state() -> None:
     before = schedule.scale(10)
     schedule.observe(5.0)
     schedule.load_state({})
+    schedule.load_state(make("plateau").state())  # of a run that had another schedule
     assert schedule.state() == {} and schedule.scale(10) == before
+
+
+def test_plateau_goes_on_without_the_state_of_another_schedule() -> None:
+    schedule = make("plateau")
+    schedule.observe(5.0)
+    before = schedule.state()
+    schedule.load_state(make("cosine").state())
+    assert schedule.state() == before

@@ -22,7 +22,7 @@ from tokenizers import models, pre_tokenizers
 from tformer.support.errors import InputError, StorageError
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 from tformer.tokenizer import tokenizer as files
-from tformer.tokenizer.decoding import STARTS_WORD, byte_level_alphabet, word_starts
+from tformer.tokenizer.decoding import STARTS_WORD, byte_level_alphabet, concatenating_reader, word_starts
 from tformer.tokenizer.growth import growth_problem
 
 BAD = {
@@ -337,7 +337,7 @@ def test_the_steps_of_published_tokenizers_are_within_the_bound(harmless: dict[s
 @pytest.mark.parametrize("keys", [("padding",), ("truncation",), ("padding", "truncation")])
 def test_padding_and_truncation_of_a_file_are_never_applied(document: dict[str, Any], keys: tuple[str, ...]) -> None:
     padding = {
-        "strategy": {"Fixed": 10**9}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+        "strategy": {"Fixed": 1000}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
         "pad_type_id": 0, "pad_token": "<unk>",
     }  # fmt: skip
     truncation = {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0}
@@ -348,3 +348,26 @@ def test_padding_and_truncation_of_a_file_are_never_applied(document: dict[str, 
     assert tokenizer.encode("aaa bbb ab") == plain.encode("aaa bbb ab")
     assert tokenizer.reading_special().encode("aaa bbb ab") == plain.encode("aaa bbb ab")
     assert tokenizer.to_json() == text
+
+
+def test_a_damaged_map_of_characters_is_one_clear_error(
+    document: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The library would print its panic: the map has a replacement for z that begins after the last one."""
+    units = [0] * 256  # of the trie; 256 marks a place that ends a key
+    units[ord("z")] = 256 | ord("z")
+    data = struct.pack("<I", 4 * len(units)) + struct.pack("<256I", *units) + b"x\0"
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(data).decode()}
+    tokenizer = Tokenizer.from_json(json.dumps(document | {"normalizer": normalizer}))
+    with pytest.raises(InputError, match="it fails on a text"):
+        tokenizer.encode("z")
+    assert capfd.readouterr().err == ""
+
+
+def test_entries_have_bytes_where_a_decoder_reads_each_alone() -> None:
+    fallback, fuse = {"type": "ByteFallback"}, {"type": "Fuse"}
+    read = concatenating_reader(sequence("decoders", replace("▁", " "), fallback, fuse))
+    assert read is not None
+    assert [read(entry) for entry in ("▁the", "<0xE6>", "<0x>")] == [b" the", b"\xe6", b"<0x>"]
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    assert concatenating_reader(sequence("decoders", strip, fuse)) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -259,6 +260,16 @@ def test_a_cast_changes_the_digest_and_another_teacher_has_another(train: Callab
     found = weights_digest(one)
     assert found == weights_digest(one) != weights_digest(other)
     assert weights_digest(one.bfloat16()) != found
+
+
+@pytest.mark.parametrize(
+    "damaged", ['{"source": "x", "target": "B"}', '{"source": "b", "target": 5}', '{"source": "b"}', '{"source": "b']
+)
+def test_kept_translations_end_before_the_first_damaged_one(damaged: str) -> None:
+    first, last = '{"source": "a", "target": "A"}\n', '{"source": "c", "target": "C"}\n'
+    file = io.BytesIO(f"{first}{damaged}\n{last}".encode())
+    assert sequence_teacher._whole_lines(file, ["a", "b", "c"]) == ["A"]
+    assert file.getvalue().decode() == first
 
 
 def test_translations_are_not_kept_on_a_file_system_without_locks(

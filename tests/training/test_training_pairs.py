@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -392,6 +393,15 @@ def test_groups_of_the_recipes_beam_give_way_to_the_beam_of_a_validation(
 ) -> None:
     run = train(*sides(aligned), *GROUPS, *SHORT, "--set", f"training.valid_beam_size={size}")
     assert "bleu" in metrics(run)[-1] and " -> " in (run / "samples.txt").read_text()
+
+
+def test_a_beam_may_be_as_large_as_the_vocabulary(cli: Cli, recipe: Path, aligned: tuple[Path, Path]) -> None:
+    def tried(beam_size: int | str) -> Any:
+        beam = f"generation.beam_size={beam_size}"
+        return cli("train", "--config", recipe, *sides(aligned), "--dry-run", "--set", beam)
+
+    found = re.search(r"at most the target's (\d+) token", tried(99).err)
+    assert found is not None and tried(found[1]).code == 0
 
 
 WRONG = {
