@@ -337,13 +337,6 @@ def test_what_cannot_be_scored_is_one_clear_line(cli, random_run, files, tmp_pat
     assert "5 lines" in refusal(cli("evaluate", random_run, *files[:3], short, "--score"))
 
 
-def test_a_long_continuation_is_refused_wherever_its_pieces_end(cli, random_run, files, tmp_path, monkeypatch):
-    for name in ("PIECE_CHARACTERS", "PIECE_LIMIT"):
-        monkeypatch.setattr(f"tformer.tokenizer.pieces.{name}", 16)
-    long = write(tmp_path / "long", [*TARGETS[:2], "a" * 40, *TARGETS[3:]])
-    assert "prompts:3" in refusal(cli("evaluate", random_run, *files[:3], long, "--score"))
-
-
 def test_a_continuation_is_spelled_as_inside_its_text():
     options = TokenizerOptions(model="word", template="none", min_frequency=1)
     words = train_tokenizer(lambda: iter(["the cat sat down"]), options)
