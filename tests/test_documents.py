@@ -95,6 +95,16 @@ def test_every_link_leads_somewhere(path: Path) -> None:
             assert anchor in anchors(target.read_text()), f"{path}: {link}"
 
 
+def test_every_run_of_an_example_is_made_by_one_example() -> None:
+    """So commands can be copied as they stand: `--out` must be empty or new. `runs/a` and `runs/b` are any two runs."""
+    guides = [ROOT / "README.md", *(ROOT / "tformer" / "guide").glob("*.md")]
+    texts = {command for path in guides for command in commands(path.read_text())}
+    made = [name for text in texts if "--resume" not in text for name in re.findall(r"--out (runs/[\w-]+)", text)]
+    assert len(made) > 15 and len(set(made)) == len(made), sorted(made)
+    read = {name for text in texts for name in re.findall(r"(?<![\w/])runs/[\w-]+", text)}
+    assert read <= {*made, "runs/a", "runs/b"}, sorted(read - set(made))
+
+
 def test_the_commands_of_a_document_are_found() -> None:
     assert len(commands((ROOT / "README.md").read_text())) > 15
     assert "tformer generate" in commands("`tformer generate`") and not commands("`tformer generate RUN`")

@@ -12,11 +12,16 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
+
+from tformer.guide import read_topic
+from tformer.support import __version__
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 README = (ROOT / "README.md").read_text()
+CODE = re.compile(r"^```bash\n(.*?)^```", re.M | re.S)
 NAME = re.compile(r"^[A-Za-z0-9_.-]+")
 
 
@@ -45,9 +50,20 @@ def test_extras_are_those_agreed() -> None:
     assert extras["llama-cpp"] == {"llama-cpp-python", "gguf"}
 
 
+def test_every_extra_has_a_row_in_the_guide() -> None:
+    rows = re.findall(r"^\| `([\w-]+)` \|", read_topic("first-steps"), re.M)
+    assert sorted(rows) == sorted(PROJECT["optional-dependencies"])
+
+
 def test_licence_and_changelog() -> None:
     assert PROJECT["license"] == "MIT" and "MIT License" in (ROOT / "LICENSE").read_text()
     assert "## " in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_citation_names_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == __version__ and citation["title"] == PROJECT["name"]
+    assert citation["license"] == PROJECT["license"]
 
 
 def test_the_wheel_holds_presets_assets_of_pages_and_sources_of_kernels(tmp_path: Path) -> None:
@@ -89,9 +105,12 @@ def test_the_wheel_holds_presets_assets_of_pages_and_sources_of_kernels(tmp_path
 
 
 def test_the_readme_installs_for_a_cpu_with_one_line_more_and_tests_with_one_line() -> None:
-    environment, tests = [line for line in README.splitlines() if line.startswith("python3 -m venv")]
-    on_cpu, every = [line.partition(" #")[0] for line in README.split(environment)[1].splitlines()[1:3]]
-    assert "torch --index-url" in on_cpu and "/whl/cpu" in on_cpu and every.rstrip() == "pip install ."
+    """Each block of commands is pasted whole: the build of torch for CPUs comes before what would install another."""
+    for_cpu, for_gpu, tests = [block for block in CODE.findall(README) if block.startswith("python3 -m venv")]
+    environment, on_cpu, every = for_cpu.splitlines()
+    assert "torch --index-url" in on_cpu and "/whl/cpu" in on_cpu and every == "pip install ."
+    assert for_gpu == f"{environment} && {every}\n"
+    tests = tests.removesuffix("\n")
     assert "'.[test]'" in tests and tests.endswith("pytest -n auto")
     assert tests == subprocess.run(
         ["grep", "-m", "1", "-E", "^python3 .*pytest", "README.md"],

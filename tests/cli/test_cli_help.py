@@ -88,6 +88,13 @@ def test_rare_options_details_and_further_examples_are_for_help_all() -> None:
     assert "--help-all shows 1 more option and details." in common and "--help-all" not in everything
 
 
+def test_the_help_of_train_shows_every_usual_limit_and_says_what_the_rare_options_are_for() -> None:
+    common = text_of(PAGES["train"])
+    for flag in ("--max-epochs X", "--valid-source PATH", "--valid-target PATH"):
+        assert f"  {flag}" in common
+    assert re.search(r"--help-all shows \d+ more options: distillation, precision, several machines\.$", common)
+
+
 def test_narrow_terminals_get_the_meaning_below_the_name() -> None:
     assert "\n  --steps N\n      How many. Default: the preset's.\n" in text_of(PAGE, 40)
 

@@ -36,7 +36,9 @@ class OptionsCommand:
     def page(self, command: str, examples: tuple[str, ...]) -> Page:
         """Its help, under the name by which it is called."""
         about = paragraphs(self.run.__doc__)
-        return Page(command, usage_of(self.options_type), about, entries_of(self.options_type), examples)
+        usage, entries = usage_of(self.options_type), entries_of(self.options_type)
+        topics = getattr(self.options_type, "HELP_ALL", "")
+        return Page(command, usage, about, entries, examples, rare_topics=topics)
 
     def for_typer(self) -> Callable[..., None]:
         """The function with one parameter for each option, in the order of the fields, as Typer inspects it."""
@@ -59,9 +61,9 @@ def takes_options(run: Callable[[Options], None]) -> OptionsCommand:
     """The command of a function of one argument, a frozen dataclass of options.
 
     Every field is a parameter of the command: `name: Annotated[type, option("--name", help=...)] = default`; a `Panel`
-    beside a shared option is the one that shows it, and other metadata is ignored. A field of type `tuple[T, ...]`
-    takes any number of values. A field whose type is such a dataclass itself adds that one's fields, so that commands
-    can share a group of options.
+    beside a shared option is the one that shows it, and other metadata is ignored. The class may state in `HELP_ALL`
+    what its rare options are for. A field of type `tuple[T, ...]` takes any number of values. A field whose type is
+    such a dataclass itself adds that one's fields, so that commands can share a group of options.
     """
     [argument] = inspect.signature(run).parameters
     return OptionsCommand(run, get_type_hints(run)[argument])

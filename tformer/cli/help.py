@@ -64,6 +64,7 @@ class Page:
         entries: options or commands in the order in which they are shown; a panel's stand together.
         examples: command lines.
         examples_title: what stands above them.
+        rare_topics: what the rare options are for, in a few words; "": the page does not say.
     """
 
     command: str
@@ -72,6 +73,7 @@ class Page:
     entries: Sequence[Entry]
     examples: Sequence[str]
     examples_title: str = "Examples"
+    rare_topics: str = ""
 
     @property
     def has_rare_entries(self) -> bool:
@@ -99,7 +101,9 @@ class Page:
                 yield from ("", *_wrapped(paragraph, width))
         else:
             left_out = len(self.entries) - len(shown)
-            more = f"{left_out} more option{'s' * (left_out != 1)}" + " and details" * bool(details)
+            more = f"{left_out} more option{'s' * (left_out != 1)}" + (
+                f": {self.rare_topics}" if self.rare_topics else " and details" * bool(details)
+            )
             yield from ("", *_wrapped(f"{HELP_ALL} shows {more}.", width))
 
 

@@ -45,7 +45,9 @@ DEFAULT_SEED = 1337
 class GenerateOptions:
     """The options of `tformer generate`; None: not given, the model's recipe has the default."""
 
-    arguments: Annotated[tuple[str, ...], RUN] = ()
+    arguments: Annotated[
+        tuple[str, ...], replace(RUN, help="Run, checkpoint or Hugging Face folder; several: only with --ensemble.")
+    ] = ()
     prompt: Annotated[
         str | None,
         PROMPT("--prompt", help="Text to continue; for an encoder-decoder the source.", default="empty"),

@@ -149,8 +149,8 @@ TopK = Annotated[
     at_least(0, " (0 is off)"),
     SAMPLING(
         "--top-k",
-        help="Keep the K most probable tokens; 0: all. For a [MASK]: how many to show (5).",
-        default="the recipe's",
+        help="Keep the K most probable tokens (0: all), or show K for a [MASK].",
+        default="the recipe's; 5 for a [MASK]",
         metavar="K",
     ),
     Use.SAMPLE,

@@ -225,7 +225,7 @@ Views = Annotated[
 Arch = Annotated[str | None, option("--arch", help="Family, for example gpt or llama.")]
 Preset = Annotated[
     str | None,
-    option("--preset", help="A shipped recipe of the family (tformer config list).", default="chosen for this machine"),
+    option("--preset", help="A shipped recipe of the family (tformer config list).", default="the family's"),
 ]
 RecipeFile = Annotated[
     Path | None, option("--config", metavar="FILE", help="A recipe file; its values override the preset's.")
@@ -235,7 +235,7 @@ Sets = Annotated[
     option(
         "--set",
         metavar="KEY=VALUE",
-        help="Override any key of the recipe (tformer config explain lists them); may be repeated.",
+        help="Set any key (tformer config explain); repeatable.",
     ),
 ]
 NewFolder = Annotated[Path | None, option("--out", metavar="DIR", help="Folder to write; must not exist yet.")]

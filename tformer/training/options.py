@@ -20,7 +20,6 @@ from tformer.support.options import (
     Json,
     Option,
     Panel,
-    Preset,
     RecipeFile,
     Sets,
 )
@@ -48,8 +47,17 @@ class Key:
 class TrainOptions:
     """The options of `tformer train`; None: not given."""
 
+    HELP_ALL = "distillation, precision, several machines"
+
     arch: Annotated[str | None, MODEL("--arch", help="Family, for example gpt or llama.", default="gpt")] = None
-    preset: Annotated[Preset, MODEL] = None
+    preset: Annotated[
+        str | None,
+        MODEL(
+            "--preset",
+            help="A shipped recipe of the family (tformer config list).",
+            default="by your data or the time",
+        ),
+    ] = None
     config: Annotated[RecipeFile, MODEL] = None
     sets: Annotated[Sets, MODEL] = ()
     init_from: Annotated[
@@ -57,7 +65,7 @@ class TrainOptions:
         MODEL(
             "--init-from",
             metavar="RUN",
-            help="Fine-tune: start with this run's model and tokenizer.",
+            help="Fine-tune this run, checkpoint or Hugging Face folder.",
         ),
     ] = None
     data: Annotated[
@@ -96,11 +104,11 @@ class TrainOptions:
     ] = ()
     valid_source: Annotated[
         tuple[str, ...],
-        DATA("--valid-source", metavar="PATH", help="Source side of validation data.", default="a tenth", rare=True),
+        DATA("--valid-source", metavar="PATH", help="Source side of validation data.", default="a tenth"),
     ] = ()
     valid_target: Annotated[
         tuple[str, ...],
-        DATA("--valid-target", metavar="PATH", help="Target side of validation data.", default="a tenth", rare=True),
+        DATA("--valid-target", metavar="PATH", help="Target side of validation data.", default="a tenth"),
     ] = ()
     prefix: Annotated[
         str | None,
@@ -224,7 +232,7 @@ class TrainOptions:
     ] = None
     max_epochs: Annotated[
         float | None,
-        RUN("--max-epochs", help="Passes over the training data.", default=PRESETS, rare=True),
+        RUN("--max-epochs", help="Passes over the training data.", default=PRESETS),
         Key("training.max_epochs"),
     ] = None
     minutes: Annotated[
@@ -232,8 +240,8 @@ class TrainOptions:
         RUN(
             "--minutes",
             metavar="N",
-            help="Minutes of the whole training; they also choose the size.",
-            default="2 without data",
+            help="Minutes in all; they also choose the size.",
+            default="2 without --preset and length, unless the data sets it",
         ),
         Key("training.minutes"),
     ] = None
@@ -319,7 +327,7 @@ class TrainOptions:
         DISTILLATION(
             "--teacher",
             metavar="RUN",
-            help="Learn from this run, checkpoint or Hugging Face folder. The new model takes its tokenizer.",
+            help="Learn from this run, checkpoint or Hugging Face folder. The new model takes the teacher's tokenizer.",
             default="no teacher",
             rare=True,
         ),
