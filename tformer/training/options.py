@@ -367,7 +367,8 @@ class TrainOptions:
         str | None,
         replace(
             DEVICES,
-            help="Processes that train together, one for each GPU or CPU core; auto: all GPUs.",
+            help="Processes; auto: one for each GPU.",
+            default="one",
             rare=False,
         ),
         MACHINE,
