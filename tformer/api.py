@@ -32,7 +32,7 @@ from tformer.data.sources.rows import is_path, keep_rows, rows_in_messages
 from tformer.data.sources.tables import table_format
 from tformer.decoding.fill_mask import Candidate, fill_mask
 from tformer.decoding.inference import inference_dtype, prepare_inference
-from tformer.decoding.lines import WINDOW_BATCHES, text_blocks, text_windows
+from tformer.decoding.lines import WINDOW_BATCHES, open_texts_or_pairs, row_blocks, text_windows
 from tformer.decoding.options import GenerateOptions
 from tformer.decoding.settings import Generated
 from tformer.decoding.translate import Translation
@@ -505,14 +505,10 @@ def _texts_of_table(table: Any, options: ClassifyOptions, classifier: Classifier
     with ScratchFolder("classification") as scratch:
         path = Path(table) if is_path(table) else keep_rows(table, scratch, keys=(), name="data")
         with rows_in_messages({} if is_path(table) else {path: "data"}):
-            blocks = text_blocks(
-                str(path),
-                pairs=True if options.text2_column is not None else classifier.reads_pairs,
-                columns=options.columns(classifier.columns),
-                by_column=True,
-                reading=options.reading,
-                on_note=lambda note: None,
-            )
+            pairs = True if options.text2_column is not None else classifier.reads_pairs
+            columns = options.columns(classifier.columns)
+            source = open_texts_or_pairs(str(path), pairs=pairs, columns=columns, reading=options.reading)
+            blocks = row_blocks(source)
             return [text if text2 is None else (text, text2) for block in blocks for text, text2 in block]
 
 

@@ -23,6 +23,7 @@ from tformer.checkpoint.resolve import newest_checkpoint
 from tformer.data.encoding import TextReader
 from tformer.interop.opening import open_checkpoint
 from tformer.model import Transformer
+from tformer.nn.heads import HeadOptions
 from tformer.nn.init import NoDraws
 from tformer.nn.structured_dropout import LEARNED
 from tformer.objectives import OBJECTIVES
@@ -30,11 +31,12 @@ from tformer.optim.shards import Shards, is_spread, local
 from tformer.recipe.recipe import Recipe, check_special_ids, with_roles
 from tformer.support.device import bound_products
 from tformer.support.errors import InputError
-from tformer.support.formatting import short_hash
+from tformer.support.formatting import listed, short_hash
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import DecoderTokens, decoder_tokens
 
 HEADS = "heads."  # prefix of the names of head tensors
+MAX_LABELS = 6  # in a message
 TOKEN_TABLE = "embedding.weight"  # one row per token id
 TARGET_TABLE = "decoder_embedding.weight"
 
@@ -329,6 +331,30 @@ def load_body(
         raise InputError(f"{checkpoint.path}: its body does not fit this model: {'; '.join(problems)}")
     stored.copy(taken, body)
     return sorted(fresh)
+
+
+def why_new(head: HeadOptions, own: Recipe, stored: Recipe, *, given: tuple[str, ...]) -> str | None:
+    """Why training cannot start from a checkpoint's head of this kind; None: it can, if the shapes agree.
+
+    given: label names that the user gave in the order of the checkpoint's. They may name labels without a name of their
+    own, such as LABEL_0.
+    """
+    theirs = next((each for each in stored.model.heads if each.kind == head.kind), None)
+    if theirs is None:
+        return "the checkpoint has none"
+    if head.label_kind not in ("classes", "labels"):
+        return None
+    for key in ("pooling", "pooler", "activation", "multi_label"):
+        before, after = (getattr(each, key) for each in (theirs, head))
+        if before != after:
+            return f"its {key} was {before}, the recipe's is {after}"
+    if own.data.labels == stored.data.labels:
+        return None
+    names = [name for number, name in enumerate(stored.data.labels) if name not in (f"LABEL_{number}", str(number))]
+    if given and len(given) == len(stored.data.labels) and not names:
+        return None
+    were, are = (listed(recipe.data.labels, MAX_LABELS) or "unknown" for recipe in (stored, own))
+    return f"its labels were {were}, those of the data are {are}; --labels names them in the order of the checkpoint"
 
 
 def load_generator(generator: Transformer, checkpoint: Checkpoint, *, shards: Shards | None = None) -> None:

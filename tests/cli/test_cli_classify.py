@@ -15,20 +15,17 @@ from hypothesis import strategies as st
 from tformer.data.sources import files
 from tformer.data.sources.reading import Reading
 from tformer.decoding import lines as line_reader
-from tformer.decoding.lines import blocks, line_blocks, text_blocks
+from tformer.decoding.lines import blocks, is_table, line_blocks, open_texts_or_pairs, row_blocks, text_blocks
 from tformer.evaluation.answers import AnswerFormat
 from tformer.recipe.sections import Columns
 from tformer.support.errors import InputError
 
 
 def texts_of(path, **options):
-    options = {
-        "pairs": False,
-        "columns": Columns(),
-        "by_column": False,
-        "reading": Reading(),
-        "on_note": print,
-    } | options
+    options = {"pairs": False, "reading": Reading()} | options
+    if is_table(str(path), by_column=False):
+        source = open_texts_or_pairs(str(path), **{"columns": Columns()} | options)
+        return list(row_blocks(source))
     return list(text_blocks(str(path), **options))
 
 

@@ -290,10 +290,11 @@ def test_errors_are_written_the_surest_first(cli, run, tmp_path):
         (source, one.text) for source, one in list(zip(SOURCES, outputs, strict=True))[1:]
     }
     assert all(row["reference"] == "zzz" for row in rows)
+    assert {row["row"]: row["source"] for row in rows} == {n: SOURCES[n] for n in range(1, len(SOURCES))}
     assert cli("evaluate", run, *files, "--mistakes", tmp_path / "wrong.tsv").code == 0
     table = (tmp_path / "wrong.tsv").read_text().splitlines()
-    assert table[0] == "source\treference\toutput\tscore" and len(table) == len(rows) + 1
-    assert {line.count("\t") for line in table} == {3}
+    assert table[0] == "row\tsource\treference\toutput\tscore" and len(table) == len(rows) + 1
+    assert {line.count("\t") for line in table} == {4}
 
 
 # --- mistakes of the user ---------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.data.fakes import Columns, Spec, pipe, refusal, write
 from tformer.data.sources import tables
 from tformer.data.sources.columns import Head, LabelledLayout
-from tformer.data.sources.labelled import LabelIndex, LabelledSource, collect_labels, open_labelled
+from tformer.data.sources.labelled import LabelIndex, LabelledSource, collect_labels, matching_names, open_labelled
 from tformer.data.sources.reading import Reading
 from tformer.data.sources.tables import LabelledRow
 from tformer.support.errors import InputError
@@ -61,6 +61,8 @@ def test_tsv_rows_have_text_label_and_place(tmp_path: Path) -> None:
         LabelledRow("bad, film", None, "neg", f"{path}:3"),
     ]
     assert list(source.rows()) == list(source.rows()), "rows can be read again"
+    assert [(row.number, row.id) for row in source.rows()] == [(0, "1"), (1, "2")]
+    assert list(source.tables[0].records()) == [["pos", "1", 'good "film'], ["neg", "2", "bad, film"]]
     assert not source.has_text2
     assert (source.text_column, source.text2_column, source.label_column) == ("text", None, "label")
     assert source.notes == ("a.tsv: text in column 'text', label in column 'label'",)
@@ -372,6 +374,38 @@ def test_a_label_of_a_page_is_cut_in_messages() -> None:
     with pytest.raises(InputError) as caught:
         LabelIndex(("a" * 5000, "b")).encode("c" * 5000, "x")
     assert len(caught.value.message) < 400
+
+
+def test_labels_are_found_by_name_in_any_case_and_by_number_where_no_name_is_one() -> None:
+    index = LabelIndex(("NEGATIVE", "positive"))
+    assert [index.encode(label, "a:1") for label in ("negative", "1", "positive", "0", "Positive")] == [0, 1, 1, 0, 1]
+    assert index.read_as == {"negative": "NEGATIVE", "1": "positive", "0": "NEGATIVE", "Positive": "positive"}
+    assert "0 as NEGATIVE" in index.notes()[0] and LabelIndex(("a", "b")).notes() == ()
+    for label in ("2", "-1", "0.0", "neg"):
+        assert index.find(label) is None
+    assert LabelIndex(("1", "2")).find("0") is None and LabelIndex(("a", "A", "b")).find("B") == 2
+    assert LabelIndex(("a", "A", "b")).find("á") is None and LabelIndex(("x", "1")).find("0") is None
+
+
+@pytest.mark.parametrize(
+    ("known", "found", "expected"),
+    [
+        (("pos", "neg"), ("neg", "pos"), "known"),
+        (("neg", "pos"), ("0", "1"), "known"),
+        (("NEG", "POS"), ("neg", "pos"), "known"),
+        (("LABEL_0", "LABEL_1"), ("0", "1"), "known"),
+        (("entailment", "neutral", "contradiction"), ("entailment", "neutral"), "known"),
+        (("a", "b", "c"), ("0", "1"), "found"),  # another task
+        (("1", "2", "3", "4", "5"), ("1", "2"), "found"),
+        (("1", "2"), ("1", "2"), "known"),
+        (("LABEL_0", "LABEL_1"), ("neg", "pos"), "found"),
+        ((), ("a", "b"), "found"),
+    ],
+)
+def test_names_are_kept_where_the_labels_of_the_data_are_these(
+    known: tuple[str, ...], found: tuple[str, ...], expected: str
+) -> None:
+    assert matching_names(known, found) == {"known": known, "found": found}[expected]
 
 
 def test_two_labels_of_one_name_are_refused() -> None:

@@ -95,15 +95,24 @@ def test_tables_are_read_by_column(ending: str, cli: Cli, encoder_run: Runs, tmp
         "tsv": "id\ttext\n" + "".join(f"{i}\t{text}\n" for i, (_, text) in enumerate(expected)),
         "jsonl": "".join(json.dumps({"id": i, "text": text}) + "\n" for i, (_, text) in enumerate(expected)),
     }
+
+    def labels_in(out: str) -> list[str]:
+        """The labels of the answers, which are a table of the same format."""
+        if ending == "jsonl":
+            return [json.loads(line)["label"] for line in out.splitlines()]
+        header, *lines = (line.split("," if ending == "csv" else "\t") for line in out.splitlines())
+        assert header[2:] == ["label", "probability", "animal", "tool"]
+        return [cells[2] for cells in lines]
+
     path = tmp_path / f"rows.{ending}"
     path.write_text(rows[ending])
     outcome = cli("classify", encoder_run("single"), "--input", path)
-    assert labels_of(outcome.out) == [label for label, _ in expected], outcome.err
+    assert labels_in(outcome.out) == [label for label, _ in expected], outcome.err
     path.write_text(rows[ending].replace("text", "words"))
     refused = cli("classify", encoder_run("single"), "--input", path)
     assert refused.code == 2 and "words" in refused.err
     named = cli("classify", encoder_run("single"), "--input", path, "--text-column", "words")
-    assert labels_of(named.out) == [label for label, _ in expected], named.err
+    assert labels_in(named.out) == [label for label, _ in expected], named.err
 
 
 def test_five_thousand_lines_of_standard_input_in_order(
@@ -175,8 +184,8 @@ def test_pairs(cli: Cli, encoder_run: Runs, tmp_path: Path) -> None:
     lines.write_text("the cat\tthe saw\n")
     table = tmp_path / "pairs.tsv"
     table.write_text("text_a\ttext_b\nthe cat\tthe saw\n")
-    answers = {cli("classify", run, "--input", path, "--json").out for path in (lines, table)}
-    assert answers == {outcome.out}
+    of_line, of_row = (json.loads(cli("classify", run, "--input", path, "--json").out) for path in (lines, table))
+    assert of_line == json.loads(outcome.out) and of_row == {"row": 0, **of_line}
 
 
 def test_several_labels(cli: Cli, encoder_run: Runs) -> None:

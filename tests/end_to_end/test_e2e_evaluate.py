@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,29 @@ def test_mistakes_are_written_as_a_table_or_as_json_lines(cli: Cli, encoder_run:
     probabilities = [one["probability"] for one in documents]
     assert probabilities == sorted(probabilities, reverse=True)
     assert documents[0]["probabilities"][documents[0]["prediction"]] == pytest.approx(probabilities[0])
+    assert {(int(row["row"]), row["text"]) for row in found} == {(n, rows[n][1]) for n in (20, 21)}
+
+
+def test_mistakes_carry_file_row_and_id_as_csv_too(cli: Cli, encoder_run: Runs, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for name in "ab":
+        path = tmp_path / "folder" / f"{name}.csv"
+        path.write_text(f'doc_id,label,text\n{name}0,tool,"a saw,\nan axe"\n{name}1,animal,"a saw,\nan axe"\n')
+    out = tmp_path / "wrong.csv"
+    assert cli("evaluate", encoder_run("single"), "--data", tmp_path / "folder", "--mistakes", out).code == 0
+    with out.open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [(Path(row["file"]).name, row["row"], row["id"], row["text"]) for row in found] == [
+        (f"{name}.csv", "1", f"{name}1", "a saw,\nan axe") for name in "ab"
+    ]
+    run = tmp_path / "run"  # a copy: the threshold is stored with it
+    shutil.copytree(encoder_run("single"), run)
+    assert cli("evaluate", run, "--mistakes", tmp_path / "own.csv", "--threshold", 1).code == 0
+    # of the held-out part: the rows of the file, not of the part
+    data = (encoder_run("single").parent / "data.tsv").read_text().splitlines()[1:]
+    with (tmp_path / "own.csv").open(newline="") as file:
+        own = list(csv.DictReader(file))
+    assert own and all(data[int(row["row"])] == f"{row['label']}\t{row['text']}" for row in own)
 
 
 def test_mistakes_of_several_labels_scores_and_images(cli: Cli, encoder_run: Runs, tmp_path: Path) -> None:

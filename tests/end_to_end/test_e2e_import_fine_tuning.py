@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.end_to_end.import_data import write_data
+import tformer
+from tests.end_to_end.import_data import LABELS, write_data
+from tests.interop import tiny_folders as tiny
 from tformer.support.errors import Interrupted
 from tformer.training.options import TrainOptions
 from tformer.training.session import run_training
@@ -47,6 +50,71 @@ def test_fine_tuning_lowers_the_loss(name: str, data: str, more: Any, cli: Cli, 
         assert "kept head: classifier" in outcome.err and "labels (3): zeta, alpha, mid" in outcome.err
     alone = cli("evaluate", run, "--data", file, *(["--no-decode"] if data == "pairs" else []))
     assert alone.code == 0, alone.err  # the run needs the folder no more
+
+
+# --- labels and heads -------------------------------------------------------------------------------------------------
+
+
+def with_labels(path: Path, names: dict[str, str]) -> Path:
+    """The labelled data with other labels."""
+    header, *lines = path.read_text().splitlines()
+    cells = [line.split("\t") for line in lines]
+    path.write_text("\n".join([header, *(f"{names.get(label, label)}\t{text}" for label, text in cells)]) + "\n")
+    return path
+
+
+@pytest.fixture
+def tune(cli: Cli, folders: Path, tmp_path: Path) -> Callable[..., Any]:
+    """`tune(folder, names, *options)`: one step on the labelled data with its labels renamed; (run, what was said)."""
+
+    def run(folder: str, names: dict[str, str], *options: object) -> tuple[Path, str]:
+        data, out = with_labels(write_data("labelled", tmp_path), names), tmp_path / "tuned"
+        words = ("--init-from", folders / folder, "--data", data, "--out", out, "--max-steps", 1, *QUICK, *options)
+        outcome = cli("train", *words)
+        assert outcome.code == 0, outcome.err
+        return out, " ".join(outcome.err.split())
+
+    return run
+
+
+def test_numbers_are_the_names_of_the_model_and_its_head_is_kept(tune: Any, cli: Cli, folders: Path) -> None:
+    run, said = tune("classifier", {name: str(number) for number, name in LABELS.items()})
+    assert "kept head: classifier" in said and "labels (3): zeta, alpha, mid" in said
+    assert "0 as zeta" in said and "1 as alpha" in said
+    assert tformer.load(run).recipe.data.labels == ("zeta", "alpha", "mid")
+    for path in (run, folders / "classifier"):
+        outcome = cli("evaluate", path, "--data", run.parent / "labelled.tsv")
+        assert outcome.code == 0 and "0 as zeta" in outcome.err, outcome.err
+
+
+def test_names_in_other_case_and_a_part_of_the_names_keep_the_head(tune: Any) -> None:
+    run, said = tune("classifier", {"zeta": "Zeta", "alpha": "MID", "mid": "MID"})
+    assert "kept head: classifier" in said and tformer.load(run).recipe.data.labels == ("zeta", "alpha", "mid")
+
+
+def test_names_on_the_command_line_are_those_of_numbered_labels(tune: Any, folders: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "numbered"
+    shutil.copytree(folders / "classifier", folder)
+    tiny.edit_json(folder / "config.json", {"id2label": {str(n): f"LABEL_{n}" for n in LABELS}})
+    numbers = {name: str(number) for number, name in LABELS.items()}
+    run, said = tune(folder, numbers, "--labels", "zeta, alpha, mid")
+    assert "kept head: classifier" in said and tformer.load(run).recipe.data.labels == ("zeta", "alpha", "mid")
+
+
+@pytest.mark.parametrize(("names", "options", "reason"), [
+    ({"mid": "new"}, (), "(its labels were zeta, alpha, mid, those of the data are alpha, new, zeta; --labels"),
+    ({"mid": "alpha", "zeta": "0", "alpha": "1"}, (), "those of the data are 0, 1, alpha"),
+    ({}, ("--pooling", "mean"), "(its pooling was cls, the recipe's is mean)"),
+    ({}, ("--objective", "multi_label"), "(its multi_label was False, the recipe's is True)"),
+])  # fmt: skip
+def test_a_head_is_thrown_away_with_the_reason(names: Any, options: Any, reason: str, tune: Any) -> None:
+    _, said = tune("classifier", names, *options)
+    assert f"new head: classifier {reason if reason.startswith('(') else ''}".rstrip() in said and reason in said
+
+
+def test_a_body_has_no_head_to_keep(tune: Any) -> None:
+    _, said = tune("bert", {}, "--objective", "classification")
+    assert "new head: classifier (the checkpoint has none)" in said
 
 
 class Polls:

@@ -92,3 +92,23 @@ def test_a_run_that_trains_at_this_moment_is_in_use(home: Path, cli: Cli) -> Non
     with RunDirectory.open("runs/begun", lock=True):
         [state] = [run["state"] for run in json.loads(cli("runs", "list", "runs/begun", "--json").out)]
         assert state == "in use"
+
+
+def test_imported_models_are_listed_shown_compared_and_named_in_hints(
+    cli: Cli, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    for name, out in (("bert", "runs/bert"), ("classifier", "runs/sst")):
+        assert cli("import", folders / name, "--out", out).code == 0
+    listed = cli("runs", "list").out.splitlines()
+    assert len(listed) == 3 and all("imported" in line for line in listed[1:])
+    documents = json.loads(cli("runs", "list", "--json").out)
+    assert [(each["state"], each["problems"]) for each in documents] == [("imported", [])] * 2
+    assert all(each["parameters"] > 0 and each["max_steps"] is None for each in documents)
+    shown = cli("runs", "show", "sst")
+    assert shown.code == 0 and "imported" in shown.out and "runs/sst" in shown.out, shown.err
+    assert cli("runs", "compare", "bert", "runs/sst").code == 0
+    assert "did you mean 'sst'" in cli("classify", "runs/ssd", "--text", "a").err
+    outcome = cli("classify", "--text", "the cat")
+    assert outcome.code == 2 and "name one: runs/bert, runs/sst" in outcome.err

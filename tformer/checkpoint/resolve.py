@@ -14,6 +14,8 @@ from tformer.checkpoint.run import CHECKPOINTS, is_run, list_runs
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.files import MANIFEST, PICKLE_HINT, PICKLE_SUFFIXES
 
+MAX_NAMED = 5  # runs in a hint
+
 
 def resolve_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str | Path = "runs") -> Path:
     """The checkpoint folder of `path`: a checkpoint, a run, or a run's `checkpoints` folder or pointer file.
@@ -128,7 +130,7 @@ def newest_checkpoint(
             f"no run under {runs_dir}/ has a checkpoint yet ({', '.join(run.name for run, _ in runs[:3])})",
             hint="let it train until its first checkpoint: tformer train --resume --out RUN",
         )
-    raise InputError(f"there is no run under {runs_dir}/", hint="train one first: tformer train --arch gpt")
+    raise InputError(f"there is no run under {runs_dir}/", hint=_suggest_run(None, Path(runs_dir)))
 
 
 def _choose(folder: Path, run: Path, which: str) -> Path:
@@ -178,10 +180,22 @@ def _from_file(path: Path) -> Path:
     )
 
 
-def _suggest_run(path: Path, runs_dir: Path) -> str:
-    names = [run.name for run in list_runs(runs_dir)]
+def is_imported(folder: Path) -> bool:
+    """Whether a folder is an imported model: a checkpoint on its own, which commands take as a run."""
+    try:
+        return (folder / MANIFEST).is_file() and "imported" in read_checkpoint(folder, verify=False).trainer
+    except InputError:
+        return False
+
+
+def _suggest_run(path: Path | None, runs_dir: Path) -> str:
+    """A hint at the runs and imported models there, at the one with the name of `path`, or at how to train one."""
+    folders = sorted(runs_dir.iterdir()) if runs_dir.is_dir() else []
+    names = [folder.name for folder in folders if is_run(folder) or is_imported(folder)]
     if not names:
         return "train a model first: tformer train --arch gpt"
+    if path is None:
+        return f"name one: {', '.join(str(runs_dir / name) for name in names[:MAX_NAMED])}"
     if path.name in names:
         return f"did you mean '{runs_dir / path.name}'?"
     return f"under {runs_dir}/: {did_you_mean(path.name, names)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
@@ -20,7 +20,7 @@ from tformer.workers.work import Job
 if TYPE_CHECKING:
     import numpy as np
 
-    from tformer.decoding.lines import Text
+    from tformer.data.sources.labelled import LabelledSource
     from tformer.evaluation.classifier import Classifier
     from tformer.loading import Loaded
     from tformer.workers.worker import Worker
@@ -30,7 +30,7 @@ TRAIN = "train --arch bert --data FILE (or of images: --arch vit)"
 
 EPILOG = examples(
     '`tformer classify --text "Who wrote Hamlet ?"`',
-    "`tformer classify --input texts.txt --output labels.tsv --top-k 3`",
+    "`tformer classify --input texts.csv --output labels.csv --top-k 3`",
     "`tformer classify runs/vit-mnist-1 --image three.png --json`",
 )
 
@@ -39,9 +39,10 @@ EPILOG = examples(
 def classify(options: ClassifyOptions) -> None:
     """Label texts, pairs of texts or images with a trained model.
 
-    Every input gives one line of output, in order: the label and its probability, separated by a tab (with --top-k K:
+    Every line gives one line of output, in order: the label and its probability, separated by a tab (with --top-k K:
     the K best labels, each followed by its probability). Multi-label models give the labels above the threshold, joined
-    by commas; regressions give the score. An empty line is classified like any other.
+    by commas; regressions give the score. An empty line is classified like any other. A table comes back with its
+    columns and, behind them, label, probability and the probability of each class.
     """
     run = options.run
     options.check()
@@ -87,72 +88,94 @@ class _Session:
     """Classifies every input in its order and writes the answers, block after block."""
 
     def __init__(self, classifier: Classifier, options: ClassifyOptions, flag: StopFlag, output: DataOutput) -> None:
+        from tformer.cli.answers import Answers
+
         self.classifier, self.options, self.flag, self.output = classifier, options, flag, output
-        self.form = AnswerFormat.of(classifier, options)
+        self.form, images = AnswerFormat.of(classifier, options), classifier.reads_images
         if options.threshold is None and classifier.thresholds is not None:
             show_notes([f"stored with the run: {classifier.thresholds.describe()}"], dim=True)
-        self.done = 0
+        self.pairs = True if options.text2_column or options.text2 is not None else classifier.reads_pairs
+        self.source = None if images else self._open_table()
+        inputs = ["image"] if images else ["text", "text2"] if self.pairs else ["text"]
+        columns, separator = self.form.columns, classifier.label_separator
+        self.answers = Answers(output, options, self.source, inputs=inputs, columns=columns, separator=separator)
 
     def run(self) -> None:
-        if self.classifier.reads_images:
-            for score, places in self.output.take_turns(self._image_blocks(), self.flag):
-                self._answer(score(), places=places)
-            return
-        for texts in self.output.take_turns(self._text_blocks(), self.flag):
-            self._answer(self.classifier.classify(texts))
-        cut, done = self.output.total(self.classifier.truncated), self.output.total(self.done)
+        """Answer all inputs, and say how many texts were cut."""
+        images, one = self.classifier.reads_images, self.options.text is not None or self.options.image
+        unit = "images" if images else "lines" if self.source is None else "rows"
+        with self.answers.written("" if one else unit):
+            blocks = self._image_blocks() if images else self._text_blocks()
+            for score, inputs in self.output.take_turns(blocks, self.flag):
+                self._answer(score(), inputs)
+        cut, done = self.output.total(self.classifier.truncated), self.output.total(self.answers.done)
         if cut:
             length = self.classifier.seq_len
             console.print(f"{cut:,} of {done:,} texts are longer than {length} tokens and were cut", markup=False)
 
-    def _text_blocks(self) -> Iterator[Sequence[Text]]:
-        from tformer.decoding.lines import text_blocks
+    def _open_table(self) -> LabelledSource | None:
+        from tformer.decoding.lines import is_table, open_texts_or_pairs
 
-        options = self.options
-        if options.text is not None:
-            return iter([[(options.text, options.text2)]])
-        return text_blocks(
-            options.input_path or STANDARD_INPUT,
-            pairs=True if options.text2_column is not None else self.classifier.reads_pairs,
-            columns=options.columns(self.classifier.columns),
-            by_column=any((options.text_column, options.text2_column, options.delimiter)),
-            reading=options.reading,
-            on_note=lambda note: show_notes([note]),
-        )
+        options, path = self.options, self.options.input_path or STANDARD_INPUT
+        by_column = any((options.text_column, options.text2_column, options.delimiter))
+        if options.text is not None or not is_table(path, by_column=by_column):
+            return None
+        columns = options.columns(self.classifier.columns)
+        source = open_texts_or_pairs(path, pairs=self.pairs, columns=columns, reading=options.reading)
+        show_notes(source.notes)
+        return source
 
-    def _image_blocks(self) -> Iterator[tuple[Callable[[], np.ndarray], Sequence[str]]]:
-        """(function that returns the scores, names) of images: of `--image`, of a set, or named line by line."""
+    def _text_blocks(self) -> Iterator[tuple[Callable[[], np.ndarray], Sequence[Sequence[Any]]]]:
+        """(function that returns the scores, texts) of `--text`, of a table, or of lines."""
+        from tformer.decoding.lines import row_blocks, text_blocks
+
+        options, path = self.options, self.options.input_path or STANDARD_INPUT
+        if self.source is not None:
+            found = row_blocks(self.source)
+        elif options.text is not None:
+            found = iter([[(options.text, options.text2)]])
+        else:
+            found = text_blocks(path, pairs=self.pairs, reading=options.reading)
+        return ((partial(self.classifier.classify, texts), texts) for texts in found)
+
+    def _image_blocks(self) -> Iterator[tuple[Callable[[], np.ndarray], Sequence[Sequence[Any]]]]:
+        """(function that returns the scores, [name] of each) of images: `--image`, a set, or named line by line."""
         from tformer.decoding.lines import blocks, line_blocks, name_of
 
         source = self.options.input_path or STANDARD_INPUT
         if self.options.images:
             for places in blocks(iter(map(str, self.options.images)), BLOCK_IMAGES):
-                yield partial(self.classifier.classify_images, [Path(place) for place in places]), places
+                yield (
+                    partial(self.classifier.classify_images, [Path(place) for place in places]),
+                    [[place] for place in places],
+                )
         elif source != STANDARD_INPUT and _is_image_set(Path(source)):
             images = self.classifier.open_image_set(source)
             show_notes(images.notes)
             for start in range(0, len(images), BLOCK_IMAGES):
                 part = images.subset(range(start, min(start + BLOCK_IMAGES, len(images))))
-                yield partial(self.classifier.scores, part), part.places
+                yield partial(self.classifier.scores, part), [[place] for place in part.places]
         else:
             number = 1
             for places in line_blocks(source, errors=self.options.reading.errors, size=BLOCK_IMAGES):
                 lines = [f"{name_of(source)}:{number + index}" for index in range(len(places))]
                 paths = [Path(place) for place in places]
-                yield partial(self.classifier.classify_images, paths, named_in=lines), places
+                yield partial(self.classifier.classify_images, paths, named_in=lines), [[place] for place in places]
                 number += len(places)
 
-    def _answer(self, scores_NL: np.ndarray, *, places: Sequence[str] | None = None) -> None:
-        """Write a line for each input of a block. After an interrupt the scores are incomplete and are not written."""
+    def _answer(self, scores_NL: np.ndarray, inputs: Sequence[Sequence[Any]]) -> None:
+        """Write the answers to a block. After an interrupt the scores are incomplete and are not written."""
         if self.flag.should_stop():
-            raise self.flag.interrupted(f"interrupted after {self.done:,} inputs")
-        self.done += len(scores_NL)
+            raise self.flag.interrupted(f"interrupted after {self.answers.done:,} inputs")
+        self.answers.done += len(scores_NL)
         values_NL = self.classifier.probabilities(scores_NL)
         if self.options.as_json:
             documents = [self.form.document(values_L) for values_L in values_NL]
-            if places is not None:
-                documents = [{"image": place, **answer} for place, answer in zip(places, documents, strict=True)]
+            if self.classifier.reads_images:
+                documents = [{"image": name, **answer} for [name], answer in zip(inputs, documents, strict=True)]
             self.output.documents(documents)
+        elif self.answers.takes_cells:
+            self.answers.write_cells(zip(inputs, map(self.form.cells, values_NL), strict=True))
         else:
             self.output.text("".join(f"{self.form.line(values_L)}\n" for values_L in values_NL))
 

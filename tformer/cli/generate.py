@@ -31,7 +31,8 @@ def generate(options: GenerateOptions) -> None:
     """Continue or translate texts with a trained model.
 
     A prompt is printed with its continuation; with --input only the completions are printed, one per line, with
-    newlines written as `\\n`. An empty prompt starts from the model's start token.
+    newlines written as `\\n`. An empty prompt starts from the model's start token. A table comes back with its columns
+    and the completions in a column `output`.
 
     An encoder-decoder (transformer, T5, BART) turns each source into a target. It uses beam search with the recipe's
     beam size, or greedy decoding or sampling if you give those options. An empty input line gives an empty output line.

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
 from typing import Any
 
+from tformer.cli.answers import Answers
 from tformer.cli.process import StopFlag
 from tformer.cli.report import DataOutput, console, show_notes
+from tformer.data.sources.columns import parse_column
+from tformer.data.sources.labelled import LabelledSource, open_texts
+from tformer.data.sources.reading import Reading
 from tformer.decoding.completion import OnToken
 from tformer.decoding.fill_mask import Candidate, fill_mask
-from tformer.decoding.lines import (
-    LineWindow,
-    line_blocks,
-    name_of,
-    prompt_window,
-    prompt_windows,
-    source_windows,
-)
+from tformer.decoding.lines import LineWindow, place_of, prompt_window, prompt_windows, source_windows
 from tformer.decoding.options import GenerateOptions
-from tformer.decoding.output import generated_document, translation_document, translation_lines
+from tformer.decoding.output import (
+    answer_cells,
+    answer_columns,
+    generated_document,
+    translation_document,
+    translation_lines,
+)
 from tformer.decoding.settings import BeamSettings, Generated
 from tformer.decoding.translate import Translation
 from tformer.decoding.writers import (
@@ -43,8 +47,9 @@ def run(options: GenerateOptions, flag: StopFlag, output: DataOutput, worker: Wo
     """Write the answers of the kind of model and the options: filled masks, samples or searched texts."""
     models = worker.in_turn(lambda: load_models(options))  # the first compiles kernels for all
     first = models[0]
+    table = open_table(options, first)
     if fills_masks(first):
-        MaskFiller(first, options, flag, output).run()
+        MaskFiller(first, options, flag, output).run(table)
         return
     writer = make_writer(options, models, on_cut=show_cut_prompt)
     how = ""
@@ -61,8 +66,9 @@ def run(options: GenerateOptions, flag: StopFlag, output: DataOutput, worker: Wo
     else:
         show_notes([] if writer.note is None else [writer.note], dim=True)
         session = SearchSession(writer, options, flag, output)
-    if options.input_path is not None:
-        session.answer_lines(options.input_path)
+    path = options.input_path or STANDARD_INPUT
+    if options.input_path is not None or table is not None:
+        session.answer_lines(path, table)
     elif options.prompt is not None or not first.model.is_encoder_decoder:
         session.answer_prompt(options.prompt or "")
     elif sys.stdin.isatty():
@@ -70,7 +76,19 @@ def run(options: GenerateOptions, flag: StopFlag, output: DataOutput, worker: Wo
             "nothing to translate", hint="give --prompt TEXT or --input FILE, or pipe one text a line into the command"
         )
     else:
-        session.answer_lines(STANDARD_INPUT)
+        session.answer_lines(path)
+
+
+def open_table(options: GenerateOptions, loaded: Loaded) -> LabelledSource | None:
+    """The table of `--input`; None for lines."""
+    if not options.reads_table:
+        return None
+    columns, column = loaded.recipe.data.columns, parse_column(options.text_column)
+    trained = columns.source if loaded.model.is_encoder_decoder else columns.text
+    path, reading = options.input_path or STANDARD_INPUT, Reading(options.invalid_utf8)
+    table = open_texts(path, column=column, trained=trained, reading=reading)
+    show_notes(table.notes)
+    return table
 
 
 # --- samples of a decoder-only model ----------------------------------------------------------------------------------
@@ -106,20 +124,28 @@ class SamplingSession:
         if self.flag.should_stop():
             raise self.flag.interrupted("interrupted: the text ends where generation was")
 
-    def answer_lines(self, path: str) -> None:
-        """Each line of a file or of standard input: one line of output."""
-        size = self.options.texts_at_once(encoder_decoder=False)
-        windows = prompt_windows(path, errors=self.options.invalid_utf8, batch_size=size)
-        for window in self.output.take_turns(windows, self.flag):
-            results = self._write(window.sources, first_row=window.first)
-            if self.flag.should_stop():
-                raise self.flag.interrupted(f"interrupted after {window.first} prompts")
-            for row, (prompt, completions) in enumerate(zip(window.lines, results, strict=True), start=window.first):
-                if self.options.as_json:
-                    self.output.documents([generated_document(row, prompt, completions)])
-                else:
-                    self.output.text(as_one_line(_text(completions[0])) + "\n")
-                self._show_logprobs(completions)
+    def answer_lines(self, path: str, table: LabelledSource | None = None) -> None:
+        """Each line of a file or of standard input: one line of output. Each row of a table: its answers beside it."""
+        options = self.options
+        size = options.texts_at_once(encoder_decoder=False)
+        windows = prompt_windows(path, errors=options.invalid_utf8, batch_size=size, table=table)
+        names, samples = ["output", *(["logprob"] if options.logprobs else [])], self.sampler.settings.num_samples
+        columns = answer_columns(names, samples)
+        out = Answers(self.output, options, table, inputs=["prompt"], columns=columns)
+        with out.written("lines" if table is None else "rows"):
+            for window in self.output.take_turns(windows, self.flag):
+                results = self._write(window.sources, first_row=window.first)
+                if self.flag.should_stop():
+                    raise self.flag.interrupted(f"interrupted after {window.first} prompts")
+                for row, (prompt, completions) in enumerate(zip(window.lines, results, strict=True), window.first):
+                    if out.takes_cells:
+                        out.write_cells([([prompt], answer_cells(names, samples, completions))])
+                    elif options.as_json:
+                        self.output.documents([generated_document(row, prompt, completions)])
+                    else:
+                        self.output.text(as_one_line(_text(completions[0])) + "\n")
+                        self._show_logprobs(completions)
+                out.done += len(results)
 
     def _write(
         self, prompts: Sequence[str], *, first_row: int = 0, on_token: OnToken | None = None
@@ -179,25 +205,35 @@ class SearchSession:
         if self.flag.should_stop():
             raise self.flag.interrupted("interrupted: the text ends where the search was")
 
-    def answer_lines(self, path: str) -> None:
-        """Each line of a file or of standard input, in order. An interrupt keeps the lines that were done."""
-        for window in self.output.take_turns(self._windows(path), self.flag):
-            results = self.searcher.search(window, self.flag.should_stop)
-            stopped = self.flag.should_stop()
-            done = window.first
-            for index, answers in enumerate(results):
-                if stopped and (not answers or any(answer.finish_reason == "interrupted" for answer in answers)):
-                    break
-                self._write(window, index, answers)
-                done += 1
-            if stopped:
-                raise self.flag.interrupted(f"interrupted after {done:,} lines")
+    def answer_lines(self, path: str, table: LabelledSource | None = None) -> None:
+        """Each line, or row of a table, in order. An interrupt keeps those that were done."""
+        options, extra = self.options, ("logprob", "alignment")
+        names = ["output", "score", *compress(extra, (options.logprobs, options.alignments))]
+        best = options.n_best or options.num_samples
+        out = Answers(self.output, options, table, inputs=["prompt"], columns=answer_columns(names, best))
+        with out.written("lines" if table is None else "rows"):
+            for window in self.output.take_turns(self._windows(path, table), self.flag):
+                results = self.searcher.search(window, self.flag.should_stop)
+                stopped = self.flag.should_stop()
+                done = window.first
+                for index, answers in enumerate(results):
+                    if stopped and (not answers or any(answer.finish_reason == "interrupted" for answer in answers)):
+                        break
+                    if out.takes_cells:
+                        out.write_cells([([window.lines[index]], answer_cells(names, best, answers))])
+                    else:
+                        self._write(window, index, answers)
+                    done += 1
+                if stopped:
+                    raise self.flag.interrupted(f"interrupted after {done:,} lines")
+                out.done += len(results)
         self._show_cut()
 
-    def _windows(self, path: str) -> Iterator[LineWindow]:
+    def _windows(self, path: str, table: LabelledSource | None) -> Iterator[LineWindow]:
         options, searcher = self.options, self.searcher
         if searcher.reader is None:
-            return prompt_windows(path, errors=options.invalid_utf8, batch_size=searcher.batch_size)
+            size = searcher.batch_size
+            return prompt_windows(path, errors=options.invalid_utf8, batch_size=size, table=table)
         return source_windows(
             path,
             errors=options.invalid_utf8,
@@ -206,6 +242,7 @@ class SearchSession:
             task_prefix=searcher.task_prefix,
             prefix=options.target_prefix,
             prefix_file=options.target_prefix_file,
+            table=table,
         )
 
     def _write(self, window: LineWindow, index: int, answers: list[Translation]) -> None:
@@ -249,29 +286,40 @@ class MaskFiller:
     def __init__(self, loaded: Loaded, options: GenerateOptions, flag: StopFlag, output: DataOutput) -> None:
         """Raises InputError for an option that has no meaning for masks, and for neither prompt nor input."""
         self.top = candidates_of_a_mask(options)
-        if options.prompt is None and options.input_path is None:
+        if options.prompt is None and options.input_path is None and options.text_column is None:
             raise InputError(
                 f"{loaded.path} fills masks, and there is none to fill", hint='for example --prompt "The [MASK] sat."'
             )
         self.loaded, self.options, self.flag, self.output = loaded, options, flag, output
 
-    def run(self) -> None:
-        """Answer the prompt, or each line of the input on its own line. InputError for a text without a mask."""
+    def run(self, table: LabelledSource | None) -> None:
+        """Answer the prompt, or each line of the input on its own line, each row of a table beside its columns.
+
+        Raises InputError for a text without a mask.
+        """
+        options, path = self.options, self.options.input_path or STANDARD_INPUT
         show_notes([f"filling masks with {self.loaded.path}", *self.loaded.notes], dim=True)
-        if self.options.prompt is not None:
-            self._write(0, self.options.prompt, self._candidates(self.options.prompt), form=candidate_table)
+        if options.prompt is not None:
+            self._write(0, options.prompt, self._candidates(options.prompt), form=candidate_table)
             return
-        path = self.options.input_path
-        assert path is not None
-        lines = (line for block in line_blocks(path, errors=self.options.invalid_utf8, size=1) for line in block)
-        for index, line in self.output.take_turns(enumerate(lines), self.flag):
-            try:
-                masks = self._candidates(line)
-            except InputError as error:
-                raise InputError(f"{name_of(path)}:{index + 1}: {error.message}", hint=error.hint) from error
-            if self.flag.should_stop():
-                raise self.flag.interrupted(f"interrupted after {index} prompts")
-            self._write(index, line, masks, form=candidate_line)
+        windows = prompt_windows(path, errors=options.invalid_utf8, batch_size=1, table=table)
+        columns = answer_columns(["output"], 1)
+        out = Answers(self.output, options, table, inputs=["prompt"], columns=columns)
+        with out.written("lines" if table is None else "rows"):
+            for window in self.output.take_turns(windows, self.flag):
+                [line] = window.lines
+                try:
+                    masks = self._candidates(line)
+                except InputError as error:
+                    place = place_of(path, table, window.first)
+                    raise InputError(f"{place}: {error.message}", hint=error.hint) from error
+                if self.flag.should_stop():
+                    raise self.flag.interrupted(f"interrupted after {window.first} prompts")
+                if out.takes_cells:
+                    out.write_cells([([line], [candidate_line(masks).strip().replace("\t", " ")])])
+                else:
+                    self._write(window.first, line, masks, form=candidate_line)
+                out.done += 1
 
     def _candidates(self, text: str) -> list[list[Candidate]]:
         return fill_mask(self.loaded.model, self.loaded.text_tokenizer, text, top=self.top)

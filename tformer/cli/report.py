@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tformer.cli.process import StopFlag
+    from tformer.decoding.answer_table import AnswerTable
     from tformer.support.files import Write
     from tformer.viz.output import Output
     from tformer.workers.worker import Worker
@@ -314,6 +315,16 @@ class DataOutput:
                     yield item
                 console.rich.quiet = True
                 worker.send(index, {"data": "".join(written), "messages": messages.get()})
+
+    @contextmanager
+    def answering(self, table: AnswerTable | None) -> Iterator[None]:
+        """In this context the documents are the answers to the rows of a table, which the leader writes."""
+        if table is None or (self._worker is not None and not self._worker.leads):
+            yield
+            return
+        plain = self._write
+        with table.writing(lambda text: plain(visible(text) if self.on_terminal else text)) as self._write:
+            yield
 
     def total(self, number: int) -> int:
         """The sum of a number over all processes, in the leader; what it returns in the others is not shown."""

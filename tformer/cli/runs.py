@@ -65,7 +65,7 @@ class CompareOptions:
 def list_(options: ListOptions) -> None:
     """List runs, the newest first: state, steps, best validation, parameters, time and size on disk.
 
-    A damaged run is listed with its problems.
+    Imported models are among them. A damaged run is listed with its problems.
     """
     known = SORTS.replace(" or ", ", ").split(", ")
     if options.sort not in known:

@@ -12,14 +12,14 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 from tformer.data.sources.files import MAX_ROW_CHARACTERS, decode_text, read_bytes
-from tformer.data.sources.labelled import open_labelled
+from tformer.data.sources.labelled import LabelledSource, open_labelled
 from tformer.data.sources.pairs import with_prefix
 from tformer.data.sources.reading import Reading
 from tformer.data.sources.tables import table_format
@@ -97,33 +97,11 @@ def _more_is_waiting() -> bool:
 # --- texts and pairs to classify --------------------------------------------------------------------------------------
 
 
-def text_blocks(
-    path: str,
-    *,
-    pairs: bool | None,
-    columns: Columns,
-    by_column: bool,
-    reading: Reading,
-    on_note: Callable[[str], None],
-) -> Iterator[list[Text]]:
-    """The texts, or pairs of texts, of a file or of standard input (`-`).
+def text_blocks(path: str, *, pairs: bool | None, reading: Reading) -> Iterator[list[Text]]:
+    """The lines of a file or of standard input (`-`): each a text, or two with a tab between them (pairs).
 
-    Args:
-        pairs: each input is two texts, in plain text with a tab between them. None: as many as the table has.
-        columns: of tables.
-        by_column: columns or their delimiter were named on the command line, so any input is a table.
-        on_note: called with each note of a table.
-
-    Raises:
-        InputError: a file that cannot be read, invalid UTF-8 when strict, one text where two are needed or two where
-            one is (file and line).
+    Raises InputError for a file that cannot be read, invalid UTF-8 when strict, and a line that is no pair.
     """
-    if by_column or (path != STANDARD_INPUT and table_format(Path(path)) is not None):
-        rows = _table_texts(path, pairs=pairs, columns=columns, reading=reading, on_note=on_note)
-        yield from batches_of(
-            rows, lambda row: len(row[0]) + len(row[1] or ""), size=BLOCK_CHARACTERS, count=BLOCK_LINES
-        )
-        return
     name, number = name_of(path), 0
     for lines in line_blocks(path, errors=reading.errors, encoding=reading.encoding, size=BLOCK_LINES):
         if pairs:
@@ -133,20 +111,31 @@ def text_blocks(
         number += len(lines)
 
 
-def _table_texts(
-    path: str, *, pairs: bool | None, columns: Columns, reading: Reading, on_note: Callable[[str], None]
-) -> Iterator[Text]:
-    for source in open_labelled((SourceSpec(path=path),), columns=columns, reading=reading, needs_label=False):
-        for note in source.notes:
-            on_note(note)
-        if pairs is not None and source.has_text2 != pairs:
-            found, trained = ("one text", "pairs") if pairs else ("two texts", "single texts")
-            raise InputError(
-                f"{source.name} has {found} a row, the model was trained on {trained}",
-                hint="name the second one with --text2-column" if pairs else "--text-column NAME reads one alone",
-            )
-        for row in source.rows():
-            yield row.text, row.text2 if source.has_text2 else None
+def is_table(path: str, *, by_column: bool) -> bool:
+    """Whether an input is a table: by its ending, or because the user named a column or a delimiter."""
+    return by_column or (path != STANDARD_INPUT and table_format(Path(path)) is not None)
+
+
+def open_texts_or_pairs(path: str, *, pairs: bool | None, columns: Columns, reading: Reading) -> LabelledSource:
+    """A table with a text in each row, or two; no labels are needed.
+
+    pairs: whether each row has two texts; None: as many as the table has. Raises InputError for a file that cannot be
+    read, a missing column, and one text where two are needed or two where one is.
+    """
+    [source] = open_labelled((SourceSpec(path=path),), columns=columns, reading=reading, needs_label=False)
+    if pairs is not None and source.has_text2 != pairs:
+        found, trained = ("one text", "pairs") if pairs else ("two texts", "single texts")
+        raise InputError(
+            f"{source.name} has {found} a row, the model was trained on {trained}",
+            hint="name the second one with --text2-column" if pairs else "--text-column NAME reads one alone",
+        )
+    return source
+
+
+def row_blocks(source: LabelledSource) -> Iterator[list[Text]]:
+    """The texts of the rows of a table, in blocks."""
+    texts = ((row.text, row.text2) for row in source.rows())
+    return batches_of(texts, lambda both: len(both[0]) + len(both[1] or ""), size=BLOCK_CHARACTERS, count=BLOCK_LINES)
 
 
 def _pair(line: str, *, place: str) -> Text:
@@ -199,10 +188,24 @@ def text_windows(
         yield LineWindow(first, lines, sources, None if prefix is None else [prefix] * len(lines), places)
 
 
-def prompt_windows(path: str, *, errors: Errors, batch_size: int) -> Iterator[LineWindow]:
-    """Prompts of a decoder-only model: a batch of lines at a time, unchecked."""
+def _texts(path: str, table: LabelledSource | None, *, errors: Errors, size: int) -> Iterator[list[str]]:
+    """`size` lines at a time, or texts of as many rows of a table."""
+    if table is None:
+        return line_blocks(path, errors=errors, size=size)
+    return blocks((row.text for row in table.rows()), size)
+
+
+def place_of(path: str, table: LabelledSource | None, row: int) -> str:
+    """`file:17`: the place in the file of a line, or of a row of a table, which are counted from 0."""
+    return f"{name_of(path)}:{row + 1}" if table is None else next(islice(table.rows(), row, None)).place
+
+
+def prompt_windows(
+    path: str, *, errors: Errors, batch_size: int, table: LabelledSource | None = None
+) -> Iterator[LineWindow]:
+    """Prompts of a decoder-only model: a batch of lines, or of the rows of a table, at a time, unchecked."""
     done = 0
-    for prompts in line_blocks(path, errors=errors, size=batch_size):
+    for prompts in _texts(path, table, errors=errors, size=batch_size):
         yield LineWindow(done, prompts, prompts)
         done += len(prompts)
 
@@ -216,34 +219,36 @@ def source_windows(
     task_prefix: str = "",
     prefix: str | None = None,
     prefix_file: str | None = None,
+    table: LabelledSource | None = None,
 ) -> Iterator[LineWindow]:
     """Sources of an encoder-decoder, each with the beginning of its target.
 
     Args:
+        table: that is read in place of lines.
         prefix: the beginning of every target; prefix_file: a file with one a line.
 
     Raises:
         InputError: a file that cannot be read, a line of a file that `reader` refuses (file and line), a prefix file
             that has not one line for each source.
     """
-    name, prefixes = name_of(path), None
+    prefixes: list[str] | None = None
     places = Places(
-        lambda row: f"{name}:{row + 1}",
+        lambda row: place_of(path, table, row),
         lambda row: "--target-prefix" if prefix_file is None else f"{prefix_file}:{row + 1}",
     )
     if prefix_file is not None:
         prefixes = [line for block in line_blocks(prefix_file, errors=errors, size=CHECKED_LINES) for line in block]
     reader.check_prefixes(prefixes or [prefix or ""], places=places)
-    if path != STANDARD_INPUT and Path(path).is_file():
+    if table is not None or (path != STANDARD_INPUT and Path(path).is_file()):
         counted = 0
-        for lines in line_blocks(path, errors=errors, size=CHECKED_LINES):
+        for lines in _texts(path, table, errors=errors, size=CHECKED_LINES):
             sources = [with_prefix(task_prefix, line) for line in lines]
             reader.check_sources(sources, first_row=counted, places=places)
             counted += len(lines)
         _require_one_each(path, counted, prefix_file, prefixes)
     size = batch_size if path == STANDARD_INPUT else batch_size * WINDOW_BATCHES
     done = 0
-    for lines in line_blocks(path, errors=errors, size=size):
+    for lines in _texts(path, table, errors=errors, size=size):
         end = done + len(lines)
         if prefixes is not None and end > len(prefixes):
             raise InputError(

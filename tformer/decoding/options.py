@@ -57,9 +57,14 @@ class GenerateOptions:
         PROMPT(
             "--input",
             metavar="FILE|-",
-            help="File with one prompt or source per line; the answers stand one per line, prompts left out.",
+            help="Lines, each a prompt or source, or a csv, tsv, jsonl or parquet table, which comes back with a "
+            "column `output`.",
             default="standard input for encoder-decoders",
         ),
+    ] = None
+    text_column: Annotated[
+        str | None,
+        PROMPT("--text-column", metavar="C", help="Column of a table, by name or number.", default="as in training"),
     ] = None
     special_tokens: Annotated[SpecialTokens, PROMPT] = False
     invalid_utf8: Annotated[InvalidUtf8, PROMPT] = "strict"
@@ -125,7 +130,13 @@ class GenerateOptions:
     context: row.ContextPolicy = "slide"
 
     output: Annotated[
-        Path | None, OUTPUT("--output", help="Write to this file.", default="standard output", metavar="FILE")
+        Path | None,
+        OUTPUT(
+            "--output",
+            metavar="FILE",
+            help="Output file; .csv, .tsv, .jsonl, .parquet: a table.",
+            default="standard output",
+        ),
     ] = None
     as_json: Annotated[
         bool,
@@ -178,12 +189,17 @@ class GenerateOptions:
         require_at_most_one([prompt, ("--input", self.input_path)])
         require_at_most_one([("--target-prefix", self.target_prefix), target_prefix_file])
         require_at_most_one([prompt, target_prefix_file])
+        require_at_most_one([prompt, ("--text-column", self.text_column)])
         if self.greedy and self.temperature:
             raise InputError(f"--greedy and --temperature {self.temperature:g} exclude each other")
         if self.is_greedy and (self.beam_size or 1) > 1:
             how = "--greedy" if self.greedy else "--temperature 0"
             raise InputError(f"{how} and --beam-size {self.beam_size} exclude each other", hint="greedy is a beam of 1")
-        if self.input_path is not None and self.num_samples > 1 and not self.as_json:
+        if self.output is not None and not self.as_json:
+            from tformer.decoding.answer_table import output_format
+
+            output_format(self.output, None)
+        if self.input_path is not None and self.num_samples > 1 and not (self.as_json or self.reads_table):
             raise InputError(
                 f"--num-samples {self.num_samples} with --input would give several lines per prompt", hint="add --json"
             )
@@ -211,6 +227,13 @@ class GenerateOptions:
             if is_given and any(use in facts for use in uses):
                 flags.append(flag_of(GenerateOptions, name))
         return flags
+
+    @property
+    def reads_table(self) -> bool:
+        """Whether the input is a table."""
+        from tformer.data.sources.tables import table_format
+
+        return self.text_column is not None or table_format(Path(self.input_path or "")) is not None
 
     @property
     def files(self) -> list[str]:

@@ -15,10 +15,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tformer.decoding.answer_table import Kind
 from tformer.decoding.settings import Generated
 from tformer.decoding.translate import Translation
 from tformer.support.formatting import as_cell, as_one_line
 from tformer.tokenizer import Tokenizer
+
+NUMBERS = ("score", "logprob")
 
 
 def generated_document(index: int, prompt: str, completions: list[Generated]) -> dict[str, Any]:
@@ -42,6 +45,28 @@ def generated_document(index: int, prompt: str, completions: list[Generated]) ->
     }
 
 
+def answer_columns(names: Sequence[str], count: int) -> list[tuple[str, Kind]]:
+    """Columns of the best answer, or of `count` with their ranks: `output_1`, `score_1`, `output_2`, ..."""
+    ranks = [""] if count == 1 else [f"_{rank}" for rank in range(1, count + 1)]
+    return [(name + rank, "number" if name in NUMBERS else "text") for rank in ranks for name in names]
+
+
+def answer_cells(names: Sequence[str], count: int, answers: Sequence[Generated | Translation]) -> list[Any]:
+    """Answers in the order of `answer_columns`; empty where there are fewer."""
+    cells = [_cell(name, answer) for answer in answers[:count] for name in names]
+    return cells + [None] * (count * len(names) - len(cells))
+
+
+def _cell(name: str, answer: Any) -> str | float | None:
+    if name == "logprob":
+        return sum(answer.logprobs or ())
+    return _pharaoh(answer) if name == "alignment" else getattr(answer, {"output": "text"}.get(name, name))
+
+
+def _pharaoh(answer: Translation) -> str:
+    return " ".join(f"{source}-{target}" for target, source in answer.alignment or ())
+
+
 def _listed(values: tuple[float, ...] | None) -> list[float] | None:
     return None if values is None else list(values)
 
@@ -54,7 +79,7 @@ def translation_lines(index: int, answers: Sequence[Translation], *, n_best: boo
         if n_best:
             columns = [str(index), f"{answer.score:.4f}", *columns]
         if alignments:
-            columns.append(" ".join(f"{source}-{target}" for target, source in answer.alignment or ()))
+            columns.append(_pharaoh(answer))
         lines.append("\t".join(columns) + "\n")
     return "".join(lines)
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from tformer.data.sources.reading import Reading
+    from tformer.decoding.answer_table import Kind
     from tformer.evaluation.classifier import Classifier
     from tformer.evaluation.thresholds import Thresholds
     from tformer.nn.classification_heads import LabelKind
@@ -62,8 +63,9 @@ class ClassifyOptions:
         INPUT(
             "--input",
             metavar="FILE|-",
-            help="Texts, one per line (pairs separated by a tab), or a table (csv, tsv, xlsx, jsonl, parquet). For "
-            "image models: paths, one per line, or a folder, zip or IDX file of images.",
+            help="Texts, one per line (pairs separated by a tab), or a table (csv, tsv, xlsx, jsonl, parquet), which "
+            "comes back with its columns. For image models: paths, one per line, or a folder, zip or IDX file of "
+            "images.",
             default="standard input if it is piped",
         ),
     ] = None
@@ -86,7 +88,15 @@ class ClassifyOptions:
         ),
     ] = None
     views: Annotated[Views, ANSWER] = 1
-    output: Annotated[Path | None, ANSWER("--output", help="Output file.", default="standard output")] = None
+    output: Annotated[
+        Path | None,
+        ANSWER(
+            "--output",
+            metavar="FILE",
+            help="Output file; .csv, .tsv, .jsonl, .parquet: a table.",
+            default="standard output",
+        ),
+    ] = None
     as_json: Annotated[bool, ANSWER("--json", help="Write one JSON object per input, each on its own line.")] = False
     checkpoint: Checkpoint = "best"
     batch_size: Annotated[
@@ -110,6 +120,10 @@ class ClassifyOptions:
             )
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise InputError(f"--threshold must be between 0 and 1, found {self.threshold:g}")
+        if self.output is not None and not self.as_json:
+            from tformer.decoding.answer_table import output_format
+
+            output_format(self.output, None)
         check_quantize(self.quantize, self.precision)
 
     def check_model(self, classifier: Classifier) -> None:
@@ -213,6 +227,33 @@ class AnswerFormat:
             return ",".join(names) + "\t" + ",".join(f"{values_L[index]:.4f}" for index in chosen)
         shown = self._given(values_L) if self.top is None else self._best(values_L)
         return "\t".join(f"{as_cell(self.names[index])}\t{values_L[index]:.4f}" for index in shown)
+
+    @property
+    def columns(self) -> list[tuple[str, Kind]]:
+        """The columns of an answer in a table: the label, its probability, and that of every class in their order.
+
+        With `top` the K best labels, each with its probability; of several labels a list; of a regression the score.
+        """
+        if self.kind == "score":
+            return [("score", "number")]
+        if self.top is not None:
+            ranks = range(1, min(self.top, len(self.names)) + 1)
+            both: tuple[tuple[str, Kind], ...] = (("label", "text"), ("probability", "number"))
+            return [(f"{name}_{rank}", kind) for rank in ranks for name, kind in both]
+        first: list[tuple[str, Kind]] = [("label", "text"), ("probability", "number")]
+        return [*([("labels", "list")] if self.kind == "labels" else first), *((name, "number") for name in self.names)]
+
+    def cells(self, values_L: np.ndarray) -> list[Any]:
+        """An answer in the order of `columns`."""
+        values = [float(value) for value in values_L]
+        if self.kind == "score":
+            return values
+        if self.top is not None:
+            return [cell for index in self._best(values_L) for cell in (self.names[index], values[index])]
+        given = self._given(values_L)
+        if self.kind == "labels":
+            return [[self.names[index] for index in given], *values]
+        return [self.names[given[0]], values[given[0]], *values]
 
     def document(self, values_L: np.ndarray) -> dict[str, Any]:
         """`label` (or `labels`) and `probabilities`, the highest first; or `score`."""

@@ -134,6 +134,7 @@ class Classifier:
         # None: an imported model may have been trained on single texts or on pairs
         self.reads_pairs = None if loaded.imported else self.columns.text2 is not None
         self.labels: tuple[str, ...] = loaded.recipe.data.labels
+        self.label_separator = loaded.recipe.data.label_separator
         self.seq_len = loaded.recipe.seq_len
         self.mirrored = "flip" in loaded.recipe.data.augment
         self.views, most = views, most_views(self.mirrored)

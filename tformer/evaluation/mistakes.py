@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from tformer.data.sources.tables import LabelledRow, PairRow, row_facts
+from tformer.decoding.answer_table import as_text, delimited_lines
 from tformer.evaluation.classifier import Classifier
 from tformer.evaluation.thresholds import Thresholds, decide
 from tformer.nn.classification_heads import LabelKind
 from tformer.support.files import open_output
-from tformer.support.formatting import as_cell
 
 
 @dataclass(frozen=True)
@@ -108,23 +109,36 @@ def write_mistakes(path: Path, classifier: Classifier, samples: Any, scores_NL: 
     sureness = "error" if classifier.kind == "score" else "probability"
     inputs = ("image",) if classifier.reads_images else ("text",) if samples.row(0).text2 is None else ("text", "text2")
 
-    def document(mistake: Mistake) -> dict[str, Any]:
+    rows = [] if classifier.reads_images else [samples.row(mistake.index) for mistake in mistakes]
+    columns, named = names_of_rows(rows)
+
+    def document(number: int, mistake: Mistake) -> dict[str, Any]:
         found: dict[str, Any] = {"label": mistake.label, "prediction": mistake.prediction, sureness: mistake.sureness}
         if classifier.reads_images:
             found["image"] = samples.places[mistake.index]
         else:
-            found |= {name: getattr(samples.row(mistake.index), name) or "" for name in inputs}
+            found = named[number] | found | {name: getattr(rows[number], name) or "" for name in inputs}
         return found | ({"probabilities": mistake.probabilities} if mistake.probabilities else {})
 
-    columns = ("label", "prediction", sureness, *inputs)
-    write_examples(path, columns, map(document, mistakes), formats={sureness: ".4f"})
+    documents = (document(number, mistake) for number, mistake in enumerate(mistakes))
+    write_examples(path, (*columns, "label", "prediction", sureness, *inputs), documents, formats={sureness: ".4f"})
     return len(mistakes)
+
+
+def names_of_rows(rows: Sequence[LabelledRow | PairRow]) -> tuple[list[str], list[dict[str, Any]]]:
+    """(columns, values) that name rows in a listing: the file where there are several, number from 0, id."""
+    facts = [{"file": row.place.rpartition(":")[0], **row_facts(row)} for row in rows]
+    several = len({fact["file"] for fact in facts}) > 1
+    columns = [
+        key for key in ("file", "row", "id") if any(key in fact for fact in facts) and (several or key != "file")
+    ]
+    return columns, [{key: fact.get(key) for key in columns} for fact in facts]
 
 
 def write_examples(
     path: Path, columns: Sequence[str], documents: Iterable[dict[str, Any]], *, formats: Mapping[str, str]
 ) -> None:
-    """Write documents as JSON lines (.jsonl), else their `columns` as a table. The file appears whole.
+    """Write documents as JSON lines (.jsonl), else their `columns` as csv or tsv. The file appears whole.
 
     formats: of the table's numbers by column; others have six digits. Several labels are joined with commas.
     """
@@ -132,13 +146,13 @@ def write_examples(
     def cell(name: str, value: Any) -> str:
         if isinstance(value, float):
             return format(value, formats.get(name, ".6g"))
-        return as_cell(",".join(value) if isinstance(value, list) else value)
+        return ",".join(value) if isinstance(value, list) else as_text(value)
 
+    ending = path.suffix.lower()
     with open_output(path) as write:
-        if path.suffix.lower() == ".jsonl":
+        if ending == ".jsonl":
             for document in documents:
                 write(json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
             return
-        write("\t".join(columns) + "\n")
-        for document in documents:
-            write("\t".join(cell(name, document[name]) for name in columns) + "\n")
+        rows = ([cell(name, document[name]) for name in columns] for document in documents)
+        write(delimited_lines([columns, *rows], ending))

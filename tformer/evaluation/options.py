@@ -32,7 +32,7 @@ from tformer.support.options import (
 )
 
 PAIRS, MEASURE = Panel("Pairs of texts"), Panel("What is measured")
-ENDINGS = (".tsv", ".jsonl")  # of the file of mistakes
+ENDINGS = (".csv", ".tsv", ".jsonl")  # of the file of mistakes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,8 +168,9 @@ class EvaluationOptions(DataOptions):
         Path | None,
         MEASURE(
             "--mistakes",
-            metavar="FILE.tsv|.jsonl",
-            help="Labelled data and pairs: write what the model gets wrong, the most confident mistakes first.",
+            metavar="FILE.csv|.tsv|.jsonl",
+            help="Labelled data and pairs: write what the model gets wrong, the most confident mistakes first, with "
+            "row (from 0) and id.",
         ),
     ] = None
     threshold: Annotated[

@@ -6,16 +6,18 @@ references; each score comes with its signature, which makes it comparable.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from tformer.data.shards.pair_tokens import PairTokens
+from tformer.data.sources.tables import PairRow, RowSource
 from tformer.decoding.translate import Translation, Translator
-from tformer.evaluation.mistakes import write_examples
+from tformer.evaluation.mistakes import names_of_rows, write_examples
 from tformer.evaluation.predict import Tally, tally_objective
 from tformer.metrics.text import bleu, chrf, same_text, sequence_accuracy
 from tformer.objectives.base import Objective
@@ -145,17 +147,25 @@ def wrong_outputs(outputs: Outputs, *, lowercase: bool = False) -> list[int]:
     return sorted(wrong, key=lambda index: (-outputs.translations[index].score, index))
 
 
-def write_wrong_outputs(path: Path, outputs: Outputs, *, lowercase: bool = False) -> int:
-    """Write the pairs of `wrong_outputs`, and return their number."""
+def write_wrong_outputs(path: Path, outputs: Outputs, sources: Iterable[RowSource], *, lowercase: bool = False) -> int:
+    """Write the pairs of `wrong_outputs`, each with its row in the sources, and return their number."""
     wrong = wrong_outputs(outputs, lowercase=lowercase)
+    both = list(zip(outputs.sources, outputs.references, strict=True))
+    rows: dict[tuple[str, str], list[PairRow]] = {both[index]: [] for index in wrong}
+    for row in chain.from_iterable(source.rows() for source in sources):
+        if (row.source, row.target) in rows:
+            rows[row.source, row.target].append(row)
+    of_pair = {index: rows[both[index]].pop(0) for index in sorted(wrong)}  # equal pairs in their order
+    columns, named = names_of_rows([of_pair[index] for index in wrong])
     documents = (
         {
+            **names,
             "source": outputs.sources[index],
             "reference": outputs.references[index],
             "output": outputs.translations[index].text,
             "score": outputs.translations[index].score,
         }
-        for index in wrong
+        for index, names in zip(wrong, named, strict=True)
     )
-    write_examples(path, ("source", "reference", "output", "score"), documents, formats={"score": ".4f"})
+    write_examples(path, (*columns, "source", "reference", "output", "score"), documents, formats={"score": ".4f"})
     return len(wrong)

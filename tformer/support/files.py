@@ -29,7 +29,8 @@ from typing import Any, BinaryIO
 
 from tformer.support.errors import InputError, Interrupted, RunInUseError, StorageError, cannot_write
 
-Write = Callable[[str], object]
+Write = Callable[[Any], object]
+"""Writes text, or bytes as they are."""
 BUFFER_BYTES = 1 << 16
 WRITER_SECONDS = 2.0  # how long a named pipe may have no writer
 READER_SECONDS = 2.0  # how long a named pipe may have no reader
@@ -411,9 +412,9 @@ def make_folders(folder: Path) -> None:
     fsync_dir(folder.parent)
 
 
-def encode_text(text: str) -> bytes:
+def encode_text(text: str | bytes) -> bytes:
     r"""UTF-8. A byte of a file's name that is no UTF-8 becomes an escape (`\udcff`), which JSON reads back."""
-    return text.encode("utf-8", "backslashreplace")
+    return text if isinstance(text, bytes) else text.encode("utf-8", "backslashreplace")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -545,7 +546,7 @@ def _nearest(target: Path) -> Path:
 
 @contextmanager
 def open_output(path: Path | None) -> Iterator[Write]:
-    """A function that writes text to standard output (None) or to a file.
+    """A function that writes text, to a file also bytes, to standard output (None) or to a file.
 
     The file appears, synced, by a rename when the work is done; after an interrupt it holds what was done until then,
     after an error it is what it was before. Raises what `require_writable` does; StorageError when the disk refuses.
@@ -556,7 +557,7 @@ def open_output(path: Path | None) -> Iterator[Write]:
     target = require_writable(path)
     if is_stream(target):
         with open_sink(target) as stream:
-            yield lambda text: stream.write(text.encode("utf-8"))
+            yield lambda text: stream.write(encode_text(text))
         return
     output = _OutputFile(path, target)
     try:
@@ -582,7 +583,7 @@ class _OutputFile:
             self._temporary = temporary_beside(target)
             self._descriptor = create(self._temporary)
 
-    def write(self, text: str) -> None:
+    def write(self, text: str | bytes) -> None:
         self._pending.append(encode_text(text))
         self._pending_bytes += len(self._pending[-1])
         if self._pending_bytes >= BUFFER_BYTES:

@@ -16,7 +16,14 @@ import numpy as np
 
 from tformer.data.shards.corpus import Example
 from tformer.data.shards.labelled_tokens import LabelledTokens, labels_of, tokenize_labelled
-from tformer.data.sources.labelled import LabelIndex, LabelledSource, collect_labels, hold_out, open_labelled
+from tformer.data.sources.labelled import (
+    LabelIndex,
+    LabelledSource,
+    collect_labels,
+    hold_out,
+    matching_names,
+    open_labelled,
+)
 from tformer.data.sources.reading import Reading
 from tformer.data.sources.tables import LabelledRow
 from tformer.evaluation.classifier import Classifier, GivenRows, plain_objective
@@ -122,15 +129,14 @@ class Labelled(Task):
         index = None
         if label_kind_of(recipe) != "score":
             names = data.labels
-            if not names:  # labels that a checkpoint or the teacher has too keep their order, and so their head
+            if not names:  # labels that a checkpoint or the teacher has too keep their names, and so their head
                 names = collect_labels(
                     (row.label or "" for source in sources for row in source.rows()),
                     multi=label_kind_of(recipe) == "labels",
                     separator=data.label_separator,
                 )
                 known = start.weights or start.teacher
-                stored = () if known is None else known.recipe.data.labels
-                names = stored if set(stored) == set(names) else names
+                names = names if known is None else matching_names(known.recipe.data.labels, names)
             index = _index(recipe, names)
             require_its_classes(recipe, names)
         tokenizer = obtain_tokenizer(start, work, _tokenizer_texts(sources, data, index))

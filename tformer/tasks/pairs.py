@@ -190,14 +190,20 @@ class Pairs(Task):
         [sample] = tokens.examples(0, [0])
         return sample, decoder_context(recipe, tokenizer, own_target)
 
-    def read(self, loaded: Loaded, data: ChosenData, work: Work, *, whole: bool = False) -> tuple[PairTokens, str]:
-        """The pairs of an evaluation, and their name. `whole`: no target is cut; InputError for one too long."""
-        recipe, given = loaded.recipe, data.given
-        if given is None:
-            sources = open_pairs(data.specs, columns=data.columns, reading=data.reading)
-        else:  # the run's columns only where a table has them
-            columns = Columns(source=given.source, target=given.target)
-            sources = open_pairs(data.specs, columns=columns, preferred=data.columns, reading=data.reading)
+    def read(
+        self,
+        loaded: Loaded,
+        data: ChosenData,
+        work: Work,
+        *,
+        whole: bool = False,
+        opened: list[PairSource] | None = None,
+    ) -> tuple[PairTokens, str]:
+        """The pairs of an evaluation, and their name.
+
+        whole: no target is cut; InputError for one too long. opened: the sources, if they have been opened.
+        """
+        recipe, sources = loaded.recipe, _opened(data) if opened is None else opened
         tokenizers = (loaded.text_tokenizer, loaded.target_tokenizer)
         # What is held out depends on which pairs training kept.
         parts = [
@@ -218,7 +224,8 @@ class Pairs(Task):
         """Loss and metrics on the targets and of the model's own outputs; with `score` the log-probability of each."""
         decodes = not (options.score or options.no_decode)
         translator = _translator(loaded, options) if decodes else None  # before the data is read: it checks settings
-        pairs, name = self.read(loaded, data, work, whole=options.score)
+        sources = _opened(data)
+        pairs, name = self.read(loaded, data, work, whole=options.score, opened=sources)
         if not len(pairs):
             raise InputError(f"{name}: no pairs to evaluate")
         if options.score:
@@ -250,7 +257,7 @@ class Pairs(Task):
         baselines = baselines_on_own_data(loaded, data)
         baselines.pop("copy", None)  # that of training is of as many pairs as a validation decodes
         if translator is not None:
-            metrics |= _decoded(loaded, translator, pairs, options, work)
+            metrics |= _decoded(loaded, translator, pairs, sources, options, work)
             measure: dict[str, Any] = {"tokenize": options.bleu_tokenize or "13a", "lowercase": options.lowercase}
             baselines |= copy_baselines(*bare_texts(pairs, data.specs), **measure)
         return {"data": name, **metrics, "baseline": baselines}
@@ -338,6 +345,15 @@ class PairValidation:
         if should_stop():
             return None
         return "\n".join(f"{source} -> {best[0].text}" for source, best in zip(sources, outputs, strict=True))
+
+
+def _opened(data: ChosenData) -> list[PairSource]:
+    """The sources of an evaluation."""
+    if data.given is None:
+        return open_pairs(data.specs, columns=data.columns, reading=data.reading)
+    columns = Columns(source=data.given.source, target=data.given.target)
+    # the run's columns only where a table has them
+    return open_pairs(data.specs, columns=columns, preferred=data.columns, reading=data.reading)
 
 
 def bare_texts(pairs: PairTokens, specs: Sequence[SourceSpec]) -> tuple[list[str], list[str]]:
@@ -449,9 +465,14 @@ def _translator(loaded: Loaded, options: EvaluationOptions) -> Translator:
 
 
 def _decoded(
-    loaded: Loaded, translator: Translator, pairs: PairTokens, options: EvaluationOptions, work: Work
+    loaded: Loaded,
+    translator: Translator,
+    pairs: PairTokens,
+    sources: Sequence[PairSource],
+    options: EvaluationOptions,
+    work: Work,
 ) -> dict[str, Any]:
-    """Metrics of the model's own outputs."""
+    """Metrics of the model's own outputs. `sources`: of the pairs."""
     if options.quantize == "none":  # else it was prepared when it was quantized
         # The first process compiles kernels for all.
         work.worker.in_turn(lambda: prepare_inference(loaded.model, loaded.model.compute_dtype))
@@ -478,6 +499,6 @@ def _decoded(
         work.note(f"of {long:,} references only the first {COMPARED_CHARACTERS:,} characters are compared")
     metrics = output_metrics(outputs, pairs, tokenize=tokenize, lowercase=options.lowercase)
     if options.mistakes is not None and work.worker.leads:
-        written = write_wrong_outputs(options.mistakes, outputs, lowercase=options.lowercase)
+        written = write_wrong_outputs(options.mistakes, outputs, sources, lowercase=options.lowercase)
         work.note(f"{options.mistakes}: {written:,} pairs")
     return {**metrics, "sentences_per_second": len(pairs) / seconds}

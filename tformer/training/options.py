@@ -95,6 +95,16 @@ class TrainOptions:
         DATA("--label-column", metavar="C", help="Column of the label or score.", default=FOUND),
         Key("data.columns.label"),
     ] = None
+    labels: Annotated[
+        str | None,
+        DATA(
+            "--labels",
+            metavar="A,B",
+            help="Names of the labels in the order of their numbers; the data may have either.",
+            default="the data's",
+            rare=True,
+        ),
+    ] = None
     source: Annotated[
         tuple[str, ...],
         DATA("--source", metavar="PATH", help="Source side of aligned text, a sentence per line."),
@@ -427,6 +437,8 @@ class TrainOptions:
                     is_column = fact.path.startswith("data.columns.")
                     plain = str(value) if isinstance(value, Path) else value
                     values[fact.path] = parse_column(plain) if is_column else plain
+        if self.labels is not None:
+            values["data.labels"] = [name.strip() for name in self.labels.split(",")]
         if self.objective is not None:
             values["objectives"] = [{"kind": kind.strip()} for kind in self.objective.split(",")]
         return values | self._data_values() | self._vocabulary_values()

@@ -19,7 +19,7 @@ from tformer.checkpoint.run import RunDirectory
 from tformer.cost.flops import mean_lengths, training_flops_per_token
 from tformer.data.shards.array_files import BackgroundCheck
 from tformer.decoding.inference import state_of_kernels
-from tformer.loading import load_body, load_generator, load_weights
+from tformer.loading import load_body, load_generator, load_weights, why_new
 from tformer.model import Transformer
 from tformer.objectives.base import Objective
 from tformer.recipe import recipe_to_data, recipe_to_yaml
@@ -216,15 +216,16 @@ class Session:
             fresh_heads = False
         elif start.weights is not None:
             own, stored = self.prepared.recipe, start.weights.recipe
-            keep = {head.kind for head in own.model.heads}
-            if (stored.model.heads, stored.data.labels) != (own.model.heads, own.data.labels):
-                keep -= {"classifier"}  # its labels are others
+            reasons: dict[str, str | None] = {
+                head.kind: why_new(head, own, stored, given=start.recipe.data.labels) for head in own.model.heads
+            }
+            keep = {kind for kind, reason in reasons.items() if reason is None}
             fresh = load_body(model, start.weights, keep_heads=keep, shards=self.shards)
             new = list(dict.fromkeys(name.split(".")[1] for name in fresh))
             kept, fresh_heads = [head for head in model.heads if head not in new], bool(new)
-            for what, heads in (("new", new), ("kept", kept)):
-                if heads:
-                    self.console.print(f"{what} head: {', '.join(heads)}", markup=False)
+            lines = [f"new head: {head} ({reasons.get(head) or 'another shape'})" for head in new]
+            for line in [*lines, *([f"kept head: {', '.join(kept)}"] if kept else [])]:
+                self.console.print(line, markup=False)
             if self.models.generator is not None and start.weights.has("generator"):
                 load_generator(self.models.generator, start.weights, shards=self.shards)
         write_embeddings(self.prepared.vectors, model, shards=self.shards)

@@ -132,12 +132,12 @@ def tokenize_labelled(
         truncated += cut
         done += sum(map(len, texts))
         work.report(done, total)
-    notes: tuple[str, ...] = ()
+    notes = () if index is None else index.notes()
     if truncated:
         share = f"{truncated / len(rows):.1%}" if truncated / len(rows) >= 0.001 else "less than 0.1%"
         what = "pairs" if is_pair else "texts"
         cut_note = f"{truncated:,} of {len(rows):,} {what} are longer than {seq_len} tokens and were cut ({share})"
-        notes = (f"{name}: {cut_note}",)
+        notes += (f"{name}: {cut_note}",)
     parts = [source.fingerprint() for source in sources]
     key = f"{parts} {tokenizer.sha256} {seq_len} {truncation} {index}"
     return LabelledTokens(

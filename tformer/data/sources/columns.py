@@ -37,7 +37,8 @@ CLASSES = (
     *("topic", "emotion", "tag", "tags", "is_duplicate", "quality", "entailment_judgment", "output"),
 )
 SCORES = ("score", "relatedness", "relatedness_score", "similarity", "rating", "stars")
-ROW_NUMBERS = ("", "id", "idx", "index", "uid", "guid", "pair_id", "pairid", "#1_id", "#2_id", "unnamed:_0")
+IDS = ("id", "idx", "uid", "guid", "uuid", "pairid")
+ROW_NUMBERS = ("", "index", "unnamed:_0", *IDS, "pair_id", "#1_id", "#2_id")
 TEXT_NAMES = frozenset(TEXTS) | {name for pair in PAIRS for name in pair}
 SOURCES = (
     *("source", "src", "source_text", "src_text", "input", "inputs", "input_text", "question", "prompt", "instruction"),
@@ -217,6 +218,7 @@ class LabelledLayout(Layout):
     separator: str = "|"
 
     roles: ClassVar[tuple[str, ...]] = ("text", "text2", "label")
+    text_names: ClassVar[frozenset[str]] = TEXT_NAMES
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -243,7 +245,7 @@ class LabelledLayout(Layout):
         """A known name of a text column that occurs once; or a word above a column of numbers."""
         for column, cell in enumerate(first):
             values = [row[column] for row in below if column < len(row)]
-            if _normalized(cell) in TEXT_NAMES and cell not in values:
+            if _normalized(cell) in self.text_names and cell not in values:
                 return True
             numbers = len(values) >= MIN_ROWS_OF_NUMBERS and all(map(is_number, values))
             if numbers and cell.strip() and not is_number(cell):
@@ -310,6 +312,21 @@ class LabelledLayout(Layout):
 
 
 @dataclass(frozen=True)
+class TextLayout(LabelledLayout):
+    """One text to continue or to translate, of one or several columns."""
+
+    needs_label: bool = False
+
+    roles: ClassVar[tuple[str, ...]] = ("text",)
+    text_names: ClassVar[frozenset[str]] = TEXT_NAMES.union(SOURCES)
+
+    def choose(self, head: Head, named: Mapping[str, str | int]) -> Chosen:
+        known = (head.normalized_names.index(name) for name in SOURCES if name in head.normalized_names)
+        column = named.get("text", next(known, None))
+        return {"text": super().choose(head, {})["text"] if column is None else _find_joined(head, column, "text")}
+
+
+@dataclass(frozen=True)
 class PairLayout(Layout):
     """Pairs of a source and a target text, of one or several columns each."""
 
@@ -334,7 +351,7 @@ class PairLayout(Layout):
         return len(chosen) == len(self.roles) or not UNMISTAKABLE_SIDES.isdisjoint(names)
 
     def choose(self, head: Head, named: Mapping[str, str | int]) -> Chosen:
-        chosen = {role: self._find(head, column, role) for role, column in named.items()}
+        chosen = {role: _find_joined(head, column, role) for role, column in named.items()}
         if head.names is not None:
             self._choose_by_name(head.normalized_names, chosen)
         free = head.free(_flat(chosen))
@@ -349,12 +366,6 @@ class PairLayout(Layout):
             raise head.same_column("source", "target", min(both))
         return {role: chosen[role] for role in self.roles}
 
-    def _find(self, head: Head, column: str | int, role: str) -> tuple[int, ...]:
-        """The column of this name, or several columns that are joined by commas."""
-        if isinstance(column, int) or head.has(column) or "," not in column:
-            return (head.find(column, role=role),)
-        return tuple(head.find(part.strip(), role=role) for part in column.split(","))
-
     def _choose_by_name(self, names: list[str], chosen: Chosen) -> None:
         """Known names; two columns named after languages are source and target, in their order."""
         used = _flat(chosen)
@@ -368,6 +379,13 @@ class PairLayout(Layout):
         missing = [role for role in self.roles if role not in chosen]
         if missing and len(languages) == len(missing):
             chosen.update((role, (column,)) for role, column in zip(missing, languages, strict=True))
+
+
+def _find_joined(head: Head, column: str | int, role: str) -> tuple[int, ...]:
+    """The column of this name, or several columns that are joined by commas."""
+    if isinstance(column, int) or head.has(column) or "," not in column:
+        return (head.find(column, role=role),)
+    return tuple(head.find(part.strip(), role=role) for part in column.split(","))
 
 
 def column_name(columns: Sequence[int], names: Sequence[str] | None) -> str | int:
@@ -386,6 +404,13 @@ def is_present(column: str | int, first: Sequence[str], *, has_names: bool) -> b
     if len(numbers) == len(parts):
         return not has_names and all(number < len(first) for number in numbers)
     return all(part in first for part in parts)
+
+
+def id_column(head: Head, chosen: Chosen) -> int | None:
+    """The number of the first column without a role that is named `id` or like it; None: there is none."""
+    names = enumerate(head.normalized_names)
+    used = _flat(chosen)
+    return next((n for n, name in names if n not in used and (name in IDS or name.endswith("_id"))), None)
 
 
 def _flat(chosen: Chosen) -> set[int]:

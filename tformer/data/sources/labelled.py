@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
 
 from tformer.data.permutation import derive_key, permute_by_network
 from tformer.data.sources.builtin import DEFAULTS, PREFIX, find_builtin
-from tformer.data.sources.columns import WHOLE_FLOAT, Column, LabelledLayout, is_number
+from tformer.data.sources.columns import WHOLE_FLOAT, Column, LabelledLayout, TextLayout, is_number
 from tformer.data.sources.files import Source, SourceSpec, format_ending, locate
 from tformer.data.sources.reading import Reading
 from tformer.data.sources.tables import IN_FOLDERS, LabelledRow, Table, guessed_columns, open_tables, whole_characters
 from tformer.support.errors import InputError, did_you_mean
-from tformer.support.formatting import shortened
+from tformer.support.formatting import listed, shortened, whole_number
 from tformer.support.options import Errors
 
-SHOWN_CHARACTERS = 60  # of a label in a message
+SHOWN_CHARACTERS, SHOWN_LABELS = 60, 6  # of a label in a message; of labels
 FEW_CLASSES = 20  # up to this number of classes, some of each are held out, also beyond the fraction
 MAX_SCORE = float(np.finfo(np.float32).max)  # models compute in float32
 
@@ -35,16 +36,16 @@ class LabelledTable(Table):
 
     layout: LabelledLayout
 
-    def row(self, place: str, values: list[Any]) -> LabelledRow:
+    def row(self, values: list[Any], **facts: Any) -> LabelledRow:
         has_text2 = "text2" in self.columns
         if not values:
-            return LabelledRow("", "" if has_text2 else None, None, place)
+            return LabelledRow("", "" if has_text2 else None, None, **facts)
         label = None
         if "label" in self.columns:
-            label = read_label(values[-1], self.layout, place=place, errors=self.content.errors)
+            label = read_label(values[-1], self.layout, place=facts["place"], errors=self.content.errors)
             if self.whole_labels and label is not None and WHOLE_FLOAT.fullmatch(label):
                 label = label.removesuffix(".0")
-        return LabelledRow(values[0], values[1] if has_text2 else None, label, place)
+        return LabelledRow(values[0], values[1] if has_text2 else None, label, **facts)
 
     def columns_key(self) -> str:
         return ":".join(str(self.columns.get(role, (None,))[0]) for role in self.layout.roles)
@@ -67,6 +68,11 @@ class LabelledSource(Source):
     def rows(self) -> Iterator[LabelledRow]:
         """Every row in order. Raises InputError with file and line of a wrong row."""
         return self._items("rows")
+
+    @property
+    def tables(self) -> list[Table]:
+        """The opened tables; none of a built-in source."""
+        return [part for part in self.parts if isinstance(part, Table)]
 
 
 def open_labelled(
@@ -99,7 +105,15 @@ def open_labelled(
     return sources
 
 
-def _open(path: str, columns: object, reading: Reading, layout: LabelledLayout) -> LabelledSource:
+def open_texts(path: str, *, column: Column, trained: Column, reading: Reading) -> LabelledSource:
+    """A table with one text a row: of the named column, of that of the training if it is there, or of a guessed one."""
+    named, preferred = (SimpleNamespace(text=each) for each in (column, trained))
+    return _open(path, named, reading, TextLayout(), preferred)
+
+
+def _open(
+    path: str, columns: object, reading: Reading, layout: LabelledLayout, preferred: object = None
+) -> LabelledSource:
     if path.startswith(PREFIX):
         builtin = find_builtin(path, holds="labels")
         if layout.numeric_label:
@@ -107,7 +121,7 @@ def _open(path: str, columns: object, reading: Reading, layout: LabelledLayout) 
         return LabelledSource(name=path, parts=(builtin,), has_text2=False)
     endings = {*IN_FOLDERS} if layout.needs_label else {*IN_FOLDERS, ".txt"}
     found = locate(path, is_known=lambda place: format_ending(place) in endings, known=", ".join(sorted(endings)))
-    tables = open_tables(LabelledTable, found, layout, reading=reading, columns=columns)
+    tables = open_tables(LabelledTable, found, layout, reading=reading, columns=columns, preferred=preferred)
     _require_same_texts([(table.content.name, "text2" in table.columns) for table in tables])
     first = tables[0]
     return LabelledSource(
@@ -154,13 +168,26 @@ def split_labels(label: str, separator: str) -> list[str]:
     return [part for each in label.split(separator) if (part := each.strip())]
 
 
+def matching_names(known: tuple[str, ...], found: tuple[str, ...]) -> tuple[str, ...]:
+    """The known names if the found labels are these: all by name, or each one of them by its number; else the found."""
+    index = LabelIndex(known)
+    numbers = {index.find(label) for label in found}
+    by_name = not any(map(is_number, (*found, *known)))
+    return known if None not in numbers and (by_name or len(numbers) == len(known)) else found
+
+
 @dataclass(frozen=True)
 class LabelIndex:
-    """Label names in order, and their numbers. Raises InputError for two of the same name."""
+    """Label names in order, and their numbers. Raises InputError for two of the same name.
+
+    Attributes:
+        read_as: labels that are no name, and the name that each was found to mean.
+    """
 
     names: tuple[str, ...]
     multi: bool = False
     separator: str = "|"
+    read_as: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(set(self.names)) != len(self.names):
@@ -189,8 +216,24 @@ class LabelIndex:
     def _numbers(self) -> dict[str, int]:
         return {name: number for number, name in enumerate(self.names)}
 
+    def find(self, label: str) -> int | None:
+        """The number of a label: by its name, in any case; where no name is a number, a number itself; else None."""
+        if (number := self._numbers.get(self.read_as.get(label, label))) is not None:
+            return number
+        same = [number for name, number in self._numbers.items() if name.casefold() == label.casefold()]
+        counted = None if any(map(is_number, self.names)) else whole_number(label)
+        number = same[0] if len(same) == 1 else counted
+        return number if number is not None and number < len(self.names) else None
+
+    def notes(self) -> tuple[str, ...]:
+        """A note on the labels that are read as names that they are not."""
+        read_as = listed([f"{label} as {name}" for label, name in self.read_as.items()], SHOWN_LABELS)
+        return (f"labels of the data are read by the model's names: {read_as}",) if read_as else ()
+
     def _find(self, label: str, place: str) -> int:
-        number = self._numbers.get(label)
+        number = self.find(label)
+        if number is not None and self.names[number] != label:
+            self.read_as[label] = self.names[number]
         if number is None:
             raise InputError(
                 f"{place}: unknown label '{_short(label)}', not one of the training data; "

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from tformer.data.sources.builtin import DEFAULTS, PREFIX, find_builtin
 from tformer.data.sources.columns import Column, PairLayout
@@ -41,7 +42,8 @@ class PairSource(Source):
     def rows(self) -> Iterator[PairRow]:
         """Every row in order. Raises InputError with file and line of a wrong row."""
         for row in self._items("rows"):
-            yield PairRow(with_prefix(self.prefix, row.source), row.target, row.place, self.task)
+            source = with_prefix(self.prefix, row.source)
+            yield PairRow(source, row.target, row.place, self.task, number=row.number, id=row.id)
 
     def _settings(self) -> str:
         return repr((self.prefix, self.task))
@@ -50,9 +52,9 @@ class PairSource(Source):
 class PairTable(Table):
     """A table read as pairs."""
 
-    def row(self, place: str, values: list[str]) -> PairRow:
+    def row(self, values: list[str], **facts: Any) -> PairRow:
         source, target = values
-        return PairRow(source, target, place)
+        return PairRow(source, target, **facts)
 
     def columns_key(self) -> str:
         return ":".join(str(self.columns[role]) for role in self.layout.roles)
@@ -70,7 +72,7 @@ class AlignedFiles:
             if source is None or target is None:
                 self.require_same_lines()
                 raise InputError(f"{self.source.name}: has changed while it was read")
-            yield PairRow(source, target, f"{self.source.name}:{number}")
+            yield PairRow(source, target, f"{self.source.name}:{number}", number=number - 1)
 
     def require_same_lines(self) -> None:
         """Raise InputError with both counts if the files differ in length."""

@@ -11,7 +11,7 @@ import json
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -24,6 +24,7 @@ from tformer.data.sources.columns import (
     Layout,
     column_hint,
     column_name,
+    id_column,
     is_present,
     require_single,
 )
@@ -57,22 +58,34 @@ IN_FOLDERS = tuple(ending for ending in FORMATS if ending not in SHEETS)
 
 @dataclass(frozen=True, slots=True)
 class LabelledRow:
-    """One example as it was read; `place` is "file.tsv:17"."""
+    """One example as it was read; `place` is "file.tsv:17".
+
+    `number` counts the rows of its table from 0, `id` is its cell in the table's column of ids; None: there is none.
+    """
 
     text: str
     text2: str | None
     label: str | None
     place: str
+    number: int | None = field(default=None, compare=False)
+    id: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class PairRow:
-    """One pair as it was read; `place` is "file.tsv:17"."""
+    """One pair as it was read; `place` is "file.tsv:17"; `number` and `id` as of a `LabelledRow`."""
 
     source: str
     target: str
     place: str
     task: str = ""
+    number: int | None = field(default=None, compare=False)
+    id: str | None = field(default=None, compare=False)
+
+
+def row_facts(row: LabelledRow | PairRow) -> dict[str, Any]:
+    """What names a row in a listing, as far as it is known: its number from 0 as `row`, its `id`."""
+    return {key: value for key, value in (("row", row.number), ("id", row.id)) if value is not None}
 
 
 class RowSource(Protocol):
@@ -116,6 +129,7 @@ class Table(ABC):
         guessed: whether any of these was not named by the user.
         found: what else was found: encoding, separator, sheet; in words.
         whole_labels: labels such as "1.0" are whole numbers, see `Layout.has_whole_labels`.
+        id_column: number of the column of ids; None: there is none.
     """
 
     content: Content
@@ -127,10 +141,13 @@ class Table(ABC):
     guessed: bool
     found: tuple[str, ...] = ()
     whole_labels: bool = False
+    id_column: int | None = None
 
     @abstractmethod
-    def row(self, place: str, values: list[Any]) -> Any:
+    def row(self, values: list[Any], **facts: Any) -> Any:
         """The row of these values, which are in the order of `columns`; none for a blank line that is kept.
+
+        facts: its `place`, `number` and `id`.
 
         A label of jsonl and Parquet is as it was written, and None where it is missing and not required; all other
         values are text.
@@ -142,12 +159,31 @@ class Table(ABC):
 
     def rows(self) -> Iterator[Any]:
         """Every row. Raises InputError with the place ("file.tsv:17") of a wrong one."""
+        for number, (place, values, record) in enumerate(self._read()):
+            yield self.row(values, place=place, number=number, id=self._id_of(record))
+
+    def records(self) -> Iterator[list[Any] | dict[str, Any]]:
+        """All cells of every row, in the order of `names`; of jsonl the object. The rows are those of `rows`."""
+        return ([""] * self.width if record == [] else record for _, _, record in self._read(whole=True))
+
+    def _read(self, *, whole: bool = False) -> Iterator[tuple[str, list[Any], Any]]:
+        """(place, values in the order of `columns`, cells) of every row; `whole`: the cells of all columns."""
         if self.format == LINES:
             for number, line in enumerate(split_lines(self.content.texts(), name=self.content.name), 1):
-                yield self.row(f"{self.content.name}:{number}", [line.removesuffix("\n")])
+                text = line.removesuffix("\n")
+                yield f"{self.content.name}:{number}", [text], [text]
+        elif self.format in CELLS:
+            yield from self._delimited_rows()
         else:
-            for place, values in self._delimited_rows() if self.format in CELLS else self._typed_rows():
-                yield self.row(place, values)
+            yield from self._typed_rows(whole=whole)
+
+    def _id_of(self, record: Any) -> str | None:
+        if self.id_column is None or not record:
+            return None
+        if isinstance(record, list):
+            return str(record[self.id_column])
+        value = record.get((self.names or ())[self.id_column])
+        return None if value is None else str(value)
 
     def fingerprint(self) -> str:
         content, has_no_names = self.content, self.names is None
@@ -169,14 +205,14 @@ class Table(ABC):
         parts = [*self.found, *(f"{ROLES[role]} in column {self.column(role)!r}" for role in self.columns)]
         return ", ".join(parts) + ("" if self.names is not None else " (counted from 0; there is no row of names)")
 
-    def _delimited_rows(self) -> Iterator[tuple[str, list[str]]]:
+    def _delimited_rows(self) -> Iterator[tuple[str, list[str], list[str]]]:
         name, columns = self.content.name, list(self.columns.values())
         has_joined = any(len(numbers) > 1 for numbers in columns)
         below_names = self.names is None
         for number, cells in delimited_cells(self.content, self.format):
             if not cells:
                 if self.layout.keeps_blank_lines:
-                    yield f"{name}:{number}", []
+                    yield f"{name}:{number}", [], []
             elif not below_names:
                 below_names = True
             elif len(cells) != self.width:
@@ -188,9 +224,9 @@ class Table(ABC):
                 values = [cells[numbers[0]] for numbers in columns]
                 if has_joined:
                     values = [_joined([cells[column] for column in numbers]) for numbers in columns]
-                yield f"{name}:{number}", values
+                yield f"{name}:{number}", values, cells
 
-    def _typed_rows(self) -> Iterator[tuple[str, list[Any]]]:
+    def _typed_rows(self, *, whole: bool) -> Iterator[tuple[str, list[Any], Mapping[str, Any]]]:
         """Rows of jsonl and Parquet, with values of several types."""
         name, names, errors = self.content.name, self.names, self.content.errors
         assert names is not None, "every column of jsonl and Parquet has a name"
@@ -200,7 +236,8 @@ class Table(ABC):
         if self.format == ".jsonl":
             records = json_objects(self.content)
         else:
-            read = [key for several in keys.values() for key in several]
+            ids = () if self.id_column is None else (names[self.id_column],)
+            read = list(names) if whole else [key for several in (*keys.values(), ids) for key in several]
             rows = enumerate(parquet_rows(self.content.file, read), 1)
             records = ((number, dict(zip(read, row, strict=True))) for number, row in rows)
         for number, record in records:
@@ -216,6 +253,7 @@ class Table(ABC):
                     else _joined([text_value(record[key], key, place=place, errors=errors) for key in several])
                     for role, several in keys.items()
                 ],
+                record,
             )
 
 
@@ -263,6 +301,7 @@ def _open_table(
         guessed,
         found=tuple(_found_form(content, format)),
         whole_labels=layout.has_whole_labels(labels),
+        id_column=id_column(head, chosen),
     )
 
 

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tformer.build import count_parameters
-from tformer.checkpoint.catalog import Entry
 from tformer.checkpoint.logs import MAX_SHOWN_BYTES, read_metrics
 from tformer.checkpoint.read import Checkpoint, read_checkpoint
-from tformer.checkpoint.resolve import newest_checkpoint, resolve_checkpoint
+from tformer.checkpoint.resolve import is_imported, newest_checkpoint, resolve_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, RunDirectory, writer
 from tformer.loading import embedding_rows
 from tformer.metrics import lower_is_better
@@ -27,6 +26,7 @@ from tformer.support.files import MANIFEST, RUNS
 from tformer.support.formatting import finite_number
 
 FINISHED, STOPPED, IN_USE, EMPTY, DAMAGED = "finished", "stopped", "in use", "no checkpoint", "damaged"
+IMPORTED = "imported"
 SPLITS = ("train", "valid")
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class RunSummary:
 
     Attributes:
         state: finished (all steps, or stopped early), stopped, in use (another process trains in it), no checkpoint,
-            damaged (see `problems`).
+            damaged (see `problems`), imported (a model of another library).
         step: of the latest checkpoint; while in use, of the last line of the metrics.
         parameters: tied ones once.
         seconds, tokens: of training, without validation and saving.
@@ -71,7 +71,7 @@ class RunSummary:
 
     @property
     def max_steps(self) -> int | None:
-        return None if self.recipe is None else self.recipe.training.max_steps
+        return None if self.recipe is None or self.state == IMPORTED else self.recipe.training.max_steps
 
     @property
     def kind(self) -> str | None:
@@ -105,14 +105,16 @@ class RunSummary:
 
 
 def summarize_run(path: str | Path) -> RunSummary:
-    """Summary of a run; what cannot be read is listed in its problems."""
+    """Summary of a run or an imported model; what cannot be read is listed in its problems."""
     folder, reader = Path(path), Reader([])
-    run = RunDirectory(folder)
-    if not os.path.isdir(folder / CHECKPOINTS):
+    run, imported = RunDirectory(folder), is_imported(folder)
+    if not (imported or os.path.isdir(folder / CHECKPOINTS)):
         reader.problems.append(f"{folder} has no {CHECKPOINTS}/")
     entries = reader.read(run.checkpoints) or []
-    checkpoints = [reader.read(partial(_checked, entry)) for entry in entries]
+    checkpoints = [reader.read(partial(_checked, entry.path)) for entry in entries]
     latest = next((checkpoint for checkpoint in reversed(checkpoints) if checkpoint is not None), None)
+    if imported:
+        latest = reader.read(lambda: _checked(folder))
     has_own = os.path.lexists(folder / "recipe.yaml")
     recipe = reader.read(lambda: run.recipe() if has_own else latest.recipe if latest is not None else None)
     logged = reader.read(lambda: read_logged(run)) or Logged()
@@ -130,7 +132,7 @@ def summarize_run(path: str | Path) -> RunSummary:
         parameters = reader.read(lambda: count_parameters(recipe.model, num_labels=labels, **embedding_rows(latest)))
     return RunSummary(
         path=folder,
-        state=_state(recipe, latest, step, locked=locked, problems=reader.problems),
+        state=IMPORTED if imported else _state(recipe, latest, step, locked=locked, problems=reader.problems),
         problems=reader.problems,
         recipe=recipe,
         parameters=parameters,
@@ -211,9 +213,9 @@ class Reader:
         return None
 
 
-def _checked(entry: Entry) -> Checkpoint:
+def _checked(path: Path) -> Checkpoint:
     """The checkpoint, with its files checked for presence and size only: hashing would take long."""
-    checkpoint = read_checkpoint(entry.path, verify=False)
+    checkpoint = read_checkpoint(path, verify=False)
     checkpoint.specs("weights")
     return checkpoint
 
@@ -249,7 +251,7 @@ TRACES = ("metrics.jsonl", "environment.json")
 
 
 def find_runs(folders: Iterable[str | Path] = (RUNS,)) -> list[Path]:
-    """Every run at or under the folders, each once, by path.
+    """Every run and imported model at or under the folders, each once, by path.
 
     Links are followed to runs but not through folders of runs, so that no cycle is followed.
 
@@ -272,7 +274,7 @@ def find_runs(folders: Iterable[str | Path] = (RUNS,)) -> list[Path]:
 
 
 def find_run(name: str | Path | None = None, *, runs_dir: str | Path = RUNS) -> Path:
-    """The run with this folder, this name under `runs_dir`, or this path inside it; None: the newest run.
+    """The run or imported model with this folder, this name under `runs_dir`, or this path in it; None: the newest run.
 
     Raises:
         InputError: nothing there, or no run.
@@ -280,10 +282,9 @@ def find_run(name: str | Path | None = None, *, runs_dir: str | Path = RUNS) -> 
     if name is None:
         return newest_checkpoint(runs_dir).parents[1]
     folder = Path(name)
-    if looks_like_run(folder):
-        return folder
-    if not folder.exists() and looks_like_run(Path(runs_dir) / folder):
-        return Path(runs_dir) / folder
+    for place in (folder, *(() if folder.exists() else (Path(runs_dir) / folder,))):
+        if looks_like_run(place) or is_imported(place):
+            return place
     checkpoint = resolve_checkpoint(folder, runs_dir=runs_dir)  # or InputError
     if checkpoint.parent.name == CHECKPOINTS:
         return checkpoint.parents[1]
@@ -298,7 +299,7 @@ def looks_like_run(folder: Path) -> bool:
 
 
 def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
-    if looks_like_run(folder):
+    if looks_like_run(folder) or is_imported(folder):
         yield folder
         return
     if depth == 0 or os.path.isfile(folder / MANIFEST):
