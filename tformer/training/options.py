@@ -73,7 +73,7 @@ class TrainOptions:
         DATA(
             "--data",
             metavar="PATH",
-            help="Text, a table (csv, xlsx, jsonl, ...), images, glob, URL, -, builtin:NAME; repeatable.",
+            help="Text, csv/xlsx/jsonl/parquet, images, glob, URL, - or builtin:NAME; repeatable.",
             default="built-in data",
         ),
     ] = ()
