@@ -169,6 +169,7 @@ def test_several_labels_are_those_above_the_threshold():
     values = np.array([0.9, 0.2, 0.6])
     assert AnswerFormat("labels", ("x", "y", "z")).line(values) == "x,z\t0.9000,0.6000"
     assert AnswerFormat("labels", ("x", "y", "z"), threshold=0.95).line(values) == "\t"
+    assert AnswerFormat("labels", ("x", "y", "z"), threshold=0.6).line(values) == "x\t0.9000"
     assert AnswerFormat("labels", ("x", "y", "z"), top=1).line(values) == "x\t0.9000"
     assert AnswerFormat("labels", ("x", "y", "z"), threshold=0.1).document(values)["labels"] == ["x", "z", "y"]
 

@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,6 +93,13 @@ def test_every_extra_of_the_package_is_listed_with_its_state(monkeypatch: pytest
     found = doctor.diagnosis(with_speed=False)
     assert found["extras"]["zstd"] == {"zstandard": None} and "test" not in found["extras"]
     assert ("[zstd]", "zstandard missing") in list(doctor.diagnosis_lines(found))
+
+
+@pytest.mark.parametrize(("free", "told"), [(10**6, True), (10**12, False)])
+def test_a_full_disk_is_advice(monkeypatch: pytest.MonkeyPatch, free: int, told: bool) -> None:
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    advice = " ".join(doctor.diagnosis(with_speed=False)["advice"])
+    assert ("free on the cache's disk" in advice) == told
 
 
 def test_a_missing_requirement_and_a_missing_compiler_are_advice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,15 @@ def test_a_recipe_needs_no_tokenizer(cli: Cli) -> None:
     assert not any("qkv" in line for line in outcome.out.splitlines())
 
 
+def test_the_tree_names_its_layers_and_says_what_is_tied(cli: Cli) -> None:
+    lines = cli("inspect", "--arch", "gpt", "--preset", "small").out.splitlines()
+    parts = [line.strip("│├└ ").split() for line in lines]
+    assert ["layers"] in [part[:1] for part in parts] and ["blocks"] not in [part[:1] for part in parts]
+    (head,) = [part for part in parts if part[:1] == ["lm"]]
+    (table,) = [part for part in parts if part[:1] == ["embedding"]]
+    assert "tied" in head and "tied" not in table
+
+
 def test_json_is_one_document(cli: Cli) -> None:
     found = json.loads(cli("inspect", "--arch", "gpt", "--preset", "small", "--json").out)
     assert found["parameters"] == 124_439_808 and found["tree"][0]["name"] == "model"

@@ -81,7 +81,8 @@ def test_figures_are_short_and_plain() -> None:
     assert [short_count(n) for n in (999, 12_345, 124_439_808, 7 * 10**9)] == ["999", "12.3k", "124M", "7B"]
     assert [duration(s) for s in (4.26, 185, 7385)] == ["4.3s", "3:05", "2:03:05"]
     assert [decimal_bytes(n) for n in (12, 1234, 5_600_000, 2 * 10**9)] == ["12 B", "1.2 kB", "5.6 MB", "2.0 GB"]
-    assert [figure(v) for v in (1234, 0.123456789, 54321.7, None, True)] == ["1,234", "0.12346", "54,322", "-", "-"]
+    assert [figure(v) for v in (1234, 0.123456789, 54321.7, 10000.0)] == ["1,234", "0.12346", "54,322", "10,000"]
+    assert [figure(v) for v in (None, True)] == ["-", "-"]
     assert [text_of(v) for v in (None, True, "", "a\tb", [1, "x"])] == ["null", "true", '""', "a\\tb", '[1, "x"]']
 
 

@@ -535,6 +535,20 @@ def test_a_port_that_is_none_is_refused_as_a_mistake(port: str, monkeypatch: pyt
         workers.worker_from_environment()
 
 
+def test_a_rank_that_the_group_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match="RANK=2: expected a rank below WORLD_SIZE=2"):
+        workers.worker_from_environment()
+
+
+def test_one_process_needs_no_distributed_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch.distributed, "is_available", lambda: False)
+    assert launch.number_of_workers("1", "cpu") == 1
+    with pytest.raises(InputError, match="built without"):
+        launch.number_of_workers("2", "cpu")
+
+
 def test_ctrl_c_ends_the_wait_for_the_other_processes(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     meeting_point = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
     for name, value in meeting_point.items():

@@ -60,6 +60,13 @@ def test_scores_equal_a_plain_loop_over_positions(positions):
         assert score.logprob == pytest.approx(sum(score.logprobs), abs=1e-6) and score.alignment is None
 
 
+def test_a_source_and_a_target_may_fill_the_context():
+    model = tiny_model()
+    full = [3] * model.max_seq_len
+    [score] = score_targets(model, [full], [full], start_ids=[START])
+    assert len(score.logprobs) == len(full) and math.isfinite(score.logprob)
+
+
 def test_batches_and_order_change_nothing_and_the_models_mode_comes_back():
     model = tiny_model().train()
     sources, targets = random_pairs()

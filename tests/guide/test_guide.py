@@ -87,6 +87,7 @@ def test_pictures_are_in_the_wheel(topic: str) -> None:
 def test_the_command_of_every_section_finds_it(topic: str) -> None:
     for section in sections(topic):
         assert find(section.command.removeprefix("tformer guide "))[0] == section
+    assert sections(topic)[0].command == f"tformer guide {topic}"
 
 
 def test_headings_in_code_are_none() -> None:

@@ -117,7 +117,8 @@ def test_a_run_that_is_broken_off_in_its_decay_goes_on_along_the_same_line(
 def test_resume_with_minutes_plans_the_rest(start: Callable[..., Path], cli: Cli) -> None:
     run = start("run")
     first = recipe_of(run)
-    assert cli("train", "--resume", "--out", run, "--minutes", MINUTES).code == 0
+    outcome = cli("train", "--resume", "--out", run, "--minutes", MINUTES)
+    assert outcome.code == 0 and "plan for" not in outcome.err, "the model is that of the run"
     second = recipe_of(run)
     assert second.training.max_steps > first.training.max_steps == first.schedule.points[-1][0]
     assert second.schedule.points[0][0] > first.training.max_steps  # its rate was high again before it fell

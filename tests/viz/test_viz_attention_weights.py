@@ -31,10 +31,19 @@ from tformer.decoding.loaded import translator_of
 from tformer.loading import Loaded
 from tformer.support.errors import InputError
 from tformer.viz.attention.page import COARSEST, FINEST, ZERO, Packed, pack
-from tformer.viz.attention.reading import Inputs, read, side_of
+from tformer.viz.attention.reading import Inputs, Side, read, side_of
 from tformer.viz.attention.scene import Scene, divergence, make_scene, summarize
 from tformer.viz.attention.text import as_json
-from tformer.viz.attention.weights import Changes, Chosen, Kind, changed, changed_matrix, modules_of, rollout
+from tformer.viz.attention.weights import (
+    Changes,
+    Chosen,
+    Kind,
+    changed,
+    changed_matrix,
+    changed_side,
+    modules_of,
+    rollout,
+)
 
 
 def test_an_encoder_reads_a_text_inside_its_template() -> None:
@@ -433,3 +442,11 @@ def test_negative_weights_keep_their_sign() -> None:
     near = unpack(pack(weights, signed=True), weights.shape)
     np.testing.assert_allclose(near, weights, atol=0.02)
     assert near[0, 1] == 0
+
+
+@pytest.mark.parametrize(("hidden", "written_from"), [(False, 2), (True, 1)])
+def test_what_is_generated_stays_marked_where_tokens_are_hidden_or_merged(hidden: bool, written_from: int) -> None:
+    tokens, special, starts = ("<s>", "a", "b", "c", "d"), (True, *[False] * 4), (True, True, False, True, True)
+    side = Side("decoder", tokens, special, starts, written_from=3)
+    found = changed_side(side, Changes(hide_special=hidden, merge_subwords=True))
+    assert found.written_from == written_from and found.tokens[written_from:] == ("c", "d")

@@ -79,6 +79,13 @@ def test_every_heading_has_an_anchor(topic: str, site: dict[str, str]) -> None:
     assert {section.anchor for section in sections(topic)[1:]} <= anchors
 
 
+@pytest.mark.parametrize("topic", TOPICS)
+def test_the_navigation_has_the_headings_of_the_second_level(topic: str, site: dict[str, str]) -> None:
+    navigation = site[f"{topic}.html"].partition("<nav")[2].partition("</nav>")[0]
+    headings = [link.removeprefix("#") for link in Found(navigation).links if link.startswith("#")]
+    assert headings == [section.anchor for section in sections(topic) if section.level == 2]
+
+
 def test_raw_html_and_scripts_in_the_markdown_are_text() -> None:
     html = render_markdown("security", HOSTILE)
     assert set(re.findall(r"</?([a-z0-9]+)", html)) == {

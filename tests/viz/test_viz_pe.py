@@ -227,6 +227,7 @@ def test_the_classic_traces_are_of_50_and_of_500_tokens_with_and_without_cosines
     assert [len(plot.lines) for plot in plots] == [50, 50, 500, 500]  # type: ignore[union-attr]
     alone, both = plots[:2]
     assert isinstance(alone, Lines) and isinstance(both, Lines)
+    assert alone.ramp is not None and (alone.ramp.low, alone.ramp.high) == (0, 49), "the numbers of the tokens"
     assert np.array_equal(alone.lines[7].x, np.arange(0, 64, 2))
     assert np.allclose(alone.lines[7].y[0], np.sin(7))
     finite = np.isfinite(both.lines[7].x)

@@ -195,6 +195,17 @@ def test_the_terminal_plot_keeps_to_its_width_and_says_last_and_best(width: int,
     assert width < 40 or ("C second · train" in text and "━━ first · valid" in text)
 
 
+def test_a_line_goes_from_each_point_to_the_next(tmp_path: Path) -> None:
+    """A curve with one peak: its height is the middle of the picture alone."""
+    runs = read_runs(
+        [write_run(tmp_path / "a", [train_record(step, loss) for step, loss in enumerate((1.0, 2.0, 1.0))])]
+    )
+    text = draw_text(panels_of(runs), title="", x_label="step", width=60, colour="none")
+    dots = [[place for place, sign in enumerate(line) if "\u2801" <= sign <= "\u28ff"] for line in text.splitlines()]
+    highest, *_, lowest = [places for places in dots if places]
+    assert len(highest) < 10 and lowest[0] < min(highest) and lowest[-1] > max(highest) and len(lowest) < 10
+
+
 def test_without_colour_several_lines_are_letters(runs: list[Run]) -> None:
     many = draw_text(panels_of(runs), title="", x_label="step", width=60, colour="none")
     assert all(letter in many for letter in "ABC") and not re.search("[\u2801-\u28ff]", many)

@@ -129,6 +129,7 @@ def test_even_heads_are_one_number_in_the_recipe_and_free_ones_belong_to_layers(
     even = load(pruned(full, tmp_path / "even", Plan(heads="0.5")).path).recipe.model.decoder
     assert (even.num_heads, even.head_dim, even.layers) == (2, 3, {})
     made = pruned(full, tmp_path / "free", Plan(heads="5", heads_per_layer="free"))
+    assert made.metric is None, "nothing was evaluated"
     free = load(made.path).recipe.model.decoder
     assert made.heads is not None and free.head_dim == 3
     counts = [len(layer.self_attention) for layer in made.heads.layers["decoder"]]
