@@ -91,6 +91,8 @@ def test_a_line_above_the_limit_is_refused_with_its_place_and_the_limit(tmp_path
     with pytest.raises(InputError, match=r"texts.txt:2: a line has more than 1,000 characters"):
         texts_of(path)
     assert sum(read) <= 1200
+    path.write_text("x" * 1000 + "\nshort\n")
+    assert [len(text) for block in texts_of(path) for text, _ in block] == [1000, 5]
 
 
 def test_pairs_are_parted_by_one_tab(tmp_path):

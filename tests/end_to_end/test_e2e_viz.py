@@ -102,6 +102,11 @@ def test_the_terminal_shows_one_matrix_without_escapes_in_a_pipe(decoder: Path, 
     assert "mean of heads" in shown and "\x1b" not in shown and "·" in shown
 
 
+def test_the_terminal_shows_every_head_of_a_layer_that_is_chosen(decoder: Path, cli: Cli) -> None:
+    shown = show(cli, decoder, "--text", "abc", "--layers", "0", "--top-k", "1", "--format", "terminal").out
+    assert "head 0" in shown and "head 1" in shown and "mean of heads" not in shown
+
+
 def test_a_decoder_shows_its_own_continuation(decoder: Path, cli: Cli) -> None:
     outcome = show(cli, decoder, "--text", "abc", "--max-new-tokens", "4", "--format", "json")
     side = json.loads(outcome.out)["attention"]["decoder"]["queries"]

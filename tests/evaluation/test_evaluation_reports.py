@@ -83,6 +83,7 @@ def test_extreme_scores_have_a_finite_loss_and_a_class_may_be_absent() -> None:
     scores = np.array([[1e4, -1e4, 0.0], [-1e4, 1e4, 0.0]], dtype=np.float32)
     report = classification_report(np.array([0, 0]), scores, NAMES)
     assert report["loss"] == pytest.approx(1e4) and report["per_class"]["fish"]["f1"] == 0.0
+    assert (report["precision_macro"], report["recall_macro"]) == (0.5, 0.25), "means of the classes that occur"
     assert math.isnan(classification_report(np.array([0]), np.full((1, 3), np.nan), NAMES, intervals=False)["loss"])
 
 
