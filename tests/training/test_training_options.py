@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import torch
 
+import tformer
 from tformer.nn.classification_heads import HeadPooling
 from tformer.optim.optimizers import OPTIMIZERS
 from tformer.optim.schedules import SCHEDULES
@@ -117,6 +119,12 @@ def test_first_step_loss_is_that_of_a_uniform_guess(train: Callable[..., Any]) -
     tokens = {"the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "dogs", "run"}
     vocabulary = len(set("".join(tokens)) | {" ", "\n"}) + 1
     assert losses(records, "train")[0] == pytest.approx(torch.tensor(float(vocabulary)).log().item(), rel=0.05)
+
+
+def test_a_long_training_by_epochs_is_validated_about_twenty_times(train: Callable[..., Any], tmp_path: Path) -> None:
+    train("--set", "training.max_epochs=1000", "--set", "training.eval_every=null", "--stop-at-step", "1")
+    training = tformer.load(tmp_path / "run").recipe.training
+    assert training.max_steps >= 1000 and training.eval_every == math.ceil(training.max_steps / 20)
 
 
 def test_checkpoints_are_kept_as_asked(train: Callable[..., Any], tmp_path: Path) -> None:
