@@ -243,6 +243,36 @@ def test_the_kinds_of_positions_vary_in_every_family_as_they_stand(preset: str) 
     assert scaled == (preset in ("gpt/char-cpu", "bert/classify", "bert/tiny"))
 
 
+@pytest.mark.parametrize(
+    ("preset", "changes", "every"),
+    [
+        ("gpt/char-cpu", {"max_steps": 300}, 0.1),  # every 250 steps: two points
+        ("gpt/char-cpu", {"max_steps": 2500}, None),  # ten
+        ("gpt/char-cpu", {"max_steps": 300, "sets": ["training.eval_every=300"]}, None),
+        ("gpt/char-cpu", {"max_steps": 300, "train": ["--set", "training.eval_every=300"]}, None),
+        ("gpt/char-cpu", {"max_steps": 300, "vary": ["training.eval_every=100,300"]}, None),
+        ("bert/classify", {"max_steps": None}, 0.1),  # three epochs
+        ("bert/classify", {"max_steps": None, "sets": ["training.max_epochs=12"]}, None),
+        ("gpt/tiny", {"max_steps": None, "sets": ["training.minutes=2"]}, 0.1),
+    ],
+)
+def test_curves_have_at_least_ten_points(preset: str, changes: dict[str, Any], every: float | None) -> None:
+    arch, name = preset.split("/")
+    plan = of_flags(**{"arch": arch, "preset": name, "sets": [], "train": [], "vary": ["optimizer.lr=1e-3"]} | changes)
+    grid = resolve_plan(plan)
+    assert {cell.eval_every for cell in grid.cells} == {every}
+    assert any("validating 10 times in each training" in note for note in grid.notes) == (every is not None)
+    words = train_words(grid.cells[0])
+    assert ("training.eval_every=0.1" in words) == (every is not None)
+
+
+def test_a_file_that_says_how_often_to_validate_is_followed(tiny_recipe: Path) -> None:
+    made = plan(tiny_recipe, {"optimizer.lr": [0.5]})
+    assert [cell.eval_every for cell in resolve_plan(made).cells] == [None]
+    tiny_recipe.write_text(tiny_recipe.read_text().replace("eval_every: 6, ", ""))
+    assert [cell.eval_every for cell in resolve_plan(made).cells] == [0.1]
+
+
 def test_the_tears_plan_varies_what_the_paper_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """LayerNorm or ScaleNorm x pre or post x FixNorm x warm-up or none; all else is equal."""
     monkeypatch.setenv("DATA", "data")

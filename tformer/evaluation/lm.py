@@ -75,6 +75,12 @@ def batches(all_windows: Iterator[Window], batch_size: int) -> Iterator[list[Win
             yield batch
 
 
+def evenly_spread(all_windows: Iterator[Window], total: int, share: float) -> Iterator[Window]:
+    """This share of `total` windows, at least one, evenly spread."""
+    count = max(1, round(share * total))
+    return (window for n, window in enumerate(all_windows) if n * count // total > (n - 1) * count // total)
+
+
 def isolates_documents(data: Data) -> bool:
     """Whether models trained on such data attend within single documents only."""
     return data.document_mask or data.packing == "none"
@@ -89,12 +95,14 @@ def evaluate_lm(
     stride: int | None = None,
     document_mask: bool = False,
     head: str = "lm",
+    share: float = 1.0,
     work: Work = QUIET,
 ) -> dict[str, float]:
     """Loss (nats per token), perplexity, bits_per_byte, accuracy, tokens (predicted), bytes and tokens_per_second.
 
     The model runs as it is (its `compute_dtype`, on its device); the loss is summed in fp64. The result does not
     depend on `batch_size` beyond rounding. `document_mask`: tokens see their own document only, for models trained so.
+    `share` of the windows is read, evenly spread.
     `work` is polled before every batch; once it is stopped, the metrics cover the text read so far. Several
     workers divide the batches; all get the metrics, added in the order of the batches.
 
@@ -107,6 +115,9 @@ def evaluate_lm(
         raise InputError(f"the text has {len(corpus)} tokens, evaluation needs at least 2")
     device = next(model.parameters()).device
     total = len(corpus) - 1
+    chosen = windows(len(corpus), seq_len, stride)
+    if share < 1.0:
+        chosen = evenly_spread(chosen, 1 + -(-max(0, total - seq_len) // stride), share)
     sums_2 = torch.zeros(2, dtype=torch.float64, device=device)  # nats, and tokens that are predicted
     tokens = 0
 
@@ -119,7 +130,7 @@ def evaluate_lm(
     began = time.perf_counter()
     with inference(model):
         for batch, of_batch_2 in work.worker.divide(
-            batches(windows(len(corpus), seq_len, stride), batch_size),
+            batches(chosen, batch_size),
             sums_of,
             should_stop=work.should_stop,
             to_json=torch.Tensor.tolist,

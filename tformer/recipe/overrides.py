@@ -33,6 +33,7 @@ FLAG_NAMES = {
     "data.columns.label": "--label-column",
     "data.columns.source": "--source-column",
     "data.columns.target": "--target-column",
+    "training.valid_share": "--full-validation",
     "tokenizer.separate": "--vocabulary",
     "model.tie.source_target": "--vocabulary",
     "objectives": "--objective",

@@ -25,6 +25,7 @@ BatchSize = Annotated[int, Field(gt=0, le=MAX_BATCH)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
+Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Section(BaseModel):
@@ -177,9 +178,11 @@ class Training(Section):
     # tokens in one micro-batch, instead of batch_size; pairs count their longer side
     batch_tokens: BatchSize | None = None
     grad_accum: BatchSize = 1  # micro-batches per optimizer step
-    # steps between validations; null: each epoch, at most 20 times in total; without max_epochs also every 500 steps
-    eval_every: Positive | None = 500
-    save_every: Positive | None = 500  # steps between checkpoints; null: with every validation
+    # steps between validations, below 1 a share of all steps; null: each epoch, at most 20 times in total; without
+    # max_epochs also every 500 steps
+    eval_every: Positive | Share | None = 500
+    # steps between checkpoints, below 1 a share of all steps; null: with every validation
+    save_every: Positive | Share | None = 500
     save_every_minutes: PositiveFloat | None = None  # also save at this interval in minutes
     # write checkpoints from a copy of all tensors while training goes on; null: where several processes train
     save_in_background: bool | None = None
@@ -192,8 +195,11 @@ class Training(Section):
         "loss", "accuracy", "f1_binary", "f1_macro", "f1_micro", "mcc", "pearson", "spearman", "bleu", "chrf",
         "sequence_accuracy"
     ] = "loss"  # fmt: skip
+    # share of the held-out data that validations in training read, evenly spread; null: a share that takes them at most
+    # a fifth of the operations of the training, all where they take few
+    valid_share: Annotated[float, Field(gt=0, le=1)] | None = None
     valid_beam_size: NonNegative = 1  # pairs: beam size of validation; 1: greedy, 0: no decoding
-    valid_sentences: Positive | None = None  # pairs: number of those that a validation decodes; null: all
+    valid_sentences: Positive | None = None  # pairs: number of those that a validation decodes; null: all it reads
     ema_decay: Probability | None = None  # decay of averaged weights, which are validated and saved; null: off
     activation_checkpointing: bool = False  # recompute activations to save memory (arXiv 1604.06174)
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # number format of the computation (arXiv 1710.03740)

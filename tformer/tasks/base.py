@@ -46,8 +46,11 @@ WriteSample = Callable[[Any, ShouldStop], str | None]
 """(model, should_stop) -> a sample of the model's output as text; None when interrupted."""
 
 
-Validate = Callable[[Any, Objective, Work], dict[str, Any]]
-"""(model, objective, work) -> metrics of a validation, `loss` among them; without meaning once work.should_stop()."""
+Validate = Callable[[Any, Objective, Work, float], dict[str, Any]]
+"""(model, objective, work, share) -> metrics of a validation on this share of the held-out data, evenly spread.
+
+`loss` is among them. They have no meaning once work.should_stop().
+"""
 
 
 Baselines = dict[str, dict[str, Any]]
@@ -88,6 +91,7 @@ class TrainingData:
         tokenizer: None for images.
         samples: to train on; `packed` when all are windows of one length, which `samples.windows` cuts at once.
         validate: measures a model on the held-out part.
+        valid_tokens: positions of which a whole validation computes the forward pass; those of decoding count as more.
         context: of the objective.
         fingerprint: of all data that is trained and validated on.
         target_tokenizer: of the target side, where it has its own vocabulary.
@@ -110,6 +114,7 @@ class TrainingData:
     target_tokenizer: Tokenizer | None = None
     sample: WriteSample | None = None
     tokens_per_sample: int = 1
+    valid_tokens: float = 0.0
     files: tuple[ArrayFile, ...] = ()
     baselines: Callable[[Objective], Baselines] = lambda _: {}
     first_try: tuple[str, ...] = ("inspect",)
@@ -141,10 +146,11 @@ class HeldOut:
             work=work,
         ).metrics()
 
-    def validate(self, model: Any, objective: Objective, work: Work) -> dict[str, Any]:
+    def validate(self, model: Any, objective: Objective, work: Work, share: float = 1.0) -> dict[str, Any]:
         """`measure` by the objective of a training, which may have a generator beside the model."""
-        with work.part("validating", total=len(self.samples), unit="examples") as part:
-            return replace(self, objective=objective).measure(model, part)
+        samples = self.samples if share == 1.0 else EvenlySpread(self.samples, share_of(len(self.samples), share))
+        with work.part("validating", total=len(samples), unit="examples") as part:
+            return replace(self, objective=objective, samples=samples).measure(model, part)
 
     def metric(self, metrics: dict[str, float]) -> str:
         """The name of the metric that `score` compares: the run's best_metric where it was measured."""
@@ -155,6 +161,16 @@ class HeldOut:
         """(metric, loss) of a model, signed so that lower is better."""
         name = self.metric(metrics)
         return lower_is_better(name, metrics[name]), metrics["loss"]
+
+
+def share_of(count: int, share: float) -> int:
+    """The number of examples that a share of them has, at least one."""
+    return max(1, round(share * count))
+
+
+def positions_of(samples: Any, each: int) -> float:
+    """Positions that a model computes for all samples; each: of one sample, where they have one length."""
+    return float(len(samples) * each if samples.lengths is None else samples.lengths.sum())
 
 
 class EvenlySpread:

@@ -17,7 +17,15 @@ from tformer.recipe.data_defaults import ImageSurvey, Survey
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import SourceSpec
 from tformer.support.errors import InputError
-from tformer.tasks.base import ChosenData, GivenExample, Tokenizers, TrainingData, TrainingStart, share_of_training
+from tformer.tasks.base import (
+    ChosenData,
+    GivenExample,
+    Tokenizers,
+    TrainingData,
+    TrainingStart,
+    positions_of,
+    share_of_training,
+)
 from tformer.tasks.baselines import constant_baselines
 from tformer.tasks.labelled import Labelled, LabelledHeldOut, chosen_part, require_its_classes, split_labelled
 from tformer.tokenizer.special import SpecialIds
@@ -74,6 +82,7 @@ class Images(Labelled):
             context=context,
             fingerprint=hashlib.sha256(f"{train.fingerprint} {valid.fingerprint}".encode()).hexdigest(),
             tokens_per_sample=train.seq_len,
+            valid_tokens=positions_of(valid, train.seq_len),
             baselines=lambda _: constant_baselines(kind, train.label_names, labels, valid.labels),
             first_try=("evaluate", "--mistakes", "mistakes.tsv"),
         )

@@ -52,6 +52,7 @@ from tformer.tasks.base import (
     TrainingData,
     TrainingStart,
     choose_data,
+    positions_of,
     require_finite_loss,
     share_of_training,
 )
@@ -185,6 +186,7 @@ class Labelled(Task):
             + "".join(source.samples() for source in (*sources, *valid_sources)),
             label_mean=float(np.mean(rows.labels)) if index is None else None,
             tokens_per_sample=recipe.seq_len,
+            valid_tokens=positions_of(valid, recipe.seq_len),
             baselines=lambda _: constant_baselines(label_kind_of(recipe), labels, rows.labels, valid.labels),
             first_try=("evaluate", "--mistakes", "mistakes.tsv"),
         )

@@ -80,8 +80,8 @@ class MaskedText(CorpusTask):
         return corrupted_windows(recipe, corpora, tokenizer, room=room)
 
     def validation(self, recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer) -> Validate:
-        def validate(model: Transformer, objective: Objective, work: Work) -> dict[str, Any]:
-            return _held_out(recipe, corpora, tokenizer, objective).validate(model, objective, work)
+        def validate(model: Transformer, objective: Objective, work: Work, share: float) -> dict[str, Any]:
+            return _held_out(recipe, corpora, tokenizer, objective).validate(model, objective, work, share)
 
         return validate
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -61,6 +62,7 @@ from tformer.tasks.base import (
     TrainingStart,
     hold_out,
     require_finite_loss,
+    share_of,
     share_of_training,
 )
 from tformer.tasks.baselines import baselines_on_own_data, copy_baselines, label_baselines
@@ -70,6 +72,9 @@ from tformer.tasks.tokenizers import LEFT_OUT, Texts, decoder_context, obtain_to
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import ShouldStop, Work
 
+DECODED_TOKEN = 3.0  # positions of a forward pass that cost as much as a decoded token, which is computed alone
+LONG_DECODING = 1e11  # operations: a second or two
+DECODABLE = 0.75  # log-perplexity below which outputs are worth decoding, as a share of that of guessing by frequency
 BATCH_TOKENS = 4096  # of the longer side, for the loss
 BATCH_SENTENCES = 32  # decoded at a time
 SAMPLE_PAIRS = 2  # shown after each validation
@@ -135,21 +140,24 @@ class Pairs(Task):
             work.note(f"target tokenizer: {own_target.kind}, {own_target.vocab_size:,} ids")
         fingerprints = " ".join(part.fingerprint for part in (*parts, held_out))
         example = min((held_out.texts(number)[0] for number in range(min(SHOWN_PAIRS, len(held_out)))), key=len)
+
+        @cache
+        def guesses(objective: Objective) -> Baselines:
+            return label_baselines(objective, samples, held_out, num_ids=tokenizers[1].vocab_size)
+
         return TrainingData(
             recipe=recipe,
             tokenizer=tokenizer,
             target_tokenizer=own_target,
             samples=samples,
-            validate=lambda *arguments: validation.validate(held_out, *arguments),
+            validate=lambda *arguments: validation.validate(held_out, guesses, *arguments),
             context=decoder_context(recipe, tokenizer, own_target),
             fingerprint=hashlib.sha256(fingerprints.encode()).hexdigest()
             + "".join(source.samples() for source in (*sources, *valid_sources)),
             sample=lambda *arguments: validation.sample(held_out, *arguments),
             tokens_per_sample=max(recipe.seq_len, recipe.target_seq_len),
-            baselines=lambda objective: (
-                label_baselines(objective, samples, held_out, num_ids=tokenizers[1].vocab_size)
-                | validation.baselines(held_out)
-            ),
+            valid_tokens=held_out.lengths.sum() + DECODED_TOKEN * validation.decoded_tokens(held_out),
+            baselines=lambda objective: guesses(objective) | validation.baselines(held_out),
             first_try=("generate", "--prompt", example),
         )
 
@@ -307,8 +315,22 @@ class PairValidation:
         beam = fitting_beam_settings(generation, eos_id=eos, beam_size=size) if size else None
         return cls(recipe, tokenizers, beam, fitting_beam_settings(generation, eos_id=eos, beam_size=1))
 
-    def validate(self, held_out: PairTokens, model: Transformer, objective: Objective, work: Work) -> dict[str, Any]:
-        """The loss on the targets, and BLEU, chrF and exact matches of the model's own outputs."""
+    def validate(
+        self,
+        held_out: PairTokens,
+        guesses: Callable[[Objective], Baselines],
+        model: Transformer,
+        objective: Objective,
+        work: Work,
+        share: float,
+    ) -> dict[str, Any]:
+        """The loss on the targets, and BLEU, chrF and exact matches of the model's own outputs.
+
+        They are left out as long as decoding takes long and the model hardly knows more than the frequency of tokens:
+        its outputs would go on to their longest length. guesses: the baselines of a training.
+        """
+        if share < 1.0:
+            held_out = held_out.subset(np.arange(count := share_of(len(held_out), share)) * len(held_out) // count)
         with work.part("validating", total=len(held_out), unit="pairs") as part:
             metrics: dict[str, Any] = evaluate_pairs(
                 model,
@@ -320,6 +342,14 @@ class PairValidation:
             )
         if self.beam is not None and not work.should_stop():
             decoded = self.decoded(held_out)
+            longest = len(decoded) * max(1, self.beam.beam_size) * self.recipe.generation.max_new_tokens
+            if 2.0 * model.num_parameters() * longest > LONG_DECODING:
+                guess = guesses(objective)["unigram"]["perplexity"]
+                if math.log(metrics["perplexity"]) > DECODABLE * math.log(guess):
+                    work.note(
+                        f"not decoded: perplexity {metrics['perplexity']:.4g}, guessing by frequency has {guess:.4g}"
+                    )
+                    return metrics
             translator = make_translator(self.recipe, [model], self.tokenizers, settings=self.beam)
             with work.part("decoding the validation data", total=len(decoded), unit="pairs") as part:
                 outputs = translate_pairs(translator, decoded, work=part)
@@ -331,6 +361,10 @@ class PairValidation:
         count = min(len(held_out), self.recipe.training.valid_sentences or len(held_out))
         numbers = np.arange(count)
         return held_out.subset(numbers * len(held_out) // count if held_out.named_tasks else numbers)
+
+    def decoded_tokens(self, held_out: PairTokens) -> float:
+        """Tokens that a validation decodes, if outputs are as long as their references, times the size of the beam."""
+        return 0.0 if self.beam is None else float(self.decoded(held_out).target_lengths.sum() * self.beam.beam_size)
 
     def baselines(self, held_out: PairTokens) -> Baselines:
         """The scores of the sources as outputs; {} where a validation does not decode."""

@@ -20,6 +20,7 @@ from tformer.tasks.base import (
     Tokenizers,
     TrainingData,
     TrainingStart,
+    positions_of,
     share_of_training,
 )
 from tformer.tasks.baselines import label_baselines
@@ -66,6 +67,7 @@ class Sentences(MaskedText):
             context=context,
             fingerprint=f"{train.fingerprint}-{valid.fingerprint}",
             tokens_per_sample=recipe.seq_len,
+            valid_tokens=positions_of(valid_pairs, recipe.seq_len),
             baselines=lambda objective: label_baselines(objective, pairs, valid_pairs, num_ids=tokenizer.vocab_size),
             first_try=self.first_try(recipe),
         )

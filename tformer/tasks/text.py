@@ -173,6 +173,7 @@ class CorpusTask(Task):
             packed=data.packing == "concat" and not data.document_mask,
             sample=partial(self.sample, recipe, tokenizer),
             tokens_per_sample=recipe.seq_len,
+            valid_tokens=held_out,
             files=tuple(dict.fromkeys(file for corpus in [*train, *valid] for file in corpus.files)),
             baselines=partial(self.baselines, recipe, train, valid, tokenizer),
             first_try=self.first_try(recipe),
@@ -234,9 +235,9 @@ class Text(CorpusTask):
         ]
 
     def validation(self, recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer) -> Validate:
-        def validate(model: Transformer, objective: Objective, work: Work) -> dict[str, Any]:
+        def validate(model: Transformer, objective: Objective, work: Work, share: float) -> dict[str, Any]:
             parts: list[dict[str, Any]] = []
-            total = sum(len(corpus) - 1 for corpus in corpora)
+            total = round(share * sum(len(corpus) - 1 for corpus in corpora))
             with work.part("validating", total=total, unit="tokens") as part:
                 for corpus in corpora:
                     parts.append(
@@ -246,6 +247,7 @@ class Text(CorpusTask):
                             seq_len=recipe.seq_len,
                             batch_size=validation_batch(recipe.seq_len),
                             document_mask=isolates_documents(recipe.data),
+                            share=share,
                             work=part.piece(sum(each["tokens"] for each in parts), total),
                         )
                     )

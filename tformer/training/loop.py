@@ -28,6 +28,7 @@ from torch import Tensor
 from tformer.data.batching.batch import Batch
 from tformer.metrics import HIGHER_IS_BETTER, lower_is_better
 from tformer.nn.structured_dropout import SharedDraws, Step, drawing_modules, step_listeners
+from tformer.objectives import OBJECTIVES
 from tformer.objectives.base import Objective, total_loss
 from tformer.optim.ema import Ema
 from tformer.optim.optimizers import NamedOptimizer
@@ -135,7 +136,7 @@ class Trainer:
             components.model, some_unused=components.model.skips_parameters(components.objective)
         )
         assert self.training.eval_every is not None and self.training.save_every is not None  # set by `settle_steps`
-        self.eval_every, self.save_every = self.training.eval_every, self.training.save_every
+        self.eval_every, self.save_every = int(self.training.eval_every), int(self.training.save_every)
         self.flops_per_token, self.peak_flops, self.deadline = flops_per_token, peak_flops, deadline
         self.pace, self.timer = pace or Pace(counts_each_step=components.device.type == "cpu"), timer
         self.limit = min(self.training.max_steps, stop_at_step or self.training.max_steps)
@@ -439,8 +440,17 @@ class Trainer:
         )
 
 
+DECODED = {name for objective in OBJECTIVES.values() for name in objective.decoded_metrics}
+"""Metrics that a validation leaves out as long as nothing is decoded. The higher the better, and at least 0."""
+
+
 def score(values: dict[str, Any], training: Training) -> float:
-    """The value of training.best_metric, which decides on the best checkpoint, signed so that lower is better."""
+    """The value of training.best_metric, which decides on the best checkpoint, signed so that lower is better.
+
+    Where nothing was decoded yet, it is the loss, which is worse than any decoded output.
+    """
+    if training.best_metric in DECODED - values.keys() and training.valid_beam_size:
+        return float(values["loss"])
     if training.best_metric not in values:
         raise InputError(
             f"training.best_metric is '{training.best_metric}', which validation of this model does not measure",

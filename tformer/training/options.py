@@ -299,6 +299,14 @@ class TrainOptions:
             rare=True,
         ),
     ] = ()
+    full_validation: Annotated[
+        bool,
+        RUN(
+            "--full-validation",
+            help="Validate on all held-out data, also where that takes long beside the training.",
+            rare=True,
+        ),
+    ] = False
     dry_run: Annotated[
         bool,
         RUN("--dry-run", help="Show recipe, memory and a first batch; do not train."),
@@ -429,7 +437,7 @@ class TrainOptions:
 
         if self.workers is not None and self.workers > most_processes():
             raise InputError(f"--workers must be at most {most_processes()} on this machine, found {self.workers}")
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = {"training.valid_share": 1.0} if self.full_validation else {}
         for name, hint in get_type_hints(TrainOptions, include_extras=True).items():
             value = getattr(self, name)
             for fact in hint.__metadata__:

@@ -174,6 +174,11 @@ def _check_fingerprint(data: TrainingData, recorded: str) -> None:
         )
 
 
+def whole_steps(every: float, max_steps: int) -> int:
+    """A number of steps, or a share of all steps, as a number of steps."""
+    return int(every) if every >= 1 else max(1, int(every * max_steps))
+
+
 def settle_steps(recipe: Recipe, samples: Samples) -> Recipe:
     """The recipe with numbers of steps in place of epochs, defaults and shares, by the number of batches per epoch."""
     training, schedule = recipe.training, recipe.schedule
@@ -184,8 +189,9 @@ def settle_steps(recipe: Recipe, samples: Samples) -> Recipe:
     every = max(per_epoch, math.ceil(max_steps / MAX_VALIDATIONS))
     if training.max_epochs is None:
         every = min(every, DEFAULT_EVERY)
-    eval_every = training.eval_every or min(every, max_steps)
-    updates = {"max_steps": max_steps, "eval_every": eval_every, "save_every": training.save_every or eval_every}
+    eval_every = whole_steps(training.eval_every or min(every, max_steps), max_steps)
+    save_every = whole_steps(training.save_every or eval_every, max_steps)
+    updates = {"max_steps": max_steps, "eval_every": eval_every, "save_every": save_every}
     if schedule.warmup_ratio and not schedule.warmup_steps:
         warmup_steps = round(schedule.warmup_ratio * max_steps)
         schedule = schedule.model_copy(update={"warmup_steps": warmup_steps, "warmup_ratio": 0.0})

@@ -44,6 +44,7 @@ from tformer.training.saving import Checkpoints
 from tformer.training.state import LossScaler, TrainerState
 from tformer.training.teacher import make_distillation
 from tformer.training.together import prepare_together, require_same_command
+from tformer.training.validations import plan_validations
 from tformer.workers.launch import number_of_workers
 from tformer.workers.work import QUIET, Work
 from tformer.workers.worker import Worker, is_lost
@@ -86,6 +87,7 @@ def run_training(
         prepared = prepare(start, work) if worker.world_size == 1 else prepare_together(start, work, worker)
         if prepared.recipe.training.minutes is not None and prepared.recipe.schedule.points is None:
             prepared = plan(prepared, began=began, work=work, worker=worker)
+        prepared = plan_validations(prepared, work.note)
         if work.should_stop():
             raise Interrupted("interrupted before training began; no run was started", signal_number=signal.SIGINT)
         if options.dry_run:
@@ -417,7 +419,7 @@ class Session:
         self.models.eval()
         write = self.prepared.data.sample
         with self.work.progress("trying out a validation"):
-            seconds = expected_seconds(lambda work: self.prepared.data.validate(self.model, self.objective, work))
+            seconds = expected_seconds(self._validate)
             began = time.monotonic()
             if write is not None and self.prepared.recipe.training.sample_every != 0:
                 write(self.model, self.should_stop)
@@ -500,11 +502,15 @@ class Session:
     def _measure(self) -> dict[str, Any] | None:
         """The metrics of a validation; None when interrupted."""
         self.models.eval()
-        values = self.prepared.data.validate(self.model, self.objective, self.work)
+        values = self._validate(self.work)
         if self.should_stop():
             return None
         self.last_values = values
         return values
+
+    def _validate(self, work: Work) -> dict[str, Any]:
+        share = self.prepared.recipe.training.valid_share or 1.0
+        return self.prepared.data.validate(self.model, self.objective, work, share)
 
     def _sample(self, step: int) -> str | None:
         """What the model writes at a step; "": nothing is due; None: interrupted."""

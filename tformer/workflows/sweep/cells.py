@@ -327,6 +327,7 @@ def train_words(cell: Cell) -> list[str]:
     """The flags of `tformer train` for this cell, without its folder and a tokenizer trained before."""
     task = cell.variant.task
     words = [*base_words(task), *task.train]
-    for text in all_sets(task, cell.variant.sets, max_steps=cell.max_steps, seed=cell.seed):
+    sets = all_sets(task, cell.variant.sets, max_steps=cell.max_steps, seed=cell.seed, eval_every=cell.eval_every)
+    for text in sets:
         words += ["--set", text]
     return words

@@ -14,7 +14,8 @@ from typing import Any
 
 from tformer.build import build_model
 from tformer.recipe.recipe import Recipe
-from tformer.recipe.yaml_text import resolve_scalar
+from tformer.recipe.schema import value_at
+from tformer.recipe.yaml_text import read_yaml, resolve_scalar
 from tformer.support.errors import InputError
 from tformer.training.options import TrainOptions, read_words
 from tformer.training.request import Start, find_start
@@ -56,12 +57,16 @@ class Variant:
 
 @dataclass(frozen=True)
 class Cell:
-    """One training: a variant and a seed, with the recipe that they give. max_steps: of the plan."""
+    """One training: a variant and a seed, with the recipe that they give.
+
+    max_steps: of the plan. eval_every: where its validations would be too few for a curve; None: as its recipe has it.
+    """
 
     variant: Variant
     seed: int
     recipe: Recipe
     max_steps: int | None
+    eval_every: float | None = None
 
     @property
     def name(self) -> str:
@@ -196,13 +201,35 @@ def base_words(task: Task) -> list[str]:
     return [word for flag, value in named if value is not None for word in (flag, value)]
 
 
-def all_sets(task: Task, sets: Sequence[str], *, max_steps: int | None, seed: int | None) -> list[str]:
+LEAST_POINTS = 10
+"""Validations of every training of a sweep, where nothing else is asked for: fewer are no curve."""
+
+EVAL_EVERY = "training.eval_every"
+
+
+def eval_every_for_a_curve(task: Task, sets: Sequence[str], recipe: Recipe) -> float | None:
+    """The `training.eval_every` of enough validations; None where there are enough, or another number is asked for."""
+    training, given = recipe.training, [*task.set, *sets, *train_options(task.train).sets]
+    stated = {} if task.config is None else read_yaml(Path(task.config)).value
+    if any(text.partition("=")[0].strip() in (EVAL_EVERY, "training") for text in given):
+        return None
+    if value_at(tuple(EVAL_EVERY.split(".")), stated) is not None:
+        return None
+    enough = (training.eval_every or math.inf) * LEAST_POINTS <= training.max_steps
+    if training.max_epochs is not None:
+        enough = training.eval_every is None and training.max_epochs >= LEAST_POINTS
+    return None if enough and training.minutes is None else 1 / LEAST_POINTS
+
+
+def all_sets(
+    task: Task, sets: Sequence[str], *, max_steps: int | None, seed: int | None, eval_every: float | None = None
+) -> list[str]:
     """All values of `--set`, in order: the task's, those of a variant, and what the sweep decides.
 
     The last are no flags, for `--set` overrides flags.
     """
     texts = [*(f"{key}={as_text(value)}" for key, value in task.set.items()), *sets]
-    own = (("training.max_steps", max_steps), ("seed", seed))
+    own = (("training.max_steps", max_steps), ("seed", seed), (EVAL_EVERY, eval_every))
     return texts + [f"{key}={value}" for key, value in own if value is not None]
 
 

@@ -22,7 +22,16 @@ from tformer.support.files import make_folders, parse_object, read_bounded, remo
 from tformer.support.formatting import fitted, plural
 from tformer.workers.work import QUIET, Work
 from tformer.workflows.sweep.cells import CELLS, INVALID, REFUSED, RUNS, Result, Stopped, Sweeper
-from tformer.workflows.sweep.grid import Cell, check_model, number_of_variants, start_of, variants_of
+from tformer.workflows.sweep.grid import (
+    EVAL_EVERY,
+    LEAST_POINTS,
+    Cell,
+    check_model,
+    eval_every_for_a_curve,
+    number_of_variants,
+    start_of,
+    variants_of,
+)
 from tformer.workflows.sweep.halving import Ladder, Rung, best_variants, rungs_of
 from tformer.workflows.sweep.pictures import draw
 from tformer.workflows.sweep.plan import Plan
@@ -110,7 +119,10 @@ def resolve_plan(plan: Plan, *, skip_invalid: bool = False) -> Grid:
                 )
                 continue
             notes |= dict.fromkeys(start.notes)
-            cells.append(Cell(variant, seed, recipe, plan.max_steps))
+            every = eval_every_for_a_curve(task, variant.sets, recipe)
+            if every is not None:
+                notes[f"validating {LEAST_POINTS} times in each training (--set {EVAL_EVERY}=N: every N steps)"] = None
+            cells.append(Cell(variant, seed, recipe, plan.max_steps, every))
     if not cells:
         raise InputError(f"no variant is left: {invalid[0].cell}: {invalid[0].message}")
     ladders = [] if plan.halving is None else [_ladder(plan, plan.halving, task.name, cells) for task in plan.tasks]
