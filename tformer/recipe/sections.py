@@ -195,8 +195,8 @@ class Training(Section):
         "loss", "accuracy", "f1_binary", "f1_macro", "f1_micro", "mcc", "pearson", "spearman", "bleu", "chrf",
         "sequence_accuracy"
     ] = "loss"  # fmt: skip
-    # share of the held-out data that validations in training read, evenly spread; null: a share that takes them at most
-    # a fifth of the operations of the training, all where they take few
+    # share of the held-out data that validations in training read, evenly spread; null: all of it, or as much as takes
+    # a fifth of the operations of the training
     valid_share: Annotated[float, Field(gt=0, le=1)] | None = None
     valid_beam_size: NonNegative = 1  # pairs: beam size of validation; 1: greedy, 0: no decoding
     valid_sentences: Positive | None = None  # pairs: number of those that a validation decodes; null: all it reads
