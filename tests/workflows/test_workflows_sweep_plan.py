@@ -268,9 +268,9 @@ def test_curves_have_at_least_ten_points(preset: str, changes: dict[str, Any], e
 
 def test_a_file_that_says_how_often_to_validate_is_followed(tiny_recipe: Path) -> None:
     made = plan(tiny_recipe, {"optimizer.lr": [0.5]})
-    assert [cell.eval_every for cell in resolve_plan(made).cells] == [None]
+    assert [cell.eval_every for cell in resolve_plan(made).cells] == [None] * 2
     tiny_recipe.write_text(tiny_recipe.read_text().replace("eval_every: 6, ", ""))
-    assert [cell.eval_every for cell in resolve_plan(made).cells] == [0.1]
+    assert [cell.eval_every for cell in resolve_plan(made).cells] == [0.1] * 2
 
 
 def test_the_tears_plan_varies_what_the_paper_does(monkeypatch: pytest.MonkeyPatch) -> None:
