@@ -266,6 +266,18 @@ def test_contradictions_are_refused(text: str, message: str) -> None:
     assert message in caught.value.message
 
 
+def test_two_tokenizers_share_a_table_only_where_both_have_all_of_its_rows(write: Write) -> None:
+    stack = "{num_layers: 1, num_heads: 2, feedforward: {d_ff: 16}}"
+    file = write(
+        f"model: {{d_model: 8, max_seq_len: 8, vocab_size: 60, encoder: {stack}, decoder: {stack}}}\n"
+        "objectives: [{kind: seq2seq}]\ntokenizer: {source_path: a.json, target_path: b.json}\n"
+    )
+    sets = ["model.tie.source_target=true", "model.target_vocab_size=60"]
+    assert load_recipe(config=file, sets=sets).recipe.model.tie.source_target
+    with pytest.raises(InputError, match=r"model\.tie\.source_target: found true, expected false"):
+        load_recipe(config=file, sets=[*sets, "model.target_vocab_size=50"])
+
+
 def test_a_stored_recipe_loads_even_if_it_would_be_refused_today() -> None:
     text = recipe_to_yaml(load_recipe(arch="gpt").recipe).replace("seq_len: null", "seq_len: 4000")
     assert recipe_from_yaml(text, name="checkpoint").data.seq_len == 4000

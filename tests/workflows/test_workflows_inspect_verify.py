@@ -13,9 +13,11 @@ import torch
 
 from tests.cli.conftest import LETTERS
 from tests.random_runs import letters_tokenizer, random_contents
+from tformer.build import build_model
 from tformer.checkpoint.manifest import content_sha256
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import save_checkpoint
+from tformer.recipe import recipe_from_yaml
 from tformer.support.errors import InputError
 from tformer.workflows.inspect.verify import Verdict, verify
 
@@ -160,6 +162,29 @@ def test_tied_tensors_that_were_stored_apart_and_differ(tmp_path: Path) -> None:
     found = problems(make_run(tmp_path, change=part))
     assert len(found) == 2 and all("heads.lm.weight and embedding.weight are tied, but differ" in one for one in found)
     assert problems(make_run(tmp_path / "copied", change=copy)) == []
+
+
+BODY = "d_model: 8, max_seq_len: 16, encoder: {num_layers: 1, num_heads: 2, feedforward: {d_ff: 16}}"
+ELECTRA = f"""
+schema: 1
+model: {{{BODY}, heads: [{{kind: replaced_token}}]}}
+generator: {{{BODY}, heads: [{{kind: masked_lm}}]}}
+objectives: [{{kind: replaced_token}}]
+"""
+
+
+def test_a_generator_has_no_copy_of_a_shared_table_and_averages_have_every_parameter(tmp_path: Path) -> None:
+    contents, tokenizer = random_contents(ELECTRA, letters=LETTERS), letters_tokenizer(LETTERS, "bert")
+    model = build_model(recipe_from_yaml(ELECTRA, name="test").generator, vocab_size=tokenizer.vocab_size)
+    generator = {name: weight for name, weight in model.state_dict().items() if name != "embedding.weight"}
+    averages = dict(contents.weights)
+    with RunDirectory.create(tmp_path / "run", arch="electra", preset="tiny") as run:
+        save_checkpoint(run, 1, replace(contents, generator=generator, ema=averages, trainer={"step": 1}))
+        del averages["embedding.weight"]
+        save_checkpoint(run, 2, replace(contents, generator=generator, ema=averages, trainer={"step": 2}))
+    whole, damaged = verify(run.path)
+    assert whole.problems == ()
+    assert len(damaged.problems) == 1 and "embedding.weight" in damaged.problems[0]
 
 
 def test_a_checkpoint_that_a_training_removes_meanwhile_is_no_problem(run: Path) -> None:
