@@ -140,6 +140,7 @@ def test_any_wrong_label_is_a_mistake():
         (1, ["a", "b"], ["a"]),
     ]
     assert [mistake.sureness for mistake in found] == pytest.approx([0.99, 0.6])
+    assert find_mistakes("labels", np.array([[False]]), np.array([[0.5]]), ("a",)) == [], "a label is above one half"
 
 
 def test_scores_are_told_by_their_distance():
