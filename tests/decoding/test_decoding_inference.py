@@ -379,3 +379,34 @@ def test_8_bits_are_refused_beside_fp16() -> None:
 def test_fp16_keeps_the_plain_products() -> None:
     model: Any = ready(tiny_model(), torch.float16)
     assert model.decoder.blocks[0].self_attention.qkv.product is None and model.heads["lm"].product is None
+
+
+# --- whether 8 and 4 bits pay ----------------------------------------------------------------------------------------
+
+
+@in_8_bits
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [((1.0, 3.0), "3.0 times as long"), ((1.0, 1.0), "about as long"), ((2.0, 1.0), None)],
+)
+def test_quantizing_says_when_it_does_not_pay(
+    seconds: tuple[float, float], said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(inference_module, "_seconds_of_products", lambda *given: asked.append(given) or seconds)
+    note = prepare_inference(tiny_model(), torch.float32, quantize="int8", rows=2)
+    assert (note is None) if said is None else (note is not None and said in note and "--quantize int8" in note)
+    assert 0 < len(asked) <= inference_module.PROBED_SHAPES and len({shape for _, shape, *_ in asked}) == len(asked)
+    asked.clear()
+    assert prepare_inference(tiny_model(), torch.float32) is None and not asked
+
+
+@in_8_bits
+def test_products_are_measured_once_per_shape() -> None:
+    measure = inference_module._seconds_of_products
+    before = measure.cache_info().misses
+    for _ in range(2):
+        prepare_inference(tiny_model(), torch.float32, quantize="int8", rows=3)
+    first = measure.cache_info().misses - before
+    prepare_inference(tiny_model(), torch.float32, quantize="int8", rows=3)
+    assert first > 0 and measure.cache_info().misses - before == first

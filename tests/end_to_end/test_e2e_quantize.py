@@ -165,3 +165,17 @@ def test_a_processor_without_8_bit_products_is_told_of(cli: Cli, decoder: Run, m
 def test_the_help_says_what_it_does(cli: Cli, command: str) -> None:
     shown = " ".join(cli(command, "--help-all").out.split())
     assert "--quantize" in shown and "multiply weights in 8 or 4 bits with 8-bit inputs" in shown
+
+
+def test_commands_say_when_quantizing_does_not_pay(
+    cli: Cli, encoder_run: Runs, decoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tformer.decoding.inference._seconds_of_products", lambda *_: (1.0, 3.0))
+    for words in (
+        ("classify", encoder_run("single"), "--text", "a saw"),
+        ("evaluate", encoder_run("single")),
+        ("generate", decoder, "--prompt", "a"),
+    ):
+        outcome = cli(*words, "--quantize", "int8", "--device", "cpu")
+        assert outcome.code == 0, outcome.err
+        assert "--quantize int8 does not pay here: products of this model take 3.0 times as long" in outcome.err

@@ -22,6 +22,7 @@ from tformer.metrics.classification import (
     per_class,
     per_label,
     subset_accuracy,
+    top_k_accuracy,
 )
 from tformer.metrics.statistics import pearson, spearman
 
@@ -194,3 +195,12 @@ def test_multi_label_agrees_with_scikit_learn() -> None:
 def test_tables_of_other_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"\(2, 2\) and \(2, 3\)"):
         subset_accuracy(np.zeros((2, 2)), np.zeros((2, 3)))
+
+
+def test_top_k_accuracy_is_the_share_of_labels_among_the_best() -> None:
+    draw = np.random.default_rng(0)
+    labels, scores = draw.integers(0, 8, 200), draw.normal(size=(200, 8))
+    for k in (1, 3, 8):
+        ranks = (scores > scores[np.arange(200), labels][:, None]).sum(axis=1)
+        assert top_k_accuracy(labels, scores, k) == pytest.approx(float((ranks < k).mean()))
+    assert top_k_accuracy(labels, scores, 8) == 1.0

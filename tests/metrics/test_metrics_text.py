@@ -18,6 +18,7 @@ from tformer.metrics.text import (
     require_tokenizer,
     same_text,
     sequence_accuracy,
+    ter,
     tokenized_note,
 )
 from tformer.support.errors import InputError
@@ -180,3 +181,15 @@ def test_sides_of_different_length_are_a_mistake_of_the_caller():
         bleu(OUTPUTS[:2], WORD_REFERENCES)
     with pytest.raises(ValueError, match="0 and 0"):
         sequence_accuracy([], [])
+
+
+def test_ter_is_that_of_sacrebleu() -> None:
+    from sacrebleu.metrics.ter import TER
+
+    hypotheses, references = ["the cat sat on a mat", "a b c d", ""], ["The mat the cat sat on", "c d a b", "x"]
+    for lowercase in (False, True):
+        found = ter(hypotheses, references, lowercase=lowercase)
+        expected = TER(case_sensitive=not lowercase)
+        assert found.score == expected.corpus_score(hypotheses, [references]).score
+        assert found.signature == str(expected.get_signature())
+    assert ter(["a b"], ["a b"]).score == 0.0

@@ -257,3 +257,25 @@ def test_a_masked_loss_on_a_gpu_needs_its_count_alone() -> None:
         assert [chunk.shape for chunk in output.logit_chunks("masked_lm", places, count=3)] == [(3, 30)]
         with pytest.raises(Exception, match="nonzero"):
             output.loss_terms("masked_lm", labels)
+
+
+@pytest.mark.parametrize(("softcap", "smoothing"), [(None, 0.0), (5.0, 0.0), (None, 0.1)])
+def test_z_loss_is_the_squared_logarithm_of_the_sum_with_its_gradient(softcap: float | None, smoothing: float) -> None:
+    draw = torch.Generator().manual_seed(0)
+    hidden, weight, bias = (
+        torch.randn(*size, generator=draw, dtype=torch.float64).requires_grad_() for size in ((12, 6), (9, 6), (9,))
+    )
+    labels = torch.randint(0, 9, (12,), generator=draw)
+    labels[3] = -100
+    found = linear_cross_entropy(
+        hidden, weight, labels, bias=bias, softcap=softcap, label_smoothing=smoothing, z_loss=0.3
+    )
+    ours = torch.autograd.grad(found.loss, (hidden, weight, bias))
+    logits = hidden @ weight.T + bias
+    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    plain = torch.nn.functional.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
+    expected = plain + 0.3 * logits.logsumexp(-1)[labels != -100].square().sum()
+    theirs = torch.autograd.grad(expected, (hidden, weight, bias))
+    torch.testing.assert_close(found.loss, expected)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)

@@ -80,7 +80,8 @@ def _load(run: str | None, options: ClassifyOptions) -> Loaded:
         error.hint = error.hint and error.hint.replace("train --arch gpt", TRAIN)
         raise
     dtype = inference_dtype(options.precision, trained_in=loaded.recipe.training.precision, device=place)
-    prepare_inference(loaded.model, dtype, quantize=options.quantize)
+    if (note := prepare_inference(loaded.model, dtype, quantize=options.quantize)) is not None:
+        loaded.notes.append(note)
     return loaded
 
 

@@ -63,7 +63,7 @@ def prepare_decoding(
     if compiles:
         compile_decoding(model, dtype)
     else:
-        prepare_inference(model, dtype, quantize=quantize, rows=rows)
+        note = prepare_inference(model, dtype, quantize=quantize, rows=rows) or note
         is_large = model.num_parameters() >= WORTH_A_BUILD
         if note is None and device.type == "cpu" and is_large and library.lacks_compiler():
             note = f"found no C compiler: with one, tformer builds kernels that decode faster ({INSTALL})"

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ from tformer.model import Transformer
 from tformer.nn.attention import Mechanism
 from tformer.nn.heads import VocabularyHead
 from tformer.nn.linear import Linear
-from tformer.nn.products import Quantize, is_possible, prepare_product
+from tformer.nn.products import Product, Quantize, is_possible, prepare_product
 from tformer.support.device import DTYPES, MIN_SPEEDUP, device_name, has_bf16_instructions, keep_freed_memory
 from tformer.support.errors import InputError, did_you_mean
 
@@ -35,6 +36,8 @@ MISSING_KERNELS = f"install a C compiler ({INSTALL}), or leave it out"
 MOST_HELD_ROWS, PROBE_SHAPE, PROBES = 16, (6144, 1024), 3
 """Weights are held in bf16 for steps of at most this number of rows, and where a product of this shape is faster. It is
 larger than most caches, and measured in less than 50 ms."""
+PROBED_SHAPES, MANY_ROWS = 3, 128
+"""Weights that are measured before they are quantized: those of the most work, and rows where a step has many."""
 QUANTIZE: tuple[Quantize, ...] = get_args(Quantize)
 
 
@@ -89,6 +92,45 @@ def decoding_dtype(
 
 
 @cache
+def _seconds_of_products(
+    kernels: Kernels | None, shape: tuple[int, int], dtype: torch.dtype, x_dtype: torch.dtype, kind: Quantize, rows: int
+) -> tuple[float, float]:
+    """(seconds as it is, in 8 or 4 bits) of a product of `rows` rows with a weight of this shape."""
+    weight, x = torch.full(shape, 0.5, dtype=dtype), torch.ones(rows, shape[1], dtype=x_dtype)
+    plain = prepare_product(weight, None, "none", kernels=kernels, rows=rows)
+    narrow = prepare_product(weight, None, kind, kernels=kernels, rows=rows)
+    assert narrow is not None
+    return _seconds_in_turns(plain or (lambda x: F.linear(x.to(dtype), weight)), narrow, x)
+
+
+def _seconds_in_turns(first: Product, second: Product, x: torch.Tensor) -> tuple[float, float]:
+    """The shortest of `PROBES` times that each product takes."""
+    seconds = [math.inf, math.inf]
+    for number, product in enumerate((first, second) * PROBES):
+        start = time.perf_counter()
+        product(x)
+        seconds[number % 2] = min(seconds[number % 2], time.perf_counter() - start)
+    return seconds[0], seconds[1]
+
+
+def _note_on_quantizing(
+    model: Transformer, dtype: torch.dtype, kind: Quantize, rows: int | None, kernels: Kernels | None
+) -> str | None:
+    """A note where products in 8 or 4 bits are hardly faster here, measured once per shape; None: they are faster."""
+    weights = [weight for each in model.modules() if isinstance(each, Linear) for weight in each.parameters(False)]
+    shapes = Counter((len(weight), weight.shape[1]) for weight in weights if weight.ndim == 2)
+    largest = sorted(shapes, key=lambda shape: -shapes[shape] * math.prod(shape))[:PROBED_SHAPES]
+    plain = narrow = 0.0
+    for shape in largest:
+        before, after = _seconds_of_products(kernels, shape, dtype, model.compute_dtype, kind, rows or MANY_ROWS)
+        plain, narrow = plain + shapes[shape] * before, narrow + shapes[shape] * after
+    if plain >= MIN_SPEEDUP * narrow:
+        return None
+    found = f"{narrow / plain:.1f} times as long" if narrow > plain else "about as long"
+    return f"--quantize {kind} does not pay here: products of this model take {found} with it; leave it out"
+
+
+@cache
 def _speedup_of_bf16_weights(kernels: Kernels, rows: int) -> float:
     """How many times as fast a product of few rows is here with its weight in bf16, beside x in fp32."""
     weight = torch.full(PROBE_SHAPE, 0.5)
@@ -96,12 +138,8 @@ def _speedup_of_bf16_weights(kernels: Kernels, rows: int) -> float:
     wide = prepare_product(weight, None, "none", kernels=kernels, rows=rows) or partial(F.linear, weight=weight)
     narrow = prepare_product(weight.bfloat16(), None, "none", kernels=kernels, rows=rows)
     assert narrow is not None
-    seconds: dict[Any, float] = {}
-    for product in (wide, narrow) * PROBES:  # in turns
-        start = time.perf_counter()
-        product(x)
-        seconds[product] = min(seconds.get(product, math.inf), time.perf_counter() - start)
-    return seconds[wide] / seconds[narrow]
+    before, after = _seconds_in_turns(wide, narrow, x)
+    return before / after
 
 
 def cast_matrices(model: Transformer, dtype: torch.dtype, compute_dtype: torch.dtype | None = None) -> None:
@@ -119,8 +157,10 @@ def cast_matrices(model: Transformer, dtype: torch.dtype, compute_dtype: torch.d
 
 def prepare_inference(
     model: Transformer, dtype: torch.dtype, *, quantize: str = "none", rows: int | None = None
-) -> None:
+) -> str | None:
     """Make a model fast for inference: matrices in `dtype`, on a CPU packed or in 8 or 4 bits.
+
+    Returns a note for the user where 8 or 4 bits do not pay.
 
     A CPU without bf16 instructions would emulate bf16. With the C kernels it holds matrices in bf16, and computes in
     fp32.
@@ -143,6 +183,7 @@ def prepare_inference(
     model.eval()
     model.kernels = kernels
     cast_matrices(model, dtype, compute_dtype)
+    note = None if kind == "none" else _note_on_quantizing(model, dtype, kind, rows, kernels)
     for module in model.modules():
         if isinstance(module, Mechanism):
             module.kernels = kernels
@@ -150,6 +191,7 @@ def prepare_inference(
             module.freeze(kind, rows, kernels=kernels)
         elif isinstance(module, VocabularyHead):
             module.freeze(kind, dtype, rows, kernels=kernels)
+    return note
 
 
 def state_of_kernels(model: Transformer, device: torch.device) -> str:

@@ -116,6 +116,7 @@ class GenerateOptions:
     top_k: row.TopK | None = None
     top_p: row.TopP | None = None
     min_p: row.MinP | None = None
+    typical_p: row.TypicalP | None = None
     greedy: Annotated[bool, SAMPLING("--greedy", help="Take the most probable token at every step."), Use.TEXT] = False
     num_samples: row.NumSamples = 1
     seed: Annotated[int, SAMPLING("--seed", help="The same seed gives the same text.")] = DEFAULT_SEED

@@ -120,6 +120,7 @@ class GenerationSettings(DecodingSettings):
     top_k: row.TopK = DEFAULT.top_k  # 0: off
     top_p: row.TopP = DEFAULT.top_p  # 1: off
     min_p: row.MinP = DEFAULT.min_p  # 0: off
+    typical_p: row.TypicalP = DEFAULT.typical_p  # 1: off
     stop_texts: row.Stop = DEFAULT.stop
     seed: int = 0
     num_samples: row.NumSamples = 1  # completions per prompt

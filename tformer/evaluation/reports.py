@@ -24,6 +24,7 @@ from tformer.metrics.classification import (
     per_class,
     per_label,
     subset_accuracy,
+    top_k_accuracy,
 )
 from tformer.metrics.statistics import (
     bootstrap_interval,
@@ -39,6 +40,8 @@ from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError, visible
 from tformer.support.formatting import as_cell, fitted
 
+TOP = 5
+
 
 def classification_report(
     labels: np.ndarray,
@@ -51,6 +54,7 @@ def classification_report(
     """Metrics of `scores` [N, L] (before softmax) against `labels` [N], as plain numbers for JSON.
 
     - loss: mean negative log-likelihood in nats; accuracy; mcc; ece: expected calibration error;
+    - accuracy_top5: share of labels among the five most probable classes; only of more than five;
     - f1_binary, positive: F1 of the last class, and its name; only of two classes;
     - precision_macro, recall_macro, f1_macro: means over the classes that occur among labels or predictions;
     - per_class: {name: {precision, recall, f1, support}}; confusion: rows are labels, columns predictions;
@@ -71,6 +75,7 @@ def classification_report(
         "examples": len(labels),
         "loss": float(-log_p_NL[np.arange(len(labels)), labels].mean()),
         "accuracy": accuracy(labels, guesses),
+        **({f"accuracy_top{TOP}": top_k_accuracy(labels, scores, TOP)} if count > TOP else {}),
         **({"f1_binary": classes[1].f1, "positive": names[1]} if count == 2 else {}),
         "f1_macro": f1_macro(labels, guesses, num_classes=count),
         "precision_macro": float(np.mean([score.precision for score in classes], where=occurs_L)),

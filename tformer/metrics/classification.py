@@ -68,6 +68,12 @@ def f1_macro(labels: ArrayLike, predictions: ArrayLike, *, num_classes: int) -> 
     return float(np.mean([score.f1 for score, occurs in zip(scores, occurs_K, strict=True) if occurs]))
 
 
+def top_k_accuracy(labels_N: np.ndarray, scores_NL: np.ndarray, k: int) -> float:
+    """The share of examples whose label is among the k classes with the highest scores; of equal ones the last."""
+    order_NL = np.argsort(scores_NL, axis=1, kind="stable")
+    return float((order_NL[:, -k:] == labels_N[:, None]).any(axis=1).mean())
+
+
 def mcc(labels: ArrayLike, predictions: ArrayLike) -> float:
     """Matthews' correlation for any number of classes (Gorodkin 2004): 1 perfect, 0 chance or undefined.
 

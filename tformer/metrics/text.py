@@ -77,6 +77,16 @@ def chrf(
     return CorpusScore(float(score.score), str(metric.get_signature()))
 
 
+def ter(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> CorpusScore:
+    """Corpus TER (translation edit rate) of one reference per hypothesis, lower is better."""
+    from sacrebleu.metrics.ter import TER
+
+    _check(hypotheses, references)
+    metric = TER(case_sensitive=not lowercase)
+    score = metric.corpus_score(list(hypotheses), [list(references)])
+    return CorpusScore(float(score.score), str(metric.get_signature()))
+
+
 def sequence_accuracy(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> float:
     """The share of hypotheses equal to their reference, up to white space between words."""
     _check(hypotheses, references)

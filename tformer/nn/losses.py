@@ -5,6 +5,7 @@ forward pass computes the logits, the loss and, from d loss / d z = p - t, the g
 backward pass only multiplies. Two definitions of label smoothing eps are published, for K classes:
 - uniform (PyTorch): t = 1 - eps + eps/K on the label, eps/K elsewhere;
 - off_target (fairseq): t = 1 - eps on the label, eps/(K - 1) elsewhere.
+z-loss (PaLM, arXiv 2204.02311) adds c (log sum exp z)^2, with the gradient 2 c (log sum exp z) p: logits stay small.
 
 Shape legend: N positions, D d_model, V vocabulary, n positions of a chunk, or of a block of it.
 """
@@ -54,6 +55,7 @@ class _Settings:
     elsewhere: float  # t of every other class
     with_grad: bool
     compiled: bool = False
+    z_loss: float = 0.0
 
 
 def linear_cross_entropy(
@@ -67,6 +69,7 @@ def linear_cross_entropy(
     smoothing_kind: Literal["uniform", "off_target"] = "uniform",
     reduction: Literal["sum", "none"] = "sum",
     compiled: bool = False,
+    z_loss: float = 0.0,
 ) -> CrossEntropy:
     """(loss, nll, counted, correct) of the logits softcap(hidden @ weight.T + bias), bias [V].
 
@@ -77,7 +80,7 @@ def linear_cross_entropy(
     """
     with_grad = torch.is_grad_enabled() and reduction == "sum"
     targets = _targets(weight_VD.shape[0], label_smoothing, smoothing_kind)
-    settings = _Settings(softcap, *targets, with_grad, compiled)
+    settings = _Settings(softcap, *targets, with_grad, compiled, z_loss)
     loss_N, nll_N, correct_N, total = _LinearCrossEntropy.apply(hidden_ND, weight_VD, bias, labels_N, settings)
     return _reduced(loss_N, nll_N, correct_N, labels_N != IGNORED_LABEL, reduction, total=total)
 
@@ -92,10 +95,11 @@ def cross_entropy_of(
     label_smoothing: float = 0.0,
     smoothing_kind: Literal["uniform", "off_target"] = "uniform",
     reduction: Literal["sum", "none"] = "sum",
+    z_loss: float = 0.0,
 ) -> CrossEntropy:
     """The same from a function that computes logits, [n, D] -> fp32 [n, V] with V = `classes`; without gradient."""
     targets = _targets(classes, label_smoothing, smoothing_kind)
-    settings = _Settings(None, *targets, with_grad=False)
+    settings = _Settings(None, *targets, with_grad=False, z_loss=z_loss)
     _, slab_size, block_size = _row_counts(classes, hidden_ND.device)
     loss_N, nll_N = (torch.zeros(len(labels_N), device=hidden_ND.device) for _ in range(2))
     correct_N = torch.zeros(len(labels_N), dtype=torch.bool, device=hidden_ND.device)
@@ -245,6 +249,7 @@ class _Block(NamedTuple):
     nll: Tensor
     correct: Tensor
     probabilities: Tensor  # [n, V]
+    normalizer: Tensor  # [n]: log sum exp z
 
 
 def _block_loss(logits_nV: Tensor, labels_n: Tensor, settings: _Settings) -> _Block:
@@ -263,10 +268,12 @@ def _block_loss(logits_nV: Tensor, labels_n: Tensor, settings: _Settings) -> _Bl
         # -sum_j log p_j over all classes is V lse - sum_j z_j.
         spread = normalizer * logits_nV.shape[1] - logits_nV.sum(-1)
         loss = (settings.on_label - settings.elsewhere) * nll + settings.elsewhere * spread
+    if settings.z_loss > 0.0:
+        loss = loss + settings.z_loss * normalizer.square()
     correct = _is_first_best(logits_nV, labels_n, counted & (label_logits == highest))
     if labels_n.device.type != "cpu" or torch.compiler.is_dynamo_compiling() or not counted.all():
         probabilities.masked_fill_(~counted.unsqueeze(1), 0.0)
-    return _Block(loss.where(counted, 0.0), nll.where(counted, 0.0), correct, probabilities)
+    return _Block(loss.where(counted, 0.0), nll.where(counted, 0.0), correct, probabilities, normalizer)
 
 
 def _is_first_best(logits_nV: Tensor, labels_n: Tensor, candidate_n: Tensor) -> Tensor:
@@ -279,9 +286,11 @@ def _is_first_best(logits_nV: Tensor, labels_n: Tensor, candidate_n: Tensor) -> 
 
 
 def _grad_logits_(block: _Block, capped_nV: Tensor | None, labels_n: Tensor, settings: _Settings) -> Tensor:
-    """d loss / d (h W^T + bias) = (p - t) * d softcap, [n, V]; in place of the probabilities."""
+    """d loss / d (h W^T + bias) = (p - t) * d softcap (with z-loss more p), [n, V]; in place of the probabilities."""
     counted = (labels_n != IGNORED_LABEL).unsqueeze(1).to(block.probabilities.dtype)
     grad = block.probabilities
+    if settings.z_loss > 0.0:
+        grad.mul_((1.0 + 2.0 * settings.z_loss * block.normalizer).unsqueeze(1))
     if settings.elsewhere > 0.0:
         grad.sub_(counted * settings.elsewhere)
     drop = counted * (settings.elsewhere - settings.on_label)

@@ -267,7 +267,7 @@ class CheckedOptions:
     weight: float
 
     def __post_init__(self) -> None:
-        shares = ("label_smoothing", "word_dropout")
+        shares = ("label_smoothing", "word_dropout", "z_loss")
         require_probability(**{name: getattr(self, name) for name in shares if hasattr(self, name)})
         require_positive(weight=self.weight)
 
@@ -276,7 +276,7 @@ class TokenObjective(Objective):
     """Base class of objectives that predict tokens: cross-entropy over the vocabulary at the labelled positions.
 
     Attributes:
-        smoothing: those of the options `label_smoothing` and `smoothing_kind` that the objective has.
+        smoothing: those of the options `label_smoothing`, `smoothing_kind` and `z_loss` that the objective has.
     """
 
     metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
@@ -285,7 +285,7 @@ class TokenObjective(Objective):
 
     def __init__(self, options: Any, context: ObjectiveContext) -> None:
         super().__init__(options, context)
-        names = ("label_smoothing", "smoothing_kind")
+        names = ("label_smoothing", "smoothing_kind", "z_loss")
         self.smoothing = {name: getattr(options, name) for name in names if hasattr(options, name)}
 
     def label_count(self, batch: Batch) -> dict[str, int]:

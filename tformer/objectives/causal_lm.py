@@ -121,5 +121,6 @@ class CausalLmOptions(CheckedOptions):
     # uniform is torch's: eps over all K tokens; off_target is fairseq's: eps / (K - 1) on all but the target.
     smoothing_kind: Literal["uniform", "off_target"] = "uniform"
     word_dropout: float = 0.0  # training: a share of the input tokens becomes [UNK], or random where there is no [UNK]
+    z_loss: float = 0.0  # factor of the squared logarithm of the softmax's sum (PaLM: 1e-4, arXiv 2204.02311)
     weight: float = 1.0  # factor of this loss
     objective: ClassVar[type[Objective]] = CausalLm

@@ -133,6 +133,7 @@ class Seq2SeqOptions(CheckedOptions):
     # uniform is torch's: eps over all K tokens; off_target is fairseq's: eps / (K - 1) on all but the target.
     smoothing_kind: Literal["uniform", "off_target"] = "uniform"
     word_dropout: float = 0.0  # training: a share of the source's and the decoder's input tokens becomes [UNK]
+    z_loss: float = 0.0  # factor of the squared logarithm of the softmax's sum (PaLM: 1e-4, arXiv 2204.02311)
     weight: float = 1.0  # factor of this loss
     objective: ClassVar[type[Objective]] = Seq2Seq
 

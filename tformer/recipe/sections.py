@@ -225,6 +225,7 @@ class Generation(Section):
     top_k: row.TopK = 0  # sample from this many most probable tokens; 0: off
     top_p: row.TopP = 1.0  # nucleus sampling (arXiv 1904.09751); 1: off
     min_p: row.MinP = 0.0  # minimum probability, as a share of the highest (arXiv 2407.01082); 0: off
+    typical_p: row.TypicalP = 1.0  # locally typical sampling (arXiv 2202.00666); 1: off
     repetition_penalty: row.RepetitionPenalty = 1.0  # makes used tokens less likely (arXiv 1909.05858); 1: off
     no_repeat_ngram: row.NoRepeatNgram = 0  # never repeat a sequence of this many tokens (arXiv 1705.04304); 0: off
     min_new_tokens: row.MinNewTokens = 0  # minimum length of an output

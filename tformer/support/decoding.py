@@ -180,6 +180,21 @@ MinP = Annotated[
     Use.SAMPLE,
     Neutral(0),
 ]
+TypicalP = Annotated[
+    float,
+    Gt(0),
+    Le(1),
+    Must(lambda value: 0 < value <= 1, "above 0 and at most 1 (1 is off)"),
+    SAMPLING(
+        "--typical-p",
+        help="Keep the tokens whose information is nearest to the entropy, up to the probability P.",
+        rare=True,
+        default="the recipe's",
+        metavar="P",
+    ),
+    Use.SAMPLE,
+    Neutral(1),
+]
 NumSamples = Annotated[
     int,
     Gt(0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tformer.decoding.inference import inference_dtype, prepare_inference
@@ -52,7 +53,9 @@ def evaluate_loaded(loaded: Loaded, options: EvaluationOptions, work: Work) -> t
             work.note(note)
     if options.quantize != "none":
         model = loaded.model
-        work.worker.in_turn(lambda: prepare_inference(model, model.compute_dtype, quantize=options.quantize))
+        prepare = partial(prepare_inference, model, model.compute_dtype, quantize=options.quantize)
+        if (slow := work.worker.in_turn(prepare)) is not None:
+            work.note(slow)
     data = choose_data(loaded, options)
     _note_prefix(loaded, data, options, work)
     read = [path for spec in data.specs for path in (spec.path, spec.target_path) if path is not None]

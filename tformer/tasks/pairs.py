@@ -33,7 +33,7 @@ from tformer.evaluation.translation import (
     write_wrong_outputs,
 )
 from tformer.loading import Loaded, decoder_tokens_of
-from tformer.metrics.text import tokenized_note
+from tformer.metrics.text import ter, tokenized_note
 from tformer.model import Transformer
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
@@ -78,8 +78,9 @@ DECODABLE = 0.75  # log-perplexity below which outputs are worth decoding, as a 
 BATCH_TOKENS = 4096  # of the longer side, for the loss
 BATCH_SENTENCES = 32  # decoded at a time
 SAMPLE_PAIRS = 2  # shown after each validation
+MOST_TER_WORDS = 1000  # of a reference: TER takes the third power of their number
 SHOWN_PAIRS = 20  # of which the shortest source is the example of a first command
-SIGNED = ("bleu", "chrf")
+SIGNED = ("bleu", "chrf", "ter")
 
 
 class Pairs(Task):
@@ -275,7 +276,7 @@ class Pairs(Task):
         if "scores" in report:
             yield from score_lines(report)
             return
-        for name in ("loss", "perplexity", "accuracy", "sequence_accuracy", "bleu", "chrf"):
+        for name in ("loss", "perplexity", "accuracy", "sequence_accuracy", "bleu", "chrf", "ter"):
             if name in report:
                 yield f"{name} {report[name]:.4f}" + (f" {report[f'{name}_signature']}" if name in SIGNED else "")
             for task in (key for key in report if key.startswith(f"{name}.")):  # of several tasks
@@ -532,6 +533,10 @@ def _decoded(
     if long := sum(len(reference) > COMPARED_CHARACTERS for reference in outputs.references):
         work.note(f"of {long:,} references only the first {COMPARED_CHARACTERS:,} characters are compared")
     metrics = output_metrics(outputs, pairs, tokenize=tokenize, lowercase=options.lowercase)
+    compared = [reference[:COMPARED_CHARACTERS] for reference in outputs.references]
+    if max(len(text.split()) for text in compared) <= MOST_TER_WORDS:
+        edits = ter(outputs.texts, compared, lowercase=options.lowercase)
+        metrics |= {"ter": edits.score, "ter_signature": edits.signature}
     if options.mistakes is not None and work.worker.leads:
         written = write_wrong_outputs(options.mistakes, outputs, sources, lowercase=options.lowercase)
         work.note(f"{options.mistakes}: {written:,} pairs")
