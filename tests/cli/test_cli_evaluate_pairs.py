@@ -94,7 +94,17 @@ def test_json_is_one_document_with_every_figure_and_signature(cli, run, pair):
 def test_plain_output_is_one_figure_a_line_with_signatures(cli, run, pair):
     lines = cli("evaluate", run, *pair).out.splitlines()
     names = [line.split()[0] for line in lines]
-    assert names == ["loss", "perplexity", "accuracy", "sequence_accuracy", "bleu", "chrf", "examples", "baseline"]
+    assert names == [
+        "loss",
+        "perplexity",
+        "accuracy",
+        "sequence_accuracy",
+        "bleu",
+        "chrf",
+        "ter",
+        "examples",
+        "baseline",
+    ]
     assert next(line.split()[2] for line in lines if len(line.split()) > 2).startswith(
         "nrefs:1|case:mixed|eff:no|tok:13a"
     )

@@ -30,6 +30,7 @@ GIVEN = {
     "top_k": 7,
     "top_p": 0.75,
     "min_p": 0.25,
+    "typical_p": 0.7,
     "seed": 4,
     "num_samples": 2,
     "logprobs": True,
