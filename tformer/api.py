@@ -65,6 +65,7 @@ from tformer.training.display import Console
 from tformer.training.options import TrainOptions
 from tformer.training.request import find_start
 from tformer.training.session import run_training
+from tformer.viz.evaluation import choose_plot, draw_report
 from tformer.workers.work import Work, never
 
 INPUTS = (str, os.PathLike, tuple)  # of a classifier: texts, images, pairs of texts
@@ -336,7 +337,8 @@ class Run(Loaded):
             for note in self.untrained_positions(chosen.seq_len or 0):
                 warnings.warn(note, stacklevel=2)
             with rows_in_messages(names):
-                _, report = evaluate_loaded(self._copy(), chosen, work)
+                output = choose_plot(chosen.plot)
+                report = draw_report(evaluate_loaded(self._copy(), chosen, work)[1], output)
         return report | {"data": "rows"} if are_rows else report
 
     # --- copies for inference -----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import console, emit, emit_json, progress_reporter
 from tformer.cli.workers import refuse_standard_input, run_in_workers
 from tformer.evaluation.options import EvaluationOptions
+from tformer.support.files import refuse_to_replace
 from tformer.support.options import flag_words
 from tformer.workers.work import Job
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 EPILOG = examples(
     "`tformer evaluate --data valid.txt`",
     "`tformer evaluate --data test.tsv --mistakes mistakes.tsv --json`",
+    "`tformer evaluate runs/bert-classify-1 --data test.tsv --plot evaluation.html`",
+    "`tformer evaluate runs/gpt-small-1 --data valid.txt --by position --plot positions.svg`",
     "`tformer evaluate --source test.en --target test.de --beam-size 5 --lowercase`",
     "`tformer evaluate runs/gpt-small-1 --data valid.txt --stride 32 --checkpoint latest`",
     "`tformer evaluate runs/gpt-small-1 --score --source prompts.txt --target continuations.txt`",
@@ -38,6 +41,13 @@ def evaluate(options: EvaluationOptions) -> None:
     """
     options.check()
     refuse_standard_input(options.devices, options.data, options.source, options.target)
+    output = None
+    if options.plot is not None:
+        from tformer.viz.evaluation import choose_plot
+
+        output = choose_plot(options.plot)
+        named = [name for name in (options.data, options.source, options.target) if name is not None]
+        refuse_to_replace(options.plot, named, option="--plot")
     with StopFlag() as flag:
 
         def measure(worker: Worker) -> None:
@@ -49,6 +59,10 @@ def evaluate(options: EvaluationOptions) -> None:
             worker.total(0)  # the leader waits for the others, as it may keep the store
             if not worker.leads:
                 return
+            if output is not None:
+                from tformer.viz.evaluation import draw_report
+
+                report = draw_report(report, output)
             if options.as_json:
                 emit_json(report)
                 return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tformer.support import options
 from tformer.support.errors import InputError
@@ -173,6 +173,23 @@ class EvaluationOptions(DataOptions):
             "row (from 0) and id.",
         ),
     ] = None
+    by: Annotated[
+        Literal["position", "length"] | None,
+        MEASURE(
+            "--by",
+            help="Also the loss by the position of a token, or by the length of the example (running text: of the "
+            "windows).",
+        ),
+    ] = None
+    plot: Annotated[
+        Path | None,
+        MEASURE(
+            "--plot",
+            metavar="FILE.html|.png|.svg|.csv",
+            help="Draw the confusion matrix, precision-recall and calibration curves of a classifier, and the loss of "
+            "--by.",
+        ),
+    ] = None
     threshold: Annotated[
         str | None,
         MEASURE(
@@ -233,6 +250,10 @@ class EvaluationOptions(DataOptions):
             raise InputError("--max-tokens limits --pseudo-perplexity, which was not given")
         if self.score and self.no_decode:
             raise InputError("--score and --no-decode exclude each other")
+        if self.score and (self.by or self.plot):
+            raise InputError(f"--score and {'--by' if self.by else '--plot'} exclude each other")
+        if self.by == "position" and self.stride is not None:
+            raise InputError("--by position and --stride exclude each other: a window has every position once")
         without = "--score" if self.score else "--no-decode" if self.no_decode else None
         for name in self.given():
             if without is not None and name in DECODING:
@@ -258,7 +279,12 @@ class EvaluationOptions(DataOptions):
         check_quantize(self.quantize, self.precision)
 
 
-COMMON = frozenset({"run", "data", "batch_size", "as_json", "checkpoint", "device", "devices", "precision", "quantize"})
+COMMON = frozenset(
+    {
+        *("run", "data", "batch_size", "by", "plot", "as_json"),
+        *("checkpoint", "device", "devices", "precision", "quantize"),
+    }
+)
 """Options that apply to every kind of data."""
 
 READING = frozenset({"invalid_utf8", "encoding", "delimiter"})

@@ -15,6 +15,7 @@ import numpy as np
 from tformer.evaluation.thresholds import Thresholds, decide
 from tformer.metrics.classification import (
     accuracy,
+    calibration_curve,
     confusion_matrix,
     expected_calibration_error,
     f1_macro,
@@ -35,6 +36,7 @@ from tformer.metrics.statistics import (
     spearman,
     spearman_rows,
 )
+from tformer.metrics.thresholds import Curve
 from tformer.nn.classification_heads import LabelKind
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError, visible
@@ -188,6 +190,45 @@ VALIDATION_METRICS = (
 )
 
 
+MAX_CURVES = 10  # precision-recall curves of classes; with more there is one of all decisions
+CALIBRATION_BINS = 10
+
+
+def curves_of(kind: LabelKind, labels: np.ndarray, values_NL: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
+    """Curves of probabilities [N, L] against the labels, as scikit-learn draws them.
+
+    - precision_recall: {name: {precision, recall, average_precision}}: of the second of two classes, of every class
+      against the rest, or of every label; of more than `MAX_CURVES` one curve of all decisions together;
+    - calibration: {confidence, accuracy, examples} of ten bins: the probability of the second of two classes and its
+      share, of the predicted class and its accuracy, or of all decisions about labels.
+    """
+    true_NL = labels.astype(bool) if kind == "labels" else labels[:, None] == np.arange(len(names))
+    two = kind == "classes" and len(names) == 2
+    if len(names) > MAX_CURVES:
+        decisions = {"all decisions": (true_NL.ravel(), values_NL.ravel())}
+    else:
+        shown = range(1, 2) if two else range(len(names))
+        decisions = {names[label]: (true_NL[:, label], values_NL[:, label]) for label in shown}
+    curves = {name: Curve.of(*pair) for name, pair in decisions.items()}
+    if kind == "labels":
+        confident, right = values_NL.ravel(), true_NL.ravel()
+    else:
+        best_N = np.ones(len(labels), dtype=np.int64) if two else values_NL.argmax(axis=1)
+        confident, right = values_NL[np.arange(len(labels)), best_N], labels == best_N
+    bins = calibration_curve(confident, right, num_bins=CALIBRATION_BINS)
+    return {
+        "precision_recall": {
+            name: {
+                "precision": curve.precision.tolist(),
+                "recall": curve.recall.tolist(),
+                "average_precision": curve.average_precision,
+            }
+            for name, curve in curves.items()
+        },
+        "calibration": dict(zip(("confidence", "accuracy", "examples"), map(np.ndarray.tolist, bins), strict=True)),
+    }
+
+
 def label_kind_of(recipe: Recipe) -> LabelKind:
     """Kind of label of an example, by the recipe's objective."""
     kind = recipe.objectives[0].objective.head.label_kind
@@ -231,6 +272,20 @@ def report_lines(report: dict[str, Any]) -> Iterator[str]:
     if "confusion" in report:
         yield ""
         yield from _confusion_lines(list(report["per_class"]), report["confusion"])
+
+
+def breakdown_lines(by: dict[str, Any]) -> Iterator[str]:
+    """The table of `--by`: from and to which position or length, how many predictions, and the metrics there."""
+    names = list(dict.fromkeys(name for row in by["rows"] for name in row if name not in ("from", "to")))
+    yield ""
+    rows = [
+        [
+            str(row["from"]) if row["from"] == row["to"] else f"{row['from']}-{row['to']}",
+            *(f"{row[name]:.4f}" if isinstance(row[name], float) else str(row[name]) for name in names),
+        ]
+        for row in by["rows"]
+    ]
+    yield from _aligned([[by["axis"], *names], *rows])
 
 
 def _confusion_lines(names: Sequence[str], counts: Sequence[Sequence[int]]) -> Iterator[str]:

@@ -96,13 +96,26 @@ def expected_calibration_error(confidences: ArrayLike, correct: ArrayLike, *, nu
     `confidences` are the probabilities of the predicted classes, `correct` whether they were right. Bins are
     (0, 1/M], (1/M, 2/M], ..., the first includes 0.
     """
+    confident_M, correct_M, count_M = calibration_curve(confidences, correct, num_bins=num_bins)
+    return float((np.abs(confident_M - correct_M) * count_M).sum() / count_M.sum())
+
+
+def calibration_curve(
+    confidences: ArrayLike, correct: ArrayLike, *, num_bins: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(mean confidence, share that is correct, number of examples) of each bin [M] that is not empty.
+
+    Bins as in `expected_calibration_error`.
+    """
     confidence_N, correct_N = np.asarray(confidences, dtype=np.float64), np.asarray(correct, dtype=np.float64)
     if confidence_N.shape != correct_N.shape or confidence_N.size == 0:
         raise ValueError(f"expected equal, non-empty lists, found shapes {confidence_N.shape} and {correct_N.shape}")
     edges = np.linspace(0.0, 1.0, num_bins + 1)
     bin_N = np.clip(np.searchsorted(edges, confidence_N, side="left") - 1, 0, num_bins - 1)
-    gaps = np.abs(np.bincount(bin_N, confidence_N - correct_N, minlength=num_bins))
-    return float(gaps.sum() / confidence_N.size)
+    count_M = np.bincount(bin_N, minlength=num_bins)
+    there = count_M > 0
+    means = [np.bincount(bin_N, of, minlength=num_bins)[there] / count_M[there] for of in (confidence_N, correct_N)]
+    return means[0], means[1], count_M[there]
 
 
 def _same_length(labels: ArrayLike, predictions: ArrayLike) -> tuple[np.ndarray, np.ndarray]:

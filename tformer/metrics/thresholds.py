@@ -51,6 +51,11 @@ class Curve:
         return self.hits / self.positives if self.positives else np.ones(len(self.hits))
 
     @property
+    def average_precision(self) -> float:
+        """Sum over the thresholds of the precision times the recall that they add; 0 where no label is yes."""
+        return float(-np.diff(self.recall) @ self.precision[:-1])
+
+    @property
     def f1(self) -> np.ndarray:
         return 2 * self.hits / np.maximum(1, self.found + self.positives)
 

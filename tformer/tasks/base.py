@@ -320,6 +320,10 @@ class Task(ABC):
     def evaluate(self, loaded: Loaded, data: ChosenData, options: EvaluationOptions, work: Work) -> dict[str, Any]:
         """Metrics of the full evaluation report."""
 
+    def has_curves(self, recipe: Recipe) -> bool:
+        """Whether `evaluate` draws a model's decisions: precision-recall and calibration curves."""
+        return False
+
     @abstractmethod
     def lines(self, report: dict[str, Any]) -> Iterator[str]:
         """The report as lines of text."""

@@ -9,16 +9,16 @@ from typing import Any
 from tformer.decoding.inference import inference_dtype, prepare_inference
 from tformer.decoding.prompts import task_prefix
 from tformer.evaluation.options import COMMON, DataOptions, EvaluationOptions, flag_of
+from tformer.evaluation.reports import breakdown_lines
 from tformer.loading import Loaded, load
-from tformer.nn.positions import POSITIONS, Positions
 from tformer.objectives import OBJECTIVES
-from tformer.recipe.model import layer_sections
 from tformer.support.device import resolve_device
 from tformer.support.errors import InputError
 from tformer.support.files import refuse_to_replace
 from tformer.tasks import TASKS, task_of
 from tformer.tasks.base import ChosenData, EvenlySpread, HeldOut, Task, choose_data
 from tformer.tasks.baselines import baseline_lines
+from tformer.tasks.breakdown import at_length, breakdown
 from tformer.workers.work import Work
 
 HEADS = {objective.head.kind for objective in OBJECTIVES.values()}
@@ -60,15 +60,23 @@ def evaluate_loaded(loaded: Loaded, options: EvaluationOptions, work: Work) -> t
     _note_prefix(loaded, data, options, work)
     read = [path for spec in data.specs for path in (spec.path, spec.target_path) if path is not None]
     refuse_to_replace(options.mistakes, read, option="--mistakes")
+    if options.plot is not None and options.by is None and not task.has_curves(loaded.recipe):
+        raise InputError(
+            f"--plot draws labels, {loaded.path} is {task.description}",
+            hint="--by position or --by length gives a curve",
+        )
     report = task.evaluate(loaded, data, options, work)
+    if options.by is not None:
+        report["by"] = breakdown(task, loaded, data, options, work)
     return task, {"run": str(loaded.path), "step": loaded.step, **report}
 
 
 def report_lines(task: Task, report: dict[str, Any]) -> list[str]:
     """The report as lines of text; those of the baselines stand after the metrics, before any table."""
-    lines = list(task.lines({name: value for name, value in report.items() if name != "baseline"}))
+    lines = list(task.lines({name: value for name, value in report.items() if name not in ("baseline", "by")}))
     end = lines.index("") if "" in lines else len(lines)
-    return [*lines[:end], *baseline_lines(report), *lines[end:]]
+    table = breakdown_lines(report["by"]) if "by" in report else ()
+    return [*lines[:end], *baseline_lines(report), *lines[end:], *table]
 
 
 def held_out_data(loaded: Loaded, options: DataOptions, work: Work, *, max_examples: int | None) -> HeldOut:
@@ -112,43 +120,3 @@ def _note_prefix(loaded: Loaded, data: ChosenData, options: DataOptions, work: W
     prefix, note = task_prefix(loaded.recipe, options.prefix)
     if note is not None and (prefix or data.given is not None):
         work.note(note)
-
-
-def at_length(loaded: Loaded, seq_len: int) -> Loaded:
-    """The model for sequences (of pairs: each side) of up to `seq_len` tokens, special tokens included.
-
-    Positions without a maximum encode any length; the evaluation then measures how well the model extrapolates
-    (arXiv 2108.12409). `seq_len` above the model's `max_seq_len` raises that; data is cut at `seq_len` in any case.
-
-    Raises InputError for positions and kinds of attention with a smaller maximum length.
-    """
-    if seq_len > loaded.model.max_seq_len:
-        _require_length(loaded, seq_len)
-        loaded.model.max_seq_len = seq_len
-    recipe = loaded.recipe
-    target_seq_len = seq_len if recipe.model.is_encoder_decoder else None
-    data = recipe.data.model_copy(update={"seq_len": seq_len, "target_seq_len": target_seq_len})
-    model = recipe.model.model_copy(update={"max_seq_len": loaded.model.max_seq_len})
-    return replace(loaded, recipe=recipe.model_copy(update={"data": data, "model": model}))
-
-
-def _require_length(loaded: Loaded, seq_len: int) -> None:
-    positions = [module for module in loaded.model.modules() if isinstance(module, Positions)]
-    learned = [module.max_positions for module in positions if module.max_positions is not None]
-    generator = loaded.recipe.generator  # which replaces tokens of the same sequences
-    if generator is not None and generator.encoder is not None and generator.encoder.positions.module.fixed_length:
-        learned.append(generator.max_seq_len)
-    if learned and seq_len > min(learned):
-        unlimited = (kind for kind, module in POSITIONS.items() if not module.fixed_length)
-        raise InputError(
-            f"--seq-len: found {seq_len:,}, the model has {min(learned):,} learned positions",
-            hint=f"positions without a maximum: {', '.join(unlimited)}",
-        )
-    model = loaded.recipe.model
-    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
-        sections = () if stack is None else layer_sections(stack, path=f"model.{side}")
-        for kind in (section.attention.kind for section in sections if section.attention.mechanism.fixed_length):
-            raise InputError(
-                f"--seq-len: found {seq_len:,}, the {kind} attention of model.{side} was made for "
-                f"{loaded.model.max_seq_len:,} tokens"
-            )

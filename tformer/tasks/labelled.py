@@ -30,7 +30,7 @@ from tformer.evaluation.classifier import Classifier, GivenRows, plain_objective
 from tformer.evaluation.mistakes import write_mistakes
 from tformer.evaluation.options import DataOptions, EvaluationOptions
 from tformer.evaluation.predict import predict_scores
-from tformer.evaluation.reports import REPORTS, VALIDATION_METRICS, label_kind_of, report_lines
+from tformer.evaluation.reports import REPORTS, VALIDATION_METRICS, curves_of, label_kind_of, report_lines
 from tformer.evaluation.thresholds import FILE, Thresholds, choose_thresholds, decided_labels
 from tformer.loading import Loaded, decoder_tokens_of
 from tformer.metrics.thresholds import parse_rule
@@ -264,12 +264,18 @@ class Labelled(Task):
         report = REPORTS[classifier.kind](samples.labels, scores_NL, classifier.labels, **thresholds)
         report |= {name: asdict(stored) for name, stored in thresholds.items()}
         require_finite_loss(report["loss"])
+        if options.plot is not None and self.has_curves(loaded.recipe):
+            values_NL = classifier.probabilities(scores_NL)
+            report["curves"] = curves_of(classifier.kind, np.asarray(samples.labels), values_NL, classifier.labels)
         scores = baselines_of_checkpoint(loaded.path).get("constant", {}).get("scores")
         report["baseline"] = constant_of(classifier.kind, classifier.labels, scores, samples.labels)
         if options.mistakes is not None and work.worker.leads:
             written = write_mistakes(options.mistakes, classifier, samples, scores_NL)
             work.note(f"{options.mistakes}: {written:,} examples")
         return {"data": name, **report, "examples_per_second": len(samples) / seconds}
+
+    def has_curves(self, recipe: Recipe) -> bool:
+        return label_kind_of(recipe) != "score"
 
     def lines(self, report: dict[str, Any]) -> Iterator[str]:
         """The metrics, a table of the classes and the confusion matrix."""

@@ -177,12 +177,10 @@ def _lines(figure: Any, axes: Any, plot: Lines, *, bar: bool) -> None:
         axes.set_xscale("log")
     if plot.log_y:
         axes.set_yscale("log")
-    for axis, limits, logarithmic in (
-        (axes.xaxis, axes.get_xlim, plot.log_x),
-        (axes.yaxis, axes.get_ylim, plot.log_y),
-    ):
+    for name, axis, logarithmic in (("x", axes.xaxis, plot.log_x), ("y", axes.yaxis, plot.log_y)):
         if logarithmic:  # 1,000 and 0.01 instead of powers of ten
-            axis.set_ticks(ticks(*limits(), log=True, most=7))
+            low, high = getattr(axes, f"get_{name}lim")()
+            axis.set_ticks(_log_ticks(low, high, {at for line in plot.lines for at in getattr(line, name).tolist()}))
             axis.set_ticks([], minor=True)
             axis.set_major_formatter(lambda value, _: f"{value:,.6g}")
     if plot.square:
@@ -317,13 +315,18 @@ def _set_ticks(axes: Any, axis: str, positive: set[float]) -> None:
     """Round numbers along an axis. positive: the values of a logarithmic one: powers of two are its ticks."""
     axes.margins(x=0.02, y=0.05)
     low, high = axes.get_xlim() if axis == "x" else axes.get_ylim()
-    places = ticks(low, high, log=bool(positive), most=7)
-    if 1 < len(positive) <= MOST_POWERS and all(math.log2(value).is_integer() for value in positive):
-        places = sorted(positive)
+    places = _log_ticks(low, high, positive) if positive else ticks(low, high, log=False, most=7)
     set_ticks = axes.set_xticks if axis == "x" else axes.set_yticks
     set_ticks(places, [plain(place) for place in places])
     set_ticks([], minor=True)
     (axes.set_xlim if axis == "x" else axes.set_ylim)(low, high)
+
+
+def _log_ticks(low: float, high: float, values: set[float]) -> list[float]:
+    """The values themselves where they are a few powers of two, else round numbers."""
+    if 1 < len(values) <= MOST_POWERS and all(value > 0 and math.log2(value).is_integer() for value in values):
+        return sorted(values)
+    return ticks(low, high, log=True, most=7)
 
 
 def _legend(figure: Any, entries: dict[str, Any], width: float, height: float) -> None:

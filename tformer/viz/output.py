@@ -23,20 +23,21 @@ class Output:
     path: Path | None
 
 
-def choose_output(output: Path | None, format_: str | None, *, stem: str) -> Output:
+def choose_output(output: Path | None, format_: str | None, *, stem: str, option: str = "-o") -> Output:
     """The format and the file, checked before long work begins.
 
     Args:
         output: the named file, or None; `-` is standard output.
         format_: the named format, or None; it takes precedence over the suffix.
         stem: name without suffix of an unnamed picture or page, in the current folder.
+        option: the flag that names the file, for messages.
 
     Raises:
         InputError: an unknown format or suffix, a folder as the file, or a folder that does not exist.
         StorageError: the file cannot be written.
     """
     if output is not None and output.is_dir():
-        raise InputError(f"{output} is a folder, expected the name of a file", hint=f"-o {output / stem}.html")
+        raise InputError(f"{output} is a folder, expected the name of a file", hint=f"{option} {output / stem}.html")
     if format_ is not None:
         if format_ not in FORMATS:
             raise InputError(f"--format {format_}: unknown", hint=did_you_mean(format_, FORMATS))
@@ -49,7 +50,7 @@ def choose_output(output: Path | None, format_: str | None, *, stem: str) -> Out
             found = f"has the suffix {suffix}" if suffix else "has no suffix"
             raise InputError(
                 f"{output} {found}, expected one of {', '.join(SUFFIXES)}",
-                hint=f"name it {output.with_suffix('.html')}, or use --format",
+                hint=f"name it {output.with_suffix('.html')}" + (", or use --format" if option == "-o" else ""),
             )
         kind = SUFFIXES[suffix]
     if output is not None and str(output) == "-":
@@ -57,7 +58,7 @@ def choose_output(output: Path | None, format_: str | None, *, stem: str) -> Out
     if output is None and kind not in ON_STDOUT:
         output = Path(f"{stem}.{kind}")
     if output is not None:
-        require_writable(output, option="-o")
+        require_writable(output, option=option)
     return Output(kind, output)
 
 

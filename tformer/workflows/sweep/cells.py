@@ -282,7 +282,8 @@ class Sweeper:
         figures, metric = json.loads(ended.out), cell.recipe.training.best_metric
         name = metric if isinstance(figures.get(metric), int | float) else "loss"  # the table shows this one
         numbers = {key: figure for key, figure in figures.items() if isinstance(figure, int | float | str)}
-        return {"metric": name, "value": figures.get(name), "figures": numbers}
+        by = {"by": figures["by"]} if "by" in figures else {}
+        return {"metric": name, "value": figures.get(name), "figures": numbers} | by
 
     def _child(self, words: list[str], cell: Cell) -> Ended:
         if self.should_stop():

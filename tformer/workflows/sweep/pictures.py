@@ -1,4 +1,4 @@
-"""Pictures of a sweep, means over seeds with their deviation: curves of training, and over the size of the data."""
+"""Pictures of a sweep, means over seeds: curves of training, over the size of the data, over positions and lengths."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import numpy as np
 
 from tformer.metrics.statistics import Stat
 from tformer.support.files import write_file
+from tformer.viz.evaluation import middle
 from tformer.viz.figure import draw_panels
 from tformer.viz.output import Output, write_output
 from tformer.viz.picture import render_plots
 from tformer.viz.plot.series import Panel, Series, label_of, make_series
 from tformer.viz.plots import Line, Lines, Plot
 from tformer.workflows.sweep.cells import DONE, Result
-from tformer.workflows.sweep.grid import axes_of
+from tformer.workflows.sweep.grid import UNSAFE, axes_of
 from tformer.workflows.sweep.plan import Plan, Task
 
 CURVE_FORMATS: tuple[Literal["svg", "png"], ...] = ("svg", "png")
@@ -25,8 +26,9 @@ FRACTION = "data.fraction"
 
 
 def draw(plan: Plan, results: Sequence[Result], out: Path) -> list[Path]:
-    """Write curves.svg and curves.png, and of an axis over the size of the data learning-curve.html, .svg, .png and
-    .csv; a set for each task. Returns the files."""
+    """Write curves.svg and curves.png; in four formats learning-curve, of an axis over the size of the data, and
+    LABEL-by-position or -length, of an evaluation with --by. A set for each task. Returns the files.
+    """
     written = []
     for task in plan.tasks:
         own = [result for result in results if result.task == task.name]
@@ -36,9 +38,10 @@ def draw(plan: Plan, results: Sequence[Result], out: Path) -> list[Path]:
             for suffix in CURVE_FORMATS:
                 written.append(out / f"curves{end}.{suffix}")
                 write_file(written[-1], [draw_panels([panel], suffix, title=title, x_label="step")])
-        if plots := list(_learning_curves(task, own)):
-            for kind in PLOT_FORMATS:
-                written.append(out / f"learning-curve{end}.{kind}")
+        pictures = {"learning-curve": list(_learning_curves(task, own)), **dict(_breakdowns(task, own))}
+        for stem, plots in pictures.items():
+            for kind in PLOT_FORMATS if plots else ():
+                written.append(out / f"{stem}{end}.{kind}")
                 write_output(Output(kind, written[-1]), render_plots(plots, kind, title=title))
     return written
 
@@ -89,6 +92,17 @@ def _learning_curves(task: Task, results: Sequence[Result]) -> Iterator[Plot]:
         if points:
             words = label_of(metrics[0])
             yield mean_lines(points, "share of the training data", words, title=f"{name}: {words}", log_x=True)
+
+
+def _breakdowns(task: Task, results: Sequence[Result]) -> Iterator[tuple[str, list[Plot]]]:
+    """(name of the files, plot) of each evaluation with --by: the loss by position or length."""
+    for label in task.evaluate:
+        found = [(result, entry["by"]) for result in results if "by" in (entry := result.evaluate.get(label, {}))]
+        points = [(_variant(result), middle(row), row["loss"]) for result, by in found for row in by["rows"]]
+        if points:
+            axis = found[0][1]["axis"]
+            lines = mean_lines(points, axis, "loss", title=f"{label}: loss by {axis}", log_x=axis == "length")
+            yield f"{UNSAFE.sub('-', label)}-by-{axis}", [lines]
 
 
 def mean_lines(points: Iterable[tuple[str, float, float]], x_label: str, y_label: str, **options: object) -> Lines:
