@@ -262,6 +262,22 @@ def test_an_axis_over_the_size_of_the_data_is_a_learning_curve(tmp_path: Path) -
     assert "Mean of 2 seeds" in (tmp_path / "learning-curve.svg").read_text()
 
 
+def test_evaluations_by_position_are_curves_with_error_bars(tmp_path: Path) -> None:
+    def far(*losses: float) -> dict[str, Any]:
+        rows = [{"from": 8 * n, "to": 8 * n + 7, "tokens": 5, "loss": loss} for n, loss in enumerate(losses)]
+        return {"far / away": {"metric": "loss", "value": 1.0, "by": {"axis": "position", "rows": rows}}}
+
+    task = Task(name="lm", vary={"optimizer.lr": (0.1, 0.2)}, evaluate={"far / away": ("--by", "position"), "near": ()})
+    results = [result(seed=1, evaluate=far(2.0, 1.0)), result(seed=2, evaluate=far(4.0, 1.0))]
+    results.append(result(lr="0.2", evaluate=far(3.0, 3.0) | {"near": {"metric": "loss", "value": 1.0}}))
+    names = [path.name for path in draw(Plan(tasks=(task,)), results, tmp_path)]
+    assert names[2:] == [f"far-away-by-position.{suffix}" for suffix in ("html", "svg", "png", "csv")]
+    rows = list(csv.reader((tmp_path / "far-away-by-position.csv").open()))
+    assert rows[0] == ["plot", "line", "x", "y", "spread"]
+    assert rows[1] == ["far / away: loss by position", "lr 0.1", "3.5", "3.0", str(math.sqrt(2))]
+    assert rows[2][2:] == ["11.5", "1.0", "0.0"] and rows[3][1:] == ["lr 0.2", "3.5", "3.0"]
+
+
 def test_a_run_is_read_at_its_best_validation(tmp_path: Path) -> None:
     records = [
         {"split": "train", "step": 1, "loss": 9.0, "tokens": 50, "seconds": 1.0},

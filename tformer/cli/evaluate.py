@@ -10,7 +10,6 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import console, emit, emit_json, progress_reporter
 from tformer.cli.workers import refuse_standard_input, run_in_workers
 from tformer.evaluation.options import EvaluationOptions
-from tformer.support.files import refuse_to_replace
 from tformer.support.options import flag_words
 from tformer.workers.work import Job
 
@@ -46,8 +45,6 @@ def evaluate(options: EvaluationOptions) -> None:
         from tformer.viz.evaluation import choose_plot
 
         output = choose_plot(options.plot)
-        named = [name for name in (options.data, options.source, options.target) if name is not None]
-        refuse_to_replace(options.plot, named, option="--plot")
     with StopFlag() as flag:
 
         def measure(worker: Worker) -> None:

@@ -19,6 +19,7 @@ from tformer.tasks.base import ChosenData, HeldOut, Task
 from tformer.workers.work import Work
 
 POSITION_ROWS, LENGTH_ROWS = 32, 10  # at most
+LEAST_EXAMPLES = 2  # of a part: a correlation needs two
 SHORTEST_WINDOW, WINDOW_LENGTHS = 4, 6
 METRICS = ("loss", "accuracy", "f1_macro", "f1_micro", "mae")  # of the table, those that a model has
 
@@ -88,12 +89,16 @@ def _by_position(loaded: Loaded, held_out: HeldOut, work: Work) -> list[dict[str
 
 def _parts(held_out: HeldOut, lengths: np.ndarray) -> Iterator[tuple[int, int, HeldOut]]:
     """(shortest, longest, examples) of parts of about equal size; examples of one length are in one part."""
-    edges = np.unique(np.quantile(lengths, np.arange(1, LENGTH_ROWS + 1) / LENGTH_ROWS, method="higher"))
-    part_N = np.searchsorted(edges, lengths)
-    for part in np.unique(part_N):
-        chosen = np.flatnonzero(part_N == part)
-        own = lengths[chosen]
-        yield int(own.min()), int(own.max()), replace(held_out, samples=held_out.samples.subset(chosen))
+    sizes, counts = np.unique(lengths, return_counts=True)
+    least = max(LEAST_EXAMPLES, len(lengths) / LENGTH_ROWS)
+    first, gathered, left = 0, 0, len(lengths)
+    for last, count in enumerate(counts.tolist()):
+        gathered, left = gathered + count, left - count
+        if (gathered >= least and left >= LEAST_EXAMPLES) or not left:
+            low, high = int(sizes[first]), int(sizes[last])
+            chosen = np.flatnonzero((lengths >= low) & (lengths <= high))
+            yield low, high, replace(held_out, samples=held_out.samples.subset(chosen))
+            first, gathered = last + 1, 0
 
 
 def at_length(loaded: Loaded, seq_len: int) -> Loaded:

@@ -60,10 +60,11 @@ def evaluate_loaded(loaded: Loaded, options: EvaluationOptions, work: Work) -> t
     _note_prefix(loaded, data, options, work)
     read = [path for spec in data.specs for path in (spec.path, spec.target_path) if path is not None]
     refuse_to_replace(options.mistakes, read, option="--mistakes")
+    refuse_to_replace(options.plot, read, option="--plot")
     if options.plot is not None and options.by is None and not task.has_curves(loaded.recipe):
         raise InputError(
-            f"--plot draws labels, {loaded.path} is {task.description}",
-            hint="--by position or --by length gives a curve",
+            f"--plot draws the decisions of a classifier, which {loaded.path} is not",
+            hint="--by length, or of models that predict tokens --by position, has a curve to draw",
         )
     report = task.evaluate(loaded, data, options, work)
     if options.by is not None:
