@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EPILOG = examples(
     "`tformer evaluate --data valid.txt`",
     "`tformer evaluate --data test.tsv --mistakes mistakes.tsv --json`",
-    "`tformer evaluate runs/bert-classify-1 --data test.tsv --plot evaluation.html`",
+    "`tformer evaluate runs/classifier --data test.tsv --plot evaluation.html`",
     "`tformer evaluate runs/gpt-small-1 --data valid.txt --by position --plot positions.svg`",
     "`tformer evaluate --source test.en --target test.de --beam-size 5 --lowercase`",
     "`tformer evaluate runs/gpt-small-1 --data valid.txt --stride 32 --checkpoint latest`",
