@@ -140,7 +140,7 @@ def test_split_keeps_short_documents_whole() -> None:
     train, valid = corpus.split(fraction=0.1)
     assert len(train) % 7 == 0
     assert valid.document_offsets[0] == 0 and (np.diff(valid.document_offsets) == 7).all()
-    later, rest = corpus.subset(3500, 7000).split(fraction=0.1)
+    later, rest = corpus.subset(3500, 7000).split(fraction=0.101)
     assert len(later) % 7 == 0 and (np.diff(rest.document_offsets) == 7).all()
 
 

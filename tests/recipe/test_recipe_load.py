@@ -83,6 +83,7 @@ def test_a_mapping_of_another_kind_replaces_the_whole_mapping(write: Write) -> N
     assert resolved.recipe.model.decoder.positions == RopeOptions()
     assert resolved.recipe.optimizer.eps == 1e-8  # the preset's adamw message nothing about muon
     assert resolved.origins["optimizer.eps"] == "default"
+    assert resolved.origins["model.d_model"] == "preset gpt/small", "values elsewhere keep theirs"
 
 
 def test_a_mapping_of_the_same_kind_merges(write: Write) -> None:
