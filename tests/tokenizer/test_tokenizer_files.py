@@ -358,7 +358,7 @@ def test_a_damaged_map_of_characters_is_one_clear_error(
     units[ord("z")] = 256 | ord("z")
     data = struct.pack("<I", 4 * len(units)) + struct.pack("<256I", *units) + b"x\0"
     normalizer = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(data).decode()}
-    tokenizer = Tokenizer.from_json(json.dumps(document | {"normalizer": normalizer}))
+    tokenizer = Tokenizer.from_json(json.dumps(document | {"normalizer": normalizer, "pre_tokenizer": None}))
     with pytest.raises(InputError, match="it fails on a text"):
         tokenizer.encode("z")
     assert capfd.readouterr().err == ""
