@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,6 +65,8 @@ def test_every_row_has_what_the_issue_names(make_speed_bench: Make) -> None:
     assert ours["peak_rss_bytes"] == 2**30 and ours["share_of_peak"] == pytest.approx(0.6)
     assert ours["ratios"] == {"transformers fp32": 4.0, "transformers bf16": 2.0}
     assert ours["bound"] == "arithmetic" and ours["examples_per_second"] == 8
+    (slower,) = entries(make_speed_bench(), [replace(ROWS[0], seconds=2 * ROWS[0].seconds)])
+    assert slower["examples_per_second"] == 4
 
 
 def test_shares_of_peak_compare_all_with_the_best_format(make_speed_bench: Make) -> None:
