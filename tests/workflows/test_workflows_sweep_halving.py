@@ -18,7 +18,7 @@ from tests.workflows.test_workflows_sweep_run import Watch
 from tformer.support.errors import InputError, Interrupted
 from tformer.workers.work import ShouldStop, Work
 from tformer.workflows.sweep import cells
-from tformer.workflows.sweep.cells import Ended, Result
+from tformer.workflows.sweep.cells import Ended, Result, Slot
 from tformer.workflows.sweep.halving import Ladder, best_variants, rungs_of
 from tformer.workflows.sweep.plan import Plan, Task
 from tformer.workflows.sweep.run import Grid, resolve_plan, run_sweep
@@ -57,7 +57,7 @@ class Trainings:
     def stopping(self) -> bool:
         return self.stop_after is not None and len(self.commands) > self.stop_after
 
-    def __call__(self, words: list[str], log: Path, should_stop: ShouldStop) -> Ended:
+    def __call__(self, words: list[str], log: Path, should_stop: ShouldStop, slot: Slot) -> Ended:
         run = Path(words[words.index("--out") + 1])
         sets = dict(word.split("=", 1) for word in words if "=" in word)
         value, end = int(sets["schedule.warmup_steps"]), int(sets["training.max_steps"])

@@ -18,7 +18,7 @@ from tformer.support.errors import InputError, Interrupted, RunInUseError, Stora
 from tformer.support.processes import python_command
 from tformer.workers.work import ShouldStop, Work, never
 from tformer.workflows.sweep import cells
-from tformer.workflows.sweep.cells import Ended, Result, run_child
+from tformer.workflows.sweep.cells import Ended, Result, Slot, run_child
 from tformer.workflows.sweep.grid import Cell
 from tformer.workflows.sweep.plan import Plan, Task
 from tformer.workflows.sweep.run import resolve_plan, run_sweep
@@ -98,7 +98,7 @@ class Children:
     stop_at: str = ""
     stopping: bool = False
 
-    def __call__(self, words: list[str], log: Path, should_stop: ShouldStop) -> Ended:
+    def __call__(self, words: list[str], log: Path, should_stop: ShouldStop, slot: Slot) -> Ended:
         self.commands.append(list(words))
         run = Path(words[words.index("--out") + 1] if words[0] == "train" else words[1])
         self.stopping = self.stopping or run.name == self.stop_at

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tformer.cli.command import OptionsCommand, examples, takes_options
 from tformer.cli.process import StopFlag
@@ -181,12 +181,13 @@ def sweep(options: SweepOptions) -> None:
         show_notes([*grid.notes, *(f"left out: {result.cell}: {result.message}" for result in grid.invalid)])
         show_notes([ladder.describe() for ladder in grid.ladders])
         if options.out is None or options.dry_run:
-            _list_trainings(grid, as_json=options.as_json)
+            list_trainings(grid, as_json=options.as_json)
         else:
-            _run(plan, grid, options.out, stop, tolerant=options.skip_invalid, as_json=options.as_json)
+            run(plan, grid, options.out, stop, tolerant=options.skip_invalid, as_json=options.as_json)
 
 
-def _list_trainings(grid: Grid, *, as_json: bool) -> None:
+def list_trainings(grid: Grid, *, as_json: bool) -> None:
+    """Write the trainings of a dry run."""
     from tformer.workflows.sweep.cells import train_words
 
     cells = [
@@ -207,7 +208,21 @@ def _list_trainings(grid: Grid, *, as_json: bool) -> None:
     show_notes([f"{grid.trainings} trainings"])
 
 
-def _run(plan: Plan, grid: Grid, out: Path, stop: StopFlag, *, tolerant: bool, as_json: bool) -> None:
+def run(
+    plan: Plan,
+    grid: Grid,
+    out: Path,
+    stop: StopFlag,
+    *,
+    tolerant: bool = False,
+    as_json: bool,
+    finish: Callable[[Sequence[Result]], str] = lambda results: "",
+    **how: Any,
+) -> None:
+    """Train what is not finished, and show the table. Raises TformerError where a training failed.
+
+    finish: writes more files, and returns their names. how: further arguments of `run_sweep`.
+    """
     from tformer.workers.work import Work
     from tformer.workflows.sweep.run import run_sweep
     from tformer.workflows.sweep.table import document
@@ -215,12 +230,13 @@ def _run(plan: Plan, grid: Grid, out: Path, stop: StopFlag, *, tolerant: bool, a
     stop.be_patient()
     work = Work(should_stop=stop.should_stop)
     with Reporter() as reporter:
-        table, results = run_sweep(plan, grid, out, observer=reporter, tolerant=tolerant, work=work)
+        table, results = run_sweep(plan, grid, out, observer=reporter, tolerant=tolerant, work=work, **how)
+    more = finish(results)
     if as_json:
         emit_json(document(plan, table, results))
     else:
         show_table(table)
-    show_notes([f"{out}: table.md, table.tex, table.csv, table.json, cells.csv and curves"])
+    show_notes([f"{out}: {more}table.md, table.tex, table.csv, table.json, cells.csv and curves"])
     if not any(result.status == "done" for result in results):
         raise TformerError("every training failed", hint=f"see the logs in {out}/cells")
     failed = [result for result in results if result.failed and not (tolerant and result.status == "refused")]
@@ -233,10 +249,11 @@ def _run(plan: Plan, grid: Grid, out: Path, stop: StopFlag, *, tolerant: bool, a
 
 
 class Reporter:
-    """Progress of a sweep on stderr: the training that runs, and a line for each that ended."""
+    """Progress of a sweep on stderr: the trainings that run, and a line for each that ended."""
 
     def __init__(self) -> None:
         self._running = ExitStack()
+        self._shown: dict[str, str] = {}  # of each training that runs
 
     def __enter__(self) -> Reporter:
         return self
@@ -247,12 +264,19 @@ class Reporter:
         self._running.close()
 
     def begins(self, cell: Cell, number: int, total: int, log: Path) -> None:
-        self._running.enter_context(progress_reporter(f"{number} of {total}  {cell.name}  (its log: {log})"))
+        self._shown[cell.name] = f"{number} of {total}  {cell.name}  (its log: {log})"
+        self._show()
+
+    def _show(self) -> None:
+        self._running.close()
+        if self._shown:
+            self._running.enter_context(progress_reporter(", ".join(self._shown.values())))
 
     def ended(self, result: Result, number: int, total: int, *, seconds: float | None) -> None:
         from tformer.workflows.sweep.table import show_metric
 
         self._running.close()
+        self._shown.pop(result.cell, None)
         if result.best is not None and result.status in ("done", "dropped"):
             text = f"{result.metric} {show_metric(result.best, result.metric)} at step {result.best_step}"
         else:
@@ -262,6 +286,7 @@ class Reporter:
             text += f", {label} {show_metric(value, entry['metric']) if value is not None else entry.get('failure')}"
         took = "finished before" if seconds is None else minutes_and_seconds(seconds)
         show_notes([f"{number} of {total}  {result.cell}  {text}  {took}"])
+        self._show()
 
 
 def show_table(table: Table) -> None:

@@ -22,6 +22,7 @@ EPILOG = examples(
     "`tformer train --arch bert --data train.tsv --valid valid.tsv`",
     "`tformer train --arch transformer --source train.en --target train.de`",
     "`tformer train --resume --out runs/gpt-tiny-1 --max-steps 2000`",
+    "`tformer train --arch bert --data train.tsv --folds 5 --out folds`",
 )
 
 
@@ -31,12 +32,19 @@ def train(options: TrainOptions) -> None:
 
     Heads of another shape than those of --init-from are initialized from scratch. --max-steps and --max-epochs replace
     the preset's limits. A table's columns are found by usual names: text, label, source, target and the like.
+
+    --folds K cross-validates labelled data: K trainings, each measured on the K-th of the data that it has not read.
+    OUT then holds a table with mean, deviation and interval, the predictions for every example, and the runs. With
+    --devices N, N of them train at the same time. The same command again goes on.
     """
     options.recipe_values()  # refuses contradictions at once, before torch is imported or other processes start
     from tformer.training.loggers import logger_names
 
     logger_names(options.log_to)
     with StopFlag() as stop:
+        if options.folds is not None:
+            _cross_validate(options, stop)
+            return
 
         def job(begun: Path | None) -> Job:
             chosen = options if begun is None else options.resuming(begun)
@@ -52,6 +60,22 @@ def train(options: TrainOptions) -> None:
                 max_restarts=options.max_restarts,
                 stop=stop,
             )
+
+
+def _cross_validate(options: TrainOptions, stop: StopFlag) -> None:
+    """The trainings of `--folds`, as a sweep over the folds."""
+    from tformer.cli.sweep import list_trainings, run
+    from tformer.workflows.folds import default_folder, fold_table, plan_of_folds, slots_of
+    from tformer.workflows.sweep.run import resolve_plan
+
+    plan = plan_of_folds(options)
+    grid, slots = resolve_plan(plan), slots_of(options)
+    show_notes(grid.notes)
+    if options.dry_run:
+        list_trainings(grid, as_json=options.as_json)
+        return
+    out = options.out or default_folder(plan)
+    run(plan, grid, out, stop, as_json=options.as_json, slots=slots, tabulate=fold_table)
 
 
 def _train(options: TrainOptions, stop: StopFlag, worker: Worker | None) -> None:

@@ -37,6 +37,14 @@ class Stat:
             return cls(sum(values) / len(values), None, len(values))
         return cls(statistics.fmean(values), statistics.stdev(values), len(values))
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % interval of the mean by Student's t with n - 1 degrees of freedom; None without a deviation."""
+        if self.deviation is None:
+            return None
+        reach = student_t(self.count - 1) * self.deviation / math.sqrt(self.count)
+        return self.mean - reach, self.mean + reach
+
     def ties_with(self, other: Stat) -> bool:
         """Whether chance alone may explain the difference of the means; always, where neither has a deviation.
 
@@ -48,6 +56,14 @@ class Stat:
         others = known if other.deviation is None else other.deviation
         error = math.sqrt(known**2 / self.count + others**2 / other.count)
         return abs(self.mean - other.mean) <= TIE_STANDARD_ERRORS * error
+
+
+def student_t(degrees: int) -> float:
+    """The t that 95 % of Student's distribution with these degrees of freedom lie within: P(-t < T < t) = 0.95."""
+    x, step = np.linspace(0.0, 13.0, 130_001, retstep=True)  # 12.7 with 1 degree, 1.96 with infinitely many
+    scale = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)) / math.sqrt(degrees * math.pi)
+    density = scale * (1 + x**2 / degrees) ** (-(degrees + 1) / 2)
+    return float(np.interp(LEVEL / 2, np.append(0.0, np.cumsum(density[1:] + density[:-1]) * step / 2), x))
 
 
 def pearson(xs: ArrayLike, ys: ArrayLike) -> float:

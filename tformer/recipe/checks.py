@@ -44,6 +44,18 @@ def contradictions(recipe: Recipe) -> Iterator[Problem]:
     yield from _unfit_embeddings(recipe)
     yield from _unfit_regularization(recipe)
     yield from _unfit_clock(recipe)
+    yield from _unfit_folds(recipe)
+
+
+def _unfit_folds(recipe: Recipe) -> Iterator[Problem]:
+    """Folds of data that are not labelled, and a fold that is none of them."""
+    folds, fold = recipe.data.folds, recipe.data.fold
+    if folds is None:
+        return
+    if recipe.data_kind != "labelled":
+        yield Problem(("data", "folds"), f"found {folds}, expected null: only labelled examples are cut into folds")
+    if fold > folds:
+        yield Problem(("data", "fold"), f"found {fold}, expected at most data.folds ({folds})")
 
 
 def _unfit_clock(recipe: Recipe) -> Iterator[Problem]:

@@ -63,6 +63,9 @@ class Data(Section):
     # share of the training data that is used, drawn by the seed with the share of every class (running text: one part)
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     valid_fraction: Annotated[float, Field(gt=0, lt=0.5)] = 0.1  # share held out for validation
+    # cross-validation (train --folds) of labelled examples: the number of parts of the training data; null: none
+    folds: Annotated[int, Field(ge=2, le=1000)] | None = None
+    fold: Positive = 1  # with folds, the part (1 ... folds) that is left out of the training, and that `evaluate` reads
     columns: Columns = Columns()
     # what to do with invalid UTF-8: stop with an error, or put U+FFFD in its place
     errors: Literal["strict", "replace"] = "strict"

@@ -203,7 +203,8 @@ class ChosenData:
         columns: of the run, under those given on the command line.
         given: columns given on the command line for data that was named there; None: the run's own data is read.
         held_out: whether this is the training data of a run without validation data, of which only the held-out part is
-            evaluated.
+            evaluated; of cross-validation the fold that was left out.
+        validation: of cross-validation, the part that chose the best checkpoint in place of the fold.
     """
 
     specs: tuple[SourceSpec, ...]
@@ -211,11 +212,13 @@ class ChosenData:
     given: Columns | None
     reading: Reading
     held_out: bool
+    validation: bool = False
 
 
-def choose_data(loaded: Loaded, options: DataOptions) -> ChosenData:
+def choose_data(loaded: Loaded, options: DataOptions, *, validation: bool = False) -> ChosenData:
     """The data that was named, else the run's validation data, else the held-out part of its training data.
 
+    Of a run of cross-validation it is the fold that was left out, with `validation` its validation data all the same.
     Raises InputError for an imported model, which has no data, a run that was trained on standard input, and a prefix
     that would change which pairs are held out.
     """
@@ -238,13 +241,14 @@ def choose_data(loaded: Loaded, options: DataOptions) -> ChosenData:
             f"{loaded.path} was imported: it has no training data",
             hint="name what to evaluate on with --data, or --source and --target",
         )
-    specs = data.valid or data.train
+    left_out = data.folds is not None and not validation
+    specs = data.train if left_out else data.valid or data.train
     if any(spec.path == STANDARD_INPUT for spec in specs):
         raise InputError(
             f"{loaded.path} was trained on standard input, which cannot be read again",
             hint="name what to evaluate on with --data",
         )
-    held_out = not data.valid
+    held_out = left_out or not data.valid
     prefixed = []
     for spec in specs:
         chosen = prefix if options.prefix is not None else spec.prefix or prefix
@@ -255,7 +259,7 @@ def choose_data(loaded: Loaded, options: DataOptions) -> ChosenData:
                 hint="name what to evaluate on with --data or --source",
             )
         prefixed.append(spec.model_copy(update={"prefix": chosen}))
-    return ChosenData(tuple(prefixed), columns, None, reading, held_out)
+    return ChosenData(tuple(prefixed), columns, None, reading, held_out, validation)
 
 
 @dataclass(frozen=True)

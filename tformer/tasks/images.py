@@ -51,10 +51,9 @@ class Images(Labelled):
             )
         train = _read(recipe, data.train, data.labels, work)
         require_its_classes(recipe, train.label_names)
+        train, valid = split_labelled(train, data)
         if data.valid:
             valid = _read(recipe, data.valid, train.label_names, work)
-        else:
-            train, valid = split_labelled(train, data)
         train = share_of_training(train, recipe)
         mean, std = data.image_mean, data.image_std
         if not mean or not std:

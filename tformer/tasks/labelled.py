@@ -16,6 +16,7 @@ import numpy as np
 
 from tformer.data.shards.corpus import Example
 from tformer.data.shards.labelled_tokens import LabelledTokens, labels_of, tokenize_labelled
+from tformer.data.sources.folds import fold_numbers
 from tformer.data.sources.labelled import (
     LabelIndex,
     LabelledSource,
@@ -81,10 +82,35 @@ class LabelledHeldOut(HeldOut):
         return {name: report[name] for name in VALIDATION_METRICS if name in report}
 
 
+@dataclass(frozen=True)
+class Parts:
+    """Numbers of the examples that are trained on, validated on, and in the fold that is left out.
+
+    Without cross-validation no fold is. With validation data of its own, the training data has no part to validate on.
+    """
+
+    train: np.ndarray
+    valid: np.ndarray
+    fold: np.ndarray
+
+    @classmethod
+    def of(cls, labels: np.ndarray, data: Data, *, name: str) -> Parts:
+        """Of every label a share is validated on, or the last examples are, after the fold was taken out."""
+        rest, fold = np.arange(len(labels)), np.zeros(0, dtype=np.int64)
+        if data.folds is not None:
+            left_out = fold_numbers(labels, folds=data.folds, name=name) == data.fold - 1
+            rest, fold = np.flatnonzero(~left_out), np.flatnonzero(left_out)
+        if data.valid:
+            return cls(rest, np.zeros(0, dtype=np.int64), fold)
+        kept, held_out = hold_out(labels[rest], fraction=data.valid_fraction, how=data.valid_split, name=name)
+        return cls(rest[kept], rest[held_out], fold)
+
+
 def split_labelled(samples: Any, data: Data) -> tuple[Any, Any]:
-    """(training part, held-out part) of labelled texts or images: a share of every label, or the last examples."""
-    kept, held_out = hold_out(samples.labels, fraction=data.valid_fraction, how=data.valid_split, name=samples.name)
-    return samples.subset(kept), samples.subset(held_out)
+    """(training part, held-out part) of labelled texts or images."""
+    parts = Parts.of(samples.labels, data, name=samples.name)
+    train = samples if len(parts.train) == len(samples) else samples.subset(parts.train)
+    return train, samples.subset(parts.valid)
 
 
 def require_its_classes(recipe: Recipe, names: Sequence[str]) -> None:
@@ -142,10 +168,9 @@ class Labelled(Task):
             require_its_classes(recipe, names)
         tokenizer = obtain_tokenizer(start, work, _tokenizer_texts(sources, data, index))
         rows = _tokenize(recipe, sources, tokenizer, index, work)
+        rows, valid = split_labelled(rows, data)
         if valid_sources:
             valid = _tokenize(recipe, valid_sources, tokenizer, index, work)
-        else:
-            rows, valid = split_labelled(rows, data)
         rows = share_of_training(rows, recipe)
         first, labels = sources[0], () if index is None else index.names
         columns = data.columns.model_copy(
@@ -247,7 +272,7 @@ class Labelled(Task):
         if rule is not None:
             decided_labels(classifier.kind, classifier.labels)
             require_writable(loaded.path / FILE, option="--threshold")
-            if data.given is not None and parse_rule(rule)[0]:
+            if (data.given is not None or loaded.recipe.data.folds) and parse_rule(rule)[0]:
                 judged = self.read(loaded, _validation_data(loaded, rule), work)[0]
         began = time.perf_counter()
         with work.part(f"evaluating {name}", unit="examples") as part:
@@ -285,7 +310,7 @@ class Labelled(Task):
 def _validation_data(loaded: Loaded, rule: str) -> ChosenData:
     """The run's own validation data. Raises InputError where there is none to choose a threshold on."""
     try:
-        return choose_data(loaded, DataOptions())
+        return choose_data(loaded, DataOptions(), validation=True)
     except InputError as error:
         reason = f"--threshold {rule} is chosen on the validation data of the run: {error.message}"
         raise InputError(reason, hint="give a number, for example --threshold 0.3") from None
@@ -322,7 +347,10 @@ def chosen_part(samples: Any, data: ChosenData, recipe: Recipe) -> tuple[Any, st
     """The held-out part where the run's training data was read, and what the examples are called."""
     if not data.held_out:
         return samples, samples.name
-    return split_labelled(samples, recipe.data)[1], f"{recipe.data.valid_fraction:.0%} of {samples.name}, held out"
+    own, parts = recipe.data, Parts.of(samples.labels, recipe.data, name=samples.name)
+    if own.folds is None or data.validation:
+        return samples.subset(parts.valid), f"{own.valid_fraction:.0%} of {samples.name}, held out"
+    return samples.subset(parts.fold), f"fold {own.fold} of {own.folds} of {samples.name}, left out"
 
 
 def _open(recipe: Recipe, specs: Sequence[SourceSpec], columns: Columns, reading: Reading) -> list[LabelledSource]:
@@ -342,10 +370,10 @@ def _tokenizer_texts(sources: Sequence[LabelledSource], data: Data, index: Label
 
     def read() -> Iterator[str]:
         rows: Iterable[LabelledRow] = (row for source in sources for row in source.rows())
-        if not data.valid and (all_rows := list(rows)):
+        if (data.folds or not data.valid) and (all_rows := list(rows)):
             labels = labels_of(all_rows, index, numeric=index is None)
             assert labels is not None
-            kept, _ = hold_out(labels, fraction=data.valid_fraction, how=data.valid_split, name=all_rows[0].place)
+            kept = Parts.of(labels, data, name=all_rows[0].place).train
             rows = [all_rows[number] for number in kept.tolist()]
         for row in rows:
             yield row.text
@@ -353,6 +381,7 @@ def _tokenizer_texts(sources: Sequence[LabelledSource], data: Data, index: Label
                 yield row.text2
 
     held_out = "" if data.valid else f" without {data.valid_fraction:g} {data.valid_split} {index}"
+    held_out += f" without fold {data.fold} of {data.folds} {index}" if data.folds else ""
     return Texts.of(sources, read, part=f"labelled{held_out}")
 
 

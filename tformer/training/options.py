@@ -274,6 +274,10 @@ class TrainOptions:
             rare=True,
         ),
     ] = None
+    folds: Annotated[
+        int | None,
+        RUN("--folds", metavar="K", help="Cross-validate: K trainings, each tested on its part."),
+    ] = None
     best_metric: Annotated[
         str | None,
         RUN(

@@ -269,7 +269,7 @@ def _with_new_data(stored: Recipe, options: TrainOptions) -> Recipe:
         training = training.model_copy(update={"max_steps": UNLIMITED_STEPS, "eval_every": None, "save_every": None})
     objectives = _given_objectives(options) or [objective.kind for objective in stored.objectives]
     needs_generator = any(OBJECTIVES[kind].needs_generator for kind in objectives if kind in OBJECTIVES)
-    opened: dict[str, Any] = {"train": (), "valid": (), "labels": (), "columns": Columns()}
+    opened: dict[str, Any] = {"train": (), "valid": (), "folds": None, "fold": 1, "labels": (), "columns": Columns()}
     machine = {"precision": "auto", "compile": "auto", "device": "auto", "threads": None}
     sections: dict[str, Any] = {
         "data": stored.data.model_copy(update=opened),

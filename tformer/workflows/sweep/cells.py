@@ -136,8 +136,16 @@ STORAGE, IN_USE = 3, 6
 
 POLL_SECONDS = 0.05
 
-TEXTS = {"train", "valid", "valid_fraction", "valid_split", "columns", "errors"}
+TEXTS = {"train", "valid", "valid_fraction", "valid_split", "folds", "fold", "columns", "errors"}
 """Fields of the data section that decide which texts a tokenizer is trained on."""
+
+OWN_RUN = "{run}"
+"""In a flag of an evaluation: the folder of the run that is evaluated."""
+
+Slot = Mapping[str, str]
+"""Variables of the environment that give a training, one of several at the same time, its GPU or number of threads."""
+
+ONE_SLOT: Slot = {}
 
 RUNS, CELLS = "runs", "cells"
 """Folders inside OUT."""
@@ -162,8 +170,8 @@ class Ended:
     stopped: bool = False
 
 
-def run_child(words: Sequence[str], log: Path, should_stop: ShouldStop) -> Ended:
-    """Run `tformer WORDS` to its end; its stderr is appended to `log`.
+def run_child(words: Sequence[str], log: Path, should_stop: ShouldStop, slot: Slot = ONE_SLOT) -> Ended:
+    """Run `tformer WORDS` to its end, in a slot; its stderr is appended to `log`.
 
     An interrupt reaches the child once: from here, when `should_stop` returns True. It then gets all the time that it
     needs to save. It never outlives this call, nor this process.
@@ -172,7 +180,8 @@ def run_child(words: Sequence[str], log: Path, should_stop: ShouldStop) -> Ended
     with tempfile.TemporaryFile() as out, log.open("a+b") as messages:
         messages.write(os.fsencode(f"$ {subprocess.list2cmdline(['tformer', *words])}\n"))
         messages.flush()
-        child = Child(python_command("tformer", *words), messages=messages, stdin=subprocess.DEVNULL, stdout=out)
+        command, env = python_command("tformer", *words), os.environ | slot
+        child = Child(command, messages=messages, stdin=subprocess.DEVNULL, stdout=out, env=env)
         try:
             while (code := child.poll()) is None:
                 if should_stop() and not stopped:
@@ -199,8 +208,8 @@ def tokenizer_key(cell: Cell) -> str | None:
 class Sweeper:
     """Runs cells in one folder. `tokenizers`: flags that name a tokenizer trained before, by `tokenizer_key`."""
 
-    def __init__(self, out: Path, should_stop: ShouldStop) -> None:
-        self.out, self.should_stop = out, should_stop
+    def __init__(self, out: Path, should_stop: ShouldStop, slot: Slot = ONE_SLOT) -> None:
+        self.out, self.should_stop, self.slot = out, should_stop, slot
         self.tokenizers: dict[str, list[str]] = {}
 
     def log(self, cell: Cell) -> Path:
@@ -275,7 +284,8 @@ class Sweeper:
         return result
 
     def _evaluate(self, cell: Cell, flags: tuple[str, ...]) -> dict[str, Any]:
-        ended = self._child(["evaluate", str(self.out / RUNS / cell.name), *flags, "--json"], cell)
+        run = str(self.out / RUNS / cell.name)
+        ended = self._child(["evaluate", run, *(flag.replace(OWN_RUN, run) for flag in flags), "--json"], cell)
         if ended.code != 0:
             failure, message = _outcome(ended, DONE)
             return {"failure": failure, "message": message}
@@ -288,7 +298,7 @@ class Sweeper:
     def _child(self, words: list[str], cell: Cell) -> Ended:
         if self.should_stop():
             raise Stopped
-        ended = run_child(words, self.log(cell), self.should_stop)
+        ended = run_child(words, self.log(cell), self.should_stop, self.slot)
         if ended.stopped and ended.code != 0:
             raise Stopped
         if ended.code == STORAGE:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -20,8 +22,8 @@ from tformer.recipe import recipe_to_data
 from tformer.support.errors import InputError, Interrupted, TformerError
 from tformer.support.files import make_folders, parse_object, read_bounded, remove_tree, write_text
 from tformer.support.formatting import fitted, plural
-from tformer.workers.work import QUIET, Work
-from tformer.workflows.sweep.cells import CELLS, INVALID, REFUSED, RUNS, Result, Stopped, Sweeper
+from tformer.workers.work import QUIET, ShouldStop, Work
+from tformer.workflows.sweep.cells import CELLS, INVALID, ONE_SLOT, REFUSED, RUNS, Result, Slot, Stopped, Sweeper
 from tformer.workflows.sweep.grid import (
     EVAL_EVERY,
     LEAST_POINTS,
@@ -40,6 +42,9 @@ from tformer.workflows.sweep.table import Table, make_table, write_tables
 PLAN_FILE = "sweep.json"
 MAX_PLAN_BYTES = 1 << 20
 MAX_TRAININGS = 10_000
+
+
+Tabulate = Callable[[Plan, Sequence[Result], Sequence[Ladder]], Table]
 
 
 class Observer(Protocol):
@@ -164,54 +169,105 @@ def run_sweep(
     observer: Observer,
     tolerant: bool = False,
     work: Work = QUIET,
+    slots: Sequence[Slot] = (ONE_SLOT,),
+    tabulate: Tabulate = make_table,
 ) -> tuple[Table, list[Result]]:
     """Train what is not finished yet, and write the tables and plots into `out`. Results are in the table's order.
 
     tolerant: go on where the first training of a task is refused; the cause is often its data, common to all cells.
+    slots: of trainings at the same time. tabulate: makes the table of the results so far.
 
-    Raises InputError when `out` belongs to another plan, and for such a refusal; Interrupted once the running cell
-    has ended after `work` was stopped.
+    Raises InputError when `out` belongs to another plan, and for such a refusal; Interrupted once the running cells
+    have ended after `work` was stopped.
     """
     make_folders(out)
     lock = RunLock(out)
     try:
         _claim(out, plan)
-        sweeper = Sweeper(out, work.should_stop)
+        together = Together(work.should_stop)
+        sweepers = [Sweeper(out, together.should_stop, slot) for slot in slots]
         found = {result.cell: result for result in grid.invalid}
-        number, total = 0, grid.trainings
+        number, done, total = 0, 0, grid.trainings
 
         def train(cells: Sequence[Cell], rung: Rung | None = None) -> None:
-            nonlocal number
-            finished = {cell.name: sweeper.finished(cell, rung) for cell in cells}
-            for cell in cells:
-                result, began = finished[cell.name], time.monotonic()
-                number += 1
-                if result is not None:
-                    observer.ended(result, number, total, seconds=None)
-                else:
-                    observer.begins(cell, number, total, sweeper.log(cell))
-                    try:
-                        result = sweeper.run(cell, rung)
-                    except Stopped:
-                        raise Interrupted(
-                            f"interrupted: {number - 1} of {total} trainings are finished",
-                            signal_number=signal.SIGINT,
-                            hint="run the same command again to go on",
-                        ) from None
-                    observer.ended(result, number, total, seconds=time.monotonic() - began)
-                first = not any(other.task == result.task for other in found.values())
-                if result.status == REFUSED and first and not tolerant:
-                    raise InputError(f"{result.cell}: {result.message}", hint="--skip-invalid goes on with the others")
-                found[cell.name] = result
-                _write(plan, grid, found, out, last=False)
+            finished = {cell.name: sweepers[0].finished(cell, rung) for cell in cells}
+
+            def train_one(cell: Cell, sweeper: Sweeper) -> None:
+                nonlocal number, done
+                with together.lock:
+                    number, result, began = number + 1, finished[cell.name], time.monotonic()
+                    own, seconds = number, None
+                    if result is None:
+                        observer.begins(cell, own, total, sweeper.log(cell))
+                if result is None:
+                    result, seconds = sweeper.run(cell, rung), time.monotonic() - began
+                with together.lock:
+                    observer.ended(result, own, total, seconds=seconds)
+                    done += 1
+                    first = not any(other.task == result.task for other in found.values())
+                    if result.status == REFUSED and first and not tolerant:
+                        hint = "--skip-invalid goes on with the others"
+                        raise InputError(f"{result.cell}: {result.message}", hint=hint)
+                    found[cell.name] = result
+                    _write(plan, grid, found, out, tabulate, last=False)
+
+            together.each(cells, train_one, sweepers)
 
         if not grid.ladders:
             train(grid.cells)
         for ladder in grid.ladders:
             _climb(ladder, grid.cells, found, train)
-        return _write(plan, grid, found, out, last=True)
+        return _write(plan, grid, found, out, tabulate, last=True)
+    except Stopped:
+        raise Interrupted(
+            f"interrupted: {done} of {total} trainings are finished",
+            signal_number=signal.SIGINT,
+            hint="run the same command again to go on",
+        ) from None
     finally:
         lock.release()
+
+
+class Together:
+    """Trainings at the same time, each in a thread that waits for its process; the first error stops all."""
+
+    def __init__(self, should_stop: ShouldStop) -> None:
+        self.lock = threading.Lock()
+        self._asked, self._failed, self._abandoned = should_stop, threading.Event(), threading.Event()
+
+    def should_stop(self) -> bool:
+        """Whether a training has to save and end. Raises Stopped where it has to end at once."""
+        if self._abandoned.is_set():
+            raise Stopped
+        return self._failed.is_set() or self._asked()
+
+    def each(self, cells: Sequence[Cell], train: Callable[[Cell, Sweeper], None], sweepers: Sequence[Sweeper]) -> None:
+        """Train all cells in their order, as many at a time as there are sweepers."""
+        waiting = iter(cells)
+
+        def work_off(sweeper: Sweeper) -> None:
+            try:
+                while not self._failed.is_set():
+                    with self.lock:
+                        cell = next(waiting, None)
+                    if cell is None:
+                        return
+                    train(cell, sweeper)
+            except BaseException:
+                self._failed.set()
+                raise
+
+        if len(sweepers) == 1:  # in this thread, as signals reach it
+            work_off(sweepers[0])
+            return
+        with ThreadPoolExecutor(len(sweepers), thread_name_prefix="training") as pool:
+            try:
+                errors = [future.exception() for future in [pool.submit(work_off, sweeper) for sweeper in sweepers]]
+            except BaseException:  # a second signal
+                self._abandoned.set()
+                raise
+        for error in sorted(filter(None, errors), key=lambda error: isinstance(error, Stopped)):
+            raise error
 
 
 Train = Callable[[Sequence[Cell], Rung], None]
@@ -234,10 +290,12 @@ def _climb(ladder: Ladder, cells: Sequence[Cell], found: Mapping[str, Result], t
             own = [cell for cell in own if cell.variant.slug in best]
 
 
-def _write(plan: Plan, grid: Grid, found: Mapping[str, Result], out: Path, *, last: bool) -> tuple[Table, list[Result]]:
+def _write(
+    plan: Plan, grid: Grid, found: Mapping[str, Result], out: Path, tabulate: Tabulate, *, last: bool
+) -> tuple[Table, list[Result]]:
     """Write the tables; after the last cell also the plots, which take a second. Results are in the table's order."""
     results = sorted(found.values(), key=lambda result: grid.order.index(result.cell))
-    table = make_table(plan, results, grid.ladders)
+    table = tabulate(plan, results, grid.ladders)
     write_tables(plan, table, results, out)
     if last:
         draw(plan, results, out)

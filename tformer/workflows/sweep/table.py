@@ -81,6 +81,10 @@ class Table:
             texts.append(mark(text) if column.judged and self._is_best(row, column) else text)
         return texts
 
+    def summary(self) -> dict[str, Any]:
+        """What table.json has beside the rows."""
+        return {}
+
     def remarks(self) -> list[str]:
         """Sentences about successive halving, and about what the marks mean, if there are rivals."""
         remarks = [ladder.describe() for ladder in self.ladders]
@@ -286,7 +290,8 @@ def document(plan: Plan, table: Table, results: Sequence[Result]) -> dict[str, A
     rows = [asdict(row) | {"text": dict(zip(table.headings, table.cells(row), strict=True))} for row in table.rows]
     halving = {"halving": [ladder.to_json() for ladder in table.ladders]} if table.ladders else {}
     axes = list(table.labels)
-    return {"name": plan.name, "axes": axes, "columns": table.headings, **halving, "rows": rows, "cells": cells}
+    shown = {"name": plan.name, "axes": axes, "columns": table.headings, **halving, **table.summary()}
+    return {**shown, "rows": rows, "cells": cells}
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> str:

@@ -1,0 +1,129 @@
+"""Cross-validation: a sweep over `data.fold`, its table of folds, and the predictions for every example.
+
+Each training leaves one fold out, chooses its best checkpoint on a part of the others as every training does, and is
+then measured on its fold, which has decided on nothing. OUT holds the files of a sweep; a row of the table is a fold,
+and predictions.csv has what the model that had not read it predicts for each example.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tformer.evaluation.reports import SHOWN_METRICS
+from tformer.metrics.statistics import Stat
+from tformer.support.errors import InputError
+from tformer.support.files import RUNS, STANDARD_INPUT, parse_object, read_bounded
+from tformer.support.options import flag_words
+from tformer.training.options import TrainOptions
+from tformer.workers.launch import number_of_workers
+from tformer.workflows.sweep.cells import DONE, ONE_SLOT, Result, Slot
+from tformer.workflows.sweep.halving import Ladder
+from tformer.workflows.sweep.plan import Plan, plan_of_flags
+from tformer.workflows.sweep.run import MAX_PLAN_BYTES, PLAN_FILE
+from tformer.workflows.sweep.table import Column, Row, Table, show_metric
+
+FOLD = "fold"
+"""The axis of the sweep, and the evaluation of each training."""
+
+MEASURES = ("examples", *SHOWN_METRICS)
+PREDICTIONS = "predictions.jsonl"  # of a run
+
+
+def plan_of_folds(options: TrainOptions) -> Plan:
+    """The sweep of `--folds`. Raises InputError for fewer than 2, and for data that can be read only once."""
+    folds = options.folds
+    if folds is None or folds < 2:
+        raise InputError(f"--folds: found {folds}, expected at least 2")
+    if STANDARD_INPUT in (*options.data, *options.valid):
+        raise InputError("--folds reads the data several times, standard input only once", hint="save it to a file")
+    own = ("arch", "preset", "config", "sets", "seed", "folds", "out", "resume", "dry_run", "as_json", "devices")
+    rest = replace(options, **{name: getattr(TrainOptions, name) for name in own})
+    plan = plan_of_flags(
+        config=options.config,
+        arch=options.arch,
+        preset=options.preset,
+        sets=(*options.sets, *([] if options.seed is None else [f"seed={options.seed}"]), f"data.folds={folds}"),
+        train=list(flag_words(rest)),
+        vary=[f"data.fold={','.join(map(str, range(1, folds + 1)))}"],
+        evaluate=[f"{FOLD}= "],
+        seeds=1,
+        max_steps=None,
+    )
+    return plan.model_copy(update={"name": "folds"})
+
+
+def default_folder(plan: Plan) -> Path:
+    """The first folder runs/folds-N that does not exist yet, or holds this plan, which is continued."""
+    for number in count(1):
+        folder = RUNS / f"folds-{number}"
+        file = folder / PLAN_FILE
+        asked = json.loads(plan.model_dump_json())
+        if not folder.exists() or (
+            file.is_file() and parse_object(read_bounded(file, max_bytes=MAX_PLAN_BYTES), name=str(file)) == asked
+        ):
+            return folder
+    raise AssertionError("numbers do not end")
+
+
+def slots_of(options: TrainOptions) -> Sequence[Slot]:
+    """What `--devices` gives each of the trainings at the same time: a GPU, or its share of the threads."""
+    device = options.device or "auto"
+    number = number_of_workers(options.devices, device)
+    if number == 1:
+        return (ONE_SLOT,)
+    if device == "cpu" or not torch.cuda.is_available():
+        return [{"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // number))}] * number
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(number)))
+    return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in visible.split(",")[:number]]
+
+
+@dataclass(frozen=True)
+class FoldTable(Table):
+    """A row for each fold, and rows for mean, deviation and 95 % interval of the mean over the folds."""
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of each row by its name."""
+        rows = {row.choices[FOLD]: row.stats.items() for row in self.rows}
+        return {"folds": {name: {key: stat.mean for key, stat in stats} for name, stats in rows.items()}}
+
+    def remarks(self) -> list[str]:
+        return [
+            "each fold is measured by a model that was trained without it; the 95 % interval is that of the mean over "
+            "the folds, by Student's t"
+        ]
+
+
+def fold_table(plan: Plan, results: Sequence[Result], ladders: Sequence[Ladder] = ()) -> FoldTable:
+    """The table of the folds that are finished so far; one that failed says how."""
+    rows, found = list[Row](), dict[str, list[float]]()
+    for result in results:
+        tested = result.evaluate.get(FOLD, {})
+        own = {name: float(tested["figures"][name]) for name in MEASURES if name in tested.get("figures", {})}
+        for name, value in own.items():
+            found.setdefault(name, []).append(value)
+        failed = tested.get("failure") if result.status == DONE else result.status
+        label = result.choices[FOLD] + (f" ({failed})" if failed else "")
+        rows.append(_row(plan, label, own, failures={failed: 1} if failed else {}))
+    stats = {name: stat for name, values in found.items() if name != "examples" and (stat := Stat.of(values))}
+    rows.append(_row(plan, "mean", {name: stat.mean for name, stat in stats.items()}))
+    rows.append(_row(plan, "deviation", {name: stat.deviation for name, stat in stats.items()}))
+    for place, end in enumerate(("low", "high")):
+        rows.append(
+            _row(plan, f"95 % {end}", {name: (stat.interval or (None, None))[place] for name, stat in stats.items()})
+        )
+    columns = [Column(name, name, show_metric) for name in MEASURES if name in found]
+    columns[:1] = [Column("examples", "examples", lambda value, _: f"{value:,.0f}")] if columns else []
+    return FoldTable(plan.name, (FOLD,), tuple(columns), tuple(rows))
+
+
+def _row(plan: Plan, label: str, values: Mapping[str, float | None], failures: dict[str, int] | None = None) -> Row:
+    stats = {name: Stat(value, None, 1) for name, value in values.items() if value is not None}
+    return Row(plan.tasks[0].name, {FOLD: label}, 1, failures or {}, stats, {})
