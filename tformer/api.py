@@ -67,6 +67,12 @@ from tformer.training.request import find_start
 from tformer.training.session import run_training
 from tformer.viz.evaluation import choose_plot, draw_report
 from tformer.workers.work import Work, never
+from tformer.workflows.folds import default_folder, fold_table, plan_of_folds, predictions_of, slots_of
+from tformer.workflows.sweep.cells import RUNS as SWEEP_RUNS
+from tformer.workflows.sweep.cells import Result
+from tformer.workflows.sweep.grid import Cell
+from tformer.workflows.sweep.run import Observer, require_success, resolve_plan, run_sweep
+from tformer.workflows.sweep.table import ended_line
 
 INPUTS = (str, os.PathLike, tuple)  # of a classifier: texts, images, pairs of texts
 SHOWN_CHARACTERS = 60
@@ -95,7 +101,9 @@ OF_TABLES = dict.fromkeys(
 NOT_OF_EVALUATE = OF_LOAD | {"json": RETURNED}
 OF_COMMAND = {"dry_run": "the command shows it: tformer train --dry-run", "json": "it is the run's `summary`"}
 OF_PROCESSES = ("devices", "parallel", "max_restarts")
+NOT_OF_FOLDS = OF_COMMAND | {"resume": "the same call goes on where it stopped"}
 NOT_OF_TRAIN = OF_COMMAND | dict.fromkeys(OF_PROCESSES, "several processes: tformer train --devices N")
+NOT_OF_TRAIN |= {"folds": "tformer.cross_validate(data, folds=5)"}
 
 
 @dataclass(frozen=True)
@@ -126,6 +134,29 @@ class Score:
 
     logprob: float
     tokens: int
+
+
+@dataclass(frozen=True)
+class CrossValidation:
+    """The result of `tformer.cross_validate`.
+
+    Attributes:
+        out: the folder of the trainings.
+        folds: the figures of each fold, by metric; `examples` is the number of examples.
+        mean, deviation: over the folds, by metric.
+        interval: (low, high) of the 95 % interval of the mean over the folds, by Student's t.
+        predictions: a row for each example, in the order of the data: its columns, the fold that it is in, and the
+            label (or labels, or score) and the probabilities by the model that has not read it.
+        runs: the run of each fold, for `tformer.load`.
+    """
+
+    out: Path
+    folds: list[dict[str, float]]
+    mean: dict[str, float]
+    deviation: dict[str, float]
+    interval: dict[str, tuple[float, float]]
+    predictions: list[dict[str, Any]]
+    runs: list[Path]
 
 
 @dataclass(frozen=True)
@@ -432,19 +463,9 @@ def train(data: Any = None, *, valid: Any = None, quiet: bool = False, **options
     Raises InputError for what the command refuses; KeyboardInterrupt leaves the last checkpoint to resume from.
     """
     began = time.monotonic()
-    if isinstance(options.get("set"), Mapping):
-        options["set"] = [f"{key}={json.dumps(value, default=str)}" for key, value in options["set"].items()]
     with flags_as_keywords():
-        given = {"data": data, "valid": valid}
-        paths, names = {name: _paths(value) for name, value in given.items()}, {}
-        if None in paths.values():
-            known = {name: "-" if path is None else path for name, path in paths.items()}
-            keys = task_of(find_start(_train_options(options | known), with_teacher=False).recipe).row_keys
-            folder = default_cache_dir() / ROWS
-            for name in [name for name, path in paths.items() if path is None]:
-                kept = keep_rows(given[name], folder, keys=keys, name=name)
-                paths[name], names[kept] = [kept], name
-        chosen = _train_options(options | paths)
+        read = partial(from_keywords, TrainOptions, caller="train", without=NOT_OF_TRAIN)
+        chosen, names = _with_data(read, options, data=data, valid=valid)
         with rows_in_messages(names):
             summary = run_training(
                 chosen,
@@ -455,8 +476,69 @@ def train(data: Any = None, *, valid: Any = None, quiet: bool = False, **options
     return replace(run, summary=summary)
 
 
-def _train_options(keywords: dict[str, Any]) -> TrainOptions:
-    return from_keywords(TrainOptions, keywords, caller="train", without=NOT_OF_TRAIN)
+def cross_validate(
+    data: Any = None, *, folds: int = 5, valid: Any = None, quiet: bool = False, **options: Any
+) -> CrossValidation:
+    """Train a model for each fold of labelled data without it, and measure it there (`tformer train --folds`).
+
+    Arguments as of `train`; `devices` says how many train at the same time. The same call goes on with what was
+    interrupted, in `out` or by default in the first folder runs/folds-N that is free or holds these trainings.
+
+    Raises InputError for what the command refuses, TformerError where a training failed.
+    """
+    with flags_as_keywords():
+        read = partial(from_keywords, TrainOptions, caller="cross_validate", without=NOT_OF_FOLDS)
+        chosen, names = _with_data(read, options | {"folds": folds}, data=data, valid=valid)
+        plan = plan_of_folds(chosen)
+        out = chosen.out or default_folder(plan)
+        with rows_in_messages(names):
+            lines = Lines(Console(stderr=True, soft_wrap=True, highlight=False, quiet=quiet))
+            how: dict[str, Any] = {"slots": slots_of(chosen), "tabulate": fold_table}
+            table, results = run_sweep(plan, resolve_plan(plan), out, observer=lines, **how)
+            require_success(results, out)
+            rows = predictions_of(out, results)
+    figures = table.summary()["folds"]
+    of_folds = [figures.pop(str(number)) for number in range(1, folds + 1)]
+    low, high = figures["95 % low"], figures["95 % high"]
+    return CrossValidation(
+        out=out,
+        folds=of_folds,
+        mean=figures["mean"],
+        deviation=figures["deviation"],
+        interval={name: (low[name], high[name]) for name in low},
+        predictions=rows,
+        runs=[out / SWEEP_RUNS / result.cell for result in results],
+    )
+
+
+class Lines(Observer):
+    """Progress of a cross-validation: a line for each training that has ended."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def begins(self, cell: Cell, number: int, total: int, log: Path) -> None:
+        pass
+
+    def ended(self, result: Result, number: int, total: int, *, seconds: float | None) -> None:
+        self.console.print(ended_line(result, number, total, seconds), markup=False)
+
+
+def _with_data(
+    read: Callable[[dict[str, Any]], TrainOptions], options: dict[str, Any], **given: Any
+) -> tuple[TrainOptions, dict[str, str]]:
+    """The options of a training with the given data, and the names of those that are rows by the file they are in."""
+    if isinstance(options.get("set"), Mapping):
+        options["set"] = [f"{key}={json.dumps(value, default=str)}" for key, value in options["set"].items()]
+    paths, names = {name: _paths(value) for name, value in given.items()}, {}
+    if None in paths.values():
+        known = {name: "-" if path is None else path for name, path in paths.items()}
+        keys = task_of(find_start(read(options | known), with_teacher=False).recipe).row_keys
+        folder = default_cache_dir() / ROWS
+        for name in [name for name, path in paths.items() if path is None]:
+            kept = keep_rows(given[name], folder, keys=keys, name=name)
+            paths[name], names[kept] = [kept], name
+    return read(options | paths), names
 
 
 def _paths(data: Any) -> list[Any] | None:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tformer.cli.command import OptionsCommand, examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import emit, emit_json, print_table, progress_reporter, show_notes
-from tformer.support.errors import InputError, TformerError
-from tformer.support.formatting import minutes_and_seconds, plural
+from tformer.support.errors import InputError
 from tformer.support.options import Arch, Json, Panel, Preset, RecipeFile, Sets, argument, flag_words, some_of
 from tformer.training.options import TrainOptions
 
@@ -224,7 +223,7 @@ def run(
     finish: writes more files, and returns their names. how: further arguments of `run_sweep`.
     """
     from tformer.workers.work import Work
-    from tformer.workflows.sweep.run import run_sweep
+    from tformer.workflows.sweep.run import require_success, run_sweep
     from tformer.workflows.sweep.table import document
 
     stop.be_patient()
@@ -237,15 +236,7 @@ def run(
     else:
         show_table(table)
     show_notes([f"{out}: {more}table.md, table.tex, table.csv, table.json, cells.csv and curves"])
-    if not any(result.status == "done" for result in results):
-        raise TformerError("every training failed", hint=f"see the logs in {out}/cells")
-    failed = [result for result in results if result.failed and not (tolerant and result.status == "refused")]
-    if failed:
-        named = ", ".join(result.cell for result in failed[:8]) + (", ..." if len(failed) > 8 else "")
-        raise TformerError(
-            f"{len(failed)} of {plural(len(results), 'training')} failed: {named}",
-            hint=f"the table says why, and the logs in {out}/cells; the same command tries them again",
-        )
+    require_success(results, out, tolerant=tolerant)
 
 
 class Reporter:
@@ -273,19 +264,11 @@ class Reporter:
             self._running.enter_context(progress_reporter(", ".join(self._shown.values())))
 
     def ended(self, result: Result, number: int, total: int, *, seconds: float | None) -> None:
-        from tformer.workflows.sweep.table import show_metric
+        from tformer.workflows.sweep.table import ended_line
 
         self._running.close()
         self._shown.pop(result.cell, None)
-        if result.best is not None and result.status in ("done", "dropped"):
-            text = f"{result.metric} {show_metric(result.best, result.metric)} at step {result.best_step}"
-        else:
-            text = ": ".join(part for part in (result.status, result.message) if part)
-        for label, entry in result.evaluate.items():
-            value = entry.get("value")
-            text += f", {label} {show_metric(value, entry['metric']) if value is not None else entry.get('failure')}"
-        took = "finished before" if seconds is None else minutes_and_seconds(seconds)
-        show_notes([f"{number} of {total}  {result.cell}  {text}  {took}"])
+        show_notes([ended_line(result, number, total, seconds)])
         self._show()
 
 

@@ -23,7 +23,7 @@ from tformer.support.errors import InputError, Interrupted, TformerError
 from tformer.support.files import make_folders, parse_object, read_bounded, remove_tree, write_text
 from tformer.support.formatting import fitted, plural
 from tformer.workers.work import QUIET, ShouldStop, Work
-from tformer.workflows.sweep.cells import CELLS, INVALID, ONE_SLOT, REFUSED, RUNS, Result, Slot, Stopped, Sweeper
+from tformer.workflows.sweep.cells import CELLS, DONE, INVALID, ONE_SLOT, REFUSED, RUNS, Result, Slot, Stopped, Sweeper
 from tformer.workflows.sweep.grid import (
     EVAL_EVERY,
     LEAST_POINTS,
@@ -226,6 +226,19 @@ def run_sweep(
         ) from None
     finally:
         lock.release()
+
+
+def require_success(results: Sequence[Result], out: Path, *, tolerant: bool = False) -> None:
+    """Raise TformerError where a training or its evaluation failed; tolerant: refused ones do not count."""
+    if not any(result.status == DONE for result in results):
+        raise TformerError("every training failed", hint=f"see the logs in {out}/cells")
+    failed = [result for result in results if result.failed and not (tolerant and result.status == REFUSED)]
+    if failed:
+        named = ", ".join(result.cell for result in failed[:8]) + (", ..." if len(failed) > 8 else "")
+        raise TformerError(
+            f"{len(failed)} of {plural(len(results), 'training')} failed: {named}",
+            hint=f"the table says why, and the logs in {out}/cells; the same command tries them again",
+        )
 
 
 class Together:

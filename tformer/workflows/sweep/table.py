@@ -15,7 +15,7 @@ from typing import Any
 from tformer.metrics import lower_is_better
 from tformer.metrics.statistics import Stat
 from tformer.support.files import write_text
-from tformer.support.formatting import amount, finite_or_none, mebibytes
+from tformer.support.formatting import amount, finite_or_none, mebibytes, minutes_and_seconds
 from tformer.workflows.sweep.cells import DONE, DROPPED, TRAINED, Result
 from tformer.workflows.sweep.grid import axes_of
 from tformer.workflows.sweep.halving import Ladder
@@ -211,6 +211,19 @@ def _text(row: Row, column: Column) -> str:
 
 def show_metric(value: float, metric: str) -> str:
     return f"{value:.2f}" if metric in TWO_DECIMALS else f"{value:.4f}"
+
+
+def ended_line(result: Result, number: int, total: int, seconds: float | None) -> str:
+    """One line about a training that has ended; seconds: None: it was finished before."""
+    if result.best is not None and result.status in (DONE, DROPPED):
+        text = f"{result.metric} {show_metric(result.best, result.metric)} at step {result.best_step}"
+    else:
+        text = ": ".join(part for part in (result.status, result.message) if part)
+    for label, entry in result.evaluate.items():
+        value = entry.get("value")
+        text += f", {label} {show_metric(value, entry['metric']) if value is not None else entry.get('failure')}"
+    took = "finished before" if seconds is None else minutes_and_seconds(seconds)
+    return f"{number} of {total}  {result.cell}  {text}  {took}"
 
 
 OF_A_CELL = ("status", "message", "steps", "tokens", "metric", "best_step")
