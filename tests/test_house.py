@@ -13,7 +13,8 @@ PACKAGE = ROOT / "tformer"
 # Packages from top to bottom. A package may import those of later rows only, and itself.
 LAYERS = (
     ("cli",),
-    ("api", "workflows", "bench"),
+    ("api",),
+    ("workflows", "bench"),
     ("training",),
     ("tasks",),
     ("evaluation", "viz"),

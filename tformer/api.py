@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -67,12 +67,9 @@ from tformer.training.request import find_start
 from tformer.training.session import run_training
 from tformer.viz.evaluation import choose_plot, draw_report
 from tformer.workers.work import Work, never
-from tformer.workflows.folds import default_folder, fold_table, plan_of_folds, predictions_of, slots_of
-from tformer.workflows.sweep.cells import RUNS as SWEEP_RUNS
-from tformer.workflows.sweep.cells import Result
-from tformer.workflows.sweep.grid import Cell
-from tformer.workflows.sweep.run import Observer, require_success, resolve_plan, run_sweep
-from tformer.workflows.sweep.table import ended_line
+
+if TYPE_CHECKING:
+    from tformer.workflows.folds import CrossValidation
 
 INPUTS = (str, os.PathLike, tuple)  # of a classifier: texts, images, pairs of texts
 SHOWN_CHARACTERS = 60
@@ -134,29 +131,6 @@ class Score:
 
     logprob: float
     tokens: int
-
-
-@dataclass(frozen=True)
-class CrossValidation:
-    """The result of `tformer.cross_validate`.
-
-    Attributes:
-        out: the folder of the trainings.
-        folds: the figures of each fold, by metric; `examples` is the number of examples.
-        mean, deviation: over the folds, by metric.
-        interval: (low, high) of the 95 % interval of the mean over the folds, by Student's t.
-        predictions: a row for each example, in the order of the data: its columns, the fold that it is in, and the
-            label (or labels, or score) and the probabilities by the model that has not read it.
-        runs: the run of each fold, for `tformer.load`.
-    """
-
-    out: Path
-    folds: list[dict[str, float]]
-    mean: dict[str, float]
-    deviation: dict[str, float]
-    interval: dict[str, tuple[float, float]]
-    predictions: list[dict[str, Any]]
-    runs: list[Path]
 
 
 @dataclass(frozen=True)
@@ -486,42 +460,14 @@ def cross_validate(
 
     Raises InputError for what the command refuses, TformerError where a training failed.
     """
+    from tformer.workflows.folds import train_folds  # which draws
+
     with flags_as_keywords():
         read = partial(from_keywords, TrainOptions, caller="cross_validate", without=NOT_OF_FOLDS)
         chosen, names = _with_data(read, options | {"folds": folds}, data=data, valid=valid)
-        plan = plan_of_folds(chosen)
-        out = chosen.out or default_folder(plan)
+        console = Console(stderr=True, soft_wrap=True, highlight=False, quiet=quiet)
         with rows_in_messages(names):
-            lines = Lines(Console(stderr=True, soft_wrap=True, highlight=False, quiet=quiet))
-            how: dict[str, Any] = {"slots": slots_of(chosen), "tabulate": fold_table}
-            table, results = run_sweep(plan, resolve_plan(plan), out, observer=lines, **how)
-            require_success(results, out)
-            rows = predictions_of(out, results)
-    figures = table.summary()["folds"]
-    of_folds = [figures.pop(str(number)) for number in range(1, folds + 1)]
-    low, high = figures["95 % low"], figures["95 % high"]
-    return CrossValidation(
-        out=out,
-        folds=of_folds,
-        mean=figures["mean"],
-        deviation=figures["deviation"],
-        interval={name: (low[name], high[name]) for name in low},
-        predictions=rows,
-        runs=[out / SWEEP_RUNS / result.cell for result in results],
-    )
-
-
-class Lines(Observer):
-    """Progress of a cross-validation: a line for each training that has ended."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-
-    def begins(self, cell: Cell, number: int, total: int, log: Path) -> None:
-        pass
-
-    def ended(self, result: Result, number: int, total: int, *, seconds: float | None) -> None:
-        self.console.print(ended_line(result, number, total, seconds), markup=False)
+            return train_folds(chosen, say=partial(console.print, markup=False))
 
 
 def _with_data(

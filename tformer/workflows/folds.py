@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -27,14 +27,71 @@ from tformer.workers.launch import number_of_workers
 from tformer.workflows.sweep.cells import DONE, ONE_SLOT, Result, Slot
 from tformer.workflows.sweep.halving import Ladder
 from tformer.workflows.sweep.plan import Plan, plan_of_flags
-from tformer.workflows.sweep.run import MAX_PLAN_BYTES, PLAN_FILE
-from tformer.workflows.sweep.table import Column, Row, Table, show_metric
+from tformer.workflows.sweep.run import MAX_PLAN_BYTES, PLAN_FILE, Observer, require_success, resolve_plan, run_sweep
+from tformer.workflows.sweep.table import Column, Row, Table, ended_line, show_metric
 
 FOLD = "fold"
 """The axis of the sweep, and the evaluation of each training."""
 
 MEASURES = ("examples", *SHOWN_METRICS)
 PREDICTIONS = "predictions.jsonl"  # of a run
+
+
+@dataclass(frozen=True)
+class CrossValidation:
+    """The result of `tformer.cross_validate`.
+
+    Attributes:
+        out: the folder of the trainings.
+        folds: the figures of each fold, by metric; `examples` is the number of examples.
+        mean, deviation: over the folds, by metric.
+        interval: (low, high) of the 95 % interval of the mean over the folds, by Student's t.
+        predictions: a row for each example, in the order of the data: its columns, the fold that it is in, and the
+            label (or labels, or score) and the probabilities by the model that has not read it.
+        runs: the run of each fold, for `tformer.load`.
+    """
+
+    out: Path
+    folds: list[dict[str, float]]
+    mean: dict[str, float]
+    deviation: dict[str, float]
+    interval: dict[str, tuple[float, float]]
+    predictions: list[dict[str, Any]]
+    runs: list[Path]
+
+
+def train_folds(options: TrainOptions, *, say: Callable[[str], None]) -> CrossValidation:
+    """Train and measure what is not finished yet; say: shows a line for each training that has ended."""
+    plan = plan_of_folds(options)
+    out, grid = options.out or default_folder(plan), resolve_plan(plan)
+    how: dict[str, Any] = {"slots": slots_of(options), "tabulate": fold_table}
+    table, results = run_sweep(plan, grid, out, observer=Lines(say), **how)
+    write_predictions(out, results)
+    require_success(results, out)
+    figures = table.summary()["folds"]
+    low, high = figures["95 % low"], figures["95 % high"]
+    return CrossValidation(
+        out=out,
+        folds=[figures[result.choices[FOLD]] for result in results],
+        mean=figures["mean"],
+        deviation=figures["deviation"],
+        interval={name: (low[name], high[name]) for name in low},
+        predictions=list(predictions_of(out, results)),
+        runs=[out / OF_CELLS / result.cell for result in results],
+    )
+
+
+@dataclass(frozen=True)
+class Lines(Observer):
+    """Progress in Python: a line for each training that has ended."""
+
+    say: Callable[[str], None]
+
+    def begins(self, cell: Cell, number: int, total: int, log: Path) -> None:
+        pass
+
+    def ended(self, result: Result, number: int, total: int, *, seconds: float | None) -> None:
+        self.say(ended_line(result, number, total, seconds))
 
 
 def plan_of_folds(options: TrainOptions) -> Plan:
