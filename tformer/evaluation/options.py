@@ -190,6 +190,15 @@ class EvaluationOptions(DataOptions):
             "--by.",
         ),
     ] = None
+    predictions: Annotated[
+        Path | None,
+        MEASURE(
+            "--predictions",
+            metavar="FILE.jsonl",
+            help="Labelled data: write what the model says of each example, as JSON lines with its number.",
+            rare=True,
+        ),
+    ] = None
     threshold: Annotated[
         str | None,
         MEASURE(
@@ -266,6 +275,9 @@ class EvaluationOptions(DataOptions):
             from tformer.metrics.thresholds import parse_rule
 
             parse_rule(self.threshold)
+        if self.predictions is not None:
+            require_writable(self.predictions, option="--predictions")
+            refuse_to_replace(self.predictions, filter(None, [self.data]), option="--predictions")
         if (path := self.mistakes) is not None:
             if path.suffix.lower() not in ENDINGS:
                 invalid = str(path) in ("strict", "replace")

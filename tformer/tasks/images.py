@@ -36,7 +36,7 @@ class Images(Labelled):
     """Labelled images. Evaluation is that of labelled texts."""
 
     description = "a model of images"
-    options = frozenset({"mistakes", "threshold", "views"})
+    options = frozenset({"mistakes", "predictions", "threshold", "views"})
     tokenizer_texts = "none"
     row_keys = ()
 

@@ -31,6 +31,7 @@ from tformer.evaluation.classifier import Classifier, GivenRows, plain_objective
 from tformer.evaluation.mistakes import write_mistakes
 from tformer.evaluation.options import DataOptions, EvaluationOptions
 from tformer.evaluation.predict import predict_scores
+from tformer.evaluation.predictions import write_predictions
 from tformer.evaluation.reports import REPORTS, VALIDATION_METRICS, curves_of, label_kind_of, report_lines
 from tformer.evaluation.thresholds import FILE, Thresholds, choose_thresholds, decided_labels
 from tformer.loading import Loaded, decoder_tokens_of
@@ -137,7 +138,7 @@ class Labelled(Task):
     """Labelled texts and pairs of texts."""
 
     description = "a model of labelled examples"
-    options = TEXT_OPTIONS | {"text2_column", "label_column", "mistakes", "threshold"}
+    options = TEXT_OPTIONS | {"text2_column", "label_column", "mistakes", "predictions", "threshold"}
     tokenizer_texts = "labelled"
     row_keys: ClassVar[RowKeys] = (("text", "label"), ("text", "text2", "label"))
 
@@ -297,6 +298,8 @@ class Labelled(Task):
         if options.mistakes is not None and work.worker.leads:
             written = write_mistakes(options.mistakes, classifier, samples, scores_NL)
             work.note(f"{options.mistakes}: {written:,} examples")
+        if options.predictions is not None and work.worker.leads:
+            write_predictions(options.predictions, classifier, samples, scores_NL)
         return {"data": name, **report, "examples_per_second": len(samples) / seconds}
 
     def has_curves(self, recipe: Recipe) -> bool:

@@ -24,7 +24,9 @@ from tformer.support.files import RUNS, STANDARD_INPUT, parse_object, read_bound
 from tformer.support.options import flag_words
 from tformer.training.options import TrainOptions
 from tformer.workers.launch import number_of_workers
-from tformer.workflows.sweep.cells import DONE, ONE_SLOT, Result, Slot
+from tformer.workflows.sweep.cells import DONE, ONE_SLOT, OWN_RUN, Result, Slot
+from tformer.workflows.sweep.cells import RUNS as OF_CELLS
+from tformer.workflows.sweep.grid import Cell
 from tformer.workflows.sweep.halving import Ladder
 from tformer.workflows.sweep.plan import Plan, plan_of_flags
 from tformer.workflows.sweep.run import MAX_PLAN_BYTES, PLAN_FILE, Observer, require_success, resolve_plan, run_sweep
@@ -110,7 +112,7 @@ def plan_of_folds(options: TrainOptions) -> Plan:
         sets=(*options.sets, *([] if options.seed is None else [f"seed={options.seed}"]), f"data.folds={folds}"),
         train=list(flag_words(rest)),
         vary=[f"data.fold={','.join(map(str, range(1, folds + 1)))}"],
-        evaluate=[f"{FOLD}= "],
+        evaluate=[f"{FOLD}=--predictions {OWN_RUN}/{PREDICTIONS}"],
         seeds=1,
         max_steps=None,
     )

@@ -30,6 +30,7 @@ class LabelledTokens:
     Attributes:
         labels: int64 [N] classes, float32 [N] scores, bool [N, L] for several labels, or None.
         truncated: how many examples were cut.
+        numbers: int [N], of the examples in the whole set that these are a part of; None: they are all.
     """
 
     name: str
@@ -41,6 +42,7 @@ class LabelledTokens:
     _ids: Ragged
     _types: Ragged | None
     _rows: Sequence[LabelledRow]
+    numbers: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -77,6 +79,7 @@ class LabelledTokens:
             _ids=self._ids.subset(chosen),
             _types=None if self._types is None else self._types.subset(chosen),
             _rows=[self._rows[index] for index in chosen.tolist()],
+            numbers=chosen if self.numbers is None else self.numbers[chosen],
         )
 
     def share(self, *, fraction: float, seed: int) -> LabelledTokens:

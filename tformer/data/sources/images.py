@@ -62,6 +62,7 @@ class ImageSet:
     notes: tuple[str, ...] = ()
     seq_len: int = 1
     lengths: None = None  # all have the same
+    numbers: np.ndarray | None = None  # int [N], of the images in the whole set that these are a part of; None: all
 
     def __len__(self) -> int:
         return len(self.places)
@@ -88,6 +89,7 @@ class ImageSet:
             places=[self.places[index] for index in chosen],
             labels=None if self.labels is None else self.labels[chosen],
             gather=lambda numbers: self.gather(chosen[numbers]),
+            numbers=chosen if self.numbers is None else self.numbers[chosen],
         )
 
     def share(self, *, fraction: float, seed: int) -> ImageSet:
