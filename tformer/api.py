@@ -472,7 +472,7 @@ def cross_validate(
 
 def _with_data(
     read: Callable[[dict[str, Any]], TrainOptions], options: dict[str, Any], **given: Any
-) -> tuple[TrainOptions, dict[str, str]]:
+) -> tuple[TrainOptions, dict[Path, str]]:
     """The options of a training with the given data, and the names of those that are rows by the file they are in."""
     if isinstance(options.get("set"), Mapping):
         options["set"] = [f"{key}={json.dumps(value, default=str)}" for key, value in options["set"].items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,7 @@ def train(options: TrainOptions) -> None:
 def _cross_validate(options: TrainOptions, stop: StopFlag) -> None:
     """The trainings of `--folds`, as a sweep over the folds."""
     from tformer.cli.sweep import list_trainings, run
-    from tformer.workflows.folds import default_folder, fold_table, plan_of_folds, slots_of
+    from tformer.workflows.folds import default_folder, fold_table, plan_of_folds, slots_of, write_predictions
     from tformer.workflows.sweep.run import resolve_plan
 
     plan = plan_of_folds(options)
@@ -75,7 +76,8 @@ def _cross_validate(options: TrainOptions, stop: StopFlag) -> None:
         list_trainings(grid, as_json=options.as_json)
         return
     out = options.out or default_folder(plan)
-    run(plan, grid, out, stop, as_json=options.as_json, slots=slots, tabulate=fold_table)
+    finish = partial(write_predictions, out)
+    run(plan, grid, out, stop, as_json=options.as_json, finish=finish, slots=slots, tabulate=fold_table)
 
 
 def _train(options: TrainOptions, stop: StopFlag, worker: Worker | None) -> None:

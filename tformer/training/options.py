@@ -290,7 +290,7 @@ class TrainOptions:
     ] = None
     early_stopping: Annotated[
         int | None,
-        RUN("--early-stopping", metavar="N", help="Stop after N validations without a better one.", default=PRESETS),
+        RUN("--early-stopping", metavar="N", help="Validations without a gain.", default=PRESETS),
         Key("training.early_stopping.patience"),
     ] = None
     log_to: Annotated[

@@ -7,6 +7,8 @@ and predictions.csv has what the model that had not read it predicts for each ex
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +19,12 @@ from typing import Any
 
 import torch
 
+from tformer.evaluation.predictions import read_predictions
 from tformer.evaluation.reports import SHOWN_METRICS
 from tformer.metrics.statistics import Stat
+from tformer.recipe import recipe_from_yaml
 from tformer.support.errors import InputError
-from tformer.support.files import RUNS, STANDARD_INPUT, parse_object, read_bounded
+from tformer.support.files import RUNS, STANDARD_INPUT, parse_object, read_bounded, write_text
 from tformer.support.options import flag_words
 from tformer.training.options import TrainOptions
 from tformer.workers.launch import number_of_workers
@@ -36,7 +40,7 @@ FOLD = "fold"
 """The axis of the sweep, and the evaluation of each training."""
 
 MEASURES = ("examples", *SHOWN_METRICS)
-PREDICTIONS = "predictions.jsonl"  # of a run
+PREDICTIONS, TABLE = "predictions.jsonl", "predictions.csv"  # of a run, and of all
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ def train_folds(options: TrainOptions, *, say: Callable[[str], None]) -> CrossVa
         mean=figures["mean"],
         deviation=figures["deviation"],
         interval={name: (low[name], high[name]) for name in low},
-        predictions=list(predictions_of(out, results)),
+        predictions=predictions_of(out, results),
         runs=[out / OF_CELLS / result.cell for result in results],
     )
 
@@ -186,3 +190,39 @@ def fold_table(plan: Plan, results: Sequence[Result], ladders: Sequence[Ladder] 
 def _row(plan: Plan, label: str, values: Mapping[str, float | None], failures: dict[str, int] | None = None) -> Row:
     stats = {name: Stat(value, None, 1) for name, value in values.items() if value is not None}
     return Row(plan.tasks[0].name, {FOLD: label}, 1, failures or {}, stats, {})
+
+
+def write_predictions(out: Path, results: Sequence[Result]) -> str:
+    """Write predictions.csv, and return its name; "" without predictions. The file appears whole."""
+    rows = predictions_of(out, results)
+    if not rows:
+        return ""
+    text = io.StringIO()
+    table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    table.writeheader()
+    table.writerows({key: "|".join(x) if isinstance(x, list) else x for key, x in row.items()} for row in rows)
+    write_text(out / TABLE, text.getvalue())
+    return f"{TABLE}, "
+
+
+def predictions_of(out: Path, results: Sequence[Result]) -> list[dict[str, Any]]:
+    """A row for each example, in the order of the data, by the model that has not read it.
+
+    Its number from 0, its fold, its text or image and label, the prediction, and the probability of every class.
+    """
+    rows = []
+    for result in results:
+        run = out / OF_CELLS / result.cell
+        if result.status != DONE or not (run / PREDICTIONS).is_file():
+            continue
+        names = recipe_from_yaml((run / "recipe.yaml").read_text(encoding="utf-8"), name=str(run)).data.labels
+        for found in read_predictions(run / PREDICTIONS):
+            row = {"row": found["example"], FOLD: int(result.choices[FOLD])}
+            row |= {key: found[key] for key in ("image", "text", "text2") if key in found} | {"label": found["truth"]}
+            probabilities = found.get("probabilities", {})
+            prediction = next(found[key] for key in ("label", "labels", "score") if key in found)
+            row["prediction"] = prediction
+            if "label" in found:
+                row["probability"] = probabilities[prediction]
+            rows.append(row | {f"probability_{name}": probabilities[name] for name in names})
+    return sorted(rows, key=lambda row: row["row"])
