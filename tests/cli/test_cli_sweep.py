@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tformer.cli import sweep as sweep_report
+from tformer.cli import trainings as sweep_report
 from tformer.workflows.sweep.cells import Result
 from tformer.workflows.sweep.plan import Plan, Task
 from tformer.workflows.sweep.table import Table, make_table

@@ -65,7 +65,7 @@ def train(options: TrainOptions) -> None:
 
 def _cross_validate(options: TrainOptions, stop: StopFlag) -> None:
     """The trainings of `--folds`, as a sweep over the folds."""
-    from tformer.cli.sweep import list_trainings, run
+    from tformer.cli.trainings import list_trainings, run
     from tformer.workflows.folds import default_folder, fold_table, plan_of_folds, slots_of, write_predictions
     from tformer.workflows.sweep.run import resolve_plan
 
