@@ -86,6 +86,8 @@ SCENARIOS = (
     Scenario("import", ("import", "hf", "--out", "new/imported"), ("work/hf",), targets=("new/imported",)),
     Scenario("prune", ("prune", "runs/bert", "--drop-heads", "0.5", "--no-evaluate", "--out", "new/small"),
              (BERT, *ROWS), targets=("new/small",)),
+    Scenario("data", ("data", "rows.tsv", "--dropped", "dropped.jsonl", "-o", "look.html"), ("work/rows.tsv",),
+             targets=("dropped.jsonl", "look.html")),
     Scenario("plot", ("plot", "runs/gpt", "-o", "plot.svg"), (GPT, "work/plot.svg"), targets=("plot.svg",)),
     Scenario("viz-pe", ("viz-pe", "--encoding", "sinusoidal", "-o", "pe.html"), (), targets=("pe.html",)),
     Scenario("viz-attention", ("viz-attention", "runs/gpt", "--text", "a cat", "-o", "attention.html"), (GPT,),

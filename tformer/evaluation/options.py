@@ -12,6 +12,7 @@ from tformer.support.errors import InputError
 from tformer.support.files import refuse_to_replace, require_writable
 from tformer.support.options import (
     DATA,
+    BadRows,
     Checkpoint,
     Delimiter,
     Device,
@@ -62,6 +63,7 @@ class DataOptions:
     ] = None
     encoding: Encoding = None
     delimiter: Delimiter = None
+    bad_rows: BadRows = None
     source: Annotated[
         str | None, PAIRS("--source", metavar="FILE", help="File with one source per line; needs --target.")
     ] = None
@@ -299,7 +301,7 @@ COMMON = frozenset(
 )
 """Options that apply to every kind of data."""
 
-READING = frozenset({"invalid_utf8", "encoding", "delimiter"})
+READING = frozenset({"invalid_utf8", "encoding", "delimiter", "bad_rows"})
 """Options of how texts and tables are read."""
 
 DECODING = frozenset(

@@ -71,6 +71,7 @@ class Data(Section):
     errors: Literal["strict", "replace"] = "strict"
     encoding: str | None = None  # of text, such as utf-8, latin-1, utf-16; null: found in tables, else utf-8
     delimiter: str | None = None  # what separates the cells of csv: a character, or tab; null: found
+    bad_rows: Literal["error", "drop"] = "error"  # rows of tables that cannot be used: an error, or left out
     # how texts fill windows; none: one document per example, padded
     packing: Literal["concat", "documents", "none"] = "concat"
     document_mask: bool = False  # packed documents do not see each other
@@ -98,7 +99,7 @@ class Data(Section):
     @property
     def reading(self) -> Reading:
         """How files are read. Raises InputError for an unknown encoding or delimiter."""
-        return Reading(self.errors, self.encoding, self.delimiter)
+        return Reading(self.errors, self.encoding, self.delimiter, self.bad_rows)
 
 
 class ParameterGroup(Section):

@@ -156,6 +156,9 @@ DATA, MACHINE = Panel("Data"), Panel("Model and machine")
 Errors = Literal["strict", "replace"]
 """What happens at invalid UTF-8: an error, or U+FFFD in its place."""
 
+BadRowsAre = Literal["error", "drop"]
+"""What rows of a table are that cannot be used: an error, or left out."""
+
 RUN = argument("RUN", help="Run, checkpoint or Hugging Face folder.", default="the newest run")
 Run = Annotated[str | None, RUN]
 Checkpoint = Annotated[str, MACHINE("--checkpoint", metavar="best|latest|step-N", help="Checkpoint to load.")]
@@ -201,6 +204,10 @@ DELIMITER = DATA(
     "--delimiter", metavar="C", help="What separates the cells of csv: a character, or tab.", default="found", rare=True
 )
 Delimiter = Annotated[str | None, DELIMITER]
+BadRows = Annotated[
+    BadRowsAre | None,
+    DATA("--bad-rows", help="Table rows that cannot be used, as without a label.", default="error", rare=True),
+]
 InvalidUtf8 = Annotated[Errors, option("--invalid-utf8", help="How to treat invalid UTF-8 in --input.", rare=True)]
 TaskPrefix = Annotated[
     str | None,

@@ -6,6 +6,7 @@ writes the full evaluation report. As the same methods read the data for every c
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,8 @@ from tformer.checkpoint.read import Checkpoint
 from tformer.data.batching.mixture import Samples
 from tformer.data.shards.array_files import ArrayFile
 from tformer.data.sources.columns import parse_column
-from tformer.data.sources.reading import Reading
+from tformer.data.sources.files import Source
+from tformer.data.sources.reading import BadRows, Reading
 from tformer.decoding.prompts import task_prefix
 from tformer.evaluation.options import DataOptions, EvaluationOptions
 from tformer.evaluation.predict import tally_objective
@@ -101,6 +103,7 @@ class TrainingData:
         files: token files that the samples are read from, to be checked while the model is trained.
         baselines: measures, by the training's objective, what a guess without a model scores on the held-out part.
         first_try: a command that shows what the trained model does, and its options after the run.
+        bad_rows: rows that were left out, as lines of jsonl; None: none were.
     """
 
     recipe: Recipe
@@ -118,6 +121,7 @@ class TrainingData:
     files: tuple[ArrayFile, ...] = ()
     baselines: Callable[[Objective], Baselines] = lambda _: {}
     first_try: tuple[str, ...] = ("inspect",)
+    bad_rows: Callable[[], Iterator[bytes]] | None = None
 
 
 @dataclass(frozen=True)
@@ -228,7 +232,10 @@ def choose_data(loaded: Loaded, options: DataOptions, *, validation: bool = Fals
     columns = data.columns.model_copy(update=updates)
     own = Reading() if named else data.reading
     reading = Reading(
-        options.invalid_utf8 or own.errors, options.encoding or own.encoding, options.delimiter or own.delimiter
+        options.invalid_utf8 or own.errors,
+        options.encoding or own.encoding,
+        options.delimiter or own.delimiter,
+        options.bad_rows or own.bad_rows,
     )
     prefix, _ = task_prefix(loaded.recipe, options.prefix)
     if named:
@@ -331,6 +338,24 @@ class Task(ABC):
     @abstractmethod
     def lines(self, report: dict[str, Any]) -> Iterator[str]:
         """The report as lines of text."""
+
+
+def note_bad_rows(sources: Sequence[Source], work: Work) -> None:
+    """Say how many rows of each source were left out, and why."""
+    for source in sources:
+        bad = BadRows()
+        for place, _, error in source.bad_rows():
+            bad.add(place, error)
+        if bad.total:
+            work.note(f"{source.name}: {bad.total:,} rows left out: {bad}")
+
+
+def bad_row_lines(sources: Sequence[Source]) -> Iterator[bytes]:
+    """The rows that were left out, as lines of jsonl: place, reason, and what was read."""
+    for source in sources:
+        for place, raw, error in source.bad_rows():
+            found = {"place": place, "reason": error.message.removeprefix(f"{place}: "), "row": raw}
+            yield json.dumps(found, ensure_ascii=False, default=str).encode("utf-8", "replace") + b"\n"
 
 
 def hold_out(parts: Sequence[Any], data: Data) -> tuple[list[Any], list[Any]]:

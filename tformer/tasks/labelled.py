@@ -9,11 +9,13 @@ import hashlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
 
+from tformer.data.look import Look, look_at, shares_of
 from tformer.data.shards.corpus import Example
 from tformer.data.shards.labelled_tokens import LabelledTokens, labels_of, tokenize_labelled
 from tformer.data.sources.folds import fold_numbers
@@ -21,6 +23,7 @@ from tformer.data.sources.labelled import (
     LabelIndex,
     LabelledSource,
     collect_labels,
+    duplicate_keys,
     hold_out,
     matching_names,
     open_labelled,
@@ -53,7 +56,9 @@ from tformer.tasks.base import (
     Tokenizers,
     TrainingData,
     TrainingStart,
+    bad_row_lines,
     choose_data,
+    note_bad_rows,
     positions_of,
     require_finite_loss,
     share_of_training,
@@ -95,21 +100,36 @@ class Parts:
     fold: np.ndarray
 
     @classmethod
-    def of(cls, labels: np.ndarray, data: Data, *, name: str) -> Parts:
-        """Of every label a share is validated on, or the last examples are, after the fold was taken out."""
+    def of(cls, labels: np.ndarray, data: Data, *, name: str, keys: np.ndarray | None = None) -> Parts:
+        """Of every label a share is validated on, or the last examples are, after the fold was taken out.
+
+        keys: examples with equal keys are both trained on, or both validated on.
+        """
         rest, fold = np.arange(len(labels)), np.zeros(0, dtype=np.int64)
         if data.folds is not None:
             left_out = fold_numbers(labels, folds=data.folds, name=name) == data.fold - 1
             rest, fold = np.flatnonzero(~left_out), np.flatnonzero(left_out)
         if data.valid:
             return cls(rest, np.zeros(0, dtype=np.int64), fold)
-        kept, held_out = hold_out(labels[rest], fraction=data.valid_fraction, how=data.valid_split, name=name)
+        kept, held_out = hold_out(
+            labels[rest],
+            fraction=data.valid_fraction,
+            how=data.valid_split,
+            name=name,
+            keys=None if keys is None else keys[rest],
+        )
         return cls(rest[kept], rest[held_out], fold)
+
+    @classmethod
+    def of_samples(cls, samples: Any, data: Data) -> Parts:
+        """Of labelled texts, of which near duplicates are on one side, or of images."""
+        keys = duplicate_keys(samples.rows) if isinstance(samples, LabelledTokens) else None
+        return cls.of(samples.labels, data, name=samples.name, keys=keys)
 
 
 def split_labelled(samples: Any, data: Data) -> tuple[Any, Any]:
-    """(training part, held-out part) of labelled texts or images."""
-    parts = Parts.of(samples.labels, data, name=samples.name)
+    """(training part, held-out part) of labelled texts or images. Texts that occur more than once are on one side."""
+    parts = Parts.of_samples(samples, data)
     train = samples if len(parts.train) == len(samples) else samples.subset(parts.train)
     return train, samples.subset(parts.valid)
 
@@ -124,9 +144,11 @@ def require_its_classes(recipe: Recipe, names: Sequence[str]) -> None:
         )
 
 
-def labels_note(recipe: Recipe, names: Sequence[str]) -> str:
-    """The labels in their order, and of which of two classes F1 is."""
+def labels_note(recipe: Recipe, names: Sequence[str], look: Look | None = None) -> str:
+    """The labels in their order, with their shares, and of which of two classes F1 is."""
     text = f"labels ({len(names)}): {listed(names, MAX_LISTED_LABELS)}"
+    if look is not None:
+        text = f"{text} ({shares_of(look.labels, names, most=MAX_LISTED_LABELS)})"
     return (
         f"{text}; f1_binary is the F1 of '{names[1]}'"
         if label_kind_of(recipe) == "classes" and len(names) == 2
@@ -169,8 +191,10 @@ class Labelled(Task):
             require_its_classes(recipe, names)
         tokenizer = obtain_tokenizer(start, work, _tokenizer_texts(sources, data, index))
         rows = _tokenize(recipe, sources, tokenizer, index, work)
+        whole = rows
         rows, valid = split_labelled(rows, data)
         if valid_sources:
+            valid_sources = [source.checked(index) for source in valid_sources]
             valid = _tokenize(recipe, valid_sources, tokenizer, index, work)
         rows = share_of_training(rows, recipe)
         first, labels = sources[0], () if index is None else index.names
@@ -187,8 +211,22 @@ class Labelled(Task):
         if not data.train:
             work.note("no --data: telling apart which package of Python's library a text is from (python-packages)")
         work.note(f"data: {len(rows):,} training examples, {len(valid):,} validation examples")
+        note_bad_rows([*sources, *valid_sources], work)
+        look = None
+        if start.resumed is None:
+            kind = label_kind_of(recipe)
+            look = look_at(
+                whole.rows,
+                whole.lengths,
+                unit="tokens",
+                valid=valid.rows if valid_sources else None,
+                separator=data.label_separator if kind == "labels" else None,
+                has_classes=kind != "score",
+            )
         if index is not None:
-            work.note(labels_note(recipe, index.names))
+            work.note(labels_note(recipe, index.names, look))
+        for line in () if look is None else look.lines():
+            work.note(line)
         assert rows.labels is not None
         counts = (
             np.bincount(rows.labels, minlength=len(index.names))
@@ -215,6 +253,7 @@ class Labelled(Task):
             valid_tokens=positions_of(valid, recipe.seq_len),
             baselines=lambda _: constant_baselines(label_kind_of(recipe), labels, rows.labels, valid.labels),
             first_try=("evaluate", "--mistakes", "mistakes.tsv"),
+            bad_rows=partial(bad_row_lines, [*sources, *valid_sources]) if data.reading.drops else None,
         )
 
     def survey(self, recipe: Recipe) -> Survey | None:
@@ -246,6 +285,9 @@ class Labelled(Task):
         recipe = loaded.recipe
         sources = _open(recipe, data.specs, data.columns, data.reading)
         work.note_all(*sources)
+        index = None if label_kind_of(recipe) == "score" else _index(recipe, recipe.data.labels)
+        sources = [source.checked(index) for source in sources]
+        note_bad_rows(sources, work)
         trained_on_pairs = recipe.data.columns.text2 is not None
         for source in sources:
             if not loaded.imported and source.has_text2 != trained_on_pairs:
@@ -254,7 +296,6 @@ class Labelled(Task):
                     f"{source.name} has {found} a row, {loaded.path} was trained on {trained}",
                     hint="name the columns with --text-column and --text2-column",
                 )
-        index = None if label_kind_of(recipe) == "score" else _index(recipe, recipe.data.labels)
         tokens = _tokenize(recipe, sources, loaded.text_tokenizer, index, work)
         work.note_all(tokens)
         return chosen_part(tokens, data, recipe)
@@ -376,7 +417,7 @@ def _tokenizer_texts(sources: Sequence[LabelledSource], data: Data, index: Label
         if (data.folds or not data.valid) and (all_rows := list(rows)):
             labels = labels_of(all_rows, index, numeric=index is None)
             assert labels is not None
-            kept = Parts.of(labels, data, name=all_rows[0].place).train
+            kept = Parts.of(labels, data, name=all_rows[0].place, keys=duplicate_keys(all_rows)).train
             rows = [all_rows[number] for number in kept.tolist()]
         for row in rows:
             yield row.text

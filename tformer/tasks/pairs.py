@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from typing import Any
 
@@ -60,7 +60,9 @@ from tformer.tasks.base import (
     Tokenizers,
     TrainingData,
     TrainingStart,
+    bad_row_lines,
     hold_out,
+    note_bad_rows,
     require_finite_loss,
     share_of,
     share_of_training,
@@ -132,6 +134,7 @@ class Pairs(Task):
             found = (f"{part.name} {share / sum(shares):.1%}" for part, share in zip(parts, shares, strict=True))
             mixture = f"mixture: {', '.join(found)}"
         work.note_all(*sources, *valid_sources, *parts, held_out)
+        note_bad_rows([*sources, *valid_sources], work)
         if not data.train:
             work.note("no --data: learning to read dates as people write them (builtin:dates)")
         if mixture:
@@ -160,6 +163,7 @@ class Pairs(Task):
             valid_tokens=held_out.lengths.sum() + DECODED_TOKEN * validation.decoded_tokens(held_out),
             baselines=lambda objective: guesses(objective) | validation.baselines(held_out),
             first_try=("generate", "--prompt", example),
+            bad_rows=partial(bad_row_lines, [*sources, *valid_sources]) if data.reading.drops else None,
         )
 
     def survey(self, recipe: Recipe) -> Survey | None:

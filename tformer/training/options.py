@@ -15,6 +15,7 @@ from tformer.support.options import (
     DEVICE,
     DEVICES,
     PRECISION,
+    BadRows,
     Delimiter,
     Encoding,
     Json,
@@ -167,6 +168,7 @@ class TrainOptions:
     ] = None
     encoding: Annotated[Encoding, Key("data.encoding")] = None
     delimiter: Annotated[Delimiter, Key("data.delimiter")] = None
+    bad_rows: Annotated[BadRows, Key("data.bad_rows")] = None
     tokenizer: Annotated[
         Path | None,
         DATA("--tokenizer", metavar="FILE", help="A tokenizer.json.", default="one is trained on the data"),

@@ -25,7 +25,7 @@ from tformer.objectives.base import Objective
 from tformer.recipe import recipe_to_data, recipe_to_yaml
 from tformer.support.device import bound_products
 from tformer.support.errors import InputError, Interrupted
-from tformer.support.files import RUNS, require_room, write_text
+from tformer.support.files import RUNS, in_blocks, require_room, write_file, write_text
 from tformer.support.formatting import in_words
 from tformer.support.processes import ScratchFolder
 from tformer.training import assemble
@@ -48,6 +48,9 @@ from tformer.training.validations import plan_validations
 from tformer.workers.launch import number_of_workers
 from tformer.workers.work import QUIET, Work
 from tformer.workers.worker import Worker, is_lost
+
+BAD_ROWS_FILE = "bad-rows.jsonl"
+"""The rows of the data that `--bad-rows drop` left out, in the run directory."""
 
 SHORT_TRAINING = 20.0
 """Seconds of a training that needs no forecast."""
@@ -291,6 +294,8 @@ class Session:
                 kernels=state_of_kernels(self.model, self.prepared.device),
             )
             run.write_environment(environment)
+            if self.prepared.data.bad_rows is not None:
+                write_file(run.path / BAD_ROWS_FILE, in_blocks(self.prepared.data.bad_rows()))
         except BaseException:
             run.close()
             raise

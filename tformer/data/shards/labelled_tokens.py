@@ -52,6 +52,11 @@ class LabelledTokens:
         """int64 [N], special tokens included."""
         return self._ids.lengths
 
+    @property
+    def rows(self) -> Sequence[LabelledRow]:
+        """The texts behind the examples."""
+        return self._rows
+
     def row(self, index: int) -> LabelledRow:
         """The text behind an example."""
         return self._rows[index]

@@ -651,6 +651,12 @@ class Source:
             with unchanged(*(content.origin for content in part.contents)):
                 yield from getattr(part, method)()
 
+    def bad_rows(self) -> Iterator[tuple[str, Any, InputError]]:
+        """(place, what was read, error) of every row that cannot be used, where such rows are left out."""
+        for part in self.parts:
+            if any(content.reading.drops for content in part.contents) and hasattr(part, "bad_rows"):
+                yield from part.bad_rows()
+
     def samples(self) -> str:
         """What the fingerprint leaves out: "+" and a sha256 of the samples of its large files; "" without any.
 

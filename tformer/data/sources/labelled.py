@@ -7,8 +7,9 @@ one example are one string with a separator between them: "sport|politics"; an e
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -40,11 +41,15 @@ class LabelledTable(Table):
         has_text2 = "text2" in self.columns
         if not values:
             return LabelledRow("", "" if has_text2 else None, None, **facts)
+        if self.content.reading.drops and self.layout.needs_label and not any(map(str.strip, values[: 1 + has_text2])):
+            raise InputError(f"{facts['place']}: the text is blank")
         label = None
         if "label" in self.columns:
             label = read_label(values[-1], self.layout, place=facts["place"], errors=self.content.errors)
             if self.whole_labels and label is not None and WHOLE_FLOAT.fullmatch(label):
                 label = label.removesuffix(".0")
+            if self.layout.check_label is not None and label is not None:
+                self.layout.check_label(label, facts["place"])
         return LabelledRow(values[0], values[1] if has_text2 else None, label, **facts)
 
     def columns_key(self) -> str:
@@ -73,6 +78,18 @@ class LabelledSource(Source):
     def tables(self) -> list[Table]:
         """The opened tables; none of a built-in source."""
         return [part for part in self.parts if isinstance(part, Table)]
+
+    def checked(self, index: LabelIndex | None) -> LabelledSource:
+        """The same source; a row with a label that is not in the index cannot be used."""
+        if index is None:
+            return self
+        known = [
+            replace(part, layout=replace(part.layout, check_label=index.encode))
+            if isinstance(part, LabelledTable)
+            else part
+            for part in self.parts
+        ]
+        return replace(self, parts=tuple(known))
 
 
 def open_labelled(
@@ -291,23 +308,62 @@ def _short(label: str) -> str:
 # -- the held-out part of labelled examples ----------------------------------------------------------------------------
 
 
-def stratified_split(labels: np.ndarray, *, fraction: float) -> tuple[np.ndarray, np.ndarray]:
+PUNCTUATION = {code: " " for code in range(0x3100) if unicodedata.category(chr(code)).startswith("P")}
+
+
+def duplicate_keys(rows: Sequence[LabelledRow]) -> np.ndarray:
+    """int64 [N]: equal for rows whose texts differ at most in case, white space and punctuation.
+
+    Only their equality has a meaning: they are others in another process.
+    """
+    return np.fromiter((hash((_plain(row.text), _plain(row.text2 or ""))) for row in rows), np.int64, len(rows))
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().translate(PUNCTUATION).split()) or text.strip()
+
+
+def stratified_split(
+    labels: np.ndarray, *, fraction: float, keys: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """(indices kept, indices held out): sorted, always the same for the same labels.
 
     For classes (int [N]), a share of each class is held out, see `_shares`. For scores and for several labels, a random
     share of all examples is. At least one example of two or more is held out.
+
+    keys: int64 [N]; examples with equal keys are on one side, and count for the class of the first of them.
     """
+    first_N = np.arange(len(labels))  # the number of the first example with the same key
+    if keys is not None:
+        _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+        first_N = first[inverse]
+    sizes_N = np.bincount(first_N, minlength=len(labels))
+    is_first_N = sizes_N > 0
     if labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer):
-        groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+        groups = [np.flatnonzero((labels == label) & is_first_N) for label in np.unique(labels[is_first_N])]
     else:
-        groups = [np.arange(len(labels))]
+        groups = [np.flatnonzero(is_first_N)]
     chosen = []
-    counts = _shares(np.array([len(group) for group in groups], dtype=np.int64), fraction=fraction)
+    counts = _shares(np.array([sizes_N[group].sum() for group in groups], dtype=np.int64), fraction=fraction)
     for number, (group, count) in enumerate(zip(groups, counts.tolist(), strict=True)):
         order = permute_by_network(np.arange(len(group)), size=len(group), key=derive_key("held out", 0, number))
-        chosen.append(group[order[:count]])
-    held_out = np.sort(np.concatenate(chosen)) if chosen else np.zeros(0, dtype=np.int64)
-    return np.setdiff1d(np.arange(len(labels)), held_out), held_out
+        chosen += _up_to(count, group[order], sizes_N)
+    held_out_N = np.isin(first_N, chosen)
+    return np.flatnonzero(~held_out_N), np.flatnonzero(held_out_N)
+
+
+def _up_to(count: int, firsts: np.ndarray, sizes_N: np.ndarray) -> list[int]:
+    """The first of these that have together at most `count` examples; or the smallest of several if none fits."""
+    chosen, room = list[int](), count
+    for first, size in zip(firsts.tolist(), sizes_N[firsts].tolist(), strict=True):
+        if not room:
+            break
+        if size <= room:
+            chosen.append(first)
+            room -= size
+    if count and not chosen and len(firsts) > 1:
+        chosen.append(int(firsts[np.argmin(sizes_N[firsts])]))
+    return chosen
 
 
 def _shares(sizes: np.ndarray, *, fraction: float) -> np.ndarray:
@@ -332,18 +388,28 @@ def _shares(sizes: np.ndarray, *, fraction: float) -> np.ndarray:
 
 
 def hold_out(
-    labels: np.ndarray, *, fraction: float, how: Literal["stratified", "last"], name: str
+    labels: np.ndarray,
+    *,
+    fraction: float,
+    how: Literal["stratified", "last"],
+    name: str,
+    keys: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(indices to train on, indices to validate on), always the same: a share of every label, or the last examples.
+
+    keys: examples with equal keys are on one side; of the last examples, those that occur before are trained on.
 
     Raises InputError if one of the two would be empty.
     """
     total = len(labels)
     if how == "last":
         cut = int(total * (1 - fraction))
-        kept, held_out = np.arange(cut), np.arange(cut, total)
+        is_late = np.arange(total) >= cut
+        if keys is not None:
+            is_late &= ~np.isin(keys, keys[:cut])
+        kept, held_out = np.flatnonzero(~is_late), np.flatnonzero(is_late)
     else:
-        kept, held_out = stratified_split(labels, fraction=fraction)
+        kept, held_out = stratified_split(labels, fraction=fraction, keys=keys)
     if not len(kept) or not len(held_out):
         raise InputError(
             f"{name}: {total} examples are too few to keep {fraction:g} of them for validation",

@@ -13,10 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tformer.support.errors import InputError
-from tformer.support.options import Errors
+from tformer.support.options import BadRowsAre, Errors
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 """Separators of cells that are found in csv, and their names."""
+SHOWN_ROWS = 10  # of those that cannot be used
+MAX_REASONS = 1000  # that are counted apart
 ENCODING_BYTES = 1 << 24  # at the beginning of a table, in which its encoding is found
 NUL_BYTES = 8192  # at the beginning, in which UTF-16 shows
 UTF8_CHARACTERS = re.compile(rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}")
@@ -31,11 +33,13 @@ class Reading:
         errors: at bytes that are not of the encoding.
         encoding: of text, by a name that Python knows; None: found in tables, else UTF-8.
         delimiter: between the cells of csv: a character, or a name of `DELIMITERS`; None: found.
+        bad_rows: what happens to rows of tables that cannot be used.
     """
 
     errors: Errors = "strict"
     encoding: str | None = None
     delimiter: str | None = None
+    bad_rows: BadRowsAre = "error"
 
     def __post_init__(self) -> None:
         try:
@@ -54,6 +58,47 @@ class Reading:
         """The delimiter as a character."""
         named = {name: character for character, name in DELIMITERS.items()} | {"\\t": "\t"}
         return self.delimiter and named.get(self.delimiter, self.delimiter)
+
+    @property
+    def drops(self) -> bool:
+        """Whether rows that cannot be used are left out."""
+        return self.bad_rows == "drop"
+
+
+class BadRows:
+    """Rows that cannot be used: their number, also by reason, and the lines of the first ones."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.first: InputError | None = None
+        self.reasons: dict[str, int] = {}
+        self.lines: dict[str, list[str]] = {}  # of the first `SHOWN_ROWS`, by reason
+
+    def add(self, place: str, error: InputError) -> None:
+        """Count a row."""
+        reason = error.message.removeprefix(f"{place}: ")
+        if self.total < SHOWN_ROWS:
+            self.lines.setdefault(reason, []).append(place.rpartition(":")[2])
+        if reason in self.reasons or len(self.reasons) < MAX_REASONS:
+            self.reasons[reason] = self.reasons.get(reason, 0) + 1
+        self.first = self.first or error
+        self.total += 1
+
+    def error(self, name: str) -> InputError:
+        """That of the only one, or one for all of them in the file of this name."""
+        assert self.first is not None
+        hint = self.first.hint or "--bad-rows drop leaves such rows out"
+        message = self.first.message if self.total == 1 else f"{name}: {self.total:,} rows cannot be used: {self}"
+        return InputError(message, hint=hint)
+
+    def __str__(self) -> str:
+        """The reasons of the first ones, each with its number and lines."""
+        shown = []
+        for reason, lines in self.lines.items():
+            count, named = self.reasons[reason], f"line{'s' * (len(lines) > 1)} {', '.join(lines)}"
+            shown.append(f"{reason} ({f'{count:,} rows, first ' if count > len(lines) else ''}{named})")
+        rest = self.total - sum(self.reasons[reason] for reason in self.lines)
+        return "; ".join([*shown, *([f"and {rest:,} more"] if rest else [])])
 
 
 def find_encoding(chunks: Iterator[bytes]) -> str:

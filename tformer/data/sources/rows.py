@@ -68,9 +68,16 @@ def rows_in_messages(names: Mapping[Path, str]) -> Iterator[None]:
         for path, name in names.items():
             parts = re.split(re.escape(str(path)) + r"(?::(\d+)\b)?", error.message)
             rows = [name if line is None else f"{name}[{int(line) - 1}]" for line in parts[1::2]]
+            if len(parts) > 1:
+                parts[-1] = re.sub(r"\blines? (\d+(?:, \d+)*)", _as_rows, parts[-1])
             error.message = "".join(map("".join, zip(parts[::2], [*rows, ""], strict=True)))
         error.args = (error.message,)
         raise
+
+
+def _as_rows(lines: re.Match[str]) -> str:
+    """Numbers of rows from 0 in place of numbers of lines."""
+    return f"rows {', '.join(str(int(line) - 1) for line in lines[1].split(', '))}"
 
 
 def _rows(data: Any) -> Iterator[Any]:

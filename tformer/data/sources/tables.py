@@ -10,7 +10,7 @@ import csv
 import json
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -39,7 +39,7 @@ from tformer.data.sources.files import (
     split_lines,
 )
 from tformer.data.sources.parquet import parquet_rows, parquet_schema
-from tformer.data.sources.reading import DELIMITERS, Reading
+from tformer.data.sources.reading import DELIMITERS, BadRows, Reading
 from tformer.data.sources.spreadsheets import open_sheet, sheet_rows
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.options import Errors
@@ -158,24 +158,43 @@ class Table(ABC):
         """Numbers of columns, for the fingerprint: a resumed run names the columns that its first start guessed."""
 
     def rows(self) -> Iterator[Any]:
-        """Every row. Raises InputError with the place ("file.tsv:17") of a wrong one."""
-        for number, (place, values, record) in enumerate(self._read()):
-            yield self.row(values, place=place, number=number, id=self._id_of(record))
+        """Every row. Raises InputError with the place ("file.tsv:17") of a wrong one, or for several with their number.
+
+        With `Reading.bad_rows` "drop" wrong rows are left out.
+        """
+        bad, drops = BadRows(), self.content.reading.drops
+        for place, _, row in self._attempts():
+            if isinstance(row, InputError):
+                bad.add(place, row)
+            elif drops or not bad.total:  # after a wrong row, the others are only counted
+                yield row
+        if bad.total and not drops:
+            raise bad.error(self.content.name)
+
+    def bad_rows(self) -> Iterator[tuple[str, Any, InputError]]:
+        """(place, what was read, error) of every wrong row."""
+        for place, raw, row in self._attempts():
+            if isinstance(row, InputError):
+                yield place, raw, row
 
     def records(self) -> Iterator[list[Any] | dict[str, Any]]:
-        """All cells of every row, in the order of `names`; of jsonl the object. The rows are those of `rows`."""
-        return ([""] * self.width if record == [] else record for _, _, record in self._read(whole=True))
+        """All cells of every row, in the order of `names`; of jsonl the object."""
+        parse = self._parser()
+        for number, raw in self._raw_rows(whole=True):
+            _, record = parse(f"{self.content.name}:{number}", raw)
+            yield [""] * self.width if record == [] else record
 
-    def _read(self, *, whole: bool = False) -> Iterator[tuple[str, list[Any], Any]]:
-        """(place, values in the order of `columns`, cells) of every row; `whole`: the cells of all columns."""
-        if self.format == LINES:
-            for number, line in enumerate(split_lines(self.content.texts(), name=self.content.name), 1):
-                text = line.removesuffix("\n")
-                yield f"{self.content.name}:{number}", [text], [text]
-        elif self.format in CELLS:
-            yield from self._delimited_rows()
-        else:
-            yield from self._typed_rows(whole=whole)
+    def _attempts(self) -> Iterator[tuple[str, Any, Any]]:
+        """(place, what was read, the row or its InputError) of every row."""
+        parse = self._parser()
+        for index, (number, raw) in enumerate(self._raw_rows()):
+            place = f"{self.content.name}:{number}"
+            try:
+                values, record = parse(place, raw)
+                row = self.row(values, place=place, number=index, id=self._id_of(record))
+            except InputError as error:
+                row = error
+            yield place, raw, row
 
     def _id_of(self, record: Any) -> str | None:
         if self.id_column is None or not record:
@@ -185,9 +204,83 @@ class Table(ABC):
         value = record.get((self.names or ())[self.id_column])
         return None if value is None else str(value)
 
+    def _raw_rows(self, *, whole: bool = False) -> Iterator[tuple[int, Any]]:
+        """(number of its line, what was read) of every row: cells, a line, or the record of a Parquet file.
+
+        whole: such a record has all columns.
+        """
+        content, names = self.content, self.names or ()
+        if self.format == ".parquet":
+            ids = () if self.id_column is None else (self.id_column,)
+            used = (column for numbers in (*self.columns.values(), ids) for column in numbers)
+            read = list(names) if whole else [names[column] for column in used]
+            for number, row in enumerate(parquet_rows(content.file, read), 1):
+                yield number, dict(zip(read, row, strict=True))
+        elif self.format in CELLS:
+            below_names = self.names is None
+            for number, cells in delimited_cells(content, self.format):
+                if cells and not below_names:
+                    below_names = True
+                elif cells or self.layout.keeps_blank_lines:
+                    yield number, cells
+        else:
+            for number, line in enumerate(split_lines(content.texts(), name=content.name), 1):
+                if self.format == LINES or not line.isspace():
+                    yield number, line.removesuffix("\n")
+
+    def _parser(self) -> Callable[[str, Any], tuple[list[Any], Any]]:
+        """The function (place, what was read) -> (values in the order of `columns`, all cells or the record).
+
+        It raises InputError for a row that has not all of them.
+        """
+        if self.format == LINES:
+            return lambda place, line: ([line], [line])
+        return self._parse_cells() if self.format in CELLS else self._parse_record()
+
+    def _parse_cells(self) -> Callable[[str, list[str]], tuple[list[Any], Any]]:
+        columns = list(self.columns.values())
+        has_joined = any(len(numbers) > 1 for numbers in columns)
+
+        def parse(place: str, cells: list[str]) -> tuple[list[Any], Any]:
+            if not cells:
+                return [], []
+            if len(cells) != self.width:
+                raise InputError(
+                    f"{place}: expected {self.width} fields, found {len(cells)}",
+                    hint='put a field with a comma or a line break in "quotes"' if self.format == ".csv" else None,
+                )
+            if has_joined:
+                return [_joined([cells[column] for column in numbers]) for numbers in columns], cells
+            return [cells[numbers[0]] for numbers in columns], cells
+
+        return parse
+
+    def _parse_record(self) -> Callable[[str, Any], tuple[list[Any], Any]]:
+        """Of jsonl and Parquet, with values of several types."""
+        names, errors = self.names, self.content.errors
+        assert names is not None, "every column of jsonl and Parquet has a name"
+        keys = {role: [names[column] for column in numbers] for role, numbers in self.columns.items()}
+        required = [(role, key) for role in self.layout.required for key in keys.get(role, ())]
+
+        def parse(place: str, row: Any) -> tuple[list[Any], Any]:
+            record = json_object(row, place=place) if isinstance(row, str) else row
+            for role, key in required:
+                if key not in record:
+                    raise _missing_key(record, key, role=role, place=place)
+            values = [
+                record.get(several[0])
+                if role == "label"
+                else _joined([text_value(record[key], key, place=place, errors=errors) for key in several])
+                for role, several in keys.items()
+            ]
+            return values, record
+
+        return parse
+
     def fingerprint(self) -> str:
         content, has_no_names = self.content, self.names is None
         form = f"{form_key(content, self.format)}{':whole labels' if self.whole_labels else ''}"
+        form += ":drop" if content.reading.drops else ""
         return f"{form}:{has_no_names}:{self.columns_key()}:{content.decoding}:{content.fingerprint()}"
 
     @property
@@ -204,57 +297,6 @@ class Table(ABC):
         """Which columns hold what, for messages."""
         parts = [*self.found, *(f"{ROLES[role]} in column {self.column(role)!r}" for role in self.columns)]
         return ", ".join(parts) + ("" if self.names is not None else " (counted from 0; there is no row of names)")
-
-    def _delimited_rows(self) -> Iterator[tuple[str, list[str], list[str]]]:
-        name, columns = self.content.name, list(self.columns.values())
-        has_joined = any(len(numbers) > 1 for numbers in columns)
-        below_names = self.names is None
-        for number, cells in delimited_cells(self.content, self.format):
-            if not cells:
-                if self.layout.keeps_blank_lines:
-                    yield f"{name}:{number}", [], []
-            elif not below_names:
-                below_names = True
-            elif len(cells) != self.width:
-                raise InputError(
-                    f"{name}:{number}: expected {self.width} fields, found {len(cells)}",
-                    hint='put a field with a comma or a line break in "quotes"' if self.format == ".csv" else None,
-                )
-            else:
-                values = [cells[numbers[0]] for numbers in columns]
-                if has_joined:
-                    values = [_joined([cells[column] for column in numbers]) for numbers in columns]
-                yield f"{name}:{number}", values, cells
-
-    def _typed_rows(self, *, whole: bool) -> Iterator[tuple[str, list[Any], Mapping[str, Any]]]:
-        """Rows of jsonl and Parquet, with values of several types."""
-        name, names, errors = self.content.name, self.names, self.content.errors
-        assert names is not None, "every column of jsonl and Parquet has a name"
-        keys = {role: [names[column] for column in numbers] for role, numbers in self.columns.items()}
-        required = [(role, key) for role in self.layout.required for key in keys.get(role, ())]
-        records: Iterator[tuple[int, Mapping[str, Any]]]
-        if self.format == ".jsonl":
-            records = json_objects(self.content)
-        else:
-            ids = () if self.id_column is None else (names[self.id_column],)
-            read = list(names) if whole else [key for several in (*keys.values(), ids) for key in several]
-            rows = enumerate(parquet_rows(self.content.file, read), 1)
-            records = ((number, dict(zip(read, row, strict=True))) for number, row in rows)
-        for number, record in records:
-            place = f"{name}:{number}"
-            for role, key in required:
-                if key not in record:
-                    raise _missing_key(record, key, role=role, place=place)
-            yield (
-                place,
-                [
-                    record.get(several[0])
-                    if role == "label"
-                    else _joined([text_value(record[key], key, place=place, errors=errors) for key in several])
-                    for role, several in keys.items()
-                ],
-                record,
-            )
 
 
 def _open_table(
@@ -380,7 +422,7 @@ def _head(content: Content, format: str, layout: Layout, named: Mapping[str, str
                 raise InputError(
                     f"{content.name}: jsonl has keys, not numbered columns, found {column}", hint=column_hint(role)
                 )
-        rows = islice(json_objects(content), HEAD_ROWS)
+        rows = islice(json_objects(content, skip_wrong=True), HEAD_ROWS)
         objects = [{key: _as_text(value) for key, value in row.items()} for _, row in rows]
         keys = tuple(dict.fromkeys(key for row in objects for key in row))
         return Head(content.name, keys or None, [[row.get(key, "") for key in keys] for row in objects])
@@ -532,24 +574,45 @@ def delimited_cells(content: Content, format: str) -> Iterator[tuple[int, list[s
         raise InputError(f"{content.name}:{rows.line_num}: {error}", hint=hint) from None
 
 
-def json_objects(content: Content, *, expected: str = "an object") -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of every line that is not blank; messages call it `expected`."""
+def json_objects(
+    content: Content, *, expected: str = "an object", skip_wrong: bool = False
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, object) of every line that is not blank; messages call it `expected`.
+
+    skip_wrong: leave out what is none, if any line holds one.
+    """
+    first: InputError | None = None
+    found = False
     for number, line in enumerate(split_lines(content.texts(), name=content.name), 1):
         if line.isspace():
             continue
-        place = f"{content.name}:{number}"
         try:
-            row = json.loads(line.removesuffix("\n"))  # else an error at its end is reported one line further
-        except json.JSONDecodeError as error:
-            what = error.msg.removesuffix(" at")
-            raise InputError(f"{place}: not JSON: {what} at character {error.colno}") from None
-        except ValueError:  # the only other one that is raised
-            raise InputError(
-                f"{place}: a whole number of more than {sys.get_int_max_str_digits():,} digits",
-                hint='write it as text, in "quotes"',
-            ) from None
-        except RecursionError:
-            raise InputError(f"{place}: JSON nested too deeply to be read") from None
-        if not isinstance(row, dict):
-            raise InputError(f"{place}: expected {expected}, found {type(row).__name__}")
+            row = json_object(line, place=f"{content.name}:{number}", expected=expected)
+        except InputError as error:
+            if not skip_wrong:
+                raise
+            first = first or error
+            continue
+        found = True
         yield number, row
+    if first is not None and not found:
+        raise first
+
+
+def json_object(line: str, *, place: str, expected: str = "an object") -> dict[str, Any]:
+    """The object that a line of jsonl holds. Raises InputError, with `expected`, for anything else."""
+    try:
+        row = json.loads(line.removesuffix("\n"))  # else an error at its end is reported one line further
+    except json.JSONDecodeError as error:
+        what = error.msg.removesuffix(" at")
+        raise InputError(f"{place}: not JSON: {what} at character {error.colno}") from None
+    except ValueError:  # the only other one that is raised
+        raise InputError(
+            f"{place}: a whole number of more than {sys.get_int_max_str_digits():,} digits",
+            hint='write it as text, in "quotes"',
+        ) from None
+    except RecursionError:
+        raise InputError(f"{place}: JSON nested too deeply to be read") from None
+    if not isinstance(row, dict):
+        raise InputError(f"{place}: expected {expected}, found {type(row).__name__}")
+    return row

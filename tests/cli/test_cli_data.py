@@ -1,0 +1,94 @@
+"""`tformer data`: a messy table in text, JSON and pictures, and every way to get it wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data import messy
+from tests.data.workbooks import excel
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("table") / "messy.csv"
+    path.write_bytes(messy.messy_csv(messy.messy_rows()))
+    return path
+
+
+def test_a_messy_table_is_described_in_at_most_six_lines(cli: Cli, table: Path) -> None:
+    outcome = cli("data", table)
+    lines = outcome.out.splitlines()
+    assert outcome.code == 0 and len(lines) == 6
+    assert lines[0] == (
+        "messy.csv: encoding cp1252, separator semicolon, text in column 'review', label in column 'sentiment'; "
+        "not used: id, date"
+    )
+    assert lines[1].startswith("rows: 2,963; 37 more cannot be used: the text is blank (24 rows, first lines ")
+    assert "the label is empty (13 rows, first lines " in lines[1]
+    assert lines[2].startswith("labels (2): ") and lines[3].startswith("lengths: median ")
+    assert "exact duplicates, 30 near duplicates" in lines[4] and "1 text with several labels (lines " in lines[5]
+
+
+def test_the_excel_copy_is_described_alike(cli: Cli, table: Path, tmp_path: Path) -> None:
+    pytest.importorskip("python_calamine")
+    rows = [[cell if cell != "" else None for cell in row] for row in messy.messy_rows()]
+    (tmp_path / "messy.xlsx").write_bytes(excel({"Sheet1": [messy.NAMES, *rows]}))
+    first, second = (json.loads(cli("data", path, "--json").out) for path in (table, tmp_path / "messy.xlsx"))
+    for key in ("rows", "labels", "blank", "exact", "near", "conflicting", "bad_rows", "columns", "unused_columns"):
+        assert first[key] == second[key]
+
+
+def test_json_has_all_figures_and_dropped_rows_are_written(cli: Cli, table: Path, tmp_path: Path) -> None:
+    outcome = cli("data", table, "--valid", table, "--json", "--dropped", tmp_path / "dropped.jsonl")
+    document = json.loads(outcome.out)
+    assert (document["rows"], document["bad_rows"], document["in_both"]) == (2963, 37, 2963)
+    assert document["columns"] == {"text": "review", "text2": None, "label": "sentiment"}
+    dropped = [json.loads(line) for line in (tmp_path / "dropped.jsonl").read_text().splitlines()]
+    assert len(dropped) == 37 and {row["reason"] for row in dropped} == {"the label is empty", "the text is blank"}
+    assert dropped[0]["row"][0] == "7" and dropped[0]["place"].startswith(f"{table}:")
+
+
+@pytest.mark.parametrize(("suffix", "start"), [(".html", b"<!doctype html>"), (".svg", b"<?xml"), (".csv", b"")])
+def test_pictures_are_written(cli: Cli, table: Path, tmp_path: Path, suffix: str, start: bytes) -> None:
+    path = tmp_path / f"look{suffix}"
+    assert cli("data", table, "-o", path).code == 0
+    assert path.read_bytes().startswith(start) and path.stat().st_size > 100
+
+
+def test_lengths_are_counted_in_tokens_of_a_tokenizer(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\nabc,x\nabcdef,y\n")
+    assert cli("train-tokenizer", tmp_path / "a.csv", "--model", "char", "--out", tmp_path / "t.json").code == 0
+    outcome = cli("data", tmp_path / "a.csv", "--tokenizer", tmp_path / "t.json", "--max-length", "4")
+    assert "tokens" in outcome.out and "1 text longer than 4 tokens would be cut" in outcome.out
+
+
+def test_a_table_without_labels_is_described_too(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,text\n1,one two\n2,three\n")
+    outcome = cli("data", tmp_path / "a.csv")
+    assert outcome.code == 0 and "labels" not in outcome.out and "rows: 2" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "there is no table to look at"),
+        (["no.csv"], "no.csv: no such file"),
+        (["TABLE", "--max-length", "4"], "--max-length counts tokens"),
+        (["TABLE", "--json", "-o", "a.html"], "exclude each other"),
+        (["TABLE", "--label-column", "stars"], "no column 'stars'"),
+        (["TABLE", "--encoding", "latin-99"], "unknown encoding 'latin-99'"),
+        (["TABLE", "--delimiter", "::"], "--delimiter: expected one character"),
+        (["TABLE", "-o", "a.doc"], "has the suffix .doc"),
+        (["TABLE", "--dropped", "TABLE"], "--dropped"),
+    ],
+)
+def test_a_wrong_call_is_one_line(cli: Cli, table: Path, words: list[str], message: str) -> None:
+    outcome = cli("data", *(str(table) if word == "TABLE" else word for word in words))
+    assert outcome.code == 2 and message in outcome.err and (outcome.out == "" or "--json" in words)

@@ -1,0 +1,170 @@
+"""Rows that cannot be used, the look at a table, and duplicates in the held-out part."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.data import messy
+from tests.data.fakes import Spec, refusal, write
+from tformer.data import look as looking
+from tformer.data.look import look_at
+from tformer.data.sources.labelled import (
+    LabelIndex,
+    LabelledSource,
+    duplicate_keys,
+    hold_out,
+    open_labelled,
+    stratified_split,
+)
+from tformer.data.sources.pairs import open_pairs
+from tformer.data.sources.reading import Reading
+from tformer.data.sources.tables import LabelledRow
+
+DROP = Reading(bad_rows="drop")
+
+
+def source_of(path: Path, reading: Reading = Reading(), **options: Any) -> LabelledSource:
+    [source] = open_labelled([Spec(str(path))], reading=reading, **options)  # type: ignore[list-item]
+    return source
+
+
+# -- rows that cannot be used ------------------------------------------------------------------------------------------
+
+
+def test_all_bad_rows_are_counted_and_the_first_ten_are_named(tmp_path: Path) -> None:
+    lines = [f"t{n},{'' if n % 2 else 'x'}" for n in range(40)] + ["t,x,y"]
+    path = write(tmp_path / "a.csv", "text,label\n" + "\n".join(lines) + "\n")
+    error = refusal(lambda: list(source_of(path).rows()))
+    named = ", ".join(str(line) for line in range(3, 22, 2))
+    assert error.message == (
+        f"{path}: 21 rows cannot be used: the label is empty (20 rows, first lines {named}); and 1 more"
+    )
+    assert error.hint == "--bad-rows drop leaves such rows out"
+
+
+def test_one_bad_row_is_named_as_before_with_the_way_out(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "text,label\na,x\nb,\n")
+    error = refusal(lambda: list(source_of(path).rows()))
+    assert (error.message, error.hint) == (f"{path}:3: the label is empty", "--bad-rows drop leaves such rows out")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reasons"),
+    [
+        ("a.csv", 'text,label\na,x\n"",y\nb,\nc,x,y\nd,y\n', ["the text is blank", "the label is empty", "expected 2"]),
+        (
+            "a.jsonl",
+            '{"text": "a", "label": "x"}\n{"text": 3, "label": "x"}\n{"text": "b"}\nno JSON\n'
+            '{"text": "d", "label": "y"}\n',
+            ["'text' should be text, found int", "no key 'label'", "not JSON"],
+        ),
+    ],
+)
+def test_bad_rows_are_left_out_and_listed(tmp_path: Path, name: str, text: str, reasons: list[str]) -> None:
+    path = write(tmp_path / name, text)
+    source = source_of(path, DROP)
+    assert [(row.text, row.label) for row in source.rows()] == [("a", "x"), ("d", "y")]
+    bad = list(source.bad_rows())
+    assert [place for place, _, _ in bad] == [f"{path}:{n}" for n in ((3, 4, 5) if name == "a.csv" else (2, 3, 4))]
+    assert all(reason in error.message for reason, (_, _, error) in zip(reasons, bad, strict=True))
+    assert list(source_of(write(tmp_path / f"b{name}", text.replace("{", "{", 1))).bad_rows()) == []  # only of "drop"
+    assert source.fingerprint() != source_of(path).fingerprint()
+
+
+def test_unknown_labels_are_bad_rows_of_validation_data(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "text,label\na,x\nb,z\nc,q\n")
+    index = LabelIndex(("x", "y"))
+    error = refusal(lambda: list(source_of(path).checked(index).rows()))
+    assert error.message.startswith(f"{path}: 2 rows cannot be used: unknown label 'z'")
+    assert [row.text for row in source_of(path, DROP).checked(index).rows()] == ["a"]
+
+
+def test_bad_pairs_are_left_out_too(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "source\ttarget\na\tb\nc\n")
+    [source] = open_pairs([Spec(str(path))], reading=DROP)
+    assert [(row.source, row.target) for row in source.rows()] == [("a", "b")]
+
+
+def test_inputs_of_a_classifier_are_never_left_out(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", 'text,label\na,x\n"",\n')
+    assert [row.text for row in source_of(path, DROP, needs_label=False).rows()] == ["a", ""]
+
+
+# -- duplicates in the held-out part -----------------------------------------------------------------------------------
+
+
+def test_near_duplicates_differ_in_case_spaces_and_punctuation_only() -> None:
+    texts = ["A b, c.", "a B  c", "a-b c!", "a b d", "?", "!", "", " ", "ab c"]
+    keys = duplicate_keys([LabelledRow(text, None, None, "") for text in texts]).tolist()
+    assert keys[0] == keys[1] == keys[2] and keys[6] == keys[7]
+    assert len({keys[0], keys[3], keys[4], keys[5], keys[6], keys[8]}) == 6
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30)), min_size=2, max_size=120),
+    st.sampled_from(["stratified", "last"]),
+    st.floats(0.02, 0.4),
+)
+def test_duplicates_never_straddle_a_split(examples: list[tuple[int, int]], how: Any, fraction: float) -> None:
+    labels, keys = np.array(examples).T
+    if how == "stratified":
+        kept, held_out = stratified_split(labels, fraction=fraction, keys=keys)
+        assert len(kept) or len(set(keys.tolist())) < 2
+    else:
+        try:
+            kept, held_out = hold_out(labels, fraction=fraction, how=how, name="a", keys=keys)
+        except Exception as error:
+            assert "too few" in str(error)
+            return
+    assert not set(keys[kept].tolist()) & set(keys[held_out].tolist())
+    assert sorted([*kept, *held_out]) == list(range(len(labels)))
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=80), st.floats(0.01, 0.49))
+def test_without_duplicates_the_split_is_the_same(values: list[int], fraction: float) -> None:
+    labels = np.array(values)
+    plain, keyed = (stratified_split(labels, fraction=fraction, keys=keys) for keys in (None, np.arange(len(labels))))
+    assert all(a.tolist() == b.tolist() for a, b in zip(plain, keyed, strict=True))
+
+
+# -- the look ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_look_at_a_messy_table_counts_everything(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", messy.messy_csv(messy.messy_rows()))
+    [source] = open_labelled([Spec(str(path))], needs_label=False)  # type: ignore[list-item]
+    rows = list(source.rows())
+    found = look_at(rows, np.array([len(row.text.split()) for row in rows]), unit="words", valid=rows[:3])
+    assert (found.rows, found.blank, found.conflicting, found.in_both) == (3000, 24, 1, 3)
+    exact, near = (sum(n % 100 == rest for n in messy.REPEATED) for rest in (9, 59))
+    assert (found.exact, found.near) == (exact + 1, near)  # one text with two labels is a duplicate, too
+    assert sum(found.labels.values()) == 3000 - len(messy.UNLABELLED)
+    lengths, texts, caution = found.lines()
+    assert lengths.startswith("lengths: median ") and "24 blank texts" in texts
+    assert "1 text with several labels" in caution and "3 validation rows whose text is in the training" in caution
+    assert json.loads(json.dumps(found.document()))["blank"] == 24
+
+
+def test_of_large_data_the_first_rows_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looking, "MAX_ROWS", 3)
+    rows = [LabelledRow("same", None, "x", f"a:{n}") for n in range(10)]
+    found = look_at(rows, np.ones(10, dtype=np.int64), unit="tokens")
+    assert (found.rows, found.looked_at, found.exact) == (10, 3, 2)
+    assert all(line.endswith("(of the first 3 rows)") for line in found.lines())
+    monkeypatch.setattr(looking, "MAX_CHARACTERS", 8)
+    assert look_at(rows, np.ones(10, dtype=np.int64), unit="tokens").looked_at == 2
+
+
+def test_scores_have_no_shares_and_several_labels_are_counted_apart() -> None:
+    rows = [LabelledRow("a", None, "1.5", "a:1"), LabelledRow("b", None, "x|y", "a:2")]
+    ones = np.ones(2, dtype=np.int64)
+    assert look_at(rows, ones, unit="words", has_classes=False).labels == {}
+    assert look_at(rows, ones, unit="words", separator="|").labels == {"1.5": 1, "x": 1, "y": 1}
+    assert len(list(look_at(rows, ones, unit="words").lines())) == 1, "nothing is said of nothing"
