@@ -29,7 +29,7 @@ LENGTHS, OUTPUT = Panel("Lengths"), Panel("Output")
 
 EPILOG = examples(
     "`tformer data reviews.csv`",
-    "`tformer data train.tsv --valid valid.tsv --tokenizer tokenizer.json -o look.html`",
+    "`tformer data train.tsv --valid valid.tsv -o look.html`",
     "`tformer data reviews.xlsx --text-column review --dropped dropped.jsonl --json`",
 )
 
