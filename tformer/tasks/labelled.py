@@ -391,7 +391,7 @@ def chosen_part(samples: Any, data: ChosenData, recipe: Recipe) -> tuple[Any, st
     """The held-out part where the run's training data was read, and what the examples are called."""
     if not data.held_out:
         return samples, samples.name
-    own, parts = recipe.data, Parts.of(samples.labels, recipe.data, name=samples.name)
+    own, parts = recipe.data, Parts.of_samples(samples, recipe.data)
     if own.folds is None or data.validation:
         return samples.subset(parts.valid), f"{own.valid_fraction:.0%} of {samples.name}, held out"
     return samples.subset(parts.fold), f"fold {own.fold} of {own.folds} of {samples.name}, left out"
