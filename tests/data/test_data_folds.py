@@ -84,3 +84,11 @@ def test_groups_of_equal_sizes_are_spread_as_evenly_as_examples() -> None:
 def test_too_few_examples_are_refused() -> None:
     with pytest.raises(InputError, match="data: found 3 examples, expected at least 5, one for each fold"):
         folds_of(np.arange(3), 5)
+
+
+def test_the_names_of_groups_have_no_meaning() -> None:
+    labels, groups = np.arange(24) % 2, np.arange(24) // 3
+    found = folds_of(labels, 3, groups)
+    assert np.array_equal(found, folds_of(labels, 3, -groups)) and np.array_equal(
+        found, folds_of(labels, 3, groups * 7 % 8)
+    )

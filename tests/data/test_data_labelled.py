@@ -430,7 +430,7 @@ def choose(
     named = layout.named(Columns(**asked))  # type: ignore[arg-type]
     head = Head("a.csv", None if names is None else tuple(names.split(",")), [row.split(",") for row in rows])
     chosen = layout.choose(head, named)
-    columns = [chosen.get(role, (None,))[0] for role in layout.roles]
+    columns = [chosen.get(role, (None,))[0] for role in ("text", "text2", "label")]
     return Roles(*columns, guessed=bool(chosen.keys() - named.keys()))  # type: ignore[arg-type]
 
 

@@ -97,6 +97,54 @@ def test_each_example_is_predicted_once_by_the_model_of_its_fold(
     assert list(written[0])[-2:] == ["probability_animal", "probability_tool"]
 
 
+def grouped(tmp_path: Path) -> Path:
+    rows = [(label, text, f"author {number // 4}") for number, (label, text) in enumerate(sentences(40, 0))]
+    return write_table(tmp_path / "grouped.tsv", ("label", "text", "author"), [*rows])
+
+
+def test_the_rows_of_a_group_are_in_one_fold(here: list[list[str]], cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    table, cv = grouped(tmp_path), tmp_path / "cv"
+    found = tformer.cross_validate(table, folds=2, group_column="author", config=recipe, out=cv, quiet=True)
+    folds: dict[int, set[int]] = {}
+    for each in found.predictions:
+        folds.setdefault(each["row"] // 4, set()).add(each["fold"])
+    assert len(folds) == 10 and all(len(own) == 1 for own in folds.values())
+    other = write_table(tmp_path / "other.tsv", ("label", "text"), [*sentences(6, 3)])  # it needs no groups
+    assert cli("evaluate", found.runs[0], "--data", other).code == 0
+    assert cli("classify", found.runs[0], "--input", other).code == 0
+
+
+def test_texts_that_occur_twice_are_in_one_fold(here: list[list[str]], recipe: Path, tmp_path: Path) -> None:
+    rows = [*sentences(20, 0), *((label, text.upper()) for label, text in sentences(20, 0))]
+    table = write_table(tmp_path / "twice.tsv", ("label", "text"), [*rows])
+    found = tformer.cross_validate(table, folds=2, config=recipe, out=tmp_path / "cv", quiet=True)
+    folds = [each["fold"] for each in found.predictions]
+    assert folds[:20] == folds[20:] and set(folds) == {1, 2}
+
+
+def test_a_held_out_part_divides_no_group(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    run, listing = tmp_path / "run", tmp_path / "found.jsonl"
+    flags = ("--data", grouped(tmp_path), "--group-column", "author", "--out", run)
+    assert cli("train", "--config", recipe, *flags).code == 0
+    assert cli("evaluate", run, "--predictions", listing).code == 0
+    numbers = [json.loads(line)["example"] for line in listing.read_text().splitlines()]
+    assert len(numbers) == 4 and len({number // 4 for number in numbers}) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--group-column", "writer"), "no column 'writer'"),
+        (("--group-column", "label", "--label-column", "label"), "label and group are the same column 'label'"),
+        (("--group-column", "author", "--set", "data.valid_split=last"), "expected null with data.valid_split last"),
+        (("--group-column", "author", "--set", "data.folds=30"), "found 10 groups, expected at least 30"),
+    ],
+)
+def test_wrong_groups_are_refused(flags: tuple[str, ...], message: str, cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    outcome = cli("train", "--config", recipe, "--data", grouped(tmp_path), *flags, "--out", tmp_path / "run")
+    assert outcome.code == 2 and message in " ".join(outcome.err.split()) and not (tmp_path / "run").exists()
+
+
 def test_rows_in_memory_and_the_same_call_again(
     here: list[list[str]], recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ PAIR_KEYS = (
 LABEL_KEYS = (
     "data.columns.text2",
     "data.columns.label",
+    "data.columns.group",
     "data.label_separator",
     "data.truncation",
     "data.valid_split",

@@ -49,7 +49,11 @@ def contradictions(recipe: Recipe) -> Iterator[Problem]:
 
 def _unfit_folds(recipe: Recipe) -> Iterator[Problem]:
     """Folds of data that are not labelled, and a fold that is none of them."""
-    folds, fold = recipe.data.folds, recipe.data.fold
+    folds, fold, group = recipe.data.folds, recipe.data.fold, recipe.data.columns.group
+    if group is not None and recipe.model.patches is not None:
+        yield Problem(("data", "columns", "group"), f"found {group}, expected null: images have no columns")
+    elif group is not None and recipe.data.valid_split == "last":
+        yield Problem(("data", "columns", "group"), f"found {group}, expected null with data.valid_split last")
     if folds is None:
         return
     if recipe.data_kind != "labelled":

@@ -31,6 +31,7 @@ FLAG_NAMES = {
     "data.columns.text": "--text-column",
     "data.columns.text2": "--text2-column",
     "data.columns.label": "--label-column",
+    "data.columns.group": "--group-column",
     "data.columns.source": "--source-column",
     "data.columns.target": "--target-column",
     "training.valid_share": "--full-validation",

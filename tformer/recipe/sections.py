@@ -40,6 +40,7 @@ class Columns(Section):
     text: str | int | None = None  # the text
     text2: str | int | None = None  # the second text of a pair
     label: str | int | None = None  # the label or score
+    group: str | int | None = None  # rows of one group are held out together, or not at all (labelled examples)
     source: str | int | None = None  # the source of a translation
     target: str | int | None = None  # its reference: the right translation
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from tformer.data.look import Look, look_at, shares_of
 from tformer.data.shards.corpus import Example
-from tformer.data.shards.labelled_tokens import LabelledTokens, labels_of, tokenize_labelled
+from tformer.data.shards.labelled_tokens import LabelledTokens, groups_of, labels_of, tokenize_labelled
 from tformer.data.sources.folds import fold_numbers
 from tformer.data.sources.labelled import (
     LabelIndex,
@@ -100,17 +100,31 @@ class Parts:
     fold: np.ndarray
 
     @classmethod
-    def of(cls, labels: np.ndarray, data: Data, *, name: str, keys: np.ndarray | None = None) -> Parts:
+    def of(
+        cls,
+        labels: np.ndarray,
+        data: Data,
+        *,
+        name: str,
+        keys: np.ndarray | None = None,
+        groups: np.ndarray | None = None,
+    ) -> Parts:
         """Of every label a share is validated on, or the last examples are, after the fold was taken out.
 
-        keys: examples with equal keys are both trained on, or both validated on.
+        groups: named by the user; examples of a group are in one part. Without them, those with equal keys are.
         """
+        has_twins = keys is not None and len(np.unique(keys)) < len(keys)
+        together = keys if groups is None and has_twins else groups
         rest, fold = np.arange(len(labels)), np.zeros(0, dtype=np.int64)
         if data.folds is not None:
-            left_out = fold_numbers(labels, folds=data.folds, name=name) == data.fold - 1
+            left_out = fold_numbers(labels, folds=data.folds, name=name, groups=together) == data.fold - 1
             rest, fold = np.flatnonzero(~left_out), np.flatnonzero(left_out)
         if data.valid:
             return cls(rest, np.zeros(0, dtype=np.int64), fold)
+        if groups is not None:
+            parts = min(max(2, round(1 / data.valid_fraction)), len(np.unique(groups[rest])))
+            is_valid = fold_numbers(labels[rest], folds=parts, name=name, groups=groups[rest]) == 0
+            return cls(rest[~is_valid], rest[is_valid], fold)
         kept, held_out = hold_out(
             labels[rest],
             fraction=data.valid_fraction,
@@ -124,7 +138,7 @@ class Parts:
     def of_samples(cls, samples: Any, data: Data) -> Parts:
         """Of labelled texts, of which near duplicates are on one side, or of images."""
         keys = duplicate_keys(samples.rows) if isinstance(samples, LabelledTokens) else None
-        return cls.of(samples.labels, data, name=samples.name, keys=keys)
+        return cls.of(samples.labels, data, name=samples.name, keys=keys, groups=samples.groups)
 
 
 def split_labelled(samples: Any, data: Data) -> tuple[Any, Any]:
@@ -169,7 +183,7 @@ class Labelled(Task):
         recipe = start.recipe
         data, options = recipe.data, recipe.objectives[0]
         sources = _open(recipe, data.train, data.columns, data.reading)
-        valid_sources = _open(recipe, data.valid, data.columns, data.reading) if data.valid else []
+        valid_sources = _open(recipe, data.valid, _ungrouped(data.columns), data.reading) if data.valid else []
         with_pairs = _reads_pairs([*sources, *valid_sources])
         if getattr(options, "swap_pairs", False) and not (with_pairs and recipe.model.embedding.token_types > 1):
             raise InputError(
@@ -283,7 +297,8 @@ class Labelled(Task):
     def read(self, loaded: Loaded, data: ChosenData, work: Work) -> tuple[Any, str]:
         """The examples of an evaluation, and their name."""
         recipe = loaded.recipe
-        sources = _open(recipe, data.specs, data.columns, data.reading)
+        columns = data.columns if data.held_out else _ungrouped(data.columns)
+        sources = _open(recipe, data.specs, columns, data.reading)
         work.note_all(*sources)
         index = None if label_kind_of(recipe) == "score" else _index(recipe, recipe.data.labels)
         sources = [source.checked(index) for source in sources]
@@ -397,6 +412,11 @@ def chosen_part(samples: Any, data: ChosenData, recipe: Recipe) -> tuple[Any, st
     return samples.subset(parts.fold), f"fold {own.fold} of {own.folds} of {samples.name}, left out"
 
 
+def _ungrouped(columns: Columns) -> Columns:
+    """The columns of data that are not divided."""
+    return columns.model_copy(update={"group": None})
+
+
 def _open(recipe: Recipe, specs: Sequence[SourceSpec], columns: Columns, reading: Reading) -> list[LabelledSource]:
     return open_labelled(
         specs,
@@ -417,7 +437,8 @@ def _tokenizer_texts(sources: Sequence[LabelledSource], data: Data, index: Label
         if (data.folds or not data.valid) and (all_rows := list(rows)):
             labels = labels_of(all_rows, index, numeric=index is None)
             assert labels is not None
-            kept = Parts.of(labels, data, name=all_rows[0].place, keys=duplicate_keys(all_rows)).train
+            keys, groups = duplicate_keys(all_rows), groups_of(all_rows)
+            kept = Parts.of(labels, data, name=all_rows[0].place, keys=keys, groups=groups).train
             rows = [all_rows[number] for number in kept.tolist()]
         for row in rows:
             yield row.text

@@ -96,6 +96,17 @@ class TrainOptions:
         DATA("--label-column", metavar="C", help="Column of the label or score.", default=FOUND),
         Key("data.columns.label"),
     ] = None
+    group_column: Annotated[
+        str | None,
+        DATA(
+            "--group-column",
+            metavar="C",
+            help="Column of a group, such as an author: its rows are held out together, or none of them.",
+            default="no groups",
+            rare=True,
+        ),
+        Key("data.columns.group"),
+    ] = None
     labels: Annotated[
         str | None,
         DATA(

@@ -57,6 +57,11 @@ class LabelledTokens:
         """The texts behind the examples."""
         return self._rows
 
+    @property
+    def groups(self) -> np.ndarray | None:
+        """int [N]: the group of each example; None: there are none."""
+        return groups_of(self._rows)
+
     def row(self, index: int) -> LabelledRow:
         """The text behind an example."""
         return self._rows[index]
@@ -159,6 +164,13 @@ def tokenize_labelled(
         _types=Ragged.join(types) if token_types and is_pair else None,
         _rows=rows,
     )
+
+
+def groups_of(rows: Sequence[LabelledRow]) -> np.ndarray | None:
+    """int [N]: the number of each row's group; None where they have none."""
+    if not rows or rows[0].group is None:
+        return None
+    return np.unique([row.group or "" for row in rows], return_inverse=True)[1]
 
 
 def labels_of(rows: Sequence[LabelledRow], index: LabelIndex | None, *, numeric: bool) -> np.ndarray | None:

@@ -20,7 +20,9 @@ from tformer.support.formatting import shortened, whole_number
 
 Column = str | int | None
 
-ROLES = {"text": "text", "text2": "second text", "label": "label", "source": "source", "target": "target"}  # in words
+ROLES = {role: role for role in ("text", "text2", "label", "group", "source", "target")} | {"text2": "second text"}
+"""The roles in words."""
+
 PAIRS = (
     *(("text_a", "text_b"), ("text", "text2"), ("text1", "text2"), ("text_1", "text_2")),
     *(("sentence_a", "sentence_b"), ("sentence1", "sentence2"), ("sentence_1", "sentence_2")),
@@ -219,7 +221,7 @@ class LabelledLayout(Layout):
     separator: str = "|"
     check_label: Callable[[str, str], object] | None = None
 
-    roles: ClassVar[tuple[str, ...]] = ("text", "text2", "label")
+    roles: ClassVar[tuple[str, ...]] = ("text", "text2", "label", "group")
     text_names: ClassVar[frozenset[str]] = TEXT_NAMES
 
     @property

@@ -22,7 +22,7 @@ def fold_numbers(labels: np.ndarray, *, folds: int, name: str, groups: np.ndarra
     the shares are then as equal as the groups allow: the largest ones first, each goes to the fold that has the least
     of its classes.
 
-    groups: int [N]. Raises InputError for fewer examples or groups than folds.
+    groups: int [N], of which only equality has a meaning. Raises InputError for fewer examples or groups than folds.
     """
     total = len(labels) if groups is None else len(np.unique(groups))
     if total < folds:
@@ -46,7 +46,8 @@ def _strata(labels: np.ndarray) -> np.ndarray:
 
 
 def _grouped(stratum_N: np.ndarray, groups: np.ndarray, folds: int) -> np.ndarray:
-    _, group_N, sizes_G = np.unique(groups, return_inverse=True, return_counts=True)
+    _, first_G, group_N = np.unique(groups, return_index=True, return_inverse=True)
+    _, group_N, sizes_G = np.unique(first_G[group_N], return_inverse=True, return_counts=True)  # in order of appearance
     members = np.split(np.argsort(group_N, kind="stable"), sizes_G.cumsum()[:-1])
     drawn_G = permute_by_network(np.arange(len(sizes_G)), size=len(sizes_G), key=derive_key("folds", 1))
     total_S = np.bincount(stratum_N)

@@ -38,22 +38,27 @@ class LabelledTable(Table):
     layout: LabelledLayout
 
     def row(self, values: list[Any], **facts: Any) -> LabelledRow:
-        has_text2 = "text2" in self.columns
         if not values:
-            return LabelledRow("", "" if has_text2 else None, None, **facts)
-        if self.content.reading.drops and self.layout.needs_label and not any(map(str.strip, values[: 1 + has_text2])):
-            raise InputError(f"{facts['place']}: the text is blank")
-        label = None
-        if "label" in self.columns:
-            label = read_label(values[-1], self.layout, place=facts["place"], errors=self.content.errors)
+            return LabelledRow("", "" if "text2" in self.columns else None, None, **facts)
+        found, label, place = dict(zip(self.columns, values, strict=True)), None, facts["place"]
+        texts = [found[role] for role in ("text", "text2") if role in found]
+        if self.content.reading.drops and self.layout.needs_label and not any(map(str.strip, texts)):
+            raise InputError(f"{place}: the text is blank")
+        if "group" in found:
+            facts["group"] = "" if found["group"] is None else str(found["group"]).strip()
+            if not facts["group"]:
+                raise InputError(f"{place}: the group is empty", hint="give each row without one its own")
+        if "label" in found:
+            label = read_label(found["label"], self.layout, place=place, errors=self.content.errors)
             if self.whole_labels and label is not None and WHOLE_FLOAT.fullmatch(label):
                 label = label.removesuffix(".0")
             if self.layout.check_label is not None and label is not None:
-                self.layout.check_label(label, facts["place"])
-        return LabelledRow(values[0], values[1] if has_text2 else None, label, **facts)
+                self.layout.check_label(label, place)
+        return LabelledRow(found["text"], found.get("text2"), label, **facts)
 
     def columns_key(self) -> str:
-        return ":".join(str(self.columns.get(role, (None,))[0]) for role in self.layout.roles)
+        roles = [role for role in self.layout.roles if role != "group" or role in self.columns]
+        return ":".join(str(self.columns.get(role, (None,))[0]) for role in roles)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,6 +61,7 @@ class LabelledRow:
     """One example as it was read; `place` is "file.tsv:17".
 
     `number` counts the rows of its table from 0, `id` is its cell in the table's column of ids; None: there is none.
+    `group`: rows of one group are never divided between training and what it is measured on.
     """
 
     text: str
@@ -69,6 +70,7 @@ class LabelledRow:
     place: str
     number: int | None = field(default=None, compare=False)
     id: str | None = field(default=None, compare=False)
+    group: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +271,7 @@ class Table(ABC):
                     raise _missing_key(record, key, role=role, place=place)
             values = [
                 record.get(several[0])
-                if role == "label"
+                if role in ("label", "group")
                 else _joined([text_value(record[key], key, place=place, errors=errors) for key in several])
                 for role, several in keys.items()
             ]
