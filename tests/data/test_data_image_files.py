@@ -324,7 +324,7 @@ def test_labels_of_idx_images_are_named_where_they_are_missing_or_too_few(tmp_pa
     [
         ("labels", idx_bytes(LABELS), "expected IDX images (magic number 2051), found labels (2049)"),
         ("images", b"\0\0\x0d\x03" + idx_bytes(IMAGES)[4:], "found something else (3331)"),  # floats
-        ("images.gz", gzip.compress(idx_bytes(IMAGES))[:-9], "damaged .gz data"),
+        ("images.gz", gzip.compress(idx_bytes(IMAGES), mtime=0)[:-9], "damaged .gz data"),
         ("images", idx_bytes(np.zeros((0, 28, 28), dtype=np.uint8)), "no images in it"),
         ("images", idx_bytes(np.zeros((3, 0, 28), dtype=np.uint8)), "no images in it"),
     ],
