@@ -44,7 +44,7 @@ def test_headings_come_before_texts(site: Path, open_page: Callable[..., Any]) -
 
 def test_a_hit_on_the_page_itself_shows_its_text(site: Path, open_page: Callable[..., Any]) -> None:
     page = open_page(site / "security.html", height=500)
-    page.fill("#query", "vulnerability maintainers")
+    page.fill("#query", "vulnerability doctor")
     until(page, f"document.querySelectorAll('{HITS}').length > 0")
     page.locator("#found a[href$='#report-a-vulnerability']").click()
     until(page, "scrollY > 500 && !document.querySelector('#text').hidden")

@@ -30,6 +30,7 @@ FAILS = {
     "runs compare": ("missing", "missing"),
     "plot": ("missing", "-o", "a.html"),
     "inspect": ("missing",),
+    "data": ("missing",),
     "tokenize": ("missing", "--text", "a"),
     "viz-pe": ("--encoding", "none"),
     "viz-attention": ("missing", "--text", "a"),

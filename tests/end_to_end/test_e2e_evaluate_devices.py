@@ -114,7 +114,7 @@ def test_several_processes_score_continuations_as_one(
 def test_mistakes_are_written_once(same: Callable[..., str], encoder_run: Runs, tmp_path: Path) -> None:
     run, written = encoder_run("score"), tmp_path / "mistakes.tsv"
     same(run, "--batch-size", 2, "--mistakes", written)
-    assert written.read_text().splitlines()[0].startswith("label\tprediction")
+    assert written.read_text().splitlines()[0].startswith("row\tlabel\tprediction")
 
 
 def test_fewer_batches_than_processes(same: Callable[..., str], encoder_run: Runs) -> None:

@@ -127,9 +127,9 @@ def test_lines_and_tables_of_texts_and_of_pairs(cli: Cli, folders: Path, tmp_pat
     single, both = tmp_path / "single.tsv", tmp_path / "both.csv"
     single.write_text("text\nthe cat\na dog\n")
     both.write_text("premise,hypothesis\nthe cat,a dog\na dog,the cat\n")
-    assert len(cli("classify", folders / "classifier", "--input", single).out.splitlines()) == 2
+    assert len(cli("classify", folders / "classifier", "--input", single).out.splitlines()) == 3
     columns = ("--text-column", "premise", "--text2-column", "hypothesis")
-    assert len(cli("classify", folders / "classifier", "--input", both, *columns).out.splitlines()) == 2
+    assert len(cli("classify", folders / "classifier", "--input", both, *columns).out.splitlines()) == 3
 
 
 def test_a_body_is_imported_inspected_and_trained_and_commands_that_need_a_head_say_so(

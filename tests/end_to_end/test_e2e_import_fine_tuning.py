@@ -41,6 +41,7 @@ def test_fine_tuning_lowers_the_loss(name: str, data: str, more: Any, cli: Cli, 
     sets = ["training.eval_every=8", "training.sample_every=0"]
     sets += ["training.valid_beam_size=0"] if data == "pairs" else []
     options = [word for text in sets for word in ("--set", text)]
+    options += ["--valid", str(file)] if data == "labelled" else []
     words = ("--data", file, "--out", run, *QUICK, "--max-steps", 24, *options, *more)
     outcome = cli("train", "--init-from", folders / name, *words)
     assert outcome.code == 0, outcome.err

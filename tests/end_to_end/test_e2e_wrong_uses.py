@@ -223,7 +223,7 @@ WRONG = [
     ("evaluate SINGLE --data latin.tsv", "latin.tsv:2 ... --invalid-utf8 replace"),
     ("evaluate SINGLE --stride 4", "--stride"),
     ("evaluate SINGLE --pseudo-perplexity", "--pseudo-perplexity"),
-    ("evaluate SCORE --data plant.tsv --label-column label", "plant.tsv:2 ... tool"),
+    ("evaluate SCORE --data plant.tsv --label-column label", "plant.tsv ... tool ... line 2"),
     ("evaluate MASKED --mistakes wrong.tsv", "--mistakes ... masked language model"),
     ("evaluate MASKED --max-tokens 4", "--max-tokens"),
     ("evaluate ELECTRA --pseudo-perplexity", "--pseudo-perplexity"),

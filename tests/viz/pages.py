@@ -9,7 +9,7 @@ from typing import Any
 
 def page_data(page: str) -> Any:
     """The data that its scripts read."""
-    [found] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    [found] = re.findall(r'<script type="application/json" id="page-data">(.*?)</script>', page, re.S)
     return json.loads(found)
 
 

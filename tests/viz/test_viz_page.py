@@ -35,7 +35,7 @@ def made() -> str:
 
 
 def test_data_comes_back_and_ends_no_element(made: str) -> None:
-    [raw] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', made, re.S)
+    [raw] = re.findall(r'<script type="application/json" id="page-data">(.*?)</script>', made, re.S)
     assert "<" not in raw and "\u2028" not in raw
     data = json.loads(raw)
     assert data["text"] == HOSTILE and data[HOSTILE] == [1.5, None, None]

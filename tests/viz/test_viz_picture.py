@@ -51,7 +51,7 @@ def test_json_and_the_page_hold_the_same_numbers() -> None:
     assert document["plots"][1]["lines"][0]["points"] == [[0.1, 3.0, 0.2], [0.2, 2.5, 0.1]]
     page = render_plots(PLOTS, "html", title=HOSTILE)
     assert isinstance(page, str) and HOSTILE not in page
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page)
+    found = re.search(r'<script type="application/json" id="page-data">(.*?)</script>', page)
     assert found is not None
     heat, curve = json.loads(found[1])["plots"]
     assert heat["values"] == COUNTS.ravel().tolist() and heat["rowNames"] == ["no", HOSTILE] and heat["numbers"]

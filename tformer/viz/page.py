@@ -72,7 +72,7 @@ def render_page(
         *(f'<p dir="auto">{_text(note)}</p>' for note in notes),
         f"<p>Made by tformer {_text(__version__)}. This file contains everything it shows and uses no network.</p>",
         "</footer>",
-        _element("application/json", "data", _json(data)),
+        _element("application/json", "page-data", _json(data)),
         _element("application/json", "colour-maps", _json({"maps": colours, "palette": PALETTE})),
         *(
             _element("application/octet-stream;base64", f"blob-{name}", _base64(gzip.compress(content, 6, mtime=0)))

@@ -392,6 +392,10 @@ def _shares(sizes: np.ndarray, *, fraction: float) -> np.ndarray:
     return counts
 
 
+MOST_HELD_OUT = 2
+"""Maximum of what is held out with equal examples on one side, as a multiple of what is held out otherwise."""
+
+
 def hold_out(
     labels: np.ndarray,
     *,
@@ -402,7 +406,8 @@ def hold_out(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(indices to train on, indices to validate on), always the same: a share of every label, or the last examples.
 
-    keys: examples with equal keys are on one side; of the last examples, those that occur before are trained on.
+    keys: examples with equal keys are on one side; of the last examples, those that occur before are trained on. Where
+        so many are equal that nothing, or more than twice the share, would be held out, they are divided all the same.
 
     Raises InputError if one of the two would be empty.
     """
@@ -415,6 +420,10 @@ def hold_out(
         kept, held_out = np.flatnonzero(~is_late), np.flatnonzero(is_late)
     else:
         kept, held_out = stratified_split(labels, fraction=fraction, keys=keys)
+    if keys is not None:
+        divided = hold_out(labels, fraction=fraction, how=how, name=name)
+        if not 0 < len(held_out) <= MOST_HELD_OUT * len(divided[1]):
+            return divided
     if not len(kept) or not len(held_out):
         raise InputError(
             f"{name}: {total} examples are too few to keep {fraction:g} of them for validation",

@@ -2,7 +2,7 @@
 "use strict";
 const tformer = (() => {
   const byId = (id) => document.getElementById(id);
-  const data = JSON.parse(byId("data").textContent);
+  const data = JSON.parse(byId("page-data").textContent);
   const colourData = JSON.parse(byId("colour-maps").textContent);
 
   function bytesOf(base64) {
