@@ -37,6 +37,7 @@ KEEP_LAST = 2
 
 TEMPORARY = (".tmp-", ".old-")
 UNEQUAL = {"environment.json", "manifest.json", "trainer.json", ".lock"}
+UNEQUAL_KINDS = {".log", ".svg", ".png", ".so", ".md", ".csv", ".tex"}
 """Files with times, and hashes of such files."""
 TIMES = {"seconds", "tokens_per_second", "peak_share", "peak_memory_bytes", "peak_device_bytes", "command", "text"}
 """Keys of JSON documents that depend on the time; `text`: the cells of a table of a sweep as they are shown."""
@@ -289,7 +290,7 @@ def digests(folder: Path) -> dict[str, str]:
     """SHA-256 of every file whose content does not depend on the time, by its path; of JSON without its times."""
     found = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_dir() or path.name in UNEQUAL or path.suffix in (".log", ".svg", ".png", ".so", ".md", ".csv"):
+        if path.is_dir() or path.name in UNEQUAL or path.suffix in UNEQUAL_KINDS:
             continue
         data = path.read_bytes()
         if path.name == "metrics.jsonl":
