@@ -26,6 +26,7 @@ from tformer.data.sources.labelled import (
 from tformer.data.sources.pairs import open_pairs
 from tformer.data.sources.reading import Reading
 from tformer.data.sources.tables import LabelledRow
+from tformer.support.errors import InputError
 
 DROP = Reading(bad_rows="drop")
 
@@ -120,7 +121,7 @@ def test_duplicates_never_straddle_a_split(examples: list[tuple[int, int]], how:
     else:
         try:
             kept, held_out = hold_out(labels, fraction=fraction, how=how, name="a", keys=keys)
-        except Exception as error:
+        except InputError as error:
             assert "too few" in str(error)
             return
     if set(keys[kept].tolist()) & set(keys[held_out].tolist()):  # too many are equal

@@ -92,7 +92,7 @@ class LabelledHeldOut(HeldOut):
 class Parts:
     """Numbers of the examples that are trained on, validated on, and in the fold that is left out.
 
-    Without cross-validation no fold is. With validation data of its own, the training data has no part to validate on.
+    Without cross-validation there are no folds. A training with separate validation data validates on those alone.
     """
 
     train: np.ndarray

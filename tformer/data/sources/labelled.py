@@ -406,8 +406,8 @@ def hold_out(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(indices to train on, indices to validate on), always the same: a share of every label, or the last examples.
 
-    keys: examples with equal keys are on one side; of the last examples, those that occur before are trained on. Where
-        so many are equal that nothing, or more than twice the share, would be held out, they are divided all the same.
+    keys: examples with equal keys are on one side; of the last examples, those that occur before are trained on. If
+        this would hold out nothing, or more than twice the share, the split ignores the keys.
 
     Raises InputError if one of the two would be empty.
     """
