@@ -538,7 +538,7 @@ def _texts_of_table(table: Any, options: ClassifyOptions, classifier: Classifier
             pairs = True if options.text2_column is not None else classifier.reads_pairs
             columns = options.columns(classifier.columns)
             source = open_texts_or_pairs(str(path), pairs=pairs, columns=columns, reading=options.reading)
-            blocks = row_blocks(source)
+            blocks = row_blocks(source.rows())
             return [text if text2 is None else (text, text2) for block in blocks for text, text2 in block]
 
 

@@ -25,7 +25,7 @@ def texts_of(path, **options):
     options = {"pairs": False, "reading": Reading()} | options
     if is_table(str(path), by_column=False):
         source = open_texts_or_pairs(str(path), **{"columns": Columns()} | options)
-        return list(row_blocks(source))
+        return list(row_blocks(source.rows()))
     return list(text_blocks(str(path), **options))
 
 

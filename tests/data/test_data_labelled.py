@@ -62,7 +62,9 @@ def test_tsv_rows_have_text_label_and_place(tmp_path: Path) -> None:
     ]
     assert list(source.rows()) == list(source.rows()), "rows can be read again"
     assert [(row.number, row.id) for row in source.rows()] == [(0, "1"), (1, "2")]
-    assert list(source.tables[0].records()) == [["pos", "1", 'good "film'], ["neg", "2", "bad, film"]]
+    assert [row.record for row in source.rows()] == [None, None]
+    kept = [row.record for row in source.keeping_records().rows()]
+    assert kept == [["pos", "1", 'good "film'], ["neg", "2", "bad, film"]]
     assert not source.has_text2
     assert (source.text_column, source.text2_column, source.label_column) == ("text", None, "label")
     assert source.notes == ("a.tsv: text in column 'text', label in column 'label'",)

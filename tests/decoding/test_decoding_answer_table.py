@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,12 @@ ANSWERS = [["good", 0.123456789, ["a", "b"]], ["bad", 1.0, []]]
 
 def answer(read: Path, written: Path, answers: list[Any] | None = None, **options: Any) -> Path:
     """The table of answers to a table, as a command writes it, one block for each answer."""
-    source = open_labelled([Spec(str(read))], needs_label=False)[0]
+    source = open_labelled([Spec(str(read))], needs_label=False)[0].keeping_records()
     format = output_format(written, source.tables[0].format)
     assert format is not None
     table = AnswerTable(format, options.pop("columns", COLUMNS), source.tables, **options)
     with open_output(written) as write, table.writing(write) as take:
-        for each in ANSWERS if answers is None else answers:
+        for _, each in zip(table.reading(source.rows()), ANSWERS if answers is None else answers, strict=False):
             take(json.dumps(each) + "\n")
     return written
 
@@ -153,8 +154,10 @@ def test_the_objects_of_json_have_the_number_and_the_id_of_their_row(tmp_path: P
     path = tmp_path / "in.csv"
     path.write_text('text,Ticket ID\n"a\nb",T1\nc,T2\n')
     written: list[str] = []
-    tables = open_labelled([Spec(str(path))], needs_label=False)[0].tables
-    with AnswerTable("rows", (), tables).writing(written.append) as take:
+    source = open_labelled([Spec(str(path))], needs_label=False)[0]
+    table = AnswerTable("rows", (), source.tables)
+    with table.writing(written.append) as take:
+        assert [row.text for row in table.reading(source.rows())] == ["a\nb", "c"]
         take('{"label": "x"}\n{"label": "y"}\n')
     assert [json.loads(line) for line in "".join(written).splitlines()] == [
         {"row": 0, "id": "T1", "label": "x"},
@@ -164,14 +167,33 @@ def test_the_objects_of_json_have_the_number_and_the_id_of_their_row(tmp_path: P
 
 def test_an_interrupt_keeps_the_rows_that_were_answered(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("text\na\nb\n")
-    source = open_labelled([Spec(str(tmp_path / "in.csv"))], needs_label=False)[0]
+    source = open_labelled([Spec(str(tmp_path / "in.csv"))], needs_label=False)[0].keeping_records()
     for ending in (".csv", ".jsonl"):
         table, out = AnswerTable(ending, (("label", "text"),), source.tables), tmp_path / f"out{ending}"
         with pytest.raises(Interrupted), open_output(out) as write, table.writing(write) as take:
+            next(table.reading(source.rows()))
             take('["x"]\n')
             raise Interrupted("stopped", signal_number=2)
         assert "x" in out.read_text() and "\nb," not in out.read_text() and '"b"' not in out.read_text()
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".tmp")]
+
+
+@given(blocks=st.lists(st.integers(1, 4), min_size=1, max_size=6))
+def test_each_answer_stands_beside_its_row_however_far_the_rows_are_read(
+    blocks: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    count = sum(blocks)
+    (folder / "long.csv").write_text("id,text\n" + "".join(f"{n},text {n}\n" for n in range(count)))
+    source = open_labelled([Spec(str(folder / "long.csv"))], needs_label=False)[0].keeping_records()
+    table, written = AnswerTable(".csv", (("label", "text"),), source.tables), list[str]()
+    rows = table.reading(source.rows())
+    with table.writing(written.append) as take:
+        for size in blocks:
+            read = list(islice(rows, size))
+            take("".join(json.dumps([row.text]) + "\n" for row in read))
+    assert "".join(written).splitlines()[1:] == [f"{n},text {n},text {n}" for n in range(count)]
+    assert not table.waiting
 
 
 def test_columns_without_names_are_numbered_and_differing_files_are_refused(tmp_path: Path) -> None:

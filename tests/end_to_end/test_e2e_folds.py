@@ -105,6 +105,9 @@ def grouped(tmp_path: Path) -> Path:
 def test_the_rows_of_a_group_are_in_one_fold(here: list[list[str]], cli: Cli, recipe: Path, tmp_path: Path) -> None:
     table, cv = grouped(tmp_path), tmp_path / "cv"
     found = tformer.cross_validate(table, folds=2, group_column="author", config=recipe, out=cv, quiet=True)
+    assert [each["author"] for each in found.predictions] == [f"author {number // 4}" for number in range(40)]
+    assert list(found.predictions[0]) == ["row", "fold", "text", "label", "author", "prediction", "probability",
+                                          "probability_animal", "probability_tool"]  # fmt: skip
     folds: dict[int, set[int]] = {}
     for each in found.predictions:
         folds.setdefault(each["row"] // 4, set()).add(each["fold"])

@@ -9,6 +9,7 @@ from typing import Any
 
 from tformer.cli.report import DataOutput, console
 from tformer.data.sources.labelled import LabelledSource
+from tformer.data.sources.tables import LabelledRow
 from tformer.decoding.answer_table import AnswerTable, Kind, output_format
 from tformer.support.formatting import short_seconds
 
@@ -36,13 +37,22 @@ class Answers:
         inputs: names of the columns of an input in a table, where none was read; columns: those of an answer;
         separator: between the labels of a list.
         """
-        self._output, self._inputs, self._tables = output, len(inputs), [] if source is None else source.tables
+        self._output, self._inputs, self._source = output, len(inputs), source
+        self._tables = [] if source is None else source.tables
         format = output_format(options.output, self._tables[0].format if self._tables else None, options.as_json)
         self.takes_cells = False
         brought: list[tuple[str, Kind]] = [] if self._tables else [(name, "text") for name in inputs]
         table = AnswerTable(format or "", [*brought, *columns], self._tables, separator)
         self._table = None if format is None else table
         self.done, self._began = 0, time.monotonic()
+
+    def rows(self) -> Iterator[LabelledRow] | None:
+        """The rows to answer, in order; None: no table was read."""
+        if self._source is None:
+            return None
+        if self._table is None or not self._output.leads:
+            return self._source.rows()
+        return self._table.reading(self._source.keeping_records().rows())
 
     @contextmanager
     def written(self, unit: str) -> Iterator[None]:

@@ -131,8 +131,8 @@ class _Session:
         from tformer.decoding.lines import row_blocks, text_blocks
 
         options, path = self.options, self.options.input_path or STANDARD_INPUT
-        if self.source is not None:
-            found = row_blocks(self.source)
+        if (rows := self.answers.rows()) is not None:
+            found = row_blocks(rows)
         elif options.text is not None:
             found = iter([[(options.text, options.text2)]])
         else:

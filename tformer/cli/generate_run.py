@@ -12,6 +12,7 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import DataOutput, console, show_notes
 from tformer.data.sources.columns import parse_column
 from tformer.data.sources.labelled import LabelledSource, open_texts
+from tformer.data.sources.tables import LabelledRow
 from tformer.data.sources.reading import Reading
 from tformer.decoding.completion import OnToken
 from tformer.decoding.fill_mask import Candidate, fill_mask
@@ -128,10 +129,10 @@ class SamplingSession:
         """Each line of a file or of standard input: one line of output. Each row of a table: its answers beside it."""
         options = self.options
         size = options.texts_at_once(encoder_decoder=False)
-        windows = prompt_windows(path, errors=options.invalid_utf8, batch_size=size, table=table)
         names, samples = ["output", *(["logprob"] if options.logprobs else [])], self.sampler.settings.num_samples
         columns = answer_columns(names, samples)
         out = Answers(self.output, options, table, inputs=["prompt"], columns=columns)
+        windows = prompt_windows(path, errors=options.invalid_utf8, batch_size=size, rows=out.rows())
         with out.written("lines" if table is None else "rows"):
             for window in self.output.take_turns(windows, self.flag):
                 results = self._write(window.sources, first_row=window.first)
@@ -212,7 +213,7 @@ class SearchSession:
         best = options.n_best or options.num_samples
         out = Answers(self.output, options, table, inputs=["prompt"], columns=answer_columns(names, best))
         with out.written("lines" if table is None else "rows"):
-            for window in self.output.take_turns(self._windows(path, table), self.flag):
+            for window in self.output.take_turns(self._windows(path, table, out.rows()), self.flag):
                 results = self.searcher.search(window, self.flag.should_stop)
                 stopped = self.flag.should_stop()
                 done = window.first
@@ -229,11 +230,13 @@ class SearchSession:
                 out.done += len(results)
         self._show_cut()
 
-    def _windows(self, path: str, table: LabelledSource | None) -> Iterator[LineWindow]:
+    def _windows(
+        self, path: str, table: LabelledSource | None, rows: Iterator[LabelledRow] | None
+    ) -> Iterator[LineWindow]:
         options, searcher = self.options, self.searcher
         if searcher.reader is None:
             size = searcher.batch_size
-            return prompt_windows(path, errors=options.invalid_utf8, batch_size=size, table=table)
+            return prompt_windows(path, errors=options.invalid_utf8, batch_size=size, rows=rows)
         return source_windows(
             path,
             errors=options.invalid_utf8,
@@ -243,6 +246,7 @@ class SearchSession:
             prefix=options.target_prefix,
             prefix_file=options.target_prefix_file,
             table=table,
+            rows=rows,
         )
 
     def _write(self, window: LineWindow, index: int, answers: list[Translation]) -> None:
@@ -302,9 +306,9 @@ class MaskFiller:
         if options.prompt is not None:
             self._write(0, options.prompt, self._candidates(options.prompt), form=candidate_table)
             return
-        windows = prompt_windows(path, errors=options.invalid_utf8, batch_size=1, table=table)
         columns = answer_columns(["output"], 1)
         out = Answers(self.output, options, table, inputs=["prompt"], columns=columns)
+        windows = prompt_windows(path, errors=options.invalid_utf8, batch_size=1, rows=out.rows())
         with out.written("lines" if table is None else "rows"):
             for window in self.output.take_turns(windows, self.flag):
                 [line] = window.lines

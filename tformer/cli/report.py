@@ -319,12 +319,17 @@ class DataOutput:
     @contextmanager
     def answering(self, table: AnswerTable | None) -> Iterator[None]:
         """In this context the documents are the answers to the rows of a table, which the leader writes."""
-        if table is None or (self._worker is not None and not self._worker.leads):
+        if table is None or not self.leads:
             yield
             return
         plain = self._write
         with table.writing(lambda text: plain(visible(text) if self.on_terminal else text)) as self._write:
             yield
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes the answers of all."""
+        return self._worker is None or self._worker.leads
 
     def total(self, number: int) -> int:
         """The sum of a number over all processes, in the leader; what it returns in the others is not shown."""

@@ -1,22 +1,23 @@
 """Tables of answers: the columns of the table that was read, in order, and behind them those of the answers.
 
-The answers come as JSON lists, one a line in the order of the rows, from one process or several. The rows are read a
-second time beside them, so that no process sends them.
+The answers come as JSON lists, one a line in the order of the rows, from one process or several. The process that
+writes reads every row and keeps it until its answer comes, so that no process sends rows.
 """
 
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
 from tformer.data.sources.files import COMPRESSIONS, require_packages
 from tformer.data.sources.parquet import parquet_schema
-from tformer.data.sources.tables import Table, json_objects, row_facts
+from tformer.data.sources.tables import LabelledRow, Table, json_objects, row_facts
 from tformer.support.errors import InputError
 from tformer.support.files import Write
 from tformer.support.formatting import as_cell, finite_or_none
@@ -72,12 +73,20 @@ class AnswerTable:
         columns: names of the columns of the answers, and what they hold. A name that the table has gets a prefix.
         tables: that were read, with one set of columns; empty: the answers have all columns.
         separator: between the texts of a list, in csv and tsv.
+        waiting: rows that were read and have no answer yet; with their records, but for "rows".
     """
 
     format: str
     columns: Sequence[tuple[str, Kind]]
     tables: Sequence[Table] = ()
     separator: str = "|"
+    waiting: deque[LabelledRow] = field(default_factory=deque)
+
+    def reading(self, rows: Iterable[LabelledRow]) -> Iterator[LabelledRow]:
+        """The same rows, each of which waits for its answer from now on."""
+        for row in rows:
+            self.waiting.append(row)
+            yield row
 
     @contextmanager
     def writing(self, write: Write) -> Iterator[Write]:
@@ -87,14 +96,13 @@ class AnswerTable:
         columns differ, and for two columns of one name where the format has no place for them.
         """
         if self.format == "rows":
-            rows = chain.from_iterable(table.rows() for table in self.tables)
-            yield lambda lines: write("".join(_json_line(row_facts(next(rows)) | each) for each in _answers(lines)))
+            take_next = self.waiting.popleft
+            yield lambda lines: write("".join(_json_line(row_facts(take_next()) | each) for each in _answers(lines)))
             return
         delimiter = self.tables[0].content.delimiter if self.tables and self.tables[0].format == ".csv" else ","
         read = self._columns_read()
         names = [name for name, _ in read]
         names += new_names((name for name, _ in self.columns), names)
-        records = chain.from_iterable(table.records() for table in self.tables)
         in_memory: list[list[Any]] = []  # rows of Parquet, whose types follow from all values
         if self.format in DELIMITED:
             write(delimited_lines([names], self.format, delimiter))
@@ -102,7 +110,7 @@ class AnswerTable:
         def take(lines: str) -> None:
             rows = []
             for answer in _answers(lines):
-                record = next(records) if self.tables else []
+                record = (self.waiting.popleft().record if self.tables else None) or []
                 cells = [record.get(name, ABSENT) for name, _ in read] if isinstance(record, dict) else record
                 if self.format in DELIMITED:
                     cells = list(map(as_text, cells))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,7 +22,7 @@ from tformer.data.sources.files import MAX_ROW_CHARACTERS, decode_text, read_byt
 from tformer.data.sources.labelled import LabelledSource, open_labelled
 from tformer.data.sources.pairs import with_prefix
 from tformer.data.sources.reading import Reading
-from tformer.data.sources.tables import table_format
+from tformer.data.sources.tables import LabelledRow, table_format
 from tformer.decoding.sentences import Places, SentenceReader
 from tformer.recipe.sections import Columns, SourceSpec
 from tformer.support.errors import InputError
@@ -132,9 +132,9 @@ def open_texts_or_pairs(path: str, *, pairs: bool | None, columns: Columns, read
     return source
 
 
-def row_blocks(source: LabelledSource) -> Iterator[list[Text]]:
+def row_blocks(rows: Iterable[LabelledRow]) -> Iterator[list[Text]]:
     """The texts of the rows of a table, in blocks."""
-    texts = ((row.text, row.text2) for row in source.rows())
+    texts = ((row.text, row.text2) for row in rows)
     return batches_of(texts, lambda both: len(both[0]) + len(both[1] or ""), size=BLOCK_CHARACTERS, count=BLOCK_LINES)
 
 
@@ -188,11 +188,11 @@ def text_windows(
         yield LineWindow(first, lines, sources, None if prefix is None else [prefix] * len(lines), places)
 
 
-def _texts(path: str, table: LabelledSource | None, *, errors: Errors, size: int) -> Iterator[list[str]]:
+def _texts(path: str, rows: Iterable[LabelledRow] | None, *, errors: Errors, size: int) -> Iterator[list[str]]:
     """`size` lines at a time, or texts of as many rows of a table."""
-    if table is None:
+    if rows is None:
         return line_blocks(path, errors=errors, size=size)
-    return blocks((row.text for row in table.rows()), size)
+    return blocks((row.text for row in rows), size)
 
 
 def place_of(path: str, table: LabelledSource | None, row: int) -> str:
@@ -201,11 +201,11 @@ def place_of(path: str, table: LabelledSource | None, row: int) -> str:
 
 
 def prompt_windows(
-    path: str, *, errors: Errors, batch_size: int, table: LabelledSource | None = None
+    path: str, *, errors: Errors, batch_size: int, rows: Iterable[LabelledRow] | None = None
 ) -> Iterator[LineWindow]:
     """Prompts of a decoder-only model: a batch of lines, or of the rows of a table, at a time, unchecked."""
     done = 0
-    for prompts in _texts(path, table, errors=errors, size=batch_size):
+    for prompts in _texts(path, rows, errors=errors, size=batch_size):
         yield LineWindow(done, prompts, prompts)
         done += len(prompts)
 
@@ -220,11 +220,12 @@ def source_windows(
     prefix: str | None = None,
     prefix_file: str | None = None,
     table: LabelledSource | None = None,
+    rows: Iterable[LabelledRow] | None = None,
 ) -> Iterator[LineWindow]:
     """Sources of an encoder-decoder, each with the beginning of its target.
 
     Args:
-        table: that is read in place of lines.
+        table: that is read in place of lines; rows: its rows, which are answered.
         prefix: the beginning of every target; prefix_file: a file with one a line.
 
     Raises:
@@ -241,14 +242,14 @@ def source_windows(
     reader.check_prefixes(prefixes or [prefix or ""], places=places)
     if table is not None or (path != STANDARD_INPUT and Path(path).is_file()):
         counted = 0
-        for lines in _texts(path, table, errors=errors, size=CHECKED_LINES):
+        for lines in _texts(path, table and table.rows(), errors=errors, size=CHECKED_LINES):
             sources = [with_prefix(task_prefix, line) for line in lines]
             reader.check_sources(sources, first_row=counted, places=places)
             counted += len(lines)
         _require_one_each(path, counted, prefix_file, prefixes)
     size = batch_size if path == STANDARD_INPUT else batch_size * WINDOW_BATCHES
     done = 0
-    for lines in _texts(path, table, errors=errors, size=size):
+    for lines in _texts(path, rows, errors=errors, size=size):
         end = done + len(lines)
         if prefixes is not None and end > len(prefixes):
             raise InputError(

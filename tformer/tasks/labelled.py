@@ -182,8 +182,8 @@ class Labelled(Task):
         """Read and tokenize the rows. Errors: a file without labels, an unknown label, one class only."""
         recipe = start.recipe
         data, options = recipe.data, recipe.objectives[0]
-        sources = _open(recipe, data.train, data.columns, data.reading)
-        valid_sources = _open(recipe, data.valid, _ungrouped(data.columns), data.reading) if data.valid else []
+        sources = open_sources(recipe, data.train, data.columns, data.reading)
+        valid_sources = open_sources(recipe, data.valid, _ungrouped(data.columns), data.reading) if data.valid else []
         with_pairs = _reads_pairs([*sources, *valid_sources])
         if getattr(options, "swap_pairs", False) and not (with_pairs and recipe.model.embedding.token_types > 1):
             raise InputError(
@@ -272,7 +272,7 @@ class Labelled(Task):
 
     def survey(self, recipe: Recipe) -> Survey | None:
         data = recipe.data
-        sources = _open(recipe, data.train, data.columns, data.reading)
+        sources = open_sources(recipe, data.train, data.columns, data.reading)
         rows = islice((row for source in sources for row in source.rows()), MAX_SURVEYED)
         words = [words_of(row.text) + words_of(row.text2 or "") for row in rows]
         return TextSurvey(
@@ -298,7 +298,7 @@ class Labelled(Task):
         """The examples of an evaluation, and their name."""
         recipe = loaded.recipe
         columns = data.columns if data.held_out else _ungrouped(data.columns)
-        sources = _open(recipe, data.specs, columns, data.reading)
+        sources = open_sources(recipe, data.specs, columns, data.reading)
         work.note_all(*sources)
         index = None if label_kind_of(recipe) == "score" else _index(recipe, recipe.data.labels)
         sources = [source.checked(index) for source in sources]
@@ -417,7 +417,8 @@ def _ungrouped(columns: Columns) -> Columns:
     return columns.model_copy(update={"group": None})
 
 
-def _open(recipe: Recipe, specs: Sequence[SourceSpec], columns: Columns, reading: Reading) -> list[LabelledSource]:
+def open_sources(recipe: Recipe, specs: Sequence[SourceSpec], columns: Columns, reading: Reading) -> list[LabelledSource]:
+    """The labelled sources of these specs, read as the recipe's objective needs them."""
     return open_labelled(
         specs,
         columns=columns,

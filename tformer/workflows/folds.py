@@ -7,11 +7,9 @@ and predictions.csv has what the model that had not read it predicts for each ex
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -19,13 +17,15 @@ from typing import Any
 
 import torch
 
+from tformer.decoding.answer_table import as_text, delimited_lines, new_names
 from tformer.evaluation.predictions import read_predictions
 from tformer.evaluation.reports import SHOWN_METRICS
 from tformer.metrics.statistics import Stat
-from tformer.recipe import recipe_from_yaml
+from tformer.recipe import Recipe, recipe_from_yaml
 from tformer.support.errors import InputError
 from tformer.support.files import RUNS, STANDARD_INPUT, parse_object, read_bounded, write_text
 from tformer.support.options import flag_words
+from tformer.tasks.labelled import open_sources
 from tformer.training.options import TrainOptions
 from tformer.workers.launch import number_of_workers
 from tformer.workflows.sweep.cells import DONE, ONE_SLOT, OWN_RUN, Result, Slot
@@ -197,32 +197,50 @@ def write_predictions(out: Path, results: Sequence[Result]) -> str:
     rows = predictions_of(out, results)
     if not rows:
         return ""
-    text = io.StringIO()
-    table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    table.writeheader()
-    table.writerows({key: "|".join(x) if isinstance(x, list) else x for key, x in row.items()} for row in rows)
-    write_text(out / TABLE, text.getvalue())
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    cells = ([row.get(name) for name in names] for row in rows)
+    lines = (["|".join(x) if isinstance(x, list) else as_text(x) for x in row] for row in cells)
+    write_text(out / TABLE, delimited_lines([names, *lines], ".csv"))
     return f"{TABLE}, "
 
 
 def predictions_of(out: Path, results: Sequence[Result]) -> list[dict[str, Any]]:
     """A row for each example, in the order of the data, by the model that has not read it.
 
-    Its number from 0, its fold, its text or image and label, the prediction, and the probability of every class.
+    Its number from 0, its fold, its text or image and label, the other columns of its table, the prediction, and the
+    probability of every class.
     """
-    rows = []
+    rows, others = list[dict[str, Any]](), list[dict[str, Any]]()
     for result in results:
         run = out / OF_CELLS / result.cell
         if result.status != DONE or not (run / PREDICTIONS).is_file():
             continue
-        names = recipe_from_yaml((run / "recipe.yaml").read_text(encoding="utf-8"), name=str(run)).data.labels
+        recipe = recipe_from_yaml((run / "recipe.yaml").read_text(encoding="utf-8"), name=str(run))
+        names, others = recipe.data.labels, others or list(_other_columns(recipe))
         for found in read_predictions(run / PREDICTIONS):
             row = {"row": found["example"], FOLD: int(result.choices[FOLD])}
             row |= {key: found[key] for key in ("image", "text", "text2") if key in found} | {"label": found["truth"]}
             probabilities = found.get("probabilities", {})
             prediction = next(found[key] for key in ("label", "labels", "score") if key in found)
-            row["prediction"] = prediction
-            if "label" in found:
-                row["probability"] = probabilities[prediction]
-            rows.append(row | {f"probability_{name}": probabilities[name] for name in names})
+            answer = {"prediction": prediction} | ({"probability": probabilities[prediction]} if "label" in found else {})
+            answer |= {f"probability_{name}": probabilities[name] for name in names}
+            cells = others[found["example"]] if others else {}
+            own = dict(zip(new_names(cells, [*row, *answer]), cells.values(), strict=True))
+            rows.append(row | own | answer)
     return sorted(rows, key=lambda row: row["row"])
+
+
+def _other_columns(recipe: Recipe) -> Iterator[dict[str, Any]]:
+    """The cells of each example in the columns that hold no text and no label, by name; nothing of images."""
+    data = recipe.data
+    if recipe.model.patches is not None:
+        return
+    for source in open_sources(recipe, data.train, data.columns, data.reading):
+        for table in source.keeping_records().tables:
+            names = table.names or tuple(map(str, range(table.width)))
+            read = {number for role in ("text", "text2", "label") for number in table.columns.get(role, ())}
+            others = [name for number, name in enumerate(names) if number not in read]
+            for row in table.rows():
+                record = row.record or ()
+                cells = record if isinstance(record, dict) else dict(zip(names, record, strict=True))
+                yield {name: cells[name] for name in others if name in cells}

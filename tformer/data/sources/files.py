@@ -439,7 +439,7 @@ class Content:
             return self.reading.separator
         lines, room = list[str](), PIECE_BYTES
         for line in split_lines(self.texts(), name=self.name):
-            lines.append(line)
+            lines.append(line[:room])
             room -= len(line)
             if len(lines) >= HEAD_LINES or room <= 0:
                 break

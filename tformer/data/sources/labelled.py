@@ -84,6 +84,11 @@ class LabelledSource(Source):
         """The opened tables; none of a built-in source."""
         return [part for part in self.parts if isinstance(part, Table)]
 
+    def keeping_records(self) -> LabelledSource:
+        """The same source, whose rows have their `record`."""
+        parts = (replace(part, keeps_records=True) if isinstance(part, Table) else part for part in self.parts)
+        return replace(self, parts=tuple(parts))
+
     def checked(self, index: LabelIndex | None) -> LabelledSource:
         """The same source; a row with a label that is not in the index cannot be used."""
         if index is None:

@@ -61,7 +61,8 @@ class LabelledRow:
     """One example as it was read; `place` is "file.tsv:17".
 
     `number` counts the rows of its table from 0, `id` is its cell in the table's column of ids; None: there is none.
-    `group`: rows of one group are never divided between training and what it is measured on.
+    `group`: rows of one group are never divided between training and what it is measured on. `record`: all cells in
+    the order of `Table.names`, of jsonl the object; None: the table does not keep it.
     """
 
     text: str
@@ -71,6 +72,7 @@ class LabelledRow:
     number: int | None = field(default=None, compare=False)
     id: str | None = field(default=None, compare=False)
     group: str | None = field(default=None, compare=False)
+    record: list[Any] | dict[str, Any] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,7 @@ class Table(ABC):
         found: what else was found: encoding, separator, sheet; in words.
         whole_labels: labels such as "1.0" are whole numbers, see `Layout.has_whole_labels`.
         id_column: number of the column of ids; None: there is none.
+        keeps_records: labelled rows have their `record`.
     """
 
     content: Content
@@ -144,12 +147,13 @@ class Table(ABC):
     found: tuple[str, ...] = ()
     whole_labels: bool = False
     id_column: int | None = None
+    keeps_records: bool = False
 
     @abstractmethod
     def row(self, values: list[Any], **facts: Any) -> Any:
         """The row of these values, which are in the order of `columns`; none for a blank line that is kept.
 
-        facts: its `place`, `number` and `id`.
+        facts: its `place`, `number` and `id`, and its `record` if that is kept.
 
         A label of jsonl and Parquet is as it was written, and None where it is missing and not required; all other
         values are text.
@@ -179,13 +183,6 @@ class Table(ABC):
             if isinstance(row, InputError):
                 yield place, raw, row
 
-    def records(self) -> Iterator[list[Any] | dict[str, Any]]:
-        """All cells of every row, in the order of `names`; of jsonl the object."""
-        parse = self._parser()
-        for number, raw in self._raw_rows(whole=True):
-            _, record = parse(f"{self.content.name}:{number}", raw)
-            yield [""] * self.width if record == [] else record
-
     def _attempts(self) -> Iterator[tuple[str, Any, Any]]:
         """(place, what was read, the row or its InputError) of every row."""
         parse = self._parser()
@@ -193,7 +190,10 @@ class Table(ABC):
             place = f"{self.content.name}:{number}"
             try:
                 values, record = parse(place, raw)
-                row = self.row(values, place=place, number=index, id=self._id_of(record))
+                facts = {"place": place, "number": index, "id": self._id_of(record)}
+                if self.keeps_records:
+                    facts["record"] = [""] * self.width if record == [] else record
+                row = self.row(values, **facts)
             except InputError as error:
                 row = error
             yield place, raw, row
@@ -206,16 +206,13 @@ class Table(ABC):
         value = record.get((self.names or ())[self.id_column])
         return None if value is None else str(value)
 
-    def _raw_rows(self, *, whole: bool = False) -> Iterator[tuple[int, Any]]:
-        """(number of its line, what was read) of every row: cells, a line, or the record of a Parquet file.
-
-        whole: such a record has all columns.
-        """
+    def _raw_rows(self) -> Iterator[tuple[int, Any]]:
+        """(number of its line, what was read) of every row: cells, a line, or the record of a Parquet file."""
         content, names = self.content, self.names or ()
         if self.format == ".parquet":
             ids = () if self.id_column is None else (self.id_column,)
             used = (column for numbers in (*self.columns.values(), ids) for column in numbers)
-            read = list(names) if whole else [names[column] for column in used]
+            read = list(names) if self.keeps_records else [names[column] for column in used]
             for number, row in enumerate(parquet_rows(content.file, read), 1):
                 yield number, dict(zip(read, row, strict=True))
         elif self.format in CELLS:
