@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tformer.optim.schedules import build_schedule, line_at
 from tformer.recipe.sections import Schedule
-from tformer.training.clock import NEVER, Clock, Pace, expected_seconds
+from tformer.training.clock import LEAST_SHARE, NEVER, Clock, Pace, expected_seconds
 from tformer.workers.work import Work
 
 
@@ -164,6 +164,7 @@ def test_the_time_of_a_validation_is_known_from_its_first_second() -> None:
     stopped = []
 
     def validate(work: Work) -> None:
+        assert work.is_trial
         with work.part("scoring", total=2000) as part:  # 2 s: runs to its end
             for done in range(0, 2000, 100):
                 machine.work(0.1)
@@ -178,6 +179,23 @@ def test_the_time_of_a_validation_is_known_from_its_first_second() -> None:
 
     seconds = expected_seconds(validate, now=lambda: machine.time)
     assert seconds == pytest.approx(42.0, rel=0.05) and machine.time < 4 and not any(stopped)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "eval_every", "share"),
+    [
+        (1.0, 25, 1.0),  # 3 of 1 s are less than 9 s
+        (10.0, 25, 0.3),  # 3 of 10 s: 30 s
+        (10.0, 1000, 0.9),  # the last one alone
+        (1000.0, 25, LEAST_SHARE),
+        (0.0, 25, 1.0),
+    ],
+)
+def test_validations_read_a_share_that_leaves_the_steps_their_time(
+    seconds: float, eval_every: int, share: float
+) -> None:
+    clock = Clock(Pace(), end=60.0, total=60.0, fraction=0.5, floor=0.0, planned_steps=100)
+    assert clock.share_of_validations(30, seconds, eval_every=eval_every) == pytest.approx(share)
 
 
 def test_work_that_reports_nothing_counts_as_it_was() -> None:

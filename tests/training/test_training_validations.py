@@ -18,9 +18,10 @@ from tests.end_to_end.labelled_examples import sentences, write_images, write_ta
 from tests.training.pair_makers import metrics
 from tests.training.small_steps import small_recipe
 from tformer.evaluation.lm import evenly_spread, windows
+from tformer.evaluation.translation import translate_pairs
 from tformer.recipe import load_recipe
 from tformer.tasks import pairs
-from tformer.training import validations
+from tformer.training import clock, loop, session, validations
 from tformer.training.loop import score
 from tformer.training.validations import _share
 
@@ -206,6 +207,28 @@ def test_nothing_is_decoded_before_the_loss_says_that_it_makes_sense(
     assert "not decoded" not in succeed(cli("train", "--resume", "--out", tmp_path / "run", "--max-steps", 12))
     last = metrics(tmp_path / "run")[-1]
     assert "bleu" in last and last["is_best"]  # any decoded output beats none
+
+
+def test_a_training_by_time_tries_out_decoding_and_validates_on_what_leaves_it_time(
+    cli: Cli, recipe: Path, aligned: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decoding is tried out though the outputs are poor: the first validation that decodes comes without a surprise."""
+    monkeypatch.setattr(pairs, "LONG_DECODING", 0.0)
+    monkeypatch.setattr(clock, "MOST_VALIDATING", 1e-9)
+    monkeypatch.setattr(session, "SHORT_TRAINING", 0.0)
+    monkeypatch.setattr(loop, "FORECAST_SECONDS", 0.0)
+    tried = []
+
+    def translate(*given: Any, work: Any) -> Any:
+        tried.append(work.is_trial)
+        return translate_pairs(*given, work=work)
+
+    monkeypatch.setattr(pairs, "translate_pairs", translate)
+    words = ("train", "--config", recipe, "--source", aligned[0], "--target", aligned[1], "--minutes", "0.2")
+    said = succeed(cli(*words, "--out", tmp_path / "run"))
+    assert tried == [True] and "not decoded" in said
+    assert share_of(tmp_path / "run") == clock.LEAST_SHARE and "validating on 0.05 of the held-out data" in said
+    assert {record["examples"] for record in metrics(tmp_path / "run")} == {1}
 
 
 def test_short_decoding_takes_place_at_once(train: Callable[..., Path], aligned: tuple[Path, Path]) -> None:

@@ -345,10 +345,10 @@ class PairValidation:
                 seed=self.recipe.seed,
                 work=part,
             )
-        if self.beam is not None and not work.should_stop():
+        if self.beam is not None and (work.is_trial or not work.should_stop()):
             decoded = self.decoded(held_out)
             longest = len(decoded) * max(1, self.beam.beam_size) * self.recipe.generation.max_new_tokens
-            if 2.0 * model.num_parameters() * longest > LONG_DECODING:
+            if 2.0 * model.num_parameters() * longest > LONG_DECODING and not work.is_trial:
                 guess = guesses(objective)["unigram"]["perplexity"]
                 if math.log(metrics["perplexity"]) > DECODABLE * math.log(guess):
                     work.note(

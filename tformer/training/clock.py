@@ -48,7 +48,10 @@ TRIAL_SECONDS, SHORT_SECONDS = 1.0, 4.0
 """A part of a validation that is tried out ends after the first, unless it is shorter than the second in all."""
 
 MOST_VALIDATING = 0.15
-"""Part of the time that validations before the last one may take together; else only the last one takes place."""
+"""Part of the time that all validations may take together: they read less, or only the last one takes place."""
+
+LEAST_SHARE = 0.05
+"""Minimum of the share of the held-out data to which a trial reduces validations."""
 
 NEVER = 10**9
 """A number of steps that no training reaches, as of a training that only its epochs limit."""
@@ -163,7 +166,7 @@ class _Trial:
 def expected_seconds(run: Callable[[Work], object], *, now: Callable[[], float] = time.monotonic) -> float:
     """How long work would take, from the first second of each of its parts that report how far they are."""
     trial = _Trial(now, began=now())
-    run(Work(trial.progress, trial.should_stop))
+    run(Work(trial.progress, trial.should_stop, is_trial=True))
     return trial.seconds
 
 
@@ -232,6 +235,11 @@ class Clock:
         kept = tuple(point for point in self.points[:-1] if point[0] < step)
         self.points = (*kept, (step, line_at(self.points, step)), (last, self.floor))
         return self.points
+
+    def share_of_validations(self, step: int, seconds: float, *, eval_every: int) -> float:
+        """The share of the held-out data that leaves the others enough time; seconds: of a validation on all."""
+        number = _times(step, self.expected_steps, eval_every)
+        return max(LEAST_SHARE, min(1.0, MOST_VALIDATING * self.total / max(number * seconds, 1e-9)))
 
     def leaves_time(self, step: int, *, eval_every: int) -> bool:
         """Whether the validations before the last one may all take place."""

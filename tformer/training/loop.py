@@ -387,6 +387,7 @@ class Trainer:
         state, training, parallel = self.state, self.training, self.parts.parallel
         return_free_memory()
         self._drain_sums()  # raises if the weights are no longer finite
+        before, decodes = self.pace.seconds.get("validation", 0.0), set(self.parts.objective.decoded_metrics)
         with self.pace.of("validation"), nullcontext() if self.parts.ema is None else self.parts.ema.swapped():
             try:
                 values = self.hooks.validate()
@@ -408,6 +409,8 @@ class Trainer:
             state.validated = True
             if sample:
                 self.observer.sampled(state.step, sample)
+        if training.valid_beam_size and decodes and decodes.isdisjoint(values):  # the next one may decode
+            self.pace.seconds["validation"] = max(before, self.pace.seconds["validation"])
         timer = self.timer
         if timer is not None and parallel.agree(not timer.leaves_time(state.step, eval_every=self.eval_every)):
             self.eval_every = NEVER  # only the last one

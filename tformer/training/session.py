@@ -22,7 +22,7 @@ from tformer.decoding.inference import state_of_kernels
 from tformer.loading import load_body, load_generator, load_weights, why_new
 from tformer.model import Transformer
 from tformer.objectives.base import Objective
-from tformer.recipe import recipe_to_data, recipe_to_yaml
+from tformer.recipe import Recipe, recipe_to_data, recipe_to_yaml
 from tformer.support.device import bound_products
 from tformer.support.errors import InputError, Interrupted
 from tformer.support.files import RUNS, in_blocks, require_room, write_file, write_text
@@ -401,13 +401,16 @@ class Session:
         recipe = self.prepared.recipe
         schedule = recipe.schedule.model_copy(update={"points": points})
         training = recipe.training.model_copy(update={"max_steps": points[-1][0]})
-        recipe = recipe.model_copy(update={"schedule": schedule, "training": training})
+        self._change_recipe(recipe.model_copy(update={"schedule": schedule, "training": training}))
+        display.expect(points[-1][0])
+        return points
+
+    def _change_recipe(self, recipe: Recipe) -> None:
+        """Write the recipe into the run and its next checkpoints."""
         self.prepared = replace(self.prepared, recipe=recipe)
         self.checkpoints.recipe_yaml = recipe_to_yaml(recipe)
         if self.worker.leads:
             self.run.write_recipe(self.checkpoints.recipe_yaml)
-        display.expect(points[-1][0])
-        return points
 
     def _seconds_left(self, trainer: Trainer, step: int) -> float | None:
         if self.pace.step_seconds() is None:
@@ -424,7 +427,7 @@ class Session:
         self.models.eval()
         write = self.prepared.data.sample
         with self.work.progress("trying out a validation"):
-            seconds = expected_seconds(self._validate)
+            seconds = self._limit_validations(trainer, expected_seconds(self._validate))
             began = time.monotonic()
             if write is not None and self.prepared.recipe.training.sample_every != 0:
                 write(self.model, self.should_stop)
@@ -433,6 +436,19 @@ class Session:
         if trainer.timer is None and left is not None:
             ends = time.strftime("%H:%M", time.localtime(time.time() + left))
             self.console.print(f"expected: {in_words(spent + left)} in all, until {ends}", markup=False)
+
+    def _limit_validations(self, trainer: Trainer, seconds: float) -> float:
+        """Reduce the validations of a training by time to what they may take; the new seconds of one."""
+        prepared, timer = self.prepared, trainer.timer
+        if timer is None or prepared.start.resumed or prepared.data.recipe.training.valid_share is not None:
+            return seconds
+        part = timer.share_of_validations(self.state.step, seconds, eval_every=trainer.eval_every)
+        if part < 1.0:
+            share = float(f"{part * (prepared.recipe.training.valid_share or 1.0):.3g}")
+            training = prepared.recipe.training.model_copy(update={"valid_share": share})
+            self._change_recipe(prepared.recipe.model_copy(update={"training": training}))
+            self.work.note(f"validating on {share:.2g} of the held-out data, so that it takes at most a part of the time")
+        return part * seconds
 
     def _save(self, state: TrainerState, score: float | None) -> None:
         if self.prepared.recipe.training.minutes is not None:

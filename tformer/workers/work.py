@@ -43,6 +43,7 @@ class Work:
         cache_dir: of token files and translations; None: the default cache directory.
         workers: processes that tokenize a text; None: as many as there are processors.
         group: this process as one of several that divide the batches of an evaluation; None: it works alone.
+        is_trial: only the time that the work takes is asked: nothing is left out because its result would be poor.
     """
 
     progress: Progress = no_progress
@@ -52,6 +53,7 @@ class Work:
     cache_dir: Path | None = None
     workers: int | None = None
     group: Worker | None = None
+    is_trial: bool = False
 
     @property
     def worker(self) -> Worker:
