@@ -12,8 +12,8 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import DataOutput, console, show_notes
 from tformer.data.sources.columns import parse_column
 from tformer.data.sources.labelled import LabelledSource, open_texts
-from tformer.data.sources.tables import LabelledRow
 from tformer.data.sources.reading import Reading
+from tformer.data.sources.tables import LabelledRow
 from tformer.decoding.completion import OnToken
 from tformer.decoding.fill_mask import Candidate, fill_mask
 from tformer.decoding.lines import LineWindow, place_of, prompt_window, prompt_windows, source_windows

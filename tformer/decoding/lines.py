@@ -242,7 +242,7 @@ def source_windows(
     reader.check_prefixes(prefixes or [prefix or ""], places=places)
     if table is not None or (path != STANDARD_INPUT and Path(path).is_file()):
         counted = 0
-        for lines in _texts(path, table and table.rows(), errors=errors, size=CHECKED_LINES):
+        for lines in _texts(path, None if table is None else table.rows(), errors=errors, size=CHECKED_LINES):
             sources = [with_prefix(task_prefix, line) for line in lines]
             reader.check_sources(sources, first_row=counted, places=places)
             counted += len(lines)

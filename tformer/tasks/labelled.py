@@ -417,7 +417,9 @@ def _ungrouped(columns: Columns) -> Columns:
     return columns.model_copy(update={"group": None})
 
 
-def open_sources(recipe: Recipe, specs: Sequence[SourceSpec], columns: Columns, reading: Reading) -> list[LabelledSource]:
+def open_sources(
+    recipe: Recipe, specs: Sequence[SourceSpec], columns: Columns, reading: Reading
+) -> list[LabelledSource]:
     """The labelled sources of these specs, read as the recipe's objective needs them."""
     return open_labelled(
         specs,

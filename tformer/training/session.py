@@ -447,7 +447,9 @@ class Session:
             share = float(f"{part * (prepared.recipe.training.valid_share or 1.0):.3g}")
             training = prepared.recipe.training.model_copy(update={"valid_share": share})
             self._change_recipe(prepared.recipe.model_copy(update={"training": training}))
-            self.work.note(f"validating on {share:.2g} of the held-out data, so that it takes at most a part of the time")
+            self.work.note(
+                f"validating on {share:.2g} of the held-out data, so that it takes at most a part of the time"
+            )
         return part * seconds
 
     def _save(self, state: TrainerState, score: float | None) -> None:

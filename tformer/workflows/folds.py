@@ -222,7 +222,9 @@ def predictions_of(out: Path, results: Sequence[Result]) -> list[dict[str, Any]]
             row |= {key: found[key] for key in ("image", "text", "text2") if key in found} | {"label": found["truth"]}
             probabilities = found.get("probabilities", {})
             prediction = next(found[key] for key in ("label", "labels", "score") if key in found)
-            answer = {"prediction": prediction} | ({"probability": probabilities[prediction]} if "label" in found else {})
+            answer = {"prediction": prediction} | (
+                {"probability": probabilities[prediction]} if "label" in found else {}
+            )
             answer |= {f"probability_{name}": probabilities[name] for name in names}
             cells = others[found["example"]] if others else {}
             own = dict(zip(new_names(cells, [*row, *answer]), cells.values(), strict=True))
