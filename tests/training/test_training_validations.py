@@ -224,7 +224,19 @@ def test_a_training_by_time_tries_out_decoding_and_validates_on_what_leaves_it_t
         return translate_pairs(*given, work=work)
 
     monkeypatch.setattr(pairs, "translate_pairs", translate)
-    words = ("train", "--config", recipe, "--source", aligned[0], "--target", aligned[1], "--minutes", "0.2", "--max-steps", "12")
+    words = (
+        "train",
+        "--config",
+        recipe,
+        "--source",
+        aligned[0],
+        "--target",
+        aligned[1],
+        "--minutes",
+        "0.2",
+        "--max-steps",
+        "12",
+    )
     said = succeed(cli(*words, "--out", tmp_path / "run"))
     assert tried == [True] and "not decoded" in said
     assert share_of(tmp_path / "run") == clock.LEAST_SHARE and "validating on 0.05 of the held-out data" in said
