@@ -51,6 +51,8 @@ from tformer.evaluation.classifier import HEADS as CLASSIFIER_HEADS
 from tformer.evaluation.classifier import Classifier
 from tformer.evaluation.embed import EmbedOptions, embed_images, embed_texts
 from tformer.evaluation.options import EvaluationOptions
+from tformer.inside.heads import HeadReport
+from tformer.inside.options import HeadOptions
 from tformer.loading import Loaded
 from tformer.support.device import default_cache_dir, resolve_device, use_one_thread_after_fork
 from tformer.support.errors import InputError
@@ -66,7 +68,8 @@ from tformer.training.options import TrainOptions
 from tformer.training.request import find_start
 from tformer.training.session import run_training
 from tformer.viz.evaluation import choose_plot, draw_report
-from tformer.workers.work import Work, never
+from tformer.workers.work import QUIET, Work, never
+from tformer.workflows.heads import score_heads
 
 if TYPE_CHECKING:
     from tformer.workflows.folds import CrossValidation
@@ -96,6 +99,7 @@ OF_TABLES = dict.fromkeys(
     ("text_column", "text2_column", "invalid_utf8", "encoding", "delimiter"), "texts are given as strings"
 )
 NOT_OF_EVALUATE = OF_LOAD | {"json": RETURNED}
+NOT_OF_HEADS = OF_LOAD | {"output": RETURNED, "format": RETURNED}
 OF_COMMAND = {"dry_run": "the command shows it: tformer train --dry-run", "json": "it is the run's `summary`"}
 OF_PROCESSES = ("devices", "parallel", "max_restarts")
 NOT_OF_FOLDS = OF_COMMAND | {"resume": "the same call goes on where it stopped"}
@@ -345,6 +349,20 @@ class Run(Loaded):
                 output = choose_plot(chosen.plot)
                 report = draw_report(evaluate_loaded(self._copy(), chosen, work)[1], output)
         return report | {"data": "rows"} if are_rows else report
+
+    # --- a look inside ------------------------------------------------------------------------------------------------
+
+    def heads(self, **options: Any) -> HeadReport | list[HeadReport]:
+        """Scores of all attention heads (`tformer heads`); over_training=True: a list, one of each checkpoint.
+
+        `.scores["decoder"]["induction"]` is an array [layers, heads], `.best("induction")` the (layer, head) with the
+        highest score.
+        """
+        with flags_as_keywords():
+            chosen = from_keywords(HeadOptions, options, caller="heads", without=NOT_OF_HEADS)
+            chosen.check()
+            reports = score_heads(self, chosen, QUIET)
+        return reports if chosen.over_training else reports[0]
 
     # --- copies for inference -----------------------------------------------------------------------------------------
 

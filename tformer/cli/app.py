@@ -114,6 +114,11 @@ COMMANDS = {
         "viz_attention",
         "Draw attention maps of a model (page, PNG, SVG or terminal).",
     ),
+    "heads": Command(
+        LOOK_INSIDE,
+        "heads",
+        "Score attention heads: previous token, first token, duplicate, induction, alignment.",
+    ),
     "import": Command(EXCHANGE, "import_", "Convert a Hugging Face folder or repository to a checkpoint."),
     "export": Command(
         EXCHANGE,

@@ -10,6 +10,7 @@ output                output format and file
 pe/                   positional encodings (`viz-pe`)
 attention/            attention weights (`viz-attention`)
 plot/                 curves: of trainings (`plot`), of sweeps and of bench reports
+heads                 scores of attention heads (`heads`)
 
 Importing the package imports neither torch nor matplotlib.
 """

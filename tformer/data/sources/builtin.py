@@ -9,6 +9,8 @@
 - `builtin:dates`: "Tuesday, 3rd of March 1987" is 1987-03-03. `NUM_DATES` days between 1900 and 2099, each written in
   one of `DATE_FORMS` and one of three cases. Every form means one day only, so 03/04/1987 is none of them. No text
   occurs twice, not even in another case.
+- `builtin:repeats`: `NUM_REPEATS` documents for a language model that learns to copy (arXiv 2209.11895): 5 to 50
+  different letters and digits in random order, and the same again. No first half can be predicted, every second can.
 - `builtin:copy`, `builtin:reverse`, `builtin:sort`: `NUM_DIGIT_ROWS` different rows of 1 to `MAX_DIGITS` digits with
   spaces between them (as JoeyNMT's toy data, arXiv 1907.12484): does a model of pairs learn at all?
 
@@ -24,6 +26,7 @@ import functools
 import hashlib
 import inspect
 import os
+import string
 import sys
 import sysconfig
 import textwrap
@@ -71,6 +74,9 @@ DATE_FORMS = (
 CASES: tuple[Callable[[str], str], ...] = (str, str, str.lower, str.upper)  # half of them as they are written
 NUM_DIGIT_ROWS = 10_000
 MAX_DIGITS = 9
+NUM_REPEATS = 20_000
+REPEATED = string.ascii_letters + string.digits
+REPEAT_LENGTHS = range(5, 51)
 DIGIT_TASKS: dict[str, Callable[[str], str]] = {
     "copy": str,
     "reverse": lambda digits: digits[::-1],
@@ -150,6 +156,21 @@ def _indented(docstring: str | None, *, indent: int) -> list[str]:
         return []
     lines = inspect.cleandoc(docstring).split("\n")
     return [(" " * indent + line).rstrip() for line in lines] + [""]
+
+
+# -- repeats -----------------------------------------------------------------------------------------------------------
+
+
+def repeats() -> Iterator[str]:
+    """All documents; always the same."""
+    for draw in range(NUM_REPEATS):
+        number = int.from_bytes(hashlib.blake2b(f"repeats {draw}".encode()).digest(), "little")
+        number, place = divmod(number, len(REPEAT_LENGTHS))
+        left, chosen = list(REPEATED), []
+        for _ in range(REPEAT_LENGTHS[place]):
+            number, place = divmod(number, len(left))
+            chosen.append(left.pop(place))
+        yield 2 * "".join(chosen) + "\n"
 
 
 # -- labelled: which package is this code from? ------------------------------------------------------------------------
@@ -277,11 +298,13 @@ class Builtin:
 
     Attributes:
         holds: "text": `make` gives documents; else it gives rows with labels, or pairs.
+        from_files: it is made of the standard library's files.
     """
 
     name: str
     holds: Contents
     make: Callable[[], Iterable[Any]]
+    from_files: bool = False
     contents: ClassVar[tuple[()]] = ()
 
     def rows(self) -> Iterator[Any]:
@@ -305,8 +328,8 @@ class Builtin:
             yield from cut_pieces(text)
 
     def fingerprint(self) -> str:
-        """Changes with the standard library's files; that of pairs, which are made from nothing, with the pairs."""
-        if self.holds == "pairs":
+        """Changes with the standard library's files; of a source that is made from nothing, with its texts."""
+        if not self.from_files:
             return hashlib.sha256("".join(self.texts()).encode()).hexdigest()
         digest = hashlib.sha256(f"{self.name}:{sys.version}".encode())
         for path in stdlib_files():
@@ -318,9 +341,10 @@ class Builtin:
 BUILTINS: dict[str, Builtin] = {
     builtin.name: builtin
     for builtin in (
-        Builtin("python-docs", "text", python_docs),
-        Builtin("python-stdlib", "text", lambda: filter(None, map(read_source, stdlib_files()))),
-        Builtin("python-packages", "labels", package_rows),
+        Builtin("python-docs", "text", python_docs, from_files=True),
+        Builtin("python-stdlib", "text", lambda: filter(None, map(read_source, stdlib_files())), from_files=True),
+        Builtin("python-packages", "labels", package_rows, from_files=True),
+        Builtin("repeats", "text", repeats),
         Builtin("dates", "pairs", date_rows),
         *(Builtin(task, "pairs", functools.partial(digit_rows, task)) for task in DIGIT_TASKS),
     )

@@ -1,0 +1,76 @@
+"""`tformer heads`: scores of attention heads, of one checkpoint or over a training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tformer.cli.command import examples, takes_options
+from tformer.cli.process import StopFlag
+from tformer.cli.report import aligned, emit_document, progress_reporter, show_notes
+from tformer.inside.options import HeadOptions
+from tformer.support.files import refuse_to_replace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tformer.inside.heads import HeadReport
+    from tformer.viz.output import Output
+
+EPILOG = examples(
+    "`tformer heads`",
+    "`tformer heads runs/first --format terminal`",
+    "`tformer heads runs/induction --over-training -o birth.html`",
+    "`tformer heads runs/first --data book.txt -o heads.svg`",
+    "`tformer heads runs/translator --source test.en --target test.de -o alignment.html`",
+)
+
+
+@takes_options
+def heads(options: HeadOptions) -> None:
+    """Score attention heads: previous token, first token, duplicate, induction, alignment.
+
+    The model reads random tokens that repeat, or --data. A score is the mean attention to the token before, to the
+    first token, to other places of the same token, or to the tokens that came after those (induction). An
+    encoder-decoder reads pairs; sharpness and coverage of its cross-attention show which heads align. With
+    --over-training the page shows in which steps heads of a kind appear: tformer train --arch gpt --preset induction
+    trains a model for it.
+    """
+    options.check()
+    from tformer.viz.output import choose_output
+
+    chosen = choose_output(options.output, options.format, stem="heads")
+    read = [name for name in (options.data, options.source, options.target) if name is not None]
+    refuse_to_replace(chosen.path, read, option="-o")
+    with StopFlag() as flag:
+        from tformer.loading import load
+        from tformer.support.device import resolve_device
+        from tformer.viz.heads import best_lines
+        from tformer.workers.work import Work
+        from tformer.workflows.heads import score_heads
+
+        loaded = load(options.run, device=resolve_device(options.device), which=options.checkpoint)
+        show_notes((f"model: {loaded.path}", *loaded.notes), dim=True)
+        work = Work(progress_reporter, flag.should_stop, lambda text: show_notes([text], dim=True))
+        reports = score_heads(loaded, options, work)
+    show_notes((f"read: {reports[-1].read}", *best_lines(reports[-1])), dim=True)
+    emit_document(chosen, _content(reports, chosen, str(loaded.path)))
+    if chosen.path is not None:
+        show_notes([f"wrote {chosen.path}"], dim=True)
+
+
+def _content(reports: Sequence[HeadReport], chosen: Output, path: str) -> str | bytes:
+    from tformer.viz.heads import as_csv, as_json, plots_of, tables_of
+    from tformer.viz.picture import render_plots
+
+    if chosen.format == "json":
+        return as_json(reports, run=path)
+    if chosen.format == "csv":
+        return as_csv(reports)
+    if chosen.format == "terminal" and len(reports) == 1:
+        lines = []
+        for heading, rows in tables_of(reports[0]):
+            lines += [heading, *aligned(rows, right=rows[0][1:]), ""]
+        return "\n".join(lines)
+    name = path.partition("/checkpoints/")[0].rpartition("/")[2]
+    title = f"Heads of {name}, " + (f"step {reports[0].step:,}" if len(reports) == 1 else f"{len(reports)} checkpoints")
+    return render_plots(plots_of(reports), chosen.format, title=title, to_file=chosen.path is not None)

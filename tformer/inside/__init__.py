@@ -1,0 +1,5 @@
+"""What a model computes: pure functions on a loaded model that read and replace its taps; `viz` draws their results.
+
+heads                 scores of attention heads: previous token, first token, duplicate, induction, alignment
+options               options of the commands, which are also keywords in Python
+"""
