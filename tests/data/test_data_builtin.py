@@ -21,6 +21,8 @@ from tformer.data.sources.builtin import (
     MAX_PER_PACKAGE,
     NUM_DATES,
     NUM_DIGIT_ROWS,
+    NUM_REPEATS,
+    REPEAT_LENGTHS,
     date_rows,
     ordinal,
     package_rows,
@@ -135,3 +137,14 @@ def test_rows_of_digits_are_right_and_distinct(task: str, expected: Callable[[li
     assert {len(row.source.split()) for row in rows} == set(range(1, MAX_DIGITS + 1))
     assert all(row.target.split() == list(expected(row.source.split())) for row in rows)
     assert rows[4].place == f"builtin:{task}:5" and BUILTINS[task].fingerprint() != BUILTINS["dates"].fingerprint()
+
+
+def test_repeats_are_different_characters_twice() -> None:
+    documents = read_documents(open_one("builtin:repeats"))
+    assert len(documents) == len(set(documents)) == NUM_REPEATS
+    for text in documents:
+        half = text[: len(text) // 2]
+        assert text == f"{half}{half}\n" and len(half) in REPEAT_LENGTHS and len(set(half)) == len(half)
+    assert {len(text) // 2 for text in documents} == set(REPEAT_LENGTHS)
+    assert BUILTINS["repeats"].fingerprint() == hashlib.sha256("".join(documents).encode()).hexdigest()
+    assert documents[0] == next(BUILTINS["repeats"].texts())

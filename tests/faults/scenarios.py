@@ -92,6 +92,7 @@ SCENARIOS = (
     Scenario("viz-pe", ("viz-pe", "--encoding", "sinusoidal", "-o", "pe.html"), (), targets=("pe.html",)),
     Scenario("viz-attention", ("viz-attention", "runs/gpt", "--text", "a cat", "-o", "attention.html"), (GPT,),
              targets=("attention.html",)),
+    Scenario("heads", ("heads", "runs/gpt", "-o", "heads.html"), (GPT,), targets=("heads.html",)),
     Scenario("inspect -o", ("inspect", "runs/gpt", "-o", "report.txt"), (GPT,), targets=("report.txt",)),
     Scenario("doctor --clean", ("doctor", "--clean"), ("cache",), results=("cache",)),
     Scenario("sweep", SWEEP, (*TEXT, "work/grid")),
