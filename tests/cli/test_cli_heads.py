@@ -156,6 +156,8 @@ def test_python_returns_what_the_command_prints(decoder: Path, cli: Cli) -> None
         (("RUN", "--max-examples", "0"), "--max-examples must be at least 1"),
         (("RUN", "--data", "missing.txt"), "missing.txt"),
         (("RUN", "--data", "abc.txt", "--length", "5"), "--length is of random tokens"),
+        (("RUN", "--max-examples", "2", "--seed", "5"), "--seed is of random tokens"),
+        (("TRANSLATOR", "--copies", "3"), "reads pairs of texts"),
         (("RUN", "--data", "abc.txt", "--label-column", "x"), "--label-column has no meaning here"),
         (("RUN", "--data", "abc.txt", "-o", "abc.txt"), "would replace"),
         (("RUN", "--source", "a.src"), "--source without --target"),

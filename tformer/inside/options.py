@@ -31,7 +31,7 @@ class HeadOptions(DataOptions):
         DATA(
             "--max-examples",
             metavar="N",
-            help="Maximum number of examples to read, evenly spread.",
+            help="Read this many examples at most, evenly spread.",
             default=str(MAX_EXAMPLES),
         ),
     ] = None
@@ -52,8 +52,16 @@ class HeadOptions(DataOptions):
         return DataOptions(**{each.name: getattr(self, each.name) for each in fields(DataOptions)})
 
     @property
-    def names_data(self) -> bool:
-        return self.data is not None or self.source is not None
+    def reads_data(self) -> bool:
+        """Whether an option of the data was given: then examples are read, by default of the run's validation data."""
+        return self.max_examples is not None or any(self.data_options.given())
+
+    @property
+    def random_option(self) -> str | None:
+        """The flag of an option of random tokens that was given."""
+        values = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
+        names = ("length", "copies", "samples", "seed")
+        return next((f"--{name}" for name in names if values[name][0] != values[name][1]), None)
 
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is loaded."""
@@ -63,5 +71,5 @@ class HeadOptions(DataOptions):
             if value is not None and (value < least or value > (most or value)):
                 bounds = f"at least {least}" if most is None else f"{least} to {most:,}"
                 raise InputError(f"--{name} must be {bounds}, found {value:,}")
-            if self.names_data and value != HeadOptions.__dataclass_fields__[name].default:
-                raise InputError(f"--{name} is of random tokens, which are not read beside --data or --source")
+        if self.reads_data and self.random_option is not None:
+            raise InputError(f"{self.random_option} is of random tokens, which are not read beside examples of data")

@@ -26,7 +26,7 @@ def score_heads(loaded: Loaded, options: HeadOptions, work: Work) -> list[HeadRe
     """The scores of a checkpoint; with `over_training` those of every checkpoint of its run, in order.
 
     An encoder-decoder reads the data that the options name, else the run's validation data. Other models read random
-    tokens that repeat, unless data are named.
+    tokens that repeat, unless an option of the data was given.
 
     Raises InputError for a model without attention maps over tokens, data that it cannot read, and a run with a single
     checkpoint.
@@ -39,7 +39,9 @@ def score_heads(loaded: Loaded, options: HeadOptions, work: Work) -> list[HeadRe
             hint="train with --set training.save_every=25 --set training.keep_last=100, or --preset induction",
         )
     repeated: Repeated | None = None
-    if options.names_data or "cross" in maps:
+    if options.reads_data or "cross" in maps:
+        if options.random_option is not None:
+            raise InputError(f"{options.random_option} is of random tokens: {loaded.path} reads pairs of texts")
         batches, read = _examples(loaded, options, work)
     else:
         repeated = repeated_tokens(
