@@ -141,9 +141,10 @@ def repeated_tokens(
     special, longest = len(before) + len(after), loaded.model.max_seq_len
     room = (longest - special) // copies
     if room < 2 or (length or 0) > room:
+        found = "" if length is None else f", found --length {length}"
         raise InputError(
-            f"--copies {copies}: {loaded.path} reads {longest} tokens, special ones included, so at most {room} of them "
-            f"{copies} times" + ("" if length is None else f", found --length {length}")
+            f"--copies {copies}: {loaded.path} reads {longest} tokens with the special ones, so at most {room} of them "
+            f"{copies} times{found}"
         )
     if length is None:
         length = min(DEFAULT_LENGTH, max(2, (loaded.recipe.seq_len - special) // copies))
