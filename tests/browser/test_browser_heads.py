@@ -41,7 +41,12 @@ def test_curves_over_a_training_have_a_line_for_each_head(open_text: Callable[..
     reports = [report(step, step / 600) for step in (100, 300, 600)]
     page = open_text(render_plots(plots_of(reports), "html", title="Heads"))
     until(page, "document.body.dataset.ready === 'true'")
-    assert page.locator("section").first.locator(".legend button").all_text_contents() == ["L0H0", "L0H1", "L1H0", "L1H1"]
+    assert page.locator("section").first.locator(".legend button").all_text_contents() == [
+        "L0H0",
+        "L0H1",
+        "L1H0",
+        "L1H1",
+    ]
     assert page.locator("section").nth(2).locator(".legend button").all_text_contents() == ["first time", "repeated"]
     page.locator("section").nth(1).locator("svg.lines").focus()
     page.keyboard.press("End")

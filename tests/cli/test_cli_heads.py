@@ -29,10 +29,9 @@ LETTERS = "abcdefgh \t"
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with the checkpoints of steps 3, 5 and 9, with random weights each."""
     path = build_run(tmp_path_factory.mktemp("decoder"), DECODER)
-    with RunDirectory.open(path, lock=True) as run:
-        for step in (5, 9):
-            contents = random_contents(DECODER, letters=LETTERS, template="none", seed=step, step=step)
-            save_checkpoint(run, step, contents, keep_last=9)
+    for step in (5, 9):
+        contents = random_contents(DECODER, letters=LETTERS, template="none", seed=step, step=step)
+        save_checkpoint(RunDirectory.open(path), step, contents, keep_last=9)
     return path
 
 
@@ -55,10 +54,12 @@ def document(cli: Cli, *words: object) -> dict[str, Any]:
     return dict(json.loads(outcome.out))
 
 
-def test_one_checkpoint_in_every_format(decoder: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_checkpoint_in_every_format(
+    decoder: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name, start in (("h.html", b"<!doctype"), ("h.png", b"\x89PNG"), ("h.svg", b"<?xml"), ("h.json", b"{"),
-                        ("h.csv", b"step,attention,layer,head,score,value"), ("h.txt", b"decoder self-att")):  # fmt: skip
+                        ("h.csv", b"step,attention,layer,head"), ("h.txt", b"decoder self-att")):  # fmt: skip
         made = cli("heads", decoder, "-o", name)
         assert made.code == 0 and made.out == "" and f"wrote {name}" in made.err, made.err
         assert Path(name).read_bytes().startswith(start)
@@ -103,7 +104,9 @@ def test_over_training_scores_every_checkpoint_as_if_alone(decoder: Path, cli: C
 def test_a_page_has_the_curves_of_the_highest_heads() -> None:
     steps = [10, 20]
     values = [np.arange(30.0).reshape(5, 6) / 100 * step for step in steps]
-    reports = [HeadReport(step, "x", {"decoder": {"previous": value}}, {}) for step, value in zip(steps, values, strict=True)]
+    reports = [
+        HeadReport(step, "x", {"decoder": {"previous": value}}, {}) for step, value in zip(steps, values, strict=True)
+    ]
     [plot] = plots_of(reports)
     assert isinstance(plot, Lines) and len(plot.lines) == MOST_CURVES and plot.lines[0].label == "L1H0"
     assert plot.caption.endswith("the 24 of 30 heads with the highest values")

@@ -56,11 +56,7 @@ def test_induction_on_tokens_that_come_often_is_prefix_matching() -> None:
     found = head_scores(loaded, [{"input_ids": rows} for rows in repeated.ids_BT.split(3)])["decoder"]["induction"]
     [map_BHTT, _] = weights_of(loaded, [LAYER.format(0), LAYER.format(1)], input_ids=repeated.ids_BT)
     for head in range(4):
-        sums = [
-            sum(map_BHTT[row, head, q, k - 6] for k in range(q, 7, -7))
-            for row in range(4)
-            for q in range(8, 29)
-        ]
+        sums = [sum(map_BHTT[row, head, q, k - 6] for k in range(q, 7, -7)) for row in range(4) for q in range(8, 29)]
         np.testing.assert_allclose(found[0, head], np.mean(sums), atol=1e-6)
 
 
@@ -150,7 +146,9 @@ def test_alignment_is_the_largest_weight_and_the_share_of_the_source_that_is_rea
 
 
 def test_a_layer_with_fewer_heads_has_empty_cells() -> None:
-    loaded = load_of(DECODER.replace("num_heads: 4, num_kv_heads: 2", "num_heads: 4, head_dim: 4, layers: {1: {num_heads: 3}}"))
+    loaded = load_of(
+        DECODER.replace("num_heads: 4, num_kv_heads: 2", "num_heads: 4, head_dim: 4, layers: {1: {num_heads: 3}}")
+    )
     found = head_scores(loaded, [{"input_ids": repeated_tokens(loaded).ids_BT}])["decoder"]["previous"]
     assert np.isnan(found).tolist() == [[False] * 4, [False] * 3 + [True]]
 

@@ -77,9 +77,10 @@ class HeadReport:
     copying: dict[str, float]
 
     def best(self, name: str, kind: Kind | None = None) -> tuple[int, int]:
-        """(layer, head) with the highest score of this name; kind: default the first that has it."""
-        found = self.scores[kind or next(kind for kind, scores in self.scores.items() if name in scores)][name]
-        layer, head = divmod(int(np.nanargmax(found)), found.shape[1])
+        """(layer, head) with the highest score of this name; kind: default the last that has it."""
+        found = {each: scores[name] for each, scores in self.scores.items() if name in scores and kind in (None, each)}
+        found_LH = [*found.values()][-1]
+        layer, head = divmod(int(np.nanargmax(found_LH)), found_LH.shape[1])
         return layer, head
 
 

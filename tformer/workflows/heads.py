@@ -51,8 +51,9 @@ def score_heads(loaded: Loaded, options: HeadOptions, work: Work) -> list[HeadRe
         batches, read = [{"input_ids": ids_BT} for ids_BT in repeated.ids_BT.split(rows)], str(repeated)
 
     def report_of(one: Loaded) -> HeadReport:
-        copies = repeated if maps.keys() == {"decoder"} and "lm" in one.model.heads else None
-        return HeadReport(one.step, read, head_scores(one, batches), {} if copies is None else copying(one.model, copies))
+        copies = "decoder" in maps and "lm" in one.model.heads
+        copied = copying(one.model, repeated) if copies and repeated is not None else {}
+        return HeadReport(one.step, read, head_scores(one, batches), copied)
 
     if not options.over_training:
         return [report_of(loaded)]
