@@ -72,7 +72,7 @@ def test_one_checkpoint_in_every_format(
 
 def test_numbers_agree_in_json_csv_and_the_table(decoder: Path, cli: Cli) -> None:
     found = document(cli, decoder, "--samples", 4)
-    assert found["read"] == "4 sequences of 7 random tokens, each twice"
+    assert found["read"] == "4 sequences of 3 random tokens, each 4 times"
     [checkpoint] = found["checkpoints"]
     scores = checkpoint["scores"]["decoder"]
     assert list(scores) == ["previous", "first", "duplicate", "induction"] and np.shape(scores["first"]) == (1, 2)
@@ -150,7 +150,7 @@ def test_python_returns_what_the_command_prints(decoder: Path, cli: Cli) -> None
     ("words", "message"),
     [
         (("RUN", "--length", "1"), "--length must be at least 2, found 1"),
-        (("RUN", "--length", "9"), "at most 7 of them 2 times, found --length 9"),
+        (("RUN", "--length", "9"), "at most 3 of them 4 times, found --length 9"),
         (("RUN", "--copies", "1"), "--copies must be at least 2, found 1"),
         (("RUN", "--copies", "9"), "reads 16 tokens"),
         (("RUN", "--samples", "0"), "--samples must be 1 to 10,000, found 0"),
@@ -160,7 +160,7 @@ def test_python_returns_what_the_command_prints(decoder: Path, cli: Cli) -> None
         (("RUN", "--data", "missing.txt"), "missing.txt"),
         (("RUN", "--data", "abc.txt", "--length", "5"), "--length is of random tokens"),
         (("RUN", "--max-examples", "2", "--seed", "5"), "--seed is of random tokens"),
-        (("TRANSLATOR", "--copies", "3"), "reads pairs of texts"),
+        (("TRANSLATOR", "--copies", "2"), "reads pairs of texts"),
         (("RUN", "--data", "abc.txt", "--label-column", "x"), "--label-column has no meaning here"),
         (("RUN", "--data", "abc.txt", "-o", "abc.txt"), "would replace"),
         (("RUN", "--source", "a.src"), "--source without --target"),

@@ -139,12 +139,12 @@ def test_rows_of_digits_are_right_and_distinct(task: str, expected: Callable[[li
     assert rows[4].place == f"builtin:{task}:5" and BUILTINS[task].fingerprint() != BUILTINS["dates"].fingerprint()
 
 
-def test_repeats_are_different_characters_twice() -> None:
+def test_repeats_are_different_characters_four_times() -> None:
     documents = read_documents(open_one("builtin:repeats"))
     assert len(documents) == len(set(documents)) == NUM_REPEATS
     for text in documents:
-        half = text[: len(text) // 2]
-        assert text == f"{half}{half}\n" and len(half) in REPEAT_LENGTHS and len(set(half)) == len(half)
-    assert {len(text) // 2 for text in documents} == set(REPEAT_LENGTHS)
+        once = text[: len(text) // 4]
+        assert text == f"{once * 4}\n" and len(once) in REPEAT_LENGTHS and len(set(once)) == len(once)
+    assert {len(text) // 4 for text in documents} == set(REPEAT_LENGTHS)
     assert BUILTINS["repeats"].fingerprint() == hashlib.sha256("".join(documents).encode()).hexdigest()
     assert documents[0] == next(BUILTINS["repeats"].texts())

@@ -36,7 +36,7 @@ def weights_of(loaded: Loaded, names: list[str], **inputs: Tensor) -> list[np.nd
 def test_scores_on_tokens_that_come_twice_are_means_of_diagonals() -> None:
     """TransformerLens's demos read them off diagonals: q - 1, q - T and q - T + 1."""
     loaded = load_of(DECODER)
-    repeated = repeated_tokens(loaded, samples=3)
+    repeated = repeated_tokens(loaded, copies=2, samples=3)
     length, before = repeated.length, repeated.before
     assert (length, before, repeated.ids_BT.shape) == (15, 1, (3, 31))
     assert all(len(set(row[1:16].tolist())) == 15 and row[1:16].equal(row[16:]) for row in repeated.ids_BT)
@@ -113,7 +113,7 @@ def test_padding_changes_no_score() -> None:
 
 def test_an_encoder_reads_the_template_and_counts_both_directions() -> None:
     loaded = load_of(ENCODER)
-    repeated = repeated_tokens(loaded, length=4, samples=2)
+    repeated = repeated_tokens(loaded, length=4, copies=2, samples=2)
     special = loaded.text_tokenizer.special
     assert {tuple(row[[0, -1]].tolist()) for row in repeated.ids_BT} == {(special.cls, special.sep)}
     found = head_scores(loaded, [{"input_ids": repeated.ids_BT}])["encoder"]["duplicate"]
@@ -204,7 +204,7 @@ def test_models_without_maps_over_tokens_are_refused(recipe: str, words: str) ->
         attention_maps(load_of(recipe))
 
 
-@pytest.mark.parametrize("options", [{"length": 16}, {"copies": 16}, {"length": 8, "copies": 4}])
+@pytest.mark.parametrize("options", [{"length": 16, "copies": 2}, {"copies": 16}, {"length": 8}])
 def test_more_tokens_than_the_model_reads_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"runs/tiny.* reads 32 tokens"):
         repeated_tokens(load_of(DECODER), **options)

@@ -6,9 +6,8 @@
     induction     tokens that came after other places of it           sum of A[q, k] over k with x[k - 1] = x[q]
 
 A score is the mean over the queries that have such keys, from 0 to 1; a decoder's keys are earlier ones. The keys are
-those of TransformerLens's head detector (Nanda and Bloom 2022). Where a sequence of T different random tokens comes
-twice, the scores are means of diagonals of A: previous q - 1, duplicate q - T, induction q - T + 1. Where it comes more
-often, induction is the prefix matching of Olsson et al. (arXiv 2209.11895): 25 random tokens four times.
+those of TransformerLens's head detector (Nanda and Bloom 2022). Where T different random tokens come twice, the scores
+are means of diagonals of A: q - 1, q - T and q - T + 1. Where 25 random tokens come four times, as by default, induction is the prefix matching of Olsson et al. (arXiv 2209.11895).
 
 Of cross-attention, special tokens of the source left out:
 
@@ -54,7 +53,7 @@ MEANINGS = {
     "coverage": "share of the source that is read",
 }
 SELF, CROSS = tuple(MEANINGS)[:4], tuple(MEANINGS)[4:]
-DEFAULT_LENGTH = 50
+DEFAULT_LENGTH, DEFAULT_COPIES = 25, 4
 
 Scores = dict[Kind, dict[str, np.ndarray]]
 """fp64 [L, H] of each score by kind of attention; NaN where a score has no query, or a pruned layer fewer heads."""
@@ -125,7 +124,7 @@ class Repeated:
 
 
 def repeated_tokens(
-    loaded: Loaded, *, length: int | None = None, copies: int = 2, samples: int = 10, seed: int = 0
+    loaded: Loaded, *, length: int | None = None, copies: int = DEFAULT_COPIES, samples: int = 10, seed: int = 0
 ) -> Repeated:
     """Sequences of random tokens, each repeated, inside the special tokens that a text has.
 
@@ -133,7 +132,7 @@ def repeated_tokens(
     begins with the token that it generates from, on which heads may rest.
 
     Args:
-        length: tokens of a sequence; None: 50, or as many as the model reads.
+        length: tokens of a sequence; None: 25, or as many as fit in the length that the model was trained with.
 
     Raises InputError for more tokens than the model reads.
     """

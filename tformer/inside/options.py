@@ -21,9 +21,9 @@ class HeadOptions(DataOptions):
 
     run: Run = None
     length: Annotated[
-        int | None, RANDOM("--length", metavar="T", help="Tokens of a sequence.", default="50, or as many as fit")
+        int | None, RANDOM("--length", metavar="T", help="Tokens of a sequence.", default="25, or as many as fit")
     ] = None
-    copies: Annotated[int, RANDOM("--copies", metavar="N", help="Number of times that each sequence is read.")] = 2
+    copies: Annotated[int, RANDOM("--copies", metavar="N", help="Number of times that each sequence is read.")] = 4
     samples: Annotated[int, RANDOM("--samples", metavar="N", help="Number of sequences.")] = 10
     seed: Annotated[int, RANDOM("--seed", help="Seed of the tokens.")] = 0
     max_examples: Annotated[

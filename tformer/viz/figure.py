@@ -108,7 +108,7 @@ def draw_plots(plots: Sequence[Plot], format_: Literal["png", "svg"], *, heading
         figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout=layout)
         figure.text(0.5, 1 - 0.12 / height, visible(heading), ha="center", va="top", fontsize=10.5, weight="bold")
         if words:
-            figure.text(0.02, below / height - 0.02, words, va="top", ha="left", fontsize=8.5, color="#444444")
+            figure.text(0.02, (below - 0.09) / height, words, va="top", ha="left", fontsize=8.5, color="#444444")
         for number, plot in enumerate(plots):
             axes = figure.add_subplot(rows, columns, number + 1)
             axes.set_title(visible(plot.title), fontsize=9.5)

@@ -9,8 +9,8 @@
 - `builtin:dates`: "Tuesday, 3rd of March 1987" is 1987-03-03. `NUM_DATES` days between 1900 and 2099, each written in
   one of `DATE_FORMS` and one of three cases. Every form means one day only, so 03/04/1987 is none of them. No text
   occurs twice, not even in another case.
-- `builtin:repeats`: `NUM_REPEATS` documents for a language model that learns to copy (arXiv 2209.11895): 5 to 50
-  different letters and digits in random order, and the same again. No first half can be predicted, every second can.
+- `builtin:repeats`: `NUM_REPEATS` documents for a language model that learns to copy (arXiv 2209.11895): 4 to 16
+  different letters and digits in random order, four times. The first time cannot be predicted, the others can.
 - `builtin:copy`, `builtin:reverse`, `builtin:sort`: `NUM_DIGIT_ROWS` different rows of 1 to `MAX_DIGITS` digits with
   spaces between them (as JoeyNMT's toy data, arXiv 1907.12484): does a model of pairs learn at all?
 
@@ -76,7 +76,7 @@ NUM_DIGIT_ROWS = 10_000
 MAX_DIGITS = 9
 NUM_REPEATS = 20_000
 REPEATED = string.ascii_letters + string.digits
-REPEAT_LENGTHS = range(5, 51)
+REPEAT_LENGTHS, REPEAT_TIMES = range(4, 17), 4
 DIGIT_TASKS: dict[str, Callable[[str], str]] = {
     "copy": str,
     "reverse": lambda digits: digits[::-1],
@@ -170,7 +170,7 @@ def repeats() -> Iterator[str]:
         for _ in range(REPEAT_LENGTHS[place]):
             number, place = divmod(number, len(left))
             chosen.append(left.pop(place))
-        yield 2 * "".join(chosen) + "\n"
+        yield "".join(chosen) * REPEAT_TIMES + "\n"
 
 
 # -- labelled: which package is this code from? ------------------------------------------------------------------------
