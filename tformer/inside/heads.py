@@ -7,7 +7,8 @@
 
 A score is the mean over the queries that have such keys, from 0 to 1; a decoder's keys are earlier ones. The keys are
 those of TransformerLens's head detector (Nanda and Bloom 2022). Where T different random tokens come twice, the scores
-are means of diagonals of A: q - 1, q - T and q - T + 1. Where 25 random tokens come four times, as by default, induction is the prefix matching of Olsson et al. (arXiv 2209.11895).
+are means of diagonals of A: q - 1, q - T and q - T + 1. Where 25 random tokens come four times, as by default,
+induction is the prefix matching of Olsson et al. (arXiv 2209.11895).
 
 Of cross-attention, special tokens of the source left out:
 
