@@ -75,10 +75,74 @@ def test_a_table_without_labels_is_described_too(cli: Cli, tmp_path: Path) -> No
     assert outcome.code == 0 and "labels" not in outcome.out and "rows: 2" in outcome.out
 
 
+PAIRS = "".join(f"{chr(97 + n % 26)}{n} b\t{n} c\n" for n in range(30)) + "a0 b\t0 c\nsame\tsame\nx\t\n"
+
+
+@pytest.mark.parametrize("names", ["source\ttarget\n", "en\tde\n", ""])
+def test_pairs_are_described_without_being_named(cli: Cli, tmp_path: Path, names: str) -> None:
+    (tmp_path / "a.tsv").write_text(names + PAIRS)
+    outcome = cli("data", tmp_path / "a.tsv", "--valid", tmp_path / "a.tsv")
+    lines = outcome.out.splitlines()
+    assert outcome.code == 0 and len(lines) == 5 and "source in column" in lines[0] and lines[1] == "rows: 33"
+    assert lines[2] == (
+        "lengths: source median 2 words, 95 % at most 2, longest 2; target median 2 words, 95 % at most 2, longest 2"
+    )
+    assert lines[3] == "texts: 1 pair with a blank side, 1 exact duplicate, 1 pair of a text and itself"
+    assert lines[4] == "caution: 32 validation pairs whose source is in the training data"
+    named = json.loads(cli("data", tmp_path / "a.tsv", "--objective", "seq2seq", "--json").out)
+    assert named["equal"] == 1 and set(named["columns"]) == {"source", "target"} and named["bad_rows"] == 0
+
+
+def test_aligned_files_are_described_and_drawn_with_tokens(cli: Cli, tmp_path: Path) -> None:
+    for name, text in (("a.en", "one two\nthree\n"), ("a.de", "eins zwei\ndrei vier fünf\n")):
+        (tmp_path / name).write_text(text)
+    words = ("data", tmp_path / "a.en", "--target", tmp_path / "a.de")
+    files = (tmp_path / "a.en", tmp_path / "a.de")
+    assert cli("train-tokenizer", *files, "--model", "char", "--out", tmp_path / "t.json").code == 0
+    outcome = cli(*words, "--tokenizer", tmp_path / "t.json", "--max-length", "9")
+    assert "target median 11 tokens, 95 % at most 13, longest 14" in outcome.out
+    assert "1 pair longer than 9 tokens would be left out" in outcome.out
+    assert cli(*words, "-o", tmp_path / "look.html").code == 0
+    assert "target" in (tmp_path / "look.html").read_text()
+
+
+def test_train_says_the_same_of_pairs_and_of_text(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text(f"source\ttarget\n{PAIRS}")
+    words = ("train", "--dry-run", "--arch", "transformer", "--preset", "tiny", "--data", tmp_path / "a.tsv")
+    lines = cli(*words, "--valid", tmp_path / "a.tsv").err.splitlines()
+    assert any(line.startswith("lengths: source median ") and "; target median " in line for line in lines)
+    assert "texts: 1 exact duplicate, 1 pair of a text and itself" in lines, "a pair with a blank side is left out"
+    assert "caution: 32 validation pairs whose source is in the training data" in lines
+    (tmp_path / "a.txt").write_text("One line here.\n\nAnother line.\nThe last\n" * 40)
+    lines = cli("train", "--dry-run", "--arch", "gpt", "--preset", "char-cpu", "--data", tmp_path / "a.txt").err
+    assert "text: 1,560 characters in 160 lines\n" in lines and "lines: 25.0% are blank, 73.1% occur before" in lines
+
+
+def test_running_text_is_described_and_drawn(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("One line here.\n\nOne line here.\nThe last")
+    lines = cli("data", tmp_path / "a.txt").out.splitlines()
+    assert lines == [
+        f"{tmp_path / 'a.txt'}: running text",
+        "text: 39 characters in 4 lines, 8 words",
+        "lengths: median 11 characters, 95 % at most 14, longest 14",
+        "lines: 25.0% are blank, 25.0% occur before",
+    ]
+    document = json.loads(cli("data", tmp_path / "a.txt", "--json").out)
+    assert (document["lines"], document["words"], document["columns"]) == (4, 8, {})
+    assert cli("data", tmp_path / "a.txt", "-o", tmp_path / "look.svg").code == 0
+    table = tmp_path / "a.csv"
+    table.write_text("text,label\na b,x\nc,y\n")
+    outcome = cli("data", table, "--objective", "causal_lm")
+    assert "text: 4 characters in 2 lines, 3 words" in outcome.out, "each row is a document"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ([], "there is no table to look at"),
+        (["TABLE", "--target", "a.de", "--target", "b.de"], "--target: found 2 files, expected 1"),
+        (["TABLE", "--objective", "causal_lm", "--text-column", "review", "--valid", "TABLE"], "--valid: lines"),
+        (["TABLE", "--source-column", "stars"], "no column 'stars'"),
         (["no.csv"], "no.csv: no such file"),
         (["TABLE", "--max-length", "4"], "--max-length counts tokens"),
         (["TABLE", "--json", "-o", "a.html"], "exclude each other"),

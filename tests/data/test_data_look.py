@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tests.data import messy
 from tests.data.fakes import Spec, refusal, write
 from tformer.data import look as looking
-from tformer.data.look import look_at
+from tformer.data.look import look_at, look_at_text
+from tformer.data.sources.files import Piece
 from tformer.data.sources.labelled import (
     LabelIndex,
     LabelledSource,
@@ -25,7 +26,7 @@ from tformer.data.sources.labelled import (
 )
 from tformer.data.sources.pairs import open_pairs
 from tformer.data.sources.reading import Reading
-from tformer.data.sources.tables import LabelledRow
+from tformer.data.sources.tables import LabelledRow, PairRow
 from tformer.support.errors import InputError
 
 DROP = Reading(bad_rows="drop")
@@ -103,7 +104,7 @@ def test_inputs_of_a_classifier_are_never_left_out(tmp_path: Path) -> None:
 
 def test_near_duplicates_differ_in_case_spaces_and_punctuation_only() -> None:
     texts = ["A b, c.", "a B  c", "a-b c!", "a b d", "?", "!", "", " ", "ab c"]
-    keys = duplicate_keys([LabelledRow(text, None, None, "") for text in texts]).tolist()
+    keys = duplicate_keys((text, None) for text in texts).tolist()
     assert keys[0] == keys[1] == keys[2] and keys[6] == keys[7]
     assert len({keys[0], keys[3], keys[4], keys[5], keys[6], keys[8]}) == 6
 
@@ -143,37 +144,106 @@ def test_a_few_texts_that_all_occur_often_are_divided_by_their_share(how: Any) -
     assert 4 <= len(held_out) <= 6
 
 
-# -- the look ----------------------------------------------------------------------------------------------------------
+# -- the look at labelled rows -----------------------------------------------------------------------------------------
 
 
 def test_the_look_at_a_messy_table_counts_everything(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", messy.messy_csv(messy.messy_rows()))
     [source] = open_labelled([Spec(str(path))], needs_label=False)  # type: ignore[list-item]
     rows = list(source.rows())
-    found = look_at(rows, np.array([len(row.text.split()) for row in rows]), unit="words", valid=rows[:3])
-    assert (found.rows, found.blank, found.conflicting, found.in_both) == (3000, 24, 1, 3)
+    look = look_at(rows, np.array([len(row.text.split()) for row in rows]), unit="words", valid=rows[:3])
+    found = look.figures
+    assert [found[name] for name in ("rows", "blank", "conflicting", "in_both")] == [3000, 24, 1, 3]
     exact, near = (sum(n % 100 == rest for n in messy.REPEATED) for rest in (9, 59))
-    assert (found.exact, found.near) == (exact + 1, near)  # one text with two labels is a duplicate, too
-    assert sum(found.labels.values()) == 3000 - len(messy.UNLABELLED)
-    lengths, texts, caution = found.lines()
+    assert (found["exact"], found["near"]) == (exact + 1, near)  # one text with two labels is a duplicate, too
+    assert sum(found["labels"].values()) == 3000 - len(messy.UNLABELLED)
+    lengths, texts, caution = look.lines
     assert lengths.startswith("lengths: median ") and "24 blank texts" in texts
     assert "1 text with several labels" in caution and "3 validation rows whose text is in the training" in caution
-    assert json.loads(json.dumps(found.document()))["blank"] == 24
+    assert json.loads(json.dumps(found))["blank"] == 24
 
 
 def test_of_large_data_the_first_rows_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(looking, "MAX_ROWS", 3)
     rows = [LabelledRow("same", None, "x", f"a:{n}") for n in range(10)]
     found = look_at(rows, np.ones(10, dtype=np.int64), unit="tokens")
-    assert (found.rows, found.looked_at, found.exact) == (10, 3, 2)
-    assert all(line.endswith("(of the first 3 rows)") for line in found.lines())
+    assert [found.figures[name] for name in ("rows", "looked_at", "exact")] == [10, 3, 2]
+    assert all(line.endswith("(of the first 3 rows)") for line in found.lines)
     monkeypatch.setattr(looking, "MAX_CHARACTERS", 8)
-    assert look_at(rows, np.ones(10, dtype=np.int64), unit="tokens").looked_at == 2
+    assert look_at(rows, np.ones(10, dtype=np.int64), unit="tokens").figures["looked_at"] == 2
 
 
 def test_scores_have_no_shares_and_several_labels_are_counted_apart() -> None:
     rows = [LabelledRow("a", None, "1.5", "a:1"), LabelledRow("b", None, "x|y", "a:2")]
     ones = np.ones(2, dtype=np.int64)
-    assert look_at(rows, ones, unit="words", has_classes=False).labels == {}
-    assert look_at(rows, ones, unit="words", separator="|").labels == {"1.5": 1, "x": 1, "y": 1}
-    assert len(list(look_at(rows, ones, unit="words").lines())) == 1, "nothing is said of nothing"
+    assert look_at(rows, ones, unit="words", has_classes=False).figures["labels"] == {}
+    assert look_at(rows, ones, unit="words", separator="|").figures["labels"] == {"1.5": 1, "x": 1, "y": 1}
+    assert len(look_at(rows, ones, unit="words").lines) == 1, "nothing is said of nothing"
+
+
+# -- the look at pairs and running text --------------------------------------------------------------------------------
+
+PAIRS = [
+    ("Guten Tag", "Good day"),
+    ("guten  Tag!", "good day"),  # nearly the first
+    ("Guten Tag", "Hello"),  # another target
+    ("Danke", "Thanks"),
+    ("Danke", "Thanks"),
+    ("Amen", "Amen"),
+    ("", "Nothing"),
+    ("Leer", "  "),
+]
+
+
+def pair_rows(pairs: list[tuple[str, str]] = PAIRS) -> list[PairRow]:
+    return [PairRow(source, target, f"a.tsv:{n}") for n, (source, target) in enumerate(pairs, 1)]
+
+
+def test_the_look_at_pairs_counts_blank_repeated_equal_and_contradictory_ones() -> None:
+    lengths = np.array([[len(side.split()) for side in pair] for pair in PAIRS])
+    look = look_at(pair_rows(), lengths, unit="words", most=1, valid=pair_rows([("danke.", "Cheers"), ("Neu", "New")]))
+    found = look.figures
+    assert (found["rows"], found["blank"], found["exact"], found["near"], found["equal"]) == (8, 2, 1, 1, 1)
+    assert (found["conflicting"], found["conflicts"], found["in_both"], found["labels"]) == (1, (("1", "3"),), 1, {})
+    assert (found["lengths"]["source"]["longest"], found["lengths"]["target"]["longest"], found["cut"]) == (2, 2, 3)
+    assert look.lines == (
+        "lengths: source median 1 words, 95 % at most 2, longest 2; target median 1 words, 95 % at most 2, longest 2; "
+        "3 pairs longer than 1 tokens would be left out",
+        "texts: 2 pairs with a blank side, 1 exact duplicate, 1 near duplicate, 1 pair of a text and itself",
+        "caution: 1 source with several targets (lines 1 and 3), "
+        "1 validation pair whose source is in the training data",
+    )
+
+
+def test_nothing_is_said_of_clean_pairs_but_their_lengths() -> None:
+    rows = [PairRow("a", "b", ""), PairRow("c", "d", "")]
+    assert len(look_at(rows, np.ones((2, 2), dtype=np.int64), unit="tokens").lines) == 1
+    rows.append(PairRow("a", "e", ""))
+    _, caution = look_at(rows, np.ones((3, 2), dtype=np.int64), unit="tokens").lines
+    assert caution == "caution: 1 source with several targets", "lines are named where they are known"
+
+
+@given(st.lists(st.sampled_from(["", "a", "b c", " ", "long " * 9]), min_size=1, max_size=30), st.integers(1, 40))
+def test_lines_of_text_are_counted_however_it_is_cut(lines: list[str], size: int) -> None:
+    text = "\n".join([*lines, "end"])
+    cut = [Piece(text[start : start + size], start + size >= len(text)) for start in range(0, len(text), size)]
+    found = look_at_text(cut, unit="words", count=lambda piece: piece.count("a")).figures
+    assert (found["characters"], found["lines"], found["words"]) == (len(text), len(lines) + 1, text.count("a"))
+    written = [line.strip() for line in lines if line.strip()]
+    assert found["blank"] == len(lines) - len(written)
+    assert found["repeated"] == len(written) - len(set(written))
+
+
+def test_the_look_at_running_text_is_at_most_three_lines_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looking, "LONG_LINE", 5)
+    documents = [Piece("a\n\nlonger line\n", True), Piece("a", True)]  # of which the second begins a line
+    look = look_at_text(documents, unit="tokens", count=len)
+    assert look.lines == (
+        "text: 16 characters in 4 lines, 16 tokens",
+        "lengths: median 1 characters, 95 % at most 9, longest 11",
+        "lines: 25.0% are blank, 25.0% occur before, 1 line longer than 5 characters",
+    )
+    monkeypatch.setattr(looking, "MAX_TEXT", 10)
+    shown = look_at_text(documents)
+    assert shown.lines[0] == "text: 15 characters in 3 lines (of the first 15 characters)"
+    assert not shown.figures["whole"] and look.figures["whole"]

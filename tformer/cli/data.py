@@ -1,4 +1,4 @@
-"""`tformer data`: a look at tables before training: columns, labels, lengths, duplicates, rows that cannot be used."""
+"""`tformer data`: a look at data before training: columns, labels, lengths, duplicates, rows that cannot be used."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ LENGTHS, OUTPUT = Panel("Lengths"), Panel("Output")
 
 EPILOG = examples(
     "`tformer data reviews.csv`",
+    "`tformer data train.en --target train.de --tokenizer tokenizer.json`",
     "`tformer data train.tsv --valid valid.tsv -o look.html`",
     "`tformer data reviews.xlsx --text-column review --dropped dropped.jsonl --json`",
 )
@@ -38,16 +39,27 @@ EPILOG = examples(
 class DataOptions:
     """The options of `tformer data`."""
 
-    paths: Annotated[tuple[str, ...], argument("FILE", help="Tables, folders, patterns or URLs.")] = ()
+    paths: Annotated[tuple[str, ...], argument("FILE", help="Tables, texts, folders, patterns or URLs.")] = ()
+    target: Annotated[tuple[str, ...], DATA("--target", metavar="FILE", help="Target of each line of FILE.")] = ()
     valid: Annotated[
         tuple[str, ...], DATA("--valid", metavar="PATH", help="Validation data, looked for in the others.")
+    ] = ()
+    valid_target: Annotated[
+        tuple[str, ...], DATA("--valid-target", metavar="FILE", help="Target of each line of --valid.", rare=True)
     ] = ()
     text_column: TextColumn = None
     text2_column: Text2Column = None
     label_column: LabelColumn = None
+    source_column: Annotated[str | None, DATA("--source-column", metavar="C", help="Column of sources.", rare=True)] = (
+        None
+    )
+    target_column: Annotated[str | None, DATA("--target-column", metavar="C", help="Column of targets.", rare=True)] = (
+        None
+    )
     objective: Annotated[
-        Literal["classification", "multi_label", "regression"], DATA("--objective", help="What the labels are.")
-    ] = "classification"
+        Literal["classification", "multi_label", "regression", "seq2seq", "causal_lm"] | None,
+        DATA("--objective", help="Training that the data is for.", default="what its columns fit"),
+    ] = None
     invalid_utf8: Annotated[Errors, DATA("--invalid-utf8", help="Invalid UTF-8: an error or U+FFFD.", rare=True)] = (
         "strict"
     )
@@ -83,37 +95,32 @@ class DataOptions:
         for file, option in ((self.dropped, "--dropped"), (self.output, "-o")):
             if file is not None and str(file) != "-":
                 require_writable(file, option=option)
-                refuse_to_replace(file, [*self.paths, *self.valid], option=option)
+                refuse_to_replace(file, [*self.paths, *self.target, *self.valid, *self.valid_target], option=option)
 
 
 @takes_options
 def data(options: DataOptions) -> None:
-    """Look at tables before training: columns, labels, lengths, duplicates, bad rows.
+    """Look at data before training: columns, labels, lengths, duplicates, bad rows.
 
-    Near duplicates are texts that differ in case, white space and punctuation only. Bad rows have no label, no text or
-    missing cells. `train` says the same of its data, and never divides equal texts between training and validation.
+    Labelled tables, pairs and running text. Near duplicates are texts that differ in case, white space and punctuation
+    only. Bad rows have no label, no text or missing cells. `train` says the same of its data, and never divides equal
+    texts between training and validation.
     """
     options.check()
-    from tformer.data.sources.columns import parse_column
     from tformer.data.sources.reading import Reading
-    from tformer.recipe.sections import Columns
-    from tformer.tasks.base import bad_row_lines
+    from tformer.tasks.base import bad_row_lines, named_columns
     from tformer.viz.output import choose_output
     from tformer.viz.picture import render_plots
-    from tformer.workflows.look import DataLook
-    from tformer.workflows.tokenizing import open_subject
+    from tformer.workflows.look import DataLook, specs_of
 
-    named = {"text": options.text_column, "text2": options.text2_column, "label": options.label_column}
     found = DataLook(
-        options.paths,
-        options.valid,
-        Columns(**{role: parse_column(column) for role, column in named.items()}),
+        specs_of(options.paths, options.target, option="--target"),
+        specs_of(options.valid, options.valid_target, option="--valid-target"),
+        named_columns(options),
         Reading(options.invalid_utf8, options.encoding, options.delimiter, "drop"),
-        subject=None if options.tokenizer is None else open_subject(Path(options.tokenizer)),
+        objective=options.objective,
+        tokenizer=None if options.tokenizer is None else Path(options.tokenizer),
         most=options.max_length,
-        multi_label=options.objective == "multi_label",
-        numeric_label=options.objective == "regression",
-        separator="|",
     )
     if options.dropped is not None:
         write_file(options.dropped, in_blocks(bad_row_lines(found.sources)))

@@ -1,134 +1,235 @@
-"""A look at labelled rows before training: classes, lengths, blank, repeated and contradictory texts, and leaks.
+"""A look at data before training: lengths, classes, and what is blank, repeated, contradictory or in both parts.
 
-Near duplicates are texts that differ in case, white space and punctuation only (`duplicate_keys`). Of very large data
-the first rows are looked at.
+Near duplicates are texts that differ in case, white space and punctuation only (`duplicate_keys`). Of large data the
+beginning is looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import accumulate, takewhile
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
+from tformer.data.sources.files import Piece, split_lines
 from tformer.data.sources.labelled import duplicate_keys, split_labels
-from tformer.data.sources.tables import LabelledRow
+from tformer.data.sources.tables import LabelledRow, PairRow
 from tformer.support.formatting import listed, plural
 
 MAX_ROWS = 500_000
-MAX_CHARACTERS = 1 << 26
-SHOWN = 5  # texts with several labels
+MAX_CHARACTERS = 1 << 26  # of rows
+MAX_TEXT = 1 << 24  # characters of running text
+LONG_LINE = 10_000  # characters
+SHOWN = 5  # texts with several labels, and lines of each
+MOST_LABELS = 20  # in a line
 BINS = 24  # of lengths
+
+Rows = Iterable[LabelledRow | PairRow]
 
 
 @dataclass(frozen=True)
 class Look:
-    """What the rows of a table hold.
+    """What data holds: figures as JSON has them, and at most three lines of text. Nothing is said of nothing.
 
-    Attributes:
-        rows, looked_at: number of rows, and of the first ones that are described here.
-        labels: number of rows of each label, the most frequent first; empty for scores.
-        lengths: median, p95 and longest of the texts, in `unit`; histogram: [from, to, rows] of each bin.
-        blank: rows without text; exact, near: rows whose text occurs before, as it is or nearly.
-        conflicting: texts that occur with several labels; conflicts: the lines of the first ones.
-        in_both: rows of the validation data whose text is in the training data, too; None without validation data.
+    Figures of rows:
+        rows, looked_at: number of rows, and of the first ones that the other figures describe.
+        labels: number of rows of each label, the most frequent first; empty for scores and of pairs.
+        lengths: median, p95 and longest of the texts, in `unit`; histogram: [from, to, rows] of each bin. Of pairs for
+            `source` and `target`.
+        max_length, cut: what a model reads, and the number of longer rows; None: not known.
+        blank: rows without text, or pairs of which a side has none; exact, near: rows that occur before, as they are or
+            nearly; equal: pairs of a text and itself.
+        conflicting: texts with several labels, or sources with several targets; conflicts: the lines of the first ones.
+        in_both: validation rows whose text (of pairs: source) is in the training data; None without validation data.
+
+    Figures of running text: characters, whole (False: there are more), lines, words or tokens; blank, long and repeated
+    lines (those that occur before); lengths of lines, in characters.
     """
 
-    rows: int
-    looked_at: int
-    labels: Mapping[str, int]
-    unit: str
-    lengths: Mapping[str, Any]
-    blank: int
-    exact: int
-    near: int
-    conflicting: int
-    conflicts: tuple[tuple[str, ...], ...]
-    in_both: int | None = None
-
-    def document(self) -> dict[str, Any]:
-        """The figures as JSON has them."""
-        return asdict(self)
-
-    def lines(self) -> Iterator[str]:
-        """At most three lines: lengths; blank and repeated texts; conflicts and leaks. Nothing is said of nothing."""
-        part = "" if self.looked_at == self.rows else f" (of the first {self.looked_at:,} rows)"
-        of = self.lengths
-        yield (
-            f"lengths: median {of['median']:,} {self.unit}, 95 % at most {of['p95']:,}, longest {of['longest']:,}{part}"
-        )
-        found = {"blank text": self.blank, "exact duplicate": self.exact, "near duplicate": self.near}
-        if any(found.values()):
-            yield f"texts: {', '.join(plural(count, what) for what, count in found.items() if count)}{part}"
-        worst = []
-        if self.conflicting:
-            lines = "; ".join(" and ".join(places) for places in self.conflicts)
-            worst.append(f"{plural(self.conflicting, 'text')} with several labels (lines {lines})")
-        if self.in_both:
-            worst.append(f"{plural(self.in_both, 'validation row')} whose text is in the training data")
-        if worst:
-            yield f"caution: {', '.join(worst)}{part}"
-
-
-def shares_of(labels: Mapping[str, int], names: Sequence[str], *, most: int = 20) -> str:
-    """The shares of these labels, in their order."""
-    total = max(1, sum(labels.values()))
-    return listed([f"{labels.get(name, 0) / total:.1%}" for name in names], most)
+    figures: Mapping[str, Any]
+    lines: tuple[str, ...]
 
 
 def look_at(
-    rows: Sequence[LabelledRow],
-    lengths_N: np.ndarray,
+    rows: Rows,
+    lengths: np.ndarray,
     *,
     unit: str,
-    valid: Sequence[LabelledRow] | None = None,
+    most: int | None = None,
+    valid: Rows | None = None,
     separator: str | None = None,
     has_classes: bool = True,
 ) -> Look:
-    """The look at rows in memory.
+    """The look at labelled rows or pairs, at least one.
 
     Args:
-        lengths_N: int64 [N], in this unit.
+        lengths: int64 [N], in this unit; of pairs [N, 2], of both sides.
+        most: what a model reads, in this unit.
         separator: of several labels of one row; None: a row has one.
         has_classes: labels are classes, no scores.
     """
-    total = len(rows)
-    sizes = accumulate(len(row.text) + len(row.text2 or "") for row in rows[:MAX_ROWS])
-    rows = rows[: max(1, sum(1 for _ in takewhile(lambda size: size <= MAX_CHARACTERS, sizes)))]
-    blank_N = np.array([not (row.text.strip() or (row.text2 or "").strip()) for row in rows], dtype=bool)
-    keys_N = duplicate_keys(rows)
-    written = [(row.text, row.text2) for row, blank in zip(rows, blank_N, strict=True) if not blank]
-    repeated = len(written) - len(np.unique(keys_N[~blank_N]))
-    exact = len(written) - len(set(written))
-    places: dict[int, dict[str, str]] = {}  # of each text: its labels, with the line of the first row of each
-    for key, row, blank in zip(keys_N.tolist(), rows, blank_N.tolist(), strict=True):
-        if not blank and row.label is not None:
-            places.setdefault(key, {}).setdefault(row.label, row.place.rpartition(":")[2])
+    looked_at = list(_beginning(rows))
+    is_pair = isinstance(looked_at[0], PairRow)
+    written = [row for row in looked_at if (all if is_pair else any)(map(str.strip, texts_of(row)))]
+    texts = [texts_of(row) for row in written]
+    keys_N, asked = duplicate_keys(texts), slice(1 if is_pair else 2)  # a source is asked for its target
+    asked_N = duplicate_keys(each[asked] for each in texts) if is_pair else keys_N
+    answers = keys_N.tolist() if is_pair else [getattr(row, "label", None) for row in written]
+    places: dict[int, dict[Any, str]] = {}  # of each text: its labels, with the line of the first row of each
+    for key, answer, row in zip(asked_N.tolist(), answers, written, strict=True):
+        if answer is not None:
+            places.setdefault(key, {}).setdefault(answer, row.place.rpartition(":")[2])
     conflicts = [tuple(of.values()) for of in places.values() if len(of) > 1]
-    counts: dict[str, int] = {}
-    for row in rows:
-        labels = [] if row.label is None or not has_classes else [row.label]
-        for label in labels if separator is None else [one for each in labels for one in split_labels(each, separator)]:
-            counts[label] = counts.get(label, 0) + 1
-    lengths_N = lengths_N[: len(rows)]
-    median, p95, longest = (int(np.quantile(lengths_N, share)) for share in (0.5, 0.95, 1.0))
-    numbers, edges = np.histogram(lengths_N, bins=BINS, range=(0, max(1, longest)))
-    histogram = [[a, b, n] for a, b, n in zip(edges[:-1].tolist(), edges[1:].tolist(), numbers.tolist(), strict=True)]
-    in_both = None
+    exact = len(texts) - len(set(texts))
+    found: dict[str, Any] = {
+        "rows": len(lengths),
+        "looked_at": len(looked_at),
+        "labels": _count_labels(looked_at, separator) if has_classes else {},
+        "unit": unit,
+        "lengths": _spread(lengths[: len(looked_at)]),
+        "max_length": most,
+        "cut": None if most is None else int((lengths.reshape(len(lengths), -1) > most).any(axis=1).sum()),
+        "blank": len(looked_at) - len(written),
+        "exact": exact,
+        "near": len(texts) - len(np.unique(keys_N)) - exact,
+        "conflicting": len(conflicts),
+        "conflicts": tuple(conflicts[:SHOWN]) if looked_at[0].place else (),
+        "in_both": None,
+    }
+    if is_pair:
+        found["equal"] = sum(source == target for source, target in texts)
     if valid is not None:
-        in_both = int(np.isin(duplicate_keys(valid[:MAX_ROWS]), keys_N[~blank_N]).sum())
-    return Look(
-        rows=total,
-        looked_at=len(rows),
-        labels=dict(sorted(counts.items(), key=lambda item: -item[1])),
-        unit=unit,
-        lengths={"median": median, "p95": p95, "longest": longest, "histogram": histogram},
-        blank=int(blank_N.sum()),
-        exact=exact,
-        near=repeated - exact,
-        conflicting=len(conflicts),
-        conflicts=tuple(conflicts[:SHOWN]),
-        in_both=in_both,
+        valid_N = duplicate_keys(texts_of(row)[asked] for row in _beginning(valid))
+        found["in_both"] = int(np.isin(valid_N, asked_N).sum())
+    return Look(found, tuple(_lines_on_rows(found)))
+
+
+def look_at_text(pieces: Iterable[Piece], *, unit: str = "", count: Callable[[str], int] | None = None) -> Look:
+    """The look at running text. count: of a text's words or tokens; `unit` says which."""
+    counts, seen, lengths = Counter[str](), set[int](), array("q")
+
+    def texts() -> Iterator[str]:
+        for piece in pieces:
+            if counts["characters"] >= MAX_TEXT:
+                counts["more"] = 1
+                return
+            counts["characters"] += len(piece.text)
+            counts[unit] += 0 if count is None else count(piece.text)
+            yield piece.text
+            if piece.ends_document and not piece.text.endswith("\n"):
+                yield "\n"
+
+    for line in map(str.strip, split_lines(texts(), name="")):
+        lengths.append(len(line))
+        counts["repeated"] += bool(line) and hash(line) in seen
+        seen.add(hash(line))
+    lengths_N = np.array(lengths, dtype=np.int64)
+    found: dict[str, Any] = {
+        "characters": counts["characters"],
+        "whole": not counts["more"],
+        "lines": len(lengths_N),
+        "unit": "characters",
+        "lengths": _spread(lengths_N),
+        "blank": int((lengths_N == 0).sum()),
+        "long": int((lengths_N > LONG_LINE).sum()),
+        "repeated": counts["repeated"],
+    }
+    counted = {} if count is None else {unit: counts[unit]}
+    return Look(found | counted, tuple(_lines_on_text(found, counted)))
+
+
+def texts_of(row: LabelledRow | PairRow) -> tuple[str, str]:
+    return (row.source, row.target) if isinstance(row, PairRow) else (row.text, row.text2 or "")
+
+
+def _beginning(rows: Rows) -> Iterator[LabelledRow | PairRow]:
+    """The first rows, at least one, of at most `MAX_ROWS` and `MAX_CHARACTERS`."""
+    size = 0
+    for number, row in enumerate(islice(rows, MAX_ROWS)):
+        size += sum(map(len, texts_of(row)))
+        if number and size > MAX_CHARACTERS:
+            return
+        yield row
+
+
+def _count_labels(rows: Rows, separator: str | None) -> dict[str, int]:
+    labels = [row.label for row in rows if isinstance(row, LabelledRow) and row.label is not None]
+    if separator is not None:
+        labels = [each for label in labels for each in split_labels(label, separator)]
+    return dict(Counter(labels).most_common())
+
+
+def _spread(lengths: np.ndarray) -> dict[str, Any]:
+    if lengths.ndim == 2:
+        return {"source": _spread(lengths[:, 0]), "target": _spread(lengths[:, 1])}
+    median, p95, longest = (int(np.quantile(lengths, share)) for share in (0.5, 0.95, 1.0))
+    numbers, edges = np.histogram(lengths, bins=BINS, range=(0, max(1, longest)))
+    histogram = [[a, b, n] for a, b, n in zip(edges[:-1].tolist(), edges[1:].tolist(), numbers.tolist(), strict=True)]
+    return {"median": median, "p95": p95, "longest": longest, "histogram": histogram}
+
+
+# -- in words ----------------------------------------------------------------------------------------------------------
+
+
+def line_on_labels(names: Sequence[str], labels: Mapping[str, int] | None) -> str:
+    """The names of labels in this order, and their shares where their numbers of rows are known."""
+    shares = ""
+    if labels is not None:
+        total = max(1, sum(labels.values()))
+        shares = f" ({listed([f'{labels.get(name, 0) / total:.1%}' for name in names], MOST_LABELS)})"
+    return f"labels ({len(names)}): {listed(names, MOST_LABELS)}{shares}"
+
+
+def sides_of(lengths: Mapping[str, Any]) -> dict[str, Any]:
+    """The lengths of each side of pairs by its name; of others under an empty name."""
+    return {"": lengths} if "median" in lengths else dict(lengths)
+
+
+def _line_on_lengths(found: Mapping[str, Any]) -> str:
+    return "lengths: " + "; ".join(
+        f"{side} median {of['median']:,} {found['unit']}, 95 % at most {of['p95']:,}, longest {of['longest']:,}".strip()
+        for side, of in sides_of(found["lengths"]).items()
     )
+
+
+def _lines_on_rows(found: Mapping[str, Any]) -> Iterator[str]:
+    part = "" if found["looked_at"] == found["rows"] else f" (of the first {found['looked_at']:,} rows)"
+    one, asked, answers, fate = "text", "text", "labels", "cut"
+    blank, validated = ("blank text", ""), "validation row"
+    if is_pair := "equal" in found:
+        one, asked, answers, fate = "pair", "source", "targets", "left out"
+        blank, validated = ("pair", " with a blank side"), "validation pair"
+    cut = found["cut"] and f"; {plural(found['cut'], one)} longer than {found['max_length']:,} tokens would be {fate}"
+    yield f"{_line_on_lengths(found)}{part}{cut or ''}"
+    places = "; ".join(" and ".join(each[:SHOWN]) for each in found["conflicts"])
+    parts = {
+        "texts": [
+            (found["blank"], *blank),
+            (found["exact"], "exact duplicate", ""),
+            (found["near"], "near duplicate", ""),
+            (found["equal"] if is_pair else 0, "pair", " of a text and itself"),
+        ],
+        "caution": [
+            (found["conflicting"], asked, f" with several {answers}{places and f' (lines {places})'}"),
+            (found["in_both"], validated, f" whose {asked} is in the training data"),
+        ],
+    }
+    for head, counted in parts.items():
+        if said := [f"{plural(count, noun)}{rest}" for count, noun, rest in counted if count]:
+            yield f"{head}: {', '.join(said)}{part}"
+
+
+def _lines_on_text(found: Mapping[str, Any], counted: Mapping[str, int]) -> Iterator[str]:
+    part = "" if found["whole"] else f" (of the first {found['characters']:,} characters)"
+    tokens = "".join(f", {count:,} {unit}" for unit, count in counted.items())
+    yield f"text: {plural(found['characters'], 'character')} in {plural(found['lines'], 'line')}{tokens}{part}"
+    yield f"{_line_on_lengths(found)}{part}"
+    shares = {"blank": "are blank", "repeated": "occur before"}
+    said = [f"{found[name] / found['lines']:.1%} {words}" for name, words in shares.items() if found[name]]
+    said += [f"{plural(found['long'], 'line')} longer than {LONG_LINE:,} characters"] if found["long"] else []
+    if said:
+        yield f"lines: {', '.join(said)}{part}"

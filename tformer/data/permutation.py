@@ -76,6 +76,11 @@ def share_of(size: int, *, fraction: float, seed: int, labels: np.ndarray | None
     return np.sort(np.lexsort((places, rank))[: max(len(names), round(fraction * size))])
 
 
+def spread_evenly(total: int, count: int) -> np.ndarray:
+    """`count` of the numbers below `total`, evenly spread."""
+    return np.arange(count) * total // max(1, count)
+
+
 def span_of(size: int, *, fraction: float, seed: int, least: int = 1) -> tuple[int, int]:
     """[start, stop) of a share of a sequence, at a place fixed by the seed; a smaller share is inside a larger one."""
     length = min(size, max(least, round(fraction * size)))

@@ -18,6 +18,7 @@ import numpy as np
 
 from tformer.checkpoint.read import Checkpoint
 from tformer.data.batching.mixture import Samples
+from tformer.data.permutation import spread_evenly
 from tformer.data.shards.array_files import ArrayFile
 from tformer.data.sources.columns import parse_column
 from tformer.data.sources.files import Source
@@ -182,7 +183,7 @@ class EvenlySpread:
 
     def __init__(self, samples: Any, count: int) -> None:
         self._samples = samples
-        self._indices = np.arange(count) * len(samples) // count
+        self._indices = spread_evenly(len(samples), count)
         self.seq_len: int = samples.seq_len
         self.lengths: np.ndarray | None = None if samples.lengths is None else samples.lengths[self._indices]
 
@@ -219,6 +220,11 @@ class ChosenData:
     validation: bool = False
 
 
+def named_columns(options: Any) -> Columns:
+    """The columns that the options --ROLE-column name."""
+    return Columns(**{role: parse_column(getattr(options, f"{role}_column")) for role in COLUMNS})
+
+
 def choose_data(loaded: Loaded, options: DataOptions, *, validation: bool = False) -> ChosenData:
     """The data that was named, else the run's validation data, else the held-out part of its training data.
 
@@ -227,7 +233,7 @@ def choose_data(loaded: Loaded, options: DataOptions, *, validation: bool = Fals
     that would change which pairs are held out.
     """
     data, named = loaded.recipe.data, options.data is not None or options.source is not None
-    given = Columns(**{name: parse_column(getattr(options, f"{name}_column")) for name in COLUMNS})
+    given = named_columns(options)
     updates = {name: column for name in COLUMNS if (column := getattr(given, name)) is not None}
     columns = data.columns.model_copy(update=updates)
     own = Reading() if named else data.reading
@@ -343,10 +349,7 @@ class Task(ABC):
 def note_bad_rows(sources: Sequence[Source], work: Work) -> None:
     """Say how many rows of each source were left out, and why."""
     for source in sources:
-        bad = BadRows()
-        for place, _, error in source.bad_rows():
-            bad.add(place, error)
-        if bad.total:
+        if (bad := BadRows(source.bad_rows())).total:
             work.note(f"{source.name}: {bad.total:,} rows left out: {bad}")
 
 

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import numpy as np
 
 from tformer.data.sources.image_files import read_image
 from tformer.data.sources.images import ImageExample, ImageSet, channel_statistics, open_images, survey_images
-from tformer.evaluation.reports import label_kind_of
 from tformer.loading import Loaded
-from tformer.objectives import build_objective
 from tformer.objectives.base import ImageContext, ObjectiveContext
 from tformer.recipe.data_defaults import ImageSurvey, Survey
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import SourceSpec
 from tformer.support.errors import InputError
-from tformer.tasks.base import (
-    ChosenData,
-    GivenExample,
-    Tokenizers,
-    TrainingData,
-    TrainingStart,
-    positions_of,
-    share_of_training,
-)
-from tformer.tasks.baselines import constant_baselines
-from tformer.tasks.labelled import Labelled, LabelledHeldOut, chosen_part, require_its_classes, split_labelled
+from tformer.tasks.base import ChosenData, GivenExample, Tokenizers, TrainingData, TrainingStart, share_of_training
+from tformer.tasks.labelled import Labelled, chosen_part, labelled_training, require_its_classes, split_labelled
 from tformer.tokenizer.special import SpecialIds
 from tformer.workers.work import Work
 
@@ -61,30 +49,12 @@ class Images(Labelled):
         updates = {"labels": train.label_names, "image_mean": mean, "image_std": std}
         recipe = recipe.model_copy(update={"data": data.model_copy(update=updates)})
         assert train.labels is not None
-        context = ObjectiveContext(
-            special_ids=SpecialIds(),
-            seq_len=train.seq_len,
-            label_counts=np.bincount(train.labels, minlength=len(train.label_names)),
-            images=ImageContext(mean=mean, std=std, augment=data.augment),
-        )
+        context = _context(recipe, np.bincount(train.labels, minlength=len(train.label_names)))
         work.note_all(train, valid)
         work.note(
             f"data: {len(train):,} training images, {len(valid):,} validation images, {len(train.label_names)} classes"
         )
-        kind, labels = label_kind_of(recipe), train.labels
-        held_out = LabelledHeldOut(valid.name, valid, build_objective(recipe.objectives, context), recipe)
-        return TrainingData(
-            recipe=recipe,
-            tokenizer=None,
-            samples=train,
-            validate=held_out.validate,
-            context=context,
-            fingerprint=hashlib.sha256(f"{train.fingerprint} {valid.fingerprint}".encode()).hexdigest(),
-            tokens_per_sample=train.seq_len,
-            valid_tokens=positions_of(valid, train.seq_len),
-            baselines=lambda _: constant_baselines(kind, train.label_names, labels, valid.labels),
-            first_try=("evaluate", "--mistakes", "mistakes.tsv"),
-        )
+        return labelled_training(recipe, train, valid, context, tokenizer=None)
 
     def survey(self, recipe: Recipe) -> Survey | None:
         images, side, channels = survey_images(recipe.data.train[0].path)
@@ -93,21 +63,22 @@ class Images(Labelled):
     def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
         """An image file at the model's size, without a label."""
         given.require(needs="image", reader=self.description)
-        patches, data = recipe.model.patches, recipe.data
+        patches = recipe.model.patches
         assert patches is not None and given.image is not None
-        context = ObjectiveContext(
-            special_ids=SpecialIds(),
-            seq_len=recipe.seq_len,
-            label_counts=np.ones(len(data.labels)),
-            images=ImageContext(mean=data.image_mean, std=data.image_std, augment=data.augment),
-        )
-        return ImageExample(read_image(given.image, size=patches.image_size, channels=patches.channels)), context
+        image = read_image(given.image, size=patches.image_size, channels=patches.channels)
+        return ImageExample(image), _context(recipe, np.ones(len(recipe.data.labels)))
 
     def read(self, loaded: Loaded, data: ChosenData, work: Work) -> tuple[Any, str]:
         """The images of an evaluation, and their name."""
         images = _read(loaded.recipe, data.specs, loaded.recipe.data.labels, work)
         work.note_all(images)
         return chosen_part(images, data, loaded.recipe)
+
+
+def _context(recipe: Recipe, label_counts: np.ndarray) -> ObjectiveContext:
+    data = recipe.data
+    images = ImageContext(mean=data.image_mean, std=data.image_std, augment=data.augment)
+    return ObjectiveContext(SpecialIds(), seq_len=recipe.seq_len, label_counts=label_counts, images=images)
 
 
 def _read(recipe: Recipe, specs: tuple[SourceSpec, ...], labels: tuple[str, ...], work: Work) -> ImageSet:
@@ -117,12 +88,6 @@ def _read(recipe: Recipe, specs: tuple[SourceSpec, ...], labels: tuple[str, ...]
     patches, path = recipe.model.patches, specs[0].path
     assert patches is not None
     with work.part(f"reading {path}", unit="images") as part:
-        images = open_images(
-            path,
-            size=patches.image_size,
-            channels=patches.channels,
-            label_names=labels,
-            work=part,
-        )
+        images = open_images(path, size=patches.image_size, channels=patches.channels, label_names=labels, work=part)
     images.seq_len = recipe.seq_len
     return images

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tformer.data.look import Look, look_at, shares_of
+from tformer.data.look import MOST_LABELS, Look, line_on_labels, look_at
 from tformer.data.shards.corpus import Example
 from tformer.data.shards.labelled_tokens import LabelledTokens, groups_of, labels_of, tokenize_labelled
 from tformer.data.sources.folds import fold_numbers
@@ -27,8 +27,8 @@ from tformer.data.sources.labelled import (
     hold_out,
     matching_names,
     open_labelled,
+    require_same_texts,
 )
-from tformer.data.sources.reading import Reading
 from tformer.data.sources.tables import LabelledRow
 from tformer.evaluation.classifier import Classifier, GivenRows, plain_objective
 from tformer.evaluation.mistakes import write_mistakes
@@ -43,7 +43,7 @@ from tformer.objectives import build_objective
 from tformer.objectives.base import ObjectiveContext
 from tformer.recipe.data_defaults import MAX_SURVEYED, Survey, TextSurvey, words_of
 from tformer.recipe.recipe import Recipe
-from tformer.recipe.sections import Columns, Data, SourceSpec
+from tformer.recipe.sections import Data, SourceSpec
 from tformer.support.errors import InputError
 from tformer.support.files import require_writable
 from tformer.support.formatting import listed
@@ -69,7 +69,6 @@ from tformer.tasks.tokenizers import Texts, obtain_tokenizer, text_context
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import Work
 
-MAX_LISTED_LABELS = 20
 LONG_SHARE = 0.95
 
 
@@ -100,23 +99,18 @@ class Parts:
     fold: np.ndarray
 
     @classmethod
-    def of(
-        cls,
-        labels: np.ndarray,
-        data: Data,
-        *,
-        name: str,
-        keys: np.ndarray | None = None,
-        groups: np.ndarray | None = None,
-    ) -> Parts:
+    def of(cls, labels: np.ndarray, data: Data, *, name: str, rows: Sequence[LabelledRow] | None) -> Parts:
         """Of every label a share is validated on, or the last examples are, after the fold was taken out.
 
-        groups: named by the user; examples of a group are in one part. Without them, those with equal keys are.
+        rows: of texts (None: of images), of which those of a group are in one part, without groups near duplicates.
         """
-        has_twins = keys is not None and len(np.unique(keys)) < len(keys)
-        together = keys if groups is None and has_twins else groups
+        groups = keys = None
+        if rows is not None and (groups := groups_of(rows)) is None:
+            found = duplicate_keys((row.text, row.text2) for row in rows)
+            keys = found if len(np.unique(found)) < len(found) else None
         rest, fold = np.arange(len(labels)), np.zeros(0, dtype=np.int64)
         if data.folds is not None:
+            together = keys if groups is None else groups
             left_out = fold_numbers(labels, folds=data.folds, name=name, groups=together) == data.fold - 1
             rest, fold = np.flatnonzero(~left_out), np.flatnonzero(left_out)
         if data.valid:
@@ -125,25 +119,14 @@ class Parts:
             parts = min(max(2, round(1 / data.valid_fraction)), len(np.unique(groups[rest])))
             is_valid = fold_numbers(labels[rest], folds=parts, name=name, groups=groups[rest]) == 0
             return cls(rest[~is_valid], rest[is_valid], fold)
-        kept, held_out = hold_out(
-            labels[rest],
-            fraction=data.valid_fraction,
-            how=data.valid_split,
-            name=name,
-            keys=None if keys is None else keys[rest],
-        )
+        own = None if keys is None else keys[rest]
+        kept, held_out = hold_out(labels[rest], fraction=data.valid_fraction, how=data.valid_split, name=name, keys=own)
         return cls(rest[kept], rest[held_out], fold)
-
-    @classmethod
-    def of_samples(cls, samples: Any, data: Data) -> Parts:
-        """Of labelled texts, of which near duplicates are on one side, or of images."""
-        keys = duplicate_keys(samples.rows) if isinstance(samples, LabelledTokens) else None
-        return cls.of(samples.labels, data, name=samples.name, keys=keys, groups=samples.groups)
 
 
 def split_labelled(samples: Any, data: Data) -> tuple[Any, Any]:
     """(training part, held-out part) of labelled texts or images. Texts that occur more than once are on one side."""
-    parts = Parts.of_samples(samples, data)
+    parts = Parts.of(samples.labels, data, name=samples.name, rows=samples.rows)
     train = samples if len(parts.train) == len(samples) else samples.subset(parts.train)
     return train, samples.subset(parts.valid)
 
@@ -153,20 +136,34 @@ def require_its_classes(recipe: Recipe, names: Sequence[str]) -> None:
     if recipe.training.best_metric == "f1_binary" and len(names) != 2:
         raise InputError(
             f"training.best_metric: f1_binary is the F1 of one of two classes, found {len(names)}: "
-            f"{listed(names, MAX_LISTED_LABELS)}",
+            f"{listed(names, MOST_LABELS)}",
             hint="--best-metric f1_macro is the mean over all classes",
         )
 
 
-def labels_note(recipe: Recipe, names: Sequence[str], look: Look | None = None) -> str:
+def labels_note(recipe: Recipe, names: Sequence[str], look: Look | None) -> str:
     """The labels in their order, with their shares, and of which of two classes F1 is."""
-    text = f"labels ({len(names)}): {listed(names, MAX_LISTED_LABELS)}"
-    if look is not None:
-        text = f"{text} ({shares_of(look.labels, names, most=MAX_LISTED_LABELS)})"
-    return (
-        f"{text}; f1_binary is the F1 of '{names[1]}'"
-        if label_kind_of(recipe) == "classes" and len(names) == 2
-        else text
+    is_binary = label_kind_of(recipe) == "classes" and len(names) == 2
+    second = f"; f1_binary is the F1 of '{names[1]}'" if is_binary else ""
+    return line_on_labels(names, None if look is None else look.figures["labels"]) + second
+
+
+def labelled_training(
+    recipe: Recipe, train: Any, valid: Any, context: ObjectiveContext, *, samples_key: str = "", **facts: Any
+) -> TrainingData:
+    """The data of a training on labelled texts or images. samples_key: of large files, behind the fingerprint."""
+    kind, names = label_kind_of(recipe), recipe.data.labels
+    return TrainingData(
+        recipe=recipe,
+        samples=train,
+        validate=LabelledHeldOut(valid.name, valid, build_objective(recipe.objectives, context), recipe).validate,
+        context=context,
+        fingerprint=hashlib.sha256(f"{train.fingerprint} {valid.fingerprint}".encode()).hexdigest() + samples_key,
+        tokens_per_sample=recipe.seq_len,
+        valid_tokens=positions_of(valid, recipe.seq_len),
+        baselines=lambda _: constant_baselines(kind, names, train.labels, valid.labels),
+        first_try=("evaluate", "--mistakes", "mistakes.tsv"),
+        **facts,
     )
 
 
@@ -180,23 +177,24 @@ class Labelled(Task):
 
     def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
         """Read and tokenize the rows. Errors: a file without labels, an unknown label, one class only."""
-        recipe = start.recipe
+        recipe, kind = start.recipe, label_kind_of(start.recipe)
         data, options = recipe.data, recipe.objectives[0]
-        sources = open_sources(recipe, data.train, data.columns, data.reading)
-        valid_sources = open_sources(recipe, data.valid, _ungrouped(data.columns), data.reading) if data.valid else []
-        with_pairs = _reads_pairs([*sources, *valid_sources])
-        if getattr(options, "swap_pairs", False) and not (with_pairs and recipe.model.embedding.token_types > 1):
+        sources = open_sources(recipe, data.train, data)
+        valid_sources = open_sources(recipe, data.valid, data, grouped=False) if data.valid else []
+        require_same_texts((source.name, source.has_text2) for source in (*sources, *valid_sources))
+        told_apart = sources[0].has_text2 and recipe.model.embedding.token_types > 1
+        if getattr(options, "swap_pairs", False) and not told_apart:
             raise InputError(
                 "objectives.0.swap_pairs: needs pairs of texts and a model that distinguishes them "
                 "(embedding.token_types: 2)"
             )
         index = None
-        if label_kind_of(recipe) != "score":
+        if kind != "score":
             names = data.labels
             if not names:  # labels that a checkpoint or the teacher has too keep their names, and so their head
                 names = collect_labels(
                     (row.label or "" for source in sources for row in source.rows()),
-                    multi=label_kind_of(recipe) == "labels",
+                    multi=kind == "labels",
                     separator=data.label_separator,
                 )
                 known = start.weights or start.teacher
@@ -204,22 +202,15 @@ class Labelled(Task):
             index = _index(recipe, names)
             require_its_classes(recipe, names)
         tokenizer = obtain_tokenizer(start, work, _tokenizer_texts(sources, data, index))
-        rows = _tokenize(recipe, sources, tokenizer, index, work)
-        whole = rows
-        rows, valid = split_labelled(rows, data)
+        whole = _tokenize(recipe, sources, tokenizer, index, work)
+        rows, valid = split_labelled(whole, data)
         if valid_sources:
             valid_sources = [source.checked(index) for source in valid_sources]
             valid = _tokenize(recipe, valid_sources, tokenizer, index, work)
         rows = share_of_training(rows, recipe)
         first, labels = sources[0], () if index is None else index.names
-        columns = data.columns.model_copy(
-            update={
-                "text": first.text_column,
-                "text2": first.text2_column if with_pairs else None,
-                "label": first.label_column,
-            }
-        )
-        resolved = recipe.data.model_copy(update={"labels": labels, "columns": columns})
+        found = {"text": first.text_column, "text2": first.text2_column, "label": first.label_column}
+        resolved = data.model_copy(update={"labels": labels, "columns": data.columns.model_copy(update=found)})
         recipe = recipe.model_copy(update={"data": resolved})
         work.note_all(*sources, *valid_sources, rows, valid)
         if not data.train:
@@ -228,7 +219,6 @@ class Labelled(Task):
         note_bad_rows([*sources, *valid_sources], work)
         look = None
         if start.resumed is None:
-            kind = label_kind_of(recipe)
             look = look_at(
                 whole.rows,
                 whole.lengths,
@@ -239,40 +229,24 @@ class Labelled(Task):
             )
         if index is not None:
             work.note(labels_note(recipe, index.names, look))
-        for line in () if look is None else look.lines():
+        for line in () if look is None else look.lines:
             work.note(line)
         assert rows.labels is not None
-        counts = (
-            np.bincount(rows.labels, minlength=len(index.names))
-            if index and label_kind_of(recipe) == "classes"
-            else None
-        )
-        context = text_context(
+        counts = np.bincount(rows.labels, minlength=len(labels)) if kind == "classes" else None
+        return labelled_training(
             recipe,
-            tokenizer,
-            label_counts=counts,
-            target=None if recipe.model.decoder is None else decoder_tokens_of(recipe, tokenizer),
-        )
-        held_out = LabelledHeldOut(valid.name, valid, build_objective(recipe.objectives, context), recipe)
-        return TrainingData(
-            recipe=recipe,
+            rows,
+            valid,
+            _context(recipe, tokenizer, counts),
+            samples_key="".join(source.samples() for source in (*sources, *valid_sources)),
             tokenizer=tokenizer,
-            samples=rows,
-            validate=held_out.validate,
-            context=context,
-            fingerprint=hashlib.sha256(f"{rows.fingerprint} {valid.fingerprint}".encode()).hexdigest()
-            + "".join(source.samples() for source in (*sources, *valid_sources)),
             label_mean=float(np.mean(rows.labels)) if index is None else None,
-            tokens_per_sample=recipe.seq_len,
-            valid_tokens=positions_of(valid, recipe.seq_len),
-            baselines=lambda _: constant_baselines(label_kind_of(recipe), labels, rows.labels, valid.labels),
-            first_try=("evaluate", "--mistakes", "mistakes.tsv"),
             bad_rows=partial(bad_row_lines, [*sources, *valid_sources]) if data.reading.drops else None,
         )
 
     def survey(self, recipe: Recipe) -> Survey | None:
         data = recipe.data
-        sources = open_sources(recipe, data.train, data.columns, data.reading)
+        sources = open_sources(recipe, data.train, data)
         rows = islice((row for source in sources for row in source.rows()), MAX_SURVEYED)
         words = [words_of(row.text) + words_of(row.text2 or "") for row in rows]
         return TextSurvey(
@@ -286,19 +260,13 @@ class Labelled(Task):
             raise InputError("--text: this model is trained on pairs of texts", hint="give the second with --text2")
         tokenizer, _ = tokenizers
         assert tokenizer is not None
-        context = text_context(
-            recipe,
-            tokenizer,
-            label_counts=np.ones(len(recipe.data.labels)),
-            target=None if recipe.model.decoder is None else decoder_tokens_of(recipe, tokenizer),
-        )
+        context = _context(recipe, tokenizer, np.ones(len(recipe.data.labels)))
         return labelled_sample(recipe, tokenizer, given), context
 
     def read(self, loaded: Loaded, data: ChosenData, work: Work) -> tuple[Any, str]:
         """The examples of an evaluation, and their name."""
         recipe = loaded.recipe
-        columns = data.columns if data.held_out else _ungrouped(data.columns)
-        sources = open_sources(recipe, data.specs, columns, data.reading)
+        sources = open_sources(recipe, data.specs, data, grouped=data.held_out)
         work.note_all(*sources)
         index = None if label_kind_of(recipe) == "score" else _index(recipe, recipe.data.labels)
         sources = [source.checked(index) for source in sources]
@@ -382,10 +350,15 @@ def _store_thresholds(
     values_NL = classifier.probabilities(scores_NL)
     chosen, kept = choose_thresholds(rule, classifier.kind, classifier.labels, labels, values_NL)
     if kept:
-        work.note(f"no threshold gives {rule} on the validation data, 0.5 is kept: {listed(kept, MAX_LISTED_LABELS)}")
+        work.note(f"no threshold gives {rule} on the validation data, 0.5 is kept: {listed(kept, MOST_LABELS)}")
     if work.worker.leads:
         work.note(f"{chosen.save(classifier.path)}: {chosen.describe()}, from now on used by evaluate and classify")
     return chosen
+
+
+def _context(recipe: Recipe, tokenizer: Tokenizer, label_counts: np.ndarray | None) -> ObjectiveContext:
+    target = None if recipe.model.decoder is None else decoder_tokens_of(recipe, tokenizer)
+    return text_context(recipe, tokenizer, label_counts=label_counts, target=target)
 
 
 def labelled_sample(recipe: Recipe, tokenizer: Tokenizer, given: GivenExample) -> Example:
@@ -406,30 +379,21 @@ def chosen_part(samples: Any, data: ChosenData, recipe: Recipe) -> tuple[Any, st
     """The held-out part where the run's training data was read, and what the examples are called."""
     if not data.held_out:
         return samples, samples.name
-    own, parts = recipe.data, Parts.of_samples(samples, recipe.data)
+    own = recipe.data
+    parts = Parts.of(samples.labels, own, name=samples.name, rows=samples.rows)
     if own.folds is None or data.validation:
         return samples.subset(parts.valid), f"{own.valid_fraction:.0%} of {samples.name}, held out"
     return samples.subset(parts.fold), f"fold {own.fold} of {own.folds} of {samples.name}, left out"
 
 
-def _ungrouped(columns: Columns) -> Columns:
-    """The columns of data that are not divided."""
-    return columns.model_copy(update={"group": None})
-
-
 def open_sources(
-    recipe: Recipe, specs: Sequence[SourceSpec], columns: Columns, reading: Reading
+    recipe: Recipe, specs: Sequence[SourceSpec], data: Data | ChosenData, *, grouped: bool = True
 ) -> list[LabelledSource]:
-    """The labelled sources of these specs, read as the recipe's objective needs them."""
-    return open_labelled(
-        specs,
-        columns=columns,
-        reading=reading,
-        needs_label=True,
-        numeric_label=label_kind_of(recipe) == "score",
-        multi_label=label_kind_of(recipe) == "labels",
-        separator=recipe.data.label_separator,
-    )
+    """The sources of these specs. grouped: the column of groups is read, as of data that is divided."""
+    columns = data.columns if grouped else data.columns.model_copy(update={"group": None})
+    kind, separator = label_kind_of(recipe), recipe.data.label_separator
+    labels: dict[str, Any] = {"numeric_label": kind == "score", "multi_label": kind == "labels", "separator": separator}
+    return open_labelled(specs, columns=columns, reading=data.reading, **labels)
 
 
 def _tokenizer_texts(sources: Sequence[LabelledSource], data: Data, index: LabelIndex | None) -> Texts:
@@ -440,8 +404,7 @@ def _tokenizer_texts(sources: Sequence[LabelledSource], data: Data, index: Label
         if (data.folds or not data.valid) and (all_rows := list(rows)):
             labels = labels_of(all_rows, index, numeric=index is None)
             assert labels is not None
-            keys, groups = duplicate_keys(all_rows), groups_of(all_rows)
-            kept = Parts.of(labels, data, name=all_rows[0].place, keys=keys, groups=groups).train
+            kept = Parts.of(labels, data, name=all_rows[0].place, rows=all_rows).train
             rows = [all_rows[number] for number in kept.tolist()]
         for row in rows:
             yield row.text
@@ -451,19 +414,6 @@ def _tokenizer_texts(sources: Sequence[LabelledSource], data: Data, index: Label
     held_out = "" if data.valid else f" without {data.valid_fraction:g} {data.valid_split} {index}"
     held_out += f" without fold {data.fold} of {data.folds} {index}" if data.folds else ""
     return Texts.of(sources, read, part=f"labelled{held_out}")
-
-
-def _reads_pairs(sources: Sequence[LabelledSource]) -> bool:
-    """Whether the rows are pairs of texts. Raises InputError when only some are."""
-    found = {source.has_text2 for source in sources}
-    if len(found) > 1:
-        pair = next(source.name for source in sources if source.has_text2)
-        single = next(source.name for source in sources if not source.has_text2)
-        raise InputError(
-            f"{single} has one text a row, {pair} has two",
-            hint="name the columns with --text-column and --text2-column",
-        )
-    return found.pop()
 
 
 def _index(recipe: Recipe, names: tuple[str, ...]) -> LabelIndex:

@@ -15,6 +15,7 @@ import numpy as np
 from tformer.build import build_model
 from tformer.data.batching.mixture import Samples
 from tformer.data.batching.windows import MaskedWindows
+from tformer.data.permutation import spread_evenly
 from tformer.data.shards.corpus import Example, TokenCorpus
 from tformer.data.shards.template import single_template
 from tformer.evaluation.lm import pseudo_perplexity, unpredicted
@@ -132,7 +133,7 @@ class MaskedText(CorpusTask):
         if isinstance(samples, Joined):
             sequences, places = samples.around_each_token(max_tokens, left_out=unpredicted(special_ids))
         else:
-            chosen = _spread(len(samples), min(len(samples), max_tokens))
+            chosen = spread_evenly(len(samples), min(len(samples), max_tokens))
             examples: Sequence[Any] = samples.examples(0, chosen)  # of a pair of texts the first
             types = [each.token_type_ids for each in examples]
             sequences = [
@@ -194,11 +195,6 @@ def _held_out(recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokeniz
     return HeldOut("", samples, objective, recipe, validation_batch(recipe.seq_len))
 
 
-def _spread(total: int, count: int) -> np.ndarray:
-    """`count` of the numbers below `total`, evenly spread."""
-    return np.arange(count) * total // max(1, count)
-
-
 class Joined:
     """Several sets of windows, one after the other."""
 
@@ -223,7 +219,7 @@ class Joined:
             tokens = np.arange(0, len(part.corpus), step)
             counted = tokens[~np.isin(part.corpus.gather(tokens, 1)[:, 0], left_out)]
             most = max(1, max_tokens * len(part.corpus) // total)
-            chosen = counted[_spread(len(counted), min(most, len(counted)))]
+            chosen = counted[spread_evenly(len(counted), min(most, len(counted)))]
             found.append(np.stack([np.full(len(chosen), number), *part.around(chosen)]))
         windows_4N = np.concatenate(found, axis=1)
         windows_4N = windows_4N[:, np.argsort(-windows_4N[2], kind="stable")]

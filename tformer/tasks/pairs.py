@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 
 from tformer.data.batching.mixture import MixedPairs, Samples
+from tformer.data.look import look_at
+from tformer.data.permutation import spread_evenly
 from tformer.data.shards.pair_tokens import PairRowSource, PairTokens, join_pairs, source_hashes, tokenize_pairs
 from tformer.data.sources.pairs import PairSource, open_pairs, shared_columns
 from tformer.data.sources.tables import PairRow
@@ -48,7 +50,7 @@ from tformer.recipe.data_defaults import (
     words_of,
 )
 from tformer.recipe.recipe import Recipe
-from tformer.recipe.sections import Columns, Data, SourceSpec
+from tformer.recipe.sections import Data, SourceSpec
 from tformer.support.device import resolve_device
 from tformer.support.errors import InputError
 from tformer.tasks.base import (
@@ -115,11 +117,13 @@ class Pairs(Task):
         validation = PairValidation.plan(recipe, tokenizers)
         tasks = tuple(source.task for source in sources)
         parts = [_tokenize(recipe, source, tokenizers, work, tasks=tasks) for source in sources]
-        if valid_sources:
-            valid = [
-                _tokenize(recipe, source, tokenizers, work, tasks=tasks, keep_all=True) for source in valid_sources
-            ]
-        else:
+        valid = [_tokenize(recipe, source, tokenizers, work, tasks=tasks, keep_all=True) for source in valid_sources]
+        look = None
+        if data.train and start.resumed is None:
+            rows = chain.from_iterable(part.rows() for part in parts)
+            validated = chain.from_iterable(part.rows() for part in valid) if valid else None
+            look = look_at(rows, np.concatenate([part.side_lengths for part in parts]), unit="tokens", valid=validated)
+        if not valid_sources:
             parts, valid = hold_out(parts, recipe.data)
         parts = [share_of_training(part, recipe) for part in parts]
         held_out = join_pairs(valid)
@@ -140,6 +144,8 @@ class Pairs(Task):
         if mixture:
             work.note(mixture)
         work.note(f"data: {sum(map(len, parts)):,} training pairs, {len(held_out):,} validation pairs")
+        for line in () if look is None else look.lines:
+            work.note(line)
         if own_target is not None:
             work.note(f"target tokenizer: {own_target.kind}, {own_target.vocab_size:,} ids")
         fingerprints = " ".join(part.fingerprint for part in (*parts, held_out))
@@ -204,19 +210,13 @@ class Pairs(Task):
         return sample, decoder_context(recipe, tokenizer, own_target)
 
     def read(
-        self,
-        loaded: Loaded,
-        data: ChosenData,
-        work: Work,
-        *,
-        whole: bool = False,
-        opened: list[PairSource] | None = None,
-    ) -> tuple[PairTokens, str]:
-        """The pairs of an evaluation, and their name.
-
-        whole: no target is cut; InputError for one too long. opened: the sources, if they have been opened.
-        """
-        recipe, sources = loaded.recipe, _opened(data) if opened is None else opened
+        self, loaded: Loaded, data: ChosenData, work: Work, *, whole: bool = False
+    ) -> tuple[PairTokens, str, list[PairSource]]:
+        """The pairs of an evaluation, their name and sources. whole: no target is cut; InputError for one too long."""
+        recipe, given = loaded.recipe, data.given
+        # the run's columns only where a table has them
+        columns, preferred = (data.columns, None) if given is None else (given, data.columns)
+        sources = open_pairs(data.specs, columns=columns, preferred=preferred, reading=data.reading)
         tokenizers = (loaded.text_tokenizer, loaded.target_tokenizer)
         # What is held out depends on which pairs training kept.
         parts = [
@@ -227,18 +227,17 @@ class Pairs(Task):
         if data.held_out:
             _, parts = hold_out(parts, recipe.data)
             name = f"{recipe.data.valid_fraction:.0%} of {name}, held out"
-        return join_pairs(parts), name
+        return join_pairs(parts), name, sources
 
     def held_out(self, loaded: Loaded, data: ChosenData, work: Work) -> HeldOut:
-        pairs, name = self.read(loaded, data, work)
+        pairs, name, _ = self.read(loaded, data, work)
         return HeldOut(name, pairs, _objective(loaded), loaded.recipe)
 
     def evaluate(self, loaded: Loaded, data: ChosenData, options: EvaluationOptions, work: Work) -> dict[str, Any]:
         """Loss and metrics on the targets and of the model's own outputs; with `score` the log-probability of each."""
         decodes = not (options.score or options.no_decode)
         translator = _translator(loaded, options) if decodes else None  # before the data is read: it checks settings
-        sources = _opened(data)
-        pairs, name = self.read(loaded, data, work, whole=options.score, opened=sources)
+        pairs, name, sources = self.read(loaded, data, work, whole=options.score)
         if not len(pairs):
             raise InputError(f"{name}: no pairs to evaluate")
         if options.score:
@@ -335,7 +334,7 @@ class PairValidation:
         its outputs would go on to their longest length. guesses: the baselines of a training.
         """
         if share < 1.0:
-            held_out = held_out.subset(np.arange(count := share_of(len(held_out), share)) * len(held_out) // count)
+            held_out = held_out.subset(spread_evenly(len(held_out), share_of(len(held_out), share)))
         with work.part("validating", total=len(held_out), unit="pairs") as part:
             metrics: dict[str, Any] = evaluate_pairs(
                 model,
@@ -364,8 +363,7 @@ class PairValidation:
     def decoded(self, held_out: PairTokens) -> PairTokens:
         """The pairs that a validation decodes: the first ones, or with several tasks a share of each."""
         count = min(len(held_out), self.recipe.training.valid_sentences or len(held_out))
-        numbers = np.arange(count)
-        return held_out.subset(numbers * len(held_out) // count if held_out.named_tasks else numbers)
+        return held_out.subset(spread_evenly(len(held_out), count) if held_out.named_tasks else np.arange(count))
 
     def decoded_tokens(self, held_out: PairTokens) -> float:
         """Tokens that a validation decodes, if outputs are as long as their references, times the size of the beam."""
@@ -384,15 +382,6 @@ class PairValidation:
         if should_stop():
             return None
         return "\n".join(f"{source} -> {best[0].text}" for source, best in zip(sources, outputs, strict=True))
-
-
-def _opened(data: ChosenData) -> list[PairSource]:
-    """The sources of an evaluation."""
-    if data.given is None:
-        return open_pairs(data.specs, columns=data.columns, reading=data.reading)
-    columns = Columns(source=data.given.source, target=data.given.target)
-    # the run's columns only where a table has them
-    return open_pairs(data.specs, columns=columns, preferred=data.columns, reading=data.reading)
 
 
 def bare_texts(pairs: PairTokens, specs: Sequence[SourceSpec]) -> tuple[list[str], list[str]]:

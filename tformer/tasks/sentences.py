@@ -26,7 +26,7 @@ from tformer.tasks.base import (
 from tformer.tasks.baselines import label_baselines
 from tformer.tasks.labelled import labelled_sample
 from tformer.tasks.masked_text import MaskedText
-from tformer.tasks.text import NO_DATA, open_text, tokenizer_documents
+from tformer.tasks.text import note_text, open_text, tokenizer_documents
 from tformer.tasks.tokenizers import obtain_tokenizer
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import Work
@@ -55,8 +55,7 @@ class Sentences(MaskedText):
         train = share_of_training(train, recipe)
         pairs, valid_pairs = (_pairs(recipe, part, tokenizer) for part in (train, valid))
         work.note_all(*sources, *valid_sources)
-        if not data.train:
-            work.note(NO_DATA)
+        note_text(start, sources, work)
         work.note(f"data: {len(pairs):,} pairs of sentences to train on, {len(valid_pairs):,} to validate on")
         held_out = HeldOut("", valid_pairs, build_objective(recipe.objectives, context), recipe, VALIDATION_PAIRS)
         return TrainingData(

@@ -11,6 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from tformer.data.batching.mixture import MixedWindows, Samples
 from tformer.data.batching.windows import LmWindows, document_ids
 from tformer.data.encoding import encode_prompt
+from tformer.data.look import look_at_text
 from tformer.data.shards.corpus import Example, TokenCorpus, token_corpus
 from tformer.data.sources.files import total_bytes
 from tformer.data.sources.text import TextSource, open_sources
@@ -70,6 +72,15 @@ def validation_batch(seq_len: int) -> int:
 def open_text(specs: Sequence[SourceSpec], data: Data) -> list[TextSource]:
     """The sources of a training; without any, the built-in text."""
     return open_sources(specs, columns=data.columns, reading=data.reading)
+
+
+def note_text(start: TrainingStart, sources: Sequence[TextSource], work: Work) -> None:
+    """What the text of a new training holds, or that it is the built-in text."""
+    if not start.recipe.data.train:
+        work.note(NO_DATA)
+    elif start.resumed is None:
+        for line in look_at_text(chain.from_iterable(source.documents() for source in sources)).lines:
+            work.note(line)
 
 
 def tokenizer_documents(sources: Sequence[TextSource], data: Data) -> Texts:
@@ -153,8 +164,7 @@ class CorpusTask(Task):
                     f"{corpus.name}: {len(corpus)} tokens are too few to validate on, at least 2 are needed"
                 )
         work.note_all(*sources, *train, *valid)
-        if not data.train:
-            work.note(NO_DATA)
+        note_text(start, sources, work)
         if len(train) > 1:
             shares = (f"{part.name} {weight / sum(weights):.1%}" for part, weight in zip(train, weights, strict=True))
             work.note(f"mixture: {', '.join(shares)}")

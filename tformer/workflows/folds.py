@@ -237,7 +237,7 @@ def _other_columns(recipe: Recipe) -> Iterator[dict[str, Any]]:
     data = recipe.data
     if recipe.model.patches is not None:
         return
-    for source in open_sources(recipe, data.train, data.columns, data.reading):
+    for source in open_sources(recipe, data.train, data):
         for table in source.keeping_records().tables:
             names = table.names or tuple(map(str, range(table.width)))
             read = {number for role in ("text", "text2", "label") for number in table.columns.get(role, ())}

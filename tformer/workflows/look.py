@@ -1,67 +1,82 @@
-"""The look at tables of `tformer data`: a document of figures, and its lines and pictures."""
+"""The look at data of `tformer data`: a document of figures, and its lines and pictures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import chain, islice, zip_longest
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tformer.data.look import Look, look_at, shares_of
-from tformer.data.sources.labelled import LabelledSource, LabelledTable, open_labelled
+from tformer.data.look import MOST_LABELS, line_on_labels, look_at, look_at_text, sides_of, texts_of
+from tformer.data.sources.columns import Column, is_number
+from tformer.data.sources.files import format_ending
+from tformer.data.sources.labelled import LabelledSource, open_labelled
+from tformer.data.sources.pairs import open_pairs
 from tformer.data.sources.reading import BadRows, Reading
-from tformer.data.sources.tables import LabelledRow
+from tformer.data.sources.tables import LabelledRow, PairRow, Table
+from tformer.data.sources.text import TEXT_ENDINGS, open_sources
 from tformer.recipe.data_defaults import words_of
 from tformer.recipe.sections import Columns, SourceSpec
 from tformer.support.errors import InputError
-from tformer.support.formatting import listed, plural
+from tformer.support.formatting import listed
 from tformer.viz.plots import Heat, Line, Lines, Plot
-from tformer.workflows.tokenizing import Subject
+from tformer.workflows.tokenizing import open_subject
 
-MOST_LABELS = 20
+GUESSED_ROWS, FEW_ROWS = 1000, 10  # whose labels are compared; with fewer, any may be labels
+
+OBJECTIVES = {"seq2seq": "pairs", "causal_lm": "text"}  # the others have labels
+ROLES = {"labels": ("text", "text2", "label"), "pairs": ("source", "target"), "text": ()}
+"""Kinds of data, and the columns that they are said to have."""
 
 
 class DataLook:
-    """What `tformer data` says of tables.
+    """What `tformer data` says of labelled tables, pairs and running text.
 
     Args:
-        subject: a tokenizer, whose tokens lengths are counted in; None: words.
-        most: tokens that a model reads; None: all, or those of the subject's model.
+        objective: that the data is for; None: what its columns fit.
+        tokenizer: a run or a tokenizer.json, whose tokens lengths are counted in; None: words.
+        most: tokens that a model reads; None: all, or those of the run.
 
     Raises InputError for what cannot be read, and for tables without a row that can be used.
     """
 
     def __init__(
         self,
-        paths: Sequence[str],
-        valid: Sequence[str],
+        specs: Sequence[SourceSpec],
+        valid: Sequence[SourceSpec],
         columns: Columns,
         reading: Reading,
         *,
-        subject: Subject | None = None,
+        objective: str | None = None,
+        tokenizer: Path | None = None,
         most: int | None = None,
-        **labels: Any,
     ) -> None:
-        self.sources = _open(paths, columns, reading, labels)
-        self.bad = BadRows()
-        for source in self.sources:
-            for place, _, error in source.bad_rows():
-                self.bad.add(place, error)
-        rows: list[LabelledRow] = [row for source in self.sources for row in source.rows()]
+        self.kind, self.sources = _open(specs, columns, reading, objective)
+        self.bad = BadRows(chain.from_iterable(source.bad_rows() for source in self.sources))
+        reader = None if tokenizer is None else open_subject(tokenizer).reader
+        unit = "words" if reader is None else "tokens"
+        if self.kind == "text":
+            if valid:
+                raise InputError("--valid: lines of running text are not looked for in other data")
+            pieces = chain.from_iterable(source.documents() for source in self.sources)
+            self.look = look_at_text(pieces, unit=unit, count=words_of if reader is None else reader.tokenizer.count)
+            return
+        rows = [row for source in self.sources for row in source.rows()]
         if not rows:
             raise InputError(f"{self.name}: no row can be used: {self.bad}")
-        held = [row for source in (_open(valid, columns, reading, labels) if valid else []) for row in source.rows()]
-        self.most = most or (None if subject is None else subject.reader.max_length)
-        lengths_N = _lengths(rows, subject)
-        self.cut = None if self.most is None or subject is None else int((lengths_N > self.most).sum())
-        self.look: Look = look_at(
+        alike = "seq2seq" if self.kind == "pairs" else objective or "classification"
+        held = _open(valid, columns, reading, alike)[1] if valid else []
+        self.look = look_at(
             rows,
-            lengths_N,
-            unit="words" if subject is None else "tokens",
-            valid=held if valid else None,
-            separator=labels.get("separator") if labels.get("multi_label") else None,
-            has_classes=not labels.get("numeric_label"),
+            _lengths(rows, tokenizer),
+            unit=unit,
+            most=most or (None if reader is None else reader.max_length),
+            valid=chain.from_iterable(source.rows() for source in held) if valid else None,
+            separator="|" if objective == "multi_label" else None,
+            has_classes=objective != "regression",
         )
 
     @property
@@ -69,77 +84,124 @@ class DataLook:
         return ", ".join(source.name for source in self.sources)
 
     @property
-    def unused(self) -> list[str]:
-        """Columns of the first table that are not read."""
-        for part in self.sources[0].parts:
-            if isinstance(part, LabelledTable) and part.names is not None:
-                used = {number for numbers in part.columns.values() for number in numbers}
-                return [name for number, name in enumerate(part.names) if number not in used]
-        return []
+    def columns(self) -> tuple[dict[str, Column], list[str]]:
+        """Of the first table those that are read, by role, and the others."""
+        table = self.sources[0].parts[0]
+        if not isinstance(table, Table):
+            return dict.fromkeys(ROLES[self.kind]), []
+        used = set(chain.from_iterable(table.columns.values()))
+        unused = [name for number, name in enumerate(table.names or ()) if number not in used]
+        return {role: table.column(role) for role in ROLES[self.kind]}, unused
 
     def document(self) -> dict[str, Any]:
         """All figures, as `--json` prints them."""
-        first, look = self.sources[0], self.look.document()
-        bad = [{"reason": reason, "rows": count} for reason, count in self.bad.reasons.items()]
-        for each in bad:
-            each["first_lines"] = [int(line) for line in self.bad.lines.get(str(each["reason"]), ())]
+        columns, unused = self.columns
         return {
             "data": self.name,
-            "columns": {"text": first.text_column, "text2": first.text2_column, "label": first.label_column},
-            "unused_columns": self.unused,
-            "notes": list(first.notes),
+            "columns": columns,
+            "unused_columns": unused,
+            "notes": list(self.sources[0].notes),
             "bad_rows": self.bad.total,
-            "bad_row_reasons": bad,
-            "max_length": self.most,
-            "cut": self.cut,
-            **look,
+            "bad_row_reasons": [
+                {"reason": reason, "rows": count, "first_lines": list(map(int, self.bad.lines.get(reason, ())))}
+                for reason, count in self.bad.reasons.items()
+            ],
+            **self.look.figures,
         }
 
     def lines(self) -> Iterator[str]:
         """At most six lines of text."""
-        first, look = self.sources[0], self.look
-        columns = first.notes[0] if first.notes else f"{self.name}: {first.text_column}, {first.label_column}"
-        yield columns + (f"; not used: {listed(self.unused, MOST_LABELS)}" if self.unused else "")
-        bad = f"; {self.bad.total:,} more cannot be used: {self.bad}" if self.bad.total else ""
-        yield f"rows: {look.rows:,}{bad}"
-        if look.labels:
-            names = list(look.labels)
-            yield f"labels ({len(names)}): {listed(names, MOST_LABELS)} ({shares_of(look.labels, names)})"
-        lengths, *others = look.lines()
-        if self.cut:
-            lengths += f"; {plural(self.cut, 'text')} longer than {self.most:,} tokens would be cut"
-        yield from (lengths, *others)
+        notes, found, (columns, unused) = self.sources[0].notes, self.look.figures, self.columns
+        read = ", ".join(str(column) for column in columns.values() if column is not None)
+        first = notes[0] if notes and self.kind != "text" else f"{self.name}: {read or 'running text'}"
+        yield first + (f"; not used: {listed(unused, MOST_LABELS)}" if unused else "")
+        if self.kind != "text":
+            bad = f"; {self.bad.total:,} more cannot be used: {self.bad}" if self.bad.total else ""
+            yield f"rows: {found['rows']:,}{bad}"
+        if names := list(found.get("labels", ())):
+            yield line_on_labels(names, found["labels"])
+        yield from self.look.lines
 
     def plots(self) -> list[Plot]:
-        """The rows of each label, and the lengths of the texts."""
-        look, plots = self.look, list[Plot]()
-        if look.labels:
-            names = list(look.labels)[:MOST_LABELS]
-            counts = np.array([[look.labels[name]] for name in names], dtype=float)
+        """The rows of each label, and the lengths of the texts, of both sides of pairs, or of lines."""
+        found, plots, one = self.look.figures, list[Plot](), "line" if self.kind == "text" else "text"
+        if names := list(found.get("labels", ()))[:MOST_LABELS]:
+            counts = np.array([[found["labels"][name]] for name in names], dtype=float)
             plots.append(Heat(counts, names, ["rows"], "label", "", "viridis", 0.0, title="Labels", numbers=True))
-        middles, counts = np.array([[(a + b) / 2, n] for a, b, n in look.lengths["histogram"]], dtype=float).T
-        line, all_lines = Line("texts", middles, counts), ". ".join(self.lines())
-        plots.append(Lines(f"{look.unit} of a text", "rows", [line], points=True, title="Lengths", caption=all_lines))
-        return plots
+        lines = []
+        for side, of in sides_of(found["lengths"]).items():
+            middles, counts = np.array([[(a + b) / 2, n] for a, b, n in of["histogram"]], dtype=float).T
+            lines.append(Line(side or f"{one}s", middles, counts))
+        x, y, caption = f"{found['unit']} of a {one}", "lines" if one == "line" else "rows", ". ".join(self.lines())
+        return [*plots, Lines(x, y, lines, points=True, title="Lengths", caption=caption)]
 
 
-def _open(paths: Sequence[str], columns: Columns, reading: Reading, labels: dict[str, Any]) -> list[LabelledSource]:
-    """The tables; those without a column of labels, too."""
-    specs = [SourceSpec(path=path) for path in paths]
-    try:
-        return open_labelled(specs, columns=columns, reading=reading, **labels)
-    except InputError:
-        if columns.label is None:
+def specs_of(paths: Sequence[str], targets: Sequence[str], *, option: str) -> list[SourceSpec]:
+    """Entries of the data section. Raises InputError for `targets` (by this option) that are not as many."""
+    if targets and len(targets) != len(paths):
+        raise InputError(f"{option}: found {len(targets)} files, expected {len(paths)}, as many as sources")
+    return [SourceSpec(path=path, target_path=target) for path, target in zip_longest(paths, targets)]
+
+
+def _kinds(specs: Sequence[SourceSpec], columns: Columns, objective: str | None) -> tuple[str, ...]:
+    """The kinds of data that these may be, the likeliest first."""
+    if objective in OBJECTIVES or any(spec.target_path for spec in specs):
+        return (OBJECTIVES.get(objective or "", "pairs"),)
+    if columns.source is not None or columns.target is not None:
+        return ("pairs",)
+    if columns.label is not None:
+        return ("labels",)
+    if objective is not None or columns.text is not None:
+        return ("labels", "unlabelled")
+    is_plain = all(format_ending(Path(spec.path)) in TEXT_ENDINGS for spec in specs)
+    return ("labels", "pairs", "text" if is_plain else "unlabelled")
+
+
+def _open(
+    specs: Sequence[SourceSpec], columns: Columns, reading: Reading, objective: str | None
+) -> tuple[str, list[Any]]:
+    """What the data is, and its sources. Raises the error of the likeliest kind if it is none.
+
+    A table whose labels hardly occur twice, and are no numbers, has pairs.
+    """
+    how: dict[str, Any] = {"columns": columns, "reading": reading}
+    labels: dict[str, Any] = {"multi_label": objective == "multi_label", "numeric_label": objective == "regression"}
+    kinds, errors = _kinds(specs, columns, objective), list[InputError]()
+    for kind in kinds:
+        try:
+            if kind in ("pairs", "text"):
+                return kind, open_pairs(specs, **how) if kind == "pairs" else open_sources(specs, **how)
+            labelled = open_labelled(specs, **how, **labels, needs_label=kind == "labels")
+        except InputError as error:
+            errors.append(error)
+            continue
+        if "pairs" in kinds and _has_targets(labelled):
             with suppress(InputError):
-                return open_labelled(specs, columns=columns, reading=reading, needs_label=False)
-        raise
+                return "pairs", open_pairs(specs, **how)
+        return "labels", labelled
+    raise errors[0]
 
 
-def _lengths(rows: Sequence[LabelledRow], subject: Subject | None) -> np.ndarray:
-    """int64 [N]: words, or tokens with those of the template."""
-    if subject is None:
-        return np.array([words_of(row.text) + words_of(row.text2 or "") for row in rows], dtype=np.int64)
-    reader = subject.reader
-    template = reader.single if rows[0].text2 is None or reader.pair is None else reader.pair(subject.tokenizer)
-    counted = [subject.tokenizer.count(row.text) + subject.tokenizer.count(row.text2 or "") for row in rows]
-    return np.array(counted, dtype=np.int64) + template.num_special
+def _has_targets(sources: Sequence[LabelledSource]) -> bool:
+    """Whether the labels are rather targets of pairs: of the first rows, most have their own."""
+    rows = islice((row for source in sources for row in source.rows()), GUESSED_ROWS)
+    labels = [row.label or "" for row in rows if row.text2 is None]
+    return len(labels) >= FEW_ROWS and 2 * len(set(labels)) > len(labels) and not all(map(is_number, labels))
+
+
+def _lengths(rows: Sequence[LabelledRow] | Sequence[PairRow], tokenizer: Path | None) -> np.ndarray:
+    """int64 [N], of pairs [N, 2]: words, or tokens with those of the template."""
+    first, counts, special = rows[0], [words_of, words_of], [0, 0]
+    if tokenizer is not None:
+        readers = [open_subject(tokenizer).reader] * 2
+        if isinstance(first, PairRow):
+            with suppress(InputError):  # a tokenizer.json has no sides
+                readers[1] = open_subject(tokenizer, side="target").reader
+        counts = [reader.tokenizer.count for reader in readers]
+        special = [reader.single.num_special for reader in readers]
+        if isinstance(first, LabelledRow):
+            pair = None if first.text2 is None else readers[0].pair
+            special = [special[0] if pair is None else pair(readers[0].tokenizer).num_special, 0]
+    sides = (zip(counts, texts_of(row), strict=True) for row in rows)
+    lengths_N2 = np.array([[count(text) for count, text in each] for each in sides], dtype=np.int64) + special
+    return lengths_N2 if isinstance(first, PairRow) else lengths_N2.sum(axis=1)

@@ -30,6 +30,7 @@ class LabelledTokens:
     Attributes:
         labels: int64 [N] classes, float32 [N] scores, bool [N, L] for several labels, or None.
         truncated: how many examples were cut.
+        rows: the texts behind the examples.
         numbers: int [N], of the examples in the whole set that these are a part of; None: they are all.
     """
 
@@ -41,7 +42,7 @@ class LabelledTokens:
     notes: tuple[str, ...]
     _ids: Ragged
     _types: Ragged | None
-    _rows: Sequence[LabelledRow]
+    rows: Sequence[LabelledRow]
     numbers: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -52,19 +53,9 @@ class LabelledTokens:
         """int64 [N], special tokens included."""
         return self._ids.lengths
 
-    @property
-    def rows(self) -> Sequence[LabelledRow]:
-        """The texts behind the examples."""
-        return self._rows
-
-    @property
-    def groups(self) -> np.ndarray | None:
-        """int [N]: the group of each example; None: there are none."""
-        return groups_of(self._rows)
-
     def row(self, index: int) -> LabelledRow:
         """The text behind an example."""
-        return self._rows[index]
+        return self.rows[index]
 
     def examples(self, epoch: int, indices: Sequence[int] | np.ndarray) -> list[Example]:
         """The examples with these numbers."""
@@ -88,7 +79,7 @@ class LabelledTokens:
             labels=None if self.labels is None else self.labels[chosen],
             _ids=self._ids.subset(chosen),
             _types=None if self._types is None else self._types.subset(chosen),
-            _rows=[self._rows[index] for index in chosen.tolist()],
+            rows=[self.rows[index] for index in chosen.tolist()],
             numbers=chosen if self.numbers is None else self.numbers[chosen],
         )
 
@@ -162,7 +153,7 @@ def tokenize_labelled(
         notes=notes,
         _ids=Ragged.join(ids),
         _types=Ragged.join(types) if token_types and is_pair else None,
-        _rows=rows,
+        rows=rows,
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Protocol
@@ -94,6 +94,11 @@ class PairTokens:
         """int64 [N]: ids of each target, with its end."""
         return self.targets.ids.lengths
 
+    @property
+    def side_lengths(self) -> np.ndarray:
+        """int64 [N, 2]: of both sides."""
+        return np.stack([self.source_lengths, self.target_lengths], axis=1)
+
     @cached_property
     def lengths(self) -> np.ndarray:
         """int64 [N]: of the longer side, by which batches are cut."""
@@ -113,6 +118,10 @@ class PairTokens:
     def texts(self, index: int) -> tuple[str, str]:
         """(source with its prefix, target) as they were read."""
         return self.sources.texts.text(index), self.targets.texts.text(index)
+
+    def rows(self) -> Iterator[PairRow]:
+        """The texts of every pair; where they were read is not known."""
+        return (PairRow(*self.texts(index), "") for index in range(len(self)))
 
     @property
     def named_tasks(self) -> tuple[str, ...]:

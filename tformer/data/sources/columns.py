@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -212,14 +212,12 @@ class LabelledLayout(Layout):
         numeric_label: the label is a score, a finite number also in float32: columns with a score's name, or with
             numbers, are preferred.
         multi_label: there may be any number of labels, joined by `separator`, or none.
-        check_label: called with a label and its place, raises InputError for one that is not allowed.
     """
 
     needs_label: bool = True
     numeric_label: bool = False
     multi_label: bool = False
     separator: str = "|"
-    check_label: Callable[[str, str], object] | None = None
 
     roles: ClassVar[tuple[str, ...]] = ("text", "text2", "label", "group")
     text_names: ClassVar[frozenset[str]] = TEXT_NAMES

@@ -62,7 +62,7 @@ class ImageSet:
     notes: tuple[str, ...] = ()
     seq_len: int = 1
     lengths: None = None  # all have the same
-    groups: None = None
+    rows: None = None  # of a table
     numbers: np.ndarray | None = None  # int [N], of the images in the whole set that these are a part of; None: all
 
     def __len__(self) -> int:

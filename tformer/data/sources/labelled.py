@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import SimpleNamespace
@@ -33,16 +33,17 @@ MAX_SCORE = float(np.finfo(np.float32).max)  # models compute in float32
 
 @dataclass(frozen=True)
 class LabelledTable(Table):
-    """A table read as labelled rows."""
+    """A table read as labelled rows. check_label: called with label and place, raises InputError for a wrong one."""
 
     layout: LabelledLayout
+    check_label: Callable[[str, str], object] | None = None
 
     def row(self, values: list[Any], **facts: Any) -> LabelledRow:
         if not values:
             return LabelledRow("", "" if "text2" in self.columns else None, None, **facts)
         found, label, place = dict(zip(self.columns, values, strict=True)), None, facts["place"]
-        texts = [found[role] for role in ("text", "text2") if role in found]
-        if self.content.reading.drops and self.layout.needs_label and not any(map(str.strip, texts)):
+        has_text = any(found.get(role, "").strip() for role in ("text", "text2"))
+        if self.content.reading.drops and self.layout.needs_label and not has_text:
             raise InputError(f"{place}: the text is blank")
         if "group" in found:
             facts["group"] = "" if found["group"] is None else str(found["group"]).strip()
@@ -52,8 +53,8 @@ class LabelledTable(Table):
             label = read_label(found["label"], self.layout, place=place, errors=self.content.errors)
             if self.whole_labels and label is not None and WHOLE_FLOAT.fullmatch(label):
                 label = label.removesuffix(".0")
-            if self.layout.check_label is not None and label is not None:
-                self.layout.check_label(label, place)
+            if self.check_label is not None and label is not None:
+                self.check_label(label, place)
         return LabelledRow(found["text"], found.get("text2"), label, **facts)
 
     def columns_key(self) -> str:
@@ -91,14 +92,8 @@ class LabelledSource(Source):
 
     def checked(self, index: LabelIndex | None) -> LabelledSource:
         """The same source; a row with a label that is not in the index cannot be used."""
-        if index is None:
-            return self
-        known = [
-            replace(part, layout=replace(part.layout, check_label=index.encode))
-            if isinstance(part, LabelledTable)
-            else part
-            for part in self.parts
-        ]
+        check = None if index is None else index.encode
+        known = (replace(x, check_label=check) if isinstance(x, LabelledTable) else x for x in self.parts)
         return replace(self, parts=tuple(known))
 
 
@@ -128,7 +123,7 @@ def open_labelled(
         raise InputError("data.train: labelled sources have no weights: every row is read once in an epoch")
     paths = [spec.path for spec in specs] or [DEFAULTS["labels"]]
     sources = [_open(path, columns, reading, layout) for path in paths]
-    _require_same_texts([(source.name, source.has_text2) for source in sources])
+    require_same_texts((source.name, source.has_text2) for source in sources)
     return sources
 
 
@@ -149,7 +144,7 @@ def _open(
     endings = {*IN_FOLDERS} if layout.needs_label else {*IN_FOLDERS, ".txt"}
     found = locate(path, is_known=lambda place: format_ending(place) in endings, known=", ".join(sorted(endings)))
     tables = open_tables(LabelledTable, found, layout, reading=reading, columns=columns, preferred=preferred)
-    _require_same_texts([(table.content.name, "text2" in table.columns) for table in tables])
+    require_same_texts((table.content.name, "text2" in table.columns) for table in tables)
     first = tables[0]
     return LabelledSource(
         name=found.name,
@@ -162,14 +157,12 @@ def _open(
     )
 
 
-def _require_same_texts(found: list[tuple[str, bool]]) -> None:
+def require_same_texts(found: Iterable[tuple[str, bool]]) -> None:
     """Raise InputError if some of these (names, with two texts) have two texts a row and others one."""
-    pairs, singles = ([name for name, is_pair in found if is_pair == kind] for kind in (True, False))
-    if pairs and singles:
-        raise InputError(
-            f"{singles[0]}: one text a row, but {pairs[0]} has two",
-            hint="name the columns with --text-column and --text2-column",
-        )
+    names = {is_pair: name for name, is_pair in reversed(list(found))}  # the first of each
+    if len(names) == 2:
+        hint = "name the columns with --text-column and --text2-column"
+        raise InputError(f"{names[False]}: one text a row, but {names[True]} has two", hint=hint)
 
 
 # -- labels ------------------------------------------------------------------------------------------------------------
@@ -317,16 +310,17 @@ def _short(label: str) -> str:
 
 # -- the held-out part of labelled examples ----------------------------------------------------------------------------
 
-
 PUNCTUATION = {code: " " for code in range(0x3100) if unicodedata.category(chr(code)).startswith("P")}
+MOST_HELD_OUT = 2
+"""Maximum of what is held out with equal examples on one side, as a multiple of what is held out otherwise."""
 
 
-def duplicate_keys(rows: Sequence[LabelledRow]) -> np.ndarray:
+def duplicate_keys(rows: Iterable[Sequence[str | None]]) -> np.ndarray:
     """int64 [N]: equal for rows whose texts differ at most in case, white space and punctuation.
 
     Only their equality has a meaning: they are others in another process.
     """
-    return np.fromiter((hash((_plain(row.text), _plain(row.text2 or ""))) for row in rows), np.int64, len(rows))
+    return np.fromiter((hash(tuple(_plain(text or "") for text in row)) for row in rows), np.int64)
 
 
 def _plain(text: str) -> str:
@@ -341,39 +335,29 @@ def stratified_split(
     For classes (int [N]), a share of each class is held out, see `_shares`. For scores and for several labels, a random
     share of all examples is. At least one example of two or more is held out.
 
-    keys: int64 [N]; examples with equal keys are on one side, and count for the class of the first of them.
+    keys: int64 [N]; examples with equal keys are on one side, and count for the class of the first of them. Of a class,
+        groups of equal examples are held out as long as they fit into its share; else the smallest one.
     """
-    first_N = np.arange(len(labels))  # the number of the first example with the same key
-    if keys is not None:
-        _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-        first_N = first[inverse]
+    keys = np.arange(len(labels)) if keys is None else keys
+    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    first_N, firsts = first[inverse], np.sort(first)  # the number of the first example with the same key; all of these
     sizes_N = np.bincount(first_N, minlength=len(labels))
-    is_first_N = sizes_N > 0
+    groups = [firsts]
     if labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer):
-        groups = [np.flatnonzero((labels == label) & is_first_N) for label in np.unique(labels[is_first_N])]
-    else:
-        groups = [np.flatnonzero(is_first_N)]
-    chosen = []
+        groups = [firsts[labels[firsts] == label] for label in np.unique(labels[firsts])]
+    chosen = list[int]()
     counts = _shares(np.array([sizes_N[group].sum() for group in groups], dtype=np.int64), fraction=fraction)
     for number, (group, count) in enumerate(zip(groups, counts.tolist(), strict=True)):
-        order = permute_by_network(np.arange(len(group)), size=len(group), key=derive_key("held out", 0, number))
-        chosen += _up_to(count, group[order], sizes_N)
-    held_out_N = np.isin(first_N, chosen)
-    return np.flatnonzero(~held_out_N), np.flatnonzero(held_out_N)
-
-
-def _up_to(count: int, firsts: np.ndarray, sizes_N: np.ndarray) -> list[int]:
-    """The first of these that have together at most `count` examples; or the smallest of several if none fits."""
-    chosen, room = list[int](), count
-    for first, size in zip(firsts.tolist(), sizes_N[firsts].tolist(), strict=True):
-        if not room:
-            break
-        if size <= room:
-            chosen.append(first)
-            room -= size
-    if count and not chosen and len(firsts) > 1:
-        chosen.append(int(firsts[np.argmin(sizes_N[firsts])]))
-    return chosen
+        order = group[permute_by_network(np.arange(len(group)), size=len(group), key=derive_key("held out", 0, number))]
+        room = count
+        for example, size in zip(order.tolist(), sizes_N[order].tolist(), strict=True):
+            if size <= room:
+                chosen.append(example)
+                room -= size
+        if 0 < count == room and len(order) > 1:
+            chosen.append(int(order[np.argmin(sizes_N[order])]))
+    is_held_out_N = np.isin(first_N, chosen)
+    return np.flatnonzero(~is_held_out_N), np.flatnonzero(is_held_out_N)
 
 
 def _shares(sizes: np.ndarray, *, fraction: float) -> np.ndarray:
@@ -397,10 +381,6 @@ def _shares(sizes: np.ndarray, *, fraction: float) -> np.ndarray:
     return counts
 
 
-MOST_HELD_OUT = 2
-"""Maximum of what is held out with equal examples on one side, as a multiple of what is held out otherwise."""
-
-
 def hold_out(
     labels: np.ndarray,
     *,
@@ -418,8 +398,7 @@ def hold_out(
     """
     total = len(labels)
     if how == "last":
-        cut = int(total * (1 - fraction))
-        is_late = np.arange(total) >= cut
+        is_late = np.arange(total) >= (cut := int(total * (1 - fraction)))
         if keys is not None:
             is_late &= ~np.isin(keys, keys[:cut])
         kept, held_out = np.flatnonzero(~is_late), np.flatnonzero(is_late)

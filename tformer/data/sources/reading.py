@@ -9,8 +9,10 @@ import codecs
 import contextlib
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tformer.support.errors import InputError
 from tformer.support.options import BadRowsAre, Errors
@@ -68,11 +70,14 @@ class Reading:
 class BadRows:
     """Rows that cannot be used: their number, also by reason, and the lines of the first ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: Iterable[tuple[str, Any, InputError]] = ()) -> None:
+        """rows: (place, what was read, error) of each."""
         self.total = 0
         self.first: InputError | None = None
-        self.reasons: dict[str, int] = {}
+        self.reasons = Counter[str]()
         self.lines: dict[str, list[str]] = {}  # of the first `SHOWN_ROWS`, by reason
+        for place, _, error in rows:
+            self.add(place, error)
 
     def add(self, place: str, error: InputError) -> None:
         """Count a row."""
@@ -80,7 +85,7 @@ class BadRows:
         if self.total < SHOWN_ROWS:
             self.lines.setdefault(reason, []).append(place.rpartition(":")[2])
         if reason in self.reasons or len(self.reasons) < MAX_REASONS:
-            self.reasons[reason] = self.reasons.get(reason, 0) + 1
+            self.reasons[reason] += 1
         self.first = self.first or error
         self.total += 1
 
