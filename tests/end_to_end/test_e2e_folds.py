@@ -48,15 +48,22 @@ def table(tmp_path: Path) -> Path:
     return write_table(tmp_path / "data.tsv", ("label", "text"), [*sentences(40, 0)])
 
 
+@pytest.fixture
+def cross_validate(here: list[list[str]], recipe: Path, tmp_path: Path) -> Callable[..., Any]:
+    """`cross_validate(data, ...)`: two folds of the short recipe."""
+    usual = {"folds": 2, "config": recipe, "out": tmp_path / "cv", "quiet": True}
+    return lambda data, **more: tformer.cross_validate(data, **(usual | more))
+
+
 def weights(run: Path) -> Any:
     [file] = (run / "checkpoints").glob("step-00000006/model.safetensors")
     return load_file(file)
 
 
 def test_it_equals_the_same_folds_trained_one_by_one(
-    here: list[list[str]], cli: Cli, recipe: Path, table: Path, tmp_path: Path
+    cross_validate: Callable[..., Any], cli: Cli, recipe: Path, table: Path, tmp_path: Path
 ) -> None:
-    found = tformer.cross_validate(table, folds=3, config=recipe, out=tmp_path / "cv", quiet=True)
+    found = cross_validate(table, folds=3)
     for fold in (1, 2, 3):
         alone = tmp_path / f"alone-{fold}"
         flags = ("--set", "data.folds=3", "--set", f"data.fold={fold}")
@@ -76,9 +83,9 @@ def test_it_equals_the_same_folds_trained_one_by_one(
 
 
 def test_each_example_is_predicted_once_by_the_model_of_its_fold(
-    here: list[list[str]], recipe: Path, table: Path, tmp_path: Path
+    cross_validate: Callable[..., Any], table: Path, tmp_path: Path
 ) -> None:
-    found = tformer.cross_validate(table, folds=2, config=recipe, out=tmp_path / "cv", quiet=True)
+    found = cross_validate(table)
     rows = sentences(40, 0)
     assert [each["row"] for each in found.predictions] == list(range(40))
     assert [(each["label"], each["text"]) for each in found.predictions] == rows
@@ -102,9 +109,8 @@ def grouped(tmp_path: Path) -> Path:
     return write_table(tmp_path / "grouped.tsv", ("label", "text", "author"), [*rows])
 
 
-def test_the_rows_of_a_group_are_in_one_fold(here: list[list[str]], cli: Cli, recipe: Path, tmp_path: Path) -> None:
-    table, cv = grouped(tmp_path), tmp_path / "cv"
-    found = tformer.cross_validate(table, folds=2, group_column="author", config=recipe, out=cv, quiet=True)
+def test_the_rows_of_a_group_are_in_one_fold(cross_validate: Callable[..., Any], cli: Cli, tmp_path: Path) -> None:
+    found = cross_validate(grouped(tmp_path), group_column="author")
     assert [each["author"] for each in found.predictions] == [f"author {number // 4}" for number in range(40)]
     assert list(found.predictions[0]) == ["row", "fold", "text", "label", "author", "prediction", "probability",
                                           "probability_animal", "probability_tool"]  # fmt: skip
@@ -117,10 +123,10 @@ def test_the_rows_of_a_group_are_in_one_fold(here: list[list[str]], cli: Cli, re
     assert cli("classify", found.runs[0], "--input", other).code == 0
 
 
-def test_texts_that_occur_twice_are_in_one_fold(here: list[list[str]], recipe: Path, tmp_path: Path) -> None:
+def test_texts_that_occur_twice_are_in_one_fold(cross_validate: Callable[..., Any], tmp_path: Path) -> None:
     rows = [*sentences(20, 0), *((label, text.upper()) for label, text in sentences(20, 0))]
     table = write_table(tmp_path / "twice.tsv", ("label", "text"), [*rows])
-    found = tformer.cross_validate(table, folds=2, config=recipe, out=tmp_path / "cv", quiet=True)
+    found = cross_validate(table)
     folds = [each["fold"] for each in found.predictions]
     assert folds[:20] == folds[20:] and set(folds) == {1, 2}
 
@@ -149,35 +155,33 @@ def test_wrong_groups_are_refused(flags: tuple[str, ...], message: str, cli: Cli
 
 
 def test_rows_in_memory_and_the_same_call_again(
-    here: list[list[str]], recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cross_validate: Callable[..., Any], here: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     rows = [(text, label) for label, text in sentences(24, 1)]
-    first = tformer.cross_validate(rows, folds=2, config=recipe, quiet=True)
+    first = cross_validate(rows, out=None)
     count = len(here)
-    again = tformer.cross_validate(rows, folds=2, config=recipe, quiet=True)
+    again = cross_validate(rows, out=None)
     assert len(here) == count and first == again and first.out == Path("runs/folds-1")
 
 
 def test_a_threshold_is_chosen_on_validation_data_never_on_the_fold(
-    here: list[list[str]], cli: Cli, recipe: Path, table: Path, tmp_path: Path
+    cross_validate: Callable[..., Any], cli: Cli, table: Path
 ) -> None:
-    found = tformer.cross_validate(table, folds=2, config=recipe, out=tmp_path / "cv", quiet=True)
+    found = cross_validate(table)
     report = json.loads(cli("evaluate", found.runs[0], "--threshold", "best-accuracy", "--json").out)
     assert report["examples"] == 20 and report["data"].startswith("fold 1 of 2")
     said = cli("evaluate", found.runs[0], "--threshold", "best-accuracy").err
     assert "these very examples" not in said
 
 
-def test_images_and_several_labels_have_folds(here: list[list[str]], tmp_path: Path, recipe: Path) -> None:
-    images = tmp_path / "images.yaml"
+def test_images_and_several_labels_have_folds(cross_validate: Callable[..., Any], tmp_path: Path) -> None:
+    images, folder = tmp_path / "images.yaml", write_images(tmp_path / "images", 8)
     images.write_text(IMAGES.replace("max_steps: 40", "max_steps: 4"))
-    folder = write_images(tmp_path / "images", 8)
-    found = tformer.cross_validate(folder, folds=2, config=images, out=tmp_path / "of-images", quiet=True)
+    found = cross_validate(folder, config=images)
     assert {each["fold"] for each in found.predictions} == {1, 2} and "image" in found.predictions[0]
     table = write_table(tmp_path / "many.tsv", ("labels", "text"), many(24))
-    several = tformer.cross_validate(table, folds=2, config=recipe, objective="multi_label", out=tmp_path / "of-labels",
-                                     quiet=True)  # fmt: skip
+    several = cross_validate(table, objective="multi_label", out=tmp_path / "of-labels")
     assert "f1_micro" in several.mean and isinstance(several.predictions[0]["prediction"], list)
 
 
@@ -190,10 +194,10 @@ def test_images_and_several_labels_have_folds(here: list[list[str]], tmp_path: P
     ],
 )
 def test_python_s_refusals(
-    options: dict[str, Any], message: str, here: list[list[str]], recipe: Path, table: Path, tmp_path: Path
+    options: dict[str, Any], message: str, cross_validate: Callable[..., Any], table: Path
 ) -> None:
     with pytest.raises(tformer.InputError) as caught:
-        tformer.cross_validate(table, config=recipe, out=tmp_path / "cv", quiet=True, **options)
+        cross_validate(table, **options)
     assert message in str(caught.value)
     with pytest.raises(tformer.InputError, match="train takes no folds") as refused:
         tformer.train(table, folds=3)

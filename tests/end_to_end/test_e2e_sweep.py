@@ -15,6 +15,22 @@ import pytest
 from tests.faults.killing import cpu_seconds_until_end, tree_of, without_times
 from tformer.checkpoint.run import RunDirectory
 
+Process = subprocess.Popen[str]
+ONE = ("--vary", "optimizer.lr=0.01")
+
+
+def wait_for(condition: Callable[[], object], process: Process) -> None:
+    """Until it holds, after a second or two on an idle machine, or the process ends."""
+    deadline = time.monotonic() + 300
+    while not condition() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def words(tiny_recipe: Path, text_file: Path) -> tuple[object, ...]:
+    """A sweep of the tiny recipe, without axes."""
+    return ("sweep", "--config", tiny_recipe, "--data", text_file)
+
 
 @pytest.mark.slow
 def test_a_sweep_from_a_plan_with_two_tasks(
@@ -75,18 +91,12 @@ tasks:
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_everything_and_the_same_command_goes_on(
-    tiny_recipe: Path, text_file: Path, tmp_path: Path, cli_process: Callable[..., subprocess.Popen[str]]
+    words: tuple[object, ...], tmp_path: Path, cli_process: Callable[..., Process]
 ) -> None:
-    recipe = (
-        tiny_recipe.read_text().replace("max_steps: 12", "max_steps: 400").replace("save_every: 4", "save_every: 400")
-    )
-    tiny_recipe.write_text(recipe)
-    words = ("sweep", "--config", tiny_recipe, "--data", text_file, "--vary", "optimizer.lr=0.01", "--out", "out")
+    words = (*words, *ONE, "--out", "out", "--max-steps", "400", "--set", "training.save_every=400")
     first = cli_process(*words, cwd=tmp_path)
     metrics = tmp_path / "out" / "runs" / "lr-0.01-seed1337" / "metrics.jsonl"
-    deadline = time.monotonic() + 300  # a second or two on an idle machine
-    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline and first.poll() is None:
-        time.sleep(0.05)
+    wait_for(lambda: metrics.exists() and metrics.stat().st_size, first)
     assert metrics.exists(), first.poll()
     first.send_signal(signal.SIGINT)
     _, talk = first.communicate(timeout=300)
@@ -103,16 +113,15 @@ def test_ctrl_c_keeps_everything_and_the_same_command_goes_on(
 
 @pytest.mark.slow
 def test_where_every_training_fails_so_does_the_sweep(
-    tiny_recipe: Path, text_file: Path, tmp_path: Path, cli: Callable[..., Any]
+    words: tuple[object, ...], tmp_path: Path, cli: Callable[..., Any]
 ) -> None:
-    out = tmp_path / "out"
-    outcome = cli("sweep", "--config", tiny_recipe, "--data", text_file, "--vary", "optimizer.lr=1e9", "--out", out)
+    outcome = cli(*words, "--vary", "optimizer.lr=1e9", "--out", tmp_path / "out")
     assert outcome.code == 1 and "every training failed" in outcome.err and "diverged" in outcome.out
 
 
 @pytest.mark.slow
 def test_a_killed_training_is_named_and_tells_in_the_exit_code(
-    tiny_recipe: Path, text_file: Path, tmp_path: Path, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    words: tuple[object, ...], tmp_path: Path, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tformer.support.processes import Child
     from tformer.workflows.sweep import cells
@@ -124,10 +133,7 @@ def test_a_killed_training_is_named_and_tells_in_the_exit_code(
                 self.process.kill()
 
     monkeypatch.setattr(cells, "Child", KilledChild)
-    out = tmp_path / "out"
-    outcome = cli(
-        "sweep", "--config", tiny_recipe, "--data", text_file, "--vary", "optimizer.lr=0.01,0.1", "--out", out
-    )
+    outcome = cli(*words, "--vary", "optimizer.lr=0.01,0.1", "--out", tmp_path / "out")
     assert outcome.code == 1 and "1 of 2 trainings failed: lr-0.1-seed" in outcome.err, outcome.err
     assert "killed by signal 9 (out of memory?)" in outcome.err and "killed" in outcome.out
 
@@ -135,13 +141,11 @@ def test_a_killed_training_is_named_and_tells_in_the_exit_code(
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
 def test_a_sweep_killed_while_its_training_imports_leaves_no_process(
-    tiny_recipe: Path, text_file: Path, tmp_path: Path, cli_process: Callable[..., subprocess.Popen[str]]
+    words: tuple[object, ...], tmp_path: Path, cli_process: Callable[..., Process]
 ) -> None:
-    words = ("sweep", "--config", tiny_recipe, "--data", text_file, "--vary", "optimizer.lr=0.01", "--out", "out")
-    sweep = cli_process(*words, cwd=tmp_path)
-    deadline = time.monotonic() + 300
-    while len(processes := list(tree_of(sweep.pid))) < 2 and time.monotonic() < deadline and sweep.poll() is None:
-        time.sleep(0.002)
+    sweep = cli_process(*words, *ONE, "--out", "out", cwd=tmp_path)
+    wait_for(lambda: len(list(tree_of(sweep.pid))) >= 2, sweep)
+    processes = list(tree_of(sweep.pid))
     assert len(processes) == 2
     sweep.kill()
     sweep.communicate()
@@ -151,15 +155,12 @@ def test_a_sweep_killed_while_its_training_imports_leaves_no_process(
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
 def test_the_trainings_of_a_killed_sweep_end_with_it_and_the_same_command_goes_on_at_once(
-    tiny_recipe: Path, text_file: Path, tmp_path: Path, cli_process: Callable[..., subprocess.Popen[str]]
+    words: tuple[object, ...], tmp_path: Path, cli_process: Callable[..., Process]
 ) -> None:
-    tiny_recipe.write_text(tiny_recipe.read_text().replace("max_steps: 12", "max_steps: 300"))
-    words = ("sweep", "--config", tiny_recipe, "--data", text_file, "--vary", "optimizer.lr=0.01", "--out")
+    words = (*words, *ONE, "--max-steps", "300", "--out")
     metrics = tmp_path / "out" / "runs" / "lr-0.01-seed1337" / "metrics.jsonl"
     first = cli_process(*words, "out", cwd=tmp_path)
-    deadline = time.monotonic() + 300
-    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline and first.poll() is None:
-        time.sleep(0.02)
+    wait_for(lambda: metrics.exists() and metrics.stat().st_size, first)
     processes = list(tree_of(first.pid))
     assert len(processes) == 2  # the sweep and the training
     first.kill()

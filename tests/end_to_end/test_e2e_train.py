@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
@@ -15,19 +14,11 @@ from typing import Any
 
 import pytest
 
+from tests.training.pair_makers import records, weights_of
 from tformer.training import session
 
 Cli = Callable[..., Any]
 Start = Callable[..., "subprocess.Popen[str]"]
-
-
-def weights_hash(run: Path, step: int) -> str:
-    return hashlib.sha256((run / f"checkpoints/step-{step:08d}/model.safetensors").read_bytes()).hexdigest()
-
-
-def lines_without_time(run: Path) -> list[dict[str, Any]]:
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in r.items() if k not in ("seconds", "tokens_per_second", "peak_share")} for r in records]
 
 
 def test_train_then_generate_then_evaluate(
@@ -65,7 +56,7 @@ def test_validation_during_training_equals_evaluate(
     valid.write_text(text_file.read_text()[:700])
     run = tmp_path / "run"
     assert cli("train", "--config", tiny_recipe, "--data", text_file, "--valid", valid, "--out", run).code == 0
-    trained = lines_without_time(run)[-1]
+    trained = records(run)[-1]
     assert trained["split"] == "valid"
     checkpoint = run / "checkpoints" / "step-00000012"
     figures = json.loads(cli("evaluate", checkpoint, "--data", valid, "--precision", "fp32", "--json").out)
@@ -94,8 +85,8 @@ def test_init_from_takes_model_and_tokenizer(cli: Cli, tmp_path: Path, text_file
     outcome = cli("train", "--init-from", first, "--data", other, "--out", second, "--max-steps", "3", "--lr", "1e-9")
     assert outcome.code == 0, outcome.err
     assert (second / "tokenizer.json").read_bytes() == (first / "tokenizer.json").read_bytes()
-    losses = [line["loss"] for line in lines_without_time(second) if line["split"] == "valid"]
-    start = [line["loss"] for line in lines_without_time(first) if line["split"] == "valid"][-1]
+    losses = [line["loss"] for line in records(second) if line["split"] == "valid"]
+    start = [line["loss"] for line in records(first) if line["split"] == "valid"][-1]
     assert losses[0] == pytest.approx(start, abs=0.3)
 
 
@@ -109,7 +100,7 @@ def test_init_from_with_a_config_reads_the_data_of_the_config(
     second = tmp_path / "second"
     outcome = cli("train", "--init-from", first, "--config", tuning, "--out", second)
     assert outcome.code == 0, outcome.err
-    assert lines_without_time(second)[-1]["step"] == 2
+    assert records(second)[-1]["step"] == 2
     assert str(text_file) in (second / "recipe.yaml").read_text()
 
 
@@ -117,9 +108,9 @@ def test_a_run_that_stopped_early_stays_stopped(cli: Cli, tmp_path: Path, text_f
     run = tmp_path / "run"
     flags = ("--set", "training.early_stopping={patience: 1}", "--set", "training.eval_every=2", "--lr", "1e-30")
     assert cli("train", "--config", tiny_recipe, "--data", text_file, "--out", run, *flags).code == 0
-    before = lines_without_time(run)
+    before = records(run)
     again = cli("train", "--resume", "--out", run)
-    assert again.code == 0 and lines_without_time(run) == before
+    assert again.code == 0 and records(run) == before
 
 
 def test_resume_finds_the_newest_run_of_the_name(
@@ -129,7 +120,7 @@ def test_resume_finds_the_newest_run_of_the_name(
     run = Path(cli("train", "--config", tiny_recipe, "--data", text_file).out.strip())
     outcome = cli("train", "--resume", "--arch", "gpt", "--max-steps", "14")
     assert outcome.code == 0 and outcome.out.strip() == str(run), outcome.err
-    assert lines_without_time(run)[-1]["step"] == 14
+    assert records(run)[-1]["step"] == 14
 
 
 def test_resume_refuses_another_global_batch(cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path) -> None:
@@ -146,7 +137,7 @@ def test_resume_with_more_steps_continues(cli: Cli, tmp_path: Path, text_file: P
     assert cli("train", "--config", tiny_recipe, "--data", text_file, "--out", run, "--max-steps", "6").code == 0
     outcome = cli("train", "--resume", "--out", run, "--max-steps", "9")
     assert outcome.code == 0, outcome.err
-    assert lines_without_time(run)[-1]["step"] == 9
+    assert records(run)[-1]["step"] == 9
     again = cli("train", "--resume", "--out", run)
     assert again.code == 0 and "nothing to do" in again.err
 
@@ -158,8 +149,8 @@ def test_max_minutes_saves_and_keeps_the_horizon(cli: Cli, tmp_path: Path, text_
     ended = cli(*common, "--out", run, "--max-minutes", "1e-9")
     assert ended.code == 0 and "at step 0 of 12: before the first step; no checkpoint was saved" in ended.err
     assert cli("train", "--resume", "--out", run, "--set", "training.max_minutes=null").code == 0
-    assert lines_without_time(run) == lines_without_time(whole)
-    assert weights_hash(run, 12) == weights_hash(whole, 12)
+    assert records(run) == records(whole)
+    assert weights_of(run, 12) == weights_of(whole, 12)
 
 
 def test_a_run_stopped_at_a_step_is_validated_there_and_goes_on_with_its_own_schedule(
@@ -170,12 +161,12 @@ def test_a_run_stopped_at_a_step_is_validated_there_and_goes_on_with_its_own_sch
     assert cli(*common, "--out", whole).code == 0
     stopped = cli(*common, "--out", run, "--stop-at-step", "5")
     assert stopped.code == 0 and "stopped as asked at step 5 of 12: saved" in stopped.err
-    records = lines_without_time(run)
-    assert [record["step"] for record in records if record["split"] == "valid"][-1] == records[-1]["step"] == 5
+    found = records(run)
+    assert [record["step"] for record in found if record["split"] == "valid"][-1] == found[-1]["step"] == 5
     again = cli("train", "--resume", "--out", run, "--stop-at-step", "5")
-    assert again.code == 0 and "stopped as asked at step 5" in again.err and lines_without_time(run) == records
+    assert again.code == 0 and "stopped as asked at step 5" in again.err and records(run) == found
     assert cli("train", "--resume", "--out", run, "--stop-at-step", "500").code == 0
-    assert weights_hash(run, 12) == weights_hash(whole, 12)
+    assert weights_of(run, 12) == weights_of(whole, 12)
 
 
 def test_standard_input_is_data(

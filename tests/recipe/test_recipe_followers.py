@@ -35,32 +35,28 @@ def decoder_of(preset: str, *sets: str) -> Stack:
 
 # --- the length of a training ----------------------------------------------------------------------------------------
 
+DROPPED = "training.max_steps 60 ({}) is the limit: training.max_epochs 3 (preset bert/classify) is dropped"
+
 
 @pytest.mark.parametrize(
-    "given", [{"flags": {"training.max_steps": 60}}, {"sets": ["training.max_steps=60"]}], ids=["flag", "set"]
+    ("preset", "given", "expected", "said"),
+    [
+        (EPOCHS, {"flags": {"training.max_steps": 60}}, (60, None, None), DROPPED.format("flag --max-steps")),
+        (EPOCHS, {"sets": ["training.max_steps=60"]}, (60, None, None), DROPPED.format("--set")),
+        (STEPS, {"flags": {"training.max_epochs": 2.0}}, (UNLIMITED_STEPS, 2.0, None), "max_epochs 2.0 (flag --max-ep"),
+        (EPOCHS, {"flags": {"training.max_epochs": 2.0}, "sets": ["training.max_steps=9"]}, (9, 2.0, None), None),
+        (EPOCHS, {"flags": {"training.max_minutes": 1.0}}, (100000, 3.0, 1.0), None),  # the schedule needs a length
+        (EPOCHS, {}, (100000, 3.0, None), None),
+        (EPOCHS, {"sets": ["training.max_epochs=null"]}, (100000, None, None), None),
+    ],
 )
-def test_explicit_steps_drop_the_epochs_of_the_preset_and_say_so(given: dict[str, Any]) -> None:
-    resolved = load_recipe(preset=EPOCHS, **given)
-    assert limits(resolved) == (60, None, None)
-    [note] = [note for note in resolved.notes if "limit" in note]
-    assert "training.max_steps 60" in note and "training.max_epochs 3 (preset bert/classify) is dropped" in note
-
-
-def test_explicit_epochs_drop_the_steps_of_the_preset_and_say_so() -> None:
-    resolved = load_recipe(preset=STEPS, flags={"training.max_epochs": 2.0})
-    assert limits(resolved) == (UNLIMITED_STEPS, 2.0, None)
-    assert any("max_epochs 2.0 (flag --max-epochs) is the limit" in note for note in resolved.notes)
-
-
-def test_of_two_explicit_limits_both_stay() -> None:
-    resolved = load_recipe(preset=EPOCHS, flags={"training.max_epochs": 2.0}, sets=["training.max_steps=9"])
-    assert limits(resolved) == (9, 2.0, None)
-    assert not any("limit" in note for note in resolved.notes)
-
-
-def test_explicit_minutes_leave_the_length_that_the_schedule_needs() -> None:
-    resolved = load_recipe(preset=EPOCHS, flags={"training.max_minutes": 1.0})
-    assert limits(resolved) == (100000, 3.0, 1.0)
+def test_an_explicit_length_drops_those_of_the_layers_below_and_says_so(
+    preset: str, given: dict[str, Any], expected: tuple[Any, ...], said: str | None
+) -> None:
+    resolved = load_recipe(preset=preset, **given)
+    assert limits(resolved) == expected
+    notes = [note for note in resolved.notes if "is the limit" in note]
+    assert notes == [] if said is None else said in notes[0]
 
 
 def test_explicit_steps_drop_the_minutes_of_a_file(write: Callable[[str], Path]) -> None:
@@ -68,10 +64,6 @@ def test_explicit_steps_drop_the_minutes_of_a_file(write: Callable[[str], Path])
     assert limits(load_recipe(config=file)) == (UNLIMITED_STEPS, 1.0, 5.0)
     assert limits(load_recipe(config=file, flags={"training.max_steps": 7})) == (7, None, None)
 
-
-def test_without_explicit_limits_a_preset_keeps_its_own() -> None:
-    assert limits(load_recipe(preset=EPOCHS)) == (100000, 3.0, None)
-    assert limits(load_recipe(preset=EPOCHS, sets=["training.max_epochs=null"])) == (100000, None, None)
 
 
 # --- sizes in proportion ---------------------------------------------------------------------------------------------

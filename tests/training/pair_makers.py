@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,25 @@ def german(text: str) -> str:
     return " ".join(GERMAN.get(word, word) for word in text.split())
 
 
+TIMES = {"seconds", "tokens_per_second", "peak_share"}
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    """All records of the metrics, without times."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+
+
 def metrics(run: Path, split: str = "valid") -> list[dict[str, Any]]:
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [record for record in records if record["split"] == split]
+    """The records of a split, with times."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [record for record in lines if record.get("split") == split]
+
+
+def weights_of(run: Path, step: int | None = None) -> str:
+    """The hash of the weights of a checkpoint, by default of the latest."""
+    name = (run / "checkpoints" / "latest").read_text().strip() if step is None else f"step-{step:08d}"
+    return hashlib.sha256((run / "checkpoints" / name / "model.safetensors").read_bytes()).hexdigest()
 
 
 def sides(aligned: tuple[Path, Path]) -> tuple[object, ...]:

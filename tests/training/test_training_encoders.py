@@ -28,9 +28,22 @@ ENCODER = (
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     """Of the runs of `train`."""
-    path = tmp_path / "encoder.yaml"
-    path.write_text(ENCODER)
-    return path
+    return write_recipe(tmp_path)
+
+
+def write_recipe(folder: Path, text: str = ENCODER) -> Path:
+    (folder / "recipe.yaml").write_text(text)
+    return folder / "recipe.yaml"
+
+
+def resumes_exactly(train: Callable[..., Path], cli: Cli, *flags: object, base: bool = False) -> Path:
+    """A run of 40 steps, and one that was cut after 20: the same files."""
+    whole, part = train(*flags, base=base), train(*flags, "--max-steps", "20", base=base)
+    assert cli("train", "--resume", "--out", part, "--max-steps", "40").code == 0
+    first, second = (run / "checkpoints" / "step-00000040" for run in (whole, part))
+    for file in sorted(first.glob("*.safetensors")):
+        assert file.read_bytes() == (second / file.name).read_bytes(), file.name
+    return whole
 
 
 @pytest.fixture
@@ -38,8 +51,11 @@ def labelled(tmp_path: Path) -> Path:
     return write_table(tmp_path / "train.tsv", ("label", "text"), [*sentences(80, 0)])
 
 
-def test_classification_learns_and_keeps_the_label_names(train: Callable[..., Path], labelled: Path) -> None:
-    run = train("--data", labelled)
+def test_classification_learns_holds_out_a_share_of_every_label_and_keeps_their_names(
+    train: Callable[..., Path], tmp_path: Path
+) -> None:
+    rows = sorted(sentences(80, 0))  # by label, as many files are
+    run = train("--data", write_table(tmp_path / "sorted.tsv", ("label", "text"), [*rows]))
     found = metrics(run, "valid")[-1]
     assert found["accuracy"] == 1.0 and found["f1_binary"] == found["f1_macro"] == 1.0
     loaded = tformer.load(run)
@@ -47,20 +63,11 @@ def test_classification_learns_and_keeps_the_label_names(train: Callable[..., Pa
     assert loaded.recipe.data.columns.text2 is None
 
 
-def test_validation_takes_its_share_of_every_label(train: Callable[..., Path], tmp_path: Path) -> None:
-    rows = sorted(sentences(80, 0))  # by label, as many files are
-    data = write_table(tmp_path / "sorted.tsv", ("label", "text"), [*rows])
-    assert metrics(train("--data", data), "valid")[-1]["accuracy"] == 1.0
-
-
 def test_epochs_become_steps_and_validations(train: Callable[..., Path], labelled: Path) -> None:
     run = train("--data", labelled, "--max-epochs", "3", "--set", "training.eval_every=null")
     assert [record["step"] for record in metrics(run, "valid")] == [9, 18, 27]  # 72 examples in batches of 8
-
-
-def test_max_steps_ends_earlier_than_epochs(train: Callable[..., Path], labelled: Path) -> None:
-    run = train("--data", labelled, "--max-epochs", "3", "--max-steps", "5")
-    assert metrics(run, "valid")[-1]["step"] == 5
+    ends_first = train("--data", labelled, "--max-epochs", "3", "--max-steps", "5")
+    assert metrics(ends_first, "valid")[-1]["step"] == 5
 
 
 def test_explicit_steps_go_beyond_the_epochs_of_the_recipe_and_say_so(
@@ -79,11 +86,7 @@ def test_resumed_classification_equals_the_uninterrupted_one(
     train: Callable[..., Path], cli: Cli, labelled: Path
 ) -> None:
     flags = ("--data", labelled, "--set", "schedule.kind=constant")  # the same rates, whatever the horizon
-    whole = train(*flags)
-    part = train(*flags, "--max-steps", "20")
-    assert cli("train", "--resume", "--out", part, "--max-steps", "40").code == 0
-    first, second = (tformer.load(run, which="latest").model.state_dict() for run in (whole, part))
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    resumes_exactly(train, cli, *flags, base=True)
 
 
 def test_pairs_carry_token_types(train: Callable[..., Path], tmp_path: Path) -> None:
@@ -137,8 +140,7 @@ def test_next_sentence_beside_masked_lm(train: Callable[..., Path], tmp_path: Pa
 def test_electra_trains_both_models_and_fine_tunes_the_second(
     train: Callable[..., Path], recipe: Path, text: Path, labelled: Path, tmp_path: Path, cli: Cli
 ) -> None:
-    path = tmp_path / "electra.yaml"
-    path.write_text(ENCODER + GENERATOR)
+    path = write_recipe(tmp_path, ENCODER + GENERATOR)
     run = train("--config", path, "--data", text, "--objective", "replaced_token", base=False)
     assert {"generator_loss", "replaced_token_loss"} <= metrics(run, "valid")[-1].keys()
     names = {file.name for file in (run / "checkpoints" / "step-00000040").iterdir()}
@@ -177,9 +179,7 @@ def test_layer_decay_and_frozen_layers(train: Callable[..., Path], text: Path, l
 
 
 def test_images_train_without_a_tokenizer(train: Callable[..., Path], tmp_path: Path) -> None:
-    path = tmp_path / "vit.yaml"
-    path.write_text(IMAGES)
-    data = write_images(tmp_path / "images", 30)
+    path, data = write_recipe(tmp_path, IMAGES), write_images(tmp_path / "images", 30)
     flags = ("--set", "data.augment=[shift, flip, crop]")
     run = train("--config", path, "--data", data, *flags, base=False)
     assert metrics(run, "valid")[-1]["accuracy"] == 1.0
@@ -200,14 +200,8 @@ MIXED = (
 def test_augmented_and_mixed_images_resume_exactly_and_are_evaluated_in_views(
     train: Callable[..., Path], cli: Cli, tmp_path: Path
 ) -> None:
-    path, data = tmp_path / "vit.yaml", write_images(tmp_path / "images", 30)
-    path.write_text(IMAGES)
-    flags = ("--config", path, "--data", data, *MIXED)
-    whole, part = train(*flags, base=False), train(*flags, "--max-steps", "20", base=False)
-    assert cli("train", "--resume", "--out", part, "--max-steps", "40").code == 0
-    first, second = (run / "checkpoints" / "step-00000040" for run in (whole, part))
-    for file in sorted(first.glob("*.safetensors")):
-        assert file.read_bytes() == (second / file.name).read_bytes(), file.name
+    data = write_images(tmp_path / "images", 30)
+    whole = resumes_exactly(train, cli, "--config", write_recipe(tmp_path, IMAGES), "--data", data, *MIXED)
     outcome = cli("evaluate", whole, "--data", data, "--views", "3", "--json")
     assert outcome.code == 0 and json.loads(outcome.out)["accuracy"] == 1.0
     refused = cli("classify", whole, "--image", data / "dark" / "0.png", "--views", "11")
@@ -268,8 +262,7 @@ def test_epochs_are_counted_anew_on_other_data(train: Callable[..., Path], label
 def test_electra_goes_on_from_both_models_and_shares_its_table(
     train: Callable[..., Path], text: Path, tmp_path: Path, cli: Cli
 ) -> None:
-    path = tmp_path / "electra.yaml"
-    path.write_text(ENCODER + GENERATOR.replace("size: 16", "size: 8"))
+    path = write_recipe(tmp_path, ENCODER + GENERATOR.replace("size: 16", "size: 8"))
     flags = ("--config", path, "--data", text, "--objective", "replaced_token")
     refused = cli("train", *flags, "--out", tmp_path / "other")
     assert refused.code == 2 and "generator.embedding.size" in refused.err
@@ -287,17 +280,12 @@ def test_electra_goes_on_from_both_models_and_shares_its_table(
 def test_resumed_pre_training_equals_the_uninterrupted_one(
     kind: str, train: Callable[..., Path], cli: Cli, text: Path, tmp_path: Path
 ) -> None:
-    path = tmp_path / "recipe.yaml"
-    path.write_text(ENCODER + (GENERATOR if kind == "replaced_token" else ""))
+    path = write_recipe(tmp_path, ENCODER + (GENERATOR if kind == "replaced_token" else ""))
     if kind == "masked_lm,next_sentence":
         text.write_text("\n\n".join("\n".join(f"{line} ." for _, line in sentences(9, n)) for n in range(20)))
     flags = ("--config", path, "--data", text, "--objective", kind, "--set", "schedule.kind=constant",
              "--set", "objectives.0.mask_share=0.3")  # fmt: skip
-    whole, part = train(*flags, base=False), train(*flags, "--max-steps", "20", base=False)
-    assert cli("train", "--resume", "--out", part, "--max-steps", "40").code == 0
-    first, second = (run / "checkpoints" / "step-00000040" for run in (whole, part))
-    for file in sorted(first.glob("*.safetensors")):
-        assert file.read_bytes() == (second / file.name).read_bytes(), file.name
+    resumes_exactly(train, cli, *flags)
 
 
 def test_whole_words_and_swapped_pairs_are_options(train: Callable[..., Path], text: Path, tmp_path: Path) -> None:
@@ -307,9 +295,7 @@ def test_whole_words_and_swapped_pairs_are_options(train: Callable[..., Path], t
 
 
 def test_images_have_classes_alone(cli: Cli, tmp_path: Path) -> None:
-    path = tmp_path / "vit.yaml"
-    path.write_text(IMAGES)
-    data = write_images(tmp_path / "images", 4)
+    path, data = write_recipe(tmp_path, IMAGES), write_images(tmp_path / "images", 4)
     for kind in ("regression", "multi_label"):
         outcome = cli("train", "--config", path, "--data", data, "--objective", kind, "--out", tmp_path / "run")
         assert outcome.code == 2 and "--objective classification" in outcome.err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.training.pair_makers import metrics, weights_of
 from tformer.checkpoint.read import read_checkpoint
 from tformer.cli import train
 from tformer.optim.schedules import build_schedule
@@ -52,18 +52,8 @@ def start(cli: Cli, tiny_recipe: Path, text_file: Path, tmp_path: Path) -> Calla
     return train_by_time
 
 
-def weights_of(run: Path) -> str:
-    [newest] = sorted((run / "checkpoints").glob("step-*"))[-1:]
-    return hashlib.sha256((newest / "model.safetensors").read_bytes()).hexdigest()
-
-
 def recipe_of(run: Path) -> Any:
     return load_recipe(config=run / "recipe.yaml").recipe
-
-
-def records(run: Path, split: str) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [record for record in found if record["split"] == split]
 
 
 def test_it_ends_on_time_with_the_decay_done_and_the_last_step_validated_and_saved(
@@ -75,9 +65,9 @@ def test_it_ends_on_time_with_the_decay_done_and_the_last_step_validated_and_sav
     recipe = recipe_of(run)
     points, last = recipe.schedule.points, recipe.training.max_steps
     assert recipe.schedule.kind == "timed" and points[-1] == (last, recipe.schedule.min_ratio)
-    assert records(run, "valid")[-1]["step"] == last == records(run, "train")[-1]["step"]
+    assert metrics(run, "valid")[-1]["step"] == last == metrics(run, "train")[-1]["step"]
     followed = build_schedule(recipe.schedule, total_steps=last, d_model=recipe.model.d_model)
-    assert records(run, "train")[-1]["lr"] == pytest.approx(recipe.optimizer.lr * followed.scale(last))
+    assert metrics(run, "train")[-1]["lr"] == pytest.approx(recipe.optimizer.lr * followed.scale(last))
     assert read_checkpoint(run / "checkpoints" / f"step-{last:08d}").recipe == recipe
 
 
@@ -88,7 +78,7 @@ def test_a_run_of_the_recipe_that_it_wrote_repeats_it_to_the_bit_without_a_clock
     again = cli("train", "--config", run / "recipe.yaml", "--data", text_file, "--out", tmp_path / "again")
     assert again.code == 0, again.err
     assert weights_of(tmp_path / "again") == weights_of(run)
-    assert records(tmp_path / "again", "valid")[-1]["loss"] == records(run, "valid")[-1]["loss"]
+    assert metrics(tmp_path / "again", "valid")[-1]["loss"] == metrics(run, "valid")[-1]["loss"]
 
 
 def test_a_run_that_is_broken_off_in_its_decay_goes_on_along_the_same_line(
@@ -217,7 +207,7 @@ def test_a_forecast_changes_no_weight_and_no_metric(
     done = cli("train", "--config", tiny_recipe, "--data", text_file, "--out", tmp_path / "foreseen")
     assert "expected: " in done.err and "in all, until" in done.err
     assert weights_of(tmp_path / "foreseen") == weights_of(plain)
-    losses = [[each["loss"] for each in records(run, "valid")] for run in (plain, tmp_path / "foreseen")]
+    losses = [[each["loss"] for each in metrics(run, "valid")] for run in (plain, tmp_path / "foreseen")]
     assert losses[0] == losses[1]
 
 
@@ -227,4 +217,4 @@ def test_several_processes_end_together_on_time(start: Callable[..., Path], tmp_
     run = start("run", "--devices", 2, minutes=0.4)
     assert time.monotonic() - began < 24 + 60
     recipe = recipe_of(run)
-    assert recipe.schedule.points[-1] == (recipe.training.max_steps, 0.1) == (records(run, "valid")[-1]["step"], 0.1)
+    assert recipe.schedule.points[-1] == (recipe.training.max_steps, 0.1) == (metrics(run, "valid")[-1]["step"], 0.1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,23 +11,21 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from rich.console import Console
 
 from tests.conftest import TINY_RECIPE
+from tests.training import stopping
+from tests.training.pair_makers import records, weights_of
 from tests.training.small_steps import FIRST_WORD, LAST_WORD, Stepper, small_recipe
+from tests.training.stopping import Polls
 from tformer.checkpoint.read import read_checkpoint
 from tformer.cli.app import main
 from tformer.data.shards.pair_tokens import PairExample
 from tformer.loading import load, load_body
 from tformer.model import Transformer
 from tformer.nn.structured_dropout import DropHead, LayerDrop, Step
-from tformer.support.errors import InputError, Interrupted
+from tformer.support.errors import InputError
 from tformer.training.loop import score
 from tformer.training.options import TrainOptions
-from tformer.training.session import run_training
-from tformer.workers.work import Work
-
-TIMES = {"seconds", "tokens_per_second", "peak_share"}
 
 SUBWORDS: dict[str, Any] = {
     "data": {"subword_sampling": 0.3, "packing": "none"},
@@ -71,40 +67,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-class Polls:
-    """Says stop at the n-th question, as a signal that arrives there would."""
-
-    def __init__(self, stop_at: int | None) -> None:
-        self.stop_at, self.count = stop_at, 0
-
-    def __call__(self) -> bool:
-        self.count += 1
-        return self.stop_at is not None and self.count >= self.stop_at
-
-
 def train(recipe: Path, out: Path, *, stop_at: int | None = None, resume: bool = False) -> Polls:
-    polls = Polls(stop_at)
-    request = TrainOptions(config=recipe, out=out, resume=resume)
-    try:
-        run_training(
-            request,
-            console=Console(quiet=True, stderr=True),
-            work=Work(should_stop=polls),
-            began=0.0,
-        )
-    except Interrupted:
-        assert polls.stop_at is not None
-    return polls
-
-
-def metrics(run: Path) -> list[dict[str, Any]]:
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if key not in TIMES} for line in lines]
-
-
-def final_hash(run: Path) -> str:
-    latest = (run / "checkpoints" / "latest").read_text().strip()
-    return hashlib.sha256((run / "checkpoints" / latest / "model.safetensors").read_bytes()).hexdigest()
+    return stopping.train(TrainOptions(config=recipe, out=out, resume=resume), stop_at=stop_at)
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +99,7 @@ QUICK = ("modern", "several sources, plateau", "sampled subwords")
 def test_interrupted_and_resumed_equals_uninterrupted(name: str, tmp_path: Path, text_file: Path) -> None:
     recipe = write_recipe(tmp_path, text_file, VARIANTS[name])
     polls = train(recipe, tmp_path / "whole").count
-    expected = metrics(tmp_path / "whole"), final_hash(tmp_path / "whole")
+    expected = records(tmp_path / "whole"), weights_of(tmp_path / "whole")
     assert len(expected[0]) == 6  # four training lines, two validations
     stops = range(2, polls, max(1, polls // 4))
     for number, stop_at in enumerate(stops):
@@ -143,7 +107,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(name: str, tmp_path: Path,
         train(recipe, run, stop_at=stop_at)
         train(recipe, run, stop_at=max(2, stop_at // 2), resume=True)
         train(recipe, run, resume=True)
-        assert (metrics(run), final_hash(run)) == expected, f"stopped at poll {stop_at} of {polls}"
+        assert (records(run), weights_of(run)) == expected, f"stopped at poll {stop_at} of {polls}"
 
 
 @pytest.mark.slow
@@ -155,12 +119,12 @@ def test_every_single_step_can_be_the_one_that_is_interrupted(tmp_path: Path, te
 def assert_resumes(recipe: Path, folder: Path, *, stops: Callable[[int], Iterable[int]]) -> None:
     """A run that is cut at any of these polls and resumed ends as one that was not."""
     polls = train(recipe, folder / "whole").count
-    expected = metrics(folder / "whole"), final_hash(folder / "whole")
+    expected = records(folder / "whole"), weights_of(folder / "whole")
     for stop_at in stops(polls):
         run = folder / f"cut-{stop_at}"
         train(recipe, run, stop_at=stop_at)
         train(recipe, run, resume=True)
-        assert (metrics(run), final_hash(run)) == expected, f"stopped at poll {stop_at} of {polls}"
+        assert (records(run), weights_of(run)) == expected, f"stopped at poll {stop_at} of {polls}"
 
 
 def test_accumulated_micro_batches_give_the_loss_of_one_big_batch(tmp_path: Path, text_file: Path) -> None:
@@ -169,7 +133,7 @@ def test_accumulated_micro_batches_give_the_loss_of_one_big_batch(tmp_path: Path
     train(whole, tmp_path / "whole")
     parts = write_recipe(tmp_path, text_file, merged(no_dropout, {"training": {"batch_size": 1, "grad_accum": 4}}))
     train(parts, tmp_path / "parts")
-    one, many = metrics(tmp_path / "whole"), metrics(tmp_path / "parts")
+    one, many = records(tmp_path / "whole"), records(tmp_path / "parts")
     assert [line["loss"] for line in one] == pytest.approx([line["loss"] for line in many], rel=2e-5)
 
 
@@ -260,7 +224,7 @@ def test_a_resumed_run_refuses_a_large_table_whose_middle_changed_and_whose_time
 def test_resuming_a_directory_without_a_checkpoint_starts_it(tmp_path: Path, text_file: Path) -> None:
     recipe = write_recipe(tmp_path, text_file, {})
     train(recipe, tmp_path / "run", resume=True)
-    assert metrics(tmp_path / "run")[-1]["step"] == 12
+    assert records(tmp_path / "run")[-1]["step"] == 12
 
 
 def test_training_does_not_touch_the_global_generators_of_evaluation(tmp_path: Path, text_file: Path) -> None:
@@ -269,9 +233,9 @@ def test_training_does_not_touch_the_global_generators_of_evaluation(tmp_path: P
     train(rare, tmp_path / "rare")
     often = write_recipe(tmp_path, text_file, {"training": {"eval_every": 1, "keep_last": 1}})
     train(often, tmp_path / "often")
-    lines = [[line for line in metrics(tmp_path / name) if line["split"] == "train"] for name in ("rare", "often")]
+    lines = [[line for line in records(tmp_path / name) if line["split"] == "train"] for name in ("rare", "often")]
     assert lines[0] == lines[1]
-    assert final_hash(tmp_path / "rare") == final_hash(tmp_path / "often")
+    assert weights_of(tmp_path / "rare") == weights_of(tmp_path / "often")
     assert torch.isfinite(torch.tensor(lines[0][-1]["loss"]))
 
 
@@ -339,7 +303,7 @@ def test_learned_rates_are_logged_average_to_theirs_and_part(tmp_path: Path, tex
         "training": {"max_steps": 30},
     }
     train(write_recipe(tmp_path, text_file, changes), tmp_path / "run")
-    lines = [line for line in metrics(tmp_path / "run") if line["split"] == "train"]
+    lines = [line for line in records(tmp_path / "run") if line["split"] == "train"]
     for line in lines:
         rates = line["layerdrop_rates"]["decoder"]
         assert len(rates) == 3 and sum(rates) / 3 == pytest.approx(0.3, abs=1e-3)
@@ -351,7 +315,7 @@ def test_learned_rates_are_logged_average_to_theirs_and_part(tmp_path: Path, tex
 
 def test_fixed_rates_are_not_logged(tmp_path: Path, text_file: Path) -> None:
     train(write_recipe(tmp_path, text_file, {"model": {"decoder": {"layerdrop": 0.3}}}), tmp_path / "run")
-    assert not any("layerdrop_rates" in line for line in metrics(tmp_path / "run"))
+    assert not any("layerdrop_rates" in line for line in records(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("ema_decay", [None, 0.9])

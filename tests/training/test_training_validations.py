@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from itertools import pairwise
@@ -15,18 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.end_to_end.labelled_examples import sentences, write_images, write_table
-from tests.training.pair_makers import metrics
+from tests.training.pair_makers import metrics, records, weights_of
 from tests.training.small_steps import small_recipe
 from tformer.evaluation.lm import evenly_spread, windows
 from tformer.evaluation.translation import translate_pairs
 from tformer.recipe import load_recipe
 from tformer.tasks import pairs
 from tformer.training import clock, loop, session, validations
+from tformer.training.clock import Pace
 from tformer.training.loop import score
+from tformer.training.session import Session
 from tformer.training.validations import _share
 
 Cli = Callable[..., Any]
-TIMES = ("tokens_per_second", "seconds", "peak_share")
 
 
 @pytest.fixture
@@ -37,16 +37,6 @@ def costly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def share_of(run: Path) -> float | None:
     return load_recipe(config=run / "recipe.yaml").recipe.training.valid_share
-
-
-def weights_of(run: Path) -> str:
-    latest = (run / "checkpoints" / "latest").read_text().strip()
-    return hashlib.sha256((run / "checkpoints" / latest / "model.safetensors").read_bytes()).hexdigest()
-
-
-def records(run: Path) -> list[dict[str, Any]]:
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if key not in TIMES} for line in lines]
 
 
 def succeed(outcome: Any) -> str:
@@ -137,15 +127,93 @@ def test_validations_take_less_than_the_training(
     steps: int, validations: int, valid_tokens: int, parameters: int, of_step: int
 ) -> None:
     """Whatever is asked for, in operations, but for what takes two seconds."""
-    training = SimpleNamespace(batch_tokens=of_step, grad_accum=1)
     data = SimpleNamespace(valid_tokens=float(valid_tokens))
-    prepared: Any = SimpleNamespace(recipe=SimpleNamespace(training=training), data=data, num_parameters=parameters)
+    prepared: Any = SimpleNamespace(tokens_per_step=of_step, data=data, num_parameters=parameters)
     validations = min(validations, steps)
     share, times = _share(prepared, steps, validations, 0.2)
     read = validations * valid_tokens * 2 * parameters * (1.0 if share is None else share)
     trained = steps * of_step * 6 * parameters
     assert read <= 1.01 * max(0.2 * trained, trained / 3, 1e11)
     assert share is None or times > 0
+
+
+# --- the end: the best checkpoint on all of it -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flags", [(), ("--lr", "0.5"), ("--set", "training.ema_decay=0.5")], ids=" ".join)
+def test_the_best_checkpoint_is_measured_on_all_of_it_at_the_end(
+    flags: tuple[str, ...], tiny: Cli, cli: Cli, costly: None
+) -> None:
+    """Its figures are those of `tformer evaluate`; which checkpoint is the best is decided on the share."""
+    outcome = tiny("--out", "run", "--json", *flags)
+    said, run = succeed(outcome), Path("run")
+    whole, summary = json.loads(cli("evaluate", run, "--json").out), json.loads(outcome.out)
+    [final], capped = metrics(run, "final"), metrics(run)
+    best = [record for record in capped if record["is_best"]][-1]
+    assert best["loss"] == min(record["loss"] for record in capped) and final["step"] == best["step"]
+    assert final["tokens"] == whole["tokens"] > best["tokens"] and final["loss"] == pytest.approx(whole["loss"])
+    assert summary["final"]["loss"] == final["loss"] and summary["valid"]["loss"] == capped[-1]["loss"]
+    assert "the best checkpoint is measured on all of it at the end" in said and "; on all held-out data" in said
+    assert f"step {best['step']} all held-out data: loss {final['loss']:.4f}" in said
+    shown = json.loads(cli("runs", "show", run, "--json").out)
+    assert (shown["best"]["value"], shown["best"]["step"]) == (final["loss"], final["step"])
+    assert "all held-out data" in cli("runs", "show", run).out
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--full-validation",),
+        ("--minutes", "0.03"),
+        ("--set", "training.valid_share=0.5"),
+        ("--set", "training.final_validation=false"),
+        ("--stop-at-step", "7"),
+    ],
+    ids=" ".join,
+)
+def test_the_time_and_options_forbid_it(flags: tuple[str, ...], tiny: Cli, costly: None, monkeypatch: Any) -> None:
+    monkeypatch.setattr(validations, "MOST_VALIDATING", 1e-6)
+    said = succeed(tiny("--out", "run", *flags))
+    assert not metrics(Path("run"), "final") and "all held-out data" not in said
+    assert ("measured on all of it" in said) == (flags[0] == "--stop-at-step")
+
+
+def test_a_run_that_was_out_of_time_measures_it_once_when_it_is_resumed(
+    tiny: Cli, cli: Cli, costly: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure, again = Session._measure_best, ("train", "--resume", "--out", "run")
+
+    def too_late(session: Session, *parts: Any) -> None:
+        session.deadline = 0.0
+        measure(session, *parts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "_measure_best", too_late)
+        said = succeed(tiny("--out", "run"))
+    assert "out of time for all held-out data; continue with: tformer train --resume" in said
+    assert not metrics(Path("run"), "final")
+    assert "nothing to do" not in succeed(cli(*again)) and len(metrics(Path("run"), "final")) == 1
+    assert "nothing to do" in succeed(cli(*again)) and len(metrics(Path("run"), "final")) == 1
+    succeed(cli(*again, "--max-steps", "18"))
+    assert metrics(Path("run"), "final")[-1]["step"] == [x["step"] for x in metrics(Path("run")) if x["is_best"]][-1]
+
+
+@pytest.mark.parametrize("flags", [(), ("--parallel", "fsdp")], ids=" ".join)
+def test_several_processes_measure_what_one_does(flags: tuple[str, ...], tiny: Cli) -> None:
+    asked = ("--set", "training.valid_share=0.5", "--set", "training.final_validation=true", "--lr", "0.5")
+    succeed(tiny("--out", "one", *asked))
+    succeed(tiny("--out", "two", "--devices", "2", *flags, *asked))
+    [one], [two] = metrics(Path("one"), "final"), metrics(Path("two"), "final")
+    assert (one["step"], one["tokens"]) == (two["step"], two["tokens"]) and one["loss"] == pytest.approx(two["loss"])
+
+
+def test_it_is_part_of_the_time_that_is_expected(tiny: Cli, costly: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "FORECAST_SECONDS", 0.0)
+    monkeypatch.setattr(session, "SHORT_TRAINING", 0.0)
+    assert "of them for all held-out data at the end" in succeed(tiny("--out", "run"))
+    pace = Pace()
+    pace.seconds["end"] = 9.0
+    assert pace.to_come(4, 8, eval_every=2, save_every=2) == 9.0
 
 
 # --- the same part of each kind of data ------------------------------------------------------------------------------

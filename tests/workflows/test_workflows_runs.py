@@ -233,10 +233,10 @@ def test_all_of_a_run(tmp_path: Path) -> None:
     assert detail.metrics["train"]["first"]["step"] == 6 and detail.metrics["train"]["last"]["step"] == 12
     assert [detail.metrics["valid"][which]["step"] for which in ("first", "best", "last")] == [6, 6, 12]
     assert "best" not in detail.metrics["train"]
-    lines = [(line.step, line.is_latest, line.is_best, line.score) for line in detail.checkpoints]
+    lines = [tuple(line[key] for key in ("step", "latest", "best", "score")) for line in detail.checkpoints]
     assert lines == [(6, False, True, 2.06), (12, True, False, 2.12)]
-    sizes = [sum(p.stat().st_size for p in line.path.iterdir()) for line in detail.checkpoints]
-    named = [line.size_bytes for line in detail.checkpoints]
+    sizes = [sum(p.stat().st_size for p in Path(line["path"]).iterdir()) for line in detail.checkpoints]
+    named = [line["size_bytes"] for line in detail.checkpoints]
     assert all(0 < size <= whole for size, whole in zip(named, sizes, strict=True) if size is not None)
     json.dumps(detail.to_json(), allow_nan=False)
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.workflows.test_workflows_sweep_run import Watch
+from tests.workflows.played import SUMMARY
 from tformer.support.errors import InputError, Interrupted
 from tformer.workers.work import ShouldStop, Work
 from tformer.workflows.sweep import cells
@@ -51,7 +51,7 @@ class Trainings:
     def sweep(self, asked: Plan | None = None, out: str = "out") -> tuple[list[Result], Grid]:
         asked, work = asked or self.plan(), Work(should_stop=lambda: self.stopping)
         grid = resolve_plan(asked)
-        return run_sweep(asked, grid, self.folder / out, observer=Watch(), work=work)[1], grid
+        return run_sweep(asked, grid, self.folder / out, work=work)[1], grid
 
     @property
     def stopping(self) -> bool:
@@ -76,8 +76,7 @@ class Trainings:
             ]
             with (run / "metrics.jsonl").open("a") as file:
                 file.writelines(json.dumps(record) + "\n" for record in records)
-        summary = {"parameters": 10, "flops_per_token": 60.0, "peak_device_bytes": None}
-        return Ended(code, json.dumps(summary), "played", 2**20, self.stopping)
+        return Ended(code, json.dumps(SUMMARY), "played", 2**20, self.stopping)
 
 
 @pytest.fixture
@@ -195,7 +194,7 @@ def test_higher_is_better_where_the_metric_says_so(trainings: Trainings) -> None
         return ended
 
     cells.run_child = with_accuracy  # type: ignore[assignment]  # the fixture restores it
-    _, results = run_sweep(asked, grid, trainings.folder / "out", observer=Watch())
+    _, results = run_sweep(asked, grid, trainings.folder / "out")
     assert finished(results) == [9]
 
 
@@ -282,7 +281,7 @@ def test_the_last_rung_has_the_weights_that_the_whole_grid_gives(
     for name, halving in (("halving", 3), ("grid", None)):
         asked = Plan(max_steps=12, halving=halving, tasks=(task,))
         out = tmp_path / name
-        _, found = run_sweep(asked, resolve_plan(asked), out, observer=Watch())
+        _, found = run_sweep(asked, resolve_plan(asked), out)
         results.append(found)
         run = out / "runs" / found[1].cell
         latest = (run / "checkpoints" / "latest").read_text().strip()

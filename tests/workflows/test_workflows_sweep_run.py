@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.workflows.played import Children
 from tformer.support import processes
 from tformer.support.errors import InputError, Interrupted, RunInUseError, StorageError
 from tformer.support.processes import python_command
-from tformer.workers.work import ShouldStop, Work, never
+from tformer.workers.work import Work, never
 from tformer.workflows.sweep import cells
-from tformer.workflows.sweep.cells import Ended, Result, Slot, run_child
-from tformer.workflows.sweep.grid import Cell
+from tformer.workflows.sweep.cells import Ended, Result, run_child
 from tformer.workflows.sweep.plan import Plan, Task
 from tformer.workflows.sweep.run import resolve_plan, run_sweep
 
@@ -90,52 +89,6 @@ def test_no_child_outlives_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @dataclass
-class Children:
-    """Plays `tformer train` and `tformer evaluate`; `codes` are exit codes by the name of a run."""
-
-    codes: dict[str, int] = field(default_factory=dict)
-    commands: list[list[str]] = field(default_factory=list)
-    stop_at: str = ""
-    stopping: bool = False
-
-    def __call__(self, words: list[str], log: Path, should_stop: ShouldStop, slot: Slot) -> Ended:
-        self.commands.append(list(words))
-        run = Path(words[words.index("--out") + 1] if words[0] == "train" else words[1])
-        self.stopping = self.stopping or run.name == self.stop_at
-        code = 130 if self.stopping else self.codes.get(run.name if words[0] == "train" else words[0], 0)
-        error = f"it went wrong with {code}" if code else ""
-        if words[0] == "evaluate":
-            return Ended(code, json.dumps({"loss": 3.5, "run": "x"}), error, 1, self.stopping)
-        if code != 2:
-            run.mkdir(exist_ok=True)
-            (run / "recipe.yaml").write_text("seed: 1\n")
-            (run / "tokenizer.json").write_text("{}")
-            records = [
-                {"split": "train", "step": 2, "loss": 2.0, "tokens": 10, "seconds": 1.0},
-                {"split": "valid", "step": 2, "loss": 1.5, "accuracy": 0.5, "is_best": True},
-            ]
-            (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-        summary = {"parameters": 10, "flops_per_token": 60.0, "peak_device_bytes": None}
-        return Ended(code, json.dumps(summary), error, 2**20, self.stopping)
-
-    @property
-    def trained(self) -> list[str]:
-        return [Path(words[words.index("--out") + 1]).name for words in self.commands if words[0] == "train"]
-
-
-@dataclass
-class Watch:
-    """Remembers what it was told."""
-
-    told: list[tuple[str, str, bool]] = field(default_factory=list)
-
-    def begins(self, cell: Cell, number: int, total: int, log: Path) -> None: ...
-
-    def ended(self, result: Result, number: int, total: int, *, seconds: float | None) -> None:
-        self.told.append((result.cell, result.status, seconds is None))
-
-
-@dataclass
 class Sweeps:
     """Sweeps of one recipe into one folder, whose children are played."""
 
@@ -147,12 +100,14 @@ class Sweeps:
         task = Task(config=str(self.recipe), **{"vary": {"model.*.norm.place": ("pre", "post")}, **more})
         return Plan(seeds=seeds, tasks=(task,))
 
-    def run(self, plan: Plan | None = None, **more: Any) -> tuple[list[Result], Watch]:
-        """Sweep, and note only the commands of this sweep."""
-        plan, watch, work = plan or self.plan(), Watch(), Work(should_stop=lambda: self.children.stopping)
+    def run(self, plan: Plan | None = None, **more: Any) -> tuple[list[Result], list[tuple[str, bool]]]:
+        """Sweep, and note only the commands of this sweep; the results, and (status, finished before) as told."""
+        told: list[tuple[str, bool]] = []
+        plan, work = plan or self.plan(), Work(should_stop=lambda: self.children.stopping)
         self.children.commands.clear()
         grid = resolve_plan(plan, skip_invalid=True)
-        return run_sweep(plan, grid, self.out, observer=watch, work=work, **more)[1], watch
+        more["ended"] = lambda result, line: told.append((result.status, line.endswith("finished before")))
+        return run_sweep(plan, grid, self.out, work=work, **more)[1], told
 
     def table(self) -> str:
         return (self.out / "table.md").read_text()
@@ -166,10 +121,10 @@ def sweeps(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_sweep_trains_each_cell_once_and_writes_its_files(sweeps: Sweeps) -> None:
-    results, watch = sweeps.run(sweeps.plan(seeds=2))
+    results, told = sweeps.run(sweeps.plan(seeds=2))
     assert sweeps.children.trained == ["pre-seed1337", "post-seed1337", "pre-seed1338", "post-seed1338"]
     assert [result.cell for result in results] == ["pre-seed1337", "pre-seed1338", "post-seed1337", "post-seed1338"]
-    assert all(status == "done" and not before for _, status, before in watch.told)
+    assert told == [("done", False)] * 4
     found = {path.name for path in sweeps.out.iterdir()} - {".lock"}
     assert found == {"sweep.json", "table.md", "table.tex", "table.csv", "table.json", "cells.csv", "runs", "cells",
                      "curves.svg", "curves.png"}  # fmt: skip
@@ -178,9 +133,9 @@ def test_a_sweep_trains_each_cell_once_and_writes_its_files(sweeps: Sweeps) -> N
 
 def test_the_same_command_again_does_nothing(sweeps: Sweeps) -> None:
     first, _ = sweeps.run()
-    again, watch = sweeps.run()
+    again, told = sweeps.run()
     assert sweeps.children.commands == [] and again == first
-    assert all(before for _, _, before in watch.told)
+    assert all(before for _, before in told)
 
 
 def test_only_the_first_cell_trains_the_tokenizer(sweeps: Sweeps) -> None:
@@ -252,9 +207,9 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(sweeps: Sweeps) -> None:
         sweeps.run()
     assert "same command" in (caught.value.hint or "") and caught.value.exit_code == 130
     sweeps.children.stop_at, sweeps.children.stopping = "", False
-    results, watch = sweeps.run()
+    results, told = sweeps.run()
     assert sweeps.children.trained == ["post-seed1337"] and "--resume" in sweeps.children.commands[0]
-    assert [result.status for result in results] == ["done", "done"] and watch.told[0][2]
+    assert [result.status for result in results] == ["done", "done"] and told[0][1]
 
 
 def test_evaluations_follow_training_and_alone_are_repeated(sweeps: Sweeps) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +16,7 @@ from tformer.bench.report import UNSTEADY, Table, bullets, ceilings_line, figure
 from tformer.bench.speed import Row
 from tformer.bench.workloads.attention import DENSE_MASKED, FULL, AttentionBench
 from tformer.support.files import make_folders, write_file, write_text
-from tformer.support.formatting import binary_bytes, finite_or_none, listed, ratio, short_seconds
+from tformer.support.formatting import binary_bytes, csv_text, finite_or_none, listed, ratio, short_seconds
 from tformer.viz.figure import draw_panels
 from tformer.viz.plot.series import Panel, make_series
 
@@ -263,11 +261,7 @@ def write_report(bench: AttentionBench, rows: Sequence[Row], out: Path, *, envir
     parts += [bullets(lines(bench, rows, environment["ceilings"])), bullets(notes(rows))]
     write_text(out / "table.md", "\n\n".join(part for part in parts if part) + "\n")
     cells = [cell(row) for row in rows]
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, list(cells[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(cells)
-    write_text(out / "table.csv", stream.getvalue())
+    write_text(out / "table.csv", csv_text([cells[0], *(each.values() for each in cells)]))
     found = finite_or_none(document(bench, rows, environment=environment))
     write_text(out / "table.json", json.dumps(found, ensure_ascii=False, allow_nan=False) + "\n")
     plots: tuple[tuple[str, str, Callable[[Row], float]], ...] = (

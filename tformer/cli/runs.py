@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -89,9 +89,7 @@ def list_(options: ListOptions) -> None:
 
 @app.command(
     epilog=examples(
-        "`tformer runs show`",
-        "`tformer runs show runs/gpt-tiny-1`",
-        "`tformer runs show gpt-tiny-1 --json`",
+        "`tformer runs show`", "`tformer runs show runs/gpt-tiny-1`", "`tformer runs show gpt-tiny-1 --json`"
     )
 )
 @takes_options
@@ -136,7 +134,7 @@ def list_lines(runs: Sequence[RunSummary], *, width: int | None = None) -> Itera
     """A line for each run, followed by its problems; as many columns as fit into `width`."""
     if not runs:
         return
-    rows = [_columns(run) for run in runs]
+    rows = [_facts(run, short_count) for run in runs]
     names = list(rows[0])
     for dropped in (None, *DROPPED_FIRST):
         names = [name for name in names if name != dropped]
@@ -154,14 +152,16 @@ def list_lines(runs: Sequence[RunSummary], *, width: int | None = None) -> Itera
         yield from _problem_lines(run)
 
 
-def _columns(run: RunSummary) -> dict[str, str]:
+def _facts(run: RunSummary, count: Callable[[int], str] = "{:,}".format) -> dict[str, str]:
+    """What the commands show of a run. count: how a number of parameters is written."""
+    step, of_all = run.step, "" if run.max_steps is None else f"/{run.max_steps}"
     return {
         "run": as_cell(str(run.path)),
         "recipe": as_cell(run.kind or UNKNOWN),
         "state": run.state,
-        "step": _step(run),
-        "best": _best(run),
-        "parameters": UNKNOWN if run.parameters is None else short_count(run.parameters),
+        "step": (UNKNOWN if step is None else str(step)) + of_all,
+        "best": UNKNOWN if (best := run.best) is None else f"{best.metric} {figure(best.value)} @ {best.step}",
+        "parameters": UNKNOWN if run.parameters is None else count(run.parameters),
         "time": UNKNOWN if run.seconds is None else duration(run.seconds),
         "size": decimal_bytes(run.size_bytes),
     }
@@ -175,19 +175,10 @@ def _problem_lines(run: RunSummary) -> Iterator[str]:
 def show_lines(detail: RunDetail) -> Iterator[str]:
     """All details of one run, section after section."""
     run = detail.summary
-    rate = "" if run.tokens_per_second is None else f", {run.tokens_per_second:,.0f} tokens/s"
-    facts = {
-        "run": str(run.path),
-        "recipe": run.kind or UNKNOWN,
-        "state": run.state,
-        "step": _step(run),
-        "best": _best(run),
-        "parameters": UNKNOWN if run.parameters is None else f"{run.parameters:,}",
-        "time": UNKNOWN if run.seconds is None else duration(run.seconds) + rate,
-        "size": decimal_bytes(run.size_bytes),
-        "updated": datetime.datetime.fromtimestamp(run.updated).isoformat(" ", "seconds") if run.updated else UNKNOWN,
-    }
-    yield from aligned([[key, as_cell(value)] for key, value in facts.items()])
+    facts, rate = _facts(run), run.tokens_per_second
+    facts["time"] += "" if rate is None else f", {rate:,.0f} tokens/s"
+    updated = datetime.datetime.fromtimestamp(run.updated).isoformat(" ", "seconds") if run.updated else UNKNOWN
+    yield from aligned([*map(list, facts.items()), ["updated", updated]])
     yield from _problem_lines(run)
     if detail.base is not None:
         yield from ("", f"differs from {detail.base} in {len(detail.differences)} keys")
@@ -196,7 +187,7 @@ def show_lines(detail: RunDetail) -> Iterator[str]:
             yield f"  {key}: {own}" + (f"  ({text_of(sides['base'])})" if "base" in sides else "")
     yield from _environment_lines(detail.environment)
     for split, records in detail.metrics.items():
-        yield from ("", {"train": "training", "valid": "validation"}[split])
+        yield from ("", {"train": "training", "valid": "validation", "final": "all held-out data"}[split])
         yield from _record_table(records)
     if detail.checkpoints:
         yield from ("", "checkpoints")
@@ -232,10 +223,10 @@ def _checkpoint_lines(detail: RunDetail) -> Iterator[str]:
     rows = [
         [
             "",
-            f"step {line.step:,}",
-            "" if line.score is None else f"score {figure(line.score)}",
-            UNKNOWN if line.size_bytes is None else decimal_bytes(line.size_bytes),
-            ", ".join(word for word, holds in (("latest", line.is_latest), ("best", line.is_best)) if holds),
+            f"step {line['step']:,}",
+            "" if line["score"] is None else f"score {figure(line['score'])}",
+            UNKNOWN if line["size_bytes"] is None else decimal_bytes(line["size_bytes"]),
+            ", ".join(word for word in ("latest", "best") if line[word]),
         ]
         for line in detail.checkpoints
     ]
@@ -249,16 +240,14 @@ def compare_lines(comparison: Comparison, *, width: int | None = None) -> Iterat
         [key, *(text_of(row[index]) if index in row else UNKNOWN for index in range(len(runs)))]
         for key, row in comparison.keys.items()
     ]
-    results = [
-        ["state", *(run.state for run in runs)],
-        ["step", *(_step(run) for run in runs)],
-        ["best", *(_best(run) for run in runs)],
-        *([name, *(figure(row.get(index)) for index in range(len(runs)))] for name, row in comparison.metrics.items()),
-        ["parameters", *(UNKNOWN if run.parameters is None else f"{run.parameters:,}" for run in runs)],
-        ["time", *(UNKNOWN if run.seconds is None else duration(run.seconds) for run in runs)],
-        ["tokens/s", *(UNKNOWN if (rate := run.tokens_per_second) is None else f"{rate:,.0f}" for run in runs)],
-        ["size", *(decimal_bytes(run.size_bytes) for run in runs)],
+    columns = [
+        _facts(run)
+        | {"tokens/s": UNKNOWN if (rate := run.tokens_per_second) is None else f"{rate:,.0f}"}
+        | {name: figure(row.get(index)) for name, row in comparison.metrics.items()}
+        for index, run in enumerate(runs)
     ]
+    names = ("state", "step", "best", *comparison.metrics, "parameters", "time", "tokens/s", "size")
+    results = [[name, *(column[name] for column in columns)] for name in names]
     heading = ["", *map(as_cell, comparison.names)]
     unread = sum(run.recipe is None for run in runs)
     equal = (
@@ -278,15 +267,6 @@ def compare_lines(comparison: Comparison, *, width: int | None = None) -> Iterat
             yield ""
     for run, name in zip(runs, comparison.names, strict=True):
         yield from (f"! {name}: {as_cell(problem)}" for problem in run.problems)
-
-
-def _step(run: RunSummary) -> str:
-    step = UNKNOWN if run.step is None else str(run.step)
-    return step if run.max_steps is None else f"{step}/{run.max_steps}"
-
-
-def _best(run: RunSummary) -> str:
-    return UNKNOWN if run.best is None else f"{run.best.metric} {figure(run.best.value)} @ {run.best.step}"
 
 
 def text_of(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tformer.cli.command import OptionsCommand, examples, takes_options
 from tformer.cli.process import StopFlag
@@ -79,8 +79,7 @@ class SweepOptions:
     """The options of `tformer sweep`."""
 
     train_flags: Annotated[
-        tuple[str, ...],
-        argument("-- TRAIN FLAGS", help="After `--`: any other flags of `tformer train`."),
+        tuple[str, ...], argument("-- TRAIN FLAGS", help="After `--`: any other flags of `tformer train`.")
     ] = ()
     out: Annotated[Path | None, RUN("--out", help="Folder of the sweep; an unfinished sweep is continued.")] = None
     plan: Annotated[
@@ -131,27 +130,16 @@ class SweepOptions:
         if self.eta is not None and not self.halving:
             raise InputError(f"--eta {self.eta} has no effect without --halving", hint="add --halving")
         halving = (self.eta or DEFAULT_ETA) if self.halving else None
-        task = self.task
-        train_words = [*flag_words(task.train), *self.train_flags]
+        asked = {"seeds": self.seeds, "max_steps": self.max_steps, "draws": self.draws, "halving": halving}
+        given: dict[str, Any] = {key: number for key, number in asked.items() if number is not None}
+        task, train_words = self.task, [*flag_words(self.task.train), *self.train_flags]
         if self.plan is None:
-            return plan_of_flags(
-                config=task.config,
-                arch=task.arch,
-                preset=task.preset,
-                sets=task.sets,
-                train=train_words,
-                vary=task.vary,
-                evaluate=task.evaluate,
-                seeds=self.seeds or 1,
-                max_steps=self.max_steps,
-                draws=self.draws,
-                halving=halving,
-            )
+            named = {name: getattr(task, name) for name in ("config", "arch", "preset", "sets", "vary", "evaluate")}
+            return plan_of_flags(**named, train=train_words, **given)
         described = list(flag_words(replace(task, train=TrainFlags()))) + (["a flag of train"] if train_words else [])
         if described:
             raise InputError(f"--plan and {described[0]} exclude each other", hint="write it into the plan")
-        given = {"seeds": self.seeds, "max_steps": self.max_steps, "draws": self.draws, "halving": halving}
-        return read_plan(self.plan).model_copy(update={key: n for key, n in given.items() if n is not None})
+        return read_plan(self.plan).model_copy(update=given)
 
 
 @takes_options
@@ -186,7 +174,7 @@ def check_flags(plan: Plan) -> None:
     from tformer.cli.train import train
 
     for task in plan.tasks:
-        of_task = f"task {task.name}: " if len(plan.tasks) > 1 else ""
+        of_task = plan.place_of(task)
         _parse("train", train, task.train, of_task)
         for label, flags in task.evaluate.items():
             _parse("evaluate", evaluate, ["RUN", *flags], f"{of_task}evaluate {label}: ")

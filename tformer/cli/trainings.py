@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tformer.cli.process import StopFlag
@@ -13,7 +12,6 @@ from tformer.cli.report import emit, emit_json, print_table, progress_reporter, 
 
 if TYPE_CHECKING:
     from tformer.workflows.sweep.cells import Result
-    from tformer.workflows.sweep.grid import Cell
     from tformer.workflows.sweep.plan import Plan
     from tformer.workflows.sweep.run import Grid
     from tformer.workflows.sweep.table import Table
@@ -23,15 +21,11 @@ def list_trainings(grid: Grid, *, as_json: bool) -> None:
     """Write the trainings of a dry run."""
     from tformer.workflows.sweep.cells import train_words
 
-    cells = [
-        {
-            "cell": cell.name,
-            "choices": dict(cell.variant.choices),
-            "command": ["tformer", "train", *train_words(cell)],
-        }
-        for cell in grid.cells
-    ]
     if as_json:
+        cells = [
+            {"cell": cell.name, "choices": cell.variant.choices, "command": ["tformer", "train", *train_words(cell)]}
+            for cell in grid.cells
+        ]
         left_out = [{"cell": result.cell, "message": result.message} for result in grid.invalid]
         ladders = {"halving": [ladder.to_json() for ladder in grid.ladders]} if grid.ladders else {}
         emit_json({"cells": cells, "left_out": left_out, **ladders})
@@ -61,9 +55,9 @@ def run(
     from tformer.workflows.sweep.table import document
 
     stop.be_patient()
-    work = Work(should_stop=stop.should_stop)
+    how |= {"tolerant": tolerant, "work": Work(should_stop=stop.should_stop)}
     with Reporter() as reporter:
-        table, results = run_sweep(plan, grid, out, observer=reporter, tolerant=tolerant, work=work, **how)
+        table, results = run_sweep(plan, grid, out, begins=reporter.begins, ended=reporter.ended, **how)
     more = finish(results)
     if as_json:
         emit_json(document(plan, table, results))
@@ -73,59 +67,41 @@ def run(
     require_success(results, out, tolerant=tolerant)
 
 
-class Reporter:
+class Reporter(ExitStack):
     """Progress of a sweep on stderr: the trainings that run, and a line for each that ended."""
 
     def __init__(self) -> None:
-        self._running = ExitStack()
+        super().__init__()
         self._shown: dict[str, str] = {}  # of each training that runs
 
-    def __enter__(self) -> Reporter:
-        return self
+    def begins(self, name: str, line: str) -> None:
+        self._shown[name] = line
+        self._show()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._running.close()
-
-    def begins(self, cell: Cell, number: int, total: int, log: Path) -> None:
-        self._shown[cell.name] = f"{number} of {total}  {cell.name}  (its log: {log})"
+    def ended(self, result: Result, line: str) -> None:
+        self.close()
+        self._shown.pop(result.cell, None)
+        show_notes([line])
         self._show()
 
     def _show(self) -> None:
-        self._running.close()
+        self.close()
         if self._shown:
-            self._running.enter_context(progress_reporter(", ".join(self._shown.values())))
-
-    def ended(self, result: Result, number: int, total: int, *, seconds: float | None) -> None:
-        from tformer.workflows.sweep.table import ended_line
-
-        self._running.close()
-        self._shown.pop(result.cell, None)
-        show_notes([ended_line(result, number, total, seconds)])
-        self._show()
+            self.enter_context(progress_reporter(", ".join(self._shown.values())))
 
 
 def show_table(table: Table) -> None:
     """Write the table to stdout, the best ones of each task in bold, and what that means to stderr."""
     from tformer.workflows.sweep.table import markdown
 
-    rows = [table.cells(row) for row in table.rows]
-    marked = [table.cells(row, mark=lambda text: f"*{text}") for row in table.rows]
+    tasks = [row.task for row in table.rows]
     print_table(
         table.headings,
-        rows,
+        list(map(table.cells, table.rows)),
         title=table.name,
         markdown=markdown(table),
         text_columns=len(table.headings) - len(table.columns),
-        bold={
-            (number, column)
-            for number, (plain, best) in enumerate(zip(rows, marked, strict=True))
-            for column, (cell, other) in enumerate(zip(plain, best, strict=True))
-            if cell != other
-        },
-        section_starts={
-            number for number in range(1, len(rows)) if table.rows[number].task != table.rows[number - 1].task
-        },
+        bold={(number, column) for number, row in enumerate(table.rows) for column in table.best(row)},
+        section_starts={number for number in range(1, len(tasks)) if tasks[number] != tasks[number - 1]},
     )
     show_notes(table.remarks())

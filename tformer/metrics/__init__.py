@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-HIGHER_IS_BETTER = frozenset(
-    {
-        *("accuracy", "f1_binary", "f1_macro", "f1_micro", "mcc", "pearson", "spearman"),
-        *("bleu", "chrf", "sequence_accuracy"),
-    }
-)
+from typing import Literal, get_args
+
+Metric = Literal[
+    "loss", "accuracy", "f1_binary", "f1_macro", "f1_micro", "mcc", "pearson", "spearman", "bleu", "chrf",
+    "sequence_accuracy"
+]  # fmt: skip
+"""Metrics that may decide which checkpoint is the best."""
+
+HIGHER_IS_BETTER = frozenset(get_args(Metric)) - {"loss"}
 """Metrics of a validation of which a higher value is better."""
 
 

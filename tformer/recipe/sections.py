@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tformer.data.sources.augmentation import AugmentationName
 from tformer.data.sources.reading import Reading
+from tformer.metrics import Metric
 from tformer.optim.optimizers import OptimizerName
 from tformer.optim.schedules import ScheduleName
 from tformer.support import decoding as row
@@ -196,13 +197,13 @@ class Training(Section):
     sample_every: NonNegative | None = None  # steps between sample texts; null: with every validation; 0: never
     early_stopping: EarlyStopping | None = None  # null: off
     # decides which checkpoint is the best, and when training stops early; f1_binary: F1 of the second of two labels
-    best_metric: Literal[
-        "loss", "accuracy", "f1_binary", "f1_macro", "f1_micro", "mcc", "pearson", "spearman", "bleu", "chrf",
-        "sequence_accuracy"
-    ] = "loss"  # fmt: skip
+    best_metric: Metric = "loss"
     # share of the held-out data that validations in training read, evenly spread; null: all of it, or as much as takes
     # a fifth of the operations of the training
     valid_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    # whether the best checkpoint is measured on all held-out data at the end, where validations read a share; null: where
+    # that share was not asked for. Never of a training by minutes
+    final_validation: bool | None = None
     valid_beam_size: NonNegative = 1  # pairs: beam size of validation; 1: greedy, 0: no decoding
     valid_sentences: Positive | None = None  # pairs: number of those that a validation decodes; null: all it reads
     ema_decay: Probability | None = None  # decay of averaged weights, which are validated and saved; null: off

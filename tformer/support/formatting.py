@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import os
 import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +194,13 @@ def as_one_line(text: str) -> str:
 def as_cell(text: str) -> str:
     r"""The text in one cell of a line: tab, newline and carriage return become `\t`, `\n` and `\r`."""
     return as_one_line(text.replace("\t", "\\t"))
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """Rows of values as CSV."""
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows(rows)
+    return stream.getvalue()
 
 
 SECONDS_IN_WORDS = 150  # from here on durations are in minutes

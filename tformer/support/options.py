@@ -47,16 +47,9 @@ class Option:
     rare: bool = False
 
 
-def option(
-    *flags: str,
-    help: str = "",
-    metavar: str | None = None,
-    panel: str | None = None,
-    default: str | None = None,
-    rare: bool = False,
-) -> Option:
-    """Metadata of a field that is given by a flag."""
-    return Option(flags, help, metavar, panel, default, rare)
+def option(*flags: str, **facts: Any) -> Option:
+    """Metadata of a field that is given by a flag; facts: the other attributes of `Option`."""
+    return Option(flags, **facts)
 
 
 def argument(metavar: str, *, help: str = "", default: str | None = None) -> Option:

@@ -6,9 +6,6 @@ from pathlib import Path
 
 from tformer.support.errors import InputError, did_you_mean
 
-HARDWARE = "# Hardware "
-"""Begin of the line of a preset's header that names the machine of its figures."""
-
 SWEEPS = "sweeps"
 """The folder of the shipped plans of `tformer sweep`, beside the folders of presets."""
 
@@ -48,11 +45,3 @@ def preset_summary(arch: str, preset: str) -> str:
     """The first line of the preset's header."""
     first = preset_path(arch, preset).read_text(encoding="utf-8").partition("\n")[0]
     return first.lstrip("# ").rstrip() if first.startswith("#") else ""
-
-
-def preset_hardware(arch: str, preset: str) -> str | None:
-    """The machine of the figures in a preset's header; None for a preset that is not shipped."""
-    if preset not in list_presets().get(arch, ()):
-        return None
-    header = preset_path(arch, preset).read_text(encoding="utf-8").splitlines()
-    return next((line.removeprefix(HARDWARE).strip() for line in header if line.startswith(HARDWARE)), None)

@@ -62,7 +62,8 @@ class Pace:
     """Measured seconds of what a training does: steps, and the last validation, sample and checkpoint.
 
     Attributes:
-        seconds: of the last time, by part: validation (with its sample), checkpoint.
+        seconds: of the last time, by part: validation (with its sample), checkpoint; expected of `end`, a validation on
+            all data after the last step.
         counts_each_step: False on a device that works behind the program's back: then `flush` closes a group of steps.
     """
 
@@ -115,7 +116,8 @@ class Pace:
         steps = (last_step - step) * (self.step_seconds() or 0.0)
         validations = _times(step, last_step, eval_every) * self.seconds.get("validation", 0.0)
         saves = max(_times(step, last_step, save_every), _times(step, last_step, eval_every))
-        return steps + validations + saves * self.seconds.get("checkpoint", 0.0)
+        end = self.seconds.get("end", 0.0)
+        return steps + validations + saves * self.seconds.get("checkpoint", 0.0) + end
 
     def steps_within(self, seconds: float, step: int, *, eval_every: int, save_every: int) -> int:
         """How many steps after finished step `step` fit into this time, with their validations and checkpoints."""

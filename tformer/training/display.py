@@ -142,7 +142,8 @@ class TrainingDisplay(Observer):
 
     def validated(self, record: dict[str, Any]) -> None:
         self._write(record)
-        parts = [f"valid loss {record['loss']:.4f}"]
+        loss = "all held-out data: loss" if record["split"] == "final" else "valid loss"
+        parts = [f"{loss} {record['loss']:.4f}"]
         parts += [
             form.format(record[name]) for name, form in self._shown_metrics.items() if record.get(name) is not None
         ]

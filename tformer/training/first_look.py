@@ -40,12 +40,12 @@ def first_look(
     step = int(best.name.rpartition("-")[2])
     of_all = f"best checkpoint: step {step} of {state.step}" if step != state.step else f"checkpoint: step {step}"
     say(f"result    {run.path} ({of_all})")
-    records = (each for each in run.metrics() if (each.get("split"), each.get("step")) == ("valid", step))
-    values = next(records, {})
+    records = {each.get("split"): each for each in run.metrics() if each.get("step") == step}
+    values = records.get("final") or records.get("valid", {})
     formats = FORMATS | formats_of(recipe)
     quality, is_worse = compare(values, baselines, best_metric=recipe.training.best_metric, formats=formats)
     if quality:
-        say(f"quality   {visible(quality)}")
+        say(f"quality   {visible(quality)}" + ("; on all held-out data" if "final" in records else ""))
     again = ["train", "--resume", "--out", str(run.path)]
     command, *options = data.first_try
     if command == "evaluate" and any(spec.path == STANDARD_INPUT for spec in recipe.data.valid or recipe.data.train):

@@ -191,7 +191,7 @@ class Loggers:
             write_text(run.path / LOGGERS_FILE, json.dumps(states, indent=1) + "\n")
 
     def record(self, values: Mapping[str, Any]) -> None:
-        """Log a record of metrics.jsonl: its numbers under `train/` or `valid/`."""
+        """Log a record of metrics.jsonl: its numbers under `train/`, `valid/` or `final/`."""
         numbers = {
             f"{values['split']}/{name}": float(value)
             for name, value in values.items()

@@ -54,20 +54,13 @@ class TrainOptions:
     preset: Annotated[
         str | None,
         MODEL(
-            "--preset",
-            help="A shipped recipe of the family (tformer config list).",
-            default="by your data or the time",
+            "--preset", help="A shipped recipe of the family (tformer config list).", default="by your data or the time"
         ),
     ] = None
     config: Annotated[RecipeFile, MODEL] = None
     sets: Annotated[Sets, MODEL] = ()
     init_from: Annotated[
-        Path | None,
-        MODEL(
-            "--init-from",
-            metavar="RUN",
-            help="Fine-tune this run, checkpoint or Hugging Face folder.",
-        ),
+        Path | None, MODEL("--init-from", metavar="RUN", help="Fine-tune this run, checkpoint or Hugging Face folder.")
     ] = None
     data: Annotated[
         tuple[str, ...],
@@ -118,8 +111,7 @@ class TrainOptions:
         ),
     ] = None
     source: Annotated[
-        tuple[str, ...],
-        DATA("--source", metavar="PATH", help="Source side of aligned text, a sentence per line."),
+        tuple[str, ...], DATA("--source", metavar="PATH", help="Source side of aligned text, a sentence per line.")
     ] = ()
     target: Annotated[
         tuple[str, ...], DATA("--target", metavar="PATH", help="Target side, with as many lines as --source.")
@@ -181,8 +173,7 @@ class TrainOptions:
     delimiter: Annotated[Delimiter, Key("data.delimiter")] = None
     bad_rows: Annotated[BadRows, Key("data.bad_rows")] = None
     tokenizer: Annotated[
-        Path | None,
-        DATA("--tokenizer", metavar="FILE", help="A tokenizer.json.", default="one is trained on the data"),
+        Path | None, DATA("--tokenizer", metavar="FILE", help="A tokenizer.json.", default="one is trained on the data")
     ] = None
     source_tokenizer: Annotated[
         Path | None,
@@ -244,10 +235,7 @@ class TrainOptions:
         Key("model.heads.*.pooling"),
     ] = None
     out: Annotated[Path | None, RUN("--out", metavar="DIR", help="Run directory.", default="runs/ARCH-PRESET-N")] = None
-    resume: Annotated[
-        bool,
-        RUN("--resume", help="Continue the run in --out, or the newest; else start."),
-    ] = False
+    resume: Annotated[bool, RUN("--resume", help="Continue the run in --out, or the newest; else start.")] = False
     max_steps: Annotated[
         int | None,
         RUN("--max-steps", help="Steps in all, resumed ones too.", default=PRESETS),
@@ -288,8 +276,7 @@ class TrainOptions:
         ),
     ] = None
     folds: Annotated[
-        int | None,
-        RUN("--folds", metavar="K", help="Cross-validate: K trainings, each tested on its part."),
+        int | None, RUN("--folds", metavar="K", help="Cross-validate: K trainings, each tested on its part.")
     ] = None
     best_metric: Annotated[
         str | None,
@@ -324,18 +311,11 @@ class TrainOptions:
             rare=True,
         ),
     ] = False
-    dry_run: Annotated[
-        bool,
-        RUN("--dry-run", help="Show recipe, memory and a first batch; do not train."),
-    ] = False
+    dry_run: Annotated[bool, RUN("--dry-run", help="Show recipe, memory and a first batch; do not train.")] = False
     as_json: Annotated[Json, RUN] = False
     batch_size: Annotated[
         int | None,
-        OPTIMIZER(
-            "--batch-size",
-            help="Sequences per forward pass.",
-            default=PRESETS,
-        ),
+        OPTIMIZER("--batch-size", help="Sequences per forward pass.", default=PRESETS),
         Key("training.batch_size"),
     ] = None
     batch_tokens: Annotated[
@@ -399,14 +379,7 @@ class TrainOptions:
         ),
     ] = None
     devices: Annotated[
-        str | None,
-        replace(
-            DEVICES,
-            help="Processes; auto: one for each GPU.",
-            default="one",
-            rare=False,
-        ),
-        MACHINE,
+        str | None, replace(DEVICES, help="Processes; auto: one for each GPU.", default="one", rare=False), MACHINE
     ] = None
     parallel: Annotated[
         str | None,

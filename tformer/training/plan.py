@@ -89,7 +89,7 @@ def plan(prepared: Prepared, *, began: float, work: Work, worker: Worker) -> Pre
         limit = ", the most that suits the data" if steps == prepared.recipe.training.max_steps else ""
         work.note(f"plan for {in_words(60 * minutes)}: {found[number]}{limit}")
     chosen = tried[number] if tried else of_size(sizes[number])
-    passes = steps * _tokens_per_step(chosen) / max(1.0, len(chosen.data.samples) * _mean_length(chosen))
+    passes = steps * chosen.tokens_per_step / max(1.0, len(chosen.data.samples) * chosen.mean_length)
     most, rate = prepared.start.dropout or (math.inf, 0.0)
     if passes > most:
         chosen = of_size(with_dropout(sizes[number], rate))
@@ -127,24 +127,12 @@ def _alternative(prepared: Prepared, end: float, needed: float, processes: int) 
     model = recipe.model
     # Of a table of n-grams every text reads a few rows.
     table = model.embedding.ngram_rows * model.d_model if model.embedding.ngram > 1 else 0
-    ratio = steps * _tokens_per_step(prepared) / (parameters - table)
+    ratio = steps * prepared.tokens_per_step / (parameters - table)
     stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
     size = f"{' + '.join(str(stack.num_layers) for stack in stacks)} layers of width {model.d_model}"
     # A size that has read its data often enough leaves time for a larger one.
     has_read_all = recipe.training.max_epochs is not None and steps == recipe.training.max_steps
     return Alternative(size, parameters, seconds, steps, ratio, fits=ratio >= needed or has_read_all)
-
-
-def _tokens_per_step(prepared: Prepared) -> float:
-    training = prepared.recipe.training
-    if training.batch_tokens is not None:
-        return training.batch_tokens * training.grad_accum
-    return (training.batch_size or 1) * training.grad_accum * _mean_length(prepared)
-
-
-def _mean_length(prepared: Prepared) -> float:
-    """Tokens of an example, of the longer side."""
-    return max(mean_lengths(prepared.data.samples, prepared.data.tokens_per_sample))
 
 
 def _key(prepared: Prepared) -> tuple[Any, ...]:

@@ -104,6 +104,17 @@ class Prepared:
         training = self.recipe.training
         return training.batch_size or max(1, (training.batch_tokens or 1) // max(self.longest))
 
+    @property
+    def mean_length(self) -> float:
+        """Tokens of an example, of the longer side."""
+        return max(mean_lengths(self.data.samples, self.data.tokens_per_sample))
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens of an optimizer step, of pairs those of the longer side."""
+        training = self.recipe.training
+        return training.grad_accum * (training.batch_tokens or (training.batch_size or 1) * self.mean_length)
+
 
 VARYING_PRODUCTS = 16
 """Shapes of products that are kept in training on varying lengths: each costs megabytes, and the next step has new

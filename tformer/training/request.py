@@ -378,8 +378,5 @@ def _new(options: TrainOptions) -> Start:
     dropouts = {resolved.origins.get(f"model.{side}.dropout", DEFAULT.label) for side in STACKS}
     is_free = all(label == DEFAULT.label or label.startswith("preset ") for label in dropouts)
     return Start(
-        recipe=sizes[0],
-        notes=tuple(resolved.notes),
-        sizes=tuple(sizes),
-        dropout=ladder.dropout if is_free else None,
+        recipe=sizes[0], notes=tuple(resolved.notes), sizes=tuple(sizes), dropout=ladder.dropout if is_free else None
     )

@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
+from tformer.checkpoint import catalog
 from tformer.checkpoint.logs import cut_samples, describe_environment, metrics_line
+from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import RunDirectory
 from tformer.cost.flops import mean_lengths, training_flops_per_token
 from tformer.data.shards.array_files import BackgroundCheck
@@ -125,9 +127,11 @@ class Session:
     ) -> None:
         self.prepared, self.console, self.work, self.began, self.worker = prepared, console, work, began, worker
         self.should_stop = work.should_stop
-        self.last_values: dict[str, Any] = {}
+        self.last_values: dict[str, Any] = {}  # of a validation
+        self.final_values: dict[str, Any] | None = None  # of the best checkpoint on all held-out data
         self.last_sample = ""
         self.pace = Pace(counts_each_step=prepared.device.type == "cpu")
+        self.deadline = began + 60 * (prepared.max_minutes or math.inf)
         recipe, data, device, dtype = prepared.recipe, prepared.data, prepared.device, prepared.precision.dtype
         self.parallel = parallel_of(prepared.parallel, machine_size=worker.local_size, compute_dtype=dtype)
         self.state = self._first_state()
@@ -338,7 +342,7 @@ class Session:
             state=self.state,
             flops_per_token=self._flops_per_token(),
             peak_flops=measure_peak(prepared) * self.worker.world_size if self.worker.leads else 0.0,
-            deadline=self.began + 60 * (prepared.max_minutes or math.inf),
+            deadline=self.deadline,
             stop_at_step=stop_at_step,
             pace=self.pace,
             timer=timer,
@@ -353,6 +357,7 @@ class Session:
                 state = trainer.run()
                 self.checkpoints.saver.finish()
                 self.worker.share(lambda: None)  # the others leave when the leader has saved
+                self._measure_best(state, display)
             status = "finished" if state.finished or state.step >= trainer.limit else "stopped"
         except InputError as error:  # data that can no longer be read
             if self.state.step:
@@ -419,23 +424,27 @@ class Session:
         return self.pace.to_come(step, last, eval_every=trainer.eval_every, save_every=trainer.save_every)
 
     def _forecast(self, trainer: Trainer) -> None:
-        """Try out a validation and a sample, and say how long the training will take."""
+        """Try out the validations and a sample, and say how long the training will take."""
         step, alone = self.state.step, self.worker.world_size == 1
         left = self._seconds_left(trainer, step)
-        if left is None or not alone or left < SHORT_TRAINING:
+        if left is None or not alone or (left < SHORT_TRAINING and not self._ends_on_all_data):
             return
         self.models.eval()
         write = self.prepared.data.sample
         with self.work.progress("trying out a validation"):
+            if self._ends_on_all_data:
+                self.pace.seconds["end"] = expected_seconds(partial(self._validate, share=1.0))
             seconds = self._limit_validations(trainer, expected_seconds(self._validate))
             began = time.monotonic()
             if write is not None and self.prepared.recipe.training.sample_every != 0:
                 write(self.model, self.should_stop)
         self.pace.seconds.setdefault("validation", seconds + time.monotonic() - began)
         left, spent = self._seconds_left(trainer, step), time.monotonic() - self.began
-        if trainer.timer is None and left is not None:
+        if trainer.timer is None and left is not None and left >= SHORT_TRAINING:
             ends = time.strftime("%H:%M", time.localtime(time.time() + left))
-            self.console.print(f"expected: {in_words(spent + left)} in all, until {ends}", markup=False)
+            end = self.pace.seconds.get("end")
+            of_end = "" if end is None else f", {in_words(end)} of them for all held-out data at the end"
+            self.console.print(f"expected: {in_words(spent + left)} in all, until {ends}{of_end}", markup=False)
 
     def _limit_validations(self, trainer: Trainer, seconds: float) -> float:
         """Reduce the validations of a training by time to what they may take; the new seconds of one."""
@@ -465,12 +474,8 @@ class Session:
         prepared, training = self.prepared, self.prepared.recipe.training
         if self.parallel.agree(self.should_stop()):
             saved = f"saved at step {state.step}" if state.step else "before the first step; nothing was lost"
-            raise Interrupted(
-                f"interrupted: {saved}",
-                signal_number=signal.SIGINT,
-                hint=self._how_to_continue,
-            )
-        if state.step == first_step and first_step >= training.max_steps:
+            raise Interrupted(f"interrupted: {saved}", signal_number=signal.SIGINT, hint=self._how_to_continue)
+        if state.step == first_step and first_step >= training.max_steps and self.final_values is None:
             self.console.print(f"the run is at step {state.step} of {training.max_steps}: nothing to do", markup=False)
         elif state.finished:
             self.console.print(f"stopped early: no better validation since step {state.best_step}", markup=False)
@@ -493,6 +498,7 @@ class Session:
             "checkpoint": None if latest is None else str(latest),
             "best_checkpoint": None if best is None else str(best),
             "valid": self.last_values,
+            "final": self.final_values,
             "baseline": baselines,
             "sample": self.last_sample,
             "saving_seconds": round(self.checkpoints.seconds, 3),
@@ -531,9 +537,47 @@ class Session:
         self.last_values = values
         return values
 
-    def _validate(self, work: Work) -> dict[str, Any]:
-        share = self.prepared.recipe.training.valid_share or 1.0
+    def _validate(self, work: Work, share: float | None = None) -> dict[str, Any]:
+        """The metrics of the models on a share of the held-out data; None: that of the run."""
+        share = share or self.prepared.recipe.training.valid_share or 1.0
         return self.prepared.data.validate(self.model, self.objective, work, share)
+
+    @property
+    def _ends_on_all_data(self) -> bool:
+        """Whether the best checkpoint is measured on all held-out data, of which validations read a share."""
+        training = self.prepared.recipe.training
+        return bool(training.final_validation) and (training.valid_share or 1.0) < 1.0 and training.minutes is None
+
+    def _measure_best(self, state: TrainerState, display: TrainingDisplay) -> None:
+        """At the end of the training: the record `final`. A run that is stopped here measures it when it is resumed."""
+        if not self._ends_on_all_data or not (state.finished or state.step >= self.prepared.recipe.training.max_steps):
+            return
+
+        def unmeasured() -> str | None:
+            """The best checkpoint, unless it has a record already."""
+            best = catalog.best(self.run.checkpoints())
+            done = {record.get("step") for record in self.run.metrics() if record.get("split") == "final"}
+            return None if best is None or best.step in done else str(best.path)
+
+        path = self.worker.share(unmeasured)
+        if path is None:
+            return
+        checkpoint = read_checkpoint(Path(path))
+        load_weights(self.model, checkpoint, ema=checkpoint.has("ema"), shards=self.shards)
+        if self.models.generator is not None:
+            load_generator(self.models.generator, checkpoint, shards=self.shards)
+        work = replace(self.work, should_stop=lambda: self.should_stop() or time.monotonic() >= self.deadline)
+
+        def measure() -> dict[str, Any] | None:
+            self.models.eval()
+            values = self._validate(work, share=1.0)
+            return None if work.should_stop() else values
+
+        self.final_values = self._in_leader(measure)
+        if self.final_values is not None:
+            display.validated({"split": "final", "step": checkpoint.step, **self.final_values, "is_best": True})
+        elif not self.should_stop():
+            self.console.print(f"out of time for all held-out data; {self._how_to_continue}", markup=False)
 
     def _sample(self, step: int) -> str | None:
         """What the model writes at a step; "": nothing is due; None: interrupted."""

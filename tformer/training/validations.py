@@ -2,7 +2,8 @@
 
 All of a large text takes minutes, also beside a training of seconds. Operations are known before the first step, so the
 share is a function of the recipe and the data, the same on every machine. It is frozen into the recipe of the run
-(`training.valid_share`), and all validations read the same part of the data. `tformer evaluate` reads all of it.
+(`training.valid_share`), and all validations read the same part of the data, so that their figures compare. The best
+checkpoint is measured on all of it at the end (`training.final_validation`), and so does `tformer evaluate`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tformer.cost.flops import mean_lengths
 from tformer.training.clock import MOST_VALIDATING
 from tformer.training.prepare import Prepared, whole_steps
 
@@ -29,20 +29,24 @@ def plan_validations(prepared: Prepared, note: Callable[[str], None]) -> Prepare
     recipe, start = prepared.recipe, prepared.start
     training, steps = recipe.training, prepared.planned_steps or recipe.training.max_steps
     assert training.eval_every is not None and training.save_every is not None  # set by `settle_steps`
-    every, share = whole_steps(training.eval_every, steps), training.valid_share
+    every, share, final = whole_steps(training.eval_every, steps), training.valid_share, training.final_validation
     if start.weights is not None and share == start.weights.recipe.training.valid_share and share != 1.0:
-        share = None  # it was that of other data
+        share, final = None, None if final else final  # they were those of other data
     decided = start.resumed is not None or recipe.schedule.points is not None  # by the training that is repeated
     if share is None and not decided:
         most = MOST_OF_OPERATIONS if training.minutes is None else MOST_VALIDATING
         share, times = _share(prepared, steps, -(-steps // every), most)
         if share is not None:
+            final = training.minutes is None if final is None else final
             took = f"{times:.0f} times as long as" if times >= 1.5 else f"{times:.0%} of the time of"
             note(
                 f"validating on {share:.2g} of the held-out data, evenly spread: all of it would take {took} the "
                 "training (--full-validation reads all, as tformer evaluate does)"
             )
-    updates = {"eval_every": every, "save_every": whole_steps(training.save_every, steps), "valid_share": share}
+            if final and training.minutes is None:
+                note("the best checkpoint is measured on all of it at the end (--set training.final_validation=false)")
+    updates = {"eval_every": every, "save_every": whole_steps(training.save_every, steps)}
+    updates |= {"valid_share": share, "final_validation": final}
     return replace(prepared, recipe=recipe.model_copy(update={"training": training.model_copy(update=updates)}))
 
 
@@ -53,19 +57,9 @@ def _share(prepared: Prepared, steps: int, validations: int, most: float) -> tup
 
     A validation reads at least as many positions as a step, so all together take less than the training.
     """
-    data, parameters = prepared.data, prepared.num_parameters
-    of_step = positions_of_step(prepared)
+    parameters, of_step, held_out = prepared.num_parameters, prepared.tokens_per_step, prepared.data.valid_tokens
     training = (FORWARD + BACKWARD) * parameters * steps * of_step
-    validating = FORWARD * parameters * validations * data.valid_tokens
+    validating = FORWARD * parameters * validations * held_out
     share = max(most * training, FEW_OPERATIONS) / max(validating, 1.0)
-    share = float(f"{max(share, of_step / max(data.valid_tokens, 1.0)):.3g}")
+    share = float(f"{max(share, of_step / max(held_out, 1.0)):.3g}")
     return (share if share < 1.0 else None), validating / training
-
-
-def positions_of_step(prepared: Prepared) -> float:
-    """Positions of an optimizer step, of pairs those of the longer side."""
-    training = prepared.recipe.training
-    if training.batch_tokens is not None:
-        return training.batch_tokens * training.grad_accum
-    each = max(mean_lengths(prepared.data.samples, prepared.data.tokens_per_sample))
-    return (training.batch_size or 1) * training.grad_accum * each

@@ -10,8 +10,6 @@ ColorBrewer's RdBu, reversed so that red is positive. Lines use the colours of O
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tformer.support.formatting import finite_or_none
+from tformer.support.formatting import csv_text, finite_or_none
 
 # Visible on white and on dark backgrounds: black and yellow, the ends of Okabe and Ito's list, are omitted.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -250,19 +248,16 @@ def plots_to_csv(plots: Sequence[Plot]) -> str:
 
     Where lines have error bars, a last column holds half their height.
     """
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
     spreads = any(line.spread is not None for plot in plots if isinstance(plot, Lines) for line in plot.lines)
-    writer.writerow(("plot", "line", "x", "y", *(("spread",) if spreads else ())))
+    rows: list[tuple[Any, ...]] = [("plot", "line", "x", "y", *(("spread",) if spreads else ()))]
     for plot in plots:
-        if isinstance(plot, Heat):
-            for name, row in zip(plot.rows, plot.values.tolist(), strict=True):
-                cells = zip(plot.columns, row, strict=True)
-                writer.writerows((plot.title, name, column, value) for column, value in cells if math.isfinite(value))
+        if isinstance(plot, Lines):
+            rows += [(plot.title, line.label, *numbers) for line in plot.lines for numbers in _finite_points(line)]
             continue
-        for line in plot.lines:
-            writer.writerows((plot.title, line.label, *numbers) for numbers in _finite_points(line))
-    return stream.getvalue()
+        for name, row in zip(plot.rows, plot.values.tolist(), strict=True):
+            cells = zip(plot.columns, row, strict=True)
+            rows += [(plot.title, name, column, value) for column, value in cells if math.isfinite(value)]
+    return csv_text(rows)
 
 
 def _finite_points(line: Line) -> list[tuple[float, ...]]:

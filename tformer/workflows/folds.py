@@ -7,7 +7,6 @@ and predictions.csv has what the model that had not read it predicts for each ex
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,24 +22,27 @@ from tformer.evaluation.reports import SHOWN_METRICS
 from tformer.metrics.statistics import Stat
 from tformer.recipe import Recipe, recipe_from_yaml
 from tformer.support.errors import InputError
-from tformer.support.files import RUNS, STANDARD_INPUT, parse_object, read_bounded, write_text
+from tformer.support.files import RUNS, STANDARD_INPUT, write_text
 from tformer.support.options import flag_words
 from tformer.tasks.labelled import open_sources
 from tformer.training.options import TrainOptions
 from tformer.workers.launch import number_of_workers
 from tformer.workflows.sweep.cells import DONE, ONE_SLOT, OWN_RUN, Result, Slot
 from tformer.workflows.sweep.cells import RUNS as OF_CELLS
-from tformer.workflows.sweep.grid import Cell
 from tformer.workflows.sweep.halving import Ladder
 from tformer.workflows.sweep.plan import Plan, plan_of_flags
-from tformer.workflows.sweep.run import MAX_PLAN_BYTES, PLAN_FILE, Observer, require_success, resolve_plan, run_sweep
-from tformer.workflows.sweep.table import Column, Row, Table, ended_line, show_metric
+from tformer.workflows.sweep.run import require_success, resolve_plan, run_sweep, stored_plan
+from tformer.workflows.sweep.table import Column, Row, Table, show_count, show_metric
 
 FOLD = "fold"
 """The axis of the sweep, and the evaluation of each training."""
 
 MEASURES = ("examples", *SHOWN_METRICS)
 PREDICTIONS, TABLE = "predictions.jsonl", "predictions.csv"  # of a run, and of all
+ABOUT = (
+    "each fold is measured by a model that was trained without it; the 95 % interval is that of the mean over the "
+    "folds, by Student's t"
+)
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,10 @@ def train_folds(options: TrainOptions, *, say: Callable[[str], None]) -> CrossVa
     plan = plan_of_folds(options)
     out, grid = options.out or default_folder(plan), resolve_plan(plan)
     how: dict[str, Any] = {"slots": slots_of(options), "tabulate": fold_table}
-    table, results = run_sweep(plan, grid, out, observer=Lines(say), **how)
+    table, results = run_sweep(plan, grid, out, ended=lambda _, line: say(line), **how)
     write_predictions(out, results)
     require_success(results, out)
-    figures = table.summary()["folds"]
+    figures = table.summary["folds"]
     low, high = figures["95 % low"], figures["95 % high"]
     return CrossValidation(
         out=out,
@@ -87,19 +89,6 @@ def train_folds(options: TrainOptions, *, say: Callable[[str], None]) -> CrossVa
     )
 
 
-@dataclass(frozen=True)
-class Lines(Observer):
-    """Progress in Python: a line for each training that has ended."""
-
-    say: Callable[[str], None]
-
-    def begins(self, cell: Cell, number: int, total: int, log: Path) -> None:
-        pass
-
-    def ended(self, result: Result, number: int, total: int, *, seconds: float | None) -> None:
-        self.say(ended_line(result, number, total, seconds))
-
-
 def plan_of_folds(options: TrainOptions) -> Plan:
     """The sweep of `--folds`. Raises InputError for fewer than 2, and for data that can be read only once."""
     folds = options.folds
@@ -109,7 +98,8 @@ def plan_of_folds(options: TrainOptions) -> Plan:
         raise InputError("--folds reads the data several times, standard input only once", hint="save it to a file")
     own = ("arch", "preset", "config", "sets", "seed", "folds", "out", "resume", "dry_run", "as_json", "devices")
     rest = replace(options, **{name: getattr(TrainOptions, name) for name in own})
-    plan = plan_of_flags(
+    return plan_of_flags(
+        name="folds",
         config=options.config,
         arch=options.arch,
         preset=options.preset,
@@ -117,23 +107,13 @@ def plan_of_folds(options: TrainOptions) -> Plan:
         train=list(flag_words(rest)),
         vary=[f"data.fold={','.join(map(str, range(1, folds + 1)))}"],
         evaluate=[f"{FOLD}=--predictions {OWN_RUN}/{PREDICTIONS}"],
-        seeds=1,
-        max_steps=None,
     )
-    return plan.model_copy(update={"name": "folds"})
 
 
 def default_folder(plan: Plan) -> Path:
     """The first folder runs/folds-N that does not exist yet, or holds this plan, which is continued."""
-    for number in count(1):
-        folder = RUNS / f"folds-{number}"
-        file = folder / PLAN_FILE
-        asked = json.loads(plan.model_dump_json())
-        if not folder.exists() or (
-            file.is_file() and parse_object(read_bounded(file, max_bytes=MAX_PLAN_BYTES), name=str(file)) == asked
-        ):
-            return folder
-    raise AssertionError("numbers do not end")
+    asked, folders = plan.model_dump(mode="json"), (RUNS / f"folds-{number}" for number in count(1))
+    return next(folder for folder in folders if not folder.exists() or stored_plan(folder) == asked)
 
 
 def slots_of(options: TrainOptions) -> Sequence[Slot]:
@@ -148,24 +128,11 @@ def slots_of(options: TrainOptions) -> Sequence[Slot]:
     return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in visible.split(",")[:number]]
 
 
-@dataclass(frozen=True)
-class FoldTable(Table):
-    """A row for each fold, and rows for mean, deviation and 95 % interval of the mean over the folds."""
+def fold_table(plan: Plan, results: Sequence[Result], ladders: Sequence[Ladder] = ()) -> Table:
+    """A row for each fold that is finished, and rows for mean, deviation and 95 % interval of the mean over the folds.
 
-    def summary(self) -> dict[str, Any]:
-        """The figures of each row by its name."""
-        rows = {row.choices[FOLD]: row.stats.items() for row in self.rows}
-        return {"folds": {name: {key: stat.mean for key, stat in stats} for name, stats in rows.items()}}
-
-    def remarks(self) -> list[str]:
-        return [
-            "each fold is measured by a model that was trained without it; the 95 % interval is that of the mean over "
-            "the folds, by Student's t"
-        ]
-
-
-def fold_table(plan: Plan, results: Sequence[Result], ladders: Sequence[Ladder] = ()) -> FoldTable:
-    """The table of the folds that are finished so far; one that failed says how."""
+    A fold that failed says how. `summary` has the figures of each row by its name.
+    """
     rows, found = list[Row](), dict[str, list[float]]()
     for result in results:
         tested = result.evaluate.get(FOLD, {})
@@ -176,15 +143,15 @@ def fold_table(plan: Plan, results: Sequence[Result], ladders: Sequence[Ladder] 
         label = result.choices[FOLD] + (f" ({failed})" if failed else "")
         rows.append(_row(plan, label, own, failures={failed: 1} if failed else {}))
     stats = {name: stat for name, values in found.items() if name != "examples" and (stat := Stat.of(values))}
+    intervals = {name: stat.interval or (None, None) for name, stat in stats.items()}
     rows.append(_row(plan, "mean", {name: stat.mean for name, stat in stats.items()}))
     rows.append(_row(plan, "deviation", {name: stat.deviation for name, stat in stats.items()}))
-    for place, end in enumerate(("low", "high")):
-        rows.append(
-            _row(plan, f"95 % {end}", {name: (stat.interval or (None, None))[place] for name, stat in stats.items()})
-        )
-    columns = [Column(name, name, show_metric) for name in MEASURES if name in found]
-    columns[:1] = [Column("examples", "examples", lambda value, _: f"{value:,.0f}")] if columns else []
-    return FoldTable(plan.name, (FOLD,), tuple(columns), tuple(rows))
+    rows.append(_row(plan, "95 % low", {name: low for name, (low, _) in intervals.items()}))
+    rows.append(_row(plan, "95 % high", {name: high for name, (_, high) in intervals.items()}))
+    shown = {"examples": show_count}
+    columns = tuple(Column(name, name, shown.get(name, show_metric)) for name in MEASURES if name in found)
+    figures = {row.choices[FOLD]: {name: stat.mean for name, stat in row.stats.items()} for row in rows}
+    return Table(plan.name, (FOLD,), columns, tuple(rows), summary={"folds": figures}, about=ABOUT)
 
 
 def _row(plan: Plan, label: str, values: Mapping[str, float | None], failures: dict[str, int] | None = None) -> Row:

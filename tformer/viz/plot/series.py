@@ -75,7 +75,7 @@ def _tracks(path: Path) -> dict[str, Track]:
     records: dict[str, dict[float, dict[str, Any]]] = {}
     for record in read_metrics(path / METRICS_FILE, max_bytes=MAX_SHOWN_BYTES):
         split, step = record.get("split"), _number(record.get("step"))
-        if isinstance(split, str) and np.isfinite(step):
+        if isinstance(split, str) and split != "final" and np.isfinite(step):  # that one is no curve
             records.setdefault(split, {})[step] = record  # of two records at one step the later one
     order = [*(split for split in SPLITS if split in records), *(split for split in records if split not in SPLITS)]
     tracks: dict[str, Track] = {}

@@ -34,18 +34,6 @@ def flat_recipe(recipe: Recipe) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class CheckpointLine:
-    """One checkpoint: `score` of its validation (lower is better), `size_bytes` of its files."""
-
-    step: int
-    path: Path
-    score: float | None
-    size_bytes: int | None
-    is_latest: bool
-    is_best: bool
-
-
-@dataclass(frozen=True)
 class RunDetail:
     """All details of a run.
 
@@ -54,6 +42,7 @@ class RunDetail:
         differences: {key: {"run": value, "base": value}}; a side without the key is left out.
         environment: of the last start; None: not recorded.
         metrics: {split: {first, best, last: record}}; no best for training.
+        checkpoints: of each its step, path, score (lower is better), bytes, and whether it is the latest and the best.
     """
 
     summary: RunSummary
@@ -61,27 +50,11 @@ class RunDetail:
     differences: dict[str, dict[str, Any]]
     environment: dict[str, Any] | None
     metrics: dict[str, dict[str, dict[str, Any]]]
-    checkpoints: list[CheckpointLine]
+    checkpoints: list[dict[str, Any]]
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            **self.summary.to_json(),
-            "base": self.base,
-            "differences": self.differences,
-            "environment": self.environment,
-            "metrics": self.metrics,
-            "checkpoints": [
-                {
-                    "step": line.step,
-                    "path": str(line.path),
-                    "score": line.score,
-                    "size_bytes": line.size_bytes,
-                    "latest": line.is_latest,
-                    "best": line.is_best,
-                }
-                for line in self.checkpoints
-            ],
-        }
+        own = ("base", "differences", "environment", "metrics", "checkpoints")
+        return self.summary.to_json() | {name: getattr(self, name) for name in own}
 
 
 def describe_run(path: str | Path) -> RunDetail:
@@ -95,15 +68,10 @@ def describe_run(path: str | Path) -> RunDetail:
     for entry in entries:
         read = reader.read(partial(read_checkpoint, entry.path, verify=False))
         size = None if read is None else sum(record.size for record in read.manifest.files)
-        checkpoints.append(CheckpointLine(entry.step, entry.path, entry.score, size, entry is latest, entry is best))
-    return RunDetail(
-        summary=summary,
-        base=base,
-        differences=differences,
-        environment=reader.read(run.environment),
-        metrics=summary.logged.splits,
-        checkpoints=checkpoints,
-    )
+        line = {"step": entry.step, "path": str(entry.path), "score": entry.score, "size_bytes": size}
+        checkpoints.append(line | {"latest": entry is latest, "best": entry is best})
+    environment = reader.read(run.environment)
+    return RunDetail(summary, base, differences, environment, summary.logged.splits, checkpoints)
 
 
 def _against_base(recipe: Recipe) -> tuple[str, dict[str, dict[str, Any]]]:
@@ -187,7 +155,7 @@ def compare_runs(paths: Sequence[str | Path]) -> Comparison:
             keys[key] = row
     metrics: dict[str, dict[int, float]] = {"loss": {}}  # the loss is the first
     for index, run in enumerate(runs):
-        record = run.logged.record("valid", "best")
+        record = run.logged.best
         for name in record:
             if name not in NOT_FIGURES and (value := number(record, name)) is not None:
                 metrics.setdefault(name, {})[index] = value

@@ -27,7 +27,7 @@ from tformer.support.formatting import finite_number
 
 FINISHED, STOPPED, IN_USE, EMPTY, DAMAGED = "finished", "stopped", "in use", "no checkpoint", "damaged"
 IMPORTED = "imported"
-SPLITS = ("train", "valid")
+SPLITS = ("train", "valid", "final")
 
 T = TypeVar("T")
 
@@ -160,6 +160,12 @@ class Logged:
         """One of the records; empty where there is none."""
         return self.splits.get(split, {}).get(which, {})
 
+    @property
+    def best(self) -> Record:
+        """The best validation: on all held-out data, if its checkpoint was measured on them at the end."""
+        best, final = self.record("valid", "best"), self.record("final", "last")
+        return final if final.get("step") == best.get("step") and best.keys() <= final.keys() else best
+
 
 def read_logged(run: RunDirectory) -> Logged:
     """The records that a summary needs. Raises InputError for a file of more than `MAX_SHOWN_BYTES`."""
@@ -175,7 +181,7 @@ def logged_in(records: Iterable[Record]) -> Logged:
         split = record.get("split")
         if split not in SPLITS:
             continue
-        kept = splits.setdefault(split, {"first": record})
+        kept = splits.setdefault(split, {} if split == "final" else {"first": record})
         if split == "valid" and record.get("is_best") is True:
             kept["best"] = record
         kept["last"] = record
@@ -187,7 +193,7 @@ def logged_in(records: Iterable[Record]) -> Logged:
 def best_of(logged: Logged, recipe: Recipe | None) -> Best | None:
     """The best validation, by the recipe's best_metric."""
     metric = "loss" if recipe is None else recipe.training.best_metric
-    record = logged.record("valid", "best")
+    record = logged.best
     value, step = number(record, metric), number(record, "step")
     return None if value is None or step is None else Best(metric, value, int(step))
 

@@ -22,13 +22,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from tformer.checkpoint.run import RunDirectory
 from tformer.support.errors import InputError, RunInUseError, StorageError
-from tformer.support.files import parse_object, read_bounded, write_text
+from tformer.support.files import read_object, write_text
 from tformer.support.formatting import finite_or_none
 from tformer.support.processes import Child, python_command
 from tformer.tasks import task_of
 from tformer.workers.work import ShouldStop
 from tformer.workflows.runs.summary import logged_in
-from tformer.workflows.sweep.grid import Cell, all_sets, base_words
+from tformer.workflows.sweep.grid import Cell
 from tformer.workflows.sweep.halving import Rung
 
 MAX_RESULT_BYTES = 16 << 20
@@ -95,9 +95,8 @@ def load_result(path: Path) -> Result | None:
     """The stored result; None where there is none. Raises InputError for a damaged file."""
     if not path.is_file():
         return None
-    document = parse_object(read_bounded(path, max_bytes=MAX_RESULT_BYTES), name=str(path))
-    known = {entry.name for entry in fields(Result)}
-    text = json.dumps({key: value for key, value in document.items() if key in known})
+    document = read_object(path, max_bytes=MAX_RESULT_BYTES)
+    text = json.dumps({each.name: document[each.name] for each in fields(Result) if each.name in document})
     try:
         return STORED.validate_json(text, strict=True)
     except ValidationError as error:
@@ -113,7 +112,7 @@ def read_run(result: Result, run: Path) -> None:
     if last := logged.record("train", "last"):
         result.steps, result.tokens, result.seconds = last["step"], last["tokens"], last["seconds"]
         result.tokens_per_second = last["tokens"] / last["seconds"] if last["seconds"] else None
-    if best := logged.record("valid", "best"):
+    if best := logged.best:
         result.best, result.best_step = best.get(result.metric), best["step"]
         result.validation = {key: value for key, value in best.items() if key not in NOT_METRICS}
     result.curve = _curve(records, "valid", result.metric)
@@ -337,8 +336,6 @@ def _outcome(ended: Ended, success: str) -> tuple[str, str]:
 def train_words(cell: Cell) -> list[str]:
     """The flags of `tformer train` for this cell, without its folder and a tokenizer trained before."""
     task = cell.variant.task
-    words = [*base_words(task), *task.train]
-    sets = all_sets(task, cell.variant.sets, max_steps=cell.max_steps, seed=cell.seed, eval_every=cell.eval_every)
-    for text in sets:
-        words += ["--set", text]
-    return words
+    named = (("--config", task.config), ("--arch", task.arch), ("--preset", task.preset))
+    recipe = [word for flag, value in named if value is not None for word in (flag, value)]
+    return [*recipe, *task.train, *(word for text in cell.sets for word in ("--set", text))]

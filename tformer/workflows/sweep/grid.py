@@ -57,16 +57,12 @@ class Variant:
 
 @dataclass(frozen=True)
 class Cell:
-    """One training: a variant and a seed, with the recipe that they give.
-
-    max_steps: of the plan. eval_every: where its validations would be too few for a curve; None: as its recipe has it.
-    """
+    """One training: a variant and a seed, with the recipe that they give; sets: all its values of `--set`, in order."""
 
     variant: Variant
     seed: int
     recipe: Recipe
-    max_steps: int | None
-    eval_every: float | None = None
+    sets: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -195,12 +191,6 @@ OWN_HINTS = {
 }
 
 
-def base_words(task: Task) -> list[str]:
-    """The flags of `tformer train` that name a task's recipe."""
-    named = (("--config", task.config), ("--arch", task.arch), ("--preset", task.preset))
-    return [word for flag, value in named if value is not None for word in (flag, value)]
-
-
 LEAST_POINTS = 10
 """Validations of every training of a sweep, where nothing else is asked for: fewer are no curve."""
 
@@ -223,28 +213,21 @@ def eval_every_for_a_curve(task: Task, sets: Sequence[str], recipe: Recipe) -> f
 
 def all_sets(
     task: Task, sets: Sequence[str], *, max_steps: int | None, seed: int | None, eval_every: float | None = None
-) -> list[str]:
+) -> tuple[str, ...]:
     """All values of `--set`, in order: the task's, those of a variant, and what the sweep decides.
 
     The last are no flags, for `--set` overrides flags.
     """
-    texts = [*(f"{key}={as_text(value)}" for key, value in task.set.items()), *sets]
     own = (("training.max_steps", max_steps), ("seed", seed), (EVAL_EVERY, eval_every))
-    return texts + [f"{key}={value}" for key, value in own if value is not None]
+    decided = (f"{key}={value}" for key, value in own if value is not None)
+    return (*(f"{key}={as_text(value)}" for key, value in task.set.items()), *sets, *decided)
 
 
 def start_of(task: Task, sets: Sequence[str], *, max_steps: int | None, seed: int | None = None) -> Start:
     """The start of `tformer train` with these settings. Raises InputError for a wrong recipe."""
-    options = train_options(task.train)
-    return find_start(
-        replace(
-            options,
-            arch=task.arch,
-            preset=task.preset,
-            config=None if task.config is None else Path(task.config),
-            sets=(*options.sets, *all_sets(task, sets, max_steps=max_steps, seed=seed)),
-        )
-    )
+    options, config = train_options(task.train), None if task.config is None else Path(task.config)
+    sets = (*options.sets, *all_sets(task, sets, max_steps=max_steps, seed=seed))
+    return find_start(replace(options, arch=task.arch, preset=task.preset, config=config, sets=sets))
 
 
 def check_model(recipe: Recipe) -> None:

@@ -60,19 +60,25 @@ def _training(results: Sequence[Result]) -> Panel | None:
 
 def _mean_curves(results: Sequence[Result], key: str) -> list[Series]:
     """For each variant the mean over its seeds at the steps that all have, with the deviation as a band."""
-    variants: dict[str, list[dict[float, float]]] = {}
-    for result in results:
-        points: dict[float, float] = dict(getattr(result, key))
-        if points:
-            variants.setdefault(_variant(result), []).append(points)
     curves: list[Series] = []
-    for label, seeds in variants.items():
-        steps = sorted(set.intersection(*(set(points) for points in seeds)))
-        stats = [stat for step in steps if (stat := Stat.of([points[step] for points in seeds])) is not None]
-        points_of_mean = [(step, stat.mean) for step, stat in zip(steps, stats, strict=True)]
-        spread = [stat.deviation or 0.0 for stat in stats] if len(seeds) > 1 else None
-        curves.append(make_series(len(curves), label, points_of_mean, spread))
+    points = ((_variant(result), *point) for result in results for point in dict(getattr(result, key)).items())
+    for label, stats in statistics_of(points).items():
+        seeds = max(stat.count for _, stat in stats)
+        means = [(step, stat.mean) for step, stat in stats if stat.count == seeds]
+        spread = [stat.deviation or 0.0 for _, stat in stats if stat.count == seeds]
+        curves.append(make_series(len(curves), label, means, spread if seeds > 1 else None))
     return curves
+
+
+def statistics_of(points: Iterable[tuple[str, float, float]]) -> dict[str, list[tuple[float, Stat]]]:
+    """(x, statistics of the values there) of each line, of values (name of the line, x, value)."""
+    found: dict[str, dict[float, list[float]]] = {}
+    for name, x, value in points:
+        found.setdefault(name, {}).setdefault(x, []).append(value)
+    return {
+        name: [(x, stat) for x in sorted(values) if (stat := Stat.of(values[x])) is not None]
+        for name, values in found.items()
+    }
 
 
 def _learning_curves(task: Task, results: Sequence[Result]) -> Iterator[Plot]:
@@ -107,15 +113,11 @@ def _breakdowns(task: Task, results: Sequence[Result]) -> Iterator[tuple[str, li
 
 def mean_lines(points: Iterable[tuple[str, float, float]], x_label: str, y_label: str, **options: object) -> Lines:
     """Lines through the means of the values (name of the line, x, value) at each x, their deviation as error bars."""
-    found: dict[str, dict[float, list[float]]] = {}
-    for name, x, value in points:
-        found.setdefault(name, {}).setdefault(x, []).append(value)
     lines, seeds = [], 1
-    for name, values in found.items():
-        stats = [stat for x in sorted(values) if (stat := Stat.of(values[x])) is not None]
-        most = max(stat.count for stat in stats)
-        spread = np.array([stat.deviation or 0.0 for stat in stats]) if most > 1 else None
-        lines.append(Line(name, np.array(sorted(values)), np.array([stat.mean for stat in stats]), spread))
+    for name, stats in statistics_of(points).items():
+        most = max(stat.count for _, stat in stats)
+        spread = np.array([stat.deviation or 0.0 for _, stat in stats]) if most > 1 else None
+        lines.append(Line(name, np.array([x for x, _ in stats]), np.array([stat.mean for _, stat in stats]), spread))
         seeds = max(seeds, most)
     caption = f"Mean of {seeds} seeds; the bars are one standard deviation." if seeds > 1 else "One seed."
     return Lines(x_label, y_label, lines, points=True, caption=caption, **options)  # type: ignore[arg-type]

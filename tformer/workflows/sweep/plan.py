@@ -112,6 +112,10 @@ class Plan(Section):
             raise ValueError(f"tasks: two are called {twice!r}, expected different names")
         return self
 
+    def place_of(self, task: Task) -> str:
+        """The start of a message about a task; empty where there is one."""
+        return f"task {task.name}: " if len(self.tasks) > 1 else ""
+
 
 def split_keys(keys: str) -> list[str]:
     """The keys of an axis; several keys, separated by commas, are coupled."""
@@ -203,12 +207,9 @@ def plan_of_flags(
     train: Sequence[str],
     vary: Sequence[str],
     evaluate: Sequence[str],
-    seeds: int,
-    max_steps: int | None,
-    draws: int | None = None,
-    halving: int | None = None,
+    **of_plan: int | str,
 ) -> Plan:
-    """The plan of one task that the options describe. Raises InputError that names the option."""
+    """The plan of one task that options describe; of_plan: keys of `Plan`. Raises InputError that names the option."""
     axes: dict[str, list[Any]] = {}
     for text in vary:
         keys, values = parse_vary(text)
@@ -225,8 +226,7 @@ def plan_of_flags(
         "vary": axes,
         "evaluate": dict(_parse_evaluate(text) for text in evaluate),
     }
-    document = {"seeds": seeds, "max_steps": max_steps, "draws": draws, "halving": halving, "tasks": [task]}
-    return validated(Document(document, {}), "", expand=False)
+    return validated(Document({**of_plan, "tasks": [task]}, {}), "", expand=False)
 
 
 def parse_vary(text: str) -> tuple[str, list[Any]]:

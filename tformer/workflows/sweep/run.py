@@ -14,13 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tformer.checkpoint.run import LOCK_NAME, RunLock
 from tformer.metrics import lower_is_better
 from tformer.recipe import recipe_to_data
 from tformer.support.errors import InputError, Interrupted, TformerError
-from tformer.support.files import make_folders, parse_object, read_bounded, remove_tree, write_text
+from tformer.support.files import make_folders, read_object, remove_tree, write_text
 from tformer.support.formatting import fitted, plural
 from tformer.workers.work import QUIET, ShouldStop, Work
 from tformer.workflows.sweep.cells import CELLS, DONE, INVALID, ONE_SLOT, REFUSED, RUNS, Result, Slot, Stopped, Sweeper
@@ -28,6 +28,7 @@ from tformer.workflows.sweep.grid import (
     EVAL_EVERY,
     LEAST_POINTS,
     Cell,
+    all_sets,
     check_model,
     eval_every_for_a_curve,
     number_of_variants,
@@ -36,23 +37,14 @@ from tformer.workflows.sweep.grid import (
 )
 from tformer.workflows.sweep.halving import Ladder, Rung, best_variants, rungs_of
 from tformer.workflows.sweep.pictures import draw
-from tformer.workflows.sweep.plan import Plan
-from tformer.workflows.sweep.table import Table, make_table, write_tables
+from tformer.workflows.sweep.plan import Plan, Task
+from tformer.workflows.sweep.table import Table, ended_line, make_table, write_tables
 
 PLAN_FILE = "sweep.json"
 MAX_PLAN_BYTES = 1 << 20
 MAX_TRAININGS = 10_000
 
-
 Tabulate = Callable[[Plan, Sequence[Result], Sequence[Ladder]], Table]
-
-
-class Observer(Protocol):
-    """Called as a sweep goes on: when a training begins, and when it has ended."""
-
-    def begins(self, cell: Cell, number: int, total: int, log: Path) -> None: ...
-    def ended(self, result: Result, number: int, total: int, *, seconds: float | None) -> None:
-        """seconds: duration; None: it was finished before."""
 
 
 @dataclass(frozen=True)
@@ -89,76 +81,62 @@ def resolve_plan(plan: Plan, *, skip_invalid: bool = False) -> Grid:
     order: list[str] = []
     notes: dict[str, None] = {}
     for task in plan.tasks:
-        prefix = task.name if len(plan.tasks) > 1 else ""
+        place = plan.place_of(task)
         try:
             base = start_of(task, (), max_steps=plan.max_steps)
         except TformerError as error:
-            raise InputError(f"{_of_task(plan, task.name)}{error.message}", hint=error.hint) from None
+            raise InputError(f"{place}{error.message}", hint=error.hint) from None
         notes |= dict.fromkeys(base.notes)
-        first = base.recipe.seed
+        first, prefix = base.recipe.seed, task.name if place else ""
         variants = variants_of(task, recipe=recipe_to_data(base.recipe), prefix=prefix, draws=plan.draws, seed=first)
         seeds = range(first, first + plan.seeds)
         order += [variant.cell_name(seed) for variant in variants for seed in seeds]
         for seed, variant in product(seeds, variants):  # all variants with the first seed, then all with the second
             try:
                 start = start_of(task, variant.sets, max_steps=plan.max_steps, seed=seed)
-                recipe = start.recipe
-                check_model(recipe)
+                check_model(start.recipe)
             except InputError as error:
+                choices = dict(variant.choices)
                 if not skip_invalid:
-                    shown = ", ".join(f"{key} {value}" for key, value in variant.choices.items())
-                    raise InputError(
-                        f"{_of_task(plan, task.name)}{shown or 'the recipe'}: {error.message}",
-                        hint=error.hint or "--skip-invalid leaves such variants out",
-                    ) from None
-                invalid.append(
-                    Result(
-                        cell=variant.cell_name(seed),
-                        task=task.name,
-                        choices=dict(variant.choices),
-                        seed=seed,
-                        status=INVALID,
-                        message=" ".join(error.message.split()),
-                        metric=base.recipe.training.best_metric,
-                    )
-                )
+                    shown = ", ".join(f"{key} {value}" for key, value in choices.items()) or "the recipe"
+                    hint = error.hint or "--skip-invalid leaves such variants out"
+                    raise InputError(f"{place}{shown}: {error.message}", hint=hint) from None
+                refused, metric = " ".join(error.message.split()), base.recipe.training.best_metric
+                name = variant.cell_name(seed)
+                invalid.append(Result(name, task.name, choices, seed, status=INVALID, message=refused, metric=metric))
                 continue
             notes |= dict.fromkeys(start.notes)
-            every = eval_every_for_a_curve(task, variant.sets, recipe)
+            every = eval_every_for_a_curve(task, variant.sets, start.recipe)
             if every is not None:
                 notes[f"validating {LEAST_POINTS} times in each training (--set {EVAL_EVERY}=N: every N steps)"] = None
-            cells.append(Cell(variant, seed, recipe, plan.max_steps, every))
+            sets = all_sets(task, variant.sets, max_steps=plan.max_steps, seed=seed, eval_every=every)
+            cells.append(Cell(variant, seed, start.recipe, sets))
     if not cells:
         raise InputError(f"no variant is left: {invalid[0].cell}: {invalid[0].message}")
-    ladders = [] if plan.halving is None else [_ladder(plan, plan.halving, task.name, cells) for task in plan.tasks]
+    ladders = [] if plan.halving is None else [_ladder(plan, plan.halving, task, cells) for task in plan.tasks]
     return Grid(tuple(cells), tuple(invalid), tuple(order), tuple(notes), tuple(ladders))
 
 
-def _ladder(plan: Plan, eta: int, task: str, cells: Sequence[Cell]) -> Ladder:
+def _ladder(plan: Plan, eta: int, task: Task, cells: Sequence[Cell]) -> Ladder:
     """The rungs of a task. Raises InputError where its variants do not train for one known number of steps."""
-    own = [cell for cell in cells if cell.variant.task.name == task]
-    limits = {(cell.recipe.training.max_steps, cell.recipe.training.max_epochs) for cell in own}
-    steps = sorted({number for number, _ in limits})
-    variants, place = len({cell.variant.slug for cell in own}), _of_task(plan, task)
-    if any(epochs is not None for _, epochs in limits):
-        raise InputError(
-            f"{place}halving: found a training by epochs, expected one by steps", hint="--max-steps N says how many"
-        )
-    if any(cell.recipe.training.max_minutes is not None for cell in own):
-        raise InputError(
-            f"{place}halving: found a limit of minutes, expected one of steps", hint="leave --max-minutes out"
-        )
+    own = [cell for cell in cells if cell.variant.task.name == task.name]
+    variants, trainings = len({cell.variant.slug for cell in own}), [cell.recipe.training for cell in own]
+    steps = sorted({training.max_steps for training in trainings})
+
+    def refusal(found: str, hint: str) -> InputError:
+        return InputError(f"{plan.place_of(task)}halving: found {found}", hint=hint)
+
+    if any(training.max_epochs is not None for training in trainings):
+        raise refusal("a training by epochs, expected one by steps", "--max-steps N says how many")
+    if any(training.max_minutes is not None for training in trainings):
+        raise refusal("a limit of minutes, expected one of steps", "leave --max-minutes out")
     if len(steps) > 1:
-        raise InputError(
-            f"{place}halving: found trainings of {steps[0]:,} and of {steps[-1]:,} steps, expected one number",
-            hint="--max-steps N, and no axis over training.max_steps",
-        )
+        found = f"trainings of {steps[0]:,} and of {steps[-1]:,} steps, expected one number"
+        raise refusal(found, "--max-steps N, and no axis over training.max_steps")
     if variants < eta:
-        raise InputError(
-            f"{place}halving: found {plural(variants, 'variant')}, expected at least {eta}",
-            hint="fewer are trained as fast without --halving",
-        )
-    return Ladder(task, eta, plan.seeds, rungs_of(variants, max_steps=steps[0], eta=eta))
+        found = f"{plural(variants, 'variant')}, expected at least {eta}"
+        raise refusal(found, "fewer are trained as fast without --halving")
+    return Ladder(task.name, eta, plan.seeds, rungs_of(variants, max_steps=steps[0], eta=eta))
 
 
 def run_sweep(
@@ -166,7 +144,8 @@ def run_sweep(
     grid: Grid,
     out: Path,
     *,
-    observer: Observer,
+    begins: Callable[[str, str], None] = lambda name, line: None,
+    ended: Callable[[Result, str], None] = lambda result, line: None,
     tolerant: bool = False,
     work: Work = QUIET,
     slots: Sequence[Slot] = (ONE_SLOT,),
@@ -174,6 +153,7 @@ def run_sweep(
 ) -> tuple[Table, list[Result]]:
     """Train what is not finished yet, and write the tables and plots into `out`. Results are in the table's order.
 
+    begins, ended: called with the name of a training or its result, and a line about it.
     tolerant: go on where the first training of a task is refused; the cause is often its data, common to all cells.
     slots: of trainings at the same time. tabulate: makes the table of the results so far.
 
@@ -198,26 +178,34 @@ def run_sweep(
                     number, result, began = number + 1, finished[cell.name], time.monotonic()
                     own, seconds = number, None
                     if result is None:
-                        observer.begins(cell, own, total, sweeper.log(cell))
+                        begins(cell.name, f"{own} of {total}  {cell.name}  (its log: {sweeper.log(cell)})")
                 if result is None:
                     result, seconds = sweeper.run(cell, rung), time.monotonic() - began
                 with together.lock:
-                    observer.ended(result, own, total, seconds=seconds)
+                    ended(result, ended_line(result, own, total, seconds))
                     done += 1
                     first = not any(other.task == result.task for other in found.values())
                     if result.status == REFUSED and first and not tolerant:
                         hint = "--skip-invalid goes on with the others"
                         raise InputError(f"{result.cell}: {result.message}", hint=hint)
                     found[cell.name] = result
-                    _write(plan, grid, found, out, tabulate, last=False)
+                    write()
 
             together.each(cells, train_one, sweepers)
+
+        def write() -> tuple[Table, list[Result]]:
+            results = sorted(found.values(), key=lambda result: grid.order.index(result.cell))
+            table = tabulate(plan, results, grid.ladders)
+            write_tables(plan, table, results, out)
+            return table, results
 
         if not grid.ladders:
             train(grid.cells)
         for ladder in grid.ladders:
             _climb(ladder, grid.cells, found, train)
-        return _write(plan, grid, found, out, tabulate, last=True)
+        table, results = write()
+        draw(plan, results, out)  # only now, as it takes a second
+        return table, results
     except Stopped:
         raise Interrupted(
             f"interrupted: {done} of {total} trainings are finished",
@@ -283,11 +271,9 @@ class Together:
             raise error
 
 
-Train = Callable[[Sequence[Cell], Rung], None]
-"""Trains these cells to a rung."""
-
-
-def _climb(ladder: Ladder, cells: Sequence[Cell], found: Mapping[str, Result], train: Train) -> None:
+def _climb(
+    ladder: Ladder, cells: Sequence[Cell], found: Mapping[str, Result], train: Callable[[Sequence[Cell], Rung], None]
+) -> None:
     """Train the variants of a task rung by rung, the best of each going on to the next. found: results so far."""
     own = [cell for cell in cells if cell.variant.task.name == ladder.task]
     for rung, above in zip(ladder.rungs, (*ladder.rungs[1:], None), strict=True):
@@ -303,38 +289,28 @@ def _climb(ladder: Ladder, cells: Sequence[Cell], found: Mapping[str, Result], t
             own = [cell for cell in own if cell.variant.slug in best]
 
 
-def _write(
-    plan: Plan, grid: Grid, found: Mapping[str, Result], out: Path, tabulate: Tabulate, *, last: bool
-) -> tuple[Table, list[Result]]:
-    """Write the tables; after the last cell also the plots, which take a second. Results are in the table's order."""
-    results = sorted(found.values(), key=lambda result: grid.order.index(result.cell))
-    table = tabulate(plan, results, grid.ladders)
-    write_tables(plan, table, results, out)
-    if last:
-        draw(plan, results, out)
-    return table, results
+def stored_plan(out: Path) -> dict[str, Any] | None:
+    """The plan that a folder holds, as plain data; None: it has none."""
+    return read_object(out / PLAN_FILE, max_bytes=MAX_PLAN_BYTES) if (out / PLAN_FILE).is_file() else None
 
 
 def _claim(out: Path, plan: Plan) -> None:
     """Reserve the folder for this plan. Raises InputError with the difference when it belongs to another."""
-    file, asked = out / PLAN_FILE, json.loads(plan.model_dump_json())
-    if file.is_file():
-        stored = parse_object(read_bounded(file, max_bytes=MAX_PLAN_BYTES), name=str(file))
-        difference = _difference(stored, asked)
-        for name in (RUNS, CELLS):  # they may have been deleted
-            make_folders(out / name)
-        if difference is None:
-            return
+    stored, asked = stored_plan(out), plan.model_dump(mode="json")
+    if stored is None and (found := sorted(entry.name for entry in out.iterdir() if entry.name != LOCK_NAME)):
+        raise InputError(f"{out} is not empty (it holds {found[0]})", hint="choose another folder with --out")
+    for name in (RUNS, CELLS):  # they may have been deleted
+        make_folders(out / name)
+    difference = "" if stored is None else _difference(stored, asked)
+    if difference:
         if any((out / RUNS).iterdir()):
             raise InputError(
                 f"{out} holds another sweep: {difference}", hint="choose another --out, or give the plan it began with"
             )
         remove_tree(out / CELLS)  # only refusals: nothing was trained
-    elif found := sorted(entry.name for entry in out.iterdir() if entry.name != LOCK_NAME):
-        raise InputError(f"{out} is not empty (it holds {found[0]})", hint="choose another folder with --out")
-    for name in (RUNS, CELLS):
-        make_folders(out / name)
-    write_text(file, json.dumps(asked, ensure_ascii=False, indent=1) + "\n")
+        make_folders(out / CELLS)
+    if difference is not None:
+        write_text(out / PLAN_FILE, json.dumps(asked, ensure_ascii=False, indent=1) + "\n")
 
 
 def _difference(stored: Any, asked: Any, path: tuple[str, ...] = ()) -> str | None:
@@ -352,7 +328,3 @@ def _difference(stored: Any, asked: Any, path: tuple[str, ...] = ()) -> str | No
         return f"{'.'.join(path)} is {there} in the folder, {here} in this command"
     differences = (_difference(left, right, (*path, key)) for key, left, right in pairs)
     return next((difference for difference in differences if difference is not None), None)
-
-
-def _of_task(plan: Plan, name: str) -> str:
-    return f"task {name}: " if len(plan.tasks) > 1 else ""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections import Counter
@@ -15,7 +13,7 @@ from typing import Any
 from tformer.metrics import lower_is_better
 from tformer.metrics.statistics import Stat
 from tformer.support.files import write_text
-from tformer.support.formatting import amount, finite_or_none, mebibytes, minutes_and_seconds
+from tformer.support.formatting import amount, csv_text, finite_number, finite_or_none, mebibytes, minutes_and_seconds
 from tformer.workflows.sweep.cells import DONE, DROPPED, TRAINED, Result
 from tformer.workflows.sweep.grid import axes_of
 from tformer.workflows.sweep.halving import Ladder
@@ -56,13 +54,18 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows in the order of the plan; labels: of the axes; ladders: of successive halving."""
+    """Rows in the order of the plan. labels: of the axes; ladders: of successive halving; about: a sentence on it.
+
+    summary: what table.json has beside the rows.
+    """
 
     name: str
     labels: tuple[str, ...]
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     ladders: tuple[Ladder, ...] = ()
+    summary: dict[str, Any] = field(default_factory=dict)
+    about: str = ""
 
     @property
     def has_tasks(self) -> bool:
@@ -75,19 +78,17 @@ class Table:
     def cells(self, row: Row, *, mark: Callable[[str], str] = str, escape: Callable[[str], str] = str) -> list[str]:
         """The row's texts under `headings`, each escaped; `mark` changes the best ones of a task."""
         words = [*([row.task] if self.has_tasks else []), *(row.choices.get(label, "") for label in self.labels)]
-        texts = list(map(escape, words))
-        for column in self.columns:
-            text = escape(_text(row, column))
-            texts.append(mark(text) if column.judged and self._is_best(row, column) else text)
-        return texts
+        texts, best = map(escape, [*words, *(_text(row, column) for column in self.columns)]), self.best(row)
+        return [mark(text) if number in best else text for number, text in enumerate(texts)]
 
-    def summary(self) -> dict[str, Any]:
-        """What table.json has beside the rows."""
-        return {}
+    def best(self, row: Row) -> set[int]:
+        """The numbers of the cells in which the row is the best of its task."""
+        first = len(self.headings) - len(self.columns)
+        return {number for number, column in enumerate(self.columns, first) if self._is_best(row, column)}
 
     def remarks(self) -> list[str]:
-        """Sentences about successive halving, and about what the marks mean, if there are rivals."""
-        remarks = [ladder.describe() for ladder in self.ladders]
+        """Sentences about successive halving, about the table, and about what the marks mean, if there are rivals."""
+        remarks = [*(ladder.describe() for ladder in self.ladders), *filter(None, [self.about])]
         judged = [column for column in self.columns if column.judged]
         rivals = [found for row in self.rows for column in judged if len(found := self._rivals(row, column)) > 1]
         if not rivals:
@@ -95,16 +96,16 @@ class Table:
         noise = "by less than twice the standard error of the difference over the seeds"
         if all(stat.count == 1 for stats in rivals for stat in stats):
             about = "one seed: no variant is marked as the best, as a difference may be chance (--seeds 3 measures it)"
-        elif any(self._is_best(row, column) for row in self.rows for column in judged):
+        elif any(map(self.best, self.rows)):
             about = f"bold: the best variant of a task, and those that tie with it: they differ {noise}"
         else:
             about = f"no variant is marked as the best: they differ {noise}"
         return [*remarks, about]
 
     def _is_best(self, row: Row, column: Column) -> bool:
-        """Whether the row ties with the best of its task; none does where all tie."""
+        """Whether the row ties with the best of its task in a judged column; none does where all tie."""
         own, rivals = row.stats.get(column.key), self._rivals(row, column)
-        if own is None or own not in rivals:
+        if not column.judged or own is None or own not in rivals:
             return False
         best = min(rivals, key=lambda stat: lower_is_better(row.metrics[column.key], stat.mean))
         return own.ties_with(best) and not all(stat.ties_with(best) for stat in rivals)
@@ -117,11 +118,15 @@ class Table:
         return [stat for stat in found if math.isfinite(stat.mean)]
 
 
+def show_count(value: float, _: str = "") -> str:
+    return f"{value:,.0f}"
+
+
 COSTS = (
-    Column("parameters", "parameters", lambda value, _: f"{value:,.0f}"),
+    Column("parameters", "parameters", show_count),
     Column("flops_per_token", "FLOPs/token", lambda value, _: amount(value)),
     Column("seconds", "time s", lambda value, _: f"{value:,.1f}" if value < 100 else f"{value:,.0f}"),
-    Column("tokens_per_second", "tokens/s", lambda value, _: f"{value:,.0f}"),
+    Column("tokens_per_second", "tokens/s", show_count),
     Column("peak_memory_bytes", "peak MiB", lambda value, _: mebibytes(value)),
     Column("peak_device_bytes", "GPU MiB", lambda value, _: mebibytes(value)),
 )
@@ -179,15 +184,11 @@ def measures(result: Result) -> Iterator[tuple[str, float]]:
     if result.best is not None:
         yield f"valid.{result.metric}", float(result.best)
     for key, value in result.validation.items():
-        if key != result.metric and _is_number(value):
+        if key != result.metric and finite_number(value) is not None:
             yield f"valid.{key}", float(value)
     for label, entry in result.evaluate.items():
-        if _is_number(entry.get("value")):
+        if finite_number(entry.get("value")) is not None:
             yield f"evaluate.{label}", float(entry["value"])
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _text(row: Row, column: Column) -> str:
@@ -303,15 +304,11 @@ def document(plan: Plan, table: Table, results: Sequence[Result]) -> dict[str, A
     rows = [asdict(row) | {"text": dict(zip(table.headings, table.cells(row), strict=True))} for row in table.rows]
     halving = {"halving": [ladder.to_json() for ladder in table.ladders]} if table.ladders else {}
     axes = list(table.labels)
-    shown = {"name": plan.name, "axes": axes, "columns": table.headings, **halving, **table.summary()}
+    shown = {"name": plan.name, "axes": axes, "columns": table.headings, **halving, **table.summary}
     return {**shown, "rows": rows, "cells": cells}
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> str:
     """Rows with different keys as CSV: the columns are the union of the keys."""
-    names = dict.fromkeys(key for row in rows for key in row)
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, list(names), restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return stream.getvalue()
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    return csv_text([names, *([row.get(name, "") for name in names] for row in rows)])
