@@ -65,7 +65,6 @@ def test_explicit_steps_drop_the_minutes_of_a_file(write: Callable[[str], Path])
     assert limits(load_recipe(config=file, flags={"training.max_steps": 7})) == (7, None, None)
 
 
-
 # --- sizes in proportion ---------------------------------------------------------------------------------------------
 
 

@@ -201,8 +201,8 @@ class Training(Section):
     # share of the held-out data that validations in training read, evenly spread; null: all of it, or as much as takes
     # a fifth of the operations of the training
     valid_share: Annotated[float, Field(gt=0, le=1)] | None = None
-    # whether the best checkpoint is measured on all held-out data at the end, where validations read a share; null: where
-    # that share was not asked for. Never of a training by minutes
+    # at the end, measure the best checkpoint on all held-out data, where validations read a share; null: unless that
+    # share was asked for. Never in a training by minutes
     final_validation: bool | None = None
     valid_beam_size: NonNegative = 1  # pairs: beam size of validation; 1: greedy, 0: no decoding
     valid_sentences: Positive | None = None  # pairs: number of those that a validation decodes; null: all it reads

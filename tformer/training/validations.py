@@ -45,8 +45,8 @@ def plan_validations(prepared: Prepared, note: Callable[[str], None]) -> Prepare
             )
             if final and training.minutes is None:
                 note("the best checkpoint is measured on all of it at the end (--set training.final_validation=false)")
-    updates = {"eval_every": every, "save_every": whole_steps(training.save_every, steps)}
-    updates |= {"valid_share": share, "final_validation": final}
+    updates = {"valid_share": share, "final_validation": final, "eval_every": every}
+    updates["save_every"] = whole_steps(training.save_every, steps)
     return replace(prepared, recipe=recipe.model_copy(update={"training": training.model_copy(update=updates)}))
 
 
