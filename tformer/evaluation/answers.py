@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tformer.data.sources.reading import Reading
     from tformer.decoding.answer_table import Kind
     from tformer.evaluation.classifier import Classifier
-    from tformer.evaluation.thresholds import Thresholds
+    from tformer.evaluation.scored import Thresholds
     from tformer.nn.classification_heads import LabelKind
     from tformer.recipe.sections import Columns
 
@@ -141,7 +141,7 @@ class ClassifyOptions:
                 f"{path} was trained on pairs of texts, found a single text", hint="give the second with --text2"
             )
         if self.threshold is not None:
-            from tformer.evaluation.thresholds import decided_labels
+            from tformer.evaluation.scored import decided_labels
 
             decided_labels(classifier.kind, classifier.labels)
         if self.top is not None and classifier.kind == "score":
@@ -272,7 +272,7 @@ class AnswerFormat:
 
     def _given(self, values_L: np.ndarray) -> list[int]:
         """The numbers of the labels that are given, the most probable first; of classes one."""
-        from tformer.evaluation.thresholds import decide
+        from tformer.evaluation.scored import decide
 
         [found] = decide(self.kind, values_L[None], self.threshold)
         return [index for index in self._best(values_L) if found[index]] if self.kind == "labels" else [int(found)]

@@ -23,7 +23,7 @@ from tformer.data.sources.image_files import read_image
 from tformer.data.sources.images import ImageExample, ImageSet, open_images
 from tformer.data.sources.tables import LabelledRow
 from tformer.evaluation.predict import GivenSamples, predict_scores
-from tformer.evaluation.thresholds import Thresholds
+from tformer.evaluation.scored import Scored, Thresholds, probabilities
 from tformer.loading import Loaded
 from tformer.nn.classification_heads import LabelKind
 from tformer.nn.heads import HeadOptions
@@ -209,24 +209,16 @@ class Classifier:
         return np.clip(scores_NL, limits.min, limits.max).astype(np.float32)
 
     def _scores(self, samples: Samples, work: Work) -> np.ndarray:
-        return predict_scores(
-            self._loaded.model,
-            samples,
-            self._collate,
-            head=self._head,
-            batch_size=self._batch_size,
-            work=work,
-        )
+        model, collate = self._loaded.model, self._collate
+        return predict_scores(model, samples, collate, head=self._head, batch_size=self._batch_size, work=work)
 
     def probabilities(self, scores_NL: np.ndarray) -> np.ndarray:
-        """fp64 [N, L]: probabilities of classes (with sum 1) or of each label; scores of a regression unchanged."""
-        scores_NL = scores_NL.astype(np.float64)
-        if self.kind == "score":
-            return scores_NL
-        if self.kind == "labels":
-            return np.exp(-np.logaddexp(0.0, -scores_NL))
-        shifted_NL = np.exp(scores_NL - scores_NL.max(axis=1, keepdims=True))
-        return shifted_NL / shifted_NL.sum(axis=1, keepdims=True)
+        """`scored.probabilities` of the model's kind."""
+        return probabilities(self.kind, scores_NL)
+
+    def scored(self, samples: Any, work: Work | None = None) -> Scored:
+        """Labelled samples with their `scores`; without thresholds."""
+        return Scored(self.kind, self.labels, np.asarray(samples.labels), self.scores(samples, work))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby, islice
 from typing import Any
 
@@ -38,7 +37,7 @@ from tformer.data.batching.padding import pad_layout
 from tformer.data.batching.windows import restarting_positions
 from tformer.data.shards.corpus import TokenCorpus
 from tformer.decoding.inference import inference
-from tformer.evaluation.predict import default_batch_tokens
+from tformer.evaluation.predict import default_batch_tokens, divided
 from tformer.metrics.text import bits_per_byte, perplexity
 from tformer.model import Transformer
 from tformer.nn.losses import IGNORED_LABEL
@@ -129,13 +128,7 @@ def evaluate_lm(
 
     began = time.perf_counter()
     with inference(model):
-        for batch, of_batch_2 in work.worker.divide(
-            batches(chosen, batch_size),
-            sums_of,
-            should_stop=work.should_stop,
-            to_json=torch.Tensor.tolist,
-            from_json=partial(torch.tensor, dtype=torch.float64, device=device),
-        ):
+        for batch, of_batch_2 in divided(batches(chosen, batch_size), sums_of, work, device=device):
             sums_2 += of_batch_2
             tokens += sum(window.stop - window.counted_from + 1 for window in batch)
             work.report(tokens, total)
@@ -169,21 +162,16 @@ def load_batch(corpus: TokenCorpus, batch: list[Window], *, document_mask: bool 
 
 def summarize(nll: float, correct: float, *, tokens: int, num_bytes: int, seconds: float) -> dict[str, float]:
     """The metrics, from sums over `tokens` predictions (NaN for none)."""
-    if tokens == 0:
-        nan = float("nan")
-        return dict.fromkeys(("loss", "perplexity", "bits_per_byte", "accuracy"), nan) | {
-            "tokens": 0,
-            "bytes": num_bytes,
-            "tokens_per_second": 0.0,
-        }
+    nan = float("nan")
+    loss = nll / tokens if tokens else nan
     return {
-        "loss": nll / tokens,
-        "perplexity": perplexity(nll / tokens),
-        "bits_per_byte": bits_per_byte(nll, num_bytes),
-        "accuracy": correct / tokens,
+        "loss": loss,
+        "perplexity": perplexity(loss),
+        "bits_per_byte": bits_per_byte(nll, num_bytes) if tokens else nan,
+        "accuracy": correct / tokens if tokens else nan,
         "tokens": tokens,
         "bytes": num_bytes,
-        "tokens_per_second": tokens / seconds,
+        "tokens_per_second": tokens / seconds if tokens else 0.0,
     }
 
 
@@ -258,13 +246,7 @@ def pseudo_perplexity(
         return nll.double()
 
     with inference(model):
-        for chosen, of_batch in work.worker.divide(
-            batches(),
-            nll_of,
-            should_stop=work.should_stop,
-            to_json=torch.Tensor.tolist,
-            from_json=partial(torch.tensor, dtype=torch.float64, device=device),
-        ):
+        for chosen, of_batch in divided(batches(), nll_of, work, device=device):
             nll += of_batch
             tokens = chosen.stop
             work.report(tokens, total)

@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from tformer.data.sources.images import ImageSet
 from tformer.data.sources.tables import LabelledRow, PairRow, row_facts
 from tformer.decoding.answer_table import as_text, delimited_lines
-from tformer.evaluation.classifier import Classifier
-from tformer.evaluation.thresholds import Thresholds, decide
-from tformer.nn.classification_heads import LabelKind
+from tformer.evaluation.scored import Scored
 from tformer.support.files import open_output
 
 
@@ -40,88 +39,48 @@ class Mistake:
     probabilities: dict[str, float]
 
 
-def find_mistakes(
-    kind: LabelKind,
-    labels: np.ndarray,
-    values_NL: np.ndarray,
-    names: Sequence[str],
-    thresholds: Thresholds | None = None,
-) -> list[Mistake]:
-    """The mistakes among predictions, the most confident first.
-
-    Args:
-        labels: classes [N], zeros and ones [N, L], or scores [N].
-        values_NL: probabilities, or predicted scores [N, 1].
-        names: of the labels.
-    """
-    guesses = values_NL if kind == "score" else decide(kind, values_NL, thresholds)
-    find = {"classes": _wrong_classes, "labels": _wrong_labels, "score": _distances}[kind]
-    return sorted(find(labels, values_NL, guesses, names), key=lambda mistake: (-mistake.sureness, mistake.index))
-
-
-def _wrong_classes(
-    labels_N: np.ndarray, values_NL: np.ndarray, guess_N: np.ndarray, names: Sequence[str]
-) -> list[Mistake]:
-    return [
+def find_mistakes(scored: Scored) -> list[Mistake]:
+    """The mistakes among predictions, the most confident first."""
+    labels, guesses, values_NL = scored.labels, scored.guesses, scored.values
+    if scored.kind == "score":
+        wrong_N, sure_N = np.ones(len(scored), dtype=bool), np.abs(guesses - labels)
+    elif scored.kind == "classes":
+        wrong_N, sure_N = guesses != labels, values_NL[np.arange(len(scored)), guesses]
+    else:
+        wrong_NL = guesses != scored.truth
+        wrong_N, sure_N = wrong_NL.any(axis=1), np.where(wrong_NL, np.maximum(values_NL, 1 - values_NL), 0).max(axis=1)
+    mistakes = [
         Mistake(
             index=index,
-            label=names[labels_N[index]],
-            prediction=names[guess_N[index]],
-            sureness=float(values_NL[index, guess_N[index]]),
-            probabilities=_by_name(values_NL[index], names),
+            label=scored.in_words(labels[index]),
+            prediction=scored.in_words(guesses[index]),
+            sureness=float(sure_N[index]),
+            probabilities=dict(sorted(zip(scored.names, values_L, strict=False), key=lambda pair: -pair[1])),
         )
-        for index in map(int, np.flatnonzero(guess_N != labels_N))
+        for index, values_L in zip(np.flatnonzero(wrong_N).tolist(), values_NL[wrong_N].tolist(), strict=True)
     ]
+    return sorted(mistakes, key=lambda mistake: (-mistake.sureness, mistake.index))
 
 
-def _wrong_labels(
-    labels_NL: np.ndarray, values_NL: np.ndarray, guess_NL: np.ndarray, names: Sequence[str]
-) -> list[Mistake]:
-    truth_NL = labels_NL.astype(bool)
-    sure_NL = np.where(truth_NL != guess_NL, np.maximum(values_NL, 1 - values_NL), 0.0)
-    return [
-        Mistake(
-            index=index,
-            label=[names[label] for label in np.flatnonzero(truth_NL[index]).tolist()],
-            prediction=[names[label] for label in np.flatnonzero(guess_NL[index]).tolist()],
-            sureness=float(sure_NL[index].max()),
-            probabilities=_by_name(values_NL[index], names),
-        )
-        for index in map(int, np.flatnonzero((truth_NL != guess_NL).any(axis=1)))
-    ]
-
-
-def _distances(
-    labels_N: np.ndarray, values_N1: np.ndarray, guess_N1: np.ndarray, names: Sequence[str]
-) -> list[Mistake]:
-    pairs = zip(labels_N.tolist(), guess_N1[:, 0].tolist(), strict=True)
-    return [Mistake(index, label, guess, abs(guess - label), {}) for index, (label, guess) in enumerate(pairs)]
-
-
-def _by_name(values_L: np.ndarray, names: Sequence[str]) -> dict[str, float]:
-    return {names[label]: float(values_L[label]) for label in np.argsort(-values_L, kind="stable")}
-
-
-def write_mistakes(path: Path, classifier: Classifier, samples: Any, scores_NL: np.ndarray) -> int:
+def write_mistakes(path: Path, scored: Scored, samples: Any) -> int:
     """Write the mistakes on labelled examples with their inputs, and return their number."""
-    values_NL = classifier.probabilities(scores_NL)
-    mistakes = find_mistakes(classifier.kind, samples.labels, values_NL, classifier.labels, classifier.thresholds)
-    sureness = "error" if classifier.kind == "score" else "probability"
-    inputs = ("image",) if classifier.reads_images else ("text",) if samples.row(0).text2 is None else ("text", "text2")
-
-    rows = [] if classifier.reads_images else [samples.row(mistake.index) for mistake in mistakes]
-    columns, named = names_of_rows(rows)
-
-    def document(number: int, mistake: Mistake) -> dict[str, Any]:
-        found: dict[str, Any] = {"label": mistake.label, "prediction": mistake.prediction, sureness: mistake.sureness}
-        if classifier.reads_images:
-            found["image"] = samples.places[mistake.index]
-        else:
-            found = named[number] | found | {name: getattr(rows[number], name) or "" for name in inputs}
-        return found | ({"probabilities": mistake.probabilities} if mistake.probabilities else {})
-
-    documents = (document(number, mistake) for number, mistake in enumerate(mistakes))
-    write_examples(path, (*columns, "label", "prediction", sureness, *inputs), documents, formats={sureness: ".4f"})
+    mistakes = find_mistakes(scored)
+    sureness = "error" if scored.kind == "score" else "probability"
+    columns, named = list[str](), [dict[str, Any]() for _ in mistakes]
+    if isinstance(samples, ImageSet):
+        inputs = [{"image": samples.places[mistake.index]} for mistake in mistakes]
+        given = ["image"]
+    else:
+        given = ["text"] if samples.row(0).text2 is None else ["text", "text2"]
+        rows = [samples.row(mistake.index) for mistake in mistakes]
+        columns, named = names_of_rows(rows)
+        inputs = [{name: getattr(row, name) or "" for name in given} for row in rows]
+    documents = (
+        {**names, "label": mistake.label, "prediction": mistake.prediction, sureness: mistake.sureness, **texts}
+        | ({"probabilities": mistake.probabilities} if mistake.probabilities else {})
+        for mistake, names, texts in zip(mistakes, named, inputs, strict=True)
+    )
+    write_examples(path, [*columns, "label", "prediction", sureness, *given], documents, formats={sureness: ".4f"})
     return len(mistakes)
 
 

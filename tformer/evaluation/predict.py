@@ -1,20 +1,20 @@
-"""A model run over samples in batches sorted by length: scores of a head, or loss and metrics of an objective.
+"""A model run over samples sorted by length: scores of a head, loss and metrics of an objective, loss by position.
 
 Padding changes no score, and neither does what else is in a batch, to within the rounding of matrix products of
 different sizes (fp32: 1e-5). What an objective draws (masks, replaced tokens) is keyed by the seed and the batch
 number, so two models are measured on the same corrupted inputs. Sums are added over all batches in fp64 before any
 division.
 
-Shapes: N samples, L labels.
+Shapes: N samples, L labels, B samples of a batch, T tokens, P positions.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from tformer.data.permutation import derive_key
 from tformer.decoding.inference import inference
 from tformer.metrics.text import perplexity
 from tformer.nn.heads import Output
+from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives.base import Objective
 from tformer.support.errors import InputError, require_finite
 from tformer.support.processes import process_lock
@@ -34,6 +35,8 @@ from tformer.workers.work import QUIET, Work
 # Tokens of a batch, padding included. A CPU is a fifth slower with 16384, which its caches do not hold.
 BATCH_TOKENS = {"cpu": 4096}
 ACCELERATOR_BATCH_TOKENS = 32768
+
+Item = TypeVar("Item")
 
 _DRAWS = process_lock()  # objectives draw from torch's global generator: one evaluation of a process at a time
 
@@ -99,13 +102,7 @@ def predict(
         return read(model(**batch.model_inputs(), taps=taps), batch).float()
 
     with inference(model):
-        for (indices, _), vectors_NL in work.worker.divide(
-            batches(),
-            vectors,
-            should_stop=work.should_stop,
-            to_json=torch.Tensor.tolist,
-            from_json=partial(torch.tensor, device=device),
-        ):
+        for (indices, _), vectors_NL in divided(batches(), vectors, work, dtype=torch.float32, device=device):
             found.append(vectors_NL)
             done.append(indices)
             work.report(sum(map(len, done)), total)
@@ -116,6 +113,24 @@ def predict(
     result_NL = np.full((total, found_NL.shape[1]), np.nan, dtype=np.float32)
     result_NL[np.concatenate(done)] = found_NL
     return result_NL
+
+
+def divided(
+    items: Iterable[Item],
+    answer: Callable[[Item], torch.Tensor],
+    work: Work,
+    *,
+    device: torch.device,
+    dtype: torch.dtype = torch.float64,
+) -> Iterator[tuple[Item, torch.Tensor]]:
+    """(item, its tensor) of all items in their order, until the work is stopped; several workers divide them."""
+    return work.worker.divide(
+        items,
+        answer,
+        should_stop=work.should_stop,
+        to_json=torch.Tensor.tolist,
+        from_json=partial(torch.tensor, dtype=dtype, device=device),
+    )
 
 
 def default_batch_tokens(device: torch.device) -> int:
@@ -242,3 +257,47 @@ def tally_objective(
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else float("nan")
+
+
+def sums_by_position(
+    model: nn.Module, objective: Objective, samples: Samples, *, batch_size: int | None, seed: int, work: Work
+) -> np.ndarray:
+    """fp64 [3, P]: number of predictions at each position, the sum of their loss in nats, and how many are correct.
+
+    The batches, and with them the masks of a masked model, are those of `tally_objective`. Of an encoder-decoder the
+    positions are the decoder's; they begin anew with a document that sees itself alone.
+    """
+    device = next(model.parameters()).device
+    head = objective.members[0].head.kind
+    found: list[np.ndarray] = [np.zeros((3, 1))]
+    done = 0
+
+    def sums(item: tuple[int, np.ndarray]) -> torch.Tensor:
+        number, indices = item
+        draw = np.random.default_rng([seed, number])
+        batch = objective.collate(samples.examples(0, indices), rng=draw, training=False).to(device)
+        labels: Any = batch.labels
+        losses = model(**batch.model_inputs()).loss_terms(head, labels, reduction="none")
+        labelled_N = labels.flatten() != IGNORED_LABEL
+        places_n = _positions(batch).flatten()[labelled_N]
+        columns = (torch.ones_like(losses.nll), losses.nll, losses.correct)
+        return torch.stack([torch.bincount(places_n, column[labelled_N].double()) for column in columns]).cpu()
+
+    batches = enumerate(length_sorted_batches(samples, batch_size=batch_size))
+    with inference(model):
+        for (_, indices), sums_3P in divided(batches, sums, work, device=torch.device("cpu")):
+            found.append(sums_3P.numpy())
+            done += len(indices)
+            work.report(done, len(samples))
+    longest = max(each.shape[1] for each in found)
+    return np.sum([np.pad(each, ((0, 0), (0, longest - each.shape[1]))) for each in found], axis=0)
+
+
+def _positions(batch: Batch) -> torch.Tensor:
+    """int64 [B, T]: the position of each label among the tokens of its sequence, without padding."""
+    labels: Any = batch.labels
+    if batch.decoder_input_ids is None and batch.position_ids is not None:
+        return batch.position_ids
+    mask = batch.attention_mask if batch.decoder_input_ids is None else batch.decoder_attention_mask
+    places = torch.ones_like(labels) if mask is None else mask.long()
+    return (places.cumsum(dim=1) - 1).clamp(min=0)

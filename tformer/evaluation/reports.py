@@ -12,16 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from tformer.evaluation.thresholds import Thresholds, decide
+from tformer.evaluation.scored import Scored, Thresholds
 from tformer.metrics.classification import (
     accuracy,
-    calibration_curve,
     confusion_matrix,
     expected_calibration_error,
     f1_macro,
     mcc,
     micro_scores,
-    multi_label_f1_macro,
     per_class,
     per_label,
     subset_accuracy,
@@ -29,14 +27,12 @@ from tformer.metrics.classification import (
 )
 from tformer.metrics.statistics import (
     bootstrap_interval,
+    distinct_places,
     f1_macro_rows,
     mean_rows,
     pearson,
-    pearson_rows,
     spearman,
-    spearman_rows,
 )
-from tformer.metrics.thresholds import Curve
 from tformer.nn.classification_heads import LabelKind
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError, visible
@@ -44,56 +40,64 @@ from tformer.support.formatting import as_cell, fitted
 
 TOP = 5
 
+Resampled = dict[str, tuple[Any, ...]]
+"""{metric: (its statistic of resamples, what is resampled)}, the arguments of `bootstrap_interval`."""
 
-def classification_report(
-    labels: np.ndarray,
-    scores: np.ndarray,
-    names: Sequence[str],
-    *,
-    intervals: bool = True,
-    thresholds: Thresholds | None = None,
-) -> dict[str, Any]:
-    """Metrics of `scores` [N, L] (before softmax) against `labels` [N], as plain numbers for JSON.
 
+def report_of(scored: Scored, *, intervals: bool = True) -> dict[str, Any]:
+    """The metrics of labelled examples as plain numbers for JSON; the thresholds too, if there are any.
+
+    Of classes:
     - loss: mean negative log-likelihood in nats; accuracy; mcc; ece: expected calibration error;
     - accuracy_top5: share of labels among the five most probable classes; only of more than five;
     - f1_binary, positive: F1 of the last class, and its name; only of two classes;
     - precision_macro, recall_macro, f1_macro: means over the classes that occur among labels or predictions;
-    - per_class: {name: {precision, recall, f1, support}}; confusion: rows are labels, columns predictions;
-    - intervals: {accuracy, f1_macro: [low, high]}, 95 % by bootstrap over the examples; only with `intervals`.
+    - per_class: {name: {precision, recall, f1, support}}; confusion: rows are labels, columns predictions.
 
-    Raises InputError for no examples.
+    Of several labels for each example:
+    - loss: mean binary cross-entropy per decision, in nats;
+    - accuracy: share of examples with all labels correct (subset accuracy);
+    - f1_micro, precision_micro, recall_micro: over all decisions together;
+    - f1_macro: mean over all labels, 0 for an absent one; per_class as above.
+
+    Of scores: loss: mean squared error; mae: mean absolute error; pearson, spearman: correlations.
+
+    intervals: add {metric: [low, high]} of two metrics, 95 % by bootstrap over the examples.
+
+    Raises InputError for no examples, and for fewer than two scores.
     """
-    if not len(labels):
+    if scored.kind == "score" and len(scored) < 2:
+        raise InputError(f"a correlation needs at least 2 examples, found {len(scored)}")
+    if not len(scored):
         raise InputError("there is nothing to evaluate: 0 examples")
-    labels = np.asarray(labels, dtype=np.int64)
+    metrics, resampled = METRICS[scored.kind](scored)
+    report = {"examples": len(scored), **metrics}
+    if intervals:
+        report["intervals"] = {name: list(bootstrap_interval(*each)) for name, each in resampled.items()}
+    return report if scored.thresholds is None else report | {"thresholds": asdict(scored.thresholds)}
+
+
+def _of_classes(scored: Scored) -> tuple[dict[str, Any], Resampled]:
+    labels, guesses, names, values_NL = scored.labels, scored.guesses, scored.names, scored.values
     count = len(names)
-    log_p_NL = log_softmax(scores)
-    guesses = decide("classes", np.exp(log_p_NL), thresholds) if thresholds else scores.argmax(axis=1)
     confusion = confusion_matrix(labels, guesses, num_classes=count)
     classes = per_class(labels, guesses, num_classes=count)
     occurs_L = (confusion.sum(axis=0) + confusion.sum(axis=1)) > 0
-    report: dict[str, Any] = {
-        "examples": len(labels),
-        "loss": float(-log_p_NL[np.arange(len(labels)), labels].mean()),
+    metrics = {
+        "loss": float(-log_softmax(scored.scores)[np.arange(len(labels)), labels].mean()),
         "accuracy": accuracy(labels, guesses),
-        **({f"accuracy_top{TOP}": top_k_accuracy(labels, scores, TOP)} if count > TOP else {}),
+        **({f"accuracy_top{TOP}": top_k_accuracy(labels, scored.scores, TOP)} if count > TOP else {}),
         **({"f1_binary": classes[1].f1, "positive": names[1]} if count == 2 else {}),
         "f1_macro": f1_macro(labels, guesses, num_classes=count),
         "precision_macro": float(np.mean([score.precision for score in classes], where=occurs_L)),
         "recall_macro": float(np.mean([score.recall for score in classes], where=occurs_L)),
         "mcc": mcc(labels, guesses),
-        "ece": expected_calibration_error(np.exp(log_p_NL.max(axis=1)), labels == scores.argmax(axis=1)),
+        "ece": expected_calibration_error(values_NL.max(axis=1), labels == values_NL.argmax(axis=1)),
         "per_class": {name: asdict(score) for name, score in zip(names, classes, strict=True)},
         "confusion": confusion.tolist(),
     }
-    if intervals:
-        f1_rows = partial(f1_macro_rows, num_classes=count)
-        report["intervals"] = {
-            "accuracy": list(bootstrap_interval(mean_rows, labels == guesses)),
-            "f1_macro": list(bootstrap_interval(f1_rows, labels, guesses)),
-        }
-    return report
+    f1_rows = partial(f1_macro_rows, num_classes=count)
+    return metrics, {"accuracy": (mean_rows, labels == guesses), "f1_macro": (f1_rows, labels, guesses)}
 
 
 def log_softmax(scores: np.ndarray) -> np.ndarray:
@@ -102,131 +106,49 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
-def multi_label_report(
-    labels: np.ndarray,
-    scores: np.ndarray,
-    names: Sequence[str],
-    *,
-    intervals: bool = True,
-    thresholds: Thresholds | None = None,
-) -> dict[str, Any]:
-    """Metrics of `scores` [N, L] (before sigmoid; without thresholds a label is predicted above 0) against bool [N, L].
-
-    - loss: mean binary cross-entropy per decision, in nats;
-    - accuracy: share of examples with all labels correct (subset accuracy);
-    - f1_micro, precision_micro, recall_micro: over all decisions together;
-    - f1_macro: mean over all labels, 0 for an absent one;
-    - per_class: {name: {precision, recall, f1, support}};
-    - intervals: {accuracy, f1_micro: [low, high]}, 95 % by bootstrap over the examples; only with `intervals`.
-
-    Raises InputError for no examples.
-    """
-    if not len(labels):
-        raise InputError("there is nothing to evaluate: 0 examples")
-    true_NL, wide_NL = np.asarray(labels, dtype=bool), scores.astype(np.float64)
-    guess_NL = decide("labels", np.exp(-np.logaddexp(0.0, -wide_NL)), thresholds) if thresholds else scores > 0
-    micro = micro_scores(true_NL, guess_NL)
-    report: dict[str, Any] = {
-        "examples": len(true_NL),
-        "loss": float(np.logaddexp(0.0, np.where(true_NL, -wide_NL, wide_NL)).mean()),
+def _of_labels(scored: Scored) -> tuple[dict[str, Any], Resampled]:
+    true_NL, guess_NL, scores_NL = scored.truth, scored.guesses, scored.scores.astype(np.float64)
+    labels, micro = per_label(true_NL, guess_NL), micro_scores(true_NL, guess_NL)
+    metrics = {
+        "loss": float(np.logaddexp(0.0, np.where(true_NL, -scores_NL, scores_NL)).mean()),
         "accuracy": subset_accuracy(true_NL, guess_NL),
         "f1_micro": micro.f1,
-        "f1_macro": multi_label_f1_macro(true_NL, guess_NL),
+        "f1_macro": float(np.mean([score.f1 for score in labels])),
         "precision_micro": micro.precision,
         "recall_micro": micro.recall,
-        "per_class": {name: asdict(score) for name, score in zip(names, per_label(true_NL, guess_NL), strict=True)},
+        "per_class": {name: asdict(score) for name, score in zip(scored.names, labels, strict=True)},
     }
-    if intervals:
-        hits_N = (true_NL & guess_NL).sum(axis=1)
-        given_N = true_NL.sum(axis=1) + guess_NL.sum(axis=1)
+    hits_N, given_N = (true_NL & guess_NL).sum(axis=1), true_NL.sum(axis=1) + guess_NL.sum(axis=1)
 
-        def micro_f1_rows(hits_SN: np.ndarray, given_SN: np.ndarray) -> np.ndarray:
-            hits_S, given_S = hits_SN.sum(axis=1), given_SN.sum(axis=1)
-            return np.divide(2 * hits_S, given_S, out=np.zeros(len(hits_S)), where=given_S > 0)
+    def micro_f1_rows(hits_SN: np.ndarray, given_SN: np.ndarray) -> np.ndarray:
+        hits_S, given_S = hits_SN.sum(axis=1), given_SN.sum(axis=1)
+        return np.divide(2 * hits_S, given_S, out=np.zeros(len(hits_S)), where=given_S > 0)
 
-        report["intervals"] = {
-            "accuracy": list(bootstrap_interval(mean_rows, (true_NL == guess_NL).all(axis=1))),
-            "f1_micro": list(bootstrap_interval(micro_f1_rows, hits_N, given_N)),
-        }
-    return report
+    right_N = (true_NL == guess_NL).all(axis=1)
+    return metrics, {"accuracy": (mean_rows, right_N), "f1_micro": (micro_f1_rows, hits_N, given_N)}
 
 
-def regression_report(labels: np.ndarray, scores: np.ndarray, *, intervals: bool = True) -> dict[str, Any]:
-    """Metrics of predicted `scores` [N] against `labels` [N], as plain numbers for JSON.
-
-    - loss: mean squared error; mae: mean absolute error; pearson, spearman: correlations;
-    - intervals: {pearson, spearman: [low, high]}, 95 % by bootstrap over the examples; only with `intervals`.
-
-    Raises InputError for fewer than 2 examples.
-    """
-    if len(labels) < 2:
-        raise InputError(f"a correlation needs at least 2 examples, found {len(labels)}")
-    true_N, guess_N = labels.astype(np.float64), scores.astype(np.float64)
-    error_N = guess_N - true_N
-    report: dict[str, Any] = {
-        "examples": len(labels),
-        "loss": float(np.mean(error_N**2)),
-        "mae": float(np.mean(np.abs(error_N))),
-        "pearson": pearson(true_N, guess_N),
-        "spearman": spearman(true_N, guess_N),
+def _of_scores(scored: Scored) -> tuple[dict[str, Any], Resampled]:
+    true_N, guess_N = scored.labels.astype(np.float64), scored.guesses
+    places = distinct_places(true_N), distinct_places(guess_N)
+    metrics = {
+        "loss": float(np.mean((guess_N - true_N) ** 2)),
+        "mae": float(np.mean(np.abs(guess_N - true_N))),
+        "pearson": float(pearson(true_N, guess_N)),
+        "spearman": float(spearman(*places)),
     }
-    if intervals:
-        places = (np.unique(values, return_inverse=True)[1] for values in (true_N, guess_N))
-        report["intervals"] = {
-            "pearson": list(bootstrap_interval(pearson_rows, true_N, guess_N)),
-            "spearman": list(bootstrap_interval(spearman_rows, *places)),
-        }
-    return report
+    return metrics, {"pearson": (pearson, true_N, guess_N), "spearman": (spearman, *places)}
 
 
-REPORTS: dict[LabelKind, Callable[..., dict[str, Any]]] = {
-    "classes": classification_report,
-    "labels": multi_label_report,
-    "score": lambda labels, scores, names, **options: regression_report(labels, scores[:, 0], **options),
+METRICS: dict[LabelKind, Callable[[Scored], tuple[dict[str, Any], Resampled]]] = {
+    "classes": _of_classes,
+    "labels": _of_labels,
+    "score": _of_scores,
 }
 # Of a validation during training.
 VALIDATION_METRICS = (
     *("loss", "accuracy", "f1_binary", "f1_macro", "f1_micro", "mcc", "ece", "pearson", "spearman", "mae", "examples"),
 )
-
-
-MAX_CURVES = 10  # precision-recall curves of classes; with more there is one of all decisions
-CALIBRATION_BINS = 10
-
-
-def curves_of(kind: LabelKind, labels: np.ndarray, values_NL: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-    """Curves of probabilities [N, L] against the labels, as scikit-learn draws them.
-
-    - precision_recall: {name: {precision, recall, average_precision}}: of the second of two classes, of every class
-      against the rest, or of every label; of more than `MAX_CURVES` one curve of all decisions together;
-    - calibration: {confidence, accuracy, examples} of ten bins: the probability of the second of two classes and its
-      share, of the predicted class and its accuracy, or of all decisions about labels.
-    """
-    true_NL = labels.astype(bool) if kind == "labels" else labels[:, None] == np.arange(len(names))
-    two = kind == "classes" and len(names) == 2
-    if len(names) > MAX_CURVES:
-        decisions = {"all decisions": (true_NL.ravel(), values_NL.ravel())}
-    else:
-        shown = range(1, 2) if two else range(len(names))
-        decisions = {names[label]: (true_NL[:, label], values_NL[:, label]) for label in shown}
-    curves = {name: Curve.of(*pair) for name, pair in decisions.items()}
-    if kind == "labels":
-        confident, right = values_NL.ravel(), true_NL.ravel()
-    else:
-        best_N = np.ones(len(labels), dtype=np.int64) if two else values_NL.argmax(axis=1)
-        confident, right = values_NL[np.arange(len(labels)), best_N], labels == best_N
-    bins = calibration_curve(confident, right, num_bins=CALIBRATION_BINS)
-    return {
-        "precision_recall": {
-            name: {
-                "precision": curve.precision.tolist(),
-                "recall": curve.recall.tolist(),
-                "average_precision": curve.average_precision,
-            }
-            for name, curve in curves.items()
-        },
-        "calibration": dict(zip(("confidence", "accuracy", "examples"), map(np.ndarray.tolist, bins), strict=True)),
-    }
 
 
 def label_kind_of(recipe: Recipe) -> LabelKind:

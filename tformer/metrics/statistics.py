@@ -3,7 +3,7 @@
 A bootstrap draws N examples with replacement and computes the metric again, many times; the middle 95 % of the results
 is its interval. The draws depend on a seed only, so a report is reproducible.
 
-Shapes: N examples, S resamples, R runs.
+Shapes: N examples, S resamples.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -66,33 +67,39 @@ def student_t(degrees: int) -> float:
     return float(np.interp(LEVEL / 2, np.append(0.0, np.cumsum(density[1:] + density[:-1]) * step / 2), x))
 
 
-def pearson(xs: ArrayLike, ys: ArrayLike) -> float:
-    """Covariance over the product of the standard deviations; 0 where one side is constant and it is undefined."""
-    x, y = _pair(xs, ys)
-    if (x == x[0]).all() or (y == y[0]).all():  # exact: rounding of the mean would leave noise
-        return 0.0
-    x, y = x - x.mean(), y - y.mean()
-    x, y = x / np.linalg.norm(x), y / np.linalg.norm(y)
-    return float(np.clip(x @ y, -1.0, 1.0))
+def pearson(xs: ArrayLike, ys: ArrayLike) -> np.ndarray:
+    """[...] of two arrays [..., N]: covariance over the product of the standard deviations; 0 where a side is constant.
 
-
-def spearman(xs: ArrayLike, ys: ArrayLike) -> float:
-    """Pearson's correlation of the ranks; equal values have the mean of their ranks."""
-    x, y = _pair(xs, ys)
-    return pearson(_ranks(x), _ranks(y))
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(sizes)
-    return (last - (sizes - 1) / 2)[group]
-
-
-def _pair(xs: ArrayLike, ys: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    Raises ValueError for unequal shapes, and for fewer than two values.
+    """
     x, y = np.asarray(xs, dtype=np.float64), np.asarray(ys, dtype=np.float64)
-    if x.shape != y.shape or x.ndim != 1 or x.size < 2:
+    if x.shape != y.shape or not x.ndim or x.shape[-1] < 2:
         raise ValueError(f"expected two equally long lists of at least 2, found shapes {x.shape} and {y.shape}")
-    return x, y
+    varied = (np.ptp(x, axis=-1) > 0) & (np.ptp(y, axis=-1) > 0)  # exact: rounding of the mean leaves noise
+    x, y = (side - side.mean(axis=-1, keepdims=True) for side in (x, y))
+    dot = partial(np.einsum, "...n,...n->...")
+    spread = np.sqrt(dot(x, x)) * np.sqrt(dot(y, y))
+    return np.divide(dot(x, y), spread, out=np.zeros(spread.shape), where=varied).clip(-1.0, 1.0)
+
+
+def distinct_places(values: ArrayLike) -> np.ndarray:
+    """int [N]: the number of each value among the distinct ones, from 0, the smallest first."""
+    return np.unique(values, return_inverse=True)[1]
+
+
+def spearman(x_places: ArrayLike, y_places: ArrayLike) -> np.ndarray:
+    """[...] of two arrays [..., N]: Pearson's correlation of the ranks of values that are given as `distinct_places`.
+
+    Equal values have the mean of their ranks. Resamples need not be sorted again.
+    """
+    return pearson(_mean_ranks(x_places), _mean_ranks(y_places))
+
+
+def _mean_ranks(places: ArrayLike) -> np.ndarray:
+    places_SN = np.atleast_2d(np.asarray(places, dtype=np.int64))
+    sizes_SG = _counts(places_SN, int(places_SN.max()) + 1)
+    ranks_SG = np.cumsum(sizes_SG, axis=1) - (sizes_SG - 1) / 2
+    return np.take_along_axis(ranks_SG, places_SN, axis=1).reshape(np.shape(places))
 
 
 SAMPLES = 1000
@@ -130,30 +137,6 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def paired_difference(
-    correct_a: ArrayLike,
-    correct_b: ArrayLike,
-    *,
-    samples: int = 10 * SAMPLES,
-    seed: int = 0,
-    level: float = LEVEL,
-) -> tuple[float, float, float]:
-    """(mean, low, high) of a's accuracy minus b's, both measured on the same N examples.
-
-    `correct_a` [R, N] and `correct_b` [R', N]: which examples each run got right (or any metric that is averaged over
-    examples). Runs of a side are averaged for each example, then examples are resampled: the interval holds for other
-    examples from the same source and these runs. It excludes 0 where a and b differ significantly.
-
-    Raises ValueError when the sides have different numbers of examples.
-    """
-    a_RN, b_RN = np.asarray(correct_a, dtype=np.float64), np.asarray(correct_b, dtype=np.float64)
-    if a_RN.ndim != 2 or b_RN.ndim != 2 or a_RN.shape[1] != b_RN.shape[1] or 0 in a_RN.shape + b_RN.shape:
-        raise ValueError(f"expected [runs, examples] of the same examples, found {a_RN.shape} and {b_RN.shape}")
-    gain_N = a_RN.mean(axis=0) - b_RN.mean(axis=0)
-    low, high = bootstrap_interval(mean_rows, gain_N, samples=samples, seed=seed, level=level)
-    return float(gain_N.mean()), low, high
-
-
 def mean_rows(values_SN: np.ndarray) -> np.ndarray:
     """[S]: the mean of each resample, the statistic of accuracies and errors."""
     return values_SN.mean(axis=1)
@@ -165,26 +148,6 @@ def f1_macro_rows(labels_SN: np.ndarray, predictions_SN: np.ndarray, *, num_clas
     totals_SK = _counts(labels_SN, num_classes) + _counts(predictions_SN, num_classes)
     f1_SK = np.divide(2 * hits_SK, totals_SK, out=np.zeros(hits_SK.shape), where=totals_SK > 0)
     return f1_SK.sum(axis=1) / (totals_SK > 0).sum(axis=1)
-
-
-def pearson_rows(xs_SN: np.ndarray, ys_SN: np.ndarray) -> np.ndarray:
-    """[S]: `pearson` of each resample."""
-    x_SN, y_SN = (side - side.mean(axis=1, keepdims=True) for side in (xs_SN, ys_SN))
-    varied_S = (np.ptp(xs_SN, axis=1) > 0) & (np.ptp(ys_SN, axis=1) > 0)
-    norms_S = np.sqrt(np.einsum("sn,sn->s", x_SN, x_SN) * np.einsum("sn,sn->s", y_SN, y_SN))
-    return np.divide(np.einsum("sn,sn->s", x_SN, y_SN), norms_S, out=np.zeros(len(norms_S)), where=varied_S)
-
-
-def spearman_rows(x_groups_SN: np.ndarray, y_groups_SN: np.ndarray) -> np.ndarray:
-    """[S]: `spearman` of each resample; values are given as ranks 0, 1, ... among the distinct values."""
-    return pearson_rows(_mean_ranks(x_groups_SN), _mean_ranks(y_groups_SN))
-
-
-def _mean_ranks(groups_SN: np.ndarray) -> np.ndarray:
-    """Ranks within each row without sorting; equal values have the mean of their ranks."""
-    sizes_SG = _counts(groups_SN, int(groups_SN.max()) + 1)
-    ranks_SG = np.cumsum(sizes_SG, axis=1) - (sizes_SG - 1) / 2
-    return np.take_along_axis(ranks_SG, groups_SN.astype(np.int64), axis=1)
 
 
 def _counts(values_SN: np.ndarray, size: int) -> np.ndarray:

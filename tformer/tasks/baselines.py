@@ -26,7 +26,8 @@ from pydantic import TypeAdapter
 from tformer.checkpoint.run import CHECKPOINTS
 from tformer.data.batching.mixture import Samples
 from tformer.data.shards.corpus import TokenCorpus
-from tformer.evaluation.reports import REPORTS, VALIDATION_METRICS
+from tformer.evaluation.reports import VALIDATION_METRICS, report_of
+from tformer.evaluation.scored import Scored
 from tformer.loading import Loaded
 from tformer.metrics.baselines import bigram, constant_scores, unigram
 from tformer.metrics.classification import f1_binary
@@ -110,7 +111,8 @@ def constant_of(kind: LabelKind, names: Sequence[str], scores: Any, labels: Any)
     if not isinstance(scores, list) or len(scores) != max(1, len(names)) or not np.isfinite(scores).all():
         return {}
     labels = np.asarray(labels)
-    report = REPORTS[kind](labels, np.tile(np.array(scores), (len(labels), 1)), names, intervals=False)
+    constant_NL = np.tile(np.array(scores), (len(labels), 1))
+    report = report_of(Scored(kind, names, labels, constant_NL), intervals=False)
     if kind == "score":
         guess = f"always answering {scores[0]:.4g}"
     else:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tformer.evaluation.options import EvaluationOptions
-from tformer.evaluation.positions import sums_by_position
+from tformer.evaluation.predict import sums_by_position
 from tformer.loading import Loaded
 from tformer.nn.positions import POSITIONS, Positions
 from tformer.recipe.model import layer_sections

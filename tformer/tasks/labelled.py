@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -35,8 +36,8 @@ from tformer.evaluation.mistakes import write_mistakes
 from tformer.evaluation.options import DataOptions, EvaluationOptions
 from tformer.evaluation.predict import predict_scores
 from tformer.evaluation.predictions import write_predictions
-from tformer.evaluation.reports import REPORTS, VALIDATION_METRICS, curves_of, label_kind_of, report_lines
-from tformer.evaluation.thresholds import FILE, Thresholds, choose_thresholds, decided_labels
+from tformer.evaluation.reports import VALIDATION_METRICS, label_kind_of, report_lines, report_of
+from tformer.evaluation.scored import FILE, Scored, Thresholds, choose_thresholds, curves_of, decided_labels
 from tformer.loading import Loaded, decoder_tokens_of
 from tformer.metrics.thresholds import parse_rule
 from tformer.objectives import build_objective
@@ -82,8 +83,9 @@ class LabelledHeldOut(HeldOut):
         scores = predict_scores(model, self.samples, self.objective.collate, head=head, work=work)
         if work.should_stop():
             return {}
-        make_report, labels = REPORTS[label_kind_of(self.recipe)], np.asarray(self.samples.labels)
-        report = make_report(labels, scores, self.recipe.data.labels, intervals=False)
+        labels = np.asarray(self.samples.labels)
+        scored = Scored(label_kind_of(self.recipe), self.recipe.data.labels, labels, scores)
+        report = report_of(scored, intervals=False)
         return {name: report[name] for name in VALIDATION_METRICS if name in report}
 
 
@@ -301,29 +303,27 @@ class Labelled(Task):
                 judged = self.read(loaded, _validation_data(loaded, rule), work)[0]
         began = time.perf_counter()
         with work.part(f"evaluating {name}", unit="examples") as part:
-            scores_NL = classifier.scores(samples, part)
+            scored = classifier.scored(samples, part)
         work.raise_if_stopped("before every example was read")
         seconds = time.perf_counter() - began
         if rule is not None:
-            judged_NL = scores_NL if judged is samples else classifier.scores(judged)
+            deciding = scored if judged is samples else classifier.scored(judged)
             work.raise_if_stopped("before every example was read")
-            classifier.thresholds = _store_thresholds(rule, classifier, judged.labels, judged_NL, work)
+            classifier.thresholds = _store_thresholds(rule, deciding, loaded.path, work)
             if judged is samples and parse_rule(rule)[0]:
                 work.note("it is the best for these very examples: --data FILE measures it on others")
-        thresholds = {} if classifier.thresholds is None else {"thresholds": classifier.thresholds}
-        report = REPORTS[classifier.kind](samples.labels, scores_NL, classifier.labels, **thresholds)
-        report |= {name: asdict(stored) for name, stored in thresholds.items()}
+        scored = replace(scored, thresholds=classifier.thresholds)
+        report = report_of(scored)
         require_finite_loss(report["loss"])
         if options.plot is not None and self.has_curves(loaded.recipe):
-            values_NL = classifier.probabilities(scores_NL)
-            report["curves"] = curves_of(classifier.kind, np.asarray(samples.labels), values_NL, classifier.labels)
+            report["curves"] = curves_of(scored)
         scores = baselines_of_checkpoint(loaded.path).get("constant", {}).get("scores")
-        report["baseline"] = constant_of(classifier.kind, classifier.labels, scores, samples.labels)
+        report["baseline"] = constant_of(scored.kind, scored.names, scores, scored.labels)
         if options.mistakes is not None and work.worker.leads:
-            written = write_mistakes(options.mistakes, classifier, samples, scores_NL)
+            written = write_mistakes(options.mistakes, scored, samples)
             work.note(f"{options.mistakes}: {written:,} examples")
         if options.predictions is not None and work.worker.leads:
-            write_predictions(options.predictions, classifier, samples, scores_NL)
+            write_predictions(options.predictions, classifier, samples, scored.scores)
         return {"data": name, **report, "examples_per_second": len(samples) / seconds}
 
     def has_curves(self, recipe: Recipe) -> bool:
@@ -343,16 +343,13 @@ def _validation_data(loaded: Loaded, rule: str) -> ChosenData:
         raise InputError(reason, hint="give a number, for example --threshold 0.3") from None
 
 
-def _store_thresholds(
-    rule: str, classifier: Classifier, labels: np.ndarray, scores_NL: np.ndarray, work: Work
-) -> Thresholds:
+def _store_thresholds(rule: str, scored: Scored, checkpoint: Path, work: Work) -> Thresholds:
     """The thresholds of a rule on these examples, which the leader stores with the checkpoint."""
-    values_NL = classifier.probabilities(scores_NL)
-    chosen, kept = choose_thresholds(rule, classifier.kind, classifier.labels, labels, values_NL)
+    chosen, kept = choose_thresholds(rule, scored)
     if kept:
         work.note(f"no threshold gives {rule} on the validation data, 0.5 is kept: {listed(kept, MOST_LABELS)}")
     if work.worker.leads:
-        work.note(f"{chosen.save(classifier.path)}: {chosen.describe()}, from now on used by evaluate and classify")
+        work.note(f"{chosen.save(checkpoint)}: {chosen.describe()}, from now on used by evaluate and classify")
     return chosen
 
 
