@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tformer.decoding.prompts import encode_continuation
-from tformer.evaluation.reports import MAX_CLASSES, classification_report, report_lines
+from tformer.evaluation.reports import MAX_CLASSES, report_lines, report_of
+from tformer.evaluation.scored import Scored
 from tformer.tokenizer import TokenizerOptions, train_tokenizer
 
 
@@ -224,7 +225,7 @@ def report(names: list[str], *, examples: int = 60) -> dict:
     draw = np.random.default_rng(0)
     labels = draw.integers(len(names), size=examples)
     scores = draw.normal(size=(examples, len(names))) + 2 * np.eye(len(names))[labels]
-    return classification_report(labels, scores, names)
+    return report_of(Scored("classes", names, labels, scores))
 
 
 def test_figures_classes_and_confusions_follow_each_other():

@@ -1,9 +1,10 @@
-"""Reports of classifiers, regressions and multi-label models, and the lists of their mistakes."""
+"""Scored examples: reports, curves of scikit-learn and their pictures, and the lists of mistakes."""
 
 from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,25 +12,45 @@ import torch
 import torch.nn.functional as F
 
 from tformer.evaluation.mistakes import find_mistakes
-from tformer.evaluation.reports import classification_report, multi_label_report, regression_report, report_lines
+from tformer.evaluation.reports import log_softmax, report_lines, report_of
+from tformer.evaluation.scored import MAX_CURVES, Scored, curves_of
 from tformer.metrics.classification import accuracy, f1_binary, f1_macro, mcc
-from tformer.metrics.statistics import pearson, spearman
+from tformer.metrics.statistics import distinct_places, pearson, spearman
 from tformer.support.errors import InputError
+from tformer.viz.evaluation import MAX_POINTS, plots_of
+from tformer.viz.plots import Heat, Lines
 
 NAMES = ("cat", "dog", "fish")
 
 
-def made(num_classes: int = 3, size: int = 200) -> tuple[np.ndarray, np.ndarray]:
+def made(num_classes: int = 3, size: int = 200, digits: int = 9) -> Scored:
+    """Classes with scores; with few digits many of these are equal."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, num_classes, size)
     scores = rng.normal(size=(size, num_classes)).astype(np.float32)
     scores[np.arange(size), labels] += 1.5
-    return labels, scores
+    return Scored("classes", NAMES[:num_classes], labels, scores.round(digits))
+
+
+def of_labels(num_labels: int = 3, size: int = 200) -> Scored:
+    rng = np.random.default_rng(1)
+    names = [f"l{number}" for number in range(num_labels)]
+    return Scored("labels", names, rng.random((size, num_labels)) < 0.3, rng.normal(size=(size, num_labels)).round(1))
+
+
+def of_scores(size: int = 50) -> Scored:
+    rng = np.random.default_rng(2)
+    truth = rng.normal(size=size).astype(np.float32)
+    return Scored("score", (), truth, (truth * 2 + rng.normal(size=size, scale=0.1))[:, None].astype(np.float32))
+
+
+# --- reports ---------------------------------------------------------------------------------------------------------
 
 
 def test_classification_figures() -> None:
-    labels, scores = made()
-    report, guesses = classification_report(labels, scores, NAMES), scores.argmax(axis=1)
+    scored = made()
+    labels, scores, guesses = scored.labels, scored.scores, scored.scores.argmax(axis=1)
+    report = report_of(scored)
     assert report["loss"] == pytest.approx(float(F.cross_entropy(torch.tensor(scores), torch.tensor(labels))), rel=1e-5)
     assert report["accuracy"] == accuracy(labels, guesses)
     assert report["f1_macro"] == f1_macro(labels, guesses, num_classes=3)
@@ -44,63 +65,54 @@ def test_classification_figures() -> None:
 
 
 def test_two_classes_report_the_f1_of_the_last_and_say_so() -> None:
-    labels, scores = made(2)
-    report = classification_report(labels, scores, NAMES[:2])
-    assert report["f1_binary"] == f1_binary(labels, scores.argmax(axis=1)) != report["f1_macro"]
+    scored = made(2)
+    report = report_of(scored)
+    assert report["f1_binary"] == f1_binary(scored.labels, scored.scores.argmax(axis=1)) != report["f1_macro"]
     assert report["positive"] == "dog"
     assert f"f1_binary {report['f1_binary']:.4f} of 'dog'" in list(report_lines(report))
 
 
-def test_intervals_hold_their_figures_and_are_left_out_when_not_asked_for() -> None:
-    labels, scores = made()
-    truth = labels + np.random.default_rng(1).normal(size=len(labels))
-    table = np.eye(3, dtype=bool)[labels]
-    for report, names in (
-        (classification_report(labels, scores, NAMES), {"accuracy", "f1_macro"}),
-        (regression_report(truth, labels.astype(np.float32)), {"pearson", "spearman"}),
-        (multi_label_report(table, scores, NAMES), {"accuracy", "f1_micro"}),
-    ):
-        assert report["intervals"].keys() == names
-        for name, (low, high) in report["intervals"].items():
-            assert low < report[name] < high
-    assert "intervals" not in classification_report(labels, scores, NAMES, intervals=False)
-    assert "intervals" not in regression_report(truth, labels, intervals=False)
-    assert "intervals" not in multi_label_report(table, scores, NAMES, intervals=False)
-
-
-def test_reports_are_json_and_the_same_every_time() -> None:
-    labels, scores = made()
-    table = np.eye(3, dtype=bool)[labels]
-    for make in (
-        lambda: classification_report(labels, scores, NAMES),
-        lambda: regression_report(labels.astype(np.float32), scores[:, 0]),
-        lambda: multi_label_report(table, scores, NAMES),
-    ):
-        assert json.dumps(make()) == json.dumps(make())
+@pytest.mark.parametrize(
+    ("scored", "names"),
+    [
+        (made(), {"accuracy", "f1_macro"}),
+        (of_scores(), {"pearson", "spearman"}),
+        (of_labels(), {"accuracy", "f1_micro"}),
+    ],
+)
+def test_intervals_hold_their_figures_and_reports_are_the_same_json_every_time(scored: Scored, names: set[str]) -> None:
+    report = report_of(scored)
+    assert report["intervals"].keys() == names
+    for name, (low, high) in report["intervals"].items():
+        assert low < report[name] < high
+    assert json.dumps(report_of(scored)) == json.dumps(report)
+    assert report_of(scored, intervals=False) == {name: report[name] for name in report if name != "intervals"}
 
 
 def test_extreme_scores_have_a_finite_loss_and_a_class_may_be_absent() -> None:
     scores = np.array([[1e4, -1e4, 0.0], [-1e4, 1e4, 0.0]], dtype=np.float32)
-    report = classification_report(np.array([0, 0]), scores, NAMES)
+    report = report_of(Scored("classes", NAMES, np.array([0, 0]), scores))
     assert report["loss"] == pytest.approx(1e4) and report["per_class"]["fish"]["f1"] == 0.0
     assert (report["precision_macro"], report["recall_macro"]) == (0.5, 0.25), "means of the classes that occur"
-    assert math.isnan(classification_report(np.array([0]), np.full((1, 3), np.nan), NAMES, intervals=False)["loss"])
+    unknown = Scored("classes", NAMES, np.array([0]), np.full((1, 3), np.nan))
+    assert math.isnan(report_of(unknown, intervals=False)["loss"])
 
 
 def test_regression_figures() -> None:
     truth = np.random.default_rng(2).normal(size=50).astype(np.float32)
     scores = truth * 2 + 1
-    report = regression_report(truth, scores)
+    report = report_of(Scored("score", (), truth, scores[:, None]))
     assert report["loss"] == pytest.approx(float(((scores - truth) ** 2).mean()), rel=1e-5)
     assert report["mae"] == pytest.approx(float(np.abs(scores - truth).mean()), rel=1e-5)
     assert report["pearson"] == pytest.approx(pearson(truth, scores)) == pytest.approx(1.0)
-    assert report["spearman"] == pytest.approx(spearman(truth, scores)) == pytest.approx(1.0)
+    ranks = spearman(distinct_places(truth), distinct_places(scores))
+    assert report["spearman"] == pytest.approx(ranks) == pytest.approx(1.0)
 
 
 def test_multi_label_figures() -> None:
     labels = np.array([[1, 0], [1, 1], [0, 0], [0, 1]], dtype=bool)
     scores = np.array([[2.0, -1.0], [1.0, -3.0], [-1.0, -2.0], [0.5, 1.0]], dtype=np.float32)
-    report = multi_label_report(labels, scores, NAMES[:2])
+    report = report_of(Scored("labels", NAMES[:2], labels, scores))
     expected = F.binary_cross_entropy_with_logits(torch.tensor(scores), torch.tensor(labels).float())
     assert report["loss"] == pytest.approx(float(expected), rel=1e-5)
     assert report["accuracy"] == 0.5
@@ -111,42 +123,119 @@ def test_multi_label_figures() -> None:
 
 def test_nothing_to_evaluate_is_said() -> None:
     empty = np.zeros((0, 3), dtype=np.float32)
-    with pytest.raises(InputError, match="0 examples"):
-        classification_report(np.zeros(0, dtype=np.int64), empty, NAMES)
-    with pytest.raises(InputError, match="0 examples"):
-        multi_label_report(empty.astype(bool), empty, NAMES)
-    with pytest.raises(InputError, match="at least 2 examples, found 1"):
-        regression_report(np.ones(1), np.ones(1))
+    for scored, message in (
+        (Scored("classes", NAMES, np.zeros(0, dtype=np.int64), empty), "0 examples"),
+        (Scored("labels", NAMES, empty.astype(bool), empty), "0 examples"),
+        (Scored("score", (), np.ones(1), np.ones((1, 1))), "at least 2 examples, found 1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            report_of(scored)
 
 
-pytest.importorskip("tformer.evaluation.classifier")
+# --- mistakes --------------------------------------------------------------------------------------------------------
 
 
-def test_only_wrong_classes_the_surest_first():
-    labels = np.array([0, 1, 1, 0])
+def test_only_wrong_classes_the_surest_first() -> None:
     values = np.array([[0.9, 0.1], [0.7, 0.3], [0.2, 0.8], [0.05, 0.95]])
-    found = find_mistakes("classes", labels, values, ("no", "yes"))
+    found = find_mistakes(Scored("classes", ("no", "yes"), np.array([0, 1, 1, 0]), np.log(values)))
     assert [mistake.index for mistake in found] == [3, 1]
-    assert (found[0].label, found[0].prediction, found[0].sureness) == ("no", "yes", 0.95)
-    assert found[1].probabilities == {"no": 0.7, "yes": 0.3}
+    assert (found[0].label, found[0].prediction, found[0].sureness) == ("no", "yes", pytest.approx(0.95))
+    assert list(found[1].probabilities.items()) == [("no", pytest.approx(0.7)), ("yes", pytest.approx(0.3))]
+    right = Scored("classes", ("no", "yes"), np.array([0]), np.array([[1.0, 0.0]]))
+    assert find_mistakes(right) == []
 
 
-def test_any_wrong_label_is_a_mistake():
+def test_any_wrong_label_is_a_mistake() -> None:
     labels = np.array([[True, False], [True, True], [False, False]])
     values = np.array([[0.9, 0.1], [0.9, 0.4], [0.1, 0.99]])
-    found = find_mistakes("labels", labels, values, ("a", "b"))
+    found = find_mistakes(Scored("labels", ("a", "b"), labels, np.log(values / (1 - values))))
     assert [(mistake.index, mistake.label, mistake.prediction) for mistake in found] == [
         (2, [], ["b"]),
         (1, ["a", "b"], ["a"]),
     ]
     assert [mistake.sureness for mistake in found] == pytest.approx([0.99, 0.6])
-    assert find_mistakes("labels", np.array([[False]]), np.array([[0.5]]), ("a",)) == [], "a label is above one half"
+    half = Scored("labels", ("a",), np.array([[False]]), np.zeros((1, 1)))
+    assert find_mistakes(half) == [], "a label is above one half"
 
 
-def test_scores_are_told_by_their_distance():
-    found = find_mistakes("score", np.array([1.0, 5.0]), np.array([[1.5], [2.0]]), ())
+def test_scores_are_told_by_their_distance() -> None:
+    found = find_mistakes(Scored("score", (), np.array([1.0, 5.0]), np.array([[1.5], [2.0]])))
     assert [(mistake.index, mistake.sureness) for mistake in found] == [(1, 3.0), (0, 0.5)]
 
 
-def test_no_mistakes_are_no_lines():
-    assert find_mistakes("classes", np.array([0]), np.array([[1.0, 0.0]]), ("a", "b")) == []
+# --- curves ----------------------------------------------------------------------------------------------------------
+
+
+def require_curve(found: dict[str, Any], truth: np.ndarray, values: np.ndarray) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    precision, recall, _ = metrics.precision_recall_curve(truth, values)
+    assert found["precision"] == pytest.approx(precision) and found["recall"] == pytest.approx(recall)
+    assert found["average_precision"] == pytest.approx(metrics.average_precision_score(truth, values))
+
+
+def require_calibration(found: dict[str, Any], right: np.ndarray, confidences: np.ndarray) -> None:
+    calibration = pytest.importorskip("sklearn.calibration")
+    share, confidence = calibration.calibration_curve(right, confidences, n_bins=10)
+    assert found["confidence"] == pytest.approx(confidence) and found["accuracy"] == pytest.approx(share)
+    assert sum(found["examples"]) == len(right)
+
+
+def test_two_classes_have_the_curves_of_the_second() -> None:
+    scored = made(2, 300, digits=1)
+    found = curves_of(scored)
+    assert list(found["precision_recall"]) == ["dog"]
+    require_curve(found["precision_recall"]["dog"], scored.labels == 1, scored.values[:, 1])
+    require_calibration(found["calibration"], scored.labels == 1, scored.values[:, 1])
+
+
+def test_several_classes_have_a_curve_against_the_rest_and_the_confidence_of_the_predicted_one() -> None:
+    scored = made(3, 300, digits=1)
+    found, values = curves_of(scored), scored.values
+    for number, name in enumerate(NAMES):
+        require_curve(found["precision_recall"][name], scored.labels == number, values[:, number])
+    require_calibration(found["calibration"], scored.labels == values.argmax(axis=1), values.max(axis=1))
+
+
+@pytest.mark.parametrize("count", [4, MAX_CURVES + 1])
+def test_labels_have_a_curve_each_and_many_have_one_of_all_decisions(count: int) -> None:
+    scored = of_labels(count)
+    found = curves_of(scored)
+    curves, truth, values = found["precision_recall"], scored.labels, scored.values
+    if count <= MAX_CURVES:
+        for number, name in enumerate(scored.names):
+            require_curve(curves[name], truth[:, number], values[:, number])
+    else:
+        assert list(curves) == ["all decisions"]
+        require_curve(curves["all decisions"], truth.ravel(), values.ravel())
+    require_calibration(found["calibration"], truth.ravel(), values.ravel())
+
+
+def test_a_label_that_never_occurs_has_a_curve() -> None:
+    never = Scored("labels", ["never"], np.zeros((3, 1), dtype=bool), np.array([[-1.0], [0.0], [1.0]]))
+    curve = curves_of(never)["precision_recall"]["never"]
+    assert curve["average_precision"] == 0 and curve["recall"] == [1, 1, 1, 1] and curve["precision"] == [0, 0, 0, 1]
+
+
+def plotted(scored: Scored) -> tuple[dict[str, Any], list[Any]]:
+    report = report_of(scored, intervals=False) | {"curves": curves_of(scored)}
+    return report, plots_of(report)
+
+
+def test_the_plots_of_a_report_are_its_matrix_and_its_curves() -> None:
+    report, (matrix, curves, calibrated) = plotted(made(3))
+    assert isinstance(matrix, Heat) and matrix.values.tolist() == report["confusion"] and matrix.shows_numbers
+    assert isinstance(curves, Lines) and isinstance(calibrated, Lines)
+    assert [line.label.partition(",")[0] for line in curves.lines] == list(NAMES)
+    assert curves.lines[0].y.tolist() == report["curves"]["precision_recall"]["cat"]["precision"]
+    assert calibrated.lines[0].y.tolist() == report["curves"]["calibration"]["accuracy"]
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_ends() -> None:
+    [line] = plotted(made(2, 5000))[1][1].lines
+    assert len(line.x) == MAX_POINTS and (line.x[0], line.x[-1], line.y[-1]) == (1, 0, 1)
+
+
+def test_several_labels_have_no_matrix() -> None:
+    report, plots = plotted(of_labels())
+    assert [plot.title for plot in plots] == ["Precision and recall", "Calibration"]
+    assert plots_of({name: value for name, value in report.items() if name != "curves"}) == []

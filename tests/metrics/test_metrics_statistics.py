@@ -11,16 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer.metrics.classification import f1_macro
-from tformer.metrics.statistics import (
-    bootstrap_interval,
-    f1_macro_rows,
-    mean_rows,
-    paired_difference,
-    pearson,
-    pearson_rows,
-    spearman,
-    spearman_rows,
-)
+from tformer.metrics.statistics import bootstrap_interval, f1_macro_rows, mean_rows, pearson, spearman
 
 ROWS = st.integers(2, 20).flatmap(
     lambda size: st.lists(
@@ -34,13 +25,13 @@ ROWS = st.integers(2, 20).flatmap(
 @given(ROWS)
 def test_statistics_of_resamples_are_those_of_each_alone(rows: list[tuple[list[int], list[int]]]) -> None:
     xs, ys = (np.array(side) for side in zip(*rows, strict=True))
-    for rowwise, plain in (
+    for of_all, of_one in (
         (partial(f1_macro_rows, num_classes=4), partial(f1_macro, num_classes=4)),
-        (pearson_rows, pearson),
-        (spearman_rows, spearman),
+        (pearson, pearson),
+        (spearman, spearman),
     ):
-        expected = [plain(x, y) for x, y in zip(xs, ys, strict=True)]
-        np.testing.assert_allclose(rowwise(xs, ys), expected, atol=1e-9)
+        expected = [of_one(x, y) for x, y in zip(xs, ys, strict=True)]
+        np.testing.assert_allclose(of_all(xs, ys), expected, atol=1e-9)
 
 
 def test_the_interval_of_a_share_is_that_of_the_binomial() -> None:
@@ -71,32 +62,10 @@ def test_a_higher_level_is_wider_and_constants_do_not_vary() -> None:
 
 def test_arrays_are_resampled_alike_and_in_parts() -> None:
     xs = np.random.default_rng(0).normal(size=3000)  # 1000 resamples of 3000 do not fit into one part
-    assert bootstrap_interval(pearson_rows, xs, 2 * xs) == pytest.approx((1.0, 1.0))
+    assert bootstrap_interval(pearson, xs, 2 * xs) == pytest.approx((1.0, 1.0))
 
 
 @pytest.mark.parametrize("arrays", [([1, 2], [1]), ([],)])
 def test_unequal_or_empty_lists_are_refused(arrays: tuple[list[int], ...]) -> None:
     with pytest.raises(ValueError, match="found shapes"):
         bootstrap_interval(mean_rows, *arrays)
-
-
-def test_a_paired_difference_sees_what_the_examples_share() -> None:
-    rng = np.random.default_rng(5)
-    hard = rng.random(400) < 0.3  # both models fail on these
-    base = np.stack([~hard] * 3)
-    better = base.copy()
-    better[:, np.flatnonzero(hard)[:20]] = True
-    mean, low, high = paired_difference(better, base)
-    assert mean == pytest.approx(0.05) and 0.025 < low < mean < high < 0.075
-    unpaired = bootstrap_interval(mean_rows, base[0])
-    assert high - low < unpaired[1] - unpaired[0]
-    assert paired_difference(base, better)[0] == pytest.approx(-0.05)
-
-
-def test_paired_runs_are_averaged_first_and_may_differ_in_number() -> None:
-    a, b = np.array([[1, 1, 0, 0], [1, 0, 0, 0]]), np.array([[1, 0, 0, 0]])
-    mean, low, high = paired_difference(a, b)
-    assert mean == pytest.approx(0.125) and low == 0.0 and high > mean
-    assert paired_difference(b, b) == (0.0, 0.0, 0.0)
-    with pytest.raises(ValueError, match=r"\(2, 4\) and \(1, 3\)"):
-        paired_difference(a, b[:, :3])
