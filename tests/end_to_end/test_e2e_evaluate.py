@@ -20,20 +20,8 @@ from tests.end_to_end.translate_runs import SEQ2SEQ as MODEL_OF_PAIRS
 
 Cli = Callable[..., Any]
 Runs = Callable[[str], Path]
-
-
-@pytest.fixture
-def figures(cli: Cli) -> Callable[..., dict[str, Any]]:
-    """`figures(run, *arguments)`: the JSON report of an evaluation that must succeed."""
-
-    def run(*arguments: object) -> dict[str, Any]:
-        outcome = cli("evaluate", *arguments, "--json")
-        assert outcome.code == 0, outcome.err
-        [line] = outcome.out.splitlines()
-        document: dict[str, Any] = json.loads(line)
-        return document
-
-    return run
+Figures = Callable[..., dict[str, Any]]
+MakeRun = Callable[..., Path]
 
 
 def last_validation(run: Path) -> dict[str, Any]:
@@ -44,7 +32,7 @@ def last_validation(run: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["single", "pair", "multi", "score", "image", "masked", "sentences", "electra"])
 def test_without_data_the_figures_are_those_of_the_last_validation(
-    kind: str, figures: Callable[..., dict[str, Any]], encoder_run: Runs
+    kind: str, figures: Figures, encoder_run: Runs
 ) -> None:
     run = encoder_run(kind)
     found, trained = figures(run, "--checkpoint", "latest"), last_validation(run)
@@ -54,9 +42,7 @@ def test_without_data_the_figures_are_those_of_the_last_validation(
         assert found[name] == pytest.approx(trained[name], abs=1e-4), name
 
 
-def test_a_classifiers_report(
-    cli: Cli, figures: Callable[..., dict[str, Any]], encoder_run: Runs, tmp_path: Path
-) -> None:
+def test_a_classifiers_report(cli: Cli, figures: Figures, encoder_run: Runs, tmp_path: Path) -> None:
     data = write_table(tmp_path / "test.tsv", ("label", "text"), [*sentences(60, 21), ("tool", "the cat")])
     report = figures(encoder_run("single"), "--data", data)
     assert report["accuracy"] == pytest.approx(60 / 61) and report["examples"] == 61
@@ -175,7 +161,7 @@ def test_a_regressions_report(cli: Cli, encoder_run: Runs) -> None:
     assert "[" in shown.out
 
 
-def test_pseudo_perplexity(cli: Cli, figures: Callable[..., dict[str, Any]], encoder_run: Runs) -> None:
+def test_pseudo_perplexity(cli: Cli, figures: Figures, encoder_run: Runs) -> None:
     run = encoder_run("masked")
     report = figures(run, "--pseudo-perplexity", "--max-tokens", 40)
     assert report["pseudo_tokens"] == 40 and 1 < report["pseudo_perplexity"] < 60
@@ -215,8 +201,6 @@ def test_each_line_with_masks_is_one_line_of_answers(cli: Cli, encoder_run: Runs
     outcome = cli("generate", encoder_run("masked"), "--input", prompts)
     assert outcome.code == 2 and f"{prompts}:2" in outcome.err
 
-
-MakeRun = Callable[..., Path]
 
 COMPUTED = ("sinusoidal", "rope", "alibi", "t5_bias", "shaw", "none")
 TRAINED, LONGER = 16, 50

@@ -20,19 +20,8 @@ from tformer.viz.output import SUFFIXES
 
 Cli = Callable[..., Any]
 Runs = Callable[[str], Path]
-
-
-@pytest.fixture
-def figures(cli: Cli) -> Callable[..., dict[str, Any]]:
-    """`figures(run, *arguments)`: the JSON report of an evaluation that must succeed."""
-
-    def run(*arguments: object) -> dict[str, Any]:
-        outcome = cli("evaluate", *arguments, "--json")
-        assert outcome.code == 0, outcome.err
-        document: dict[str, Any] = json.loads(outcome.out)
-        return document
-
-    return run
+Figures = Callable[..., dict[str, Any]]
+MakeRun = Callable[..., Path]
 
 
 def mean(rows: list[dict[str, Any]], count: str, name: str) -> float:
@@ -63,9 +52,7 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_loss_by_position_is_that_of_a_plain_loop(
-    figures: Callable[..., dict[str, Any]], gpt: Path, text: Path
-) -> None:
+def test_the_loss_by_position_is_that_of_a_plain_loop(figures: Figures, gpt: Path, text: Path) -> None:
     found = figures(gpt, "--data", text, "--by", "position")
     assert found["by"]["axis"] == "position"
     rows = found["by"]["rows"]
@@ -88,7 +75,7 @@ def test_the_loss_by_position_is_that_of_a_plain_loop(
 
 @pytest.mark.parametrize("data", ["padding: left", "padding: right", "packing: documents, document_mask: true"])
 def test_padding_and_documents_count_positions_from_the_first_token(
-    data: str, figures: Callable[..., dict[str, Any]], tmp_path: Path, text: Path
+    data: str, figures: Figures, tmp_path: Path, text: Path
 ) -> None:
     def rows(settings: str) -> list[dict[str, Any]]:
         run = make_random_run(
@@ -102,9 +89,7 @@ def test_padding_and_documents_count_positions_from_the_first_token(
     assert rows(data) == [pytest.approx(row, abs=1e-5) for row in rows("packing: concat")]
 
 
-def test_windows_of_other_lengths_are_those_of_seq_len(
-    figures: Callable[..., dict[str, Any]], gpt: Path, text: Path
-) -> None:
+def test_windows_of_other_lengths_are_those_of_seq_len(figures: Figures, gpt: Path, text: Path) -> None:
     rows = figures(gpt, "--data", text, "--by", "length", "--seq-len", 32)["by"]["rows"]
     assert [row["from"] for row in rows] == [row["to"] for row in rows] == [4, 8, 16, 32]
     for row in rows:
@@ -113,9 +98,7 @@ def test_windows_of_other_lengths_are_those_of_seq_len(
 
 
 @pytest.mark.parametrize("kind", ["masked", "sentences"])
-def test_masked_models_have_the_loss_of_their_masks_by_position(
-    kind: str, figures: Callable[..., dict[str, Any]], encoder_run: Runs
-) -> None:
+def test_masked_models_have_the_loss_of_their_masks_by_position(kind: str, figures: Figures, encoder_run: Runs) -> None:
     found = figures(encoder_run(kind), "--by", "position")
     loss = found["masked_lm_loss"] if kind == "sentences" else found["loss"]
     assert mean(found["by"]["rows"], "tokens", "loss") == pytest.approx(loss, abs=1e-4)
@@ -123,9 +106,7 @@ def test_masked_models_have_the_loss_of_their_masks_by_position(
 
 
 @pytest.mark.parametrize("kind", ["single", "pair", "multi", "score"])
-def test_examples_by_their_length_make_the_whole(
-    kind: str, figures: Callable[..., dict[str, Any]], encoder_run: Runs
-) -> None:
+def test_examples_by_their_length_make_the_whole(kind: str, figures: Figures, encoder_run: Runs) -> None:
     found = figures(encoder_run(kind), "--by", "length")
     rows = found["by"]["rows"]
     assert sum(row["examples"] for row in rows) == found["examples"] and 1 < len(rows) <= 10
@@ -135,7 +116,7 @@ def test_examples_by_their_length_make_the_whole(
 
 
 def test_pairs_by_the_position_in_the_target_and_the_length_of_the_source(
-    figures: Callable[..., dict[str, Any]], random_run: Callable[..., Path], tmp_path: Path
+    figures: Figures, random_run: MakeRun, tmp_path: Path
 ) -> None:
     run = random_run(MODEL_OF_PAIRS + "objectives: [{kind: seq2seq}]\n")
     table = write_table(
@@ -189,7 +170,7 @@ def test_python_draws_and_divides_too(encoder_run: Runs, tmp_path: Path) -> None
     assert report["by"]["axis"] == "length" and "Calibration" in file.read_text() and "curves" not in report
 
 
-def test_two_processes_report_the_same(figures: Callable[..., dict[str, Any]], gpt: Path, text: Path) -> None:
+def test_two_processes_report_the_same(figures: Figures, gpt: Path, text: Path) -> None:
     one, two = (
         figures(gpt, "--data", text, "--by", "position", "--batch-size", 2, "--devices", n)["by"] for n in (1, 2)
     )

@@ -21,6 +21,8 @@ from tformer.workers.worker import Worker
 
 Cli = Callable[..., Outcome]
 Runs = Callable[[str], Path]
+MakeRun = Callable[..., Path]
+Same = Callable[..., str]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks its processes")
 
 RATE = re.compile(r"(_per_second\"?:? )[0-9.e+]+")
@@ -59,24 +61,20 @@ def pairs(tmp_path: Path) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("kind", ["single", "pair", "multi", "score", "image"])
 def test_several_processes_report_on_labelled_examples_what_one_reports(
-    kind: str, same: Callable[..., str], encoder_run: Runs
+    kind: str, same: Same, encoder_run: Runs
 ) -> None:
     found = same(encoder_run(kind), "--batch-size", 2, "--json")
     assert '"examples": ' in found
 
 
 @pytest.mark.parametrize("kind", ["masked", "sentences", "electra"])
-def test_several_processes_corrupt_and_measure_text_as_one(
-    kind: str, same: Callable[..., str], encoder_run: Runs
-) -> None:
+def test_several_processes_corrupt_and_measure_text_as_one(kind: str, same: Same, encoder_run: Runs) -> None:
     """The masks of a batch depend on its number, and sums are added in the order of the batches."""
     more = ("--pseudo-perplexity",) if kind == "masked" else ()
     same(encoder_run(kind), "--batch-size", 2, "--json", *more, devices=3)
 
 
-def test_several_processes_read_the_windows_of_a_text_as_one(
-    same: Callable[..., str], random_run: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_several_processes_read_the_windows_of_a_text_as_one(same: Same, random_run: MakeRun, tmp_path: Path) -> None:
     run = random_run(DECODER)
     for name, size in (("a", 300), ("b", 90)):
         (tmp_path / f"{name}.txt").write_text("".join(LETTERS[(7 * place * place) % 8] for place in range(size)))
@@ -96,7 +94,7 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_kernels")
 def test_several_processes_translate_and_compare_as_one(
-    same: Callable[..., str], random_run: Callable[..., Path], pairs: tuple[object, ...]
+    same: Same, random_run: MakeRun, pairs: tuple[object, ...]
 ) -> None:
     """Loss, BLEU, chrF and exact matches, with their signatures."""
     translator = random_run(SEQ2SEQ + "objectives: [{kind: seq2seq}]\n")
@@ -105,19 +103,17 @@ def test_several_processes_translate_and_compare_as_one(
     same(translator, *pairs, "--batch-size", 3, "--score", devices=3)
 
 
-def test_several_processes_score_continuations_as_one(
-    same: Callable[..., str], decoder: Path, pairs: tuple[object, ...]
-) -> None:
+def test_several_processes_score_continuations_as_one(same: Same, decoder: Path, pairs: tuple[object, ...]) -> None:
     assert len(same(decoder, *pairs, "--score").splitlines()) == 13
 
 
-def test_mistakes_are_written_once(same: Callable[..., str], encoder_run: Runs, tmp_path: Path) -> None:
+def test_mistakes_are_written_once(same: Same, encoder_run: Runs, tmp_path: Path) -> None:
     run, written = encoder_run("score"), tmp_path / "mistakes.tsv"
     same(run, "--batch-size", 2, "--mistakes", written)
     assert written.read_text().splitlines()[0].startswith("row\tlabel\tprediction")
 
 
-def test_fewer_batches_than_processes(same: Callable[..., str], encoder_run: Runs) -> None:
+def test_fewer_batches_than_processes(same: Same, encoder_run: Runs) -> None:
     same(encoder_run("single"), devices=3)
 
 
@@ -129,7 +125,7 @@ def test_an_error_in_the_data_is_one_message_without_a_rank(cli: Cli, encoder_ru
 
 
 def test_an_interrupt_ends_all_processes_without_a_report(
-    cli: Cli, random_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, random_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = random_run(DECODER)
     (tmp_path / "text.txt").write_text(LETTERS * 40)

@@ -17,12 +17,13 @@ from tests.end_to_end.labelled_examples import many, sentences, write_table
 from tformer.metrics.thresholds import choose_threshold
 
 Cli = Callable[..., Any]
+Runs = Callable[[str], Path]
 FILE = "thresholds.json"
 WORDS = ("the cat", "the saw", "the cat and the saw", "the dog and the cat and the axe", "hammer", "the owl")
 
 
 @pytest.fixture
-def run_of(encoder_run: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+def run_of(encoder_run: Runs, tmp_path: Path) -> Runs:
     """A run of a kind that a test may change."""
     return lambda kind: shutil.copytree(encoder_run(kind), tmp_path / kind)
 
@@ -43,7 +44,7 @@ def answers(run: Path, texts: tuple[str, ...] = WORDS) -> list[str | None]:
     return [answer.label for answer in tformer.load(run).classify(list(texts))]
 
 
-def test_a_number_decides_in_evaluate_classify_and_python(cli: Cli, run_of: Callable[[str], Path]) -> None:
+def test_a_number_decides_in_evaluate_classify_and_python(cli: Cli, run_of: Runs) -> None:
     run = run_of("single")
     plain = [tformer.load(run).classify(text).probabilities["tool"] for text in WORDS]
     limit = float(np.sort(plain)[1] + np.sort(plain)[2]) / 2  # two of the texts are below
@@ -62,7 +63,7 @@ def test_a_number_decides_in_evaluate_classify_and_python(cli: Cli, run_of: Call
     assert np.array(confusion).sum() == report(cli, run)["examples"]
 
 
-def test_classify_takes_a_threshold_for_two_classes_once(cli: Cli, run_of: Callable[[str], Path]) -> None:
+def test_classify_takes_a_threshold_for_two_classes_once(cli: Cli, run_of: Runs) -> None:
     run = run_of("single")
     assert cli("classify", run, "--text", "the cat", "--threshold", 0).out.startswith("tool\t")
     assert cli("classify", run, "--text", "the saw", "--threshold", 1).out.startswith("animal\t")
@@ -70,7 +71,7 @@ def test_classify_takes_a_threshold_for_two_classes_once(cli: Cli, run_of: Calla
     assert cli("classify", run, "--text", "the saw").out.startswith("tool\t")
 
 
-def test_a_half_is_the_default(cli: Cli, run_of: Callable[[str], Path], test_set: Path) -> None:
+def test_a_half_is_the_default(cli: Cli, run_of: Runs, test_set: Path) -> None:
     run = run_of("single")
     before, labels = report(cli, run, "--data", test_set), answers(run)
     assert report(cli, run, "--data", test_set, "--threshold", 0.99)["confusion"] != before["confusion"]
@@ -82,7 +83,7 @@ def test_a_half_is_the_default(cli: Cli, run_of: Callable[[str], Path], test_set
 
 
 def test_a_rule_is_applied_to_validation_data_not_to_the_data_that_is_measured(
-    cli: Cli, run_of: Callable[[str], Path], test_set: Path
+    cli: Cli, run_of: Runs, test_set: Path
 ) -> None:
     run = run_of("single")
     wrong = write_table(
@@ -95,7 +96,7 @@ def test_a_rule_is_applied_to_validation_data_not_to_the_data_that_is_measured(
     assert report(cli, run, "--data", test_set)["thresholds"] == on_validation  # stored
 
 
-def test_a_rule_of_a_run_is_the_rule_on_its_probabilities(cli: Cli, run_of: Callable[[str], Path]) -> None:
+def test_a_rule_of_a_run_is_the_rule_on_its_probabilities(cli: Cli, run_of: Runs) -> None:
     run = run_of("multi")
     rows = write_table(run.parent / "own.tsv", ("labels", "text"), many(60))
     valid = run.parent / "valid"
@@ -114,7 +115,7 @@ def test_a_rule_of_a_run_is_the_rule_on_its_probabilities(cli: Cli, run_of: Call
     assert set(several.labels) == {name for name, value in several.probabilities.items() if value > found[name]}
 
 
-def test_mistakes_are_those_of_the_threshold(cli: Cli, run_of: Callable[[str], Path], test_set: Path) -> None:
+def test_mistakes_are_those_of_the_threshold(cli: Cli, run_of: Runs, test_set: Path) -> None:
     run, listing = run_of("single"), test_set.with_name("wrong.jsonl")
     found = report(cli, run, "--data", test_set, "--threshold", 1, "--mistakes", listing)
     wrong = [json.loads(line) for line in listing.read_text().splitlines()]
@@ -122,20 +123,20 @@ def test_mistakes_are_those_of_the_threshold(cli: Cli, run_of: Callable[[str], P
     assert {each["prediction"] for each in wrong} == {"animal"}
 
 
-def test_images_have_thresholds_too(cli: Cli, run_of: Callable[[str], Path]) -> None:
+def test_images_have_thresholds_too(cli: Cli, run_of: Runs) -> None:
     run = run_of("image")
     assert report(cli, run, "--threshold", "best-accuracy")["thresholds"]["values"].keys() == {"light"}
     image = next((run.parent.parent.glob("*/data/dark/*.png")), None)
     assert image is None or cli("classify", run, "--image", image).code == 0
 
 
-def test_python_takes_numbers_and_rules(run_of: Callable[[str], Path]) -> None:
+def test_python_takes_numbers_and_rules(run_of: Runs) -> None:
     run = tformer.load(run_of("single"))
     assert run.evaluate(threshold=0.25)["thresholds"]["values"] == {"tool": 0.25}
     assert run.evaluate(threshold="recall=0.9")["thresholds"]["rule"] == "recall=0.9"
 
 
-def test_what_no_threshold_reaches_keeps_a_half_and_is_said(cli: Cli, run_of: Callable[[str], Path]) -> None:
+def test_what_no_threshold_reaches_keeps_a_half_and_is_said(cli: Cli, run_of: Runs) -> None:
     run = run_of("multi")
     rare = write_table(run.parent / "rare.tsv", ("labels", "text"), [("animal", "the saw"), ("tool", "the cat")] * 20)
     valid = run.parent / "valid"
@@ -149,7 +150,7 @@ def test_what_no_threshold_reaches_keeps_a_half_and_is_said(cli: Cli, run_of: Ca
 @pytest.mark.parametrize(
     "content", ["{}", '{"rule": "x", "values": {"cat": 0.5}}', '{"rule": 1, "values": {"tool": 2}}']
 )
-def test_a_damaged_file_is_named_and_can_be_chosen_again(content: str, cli: Cli, run_of: Callable[[str], Path]) -> None:
+def test_a_damaged_file_is_named_and_can_be_chosen_again(content: str, cli: Cli, run_of: Runs) -> None:
     run = run_of("single")
     [best] = {path.resolve() for path in (run / "checkpoints").glob("step-*")} & {tformer.load(run).path.resolve()}
     (best / FILE).write_text(content)
@@ -159,9 +160,7 @@ def test_a_damaged_file_is_named_and_can_be_chosen_again(content: str, cli: Cli,
     assert cli("classify", run, "--text", "the cat").code == 0
 
 
-def test_a_model_without_validation_data_needs_a_number(
-    cli: Cli, run_of: Callable[[str], Path], test_set: Path
-) -> None:
+def test_a_model_without_validation_data_needs_a_number(cli: Cli, run_of: Runs, test_set: Path) -> None:
     run = run_of("single")
     assert cli("export", run, "--out", run.parent / "hf").code == 0
     outcome = cli("evaluate", run.parent / "hf", "--data", test_set, "--threshold", "best-f1")
@@ -171,7 +170,7 @@ def test_a_model_without_validation_data_needs_a_number(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_folder_that_cannot_be_written_is_refused_first(cli: Cli, run_of: Callable[[str], Path]) -> None:
+def test_a_folder_that_cannot_be_written_is_refused_first(cli: Cli, run_of: Runs) -> None:
     run = run_of("single")
     folder = tformer.load(run).path
     folder.chmod(0o500)

@@ -18,6 +18,7 @@ from tformer.training.display import formats_of
 from tformer.training.first_look import compare
 
 Cli = Callable[..., Any]
+Train = Callable[..., Path]
 NOISY = [(label, text) if number % 4 else ({"animal": "tool", "tool": "animal"}[label], text)
          for number, (label, text) in enumerate(sentences(80, 0))]  # fmt: skip
 
@@ -35,7 +36,7 @@ def noisy(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["loss", "accuracy", "f1_binary", "f1_macro", "mcc"])
-def test_each_metric_of_two_classes_decides_by_its_flag(name: str, train: Callable[..., Path], noisy: Path) -> None:
+def test_each_metric_of_two_classes_decides_by_its_flag(name: str, train: Train, noisy: Path) -> None:
     run = train("--data", noisy, "--best-metric", name, "--set", "training.eval_every=4")
     best = float("inf")
     for record in metrics(run):
@@ -47,16 +48,14 @@ def test_each_metric_of_two_classes_decides_by_its_flag(name: str, train: Callab
 
 
 @pytest.mark.parametrize("name", ["f1_micro", "f1_macro", "accuracy"])
-def test_each_metric_of_several_labels_decides_by_its_flag(
-    name: str, train: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_each_metric_of_several_labels_decides_by_its_flag(name: str, train: Train, tmp_path: Path) -> None:
     table = write_table(tmp_path / "many.tsv", ("labels", "text"), many(80))
     flags = ("--objective", "multi_label", "--best-metric", name, "--early-stopping", 1, "--lr", "1e-9")
     run = train("--data", table, *flags, "--set", "training.eval_every=4")
     assert [record["is_best"] for record in metrics(run)] == [True, False]  # and the second one ends the run
 
 
-def test_early_stopping_by_macro_f1(train: Callable[..., Path], noisy: Path) -> None:
+def test_early_stopping_by_macro_f1(train: Train, noisy: Path) -> None:
     run = train("--data", noisy, "--best-metric", "f1_macro", "--early-stopping", 3, "--lr", "1e-30",
                 "--set", "training.eval_every=2")  # fmt: skip
     assert [record["step"] for record in metrics(run)] == [2, 4, 6, 8]
@@ -137,14 +136,14 @@ def test_a_model_that_always_answers_the_positive_class_is_no_better_than_that_g
 
 
 @pytest.fixture
-def load_recipe_of(train: Callable[..., Path]) -> Callable[[Path], Any]:
+def load_recipe_of(train: Train) -> Callable[[Path], Any]:
     import tformer
 
     return lambda data: tformer.load(train("--data", data, "--max-steps", 2)).recipe
 
 
 def test_a_resumed_run_with_another_metric_compares_no_values_of_the_former(
-    train: Callable[..., Path], cli: Cli, noisy: Path
+    train: Train, cli: Cli, noisy: Path
 ) -> None:
     run = train("--data", noisy, "--best-metric", "accuracy", "--max-steps", 8, "--set", "training.eval_every=4")
     again = cli("train", "--resume", "--out", run, "--max-steps", 12, "--best-metric", "loss")
