@@ -126,17 +126,18 @@ def test_mistakes_of_several_labels_scores_and_images(cli: Cli, encoder_run: Run
     assert mistake["image"].endswith("wrong.png") and mistake["label"] == "light"
 
 
-@pytest.mark.parametrize("data", ["test.tsv", "./folder/../test.tsv", "link.tsv", "t?st.tsv", "folder"])
-def test_mistakes_never_replace_the_data(
-    data: str, cli: Cli, encoder_run: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("data", ["test.csv", "./folder/../test.csv", "link.csv", "t?st.csv", "folder"])
+@pytest.mark.parametrize("option", ["--mistakes", "--plot"])
+def test_mistakes_and_pictures_never_replace_the_data(
+    option: str, data: str, cli: Cli, encoder_run: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "folder").mkdir()
-    errors = tmp_path / ("folder/test.tsv" if data == "folder" else "test.tsv")
+    errors = tmp_path / ("folder/test.csv" if data == "folder" else "test.csv")
     before = write_table(errors, ("label", "text"), [*sentences(4, 1)]).read_bytes()
-    (tmp_path / "link.tsv").symlink_to(errors)
+    (tmp_path / "link.csv").symlink_to(errors)
     monkeypatch.chdir(tmp_path)
-    outcome = cli("evaluate", encoder_run("single"), "--data", data, "--mistakes", errors)
-    assert (outcome.code, outcome.out) == (2, "") and f"--mistakes {errors} would replace" in outcome.err
+    outcome = cli("evaluate", encoder_run("single"), "--data", data, option, errors)
+    assert (outcome.code, outcome.out) == (2, "") and f"{option} {errors} would replace" in outcome.err
     assert errors.read_bytes() == before
 
 

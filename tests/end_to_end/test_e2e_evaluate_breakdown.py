@@ -63,13 +63,13 @@ def test_the_loss_by_position_is_that_of_a_plain_loop(figures: Figures, gpt: Pat
     with torch.no_grad():
         for start in range(0, len(ids) - 1, 16):
             window = ids[start : start + 17]
-            nll = torch.nn.functional.cross_entropy(
-                loaded.model(window[None, :-1]).logits[0], window[1:], reduction="none"
-            )
+            logits = loaded.model(window[None, :-1]).logits[0]
+            nll = torch.nn.functional.cross_entropy(logits, window[1:], reduction="none")
             for position, value in enumerate(nll.tolist()):
                 losses[position].append(value)
     assert [row["tokens"] for row in rows] == list(map(len, losses))
     assert [row["loss"] for row in rows] == pytest.approx([sum(own) / len(own) for own in losses], abs=1e-5)
+    assert found["loss"] == pytest.approx(sum(map(sum, losses)) / (len(ids) - 1), abs=1e-5)
     assert mean(rows, "tokens", "accuracy") == pytest.approx(found["accuracy"])
 
 
@@ -97,22 +97,17 @@ def test_windows_of_other_lengths_are_those_of_seq_len(figures: Figures, gpt: Pa
         assert (row["loss"], row["accuracy"]) == pytest.approx((alone["loss"], alone["accuracy"]), abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["masked", "sentences"])
-def test_masked_models_have_the_loss_of_their_masks_by_position(kind: str, figures: Figures, encoder_run: Runs) -> None:
-    found = figures(encoder_run(kind), "--by", "position")
-    loss = found["masked_lm_loss"] if kind == "sentences" else found["loss"]
-    assert mean(found["by"]["rows"], "tokens", "loss") == pytest.approx(loss, abs=1e-4)
-    assert all(row["from"] <= row["to"] < after["from"] for row, after in pairwise(found["by"]["rows"]))
+LENGTHS = ("single", "pair", "multi", "score")
 
 
-@pytest.mark.parametrize("kind", ["single", "pair", "multi", "score"])
-def test_examples_by_their_length_make_the_whole(kind: str, figures: Figures, encoder_run: Runs) -> None:
-    found = figures(encoder_run(kind), "--by", "length")
-    rows = found["by"]["rows"]
-    assert sum(row["examples"] for row in rows) == found["examples"] and 1 < len(rows) <= 10
-    name = "mae" if kind == "score" else "loss"
-    assert mean(rows, "examples", name) == pytest.approx(found[name], abs=1e-5)
+@pytest.mark.parametrize("kind", ["masked", "sentences", *LENGTHS])
+def test_the_parts_make_the_whole(kind: str, figures: Figures, encoder_run: Runs) -> None:
+    axis, count, close = ("length", "examples", 1e-5) if kind in LENGTHS else ("position", "tokens", 1e-4)
+    found = figures(encoder_run(kind), "--by", axis)
+    rows, whole = found["by"]["rows"], {"sentences": "masked_lm_loss", "score": "mae"}.get(kind, "loss")
+    assert mean(rows, count, whole.removeprefix("masked_lm_")) == pytest.approx(found[whole], abs=close)
     assert all(row["from"] <= row["to"] < after["from"] for row, after in pairwise(rows))
+    assert axis == "position" or (sum(row[count] for row in rows) == found[count] and 1 < len(rows) <= 10)
 
 
 def test_pairs_by_the_position_in_the_target_and_the_length_of_the_source(
@@ -212,12 +207,3 @@ def test_options_that_exclude_each_other_and_standard_input(
         monkeypatch.setattr("sys.stdin", file)
         outcome = cli("evaluate", gpt, "--data", "-", "--by", "length")
     assert outcome.code == 2 and "--by length reads the data twice" in outcome.err
-
-
-def test_a_picture_never_replaces_the_data(cli: Cli, encoder_run: Runs, tmp_path: Path) -> None:
-    data = tmp_path / "test.csv"
-    rows = [f"{label},{text}" for label, text in sentences(20, 3)]
-    data.write_text("\n".join(["label,text", *rows]) + "\n")
-    before = data.read_bytes()
-    outcome = cli("evaluate", encoder_run("single"), "--data", data, "--plot", data)
-    assert outcome.code == 2 and "--plot" in outcome.err and data.read_bytes() == before

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.end_to_end.conftest import ENCODER
+import tformer
+from tests.end_to_end.conftest import ENCODER, IMAGES
 from tests.end_to_end.labelled_examples import many, sentences, write_images, write_table
 from tests.training.pair_makers import metrics
 from tformer.metrics import lower_is_better
@@ -83,8 +84,6 @@ def test_other_names_are_refused_before_anything_is_written(
 
 
 def test_of_three_images_classes_there_is_no_binary_f1(cli: Cli, recipe: Path, tmp_path: Path) -> None:
-    from tests.end_to_end.conftest import IMAGES
-
     recipe.write_text(IMAGES)
     folder = write_images(tmp_path / "images", 4)
     (folder / "light").rename(folder / "day")
@@ -119,27 +118,18 @@ def test_a_label_with_braces_and_markup_is_shown_as_it_is(cli: Cli, recipe: Path
     assert said.code == 0 and "of '{x}'" in said.err
 
 
-def test_a_model_that_always_answers_the_positive_class_is_no_better_than_that_guess(
-    load_recipe_of: Callable[[Path], Any], noisy: Path
-) -> None:
+def test_a_model_that_always_answers_the_positive_class_is_no_better_than_that_guess(train: Train, noisy: Path) -> None:
     labels = np.array([0] * 11 + [1] * 9)
     baselines = constant_baselines("classes", ("neg", "pos"), labels.tolist(), labels)
     assert baselines["constant"]["f1_binary"] == 0 and baselines["constant"]["guess"] == "always answering 'neg'"
     f1 = baselines["positive"]["f1_binary"]
     assert f1 == pytest.approx(2 * 9 / 29) and baselines["positive"]["guess"] == "always answering 'pos'"
     values = {"loss": 0.7, "accuracy": 0.45, "f1_binary": f1, "f1_macro": f1 / 2}
-    formats = formats_of(load_recipe_of(noisy))
+    formats = formats_of(tformer.load(train("--data", noisy, "--max-steps", 2)).recipe)
     found = compare(values, baselines, best_metric="f1_binary", formats=formats)
     assert found == (f"F1 {f1:.4f} of 'tool'; no better than always answering 'pos' ({f1:.4f})", True)
     swapped = constant_baselines("classes", ("neg", "pos"), (1 - labels).tolist(), labels)
     assert swapped.keys() == {"constant"}  # the most frequent class is the positive one
-
-
-@pytest.fixture
-def load_recipe_of(train: Train) -> Callable[[Path], Any]:
-    import tformer
-
-    return lambda data: tformer.load(train("--data", data, "--max-steps", 2)).recipe
 
 
 def test_a_resumed_run_with_another_metric_compares_no_values_of_the_former(

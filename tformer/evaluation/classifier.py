@@ -111,14 +111,7 @@ class View:
 class Classifier:
     """A loaded model with a head for labels or a score."""
 
-    def __init__(
-        self,
-        loaded: Loaded,
-        *,
-        batch_size: int | None = None,
-        views: int = 1,
-        work: Work = QUIET,
-    ) -> None:
+    def __init__(self, loaded: Loaded, *, batch_size: int | None = None, views: int = 1, work: Work = QUIET) -> None:
         """`batch_size` inputs at a time, None: as many as fit by length; `work` is polled before each batch.
 
         views: of images, average the probabilities of this number of views. Mirror images are among them if the
@@ -174,11 +167,7 @@ class Classifier:
         patches = self._loaded.recipe.model.patches
         assert patches is not None
         images = open_images(
-            path,
-            size=patches.image_size,
-            channels=patches.channels,
-            needs_label=False,
-            work=self._work,
+            path, size=patches.image_size, channels=patches.channels, needs_label=False, work=self._work
         )
         images.seq_len = self._loaded.recipe.seq_len
         return images

@@ -89,13 +89,7 @@ def output_metrics(
     return metrics
 
 
-def translate_pairs(
-    translator: Translator,
-    pairs: PairTokens,
-    *,
-    batch_size: int = 32,
-    work: Work = QUIET,
-) -> Outputs:
+def translate_pairs(translator: Translator, pairs: PairTokens, *, batch_size: int = 32, work: Work = QUIET) -> Outputs:
     """The best translation of each source; sources longer than the model reads are cut.
 
     work: reports the finished pairs; translations that it interrupts have the finish reason `interrupted`.
@@ -110,12 +104,7 @@ def translate_pairs(
         work.report(done, len(pairs))
 
     found = translator.translate(
-        sources,
-        batch_size=batch_size,
-        should_stop=work.should_stop,
-        on_text=count,
-        too_long="cut",
-        worker=work.worker,
+        sources, batch_size=batch_size, should_stop=work.should_stop, on_text=count, too_long="cut", worker=work.worker
     )
     return Outputs(sources, references, [translations[0] for translations in found])
 

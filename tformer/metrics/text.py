@@ -116,13 +116,7 @@ def tokenized_note(hypotheses: Sequence[str], references: Sequence[str]) -> str 
     return None
 
 
-def _sacrebleu(
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    *,
-    tokenize: str,
-    lowercase: bool,
-) -> CorpusScore:
+def _sacrebleu(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str, lowercase: bool) -> CorpusScore:
     from sacrebleu.metrics.bleu import BLEU
 
     if tokenize not in TOKENIZERS:

@@ -59,12 +59,7 @@ class Continuations(Text):
             raise InputError(f"{name}: no continuation has a token")
         with work.part("scoring", unit="continuations") as part:
             scores = score_continuations(
-                loaded.model,
-                prompts,
-                targets,
-                vocab_size=tokenizer.vocab_size,
-                batch_tokens=BATCH_TOKENS,
-                work=part,
+                loaded.model, prompts, targets, vocab_size=tokenizer.vocab_size, batch_tokens=BATCH_TOKENS, work=part
             )
         work.raise_if_stopped("before every continuation was read")
         return {"data": name, **score_report(scores)}

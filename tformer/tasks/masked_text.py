@@ -143,12 +143,7 @@ class MaskedText(CorpusTask):
             places = None
         with work.part("masking every token alone", unit="tokens") as part:
             metrics = pseudo_perplexity(
-                loaded.model,
-                sequences,
-                special_ids,
-                places=places,
-                max_tokens=max_tokens,
-                work=part,
+                loaded.model, sequences, special_ids, places=places, max_tokens=max_tokens, work=part
             )
         work.raise_if_stopped("before the whole text was read")
         return {

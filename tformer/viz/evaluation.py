@@ -16,6 +16,7 @@ from tformer.viz.plots import Heat, Line, Lines, Numbers, Plot
 
 MAX_POINTS = 2000  # of a curve
 MAX_NAME, MAX_TITLE = 24, 56  # characters of a label, and of the heading
+UNIT_SQUARE: dict[str, Any] = {"unit": True, "square": True}  # axes from 0 to 1
 
 
 def choose_plot(file: Path | None) -> Output | None:
@@ -37,30 +38,23 @@ def draw_report(report: dict[str, Any], output: Output | None) -> dict[str, Any]
 def plots_of(report: Mapping[str, Any]) -> list[Plot]:
     """The plots of what a report has."""
     plots: list[Plot] = []
-    if "confusion" in report and "curves" in report:
-        names = [shortened(name, MAX_NAME) for name in report["per_class"]]
-        counts = np.array(report["confusion"], dtype=float)
-        plots.append(Heat(counts, names, names, "label", "prediction", "viridis", 0, value_label="examples",
-                          title="Confusion matrix", numbers=True))  # fmt: skip
-    if "curves" in report:
-        curves = report["curves"]["precision_recall"]
+    if (curves := report.get("curves")) is not None:
+        if "confusion" in report:
+            names = [shortened(name, MAX_NAME) for name in report["per_class"]]
+            counts = np.array(report["confusion"], dtype=float)
+            plots.append(Heat(counts, names, names, "label", "prediction", "viridis", 0, value_label="examples",
+                              title="Confusion matrix", numbers=True))  # fmt: skip
         lines = [
-            _line(
-                f"{shortened(name, MAX_NAME)}, AP {curve['average_precision']:.3f}", curve["recall"], curve["precision"]
-            )
-            for name, curve in curves.items()
+            _line(f"{shortened(name, MAX_NAME)}, AP {each['average_precision']:.3f}", each["recall"], each["precision"])
+            for name, each in curves["precision_recall"].items()
         ]
         about = "AP: average precision, the area under a curve."
-        plots.append(
-            Lines("recall", "precision", lines, unit=True, square=True, title="Precision and recall", caption=about)
-        )
-        bins = report["curves"]["calibration"]
+        plots.append(Lines("recall", "precision", lines, title="Precision and recall", caption=about, **UNIT_SQUARE))
+        bins = curves["calibration"]
         lines = [_line("model", bins["confidence"], bins["accuracy"]), _line("perfect", [0, 1], [0, 1])]
         about = "Ten bins of probability: below the diagonal the model is too sure."
-        plots.append(
-            Lines("probability", "share that is right", lines, points=True, unit=True, square=True, title="Calibration",
-                  caption=about)
-        )  # fmt: skip
+        plots.append(Lines("probability", "share that is right", lines, points=True, title="Calibration", caption=about,
+                           **UNIT_SQUARE))  # fmt: skip
     if "by" in report:
         axis, rows = report["by"]["axis"], report["by"]["rows"]
         line = _line("loss", [middle(row) for row in rows], [row["loss"] for row in rows])

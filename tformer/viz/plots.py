@@ -201,25 +201,13 @@ class Heat:
     def limits(self) -> tuple[float, float]:
         finite = self.values[np.isfinite(self.values)]
         ends = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-        return (
-            ends[0] if self.minimum is None else self.minimum,
-            ends[1] if self.maximum is None else self.maximum,
-        )
+        return (ends[0] if self.minimum is None else self.minimum, ends[1] if self.maximum is None else self.maximum)
 
 
-def counted_heat(
-    values: Numbers,
-    row_label: str,
-    column_label: str,
-    colours: str,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    value_label: str = "",
-    title: str = "",
-) -> Heat:
-    """A heat map whose rows and columns count from 0."""
+def counted_heat(values: Numbers, *facts: Any, **named: Any) -> Heat:
+    """A heat map whose rows and columns count from 0; the other arguments are those of `Heat`, in its order."""
     rows, columns = map(range, values.shape)
-    return Heat(values, rows, columns, row_label, column_label, colours, minimum, maximum, value_label, title)
+    return Heat(values, rows, columns, *facts, **named)
 
 
 Plot = Lines | Heat
