@@ -50,17 +50,9 @@ def test_a_classifiers_report(cli: Cli, figures: Figures, encoder_run: Runs, tmp
     assert low <= report["accuracy"] <= high
     assert {"f1_macro", "mcc", "ece", "loss"} <= report.keys()
     assert sum(map(sum, report["confusion"])) == 61
-    shown = cli("evaluate", encoder_run("single"), "--data", data).out
-    assert "accuracy 0.98" in shown and "[" in shown.splitlines()[0]
-    lines = shown.splitlines()
-    place = next(number for number, line in enumerate(lines) if line.startswith("class"))
-    assert lines[place].split() == ["class", "precision", "recall", "f1", "support"]
-    assert [line.split()[0] for line in lines[place + 1 : place + 3]] == ["animal", "tool"]
-    assert len({line.rstrip()[-1:].isdigit() and len(line) for line in lines[place + 1 : place + 3]}) == 1  # aligned
-    heading = next(number for number, line in enumerate(lines) if line.startswith("confusion"))
-    assert [row.split()[1:] for row in lines[heading + 2 : heading + 4]] == [
-        list(map(str, row)) for row in report["confusion"]
-    ]
+    shown = cli("evaluate", encoder_run("single"), "--data", data).out.splitlines()
+    assert shown[0].startswith("accuracy 0.98") and "[" in shown[0]
+    assert ["class", "precision", "recall", "f1", "support"] in map(str.split, shown)
 
 
 def test_mistakes_are_written_as_a_table_or_as_json_lines(cli: Cli, encoder_run: Runs, tmp_path: Path) -> None:
@@ -247,15 +239,6 @@ def test_a_causal_model_reads_windows_longer_than_it_was_made_for(
     found = figures_of(cli("evaluate", short, "--data", text, "--seq-len", LONGER, "--json"), *wanted)
     assert found == pytest.approx(figures_of(cli("evaluate", made_for_it, "--data", text, "--json"), *wanted))
     assert found[3] == LONGER
-
-
-def test_windows_of_another_length_predict_every_token_once(cli: Cli, random_run: MakeRun, text: Path) -> None:
-    run = random_run(with_positions(DECODER, "rope"))
-    counts = [
-        figures_of(cli("evaluate", run, "--data", text, "--seq-len", length, "--json"), "tokens")
-        for length in (1, 7, TRAINED, 40, 10_000)
-    ]
-    assert len({count for (count,) in counts}) == 1
 
 
 def test_stride_is_held_against_the_asked_length(cli: Cli, random_run: MakeRun, text: Path) -> None:

@@ -94,14 +94,6 @@ def test_sliding_windows_equal_a_plain_loop(model, stride):
     assert result["tokens"] == 39
 
 
-def test_more_context_is_used_with_a_stride(model):
-    corpus = corpus_of(200)
-    by_stride = {stride: evaluate_lm(model, corpus, seq_len=8, batch_size=8, stride=stride) for stride in (1, 8)}
-    assert by_stride[1]["tokens"] == by_stride[8]["tokens"]
-    assert by_stride[1]["loss"] != by_stride[8]["loss"]
-    assert evaluate_lm(model, corpus, seq_len=8, batch_size=8)["loss"] == by_stride[8]["loss"]
-
-
 def test_document_mask_hides_other_documents(model):
     corpus = corpus_of(40, documents=[0, 5, 21])
     document_ids = torch.tensor([0] * 5 + [1] * 16 + [2] * 19)

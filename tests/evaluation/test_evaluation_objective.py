@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from tformer.build import build_model
 from tformer.data.shards.corpus import Example
 from tformer.evaluation.lm import pseudo_perplexity
-from tformer.evaluation.predict import tally_objective
+from tformer.evaluation.predict import GivenSamples, tally_objective
 from tformer.objectives import build_objective
 from tformer.objectives.base import ObjectiveContext
 from tformer.objectives.labelled import ClassificationOptions, RegressionOptions
@@ -28,21 +28,12 @@ from tformer.workers.work import Work
 SPECIAL, VOCAB, SEQ_LEN = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4), 20, 12
 
 
-class Texts:
-    seq_len = SEQ_LEN
-
-    def __init__(self, count: int = 17, *, score: bool = False) -> None:
-        rng = np.random.default_rng(0)
-        words = [rng.integers(5, VOCAB, size=rng.integers(1, SEQ_LEN - 1)) for _ in range(count)]
-        labels = rng.normal(size=count).tolist() if score else rng.integers(0, 2, count).tolist()
-        self.rows = [Example(np.array([2, *row, 3]), label=label) for row, label in zip(words, labels, strict=True)]
-        self.lengths = np.array([len(row) for row in self.rows])
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def examples(self, epoch: int, indices: Any) -> list[Example]:
-        return [self.rows[index] for index in indices]
+def texts_of(count: int = 17, *, score: bool = False) -> GivenSamples:
+    rng = np.random.default_rng(0)
+    words = [rng.integers(5, VOCAB, size=rng.integers(1, SEQ_LEN - 1)) for _ in range(count)]
+    labels = rng.normal(size=count).tolist() if score else rng.integers(0, 2, count).tolist()
+    rows = [Example(np.array([2, *row, 3]), label=label) for row, label in zip(words, labels, strict=True)]
+    return GivenSamples(rows, SEQ_LEN, np.array(list(map(len, rows))))
 
 
 def measured(*arguments: Any, **options: Any) -> dict[str, float]:
@@ -72,7 +63,7 @@ def test_the_loss_is_that_of_all_samples_at_once_whatever_the_batch_size():
         (ClassificationOptions(word_dropout=0.5), "classifier", False),
         (RegressionOptions(), "regression", True),
     ):
-        model, texts = build(head), Texts(score=score)
+        model, texts = build(head), texts_of(score=score)
         results = [measured(model, objective_of(options), texts, batch_size=size) for size in (1, 4, 100)]
         for result in results:
             assert result == pytest.approx(results[0], rel=1e-5) and result["examples"] == 17
@@ -80,30 +71,30 @@ def test_the_loss_is_that_of_all_samples_at_once_whatever_the_batch_size():
 
 
 def test_classification_reports_accuracy_and_no_perplexity():
-    model, texts = build("classifier"), Texts()
+    model, texts = build("classifier"), texts_of()
     result = measured(model, objective_of(ClassificationOptions()), texts, batch_size=5)
     assert result.keys() == {"loss", "accuracy", "examples"}
     model.eval()
     with torch.no_grad():
-        scores = torch.cat([model(torch.tensor(row.ids)[None]).head("classifier") for row in texts.rows])
-    labels = torch.tensor([row.label for row in texts.rows])
+        scores = torch.cat([model(torch.tensor(row.ids)[None]).head("classifier") for row in texts.given])
+    labels = torch.tensor([row.label for row in texts.given])
     assert result["loss"] == pytest.approx(float(F.cross_entropy(scores, labels)), rel=1e-5)
     assert result["accuracy"] == pytest.approx(float((scores.argmax(1) == labels).float().mean()))
 
 
 def test_masked_lm_asks_the_same_questions_every_time_and_other_seeds_ask_others():
     model, objective = build("masked_lm"), objective_of(MaskedLmOptions(mask_share=0.3, label_smoothing=0.1))
-    first, again, other = (measured(model, objective, Texts(), batch_size=5, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (measured(model, objective, texts_of(), batch_size=5, seed=seed) for seed in (1, 1, 2))
     assert first == again and first != other
     assert first.keys() == {"loss", "accuracy", "perplexity", "examples"}
-    plain = measured(model, objective_of(MaskedLmOptions(mask_share=0.3)), Texts(), batch_size=5, seed=1)
+    plain = measured(model, objective_of(MaskedLmOptions(mask_share=0.3)), texts_of(), batch_size=5, seed=1)
     assert first["perplexity"] == pytest.approx(math.exp(plain["loss"]), rel=1e-5)
 
 
 def test_several_objectives_report_each_term():
     model = build("masked_lm", "next_sentence")
     objective = objective_of(MaskedLmOptions(), NextSentenceOptions(weight=0.5))
-    result = measured(model, objective, Texts(), batch_size=5)
+    result = measured(model, objective, texts_of(), batch_size=5)
     assert result["loss"] == pytest.approx(result["masked_lm_loss"] + 0.5 * result["next_sentence_loss"])
     assert 0 <= result["next_sentence_accuracy"] <= 1 and "accuracy" in result and "perplexity" in result
 
@@ -114,10 +105,10 @@ def test_replaced_tokens_are_drawn_beside_the_streams_of_training():
     objective = objective_of(ReplacedTokenOptions(mask_share=0.3), generator=generator)
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    first = measured(model, objective, Texts(), batch_size=5)
+    first = measured(model, objective, texts_of(), batch_size=5)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(6)
-    assert measured(model, objective, Texts(), batch_size=5) == first
+    assert measured(model, objective, texts_of(), batch_size=5) == first
     assert first["loss"] == pytest.approx(50 * first["replaced_token_loss"] + first["generator_loss"])
     assert {"accuracy", "generator_accuracy"} <= first.keys() and "perplexity" not in first
 
@@ -128,7 +119,7 @@ def test_interruption_is_polled_before_every_batch():
     result = measured(
         build("classifier"),
         objective_of(ClassificationOptions()),
-        Texts(),
+        texts_of(),
         batch_size=5,
         work=Work(should_stop=lambda: next(answers), report=lambda done, total: seen.append((done, total))),
     )
@@ -136,7 +127,7 @@ def test_interruption_is_polled_before_every_batch():
     nothing = measured(
         build("classifier"),
         objective_of(ClassificationOptions()),
-        Texts(),
+        texts_of(),
         batch_size=5,
         work=Work(should_stop=lambda: True),
     )
@@ -145,14 +136,14 @@ def test_interruption_is_polled_before_every_batch():
 
 def test_no_samples_are_an_error():
     with pytest.raises(InputError, match="0 examples"):
-        measured(build("classifier"), objective_of(ClassificationOptions()), Texts(0), batch_size=5)
+        measured(build("classifier"), objective_of(ClassificationOptions()), texts_of(0), batch_size=5)
 
 
 @pytest.mark.parametrize("transform", [True, False])
 @pytest.mark.parametrize("batch_tokens", [1, 30, 10_000])
 def test_pseudo_perplexity_equals_a_plain_loop(transform: bool, batch_tokens: int):
     model = build("masked_lm", transform=transform).eval()
-    sequences = [row.ids for row in Texts(6).rows]
+    sequences = [row.ids for row in texts_of(6).given]
     losses = []
     with torch.no_grad():
         for ids in sequences:
@@ -167,7 +158,7 @@ def test_pseudo_perplexity_equals_a_plain_loop(transform: bool, batch_tokens: in
 
 
 def test_pseudo_perplexity_counts_at_most_the_tokens_asked_for_and_can_be_stopped():
-    model, sequences = build("masked_lm"), [row.ids for row in Texts(6).rows]
+    model, sequences = build("masked_lm"), [row.ids for row in texts_of(6).given]
     assert pseudo_perplexity(model, sequences, SPECIAL, max_tokens=9)["tokens"] == 9
     whole = pseudo_perplexity(model, sequences, SPECIAL)
     assert pseudo_perplexity(model, sequences, SPECIAL, max_tokens=10_000) == whole

@@ -11,7 +11,7 @@ import torch
 from tformer.build import build_model
 from tformer.data.shards.corpus import Example
 from tformer.data.sources.images import ImageExample
-from tformer.evaluation.predict import length_sorted_batches, predict_scores
+from tformer.evaluation.predict import GivenSamples, length_sorted_batches, predict_scores
 from tformer.objectives import build_objective
 from tformer.objectives.base import ImageContext, ObjectiveContext
 from tformer.objectives.labelled import ClassificationOptions
@@ -22,23 +22,14 @@ from tformer.workers.work import Work
 VOCAB, SEQ_LEN = 23, 16
 
 
-class Texts:
+def texts_of(count: int, *, order: np.ndarray | None = None) -> GivenSamples:
     """Texts of 1 to SEQ_LEN tokens, the second half of each of type 1."""
-
-    seq_len = SEQ_LEN
-
-    def __init__(self, count: int, *, order: np.ndarray | None = None) -> None:
-        rng = np.random.default_rng(0)
-        rows = [rng.integers(1, VOCAB, size=rng.integers(1, SEQ_LEN + 1)) for _ in range(count)]
-        self.rows = rows if order is None else [rows[index] for index in order]
-        self.lengths = np.array([len(row) for row in self.rows])
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def examples(self, epoch: int, indices: Any) -> list[Example]:
-        rows = [self.rows[index] for index in indices]
-        return [Example(row, token_type_ids=(np.arange(len(row)) >= len(row) // 2).astype(np.int64)) for row in rows]
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(1, VOCAB, size=rng.integers(1, SEQ_LEN + 1)) for _ in range(count)]
+    rows = rows if order is None else [rows[index] for index in order]
+    types = [(np.arange(len(row)) >= len(row) // 2).astype(np.int64) for row in rows]
+    examples = [Example(row, token_type_ids=each) for row, each in zip(rows, types, strict=True)]
+    return GivenSamples(examples, SEQ_LEN, np.array(list(map(len, rows)), dtype=np.int64))
 
 
 @pytest.fixture(scope="module", params=["cls", "mean", "eos"])
@@ -62,7 +53,7 @@ def collate_with(**options: Any):
 
 
 def test_scores_do_not_depend_on_batches_or_padding(model):
-    texts, reference = Texts(40), []
+    texts, reference = texts_of(40), []
     model.eval()
     for row in texts.examples(0, range(40)):
         with torch.no_grad():
@@ -79,13 +70,13 @@ def test_scores_do_not_depend_on_batches_or_padding(model):
 
 def test_scores_come_back_in_the_order_of_the_samples(model):
     order = np.random.default_rng(1).permutation(40)
-    plain = predict_scores(model, Texts(40), collate_with(), head="classifier", batch_size=8)
-    shuffled = predict_scores(model, Texts(40, order=order), collate_with(), head="classifier", batch_size=8)
+    plain = predict_scores(model, texts_of(40), collate_with(), head="classifier", batch_size=8)
+    shuffled = predict_scores(model, texts_of(40, order=order), collate_with(), head="classifier", batch_size=8)
     np.testing.assert_allclose(shuffled, plain[order], atol=1e-5)
 
 
 def test_batches_hold_every_sample_once_longest_first_within_their_tokens():
-    texts = Texts(100)
+    texts = texts_of(100)
     batches = list(length_sorted_batches(texts, batch_tokens=60))
     assert sorted(np.concatenate(batches).tolist()) == list(range(100))
     lengths = texts.lengths[np.concatenate(batches)]
@@ -95,7 +86,7 @@ def test_batches_hold_every_sample_once_longest_first_within_their_tokens():
 
 
 def test_a_sample_longer_than_a_batch_is_one_of_its_own():
-    assert all(len(batch) == 1 for batch in length_sorted_batches(Texts(5), batch_tokens=1))
+    assert all(len(batch) == 1 for batch in length_sorted_batches(texts_of(5), batch_tokens=1))
 
 
 def test_progress_counts_samples_and_interruption_leaves_nan(model):
@@ -103,7 +94,7 @@ def test_progress_counts_samples_and_interruption_leaves_nan(model):
     answers = iter([False, False, True])
     scores = predict_scores(
         model,
-        Texts(10),
+        texts_of(10),
         collate_with(),
         head="classifier",
         batch_size=4,
@@ -114,20 +105,12 @@ def test_progress_counts_samples_and_interruption_leaves_nan(model):
 
 
 def test_no_samples_have_no_scores(model):
-    assert len(predict_scores(model, Texts(0), collate_with(), head="classifier")) == 0
+    assert len(predict_scores(model, texts_of(0), collate_with(), head="classifier")) == 0
 
 
 def test_images_are_scored_too():
-    class Pictures:
-        seq_len, lengths = 5, None
-        pixels = np.random.default_rng(0).integers(0, 256, size=(9, 1, 4, 4), dtype=np.uint8)
-
-        def __len__(self) -> int:
-            return 9
-
-        def examples(self, epoch, indices):
-            return [ImageExample(self.pixels[index]) for index in indices]
-
+    pixels = np.random.default_rng(0).integers(0, 256, size=(9, 1, 4, 4), dtype=np.uint8)
+    pictures = GivenSamples([ImageExample(image) for image in pixels], 5)
     section = Model(
         d_model=8,
         max_seq_len=5,
@@ -141,7 +124,7 @@ def test_images_are_scored_too():
     ).collate
     model = build_model(section)
     small, large = (
-        predict_scores(model, Pictures(), collate, head="classifier", batch_tokens=tokens) for tokens in (10, 1000)
+        predict_scores(model, pictures, collate, head="classifier", batch_tokens=tokens) for tokens in (10, 1000)
     )
     assert small.shape == (9, 2)
     np.testing.assert_allclose(small, large, atol=1e-5)

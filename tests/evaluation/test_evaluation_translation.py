@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from tformer.build import build_model
 from tformer.data.shards.pair_tokens import join_pairs, tokenize_pairs
 from tformer.data.sources.tables import PairRow
-from tformer.decoding.score import score_targets
 from tformer.decoding.settings import BeamSettings
 from tformer.decoding.translate import Translation, Translator
 from tformer.evaluation.translation import (
@@ -193,30 +192,3 @@ def test_wrong_outputs_come_with_the_surest_first():
     translations = [Translation(text, (), score, score, "eos") for text, score in made]
     outputs = Outputs(["s"] * 4, ["x", "b", "c", "y"], translations)
     assert wrong_outputs(outputs) == [1, 3, 0] and wrong_outputs(outputs, lowercase=True) == [3, 0]
-
-
-def test_score_of_own_output_is_the_score_that_beam_search_reported():
-    """evaluate --score agrees with the beam to 1e-4 in fp32: one token is one character, so the text gives its ids."""
-    model = make()
-    settings = {"beam_size": 12, "n_best": 12, "length_penalty_type": "none"}
-    sources = [source for source, _ in ROWS if source]
-    found = translator(model, **settings).translate(sources)
-    own = [
-        (source, one)
-        for source, ones in zip(sources, found, strict=True)
-        for one in ones
-        if one.finish_reason == "eos" and one.text and TOKENIZER.encode(one.text) == list(one.ids[:-1])
-    ]
-    assert len(own) > 5
-    pairs = pairs_of([(source, one.text) for source, one in own])
-    examples = pairs.examples(0, range(len(pairs)))
-    scores = score_targets(
-        model,
-        [example.source.tolist() for example in examples],
-        [example.target.tolist() for example in examples],
-        start_ids=TARGET.prefix,
-        vocab_size=TOKENIZER.vocab_size,
-        batch_tokens=30,
-    )
-    for score, (_, one) in zip(scores, own, strict=True):
-        assert score.logprob == pytest.approx(one.logprob, abs=1e-4) == pytest.approx(one.score, abs=1e-4)

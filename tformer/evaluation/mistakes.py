@@ -103,9 +103,9 @@ def write_examples(
     """
 
     def cell(name: str, value: Any) -> str:
-        if isinstance(value, float):
-            return format(value, formats.get(name, ".6g"))
-        return ",".join(value) if isinstance(value, list) else as_text(value)
+        if name in formats:
+            return format(value, formats[name])
+        return ",".join(value) if isinstance(value, list) else as_text(value, digits=6)
 
     ending = path.suffix.lower()
     with open_output(path) as write:

@@ -71,7 +71,7 @@ def report_of(scored: Scored, *, intervals: bool = True) -> dict[str, Any]:
     if not len(scored):
         raise InputError("there is nothing to evaluate: 0 examples")
     metrics, resampled = METRICS[scored.kind](scored)
-    report = {"examples": len(scored), **metrics}
+    report: dict[str, Any] = {"examples": len(scored), **metrics}
     if intervals:
         report["intervals"] = {name: list(bootstrap_interval(*each)) for name, each in resampled.items()}
     return report if scored.thresholds is None else report | {"thresholds": asdict(scored.thresholds)}
@@ -83,7 +83,7 @@ def _of_classes(scored: Scored) -> tuple[dict[str, Any], Resampled]:
     confusion = confusion_matrix(labels, guesses, num_classes=count)
     classes = per_class(labels, guesses, num_classes=count)
     occurs_L = (confusion.sum(axis=0) + confusion.sum(axis=1)) > 0
-    metrics = {
+    metrics: dict[str, Any] = {
         "loss": float(-log_softmax(scored.scores)[np.arange(len(labels)), labels].mean()),
         "accuracy": accuracy(labels, guesses),
         **({f"accuracy_top{TOP}": top_k_accuracy(labels, scored.scores, TOP)} if count > TOP else {}),
@@ -109,7 +109,7 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
 def _of_labels(scored: Scored) -> tuple[dict[str, Any], Resampled]:
     true_NL, guess_NL, scores_NL = scored.truth, scored.guesses, scored.scores.astype(np.float64)
     labels, micro = per_label(true_NL, guess_NL), micro_scores(true_NL, guess_NL)
-    metrics = {
+    metrics: dict[str, Any] = {
         "loss": float(np.logaddexp(0.0, np.where(true_NL, -scores_NL, scores_NL)).mean()),
         "accuracy": subset_accuracy(true_NL, guess_NL),
         "f1_micro": micro.f1,

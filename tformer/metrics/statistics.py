@@ -12,7 +12,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -77,7 +77,10 @@ def pearson(xs: ArrayLike, ys: ArrayLike) -> np.ndarray:
         raise ValueError(f"expected two equally long lists of at least 2, found shapes {x.shape} and {y.shape}")
     varied = (np.ptp(x, axis=-1) > 0) & (np.ptp(y, axis=-1) > 0)  # exact: rounding of the mean leaves noise
     x, y = (side - side.mean(axis=-1, keepdims=True) for side in (x, y))
-    dot = partial(np.einsum, "...n,...n->...")
+
+    def dot(a: np.ndarray, b: np.ndarray) -> Any:
+        return np.einsum("...n,...n->...", a, b)
+
     spread = np.sqrt(dot(x, x)) * np.sqrt(dot(y, y))
     return np.divide(dot(x, y), spread, out=np.zeros(spread.shape), where=varied).clip(-1.0, 1.0)
 
