@@ -294,10 +294,7 @@ class EvaluationOptions(DataOptions):
 
 
 COMMON = frozenset(
-    {
-        *("run", "data", "batch_size", "by", "plot", "as_json"),
-        *("checkpoint", "device", "devices", "precision", "quantize"),
-    }
+    {"run", "data", "batch_size", "by", "plot", "as_json", "checkpoint", "device", "devices", "precision", "quantize"}
 )
 """Options that apply to every kind of data."""
 

@@ -77,10 +77,7 @@ def finish_axes(axes: Any) -> None:
 
 PLOT_SIZE = (5.4, 3.9)  # inches
 DOTS_PER_INCH = 110
-PLOT_STYLE: dict[str, Any] = {
-    "svg__fonttype": "none",
-    "font__size": 9,
-}  # text as text: small files that can be searched
+PLOT_STYLE: dict[str, Any] = {"svg__fonttype": "none", "font__size": 9}  # text as text: small, searchable files
 COMPRESSION: dict[str, Any] = {"svg": {}, "png": {"pil_kwargs": {"compress_level": 4}}}  # level 6 takes twice as long
 MANY_LINES = 100  # more lines become an image, also in an SVG
 PAINTED = (1280, 960)  # pixels of that image while drawing; halved afterwards, for smooth edges

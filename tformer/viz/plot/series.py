@@ -124,12 +124,8 @@ Axis = Literal["step", "tokens", "time"]
 AXES: tuple[Axis, ...] = ("step", "tokens", "time")
 ALL = "all"
 FIRST = ("loss", "perplexity", "bits_per_byte", "bits_per_character", "accuracy")
-LAST = (
-    "lr",
-    "tokens_per_second",
-    "grad_norm",
-    "peak_share",
-)  # of the training, not of the model: they have no best value
+# Of the training, not of the model: they have no best value.
+LAST = ("lr", "tokens_per_second", "grad_norm", "peak_share")
 WORDS = {
     "lr": "learning rate",
     "tokens_per_second": "tokens per second",
