@@ -72,20 +72,9 @@ def test_a_column_of_a_table_is_read(cli, random_run, tmp_path):
 
 
 def test_the_newest_run_is_the_default_and_its_recipe_names_the_data(cli, make_run, valid, monkeypatch):
-    recipe = f"""
-schema: 1
-data: {{valid: [{{path: "{valid}"}}]}}
-model:
-  d_model: 8
-  max_seq_len: 16
-  decoder: {{num_layers: 1, num_heads: 2, feedforward: {{d_ff: 16}}}}
-"""
-    run = make_run(recipe)
+    run = run_on(make_run, f'{{valid: [{{path: "{valid}"}}]}}')
     monkeypatch.chdir(run.parents[1])
-    assert (
-        cli("evaluate", "--json").out.split('"loss"')[1][:8]
-        == cli("evaluate", run, "--data", valid, "--json").out.split('"loss"')[1][:8]
-    )
+    assert figures_of(cli)["loss"] == figures_of(cli, run, "--data", valid)["loss"]
 
 
 def run_on(make_run, data):

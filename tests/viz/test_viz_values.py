@@ -136,7 +136,7 @@ def test_plots_stand_side_by_side_and_share_a_bar_with_an_equal_neighbour(
 ) -> None:
     lines = [Line(str(n), NUMBERS, NUMBERS + n) for n in range(5)]
     plot = Lines("x", "y", lines, ramp=Ramp("viridis", 0, 4, "token"), title="t")
-    draw_plots([plot] * count, "png", heading="h", captions=False)
+    draw_plots([plot] * count, "png", heading="h")
     panels = [axes for axes in figures[0].axes if axes.get_title()]
     assert [layout_of(axes) for axes in panels] == [(*layout, n) for n in range(count)]
     assert len(figures[0].axes) - count == math.ceil(count / layout[1]), "a bar at the end of each row"

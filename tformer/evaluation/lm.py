@@ -93,7 +93,6 @@ def evaluate_lm(
     batch_size: int,
     stride: int | None = None,
     document_mask: bool = False,
-    head: str = "lm",
     share: float = 1.0,
     work: Work = QUIET,
 ) -> dict[str, float]:
@@ -123,7 +122,7 @@ def evaluate_lm(
     def sums_of(batch: list[Window]) -> torch.Tensor:
         loaded = load_batch(corpus, batch, document_mask=document_mask).to(device)
         assert loaded.labels is not None
-        _, nll_sum, _, correct_sum = model(**loaded.model_inputs()).loss_terms(head, loaded.labels)
+        _, nll_sum, _, correct_sum = model(**loaded.model_inputs()).loss_terms("lm", loaded.labels)
         return torch.stack([nll_sum.double(), correct_sum.double()])
 
     began = time.perf_counter()
@@ -195,7 +194,6 @@ def pseudo_perplexity(
     special_ids: SpecialIds,
     *,
     places: np.ndarray | None = None,
-    head: str = "masked_lm",
     max_tokens: int | None = None,
     batch_tokens: int | None = None,
     work: Work = QUIET,
@@ -242,7 +240,7 @@ def pseudo_perplexity(
             torch.from_numpy(ids_MT).to(device),
             attention_mask=None if mask is None else torch.from_numpy(mask).to(device),
         )
-        nll: torch.Tensor = output.loss_terms(head, torch.from_numpy(labels_MT).to(device)).nll
+        nll: torch.Tensor = output.loss_terms("masked_lm", torch.from_numpy(labels_MT).to(device)).nll
         return nll.double()
 
     with inference(model):

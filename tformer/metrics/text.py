@@ -65,14 +65,12 @@ def require_tokenizer(tokenize: str) -> None:
     bleu(["."], ["."], tokenize=tokenize)
 
 
-def chrf(
-    hypotheses: Sequence[str], references: Sequence[str], *, word_order: int = 0, lowercase: bool = False
-) -> CorpusScore:
-    """Corpus chrF of one reference per hypothesis; `word_order=2` is chrF++."""
+def chrf(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> CorpusScore:
+    """Corpus chrF of one reference per hypothesis."""
     from sacrebleu.metrics.chrf import CHRF
 
     _check(hypotheses, references)
-    metric = CHRF(word_order=word_order, lowercase=lowercase)
+    metric = CHRF(lowercase=lowercase)
     score = metric.corpus_score(list(hypotheses), [list(references)])
     return CorpusScore(float(score.score), str(metric.get_signature()))
 

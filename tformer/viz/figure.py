@@ -86,17 +86,16 @@ MAX_NAMES = 24  # words along an axis
 CYCLIC = "twilight"  # its scale is an angle from 0 to 2π
 
 
-def draw_plots(plots: Sequence[Plot], format_: Literal["png", "svg"], *, heading: str, captions: bool = True) -> bytes:
+def draw_plots(plots: Sequence[Plot], format_: Literal["png", "svg"], *, heading: str) -> bytes:
     """All plots in one picture, each with its title, and their captions below.
 
     Args:
         plots: at least one; up to two stand side by side.
         heading: a line above all, for example the sizes.
-        captions: False omits them, for a paper with its own.
     """
     columns = 1 if len(plots) == 1 else 3 if len(plots) == 3 else 2
     rows = math.ceil(len(plots) / columns)
-    sentences = dict.fromkeys(plot.caption for plot in plots) if captions else {}
+    sentences = dict.fromkeys(plot.caption for plot in plots)
     words = "\n".join(textwrap.fill(sentence, int(LETTERS_PER_INCH * PLOT_SIZE[0] * columns)) for sentence in sentences)
     width, below = PLOT_SIZE[0] * columns, 0.16 * (words.count("\n") + 2) if words else 0.0
     height = PLOT_SIZE[1] * rows + 0.35 + below
