@@ -1,7 +1,7 @@
 """Mean and deviation over seeds, correlations (Pearson, Spearman) and percentile bootstrap intervals (Efron 1979).
 
 A bootstrap draws N examples with replacement and computes the metric again, many times; the middle 95 % of the results
-is its interval. The draws depend on a seed only, so a report is reproducible.
+is its interval. The draws are the same every time, so a report is reproducible.
 
 Shapes: N examples, S resamples.
 """
@@ -111,13 +111,9 @@ CHUNK_ELEMENTS = 2**20  # examples drawn at a time, which fit into the cache of 
 
 
 def bootstrap_interval(
-    statistic: Callable[..., np.ndarray],
-    *arrays: ArrayLike,
-    samples: int = SAMPLES,
-    seed: int = 0,
-    level: float = LEVEL,
+    statistic: Callable[..., np.ndarray], *arrays: ArrayLike, samples: int = SAMPLES
 ) -> tuple[float, float]:
-    """(low, high) of a statistic of N examples.
+    """(low, high) of a statistic of N examples, the middle 95 % of its resamples.
 
     Args:
         statistic: arrays [S, N, ...], each row one resample, the same for all arrays -> [S] numbers.
@@ -130,13 +126,13 @@ def bootstrap_interval(
     if len(lengths) != 1 or 0 in lengths:
         raise ValueError(f"expected equal, non-empty lists, found shapes {[column.shape for column in columns]}")
     size = lengths.pop()
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     values = np.empty(samples)
     rows = max(1, CHUNK_ELEMENTS // size)
     for start in range(0, samples, rows):
         index_SN = rng.integers(0, size, size=(min(rows, samples - start), size), dtype=np.int32)
         values[start : start + rows] = statistic(*(column[index_SN] for column in columns))
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 

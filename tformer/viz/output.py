@@ -53,12 +53,11 @@ def choose_output(output: Path | None, format_: str | None, *, stem: str, option
                 hint=f"name it {output.with_suffix('.html')}" + (", or use --format" if option == "-o" else ""),
             )
         kind = SUFFIXES[suffix]
-    if output is not None and str(output) == "-":
-        return Output(kind, None)
     if output is None and kind not in ON_STDOUT:
         output = Path(f"{stem}.{kind}")
-    if output is not None:
-        require_writable(output, option=option)
+    if output is None or str(output) == "-":
+        return Output(kind, None)
+    require_writable(output, option=option)
     return Output(kind, output)
 
 
