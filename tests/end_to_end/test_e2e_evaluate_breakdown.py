@@ -165,13 +165,6 @@ def test_python_draws_and_divides_too(encoder_run: Runs, tmp_path: Path) -> None
     assert report["by"]["axis"] == "length" and "Calibration" in file.read_text() and "curves" not in report
 
 
-def test_two_processes_report_the_same(figures: Figures, gpt: Path, text: Path) -> None:
-    one, two = (
-        figures(gpt, "--data", text, "--by", "position", "--batch-size", 2, "--devices", n)["by"] for n in (1, 2)
-    )
-    assert one["rows"] == [pytest.approx(row, abs=1e-6) for row in two["rows"]]
-
-
 @pytest.mark.parametrize(
     ("kind", "words", "expected"),
     [

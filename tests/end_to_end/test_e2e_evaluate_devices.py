@@ -23,6 +23,7 @@ Cli = Callable[..., Outcome]
 Runs = Callable[[str], Path]
 MakeRun = Callable[..., Path]
 Same = Callable[..., str]
+Pairs = tuple[object, ...]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks its processes")
 
 RATE = re.compile(r"(_per_second\"?:? )[0-9.e+]+")
@@ -36,7 +37,7 @@ def _a_time_limit() -> Iterator[None]:
 
 
 @pytest.fixture
-def same(cli: Cli) -> Callable[..., str]:
+def same(cli: Cli) -> Same:
     """`same(words)`: what `evaluate` writes in one process, which is what it writes in several, but for rates."""
 
     def run(*words: object, devices: int = 2) -> str:
@@ -51,7 +52,7 @@ def same(cli: Cli) -> Callable[..., str]:
 
 
 @pytest.fixture
-def pairs(tmp_path: Path) -> tuple[object, ...]:
+def pairs(tmp_path: Path) -> Pairs:
     """Options that name sources and targets of several lengths."""
     texts = [LETTERS[row % 5 : row % 5 + 1 + row % 4] for row in range(13)]
     (tmp_path / "source.txt").write_text("\n".join(texts) + "\n")
@@ -59,19 +60,12 @@ def pairs(tmp_path: Path) -> tuple[object, ...]:
     return ("--source", tmp_path / "source.txt", "--target", tmp_path / "target.txt")
 
 
-@pytest.mark.parametrize("kind", ["single", "pair", "multi", "score", "image"])
-def test_several_processes_report_on_labelled_examples_what_one_reports(
-    kind: str, same: Same, encoder_run: Runs
-) -> None:
-    found = same(encoder_run(kind), "--batch-size", 2, "--json")
-    assert '"examples": ' in found
-
-
-@pytest.mark.parametrize("kind", ["masked", "sentences", "electra"])
-def test_several_processes_corrupt_and_measure_text_as_one(kind: str, same: Same, encoder_run: Runs) -> None:
+@pytest.mark.parametrize("kind", ["single", "pair", "multi", "score", "image", "masked", "sentences", "electra"])
+def test_several_processes_report_what_one_reports(kind: str, same: Same, encoder_run: Runs) -> None:
     """The masks of a batch depend on its number, and sums are added in the order of the batches."""
     more = ("--pseudo-perplexity",) if kind == "masked" else ()
-    same(encoder_run(kind), "--batch-size", 2, "--json", *more, devices=3)
+    found = same(encoder_run(kind), "--batch-size", 2, "--json", *more, devices=3)
+    assert '"examples": ' in found
 
 
 def test_several_processes_read_the_windows_of_a_text_as_one(same: Same, random_run: MakeRun, tmp_path: Path) -> None:
@@ -81,6 +75,7 @@ def test_several_processes_read_the_windows_of_a_text_as_one(same: Same, random_
     found = same(run, "--data", tmp_path / "*.txt", "--batch-size", 2, "--json")
     assert '"bits_per_byte": ' in found
     same(run, "--data", tmp_path / "a.txt", "--batch-size", 1, "--stride", 5, devices=3)
+    same(run, "--data", tmp_path / "a.txt", "--batch-size", 2, "--by", "position", "--json")
 
 
 @pytest.fixture
@@ -93,9 +88,7 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_kernels")
-def test_several_processes_translate_and_compare_as_one(
-    same: Same, random_run: MakeRun, pairs: tuple[object, ...]
-) -> None:
+def test_several_processes_translate_and_compare_as_one(same: Same, random_run: MakeRun, pairs: Pairs) -> None:
     """Loss, BLEU, chrF and exact matches, with their signatures."""
     translator = random_run(SEQ2SEQ + "objectives: [{kind: seq2seq}]\n")
     found = same(translator, *pairs, "--batch-size", 2, "--json")
@@ -103,7 +96,7 @@ def test_several_processes_translate_and_compare_as_one(
     same(translator, *pairs, "--batch-size", 3, "--score", devices=3)
 
 
-def test_several_processes_score_continuations_as_one(same: Same, decoder: Path, pairs: tuple[object, ...]) -> None:
+def test_several_processes_score_continuations_as_one(same: Same, decoder: Path, pairs: Pairs) -> None:
     assert len(same(decoder, *pairs, "--score").splitlines()) == 13
 
 
