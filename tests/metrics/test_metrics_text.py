@@ -48,35 +48,7 @@ def test_bits_per_byte_needs_bytes() -> None:
         bits_per_byte(1.0, 0)
 
 
-HYPOTHESES = ["the cat sat on the mat .", "hello world , how are you"]
-REFERENCES = ["the cat is on the mat .", "hello world , how do you do"]
-
-
-def test_bleu_is_sacrebleus_with_its_signature() -> None:
-    result = bleu(HYPOTHESES, REFERENCES)
-    assert result.score == pytest.approx(sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES]).score)
-    assert "tok:13a" in result.signature and f"version:{sacrebleu.__version__}" in result.signature
-    assert bleu(REFERENCES, REFERENCES).score == pytest.approx(100)
-
-
-def test_bleu_names_what_was_asked_for() -> None:
-    assert "case:lc" in bleu(HYPOTHESES, REFERENCES, lowercase=True).signature
-    assert "tok:char" in bleu(HYPOTHESES, REFERENCES, tokenize="char").signature
-
-
-def test_chrf_is_sacrebleus_with_its_signature() -> None:
-    result = chrf(HYPOTHESES, REFERENCES)
-    assert result.score == pytest.approx(sacrebleu.corpus_chrf(HYPOTHESES, [REFERENCES]).score)
-    assert "nw:0" in result.signature
-
-
-@pytest.mark.parametrize("metric", [bleu, chrf])
-def test_translation_metrics_need_one_reference_each(metric: object) -> None:
-    with pytest.raises(ValueError, match="found 2 and 1"):
-        metric(HYPOTHESES, REFERENCES[:1])  # type: ignore[operator]
-
-
-WORD_REFERENCES = ["The dog ran over the hill.", "A man, who is old, sleeps here!", "Two birds are in the sky."]
+REFERENCES = ["The dog ran over the hill.", "A man, who is old, sleeps here!", "Two birds are in the sky."]
 OUTPUTS = ["The dog ran over a hill.", "A man who is old sleeps here!", "Two birds are in the sky."]
 
 
@@ -95,38 +67,34 @@ def fake_moses(monkeypatch):
 
 
 def test_equal_texts_have_the_highest_scores_and_signatures_name_what_was_done():
-    score = bleu(WORD_REFERENCES, WORD_REFERENCES)
+    score = bleu(REFERENCES, REFERENCES)
     assert score.score == pytest.approx(100.0) and "tok:13a" in score.signature and "case:mixed" in score.signature
-    assert "case:lc" in bleu(WORD_REFERENCES, WORD_REFERENCES, lowercase=True).signature
+    assert "case:lc" in bleu(REFERENCES, REFERENCES, lowercase=True).signature
     assert "tok:char" in bleu(["日本語です"], ["日本語です"], tokenize="char").signature
-    found = chrf(OUTPUTS, WORD_REFERENCES)
-    assert 50 < found.score < 100 and "nc:6" in found.signature
-    assert "case:lc" in chrf(OUTPUTS, WORD_REFERENCES, lowercase=True).signature
+    assert {"nc:6", "nw:0"} <= set(chrf(OUTPUTS, REFERENCES).signature.split("|"))
+    assert "case:lc" in chrf(OUTPUTS, REFERENCES, lowercase=True).signature
 
 
-def test_bleu_is_sacrebleus():
-    import sacrebleu
-
-    assert bleu(OUTPUTS, WORD_REFERENCES).score == sacrebleu.corpus_bleu(OUTPUTS, [WORD_REFERENCES]).score
+def test_bleu_and_chrf_are_those_of_sacrebleu():
+    found = bleu(OUTPUTS, REFERENCES)
+    assert found.score == sacrebleu.corpus_bleu(OUTPUTS, [REFERENCES]).score
+    assert f"version:{sacrebleu.__version__}" in found.signature
+    assert chrf(OUTPUTS, REFERENCES).score == sacrebleu.corpus_chrf(OUTPUTS, [REFERENCES]).score
 
 
 def test_lowercase_forgives_case_only_where_asked_for():
-    shouted = [text.upper() for text in WORD_REFERENCES]
-    assert bleu(shouted, WORD_REFERENCES).score < 50 < bleu(shouted, WORD_REFERENCES, lowercase=True).score
-    assert (
-        sequence_accuracy(shouted, WORD_REFERENCES) == 0
-        and sequence_accuracy(shouted, WORD_REFERENCES, lowercase=True) == 1
-    )
+    shouted = [text.upper() for text in REFERENCES]
+    assert bleu(shouted, REFERENCES).score < 50 < bleu(shouted, REFERENCES, lowercase=True).score
+    shares = [sequence_accuracy(shouted, REFERENCES, lowercase=lowercase) for lowercase in (False, True)]
+    assert shares == [0, 1]
 
 
 def test_sequence_accuracy_counts_equal_texts_whatever_white_space_parts_their_words():
-    assert sequence_accuracy(OUTPUTS, WORD_REFERENCES) == pytest.approx(1 / 3)
+    assert sequence_accuracy(OUTPUTS, REFERENCES) == pytest.approx(1 / 3)
     assert same_text(" a  b\t", "a b") and not same_text("ab", "a b") and same_text("", " ")
 
 
 def test_moses_is_bleu_of_normalized_tokens_and_says_so(fake_moses):
-    import sacrebleu
-
     output, reference = ["“the old Dog, ran.", "a b c d e"], ['"The old dog , ran .', "a b c d e"]
     score = bleu(output, reference, tokenize="moses", lowercase=True)
     plain = ['" the old dog , ran .', "a b c d e"]
@@ -146,9 +114,8 @@ def test_moses_without_its_package_says_what_to_install(monkeypatch):
 
 def test_real_moses_parts_signs_from_words():
     pytest.importorskip("sacremoses")
-    score = bleu(
-        ["A man, sleeping.", "It's 3.5 m"], ["a man , sleeping .", "it's 3.5 m"], tokenize="moses", lowercase=True
-    )
+    texts, references = ["A man, sleeping.", "It's 3.5 m"], ["a man , sleeping .", "it's 3.5 m"]
+    score = bleu(texts, references, tokenize="moses", lowercase=True)
     assert score.score == pytest.approx(100.0)
 
 
@@ -170,15 +137,16 @@ def test_a_tokenizer_without_its_package_says_what_to_install(monkeypatch):
 
 def test_tokenized_texts_are_told_of():
     tokenized = ["a dog .", "two dogs !", "a cat."]
-    note = tokenized_note(WORD_REFERENCES, tokenized)
+    note = tokenized_note(REFERENCES, tokenized)
     assert note is not None and "2 of 3 references" in note
-    assert tokenized_note(WORD_REFERENCES, WORD_REFERENCES) is None
+    assert tokenized_note(REFERENCES, REFERENCES) is None
     assert tokenized_note(["a dog .", "no"], ["x", "y"]) is None  # one line proves nothing
 
 
 def test_sides_of_different_length_are_a_mistake_of_the_caller():
-    with pytest.raises(ValueError, match="2 and 3"):
-        bleu(OUTPUTS[:2], WORD_REFERENCES)
+    for metric in (bleu, chrf, ter):
+        with pytest.raises(ValueError, match="2 and 3"):
+            metric(OUTPUTS[:2], REFERENCES)
     with pytest.raises(ValueError, match="0 and 0"):
         sequence_accuracy([], [])
 
