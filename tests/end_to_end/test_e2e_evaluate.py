@@ -222,34 +222,28 @@ def long_pairs(tmp_path: Path) -> Path:
     return path
 
 
-def figures_of(outcome: Any, *names: str) -> list[float]:
-    assert outcome.code == 0, outcome.err
-    document = json.loads(outcome.out)
-    return [document[name] for name in names]
-
-
+@pytest.mark.parametrize("recipe", [DECODER, SEQ2SEQ], ids=["text", "pairs"])
 @pytest.mark.parametrize("kind", COMPUTED)
-def test_a_causal_model_reads_windows_longer_than_it_was_made_for(
-    kind: str, cli: Cli, random_run: MakeRun, text: Path
+def test_models_read_texts_longer_than_they_were_made_for(
+    kind: str, recipe: str, figures: Figures, random_run: MakeRun, text: Path, long_pairs: Path
 ) -> None:
     """As the same weights do in a model that was made for that length."""
-    short = random_run(with_positions(DECODER, kind))
-    made_for_it = random_run(with_positions(DECODER, kind, max_seq_len=LONGER))
-    wanted = ("loss", "accuracy", "tokens", "seq_len")
-    found = figures_of(cli("evaluate", short, "--data", text, "--seq-len", LONGER, "--json"), *wanted)
-    assert found == pytest.approx(figures_of(cli("evaluate", made_for_it, "--data", text, "--json"), *wanted))
-    assert found[3] == LONGER
+    short, made_for_it = (random_run(with_positions(recipe, kind, max_seq_len=most)) for most in (TRAINED, LONGER))
+    decoded = ("--data", long_pairs, "--beam-size", 1, "--max-new-tokens", LONGER)
+    options = ("--data", text) if recipe == DECODER else decoded
+    found, expected = figures(short, *options, "--seq-len", LONGER), figures(made_for_it, *options)
+    wanted = ("loss", "accuracy", "tokens", "seq_len") if recipe == DECODER else ("loss", "accuracy", "bleu", "chrf")
+    assert [found[name] for name in wanted] == pytest.approx([expected[name] for name in wanted])
+    assert found.get("seq_len", LONGER) == LONGER
 
 
-def test_stride_is_held_against_the_asked_length(cli: Cli, random_run: MakeRun, text: Path) -> None:
-    run = random_run(with_positions(DECODER, "alibi"))
-    found = figures_of(
-        cli("evaluate", run, "--data", text, "--seq-len", 40, "--stride", 20, "--json"), "stride", "seq_len"
-    )
-    assert found == [20, 40]
-    assert "window of 40 tokens, found 41" in refusal(
-        cli("evaluate", run, "--data", text, "--seq-len", 40, "--stride", 41)
-    )
+def test_stride_is_held_against_the_asked_length(
+    cli: Cli, figures: Figures, random_run: MakeRun, text: Path
+) -> None:
+    words = (random_run(with_positions(DECODER, "alibi")), "--data", text, "--seq-len", 40, "--stride")
+    found = figures(*words, 20)
+    assert (found["stride"], found["seq_len"]) == (20, 40)
+    assert "window of 40 tokens, found 41" in refusal(cli("evaluate", *words, 41))
 
 
 def test_a_learned_table_refuses_windows_past_its_end(cli: Cli, random_run: MakeRun, text: Path) -> None:
@@ -288,18 +282,6 @@ def test_python_warns_of_them_too(random_run: MakeRun, text: Path) -> None:
     run = tformer.load(random_run(with_positions(DECODER, "learned", max_seq_len=40) + "data: {seq_len: 16}\n"))
     with pytest.warns(UserWarning, match=UNTRAINED):
         run.evaluate(text, seq_len=40)
-
-
-@pytest.mark.parametrize("kind", COMPUTED)
-def test_pairs_longer_than_in_training_are_measured_whole(
-    kind: str, cli: Cli, random_run: MakeRun, long_pairs: Path
-) -> None:
-    short = random_run(with_positions(SEQ2SEQ, kind))
-    made_for_it = random_run(with_positions(SEQ2SEQ, kind, max_seq_len=LONGER))
-    options = ("--data", long_pairs, "--beam-size", 1, "--max-new-tokens", LONGER, "--json")
-    wanted = ("loss", "accuracy", "bleu", "chrf", "examples")
-    found = figures_of(cli("evaluate", short, *options, "--seq-len", LONGER), *wanted)
-    assert found == pytest.approx(figures_of(cli("evaluate", made_for_it, *options), *wanted))
 
 
 def test_who_reads_cut_sources_hears_of_the_option(cli: Cli, random_run: MakeRun, long_pairs: Path) -> None:
