@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.browser.waiting import until
-from tests.viz.test_viz_picture import HOSTILE, PLOTS
+from tests.viz.test_viz_pictures import HOSTILE, PLOTS
 from tformer.viz.picture import render_plots
 
 
