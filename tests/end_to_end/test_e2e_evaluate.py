@@ -238,9 +238,7 @@ def test_models_read_texts_longer_than_they_were_made_for(
     assert found.get("seq_len", LONGER) == LONGER
 
 
-def test_stride_is_held_against_the_asked_length(
-    cli: Cli, figures: Figures, random_run: MakeRun, text: Path
-) -> None:
+def test_stride_is_held_against_the_asked_length(cli: Cli, figures: Figures, random_run: MakeRun, text: Path) -> None:
     words = (random_run(with_positions(DECODER, "alibi")), "--data", text, "--seq-len", 40, "--stride")
     found = figures(*words, 20)
     assert (found["stride"], found["seq_len"]) == (20, 40)

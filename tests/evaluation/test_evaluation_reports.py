@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from tformer.evaluation.mistakes import find_mistakes
-from tformer.evaluation.reports import log_softmax, report_lines, report_of
+from tformer.evaluation.reports import report_lines, report_of
 from tformer.evaluation.scored import MAX_CURVES, Scored, curves_of
 from tformer.metrics.classification import accuracy, f1_binary, f1_macro, mcc
 from tformer.metrics.statistics import distinct_places, pearson, spearman

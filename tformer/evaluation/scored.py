@@ -151,7 +151,11 @@ class Scored:
         """One of `labels` or `guesses` by name: a class, a list of labels, or a score."""
         if self.kind == "score":
             return float(label)
-        return self.names[label] if self.kind == "classes" else [self.names[n] for n in np.flatnonzero(label)]
+        return (
+            self.names[int(label)]
+            if self.kind == "classes"
+            else [self.names[n] for n in np.flatnonzero(label).tolist()]
+        )
 
 
 def choose_thresholds(rule: str, scored: Scored) -> tuple[Thresholds, list[str]]:
