@@ -17,6 +17,9 @@ from tformer.training.prepare import Prepared, whole_steps
 MOST_OF_OPERATIONS = 0.2
 """Operations of all validations, as a share of those of the training. One by time has `clock.MOST_VALIDATING`."""
 
+MOST_AT_THE_END = 1.0
+"""Operations of the validation on all held-out data at the end, as a multiple of those of the training."""
+
 FEW_OPERATIONS = 1e11
 """Validations with fewer operations in all read everything: a core computes them within two seconds."""
 
@@ -35,9 +38,11 @@ def plan_validations(prepared: Prepared, note: Callable[[str], None]) -> Prepare
     decided = start.resumed is not None or recipe.schedule.points is not None  # by the training that is repeated
     if share is None and not decided:
         most = MOST_OF_OPERATIONS if training.minutes is None else MOST_VALIDATING
-        share, times = _share(prepared, steps, -(-steps // every), most)
+        number = -(-steps // every)
+        share, times = _share(prepared, steps, number, most)
         if share is not None:
-            final = training.minutes is None if final is None else final
+            if final is None:
+                final = training.minutes is None and times <= number * MOST_AT_THE_END
             took = f"{times:.0f} times as long as" if times >= 1.5 else f"{times:.0%} of the time of"
             note(
                 f"validating on {share:.2g} of the held-out data, evenly spread: all of it would take {took} the "
