@@ -52,7 +52,8 @@ from tformer.evaluation.classifier import Classifier
 from tformer.evaluation.embed import EmbedOptions, embed_images, embed_texts
 from tformer.evaluation.options import EvaluationOptions
 from tformer.inside.heads import HeadReport
-from tformer.inside.options import HeadOptions
+from tformer.inside.options import HeadOptions, PatchOptions
+from tformer.inside.patching import AblationReport, PatchReport
 from tformer.loading import Loaded
 from tformer.support.device import default_cache_dir, resolve_device, use_one_thread_after_fork
 from tformer.support.errors import InputError
@@ -70,6 +71,7 @@ from tformer.training.session import run_training
 from tformer.viz.evaluation import choose_plot, draw_report
 from tformer.workers.work import QUIET, Work, never
 from tformer.workflows.heads import score_heads
+from tformer.workflows.patching import ablate, patch_prompts
 
 if TYPE_CHECKING:
     from tformer.workflows.folds import CrossValidation
@@ -99,7 +101,7 @@ OF_TABLES = dict.fromkeys(
     ("text_column", "text2_column", "invalid_utf8", "encoding", "delimiter"), "texts are given as strings"
 )
 NOT_OF_EVALUATE = OF_LOAD | {"json": RETURNED}
-NOT_OF_HEADS = OF_LOAD | {"output": RETURNED, "format": RETURNED}
+NOT_OF_INSIDE = OF_LOAD | {"output": RETURNED, "format": RETURNED}
 OF_COMMAND = {"dry_run": "the command shows it: tformer train --dry-run", "json": "it is the run's `summary`"}
 OF_PROCESSES = ("devices", "parallel", "max_restarts")
 NOT_OF_FOLDS = OF_COMMAND | {"resume": "the same call goes on where it stopped"}
@@ -359,10 +361,24 @@ class Run(Loaded):
         highest score.
         """
         with flags_as_keywords():
-            chosen = from_keywords(HeadOptions, options, caller="heads", without=NOT_OF_HEADS)
+            chosen = from_keywords(HeadOptions, options, caller="heads", without=NOT_OF_INSIDE)
             chosen.check()
             reports = score_heads(self, chosen, QUIET)
         return reports if chosen.over_training else reports[0]
+
+    def patch(
+        self, clean: str | None = None, corrupted: str | None = None, **options: Any
+    ) -> PatchReport | AblationReport:
+        """Activation patching between two prompts, or with ablate="zero" or "mean" an ablation (`tformer patch`).
+
+        The `maps` of the first have arrays `exact` and `estimate` [layers, tokens or heads]; the `parts` of an ablation
+        have metrics.
+        """
+        with flags_as_keywords():
+            values = {"clean": clean, "corrupted": corrupted} | options
+            chosen = from_keywords(PatchOptions, values, caller="patch", without=NOT_OF_INSIDE)
+            chosen.check()
+            return (patch_prompts if chosen.ablate is None else ablate)(self, chosen, QUIET)
 
     # --- copies for inference -----------------------------------------------------------------------------------------
 

@@ -52,3 +52,11 @@ def test_induction_heads_appear_and_the_model_copies_by_them(
     assert report.copying["repeated_accuracy"] > 0.95
     assert min(left, key=lambda each: left[each]) == (0, previous), "nothing is found without what came before"
     assert left[layer, head] < left[layer, 1 - head] and left[layer, head] < left[0, 1 - previous]
+
+    swapped = run.patch("Kx7QbmK", "Qx7KbmK")
+    assert (swapped.answer, swapped.wrong) == ("x", "b")
+    cells = {each.part: each.exact for each in swapped.maps}
+    assert cells["residual"][1].argmax() == 1, "after layer 0 the first x holds that K stood before it"
+    assert cells["heads"][0].argmax() == previous and cells["heads"][1].argmax() == head
+    worth = {each.name: each.metrics["loss"] for each in run.patch(ablate="zero").parts if each.head is not None}
+    assert sorted(worth, key=lambda name: -worth[name])[:2] == [f"L0H{previous}", f"L1H{head}"]

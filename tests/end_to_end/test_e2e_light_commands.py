@@ -60,6 +60,9 @@ NUMBERS = {
     "viz-pe -o {page}": "d-model positions base dims num-heads layer",
     "viz-pe --encoding t5_bias --format json": "num-heads positions",
     "viz-attention {decoder} --text abc --format json": "max-tokens layers heads top-k scale max-megabytes",
+    "heads {decoder} --format json": "length copies samples seed",
+    "heads {decoder} --data {text} --format json": "max-examples batch-size",
+    "patch {decoder} --ablate zero --data {text} --format json": "max-examples batch-size",
     "export {decoder} --out {new}": "shard-size",
     "bench attention --kinds full": "lengths batch-size num-heads head-dim",
     "bench train --arch gpt --preset char-cpu": "threads",
@@ -269,6 +272,7 @@ READ = [
     "runs list {pipe}", "runs show {pipe}", "runs compare {pipe} {decoder}", "plot {pipe} --format json",
     "inspect {pipe}", "inspect --config {pipe}", "inspect {pipe} --verify", "tokenize {pipe} --text a",
     "tokenize {decoder} --input {pipe}", "viz-pe --run {pipe} --format json", "viz-attention {pipe} --text a",
+    "heads {pipe}", "heads {decoder} --data {pipe}", "patch {pipe} --ablate zero",
     "import {pipe} --out {new}", "import {foreign} --out {new}", "inspect {foreign}", "export {pipe} --out {new}",
     "evaluate {pipe} --data {text}", "evaluate {decoder} --data {pipe}", "bench train --config {pipe}",
 ]  # fmt: skip

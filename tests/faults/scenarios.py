@@ -93,6 +93,8 @@ SCENARIOS = (
     Scenario("viz-attention", ("viz-attention", "runs/gpt", "--text", "a cat", "-o", "attention.html"), (GPT,),
              targets=("attention.html",)),
     Scenario("heads", ("heads", "runs/gpt", "-o", "heads.html"), (GPT,), targets=("heads.html",)),
+    Scenario("patch", ("patch", "runs/gpt", "--ablate", "zero", "--data", "text.txt", "-o", "worth.csv"),
+             (GPT, "work/text.txt"), targets=("worth.csv",)),
     Scenario("inspect -o", ("inspect", "runs/gpt", "-o", "report.txt"), (GPT,), targets=("report.txt",)),
     Scenario("doctor --clean", ("doctor", "--clean"), ("cache",), results=("cache",)),
     Scenario("sweep", SWEEP, (*TEXT, "work/grid")),

@@ -119,6 +119,11 @@ COMMANDS = {
         "heads",
         "Score attention heads: previous token, first token, duplicate, induction, alignment.",
     ),
+    "patch": Command(
+        LOOK_INSIDE,
+        "patch",
+        "Find the parts that an answer depends on: patch activations between two prompts, or ablate.",
+    ),
     "import": Command(EXCHANGE, "import_", "Convert a Hugging Face folder or repository to a checkpoint."),
     "export": Command(
         EXCHANGE,

@@ -182,6 +182,7 @@ def copying(
     ids_BT = repeated.ids_BT.to(next(model.parameters()).device)
     with inference(model):
         logits_BTV = model(ids_BT, replace=replace).logits[:, :-1]
+    require_finite(logits_BTV, "outputs")
     labels_BT = ids_BT[:, 1:]
     losses_BT = -logits_BTV.log_softmax(-1).gather(-1, labels_BT.unsqueeze(-1)).squeeze(-1)
     right_BT = (logits_BTV.argmax(-1) == labels_BT).double()

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, get_type_hints
 
 from tformer.evaluation.options import DataOptions
-from tformer.support.errors import InputError
-from tformer.support.options import DATA, Checkpoint, Device, Panel, PictureFormat, Run
+from tformer.support.errors import InputError, did_you_mean
+from tformer.support.options import (
+    DATA,
+    Checkpoint,
+    Device,
+    Panel,
+    PictureFormat,
+    Run,
+    comma_list,
+    declared_option,
+    flag_of,
+)
 
 RANDOM, SHOWN = Panel("Random tokens"), Panel("What is shown")
 MOST_SAMPLES = 10_000
@@ -73,3 +83,102 @@ class HeadOptions(DataOptions):
                 raise InputError(f"--{name} must be {bounds}, found {value:,}")
         if self.reads_data and self.random_option is not None:
             raise InputError(f"{self.random_option} is of random tokens, which are not read beside examples of data")
+
+
+PROMPTS, ABLATION = Panel("Two prompts"), Panel("Ablation")
+PATCHED = ("residual", "attention", "feedforward", "heads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchOptions(DataOptions):
+    """The options of `tformer patch`."""
+
+    run: Run = None
+    clean: Annotated[str | None, PROMPTS("--clean", metavar="TEXT", help="A prompt.")] = None
+    corrupted: Annotated[
+        str | None, PROMPTS("--corrupted", metavar="TEXT", help="A prompt of as many tokens with another answer.")
+    ] = None
+    target_prefix: Annotated[
+        str | None,
+        PROMPTS("--target-prefix", metavar="TEXT", help="Encoder-decoders: text before the answer.", rare=True),
+    ] = None
+    answer: Annotated[
+        str | None,
+        PROMPTS("--answer", metavar="TOKEN", help="Answer to --clean: a token or label.", default="the model's own"),
+    ] = None
+    wrong: Annotated[
+        str | None, PROMPTS("--wrong", metavar="TOKEN", help="Answer to --corrupted.", default="the model's own")
+    ] = None
+    metric: Annotated[
+        Literal["difference", "logit", "probability", "loss"] | None,
+        PROMPTS(
+            "--metric",
+            help="Logit of --answer minus that of --wrong, or logit, probability or loss of --answer.",
+            default="difference; scores: logit",
+        ),
+    ] = None
+    noising: Annotated[bool, PROMPTS("--noising", help="Patch the clean prompt instead: what is needed?")] = False
+    parts: Annotated[
+        str | None,
+        PROMPTS("--parts", metavar="residual,attention,feedforward,heads", help="What to patch.", default="all"),
+    ] = None
+    estimate: Annotated[
+        bool, PROMPTS("--estimate", help="Only the estimate by gradients (attribution patching).", rare=True)
+    ] = False
+    ablate: Annotated[
+        Literal["zero", "mean"] | None,
+        ABLATION(
+            "--ablate",
+            help="Measure the loss without each head and layer: zeros in its place, or its mean over all tokens.",
+        ),
+    ] = None
+    max_examples: Annotated[
+        int | None,
+        ABLATION("--max-examples", metavar="N", help="Number of examples, evenly spread.", default=str(MAX_EXAMPLES)),
+    ] = None
+    output: Annotated[
+        Path | None,
+        SHOWN("-o", "--output", metavar="FILE", help="File, whose suffix sets the format.", default="patch.html"),
+    ] = None
+    format: Annotated[PictureFormat, SHOWN] = None
+    checkpoint: Checkpoint = "best"
+    device: Device = "auto"
+
+    @property
+    def data_options(self) -> DataOptions:
+        """The options of the data alone."""
+        return DataOptions(**{each.name: getattr(self, each.name) for each in fields(DataOptions)})
+
+    @property
+    def chosen_parts(self) -> tuple[str, ...]:
+        """The parts to patch; those of cross-attention belong to attention and heads."""
+
+        def refuse(word: str) -> InputError:
+            return InputError(f"--parts {self.parts}: unknown part '{word}'", hint=did_you_mean(word, PATCHED))
+
+        named = comma_list(self.parts or ",".join(PATCHED), lambda word: word if word in PATCHED else None, refuse)
+        with_cross = {"attention": ("attention", "cross"), "heads": ("heads", "cross_heads")}
+        return tuple(dict.fromkeys(part for word in named for part in with_cross.get(word, (word,))))
+
+    def check(self) -> None:
+        """Raise InputError for what can be refused before anything is loaded."""
+        super().check()
+        hints = get_type_hints(PatchOptions, include_extras=True)
+        prompts = [
+            each.name
+            for each in fields(self)
+            if getattr(self, each.name) != each.default and declared_option(hints[each.name]).panel == PROMPTS.title
+        ]
+        of_data = [*self.data_options.given(), *(["max_examples"] if self.max_examples is not None else [])]
+        if self.ablate is not None and prompts:
+            raise InputError(f"--ablate and {flag_of(PatchOptions, prompts[0])} exclude each other")
+        if self.ablate is None and of_data:
+            raise InputError(f"{flag_of(PatchOptions, of_data[0])} is for --ablate, which was not given")
+        if self.ablate is None and None in (self.clean, self.corrupted):
+            missing = "--clean" if self.clean is None else "--corrupted"
+            raise InputError(
+                f"{missing} is missing", hint="two prompts: --clean TEXT --corrupted TEXT, or --ablate zero"
+            )
+        if self.metric in ("logit", "probability", "loss") and self.wrong is not None:
+            raise InputError(f"--wrong has no meaning with --metric {self.metric}")
+        _ = self.chosen_parts

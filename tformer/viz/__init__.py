@@ -11,6 +11,7 @@ pe/                   positional encodings (`viz-pe`)
 attention/            attention weights (`viz-attention`)
 plot/                 curves: of trainings (`plot`), of sweeps and of bench reports
 heads                 scores of attention heads (`heads`)
+patching              activation patching and ablation (`patch`)
 
 Importing the package imports neither torch nor matplotlib.
 """

@@ -1,0 +1,79 @@
+"""`tformer patch`: activation patching between two prompts, and ablation of heads and layers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tformer.cli.command import examples, takes_options
+from tformer.cli.process import StopFlag
+from tformer.cli.report import aligned, emit_document, progress_reporter, show_notes
+from tformer.inside.options import PatchOptions
+from tformer.support.files import refuse_to_replace
+
+if TYPE_CHECKING:
+    from tformer.inside.patching import AblationReport, PatchReport
+    from tformer.viz.output import Output
+
+EPILOG = examples(
+    '`tformer patch --clean "The Louvre is in" --corrupted "The Prado is in"`',
+    "`tformer patch --clean Kx7QbmK --corrupted Qx7KbmK -o circuit.svg`",
+    "`tformer patch runs/induction --ablate zero --format terminal`",
+    "`tformer patch runs/first --ablate mean --data book.txt -o worth.html`",
+)
+
+
+@takes_options
+def patch(options: PatchOptions) -> None:
+    """Find the parts that an answer depends on: patch activations between two prompts, or ablate.
+
+    Every layer and position of the residual stream, of attention and of feed-forward outputs, and every head, is taken
+    from the run on --clean into the run on --corrupted. A cell of 1 restores the answer to --clean, 0 changes nothing.
+    Attribution patching estimates all cells by gradients; its correlation with them is shown. --ablate measures on
+    --data how much loss each head, attention and feed-forward network saves.
+    """
+    options.check()
+    from tformer.viz.output import choose_output
+
+    chosen = choose_output(options.output, options.format, stem="patch")
+    read = [name for name in (options.data, options.source, options.target) if name is not None]
+    refuse_to_replace(chosen.path, read, option="-o")
+    with StopFlag() as flag:
+        from tformer.loading import load
+        from tformer.support.device import resolve_device
+        from tformer.viz import patching as viz
+        from tformer.workers.work import Work
+        from tformer.workflows.patching import ablate, patch_prompts
+
+        loaded = load(options.run, device=resolve_device(options.device), which=options.checkpoint)
+        show_notes((f"model: {loaded.path}", *loaded.notes), dim=True)
+        work = Work(progress_reporter, flag.should_stop, lambda text: show_notes([text], dim=True))
+        report: PatchReport | AblationReport
+        if options.ablate is None:
+            report = patch_prompts(loaded, options, work)
+            show_notes(viz.patch_lines(report), dim=True)
+        else:
+            report = ablate(loaded, options, work)
+            show_notes([f"measured on {report.data}"], dim=True)
+    emit_document(chosen, _content(report, chosen, str(loaded.path)))
+    if chosen.path is not None:
+        show_notes([f"wrote {chosen.path}"], dim=True)
+
+
+def _content(report: PatchReport | AblationReport, chosen: Output, path: str) -> str | bytes:
+    from tformer.inside.patching import PatchReport
+    from tformer.viz import patching as viz
+    from tformer.viz.picture import render_plots
+
+    name = path.partition("/checkpoints/")[0].rpartition("/")[2]
+    if isinstance(report, PatchReport):
+        if chosen.format in ("json", "csv"):
+            return viz.patch_json(report, run=path) if chosen.format == "json" else viz.patch_csv(report)
+        plots, title = viz.patch_plots(report), f"{'Noising' if report.noising else 'Denoising'} of {name}"
+    else:
+        if chosen.format in ("json", "csv"):
+            return viz.ablation_json(report, run=path) if chosen.format == "json" else viz.ablation_csv(report)
+        if chosen.format == "terminal":
+            table = viz.ablation_table(report)
+            return "\n".join([*aligned(table, right=table[0][2:]), ""])
+        plots, title = viz.ablation_plots(report), f"What each part of {name} is worth"
+    return render_plots(plots, chosen.format, title=title, to_file=chosen.path is not None)

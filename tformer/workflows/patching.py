@@ -1,0 +1,159 @@
+"""The work of `tformer patch`: two prompts as inputs with their answers, or the data of an ablation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tformer.data.encoding import token_text
+from tformer.decoding.inference import inference
+from tformer.decoding.prompts import task_prefix
+from tformer.inside.options import MAX_EXAMPLES, PatchOptions
+from tformer.inside.patching import Ablation, AblationReport, PatchReport, Question, ablations, answers, patch
+from tformer.loading import Loaded
+from tformer.support.errors import InputError, require_finite
+from tformer.tasks.base import require_finite_loss
+from tformer.tasks.evaluate import held_out_data
+from tformer.viz.attention.reading import Inputs, Reading, read
+from tformer.workers.work import Work
+
+HEADS = ("lm", "masked_lm", "classifier", "regression")
+SHOWN_ANSWERS = 3  # in a message
+
+
+def patch_prompts(loaded: Loaded, options: PatchOptions, work: Work) -> PatchReport:
+    """Patch between `options.clean` and `options.corrupted`.
+
+    Raises InputError for a model without an answer at one place, prompts of different numbers of tokens, answers that
+    are no token or label, and prompts with the same answer.
+    """
+    if loaded.recipe.model.patches is not None:
+        raise InputError(
+            f"{loaded.path} reads images: patching needs two prompts", hint="--ablate zero measures its parts"
+        )
+    head = next(iter(loaded.model.heads), None)
+    if head not in HEADS:
+        raise InputError(f"{loaded.path} has the head {head}, which answers no prompt; expected {', '.join(HEADS)}")
+    if head == "masked_lm":
+        loaded = replace(loaded, tokenizer=loaded.text_tokenizer.reading_special())
+    assert options.clean is not None and options.corrupted is not None
+    clean, corrupted = (_reading(loaded, text, options) for text in (options.clean, options.corrupted))
+    for side, one in clean.sides.items():
+        if len(one) != len(corrupted.sides[side]):
+            raise InputError(
+                f"--clean has {len(one)} tokens, --corrupted {len(corrupted.sides[side])}: positions can be patched "
+                "between prompts of equal length only",
+                hint="tformer tokenize RUN --text TEXT shows the tokens",
+            )
+    device = next(loaded.model.parameters()).device
+    inputs = [{name: value.to(device) for name, value in each.inputs.items()} for each in (clean, corrupted)]
+    at = _place_of_answer(loaded, head, *inputs)
+    metric = options.metric or ("logit" if head == "regression" else "difference")
+    if head == "regression" and metric != "logit":
+        raise InputError(f"--metric {metric}: {loaded.path} answers with one number", hint="--metric logit")
+    with inference(loaded.model):
+        logits = [answers(loaded.model, each, at)[0] for each in inputs]
+    for each in logits:
+        require_finite(each, "logits")
+    own = [int(each.argmax()) for each in logits]
+    answer = own[0] if options.answer is None else _answer_id(loaded, head, options.answer, "--answer")
+    wrong = own[1] if options.wrong is None else _answer_id(loaded, head, options.wrong, "--wrong")
+    if metric == "difference" and answer == wrong:
+        raise InputError(
+            f"both answers are '{_answer_text(loaded, head, answer)}', whose difference is 0",
+            hint="name the answers with --answer and --wrong, or measure --metric probability",
+        )
+    question = Question(inputs[0], inputs[1], at, answer, wrong, metric)
+    with work.part("patching", unit="layers") as part:
+        maps, first, second = patch(
+            loaded.model,
+            question,
+            options.chosen_parts,
+            noising=options.noising,
+            only_estimate=options.estimate,
+            work=part,
+        )
+    return PatchReport(
+        {side: one.tokens for side, one in clean.sides.items()},
+        _answer_text(loaded, head, answer),
+        _answer_text(loaded, head, wrong) if metric == "difference" else None,
+        metric,
+        options.noising,
+        first,
+        second,
+        maps,
+    )
+
+
+def _reading(loaded: Loaded, text: str, options: PatchOptions) -> Reading:
+    """A prompt as inputs; the decoder of an encoder-decoder reads what it starts from and `target_prefix`."""
+    writes = loaded.model.is_encoder_decoder and "lm" in loaded.model.heads
+    if options.target_prefix is not None and not writes:
+        raise InputError(f"--target-prefix: {loaded.path} has no decoder beside an encoder")
+    if loaded.model.is_encoder_decoder:
+        text = task_prefix(loaded.recipe, None)[0] + text
+    return read(loaded, Inputs(text, target=(options.target_prefix or "") if writes else None))
+
+
+def _place_of_answer(loaded: Loaded, head: str, clean: dict[str, Any], corrupted: dict[str, Any]) -> int | None:
+    """The position of the answer: the last one, or the [MASK] of both prompts; None: the model answers once."""
+    if head == "lm":
+        return -1
+    if head != "masked_lm":
+        return None
+    mask = loaded.text_tokenizer.special.mask
+    places = [(each["input_ids"][0] == mask).nonzero().flatten().tolist() for each in (clean, corrupted)]
+    if len(places[0]) != 1 or places[0] != places[1]:
+        raise InputError(
+            f"found [MASK] at {places[0]} in --clean and at {places[1]} in --corrupted, expected one in the same place"
+        )
+    return int(places[0][0])
+
+
+def _answer_id(loaded: Loaded, head: str, text: str, flag: str) -> int:
+    if head in ("classifier", "regression"):
+        labels = loaded.recipe.data.labels
+        if text not in labels:
+            known = ", ".join(labels[:SHOWN_ANSWERS]) or "one number"
+            raise InputError(f"{flag} '{text}' is no label of {loaded.path}", hint=f"it has {known}")
+        return labels.index(text)
+    tokenizer = loaded.target_tokenizer
+    ids = tokenizer.encode(text)
+    if len(ids) != 1:
+        raise InputError(
+            f"{flag} '{text}' has {len(ids)} tokens, expected one", hint="the space before a word often belongs to it"
+        )
+    return ids[0]
+
+
+def _answer_text(loaded: Loaded, head: str, answer: int) -> str:
+    labels = loaded.recipe.data.labels
+    if head in ("classifier", "regression"):
+        return labels[answer] if answer < len(labels) else str(answer)
+    return token_text(loaded.target_tokenizer, answer)
+
+
+def ablate(loaded: Loaded, options: PatchOptions, work: Work) -> AblationReport:
+    """The loss on the named or the run's own data without each head and layer."""
+    assert options.ablate is not None
+    held_out = held_out_data(loaded, options.data_options, work, max_examples=options.max_examples or MAX_EXAMPLES)
+
+    def measure(model: Any) -> dict[str, float]:
+        metrics = dict(held_out.measure(model, replace(work, report=lambda *_: None)))
+        require_finite_loss(metrics["loss"])
+        return metrics
+
+    whole, found = measure(loaded.model), list[Ablation]()
+    total = _number_of_parts(loaded)
+    with work.part("ablating", total=total, unit="parts") as part:
+        for each in ablations(loaded.model, options.ablate, measure, work=part):
+            found.append(each)
+            part.report(len(found), total)
+    return AblationReport(options.ablate, held_out.name, whole, found)
+
+
+def _number_of_parts(loaded: Loaded) -> int:
+    stacks = [stack for stack in (loaded.model.encoder, loaded.model.decoder) if stack is not None]
+    blocks = [block for stack in stacks for block in stack.layers]
+    modules = [each for block in blocks for each in (block.self_attention, block.cross_attention) if each is not None]
+    return len(blocks) + sum(1 + module.num_heads for module in modules)
