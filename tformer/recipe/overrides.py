@@ -64,6 +64,18 @@ def flag_origin(dotted: str) -> Origin:
     return Origin(f"flag {name}", name)
 
 
+def read_set(text: str) -> tuple[str, Any]:
+    """The key and the value of one `--set key=value`. Raises InputError for another text."""
+    dotted, equals, value = text.partition("=")
+    dotted = dotted.strip()
+    if not equals or not dotted or not dotted.isprintable():
+        found = fitted(as_one_line(text), MAX_SHOWN)
+        raise InputError(
+            f"--set: found '{found}', expected key=value", hint="for example --set optimizer.weight_decay=0.1"
+        )
+    return dotted, parse_value(value, name=f"--set {dotted}")
+
+
 class Draft:
     """An unfinished recipe: plain data, and the origin of every value that is not a default."""
 
@@ -104,18 +116,12 @@ class Draft:
 
     def assign_text(self, text: str) -> None:
         """One `--set key=value` of the command line."""
-        dotted, equals, value = text.partition("=")
-        dotted = dotted.strip()
-        if not equals or not dotted or not dotted.isprintable():
-            found = fitted(as_one_line(text), MAX_SHOWN)
-            raise InputError(
-                f"--set: found '{found}', expected key=value", hint="for example --set optimizer.weight_decay=0.1"
-            )
+        dotted, value = read_set(text)
         if dotted in NOT_SETTABLE:
             raise InputError(f"--set: {dotted} cannot be set: {NOT_SETTABLE[dotted]}")
         if dotted.count(".") >= MAX_DEPTH:
             raise InputError(f"--set: {dotted}: nested more than {MAX_DEPTH} levels deep")
-        self.assign(dotted, parse_value(value, name=f"--set {dotted}"), SET)
+        self.assign(dotted, value, SET)
 
     def origin_of(self, path: KeyPath) -> Origin:
         """The origin of the value at `path`, or else that of the mapping or list around it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -85,23 +85,10 @@ class RunSummary:
         return self.tokens / self.seconds if self.tokens and self.seconds else None
 
     def to_json(self) -> dict[str, Any]:
-        best = self.best
-        return {
-            "run": str(self.path),
-            "state": self.state,
-            "problems": self.problems,
-            "arch": self.recipe and self.recipe.arch,
-            "preset": self.recipe and self.recipe.preset,
-            "parameters": self.parameters,
-            "step": self.step,
-            "max_steps": self.max_steps,
-            "best": None if best is None else {"metric": best.metric, "value": best.value, "step": best.step},
-            "seconds": self.seconds,
-            "tokens": self.tokens,
-            "tokens_per_second": self.tokens_per_second,
-            "size_bytes": self.size_bytes,
-            "updated": self.updated,
-        }
+        of_recipe = {name: self.recipe and getattr(self.recipe, name) for name in ("arch", "preset")}
+        names = ("parameters", "step", "max_steps", "best", "seconds", "tokens", "tokens_per_second", "size_bytes")
+        own = {name: getattr(self, name) for name in (*names, "updated")} | {"best": self.best and asdict(self.best)}
+        return {"run": str(self.path), "state": self.state, "problems": self.problems, **of_recipe, **own}
 
 
 def summarize_run(path: str | Path) -> RunSummary:

@@ -33,9 +33,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from tformer.recipe.overrides import read_set
 from tformer.recipe.problems import EXPECTED, UNKNOWN_KEY, Problem, raise_problems, unusable_values
 from tformer.recipe.sections import Positive, Section
-from tformer.recipe.yaml_text import Document, KeyPath, describe, parse_value, parse_yaml, read_yaml
+from tformer.recipe.yaml_text import Document, KeyPath, describe, parse_yaml, read_yaml
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.shipped import SWEEPS, preset_folder
 
@@ -221,10 +222,10 @@ def plan_of_flags(
         "config": None if config is None else str(config),
         "arch": arch,
         "preset": preset,
-        "set": dict(_parse_set(text) for text in sets),
+        "set": dict(map(read_set, sets)),
         "train": list(train),
         "vary": axes,
-        "evaluate": dict(_parse_evaluate(text) for text in evaluate),
+        "evaluate": dict(map(_parse_evaluate, evaluate)),
     }
     return validated(Document({**of_plan, "tasks": [task]}, {}), "", expand=False)
 
@@ -243,15 +244,6 @@ def parse_vary(text: str) -> tuple[str, list[Any]]:
         raise InputError(
             f"--vary {keys}: the values '{values}' are no YAML list: {error.message}", hint=error.hint
         ) from None
-
-
-def _parse_set(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise InputError(
-            f"--set: found '{text}', expected key=value", hint="for example --set optimizer.weight_decay=0.1"
-        )
-    return key.strip(), parse_value(value, name=f"--set {key.strip()}")
 
 
 def _parse_evaluate(text: str) -> tuple[str, list[str]]:
