@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -91,6 +93,20 @@ def cli(capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
             code = exit_.code if isinstance(exit_.code, int) else 1
         out, err = capfd.readouterr()
         return Outcome(code, out, err)
+
+    return run
+
+
+@pytest.fixture
+def figures(cli: Callable[..., Outcome]) -> Callable[..., dict[str, Any]]:
+    """`figures(run, *arguments)`: the JSON report of an evaluation that must succeed."""
+
+    def run(*arguments: object) -> dict[str, Any]:
+        outcome = cli("evaluate", *arguments, "--json")
+        assert outcome.code == 0, outcome.err
+        [line] = outcome.out.splitlines()
+        document: dict[str, Any] = json.loads(line)
+        return document
 
     return run
 

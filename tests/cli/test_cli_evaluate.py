@@ -21,19 +21,14 @@ def valid(tmp_path):
     return path
 
 
-def test_json_is_one_document_with_every_figure(cli, random_run, valid):
-    outcome = cli("evaluate", random_run, "--data", valid, "--json")
-    assert outcome.code == 0, outcome.err
-    [line] = outcome.out.splitlines()
-    figures = json.loads(line)
-    assert figures["tokens"] == 20 * 17  # every character but the first is predicted
-    assert figures["bytes"] == 20 * 17 + 2
-    assert figures["perplexity"] == pytest.approx(math.exp(figures["loss"]))
-    assert figures["bits_per_byte"] == pytest.approx(
-        figures["loss"] * figures["tokens"] / math.log(2) / figures["bytes"]
-    )
-    assert 0 <= figures["accuracy"] <= 1 and figures["tokens_per_second"] > 0
-    assert (figures["step"], figures["seq_len"], figures["stride"]) == (3, 16, 16)
+def test_json_is_one_document_with_every_figure(figures, random_run, valid):
+    found = figures(random_run, "--data", valid)
+    assert found["tokens"] == 20 * 17  # every character but the first is predicted
+    assert found["bytes"] == 20 * 17 + 2
+    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
+    assert found["bits_per_byte"] == pytest.approx(found["loss"] * found["tokens"] / math.log(2) / found["bytes"])
+    assert 0 <= found["accuracy"] <= 1 and found["tokens_per_second"] > 0
+    assert (found["step"], found["seq_len"], found["stride"]) == (3, 16, 16)
 
 
 def test_plain_output_is_one_figure_a_line(cli, random_run, valid):
@@ -42,9 +37,9 @@ def test_plain_output_is_one_figure_a_line(cli, random_run, valid):
     assert names == ["loss", "perplexity", "bits_per_byte", "accuracy", "tokens", "tokens_per_second"]
 
 
-def test_batch_size_changes_nothing_and_stride_and_precision_little(cli, random_run, valid):
+def test_batch_size_changes_nothing_and_stride_and_precision_little(figures, random_run, valid):
     def loss(*more):
-        return json.loads(cli("evaluate", random_run, "--data", valid, "--json", *more).out)["loss"]
+        return figures(random_run, "--data", valid, *more)["loss"]
 
     assert loss("--batch-size", 1) == pytest.approx(loss("--batch-size", 50), abs=1e-6)
     assert loss("--stride", 4) != loss()
@@ -52,29 +47,29 @@ def test_batch_size_changes_nothing_and_stride_and_precision_little(cli, random_
     assert loss("--precision", "bf16") == pytest.approx(loss(), rel=0.05)
 
 
-def test_standard_input_and_folders_are_read(cli, random_run, valid, monkeypatch):
-    expected = json.loads(cli("evaluate", random_run, "--data", valid, "--json").out)["loss"]
-    assert json.loads(cli("evaluate", random_run, "--data", valid.parent, "--json").out)["loss"] == expected
+def test_standard_input_and_folders_are_read(figures, random_run, valid, monkeypatch):
+    expected = figures(random_run, "--data", valid)["loss"]
+    assert figures(random_run, "--data", valid.parent)["loss"] == expected
     with valid.open() as file:
         monkeypatch.setattr("sys.stdin", file)
-        figures = json.loads(cli("evaluate", random_run, "--data", "-", "--json").out)
-    assert (figures["loss"], figures["data"]) == (expected, "standard input")
+        found = figures(random_run, "--data", "-")
+    assert (found["loss"], found["data"]) == (expected, "standard input")
 
 
-def test_a_column_of_a_table_is_read(cli, random_run, tmp_path):
+def test_a_column_of_a_table_is_read(figures, random_run, tmp_path):
     table = tmp_path / "table.csv"
     table.write_text("number,words\n1,abc fed\n2,cab\n")
-    by_name = json.loads(cli("evaluate", random_run, "--data", table, "--text-column", "words", "--json").out)
+    by_name = figures(random_run, "--data", table, "--text-column", "words")
     table.write_text("1,abc fed\n2,cab\n")  # a number means that no row holds names
-    by_number = json.loads(cli("evaluate", random_run, "--data", table, "--text-column", "1", "--json").out)
+    by_number = figures(random_run, "--data", table, "--text-column", "1")
     assert by_name["loss"] == by_number["loss"]
     assert by_name["bytes"] == len("abc fed") + len("cab")
 
 
-def test_the_newest_run_is_the_default_and_its_recipe_names_the_data(cli, make_run, valid, monkeypatch):
+def test_the_newest_run_is_the_default_and_its_recipe_names_the_data(figures, make_run, valid, monkeypatch):
     run = run_on(make_run, f'{{valid: [{{path: "{valid}"}}]}}')
     monkeypatch.chdir(run.parents[1])
-    assert figures_of(cli)["loss"] == figures_of(cli, run, "--data", valid)["loss"]
+    assert figures()["loss"] == figures(run, "--data", valid)["loss"]
 
 
 def run_on(make_run, data):
@@ -92,52 +87,45 @@ training: {{precision: fp32}}
     )
 
 
-def figures_of(cli, *arguments):
-    outcome = cli("evaluate", *arguments, "--json")
-    assert outcome.code == 0, outcome.err
-    [line] = outcome.out.splitlines()
-    return json.loads(line)
-
-
-def test_without_data_the_held_out_part_of_the_training_text_is_evaluated(cli, make_run, valid, tmp_path):
+def test_without_data_the_held_out_part_of_the_training_text_is_evaluated(figures, make_run, valid, tmp_path):
     run = run_on(make_run, f'{{train: [{{path: "{valid}"}}], valid_fraction: 0.2}}')
     text = valid.read_text(encoding="utf-8")
     rest = tmp_path / "rest.txt"
     rest.write_text(text[int(len(text) * 0.8) :], encoding="utf-8")
-    found, expected = figures_of(cli, run), figures_of(cli, run, "--data", rest)
+    found, expected = figures(run), figures(run, "--data", rest)
     assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6)
     assert (found["tokens"], found["bytes"]) == (expected["tokens"], expected["bytes"])
     assert found["data"] == f"the last 20% of {valid}"
 
 
-def test_without_any_data_in_the_recipe_the_built_in_text_is_split(cli, make_run, valid, monkeypatch):
+def test_without_any_data_in_the_recipe_the_built_in_text_is_split(figures, make_run, valid, monkeypatch):
     from tformer.data.sources.builtin import BUILTINS, DEFAULTS, Builtin
 
     monkeypatch.setitem(DEFAULTS, "text", "builtin:letters")
     monkeypatch.setitem(BUILTINS, "letters", Builtin("letters", "text", lambda: [valid.read_text(encoding="utf-8")]))
-    found = figures_of(cli, run_on(make_run, "{}"))
+    found = figures(run_on(make_run, "{}"))
     assert found["data"] == "the last 10% of builtin:letters"
     assert found["tokens"] == 341 - int(341 * 0.9) - 1
 
 
-def test_several_validation_sources_are_one_figure(cli, make_run, valid, tmp_path):
+def test_several_validation_sources_are_one_figure(figures, make_run, valid, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text("hhh \nb\n" * 9)
     run = run_on(make_run, f'{{valid: [{{path: "{valid}"}}, {{path: "{other}"}}]}}')
-    parts = [figures_of(cli, run, "--data", path) for path in (valid, other)]
-    found = figures_of(cli, run)
+    parts = [figures(run, "--data", path) for path in (valid, other)]
+    found = figures(run)
     tokens = sum(part["tokens"] for part in parts)
     assert (found["tokens"], found["bytes"]) == (tokens, sum(part["bytes"] for part in parts))
     assert found["loss"] == pytest.approx(sum(part["loss"] * part["tokens"] for part in parts) / tokens)
     assert found["data"] == f"{valid}, {other}"
 
 
-def test_without_packing_documents_are_evaluated_alone(cli, make_run, tmp_path):
+def test_without_packing_documents_are_evaluated_alone(figures, make_run, tmp_path):
     rows = tmp_path / "rows.csv"
     rows.write_text("text\nabc fed\ncab\ngab eh\n")
 
     def loss(data):
-        return figures_of(cli, run_on(make_run, data), "--data", rows)["loss"]
+        return figures(run_on(make_run, data), "--data", rows)["loss"]
 
     assert loss("{packing: none}") == loss("{document_mask: true}") != loss("{}")
 
@@ -154,11 +142,11 @@ def test_skipped_binary_files_are_told(cli, random_run, valid):
     assert "skipped 1" in outcome.err and json.loads(outcome.out)["tokens"] == 20 * 17
 
 
-def test_an_infinite_perplexity_is_null_in_json(cli, random_run, valid, monkeypatch):
-    figures = {"loss": 1e4, "perplexity": math.inf, "bits_per_byte": 1.0, "accuracy": 0.0, "tokens": 1, "bytes": 1}
-    figures["tokens_per_second"] = 1.0
-    monkeypatch.setattr("tformer.tasks.text.evaluate_lm", lambda *_args, **_kwargs: figures)
-    assert figures_of(cli, random_run, "--data", valid)["perplexity"] is None
+def test_an_infinite_perplexity_is_null_in_json(cli, figures, random_run, valid, monkeypatch):
+    found = {"loss": 1e4, "perplexity": math.inf, "bits_per_byte": 1.0, "accuracy": 0.0, "tokens": 1, "bytes": 1}
+    found["tokens_per_second"] = 1.0
+    monkeypatch.setattr("tformer.tasks.text.evaluate_lm", lambda *_args, **_kwargs: found)
+    assert figures(random_run, "--data", valid)["perplexity"] is None
     assert "perplexity inf" in cli("evaluate", random_run, "--data", valid).out
 
 
@@ -248,19 +236,13 @@ def refusal(outcome):
     return outcome.err
 
 
-def scored(cli, *arguments):
-    outcome = cli("evaluate", *arguments, "--score", "--json")
-    assert outcome.code == 0, outcome.err
-    return json.loads(outcome.out)
-
-
-def test_every_continuation_is_scored_as_a_plain_loop_does(cli, random_run, files):
+def test_every_continuation_is_scored_as_a_plain_loop_does(figures, random_run, files):
     import torch
 
     import tformer
 
     loaded = tformer.load(random_run)
-    document = scored(cli, random_run, *files)
+    document = figures(random_run, *files, "--score")
     assert (document["step"], document["data"]) == (3, str(files[1]))
     newline = loaded.tokenizer.encode("\n")  # what an empty prompt begins from without a special token
     for prompt, target, score in zip(PROMPTS, TARGETS, document["scores"], strict=True):
@@ -275,29 +257,30 @@ def test_every_continuation_is_scored_as_a_plain_loop_does(cli, random_run, file
     assert document["perplexity"] == pytest.approx(math.exp(-document["logprob"] / document["tokens"]))
 
 
-def test_plain_output_is_one_log_probability_a_line(cli, random_run, files):
+def test_plain_output_is_one_log_probability_a_line(cli, figures, random_run, files):
     lines = cli("evaluate", random_run, *files, "--score").out.splitlines()
-    expected = [score["logprob"] for score in scored(cli, random_run, *files)["scores"]]
+    expected = [score["logprob"] for score in figures(random_run, *files, "--score")["scores"]]
     assert [float(line) for line in lines] == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_table_holds_both_sides(cli, random_run, files, tmp_path):
+def test_a_table_holds_both_sides(figures, random_run, files, tmp_path):
     rows = [f"{prompt}\t{target}" for prompt, target in zip(PROMPTS, TARGETS, strict=True)]
     named = write(tmp_path / "table.tsv", ["source\ttarget", *rows])
-    assert scored(cli, random_run, "--data", named)["scores"] == scored(cli, random_run, *files)["scores"]
+    expected = figures(random_run, *files, "--score")["scores"]
+    assert figures(random_run, "--data", named, "--score")["scores"] == expected
     other = write(tmp_path / "other.tsv", ["q\ta", *rows])
     columns = ["--source-column", "q", "--target-column", "a"]
-    assert scored(cli, random_run, "--data", other, *columns)["scores"] == scored(cli, random_run, *files)["scores"]
+    assert figures(random_run, "--data", other, *columns, "--score")["scores"] == expected
 
 
-def test_the_score_is_what_a_beam_reported(cli, random_run, tmp_path):
+def test_the_score_is_what_a_beam_reported(cli, figures, random_run, tmp_path):
     prompts = ["abc", "fed", "h"]
     found = cli("generate", random_run, "--input", write(tmp_path / "p", prompts), "--beam-size", 3, "--json")
     best = [json.loads(line)["completions"][0] for line in found.out.splitlines()]
     table = tmp_path / "own.jsonl"
     pairs = zip(prompts, best, strict=True)
     write(table, [json.dumps({"source": prompt, "target": one["text"]}) for prompt, one in pairs])
-    for score, one in zip(scored(cli, random_run, "--data", table)["scores"], best, strict=True):
+    for score, one in zip(figures(random_run, "--data", table, "--score")["scores"], best, strict=True):
         assert score["logprob"] == pytest.approx(one["logprob"], abs=1e-4) and score["tokens"] == len(one["ids"])
 
 

@@ -55,13 +55,6 @@ def pair(tmp_path):
     return ["--source", write(tmp_path / "a.en", SOURCES), "--target", write(tmp_path / "a.de", TARGETS)]
 
 
-def figures_of(cli, *arguments):
-    outcome = cli("evaluate", *arguments, "--json")
-    assert outcome.code == 0, outcome.err
-    [line] = outcome.out.splitlines()
-    return json.loads(line)
-
-
 def refusal(outcome) -> str:
     assert (outcome.code, outcome.out) == (2, ""), outcome.err
     assert "Traceback" not in outcome.err
@@ -82,13 +75,13 @@ def translations(run, sources, **settings):
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
-def test_json_is_one_document_with_every_figure_and_signature(cli, run, pair):
-    figures = figures_of(cli, run, *pair)
-    assert figures["perplexity"] == pytest.approx(math.exp(figures["loss"]), rel=1e-5)
-    assert 0 <= figures["accuracy"] <= 1 and figures["examples"] == len(SOURCES)
-    assert "tok:13a" in figures["bleu_signature"] and "nc:6" in figures["chrf_signature"]
-    assert {"bleu", "chrf", "sequence_accuracy", "sentences_per_second"} <= figures.keys()
-    assert (figures["step"], figures["data"]) == (3, str(pair[1]))
+def test_json_is_one_document_with_every_figure_and_signature(figures, run, pair):
+    found = figures(run, *pair)
+    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]), rel=1e-5)
+    assert 0 <= found["accuracy"] <= 1 and found["examples"] == len(SOURCES)
+    assert "tok:13a" in found["bleu_signature"] and "nc:6" in found["chrf_signature"]
+    assert {"bleu", "chrf", "sequence_accuracy", "sentences_per_second"} <= found.keys()
+    assert (found["step"], found["data"]) == (3, str(pair[1]))
 
 
 def test_plain_output_is_one_figure_a_line_with_signatures(cli, run, pair):
@@ -99,47 +92,47 @@ def test_plain_output_is_one_figure_a_line_with_signatures(cli, run, pair):
     assert signature.startswith("nrefs:1|case:mixed|eff:no|tok:13a")
 
 
-def test_own_outputs_as_references_are_perfect(cli, run, tmp_path):
+def test_own_outputs_as_references_are_perfect(figures, run, tmp_path):
     outputs = [ones[0].text for ones in translations(run, SOURCES, beam_size=2)]
     files = ["--source", write(tmp_path / "s", SOURCES), "--target", write(tmp_path / "t", outputs)]
-    assert figures_of(cli, run, *files, "--beam-size", 2)["sequence_accuracy"] == 1
-    other = figures_of(cli, run, *files, "--beam-size", 1, "--length-penalty", 2, "--length-penalty-type", "gnmt")
-    assert other["loss"] == pytest.approx(figures_of(cli, run, *files, "--batch-size", 1)["loss"], abs=1e-5)
+    assert figures(run, *files, "--beam-size", 2)["sequence_accuracy"] == 1
+    other = figures(run, *files, "--beam-size", 1, "--length-penalty", 2, "--length-penalty-type", "gnmt")
+    assert other["loss"] == pytest.approx(figures(run, *files, "--batch-size", 1)["loss"], abs=1e-5)
 
 
-def test_outputs_at_their_limit_are_cut_or_ended_as_in_generate(cli, run, tmp_path):
+def test_outputs_at_their_limit_are_cut_or_ended_as_in_generate(figures, run, tmp_path):
     for how in ("cut", "end"):
         outputs = [ones[0].text for ones in translations(run, SOURCES, max_new_tokens=2, at_limit=how)]
         files = ["--source", write(tmp_path / "s", SOURCES), "--target", write(tmp_path / "t", outputs)]
-        figures = figures_of(cli, run, *files, "--max-new-tokens", 2, "--at-limit", how)
-        assert figures["sequence_accuracy"] == 1
+        found = figures(run, *files, "--max-new-tokens", 2, "--at-limit", how)
+        assert found["sequence_accuracy"] == 1
 
 
-def test_a_table_gives_the_same_as_aligned_files(cli, run, pair, tmp_path):
+def test_a_table_gives_the_same_as_aligned_files(figures, run, pair, tmp_path):
     rows = [f"{n}\t{target}\t{source}" for n, (source, target) in enumerate(zip(SOURCES, TARGETS, strict=True))]
     table = write(tmp_path / "pairs.tsv", ["number\tgerman\tenglish", *rows])
-    found = figures_of(cli, run, "--data", table, "--source-column", "english", "--target-column", "german")
-    expected = figures_of(cli, run, *pair)
+    found = figures(run, "--data", table, "--source-column", "english", "--target-column", "german")
+    expected = figures(run, *pair)
     for name in ("loss", "accuracy", "bleu", "chrf", "sequence_accuracy"):
         assert found[name] == pytest.approx(expected[name], abs=1e-6)
 
 
-def test_each_side_may_have_a_vocabulary_of_its_own(cli, make_pair_run, tmp_path):
+def test_each_side_may_have_a_vocabulary_of_its_own(figures, make_pair_run, tmp_path):
     run = make_pair_run(target_letters="uvwxyz")
     files = ["--source", write(tmp_path / "s", SOURCES), "--target", write(tmp_path / "t", ["uvw"] * len(SOURCES))]
-    assert figures_of(cli, run, *files)["examples"] == len(SOURCES)
-    assert len(figures_of(cli, run, *files, "--score")["scores"]) == len(SOURCES)
+    assert figures(run, *files)["examples"] == len(SOURCES)
+    assert len(figures(run, *files, "--score")["scores"]) == len(SOURCES)
 
 
-def test_lowercase_and_the_tokenizer_of_bleu_are_in_the_signature(cli, run, pair):
-    figures = figures_of(cli, run, *pair, "--lowercase", "--bleu-tokenize", "char")
-    assert "case:lc" in figures["bleu_signature"] and "tok:char" in figures["bleu_signature"]
-    assert "case:lc" in figures["chrf_signature"]
+def test_lowercase_and_the_tokenizer_of_bleu_are_in_the_signature(figures, run, pair):
+    found = figures(run, *pair, "--lowercase", "--bleu-tokenize", "char")
+    assert "case:lc" in found["bleu_signature"] and "tok:char" in found["bleu_signature"]
+    assert "case:lc" in found["chrf_signature"]
 
 
-def test_no_decode_gives_the_loss_alone(cli, run, pair):
-    figures = figures_of(cli, run, *pair, "--no-decode")
-    assert "bleu" not in figures and figures["loss"] == pytest.approx(figures_of(cli, run, *pair)["loss"], abs=1e-6)
+def test_no_decode_gives_the_loss_alone(cli, figures, run, pair):
+    found = figures(run, *pair, "--no-decode")
+    assert "bleu" not in found and found["loss"] == pytest.approx(figures(run, *pair)["loss"], abs=1e-6)
     names = [line.split()[0] for line in cli("evaluate", run, *pair, "--no-decode").out.splitlines()]
     assert names == ["loss", "perplexity", "accuracy", "examples"]
 
@@ -160,13 +153,13 @@ def test_tokenized_references_are_told_of(cli, run, tmp_path):
 # --- which data -------------------------------------------------------------------------------------------------------
 
 
-def test_without_options_the_runs_own_validation_data_is_read(cli, make_pair_run, pair):
+def test_without_options_the_runs_own_validation_data_is_read(figures, make_pair_run, pair):
     recipe = f'data: {{valid: [{{path: "{pair[1]}", target_path: "{pair[3]}"}}]}}'
-    found, expected = figures_of(cli, make_pair_run(recipe)), figures_of(cli, make_pair_run(), *pair)
+    found, expected = figures(make_pair_run(recipe)), figures(make_pair_run(), *pair)
     assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6) and found["data"] == expected["data"]
 
 
-def test_without_validation_data_what_training_held_out_is_read(cli, make_pair_run, tmp_path):
+def test_without_validation_data_what_training_held_out_is_read(figures, make_pair_run, tmp_path):
     from tformer.data.shards.pair_tokens import tokenize_pairs
     from tformer.data.sources.pairs import open_pairs
     from tformer.loading import load
@@ -186,43 +179,43 @@ def test_without_validation_data_what_training_held_out_is_read(cli, make_pair_r
     rest = pairs.split(fraction=0.2)[1]
     held_out = [rest.texts(index) for index in range(len(rest))]
     named = write(tmp_path / "held_out.tsv", ["\t".join(row) for row in held_out])
-    found, expected = figures_of(cli, run), figures_of(cli, run, "--data", named)
+    found, expected = figures(run), figures(run, "--data", named)
     assert found["examples"] == len(held_out) and found["data"] == f"20% of {table}, held out"
     assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6)
 
 
-def test_the_prefix_of_the_runs_task_stands_before_named_sources(cli, make_pair_run, pair, tmp_path):
+def test_the_prefix_of_the_runs_task_stands_before_named_sources(figures, make_pair_run, pair, tmp_path):
     recipe = f'data: {{train: [{{path: "{pair[1]}", target_path: "{pair[3]}", prefix: "be "}}]}}'
     files = ["--source", write(tmp_path / "s", [f"be {source}" for source in SOURCES]), *pair[2:]]
-    found, expected = figures_of(cli, make_pair_run(recipe), *pair), figures_of(cli, make_pair_run(), *files)
+    found, expected = figures(make_pair_run(recipe), *pair), figures(make_pair_run(), *files)
     assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6)
 
 
 @pytest.mark.parametrize("size", [None, 1, 5, 6])
-def test_a_beam_that_the_recipes_groups_do_not_divide_is_searched_without_them(cli, make_pair_run, pair, size):
+def test_a_beam_that_the_recipes_groups_do_not_divide_is_searched_without_them(figures, make_pair_run, pair, size):
     groups = make_pair_run(generation=", beam_groups: 3, diversity_penalty: 0.5")
     options = [] if size is None else ["--beam-size", size]
-    found = figures_of(cli, groups, *pair, *options)
+    found = figures(groups, *pair, *options)
     if size in (1, 5):
-        assert found["chrf"] == pytest.approx(figures_of(cli, make_pair_run(), *pair, *options)["chrf"])
+        assert found["chrf"] == pytest.approx(figures(make_pair_run(), *pair, *options)["chrf"])
 
 
-def test_named_data_is_read_by_its_own_columns_where_it_lacks_the_runs(cli, make_pair_run, pair, tmp_path):
+def test_named_data_is_read_by_its_own_columns_where_it_lacks_the_runs(figures, make_pair_run, pair, tmp_path):
     run = make_pair_run("data: {columns: {source: english, target: german}}")
-    expected = figures_of(cli, run, *pair)
+    expected = figures(run, *pair)
     rows = [f"{target}\t{source}" for source, target in zip(SOURCES, TARGETS, strict=True)]
     for header in ("german\tenglish", "target\tsource", "translation\tenglish"):
-        found = figures_of(cli, run, "--data", write(tmp_path / "pairs.tsv", [header, *rows]))
+        found = figures(run, "--data", write(tmp_path / "pairs.tsv", [header, *rows]))
         assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6), header
     turned = write(tmp_path / "turned.tsv", ["english\tgerman", *rows])  # the other direction, on demand
-    found = figures_of(cli, run, "--data", turned, "--source-column", "german", "--target-column", "english")
+    found = figures(run, "--data", turned, "--source-column", "german", "--target-column", "english")
     assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6)
 
 
 # --- scores of given targets ------------------------------------------------------------------------------------------
 
 
-def test_score_agrees_with_what_beam_search_reported(cli, run, tmp_path):
+def test_score_agrees_with_what_beam_search_reported(cli, figures, run, tmp_path):
     """Exactness: the log-probability of the beam's own output, force-decoded by the command (1e-4, fp32)."""
     from tformer.loading import load
 
@@ -237,7 +230,7 @@ def test_score_agrees_with_what_beam_search_reported(cli, run, tmp_path):
     assert len(own) > 5
     files = ["--source", write(tmp_path / "s", [source for source, _ in own])]
     files += ["--target", write(tmp_path / "t", [one.text for _, one in own])]
-    document = figures_of(cli, run, *files, "--score")
+    document = figures(run, *files, "--score")
     for score, (_, one) in zip(document["scores"], own, strict=True):
         assert score["logprob"] == pytest.approx(one.logprob, abs=1e-4)
         assert score["tokens"] == len(one.ids)
@@ -247,12 +240,12 @@ def test_score_agrees_with_what_beam_search_reported(cli, run, tmp_path):
     assert [float(line) for line in lines] == pytest.approx([one.logprob for _, one in own], abs=1e-4)
 
 
-def test_the_scores_of_all_targets_are_the_loss(cli, run, pair):
-    document, figures = figures_of(cli, run, *pair, "--score"), figures_of(cli, run, *pair, "--no-decode")
-    assert -document["logprob"] / document["tokens"] == pytest.approx(figures["loss"], abs=1e-5)
+def test_the_scores_of_all_targets_are_the_loss(figures, run, pair):
+    document, found = figures(run, *pair, "--score"), figures(run, *pair, "--no-decode")
+    assert -document["logprob"] / document["tokens"] == pytest.approx(found["loss"], abs=1e-5)
 
 
-def test_a_target_that_would_be_cut_is_not_scored(cli, make_pair_run, tmp_path):
+def test_a_target_that_would_be_cut_is_not_scored(cli, figures, make_pair_run, tmp_path):
     """Lengths of training do not count: the model reads 16 tokens of each side."""
     run = make_pair_run("data: {seq_len: 6}")
     whole, longer, cut = ["abc abc abc"], ["abcdefghabcdefgh"], ["abc a"]
@@ -260,10 +253,10 @@ def test_a_target_that_would_be_cut_is_not_scored(cli, make_pair_run, tmp_path):
     def files(sources, targets):
         return ["--source", write(tmp_path / "s", ["a", *sources]), "--target", write(tmp_path / "t", ["a", *targets])]
 
-    [_, score] = figures_of(cli, run, *files(["ab"], whole), "--score")["scores"]
+    [_, score] = figures(run, *files(["ab"], whole), "--score")["scores"]
     assert score["tokens"] == len(whole[0]) + 1
-    assert figures_of(cli, run, *files(["ab"], whole), "--no-decode")["loss"] == pytest.approx(
-        figures_of(cli, run, *files(["ab"], cut), "--no-decode")["loss"]  # as in training
+    assert figures(run, *files(["ab"], whole), "--no-decode")["loss"] == pytest.approx(
+        figures(run, *files(["ab"], cut), "--no-decode")["loss"]  # as in training
     )
     for sides, told in (((["ab"], longer), "the target has 17 tokens"), ((longer, ["ab"]), "the source has 18 tokens")):
         message = refusal(cli("evaluate", run, *files(*sides), "--score")).replace("\n", " ")
@@ -302,7 +295,7 @@ def test_moses_without_its_package_says_what_to_install(cli, run, pair, monkeypa
 
 
 @pytest.mark.parametrize("kind", ["span_corruption", "denoising"])
-def test_a_model_that_restores_texts_is_evaluated_on_texts(cli, make_pair_run, kind, tmp_path):
+def test_a_model_that_restores_texts_is_evaluated_on_texts(figures, make_pair_run, kind, tmp_path):
     text = write(tmp_path / "text.txt", ["dead beef cab", "abc hgf ed"] * 9)
-    figures = figures_of(cli, make_pair_run(kind=kind), "--data", text)
-    assert figures["perplexity"] == pytest.approx(math.exp(figures["loss"]), rel=1e-4)
+    found = figures(make_pair_run(kind=kind), "--data", text)
+    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]), rel=1e-4)

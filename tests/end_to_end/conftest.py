@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -115,20 +113,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def random_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`random_run(...)`: a run with random weights; arguments as of `build_run`."""
     return lambda *arguments, **options: build_run(tmp_path_factory.mktemp("home"), *arguments, **options)
-
-
-@pytest.fixture
-def figures(cli: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
-    """`figures(run, *arguments)`: the JSON report of an evaluation that must succeed."""
-
-    def run(*arguments: object) -> dict[str, Any]:
-        outcome = cli("evaluate", *arguments, "--json")
-        assert outcome.code == 0, outcome.err
-        [line] = outcome.out.splitlines()
-        document: dict[str, Any] = json.loads(line)
-        return document
-
-    return run
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from tformer.metrics.thresholds import choose_threshold
 
 Cli = Callable[..., Any]
 Runs = Callable[[str], Path]
+Figures = Callable[..., dict[str, Any]]
 FILE = "thresholds.json"
 WORDS = ("the cat", "the saw", "the cat and the saw", "the dog and the cat and the axe", "hammer", "the owl")
 
@@ -33,18 +34,11 @@ def test_set(tmp_path: Path) -> Path:
     return write_table(tmp_path / "test.tsv", ("label", "text"), [*sentences(30, 9)])
 
 
-def report(cli: Cli, *words: object) -> dict[str, Any]:
-    outcome = cli("evaluate", *words, "--json")
-    assert outcome.code == 0, outcome.err
-    found: dict[str, Any] = json.loads(outcome.out)
-    return found
-
-
 def answers(run: Path, texts: tuple[str, ...] = WORDS) -> list[str | None]:
     return [answer.label for answer in tformer.load(run).classify(list(texts))]
 
 
-def test_a_number_decides_in_evaluate_classify_and_python(cli: Cli, run_of: Runs) -> None:
+def test_a_number_decides_in_evaluate_classify_and_python(cli: Cli, figures: Figures, run_of: Runs) -> None:
     run = run_of("single")
     plain = [tformer.load(run).classify(text).probabilities["tool"] for text in WORDS]
     limit = float(np.sort(plain)[1] + np.sort(plain)[2]) / 2  # two of the texts are below
@@ -59,8 +53,8 @@ def test_a_number_decides_in_evaluate_classify_and_python(cli: Cli, run_of: Runs
     assert f"threshold {limit:.4f} of 'tool'" in shown.err
     [document] = [json.loads(cli("classify", run, "--text", WORDS[0], "--json").out)]
     assert document["label"] == expected[0]
-    confusion = report(cli, run)["confusion"]
-    assert np.array(confusion).sum() == report(cli, run)["examples"]
+    confusion = figures(run)["confusion"]
+    assert np.array(confusion).sum() == figures(run)["examples"]
 
 
 def test_classify_takes_a_threshold_for_two_classes_once(cli: Cli, run_of: Runs) -> None:
@@ -71,11 +65,11 @@ def test_classify_takes_a_threshold_for_two_classes_once(cli: Cli, run_of: Runs)
     assert cli("classify", run, "--text", "the saw").out.startswith("tool\t")
 
 
-def test_a_half_is_the_default(cli: Cli, run_of: Runs, test_set: Path) -> None:
+def test_a_half_is_the_default(figures: Figures, run_of: Runs, test_set: Path) -> None:
     run = run_of("single")
-    before, labels = report(cli, run, "--data", test_set), answers(run)
-    assert report(cli, run, "--data", test_set, "--threshold", 0.99)["confusion"] != before["confusion"]
-    back = report(cli, run, "--data", test_set, "--threshold", 0.5)
+    before, labels = figures(run, "--data", test_set), answers(run)
+    assert figures(run, "--data", test_set, "--threshold", 0.99)["confusion"] != before["confusion"]
+    back = figures(run, "--data", test_set, "--threshold", 0.5)
     assert {name: back[name] for name in ("accuracy", "f1_binary", "mcc", "confusion", "ece", "loss")} == {
         name: before[name] for name in ("accuracy", "f1_binary", "mcc", "confusion", "ece", "loss")
     }
@@ -83,27 +77,27 @@ def test_a_half_is_the_default(cli: Cli, run_of: Runs, test_set: Path) -> None:
 
 
 def test_a_rule_is_applied_to_validation_data_not_to_the_data_that_is_measured(
-    cli: Cli, run_of: Runs, test_set: Path
+    figures: Figures, run_of: Runs, test_set: Path
 ) -> None:
     run = run_of("single")
     wrong = write_table(
         test_set.with_name("wrong.tsv"), ("label", "text"), [("tool", "the cat"), ("animal", "the saw")]
     )
-    on_validation = report(cli, run, "--threshold", "best-f1")["thresholds"]
-    elsewhere = report(cli, run, "--threshold", "best-f1", "--data", wrong)
+    on_validation = figures(run, "--threshold", "best-f1")["thresholds"]
+    elsewhere = figures(run, "--threshold", "best-f1", "--data", wrong)
     assert elsewhere["thresholds"] == on_validation == {"rule": "best-f1", "values": on_validation["values"]}
     assert elsewhere["examples"] == 2 and elsewhere["accuracy"] == 0.0
-    assert report(cli, run, "--data", test_set)["thresholds"] == on_validation  # stored
+    assert figures(run, "--data", test_set)["thresholds"] == on_validation  # stored
 
 
-def test_a_rule_of_a_run_is_the_rule_on_its_probabilities(cli: Cli, run_of: Runs) -> None:
+def test_a_rule_of_a_run_is_the_rule_on_its_probabilities(cli: Cli, figures: Figures, run_of: Runs) -> None:
     run = run_of("multi")
     rows = write_table(run.parent / "own.tsv", ("labels", "text"), many(60))
     valid = run.parent / "valid"
     outcome = cli("train", "--init-from", run, "--data", rows, "--valid", rows, "--max-steps", 1, "--lr", 1e-9,
                   "--objective", "multi_label", "--out", valid)  # fmt: skip
     assert outcome.code == 0, outcome.err
-    found = report(cli, valid, "--threshold", "best-f1")["thresholds"]["values"]
+    found = figures(valid, "--threshold", "best-f1")["thresholds"]["values"]
     loaded = tformer.load(valid)
     answered = loaded.classify([text for _, text in many(60)], threshold=0.5)
     for label in ("animal", "tool"):
@@ -115,17 +109,17 @@ def test_a_rule_of_a_run_is_the_rule_on_its_probabilities(cli: Cli, run_of: Runs
     assert set(several.labels) == {name for name, value in several.probabilities.items() if value > found[name]}
 
 
-def test_mistakes_are_those_of_the_threshold(cli: Cli, run_of: Runs, test_set: Path) -> None:
+def test_mistakes_are_those_of_the_threshold(figures: Figures, run_of: Runs, test_set: Path) -> None:
     run, listing = run_of("single"), test_set.with_name("wrong.jsonl")
-    found = report(cli, run, "--data", test_set, "--threshold", 1, "--mistakes", listing)
+    found = figures(run, "--data", test_set, "--threshold", 1, "--mistakes", listing)
     wrong = [json.loads(line) for line in listing.read_text().splitlines()]
     assert len(wrong) == found["confusion"][1][0] == found["per_class"]["tool"]["support"]
     assert {each["prediction"] for each in wrong} == {"animal"}
 
 
-def test_images_have_thresholds_too(cli: Cli, run_of: Runs) -> None:
+def test_images_have_thresholds_too(cli: Cli, figures: Figures, run_of: Runs) -> None:
     run = run_of("image")
-    assert report(cli, run, "--threshold", "best-accuracy")["thresholds"]["values"].keys() == {"light"}
+    assert figures(run, "--threshold", "best-accuracy")["thresholds"]["values"].keys() == {"light"}
     image = next((run.parent.parent.glob("*/data/dark/*.png")), None)
     assert image is None or cli("classify", run, "--image", image).code == 0
 
