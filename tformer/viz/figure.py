@@ -169,12 +169,9 @@ def _lines(figure: Any, axes: Any, plot: Lines, *, bar: bool) -> None:
                 line.x, line.y, line.spread, color=to_hex(plot.colour(number)), linestyle=style, linewidth=1.6,
                 marker=marker, markersize=3, capsize=2, elinewidth=1, label=visible(line.label),
             )  # fmt: skip
-    if plot.log_x:
-        axes.set_xscale("log")
-    if plot.log_y:
-        axes.set_yscale("log")
     for name, axis, logarithmic in (("x", axes.xaxis, plot.log_x), ("y", axes.yaxis, plot.log_y)):
         if logarithmic:  # 1,000 and 0.01 instead of powers of ten
+            getattr(axes, f"set_{name}scale")("log")
             low, high = getattr(axes, f"get_{name}lim")()
             axis.set_ticks(_log_ticks(low, high, {at for line in plot.lines for at in getattr(line, name).tolist()}))
             axis.set_ticks([], minor=True)
