@@ -56,21 +56,20 @@ def evaluate_pairs(
     parts = {"": pairs}
     if pairs.named_tasks:
         parts = {task: pairs.subset(of_task) for task in pairs.tasks if len(of_task := pairs.of_task(task))}
-    tallies: dict[str, Tally] = {}
+    total, losses = Tally(), dict[str, float]()
     for task, part in parts.items():
-        tallies[task] = tally_objective(
+        tally = tally_objective(
             model,
             objective,
             part,
             batch_size=batch_size,
             batch_tokens=batch_tokens,
             seed=seed,
-            work=work.piece(sum(tally.examples for tally in tallies.values()), len(pairs)),
+            work=work.piece(total.examples, len(pairs)),
         )
-    total = Tally()
-    for tally in tallies.values():
         total.add(tally)
-    return total.metrics() | {f"loss.{task}": tallies[task].metrics()["loss"] for task in pairs.named_tasks}
+        losses[task] = tally.metrics()["loss"]
+    return total.metrics() | {f"loss.{task}": losses[task] for task in pairs.named_tasks}
 
 
 def output_metrics(
