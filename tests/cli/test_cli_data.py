@@ -100,6 +100,7 @@ def test_aligned_files_are_described_and_drawn_with_tokens(cli: Cli, tmp_path: P
     files = (tmp_path / "a.en", tmp_path / "a.de")
     assert cli("train-tokenizer", *files, "--model", "char", "--out", tmp_path / "t.json").code == 0
     outcome = cli(*words, "--tokenizer", tmp_path / "t.json", "--max-length", "9")
+    assert outcome.out.startswith(f"{tmp_path / 'a.en'}: aligned lines\nrows: 2\n")
     assert "target median 11 tokens, 95 % at most 13, longest 14" in outcome.out
     assert "1 pair longer than 9 tokens would be left out" in outcome.out
     assert cli(*words, "-o", tmp_path / "look.html").code == 0

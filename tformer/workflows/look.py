@@ -113,7 +113,8 @@ class DataLook:
         """At most six lines of text."""
         notes, found, (columns, unused) = self.sources[0].notes, self.look.figures, self.columns
         read = ", ".join(str(column) for column in columns.values() if column is not None)
-        first = notes[0] if notes and self.kind != "text" else f"{self.name}: {read or 'running text'}"
+        kind = "aligned lines" if self.kind == "pairs" else "running text"
+        first = notes[0] if notes and self.kind != "text" else f"{self.name}: {read or kind}"
         yield first + (f"; not used: {listed(unused, MOST_LABELS)}" if unused else "")
         if self.kind != "text":
             bad = f"; {self.bad.total:,} more cannot be used: {self.bad}" if self.bad.total else ""
