@@ -76,9 +76,11 @@ def look_at(
     is_pair = isinstance(looked_at[0], PairRow)
     written = [row for row in looked_at if (all if is_pair else any)(map(str.strip, texts_of(row)))]
     texts = [texts_of(row) for row in written]
-    keys_N, asked = duplicate_keys(texts), slice(1 if is_pair else 2)  # a source is asked for its target
-    asked_N = duplicate_keys(each[asked] for each in texts) if is_pair else keys_N
-    answers = keys_N.tolist() if is_pair else [getattr(row, "label", None) for row in written]
+    asked, answers = slice(1 if is_pair else 2), [getattr(row, "label", None) for row in written]
+    keys_N = asked_N = duplicate_keys(each[asked] for each in texts)
+    if is_pair:  # a source is asked for its target
+        target_N = duplicate_keys(each[1:] for each in texts)
+        keys_N, answers = asked_N * 31 + target_N, target_N.tolist()
     places: dict[int, dict[Any, str]] = {}  # of each text: its labels, with the line of the first row of each
     for key, answer, row in zip(asked_N.tolist(), answers, written, strict=True):
         if answer is not None:
