@@ -37,6 +37,7 @@ from tformer.decoding.options import GenerateOptions
 from tformer.decoding.settings import Generated
 from tformer.decoding.translate import Translation
 from tformer.decoding.writers import (
+    Reach,
     Sampler,
     candidates_of_a_mask,
     fills_masks,
@@ -58,7 +59,7 @@ from tformer.loading import Loaded
 from tformer.support.device import default_cache_dir, resolve_device, use_one_thread_after_fork
 from tformer.support.errors import InputError
 from tformer.support.formatting import shortened
-from tformer.support.keywords import flags_as_keywords, from_keywords
+from tformer.support.keywords import flags_as_keywords, from_keywords, with_keywords
 from tformer.support.processes import ScratchFolder, process_lock
 from tformer.tasks import task_of
 from tformer.tasks.evaluate import HEADS as EVALUATION_HEADS
@@ -78,28 +79,32 @@ if TYPE_CHECKING:
 
 INPUTS = (str, os.PathLike, tuple)  # of a classifier: texts, images, pairs of texts
 SHOWN_CHARACTERS = 60
+CAUTIONS = ("--quantize", "positions ")  # the first words of notes that are warnings in Python
 RETURNED = "the result is returned"
 OF_LOAD = {
     "device": "tformer.load(path, device=...) chooses it",
     "devices": "several processes: the command",
     "checkpoint": "tformer.load(path, which=...) chooses it",
 }
-NOT_OF_GENERATE = OF_LOAD | {
-    "prompt": "the prompt is the first argument",
-    "input": "the first argument may be a list of texts",
-    "invalid_utf8": "texts are given as strings",
-    "target_prefix_file": "call once for each target_prefix",
-    "output": RETURNED,
-    "json": RETURNED,
-}
+OF_TABLES = dict.fromkeys(
+    ("text_column", "text2_column", "invalid_utf8", "encoding", "delimiter"), "texts are given as strings"
+)
+NOT_OF_GENERATE = (
+    OF_LOAD
+    | OF_TABLES
+    | {
+        "prompt": "the prompt is the first argument",
+        "input": "the first argument may be a list of texts",
+        "target_prefix_file": "call once for each target_prefix",
+        "output": RETURNED,
+        "json": RETURNED,
+    }
+)
 NOT_OF_CLASSIFY = OF_LOAD | {
     **dict.fromkeys(("text", "text2", "image", "input"), "the inputs are the first argument; a pair is a tuple"),
     "output": RETURNED,
     "json": RETURNED,
 }
-OF_TABLES = dict.fromkeys(
-    ("text_column", "text2_column", "invalid_utf8", "encoding", "delimiter"), "texts are given as strings"
-)
 NOT_OF_EVALUATE = OF_LOAD | {"json": RETURNED}
 NOT_OF_INSIDE = OF_LOAD | {"output": RETURNED, "format": RETURNED}
 OF_COMMAND = {"dry_run": "the command shows it: tformer train --dry-run", "json": "it is the run's `summary`"}
@@ -218,7 +223,11 @@ class Run(Loaded):
             top = candidates_of_a_mask(chosen)
             chosen.check()
             [loaded] = self._decoders(chosen)
-            filled = [fill_mask(loaded.model, loaded.text_tokenizer, each, top=top) for each in texts]
+            reach = Reach([loaded])
+            filled = [
+                fill_mask(loaded.model, loaded.text_tokenizer, each, top=top, on_read=reach.add) for each in texts
+            ]
+        _warn([*loaded.notes, *reach.notes()], stacklevel=3)
         return filled[0] if is_one else filled
 
     def _answers(self, caller: str, texts: str | Sequence[str], keywords: dict[str, Any]) -> Answer | list[Answer]:
@@ -231,7 +240,8 @@ class Run(Loaded):
             if is_one:
                 options = replace(options, prompt=prompts[0])
             options.check()
-            writer = make_writer(options, self._decoders(options), on_cut=_warn_of_cut)
+            models = self._decoders(options)
+            writer = make_writer(options, models, on_cut=_warn_of_cut)
             found: list[Sequence[Generated | Translation]] = []
             if isinstance(writer, Sampler):
                 size = options.texts_at_once(encoder_decoder=False)
@@ -242,6 +252,7 @@ class Run(Loaded):
                 start = options.target_prefix
                 for window in text_windows(prompts, size=size, task_prefix=writer.task_prefix, prefix=start):
                     found += writer.search(window, never)
+        _warn([*(note for each in models for note in each.notes), *writer.reach.notes()], stacklevel=4)
         answers = [Answer(prompt, tuple(completions)) for prompt, completions in zip(prompts, found, strict=True)]
         return answers[0] if is_one else answers
 
@@ -275,6 +286,7 @@ class Run(Loaded):
             chosen = from_keywords(ClassifyOptions, options, caller="classify", without=refused)
             loading.require_kind(self.path, self.recipe, CLASSIFIER_HEADS)
             prepared = self._classifier(chosen.precision, chosen.quantize)
+            _warn(prepared.notes, stacklevel=3)
             classifier = Classifier(prepared, batch_size=chosen.batch_size, views=chosen.views)
             if is_table:
                 each = _texts_of_table(inputs, chosen, classifier)
@@ -303,6 +315,7 @@ class Run(Loaded):
             chosen = from_keywords(EmbedOptions, options, caller="embed")
             chosen.check()
             loaded = self._classifier(chosen.precision, chosen.quantize)
+            _warn(loaded.notes, stacklevel=3)
             if self.recipe.model.patches is None:
                 vectors_ND = embed_texts(loaded, _pairs(each), chosen, on_cut=partial(_warn_of_long, stacklevel=4))
             else:
@@ -338,18 +351,18 @@ class Run(Loaded):
         with flags_as_keywords(), ScratchFolder("evaluation") as scratch:
             chosen = from_keywords(EvaluationOptions, options, caller="evaluate", without=NOT_OF_EVALUATE)
             loading.require_kind(self.path, self.recipe, EVALUATION_HEADS)
-            work, names, are_rows = Work(), {}, data is not None and not is_path(data)
+            noted, names, are_rows = list[str](), {}, data is not None and not is_path(data)
+            work = Work(note=noted.append)
             if are_rows:
                 keys = evaluation_task(self, chosen).row_keys
-                data, work = keep_rows(data, scratch, keys=keys, name="data"), Work(cache_dir=scratch)
+                data, work = keep_rows(data, scratch, keys=keys, name="data"), replace(work, cache_dir=scratch)
                 names = {data: "data"}
             chosen = replace(chosen, data=None if data is None else os.fspath(data))
             chosen.check()
-            for note in self.untrained_positions(chosen.seq_len or 0):
-                warnings.warn(note, stacklevel=2)
             with rows_in_messages(names):
                 output = choose_plot(chosen.plot)
                 report = draw_report(evaluate_loaded(self._copy(), chosen, work)[1], output)
+        _warn(noted, stacklevel=3)
         return report | {"data": "rows"} if are_rows else report
 
     # --- a look inside ------------------------------------------------------------------------------------------------
@@ -399,7 +412,8 @@ class Run(Loaded):
         def prepare(own: Loaded) -> list[Loaded]:
             device = next(own.model.parameters()).device
             dtype = inference_dtype(precision, trained_in=own.recipe.training.precision, device=device)
-            prepare_inference(own.model, dtype, quantize=quantize)
+            if (note := prepare_inference(own.model, dtype, quantize=quantize)) is not None:
+                own.notes.append(note)
             return [own]
 
         [loaded] = self._ready((precision, quantize), prepare)
@@ -594,6 +608,13 @@ def _as_options(inputs: Iterable[Any], *, images: bool) -> Iterator[dict[str, An
     one_of_each = {second is None: (first, second) for first, second in _pairs(inputs)}
     for text, text2 in one_of_each.values():
         yield {"text": text, "text2": text2}
+
+
+def _warn(notes: Iterable[str], *, stacklevel: int) -> None:
+    """Warn of what commands say of options that do not pay and of positions that were not trained, each text once."""
+    for note in dict.fromkeys(notes):
+        if note.startswith(CAUTIONS):
+            warnings.warn(with_keywords(note), stacklevel=stacklevel)
 
 
 def _warn_of_long(count: int, length: int, *, stacklevel: int = 3) -> None:

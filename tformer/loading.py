@@ -98,15 +98,19 @@ class Loaded:
             raise InputError(f"ids: found {wrong[0]}, expected 0 to {tokenizer.vocab_size - 1}")
         return tokenizer.decode(numbers)
 
-    def untrained_positions(self, length: int) -> list[str]:
-        """A note on the learned positions that sequences of this length read and the run did not train; [] without."""
+    def untrained_positions(self, length: int, target_length: int | None = None) -> list[str]:
+        """Notes on the learned positions that a text of this length reads and the run did not train; [] without.
+
+        target_length: the number of tokens that the decoder beside an encoder reads; None: as many.
+        """
         recipe, found = self.recipe, []
         for side, stack in recipe.model.stacks.items():
             beside = side == "decoder" and recipe.model.is_encoder_decoder
             trained = recipe.target_seq_len if beside else recipe.seq_len
-            if stack.positions.module.fixed_length and trained < length and recipe.model.patches is None:
-                read = f"positions {trained} to {length - 1} of model.{side} are {stack.positions.kind}"
-                found.append(f"{read}, and this run did not train them: it read at most {trained} tokens")
+            read = target_length if beside and target_length is not None else length
+            if stack.positions.module.fixed_length and trained < read and recipe.model.patches is None:
+                above = f"positions {trained} and above of model.{side} are {stack.positions.kind}"
+                found.append(f"{above}, and this run did not train them: it read at most {trained} tokens")
         return found
 
     @property

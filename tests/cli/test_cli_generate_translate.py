@@ -12,6 +12,7 @@ import pytest
 from tformer.cli.generate_run import SearchSession
 from tformer.cli.report import DataOutput
 from tformer.data.shards.template import single_template
+from tformer.data.sources.reading import Reading
 from tformer.decoding.lines import WINDOW_BATCHES, prompt_window, prompt_windows, source_windows
 from tformer.decoding.options import GenerateOptions
 from tformer.decoding.output import translation_document, translation_lines
@@ -48,7 +49,7 @@ def reader(tokenizer):
 
 
 def windows(path, reader, **options):
-    return list(source_windows(str(path), errors="strict", batch_size=2, reader=reader, **options))
+    return list(source_windows(str(path), reading=Reading(), batch_size=2, reader=reader, **options))
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def test_standard_input_comes_in_batches_of_what_has_arrived(reader, monkeypatch
     reading, writing = os.pipe()
     with os.fdopen(reading) as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
-        found = source_windows("-", errors="strict", batch_size=2, reader=reader)
+        found = source_windows("-", reading=Reading(), batch_size=2, reader=reader)
         os.write(writing, b"a\nb\nc\nd")
         assert next(found).sources == ["a", "b"]
         assert next(found).sources == ["c"]  # the line that has not come whole is waited for
@@ -94,7 +95,7 @@ def test_standard_input_comes_in_batches_of_what_has_arrived(reader, monkeypatch
 def test_prompts_of_a_decoder_come_a_batch_at_a_time(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("a\n\nc\n")
-    found = list(prompt_windows(str(path), errors="strict", batch_size=2))
+    found = list(prompt_windows(str(path), reading=Reading(), batch_size=2))
     assert [(window.first, window.sources) for window in found] == [(0, ["a", ""]), (2, ["c"])]
 
 
@@ -119,7 +120,7 @@ def test_a_pipe_and_its_prefixes_must_have_as_many_lines(tmp_path, reader, pipe)
         windows("-", reader, prefix_file=str(prefixes))
     prefixes.write_text("d\ne\nf\n")
     pipe("a\nb\n")
-    found = source_windows("-", errors="strict", batch_size=2, reader=reader, prefix_file=str(prefixes))
+    found = source_windows("-", reading=Reading(), batch_size=2, reader=reader, prefix_file=str(prefixes))
     assert next(found).sources == ["a", "b"]
     with pytest.raises(InputError, match=r"standard input has 2 lines, .*p\.txt 3"):
         list(found)
@@ -140,7 +141,7 @@ def test_a_long_line_of_a_file_is_refused_before_anything_is_read_for_work(tmp_p
     path = tmp_path / "a.txt"
     path.write_text("ab\n" * 500 + "abcdefg\n")
     with pytest.raises(InputError, match=r"a\.txt:501: the source has 9 tokens, but the model reads at most 8"):
-        next(source_windows(str(path), errors="strict", batch_size=2, reader=reader))
+        next(source_windows(str(path), reading=Reading(), batch_size=2, reader=reader))
 
 
 def test_only_lines_that_may_be_too_long_are_tokenized_ahead(tmp_path, tokenizer, monkeypatch):

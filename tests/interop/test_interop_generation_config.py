@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import tokenizers
 import torch
 import transformers
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tformer
 from tests.interop import tiny_folders as tiny
@@ -196,8 +199,8 @@ def test_the_stopping_rule(tmp_path: Path, value: Any, ours: str) -> None:
 
 def test_sampling_and_greedy_decoding(tmp_path: Path) -> None:
     sampled = read_generation(folder_with(tmp_path, do_sample=True, temperature=0.6, top_p=0.9), GPT2)
-    assert {name: sampled[name] for name in ("temperature", "top_k", "top_p", "min_p")} == {
-        **{"temperature": 0.6, "top_k": 50, "top_p": 0.9, "min_p": 0.0}
+    assert {name: sampled[name] for name in ("temperature", "top_k", "top_p", "min_p", "typical_p")} == {
+        **{"temperature": 0.6, "top_k": 50, "top_p": 0.9, "min_p": 0.0, "typical_p": 1.0}
     }
     assert read_generation(folder_with(tmp_path, do_sample=False, temperature=0.6), GPT2)["temperature"] == 0.0
     assert read_generation(folder_with(tmp_path), GPT2)["temperature"] == 0.0  # their `generate` is greedy by default
@@ -226,7 +229,7 @@ def test_a_model_that_does_not_write_has_no_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "note"),
     [
-        ({"typical_p": 0.9}, "typical_p 0.9 has no counterpart"),
+        ({"epsilon_cutoff": 0.1}, "epsilon_cutoff 0.1 has no counterpart"),
         ({"encoder_no_repeat_ngram_size": 3}, "encoder_no_repeat_ngram_size 3 has no counterpart"),
         ({"bad_words_ids": [[3], [4, 5]]}, "bad_words_ids: tformer forbids single tokens only"),
         ({"begin_suppress_tokens": [3]}, "begin_suppress_tokens [3] has no counterpart"),
@@ -299,13 +302,33 @@ def test_what_cannot_be_said_there_is_told() -> None:
 def test_what_is_written_reads_back_as_it_was(tmp_path: Path, sides: tuple[str, ...]) -> None:
     shared: dict[str, Any] = {"repetition_penalty": 1.3, "no_repeat_ngram": 2, "max_new_tokens": 9, "min_new_tokens": 3}
     searched = {"beam_size": 3, "length_penalty": 0.5, "stopping": "exhaustive", "temperature": 0.0}
-    sampled = {"temperature": 0.5, "top_k": 3, "top_p": 0.8, "min_p": 0.1, "stopping": "heuristic"}
+    sampled = {"temperature": 0.5, "top_k": 3, "top_p": 0.8, "min_p": 0.1, "typical_p": 0.7, "stopping": "heuristic"}
     more: dict[str, Any] = sampled if len(sides) == 1 else searched
     ours = recipe(*sides, suppress_tokens=[5], stop_tokens=[7], **shared, **more)
     name = "GPT2LMHeadModel" if len(sides) == 1 else "BartForConditionalGeneration"
     folder = folder_with(tmp_path, **write_generation(ours, tokenizer("t5")))
     found = Generation.model_validate(read_generation(folder, {"architectures": [name]}))
     assert found == ours.generation
+
+
+@given(
+    temperature=st.floats(0.01, 10),
+    top_k=st.integers(0, 100),
+    top_p=st.floats(0.01, 1),
+    min_p=st.floats(0, 0.99),
+    typical_p=st.floats(0.01, 1),
+)
+def test_every_setting_of_sampling_is_there_and_back_as_it_was(**values: Any) -> None:
+    """Through the library itself, which leaves out its defaults."""
+    ours = recipe("decoder", **values)
+    document = write_generation(ours, tokenizer("gpt"))
+    theirs = transformers.GenerationConfig(**document)
+    assert all(getattr(theirs, name) == values[name] for name in values.keys() & document.keys())
+    with TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)
+        found = Generation.model_validate(read_generation(Path(folder), GPT2))
+    assert {name: getattr(found, name) for name in values} == values
+    assert left_unsaid(ours) == ()
 
 
 def test_transformers_generates_with_the_files_that_were_written(tmp_path: Path) -> None:

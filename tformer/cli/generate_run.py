@@ -12,7 +12,6 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import DataOutput, console, show_notes
 from tformer.data.sources.columns import parse_column
 from tformer.data.sources.labelled import LabelledSource, open_texts
-from tformer.data.sources.reading import Reading
 from tformer.data.sources.tables import LabelledRow
 from tformer.decoding.completion import OnToken
 from tformer.decoding.fill_mask import Candidate, fill_mask
@@ -28,6 +27,7 @@ from tformer.decoding.output import (
 from tformer.decoding.settings import BeamSettings, Generated
 from tformer.decoding.translate import Translation
 from tformer.decoding.writers import (
+    Reach,
     Sampler,
     Searcher,
     candidates_of_a_mask,
@@ -86,8 +86,8 @@ def open_table(options: GenerateOptions, loaded: Loaded) -> LabelledSource | Non
         return None
     columns, column = loaded.recipe.data.columns, parse_column(options.text_column)
     trained = columns.source if loaded.model.is_encoder_decoder else columns.text
-    path, reading = options.input_path or STANDARD_INPUT, Reading(options.invalid_utf8)
-    table = open_texts(path, column=column, trained=trained, reading=reading)
+    path = options.input_path or STANDARD_INPUT
+    table = open_texts(path, column=column, trained=trained, reading=options.reading)
     show_notes(table.notes)
     return table
 
@@ -122,6 +122,7 @@ class SamplingSession:
             texts = [prompt + _text(completion) for completion in completions]
             self.output.text(f"\n{SAMPLE_SEPARATOR}\n".join(texts) + "\n")
         self._show_logprobs(completions)
+        show_notes(self.sampler.reach.notes())
         if self.flag.should_stop():
             raise self.flag.interrupted("interrupted: the text ends where generation was")
 
@@ -132,7 +133,7 @@ class SamplingSession:
         names, samples = ["output", *(["logprob"] if options.logprobs else [])], self.sampler.settings.num_samples
         columns = answer_columns(names, samples)
         out = Answers(self.output, options, table, inputs=["prompt"], columns=columns)
-        windows = prompt_windows(path, errors=options.invalid_utf8, batch_size=size, rows=out.rows())
+        windows = prompt_windows(path, reading=options.reading, batch_size=size, rows=out.rows())
         with out.written("lines" if table is None else "rows"):
             for window in self.output.take_turns(windows, self.flag):
                 results = self._write(window.sources, first_row=window.first)
@@ -147,6 +148,7 @@ class SamplingSession:
                         self.output.text(as_one_line(_text(completions[0])) + "\n")
                         self._show_logprobs(completions)
                 out.done += len(results)
+        show_notes(self.sampler.reach.notes(self.output.total))
 
     def _write(
         self, prompts: Sequence[str], *, first_row: int = 0, on_token: OnToken | None = None
@@ -236,10 +238,10 @@ class SearchSession:
         options, searcher = self.options, self.searcher
         if searcher.reader is None:
             size = searcher.batch_size
-            return prompt_windows(path, errors=options.invalid_utf8, batch_size=size, rows=rows)
+            return prompt_windows(path, reading=options.reading, batch_size=size, rows=rows)
         return source_windows(
             path,
-            errors=options.invalid_utf8,
+            reading=options.reading,
             batch_size=searcher.batch_size,
             reader=searcher.reader,
             task_prefix=searcher.task_prefix,
@@ -279,6 +281,7 @@ class SearchSession:
         cut = 0 if self.reader is None else self.output.total(self.reader.cut)
         if cut:
             console.print(f"sources that are longer than the model reads and were cut: {cut:,}")
+        show_notes(self.searcher.reach.notes(self.output.total))
 
 
 # --- masks ------------------------------------------------------------------------------------------------------------
@@ -290,11 +293,11 @@ class MaskFiller:
     def __init__(self, loaded: Loaded, options: GenerateOptions, flag: StopFlag, output: DataOutput) -> None:
         """Raises InputError for an option that has no meaning for masks, and for neither prompt nor input."""
         self.top = candidates_of_a_mask(options)
-        if options.prompt is None and options.input_path is None and options.text_column is None:
+        if options.prompt is None and options.input_path is None and not options.reads_table:
             raise InputError(
                 f"{loaded.path} fills masks, and there is none to fill", hint='for example --prompt "The [MASK] sat."'
             )
-        self.loaded, self.options, self.flag, self.output = loaded, options, flag, output
+        self.loaded, self.options, self.flag, self.output, self.reach = loaded, options, flag, output, Reach([loaded])
 
     def run(self, table: LabelledSource | None) -> None:
         """Answer the prompt, or each line of the input on its own line, each row of a table beside its columns.
@@ -305,10 +308,11 @@ class MaskFiller:
         show_notes([f"filling masks with {self.loaded.path}", *self.loaded.notes], dim=True)
         if options.prompt is not None:
             self._write(0, options.prompt, self._candidates(options.prompt), form=candidate_table)
+            show_notes(self.reach.notes())
             return
         columns = answer_columns(["output"], 1)
         out = Answers(self.output, options, table, inputs=["prompt"], columns=columns)
-        windows = prompt_windows(path, errors=options.invalid_utf8, batch_size=1, rows=out.rows())
+        windows = prompt_windows(path, reading=options.reading, batch_size=1, rows=out.rows())
         with out.written("lines" if table is None else "rows"):
             for window in self.output.take_turns(windows, self.flag):
                 [line] = window.lines
@@ -324,9 +328,10 @@ class MaskFiller:
                 else:
                     self._write(window.first, line, masks, form=candidate_line)
                 out.done += 1
+        show_notes(self.reach.notes(self.output.total))
 
     def _candidates(self, text: str) -> list[list[Candidate]]:
-        return fill_mask(self.loaded.model, self.loaded.text_tokenizer, text, top=self.top)
+        return fill_mask(self.loaded.model, self.loaded.text_tokenizer, text, top=self.top, on_read=self.reach.add)
 
     def _write(
         self, index: int, prompt: str, masks: list[list[Candidate]], *, form: Callable[[list[list[Candidate]]], str]

@@ -16,6 +16,7 @@ import torch
 
 from tformer.data.shards.template import single_template
 from tformer.decoding.inference import inference
+from tformer.decoding.prompts import OnRead
 from tformer.model import Transformer
 from tformer.support.errors import InputError, require_finite
 from tformer.tokenizer import Tokenizer
@@ -47,7 +48,9 @@ class _Cloze:
     spans: list[tuple[int, int]]
 
 
-def fill_mask(model: Transformer, tokenizer: Tokenizer, text: str, *, top: int) -> list[list[Candidate]]:
+def fill_mask(
+    model: Transformer, tokenizer: Tokenizer, text: str, *, top: int, on_read: OnRead = lambda *_: None
+) -> list[list[Candidate]]:
     """The `top` most probable tokens for each mask of `text`, masks in order, tokens by falling probability.
 
     `[MASK]`, `<mask>` and the tokenizer's own name all mean its mask token. Special tokens count in the softmax but
@@ -75,6 +78,7 @@ def fill_mask(model: Transformer, tokenizer: Tokenizer, text: str, *, top: int) 
     if length > model.max_seq_len:
         size = size_for_message(text, length, most=model.max_seq_len)
         raise InputError(f"the text has {size} with its special ones, but the model reads {model.max_seq_len}")
+    on_read(length, 0)
     with inference(model):
         device = next(model.parameters()).device
         ids_1T = torch.tensor([[*prefix, *cloze.ids, *suffix]], device=device)

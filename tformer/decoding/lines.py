@@ -188,10 +188,10 @@ def text_windows(
         yield LineWindow(first, lines, sources, None if prefix is None else [prefix] * len(lines), places)
 
 
-def _texts(path: str, rows: Iterable[LabelledRow] | None, *, errors: Errors, size: int) -> Iterator[list[str]]:
+def _texts(path: str, rows: Iterable[LabelledRow] | None, reading: Reading, *, size: int) -> Iterator[list[str]]:
     """`size` lines at a time, or texts of as many rows of a table."""
     if rows is None:
-        return line_blocks(path, errors=errors, size=size)
+        return line_blocks(path, errors=reading.errors, encoding=reading.encoding, size=size)
     return blocks((row.text for row in rows), size)
 
 
@@ -201,11 +201,11 @@ def place_of(path: str, table: LabelledSource | None, row: int) -> str:
 
 
 def prompt_windows(
-    path: str, *, errors: Errors, batch_size: int, rows: Iterable[LabelledRow] | None = None
+    path: str, *, reading: Reading, batch_size: int, rows: Iterable[LabelledRow] | None = None
 ) -> Iterator[LineWindow]:
     """Prompts of a decoder-only model: a batch of lines, or of the rows of a table, at a time, unchecked."""
     done = 0
-    for prompts in _texts(path, rows, errors=errors, size=batch_size):
+    for prompts in _texts(path, rows, reading, size=batch_size):
         yield LineWindow(done, prompts, prompts)
         done += len(prompts)
 
@@ -213,7 +213,7 @@ def prompt_windows(
 def source_windows(
     path: str,
     *,
-    errors: Errors,
+    reading: Reading,
     batch_size: int,
     reader: SentenceReader,
     task_prefix: str = "",
@@ -238,18 +238,18 @@ def source_windows(
         lambda row: "--target-prefix" if prefix_file is None else f"{prefix_file}:{row + 1}",
     )
     if prefix_file is not None:
-        prefixes = [line for block in line_blocks(prefix_file, errors=errors, size=CHECKED_LINES) for line in block]
+        prefixes = [line for block in _texts(prefix_file, None, reading, size=CHECKED_LINES) for line in block]
     reader.check_prefixes(prefixes or [prefix or ""], places=places)
     if table is not None or (path != STANDARD_INPUT and Path(path).is_file()):
         counted = 0
-        for lines in _texts(path, None if table is None else table.rows(), errors=errors, size=CHECKED_LINES):
+        for lines in _texts(path, None if table is None else table.rows(), reading, size=CHECKED_LINES):
             sources = [with_prefix(task_prefix, line) for line in lines]
             reader.check_sources(sources, first_row=counted, places=places)
             counted += len(lines)
         _require_one_each(path, counted, prefix_file, prefixes)
     size = batch_size if path == STANDARD_INPUT else batch_size * WINDOW_BATCHES
     done = 0
-    for lines in _texts(path, rows, errors=errors, size=size):
+    for lines in _texts(path, rows, reading, size=size):
         end = done + len(lines)
         if prefixes is not None and end > len(prefixes):
             raise InputError(

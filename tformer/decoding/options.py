@@ -18,8 +18,10 @@ from tformer.support.options import (
     MACHINE,
     RUN,
     Checkpoint,
+    Delimiter,
     Device,
     Devices,
+    Encoding,
     InvalidUtf8,
     Panel,
     Precision,
@@ -33,6 +35,7 @@ from tformer.support.options import (
 )
 
 if TYPE_CHECKING:
+    from tformer.data.sources.reading import Reading
     from tformer.decoding.settings import BeamSettings, GenerationSettings
     from tformer.recipe.sections import Generation
 
@@ -57,8 +60,8 @@ class GenerateOptions:
         PROMPT(
             "--input",
             metavar="FILE|-",
-            help="Lines, each a prompt or source, or a csv, tsv, jsonl or parquet table, which comes back with a "
-            "column `output`.",
+            help="Lines, each a prompt or source, or a table (csv, tsv, xlsx, jsonl, parquet), which comes back with "
+            "a column `output`.",
             default="standard input for encoder-decoders",
         ),
     ] = None
@@ -68,6 +71,8 @@ class GenerateOptions:
     ] = None
     special_tokens: Annotated[SpecialTokens, PROMPT] = False
     invalid_utf8: Annotated[InvalidUtf8, PROMPT] = "strict"
+    encoding: Annotated[Encoding, PROMPT] = None
+    delimiter: Annotated[Delimiter, PROMPT] = None
     prefix: Annotated[TaskPrefix, PROMPT, Use.SOURCE] = None
     too_long: Annotated[
         Literal["error", "cut"],
@@ -190,7 +195,13 @@ class GenerateOptions:
         require_at_most_one([prompt, ("--input", self.input_path)])
         require_at_most_one([("--target-prefix", self.target_prefix), target_prefix_file])
         require_at_most_one([prompt, target_prefix_file])
-        require_at_most_one([prompt, ("--text-column", self.text_column)])
+        reading = self.reading
+        for flag, value in (
+            ("--text-column", self.text_column),
+            ("--encoding", reading.encoding),
+            ("--delimiter", reading.delimiter),
+        ):
+            require_at_most_one([prompt, (flag, value)])
         if self.greedy and self.temperature:
             raise InputError(f"--greedy and --temperature {self.temperature:g} exclude each other")
         if self.is_greedy and (self.beam_size or 1) > 1:
@@ -234,7 +245,15 @@ class GenerateOptions:
         """Whether the input is a table."""
         from tformer.data.sources.tables import table_format
 
-        return self.text_column is not None or table_format(Path(self.input_path or "")) is not None
+        by_column = self.text_column is not None or self.delimiter is not None
+        return by_column or table_format(Path(self.input_path or "")) is not None
+
+    @property
+    def reading(self) -> Reading:
+        """How the input is read. Raises InputError for an unknown encoding or delimiter."""
+        from tformer.data.sources.reading import Reading
+
+        return Reading(self.invalid_utf8, self.encoding, self.delimiter)
 
     @property
     def files(self) -> list[str]:

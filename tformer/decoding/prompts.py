@@ -18,6 +18,9 @@ SHOWN_PREFIXES = 5
 OnCut = Callable[[int, str, int], None]
 """Called as (number of the prompt from 1, its size, tokens of the context) when the beginning is not read."""
 
+OnRead = Callable[[int, int], None]
+"""Called for a text as (tokens that the encoder or a decoder alone reads, tokens that the decoder beside one reads)."""
+
 
 def encode_prompts(
     tokenizer: Tokenizer,

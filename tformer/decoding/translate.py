@@ -18,7 +18,7 @@ from tformer.data.shards.template import single_template
 from tformer.decoding.beam_search import beam_search
 from tformer.decoding.completion import TextFollower
 from tformer.decoding.generate import generate
-from tformer.decoding.prompts import OnCut, encode_prompts, suppressed_tokens
+from tformer.decoding.prompts import OnCut, OnRead, encode_prompts, suppressed_tokens
 from tformer.decoding.score import Links, coverage_penalty, links_of, mean_attention
 from tformer.decoding.sentences import LINES, Places, Sentence, SentenceReader, TooLong
 from tformer.decoding.settings import (
@@ -106,6 +106,7 @@ class Translator:
         coverage_penalty: float = 0.0,
         alignments: bool = False,
         too_long: TooLong = "error",
+        on_read: OnRead = lambda *_: None,
     ) -> None:
         """
         Args:
@@ -117,6 +118,7 @@ class Translator:
             coverage_penalty: beta, 0: off. Beam search only.
             alignments: whether translations have alignments.
             too_long: whether longer sources are errors or are cut.
+            on_read: called for each text that is not empty.
 
         Raises InputError for sampling with an ensemble, or with a coverage penalty.
         """
@@ -130,6 +132,7 @@ class Translator:
             ends["counted_start"] = len(target.prefix) - 1
         self._settings, self._alignments, self._coverage = replace(settings, **ends), alignments, coverage_penalty
         self._models, self._tokenizer, self._target = list(models), target_tokenizer, target
+        self._on_read = on_read
         self._suppressed = suppressed_tokens(
             target_tokenizer.special, target, eos=target.eos, suppressed=settings.suppress_tokens
         )
@@ -210,6 +213,8 @@ class Translator:
         ):
             decoded = (index for index in batch if not sentences[index].is_empty)
             for index, answers in zip(decoded, found, strict=True):
+                read = len(self._target.prefix) + max((len(answer.ids) for answer in answers), default=1) - 1
+                self._on_read(len(sentences[index].source), read)
                 finish(index, answers)
         return results
 
@@ -361,9 +366,10 @@ class Continuer:
         *,
         context: ContextPolicy = "slide",
         on_cut: OnCut | None = None,
+        on_read: OnRead = lambda *_: None,
     ) -> None:
         self._models, self._tokenizer, self._settings = list(models), tokenizer, settings
-        self._context, self._on_cut = context, on_cut
+        self._context, self._on_cut, self._on_read = context, on_cut, on_read
         self._max_seq_len = min(model.max_seq_len for model in models)
         self._suppressed = suppressed_tokens(
             tokenizer.special, eos=settings.eos_id, suppressed=settings.suppress_tokens
@@ -397,6 +403,7 @@ class Continuer:
                 stepper, settings, histories=batch, suppressed=self._suppressed, should_stop=should_stop
             )
             for prompt, hypotheses in zip(batch, found, strict=True):
+                self._on_read(len(prompt) + max((len(each.ids) for each in hypotheses), default=1) - 1, 0)
                 answers = (self._answer(prompt, hypothesis) for hypothesis in hypotheses)
                 results.append(best_of_each_text(answers, settings.n_best))
         return results

@@ -5,8 +5,9 @@ The command shows the results line by line; the Python API returns them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -79,10 +80,6 @@ def prepare_models(models: Sequence[Loaded], options: GenerateOptions) -> list[L
             steps=partial(decoding_steps, options, loaded),
         )
         loaded.notes.extend(line for line in (dtype_note, note) if line is not None)
-        if not model.is_encoder_decoder and loaded.untrained_positions(model.max_seq_len):
-            most = options.max_new_tokens or loaded.recipe.generation.max_new_tokens
-            most += len(loaded.text_tokenizer.encode(options.prompt or ""))
-            loaded.notes.extend(loaded.untrained_positions(min(most, model.max_seq_len)))
     return chosen
 
 
@@ -145,11 +142,39 @@ def candidates_of_a_mask(options: GenerateOptions) -> int:
 # --- writers ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass
+class Reach:
+    """Counts texts, and those that read learned positions which the run of a model did not train.
+
+    counts: the latter, by the note on these positions.
+    """
+
+    models: Sequence[Loaded] = ()
+    texts: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, length: int, target_length: int = 0) -> None:
+        """Count a text of these lengths, as `OnRead` has them."""
+        self.texts += 1
+        self.counts.update({note for each in self.models for note in each.untrained_positions(length, target_length)})
+
+    def notes(self, total: Callable[[int], int] = int) -> list[str]:
+        """The notes, each with the number of texts. total: sums up a number over all processes."""
+        longest = [each.untrained_positions(each.model.max_seq_len) for each in self.models]
+        counts = {note: total(self.counts[note]) for note in dict.fromkeys(note for notes in longest for note in notes)}
+        texts = total(self.texts)
+        return [
+            note if texts == 1 else f"{note}; {count:,} of {texts:,} texts read them"
+            for note, count in counts.items()
+            if count
+        ]
+
+
 class Sampler:
     """Continues prompts by sampling with a decoder-only model."""
 
     def __init__(self, loaded: Loaded, settings: GenerationSettings, *, on_cut: OnCut) -> None:
-        self.loaded, self.settings, self.on_cut = loaded, settings, on_cut
+        self.loaded, self.settings, self.on_cut, self.reach = loaded, settings, on_cut, Reach([loaded])
 
     def write(
         self,
@@ -160,16 +185,16 @@ class Sampler:
         should_stop: ShouldStop = never,
     ) -> list[list[Generated]]:
         """The completions of each prompt; see `generate` for the arguments."""
-        tokenizer, settings = self.loaded.text_tokenizer, self.settings
+        tokenizer, settings, limit = self.loaded.text_tokenizer, self.settings, self.loaded.model.max_seq_len
         ids = encode_prompts(
             tokenizer,
             prompts,
             context=settings.context,
-            max_seq_len=self.loaded.model.max_seq_len,
+            max_seq_len=limit,
             first_row=first_row,
             on_cut=self.on_cut,
         )
-        return generate(
+        found = generate(
             self.loaded.model,
             ids,
             settings,
@@ -179,6 +204,10 @@ class Sampler:
             should_stop=should_stop,
             first_row=first_row,
         )
+        for prompt, completions in zip(ids, found, strict=True):
+            start = len(prompt) if len(prompt) <= limit else max(1, limit // 2)
+            self.reach.add(min(limit, start + max(len(each.ids) for each in completions) - 1))
+        return found
 
 
 @dataclass(frozen=True)
@@ -192,6 +221,7 @@ class Searcher:
         task_prefix: written before each source; `note` tells the user of it.
         tokenizers: of source and target.
         batch_size: texts at a time.
+        reach: counts the texts that are answered.
     """
 
     search: Callable[[LineWindow, ShouldStop], list[list[Translation]]]
@@ -201,6 +231,7 @@ class Searcher:
     batch_size: int
     task_prefix: str = ""
     note: str | None = None
+    reach: Reach = field(default_factory=Reach)
 
 
 def make_writer(options: GenerateOptions, models: Sequence[Loaded], *, on_cut: OnCut) -> Sampler | Searcher:
@@ -231,7 +262,7 @@ def _translations(
     options: GenerateOptions, models: Sequence[Loaded], settings: BeamSettings | GenerationSettings
 ) -> Searcher:
     """A searcher of encoder-decoders, which turn sources into targets."""
-    first, batch_size = models[0], options.texts_at_once(encoder_decoder=True)
+    first, batch_size, reach = models[0], options.texts_at_once(encoder_decoder=True), Reach(models)
     translator = translator_of(
         *models,
         settings=settings,
@@ -239,6 +270,7 @@ def _translations(
         coverage_penalty=options.coverage_penalty,
         alignments=options.alignments,
         too_long=options.too_long,
+        on_read=reach.add,
     )
     prefix, note = task_prefix(first.recipe, options.prefix)
 
@@ -253,16 +285,21 @@ def _translations(
         )
 
     tokenizers = (first.text_tokenizer, first.target_tokenizer)
-    return Searcher(search, settings, translator.reader, tokenizers, batch_size, prefix, note)
+    return Searcher(search, settings, translator.reader, tokenizers, batch_size, prefix, note, reach)
 
 
 def _continuations(
     options: GenerateOptions, models: Sequence[Loaded], settings: BeamSettings, on_cut: OnCut
 ) -> Searcher:
     """A searcher of decoder-only models, which continue prompts by beam search."""
-    tokenizer, batch_size = models[0].text_tokenizer, options.texts_at_once(encoder_decoder=False)
+    tokenizer, batch_size, reach = models[0].text_tokenizer, options.texts_at_once(encoder_decoder=False), Reach(models)
     continuer = Continuer(
-        [loaded.model for loaded in models], tokenizer, settings, context=options.context, on_cut=on_cut
+        [loaded.model for loaded in models],
+        tokenizer,
+        settings,
+        context=options.context,
+        on_cut=on_cut,
+        on_read=reach.add,
     )
 
     def search(window: LineWindow, should_stop: ShouldStop) -> list[list[Translation]]:
@@ -270,4 +307,4 @@ def _continuations(
             window.sources, batch_size=batch_size, should_stop=should_stop, first_row=window.first
         )
 
-    return Searcher(search, settings, None, (tokenizer, tokenizer), batch_size)
+    return Searcher(search, settings, None, (tokenizer, tokenizer), batch_size, reach=reach)

@@ -1,7 +1,7 @@
 """Conversion between `generation_config.json` (formerly keys of config.json) and a recipe's `generation` section.
 
     max_new_tokens, max_length       max_new_tokens (their lengths count the decoder's start; a decoder's prompt too)
-    do_sample, temperature, top_*    temperature 0 where they never sample
+    do_sample, temperature, top_*    temperature 0 where they never sample; min_p and typical_p have the same name
     num_beams, early_stopping        beam_size, stopping: true is `beam`, false `heuristic`, "never" `exhaustive`
     length_penalty                   length_penalty of the type `avg`
     eos_token_id                     the first is the recipe's eos, the others are stop_tokens
@@ -32,7 +32,6 @@ MAX_LENGTH_PENALTY = 10
 
 # Keys that change what is generated and have no counterpart in tformer -> the values that switch them off.
 WITHOUT_COUNTERPART: Mapping[str, tuple[Any, ...]] = {
-    "typical_p": (1.0,),
     "epsilon_cutoff": (0.0,),
     "eta_cutoff": (0.0,),
     "top_h": (),
@@ -139,6 +138,7 @@ def write_generation(recipe: Recipe, tokenizer: Tokenizer | None) -> dict[str, A
     if samples:
         document |= {"temperature": ours.temperature, "top_k": ours.top_k, "top_p": ours.top_p}
         document |= {"min_p": ours.min_p} if ours.min_p else {}
+        document |= {"typical_p": ours.typical_p} if ours.typical_p < 1 else {}
     if ours.beam_size > 1:
         penalty = ours.length_penalty if ours.length_penalty_type == "avg" else 0.0
         theirs = next(theirs for theirs, name in STOPPING.items() if name == ours.stopping)
@@ -211,6 +211,7 @@ def _choice(keys: Config) -> dict[str, Any]:
         values["top_k"] = keys.take("top_k", default=TOP_K)
         values["top_p"] = keys.take("top_p", default=1.0, kind=float)
         values["min_p"] = keys.take("min_p", default=0.0, kind=float)
+        values["typical_p"] = keys.take("typical_p", default=1.0, kind=float)
     else:
         values["temperature"] = 0.0
     if (beams := keys.take("num_beams", default=1)) > 1 and not sampled:

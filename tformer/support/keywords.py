@@ -71,15 +71,16 @@ def _keywords(options_type: type[Any]) -> dict[str, tuple[str, Any]]:
 
 @contextmanager
 def flags_as_keywords() -> Iterator[None]:
-    """Messages of user errors name keywords (`top_k`) in place of flags (`--top-k`), except in whole commands."""
+    """Messages of user errors name keywords (`top_k`) in place of flags (`--top-k`): see `with_keywords`."""
     try:
         yield
     except TformerError as error:
-        error.message = _with_keywords(error.message)
-        error.hint = error.hint and _with_keywords(error.hint)
+        error.message = with_keywords(error.message)
+        error.hint = error.hint and with_keywords(error.hint)
         error.args = (error.message,)
         raise
 
 
-def _with_keywords(text: str) -> str:
+def with_keywords(text: str) -> str:
+    """A message that names keywords (`top_k`) in place of flags (`--top-k`); as it is if it has a whole command."""
     return text if "tformer " in text else FLAG.sub(lambda match: as_keyword(match[0]), text)
