@@ -9,6 +9,8 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +142,28 @@ def test_fill_masks_gives_the_candidates_of_the_command(masked: tformer.Run, cli
 def test_a_cut_prompt_is_a_warning(lm: tformer.Run) -> None:
     with pytest.warns(UserWarning, match="context holds 32: only its end is read"):
         lm.generate("the cat " * 6, max_new_tokens=2)
+
+
+def test_masks_at_positions_that_were_not_trained_are_a_warning(masked: tformer.Run) -> None:
+    recipe = masked.recipe
+    assert masked.fill_masks("the c[MASK]t", top_k=1)
+    short = replace(masked, recipe=recipe.model_copy(update={"data": recipe.data.model_copy(update={"seq_len": 8})}))
+    note = "positions 8 and above of model.encoder are learned, .* it read at most 8 tokens; 1 of 2 texts read them$"
+    with pytest.warns(UserWarning, match=note) as caught:
+        short.fill_masks(["the c[MASK]t", "[MASK]"], top_k=1)
+    assert caught[0].filename == __file__
+
+
+def test_quantizing_that_does_not_pay_is_a_warning(
+    lm: tformer.Run, classifier: tformer.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tformer.decoding.inference._seconds_of_products", lambda *_: (1.0, 3.0))
+    note = "^quantize int8 does not pay here: products of this model take 3.0 times as long with it; leave it out$"
+    calls = [partial(classifier.classify, "the cat"), partial(classifier.embed, "the cat"), classifier.evaluate]
+    for call in [*calls, partial(lm.generate, "the cat", max_new_tokens=2)] * 2:  # prepared once, said each time
+        with pytest.warns(UserWarning, match=note) as caught:
+            call(quantize="int8")
+        assert caught[0].filename == __file__
 
 
 def test_a_cut_text_is_a_warning(classifier: tformer.Run) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.labelled_examples import sentences
-from tests.end_to_end.translate_runs import LINES
+from tests.end_to_end.translate_runs import DECODER, LINES, SEQ2SEQ, documents, refusal
 
 Cli = Callable[..., Any]
 Runs = Callable[[str], Path]
@@ -203,3 +203,47 @@ def test_a_source_that_is_too_long_is_named_by_its_place(cli: Cli, translator: P
 def test_a_column_is_for_a_table(cli: Cli, translator: Path) -> None:
     outcome = cli("generate", translator, "--prompt", "a", "--text-column", "source")
     assert outcome.code == 2 and "--prompt and --text-column exclude each other" in outcome.err
+
+
+def test_tables_of_any_separator_and_encoding_are_read_and_answered(
+    cli: Cli, decoder: Path, translator: Path, tmp_path: Path
+) -> None:
+    """A separator and letters that nothing finds, in a file of any name."""
+    plain, odd = tmp_path / "plain.csv", tmp_path / "odd.txt"
+    plain.write_text("id,source,город\n1,abc,Ü\n2,fed cab,я\n", encoding="utf-8")
+    odd.write_text(plain.read_text(encoding="utf-8").replace(",", "!").replace("Ü", "Ж"), encoding="cp1251")
+    for run in (decoder, translator):
+        words = ["generate", run, "--max-new-tokens", 4, "--text-column", "source", "--input"]
+        expected, found = cli(*words, plain), cli(*words, odd, "--delimiter", "!", "--encoding", "cp1251")
+        assert expected.code == found.code == 0, found.err
+        assert found.out == expected.out.replace(",", "!").replace("Ü", "Ж")
+
+
+@pytest.mark.parametrize("recipe", [DECODER, SEQ2SEQ], ids=["decoder", "translator"])
+def test_lines_of_any_encoding_are_read(
+    recipe: str, cli: Cli, random_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    run, path, found = random_run(recipe, letters="aé жяü"), tmp_path / "in.txt", []
+    for encoding in ("utf-8", "utf-16", "cp1252"):
+        path.write_text("é a\n\nü\n", encoding=encoding)
+        flags = [] if encoding == "utf-8" else ["--encoding", encoding]
+        found.append(documents(cli("generate", run, "--input", path, "--max-new-tokens", 4, "--json", *flags)))
+    assert found[0] == found[1] == found[2]
+    assert [document["prompt"] for document in found[0]] == ["é a", "", "ü"]
+    path.write_bytes("é\n".encode("cp1252"))
+    message = refusal(cli("generate", run, "--input", path))
+    assert "in.txt:1: invalid UTF-8" in message
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--encoding", "latin-9000"], "--encoding: unknown encoding 'latin-9000'"),
+        (["--delimiter", "::"], "--delimiter: expected one character"),
+        (["--prompt", "a", "--delimiter", ";"], "--prompt and --delimiter exclude each other"),
+        (["--prompt", "a", "--encoding", "cp1252"], "--prompt and --encoding exclude each other"),
+    ],
+    ids=str,
+)
+def test_a_wrong_reading_is_refused_before_anything_is_loaded(flags: list[str], message: str, cli: Cli) -> None:
+    assert message in refusal(cli("generate", "absent", *flags))

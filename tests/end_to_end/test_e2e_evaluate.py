@@ -253,7 +253,7 @@ def test_a_learned_table_refuses_windows_past_its_end(cli: Cli, random_run: Make
 
 
 UNTRAINED = (
-    "positions 16 to 39 of model.decoder are learned, and this run did not train them: it read at most 16 tokens"
+    "positions 16 and above of model.decoder are learned, and this run did not train them: it read at most 16 tokens"
 )
 
 
@@ -273,14 +273,51 @@ def test_learned_positions_that_were_never_trained_warn_when_they_are_read(
     assert not warns("evaluate", run, "--data", text)
     assert not warns("evaluate", run, "--data", text, "--seq-len", TRAINED)
     assert warns("evaluate", run, "--data", text, "--seq-len", 40) == (kind == "learned")
-    assert not warns("generate", run, "--prompt", "abcd", "--max-new-tokens", 12)
-    assert warns("generate", run, "--prompt", "abcd", "--max-new-tokens", 36) == (kind == "learned")
+    for beam in ([], ["--beam-size", 2]):  # the last token that is written is not read
+        assert not warns("generate", run, "--prompt", "abcd", "--max-new-tokens", 13, *beam)
+        assert warns("generate", run, "--prompt", "abcd", "--max-new-tokens", 14, *beam) == (kind == "learned")
+
+
+@pytest.mark.parametrize("how", [[], ["--beam-size", 2], ["--devices", 2]], ids=str)
+def test_each_prompt_of_a_file_or_a_table_counts(how: list[object], cli: Cli, random_run: MakeRun, tmp_path: Path) -> None:
+    run = random_run(with_positions(DECODER, "learned", max_seq_len=LONGER) + f"data: {{seq_len: {TRAINED}}}\n")
+    prompts = ["a", "ab" * 8, "abc" * 6, "", "h" * 17]  # the last token that is written is not read
+    (tmp_path / "in.txt").write_text("".join(f"{prompt}\n" for prompt in prompts))
+    write_table(tmp_path / "in.tsv", ("id", "text"), list(enumerate(prompts)))
+    for name in ("in.txt", "in.tsv"):
+        words = ["generate", run, "--input", tmp_path / name, "--max-new-tokens", 1, "--device", "cpu", *how]
+        said = " ".join(cli(*words).err.split())
+        assert said.count("did not train") == 1 and f"{UNTRAINED}; 2 of 5 texts read them" in said, said
+
+
+def test_both_sides_of_translations_count(cli: Cli, random_run: MakeRun, tmp_path: Path) -> None:
+    lengths = f"data: {{seq_len: 8, target_seq_len: {TRAINED}}}\n"
+    run = random_run(with_positions(SEQ2SEQ, "learned", max_seq_len=LONGER) + lengths)
+    (tmp_path / "in.txt").write_text("a\n\nabcdefghab\nb\n")
+    encoder = UNTRAINED.replace("decoder", "encoder").replace("16", "8")
+
+    def said(*words: object) -> list[str]:
+        outcome = cli("generate", run, *words)
+        assert outcome.code == 0, outcome.err
+        return [line for line in outcome.err.splitlines() if "did not train" in line]
+
+    of_file = ("--input", tmp_path / "in.txt", "--max-new-tokens")
+    assert said(*of_file, TRAINED) == [f"{encoder}; 1 of 3 texts read them"]
+    longer = said(*of_file, 20, "--min-new-tokens", 20)
+    assert longer == [f"{encoder}; 1 of 3 texts read them", f"{UNTRAINED}; 3 of 3 texts read them"]
+    assert said("--prompt", "a", "--max-new-tokens", 20, "--min-new-tokens", 20, "--temperature", 1) == [UNTRAINED]
+    assert said("--prompt", "a", "--max-new-tokens", 4) == []
 
 
 def test_python_warns_of_them_too(random_run: MakeRun, text: Path) -> None:
     run = tformer.load(random_run(with_positions(DECODER, "learned", max_seq_len=40) + "data: {seq_len: 16}\n"))
     with pytest.warns(UserWarning, match=UNTRAINED):
         run.evaluate(text, seq_len=40)
+    with pytest.warns(UserWarning, match=f"^{UNTRAINED}$") as caught:
+        run.generate("abcd", max_new_tokens=14)
+    assert caught[0].filename == __file__
+    with pytest.warns(UserWarning, match=f"^{UNTRAINED}; 1 of 2 texts read them$"):
+        run.generate(["a", "a" * 17], max_new_tokens=1)
 
 
 def test_who_reads_cut_sources_hears_of_the_option(cli: Cli, random_run: MakeRun, long_pairs: Path) -> None:
