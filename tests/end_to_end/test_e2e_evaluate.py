@@ -279,7 +279,9 @@ def test_learned_positions_that_were_never_trained_warn_when_they_are_read(
 
 
 @pytest.mark.parametrize("how", [[], ["--beam-size", 2], ["--devices", 2]], ids=str)
-def test_each_prompt_of_a_file_or_a_table_counts(how: list[object], cli: Cli, random_run: MakeRun, tmp_path: Path) -> None:
+def test_each_prompt_of_a_file_or_a_table_counts(
+    how: list[object], cli: Cli, random_run: MakeRun, tmp_path: Path
+) -> None:
     run = random_run(with_positions(DECODER, "learned", max_seq_len=LONGER) + f"data: {{seq_len: {TRAINED}}}\n")
     prompts = ["a", "ab" * 8, "abc" * 6, "", "h" * 17]  # the last token that is written is not read
     (tmp_path / "in.txt").write_text("".join(f"{prompt}\n" for prompt in prompts))

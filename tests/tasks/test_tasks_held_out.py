@@ -6,20 +6,28 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.conftest import TINY_RECIPE
 from tests.end_to_end.conftest import ENCODER, IMAGES
 from tests.end_to_end.labelled_examples import documents, pairs, sentences, write_images, write_table
 from tests.training.pair_makers import RECIPE as PAIRS
 from tests.training.pair_makers import english, german
+from tformer.data.sources.labelled import duplicate_keys
+from tformer.data.sources.tables import LabelledRow
 from tformer.model import Transformer
+from tformer.recipe.sections import Data, SourceSpec
+from tformer.support.errors import InputError
 from tformer.tasks import task_of
+from tformer.tasks.labelled import Parts
 from tformer.training.display import Console
 from tformer.training.options import read_words
 from tformer.training.session import run_training
@@ -206,3 +214,40 @@ def test_a_wrong_fraction_is_one_line(cli: Cli, tmp_path: Path) -> None:
     for value in ("0", "1.5", "half"):
         outcome = cli("train", "--arch", "gpt", *flags, "--set", f"data.fraction={value}", "--dry-run")
         assert outcome.code == 2 and "data.fraction" in outcome.err and value in outcome.err
+
+
+SPELLINGS = ("{}", "  {} ", "{}!", "{}.", "¿{}?")
+ROWS = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 30), st.sampled_from(SPELLINGS), st.booleans()), min_size=8, max_size=80
+)
+
+
+@given(ROWS, st.integers(2, 4))
+def test_near_duplicates_are_on_one_side_of_every_fold_and_split(
+    rows: list[tuple[int, int, str, bool]], folds: int
+) -> None:
+    """As are the rows of a group, in place of them, where groups are named."""
+    texts = [how.format(f"text {n}".upper() if is_upper else f"text {n}") for _, n, how, is_upper in rows]
+    labels, numbers = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
+    keys = duplicate_keys([LabelledRow(text, None, None, "data:1") for text in texts])
+    assert len(np.unique(np.stack([keys, numbers]), axis=1).T) == len(np.unique(numbers)) == len(np.unique(keys))
+    for given_keys, groups, unit in ((keys, None, "different texts"), (None, numbers, "groups")):
+        of = partial(Parts.of, labels, name="data", keys=given_keys, groups=groups)
+        if len(np.unique(numbers)) < folds:
+            with pytest.raises(InputError, match=f"data: found [1-3] {unit}, expected at least {folds}"):
+                of(Data(folds=folds))
+            continue
+        measured = []
+        for fold in range(1, folds + 1):
+            parts = of(Data(folds=folds, fold=fold, valid=(SourceSpec(path="other"),)))
+            assert not np.isin(numbers[parts.fold], numbers[parts.train]).any() and not len(parts.valid)
+            measured += parts.fold.tolist()
+        assert sorted(measured) == list(range(len(rows)))
+        try:
+            parts = of(Data())
+        except InputError:  # too few to hold any out
+            continue
+        assert sorted([*parts.train, *parts.valid]) == list(range(len(rows)))
+        if np.isin(numbers[parts.valid], numbers[parts.train]).any():  # a few texts are most of the rows
+            plain = Parts.of(labels, Data(), name="data")
+            assert groups is None and np.array_equal(parts.valid, plain.valid)

@@ -112,8 +112,9 @@ class Parts:
             keys = found if len(np.unique(found)) < len(found) else None
         rest, fold = np.arange(len(labels)), np.zeros(0, dtype=np.int64)
         if data.folds is not None:
-            together = keys if groups is None else groups
-            left_out = fold_numbers(labels, folds=data.folds, name=name, groups=together) == data.fold - 1
+            together, unit = (keys, "different texts") if groups is None else (groups, "groups")
+            fold_N = fold_numbers(labels, folds=data.folds, name=name, groups=together, unit=unit)
+            left_out = fold_N == data.fold - 1
             rest, fold = np.flatnonzero(~left_out), np.flatnonzero(left_out)
         if data.valid:
             return cls(rest, np.zeros(0, dtype=np.int64), fold)

@@ -14,7 +14,9 @@ SCORE_BINS = 10
 """Ranges of scores, with equally many examples, that every fold has a share of."""
 
 
-def fold_numbers(labels: np.ndarray, *, folds: int, name: str, groups: np.ndarray | None = None) -> np.ndarray:
+def fold_numbers(
+    labels: np.ndarray, *, folds: int, name: str, groups: np.ndarray | None = None, unit: str = "groups"
+) -> np.ndarray:
     """int [N]: the fold of each example, 0 ... K - 1, always the same for the same labels and groups.
 
     Numbers of examples of a class, and of all, differ by at most 1 between folds; for several labels per example those
@@ -22,11 +24,13 @@ def fold_numbers(labels: np.ndarray, *, folds: int, name: str, groups: np.ndarra
     the shares are then as equal as the groups allow: the largest ones first, each goes to the fold that has the least
     of its classes.
 
-    groups: int [N], of which only equality has a meaning. Raises InputError for fewer examples or groups than folds.
+    groups: int [N], of which only equality has a meaning; `unit` names them in messages.
+
+    Raises InputError for fewer examples or groups than folds.
     """
     total = len(labels) if groups is None else len(np.unique(groups))
     if total < folds:
-        unit = "examples" if groups is None else "groups"
+        unit = "examples" if groups is None else unit
         raise InputError(f"{name}: found {total} {unit}, expected at least {folds}, one for each fold")
     stratum_N = _strata(labels)
     if groups is not None:
