@@ -8,6 +8,8 @@ import json
 import math
 import re
 import statistics
+from collections import deque
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from tformer.metrics.statistics import Stat
 from tformer.workflows.sweep.cells import Result, read_run
 from tformer.workflows.sweep.pictures import draw
 from tformer.workflows.sweep.plan import Plan, Task
-from tformer.workflows.sweep.table import latex, make_table, markdown, write_tables
+from tformer.workflows.sweep.table import Column, Row, Table, latex, make_table, markdown, show_metric, write_tables
 
 LM = Task(name="lm", vary={"optimizer.lr": (0.1, 0.2)}, evaluate={"longer": ()})
 PAIRS = Task(name="pairs", vary={"optimizer.lr": (0.1, 0.2), "model.*.norm.place": ("pre",)})
@@ -171,33 +173,102 @@ def test_markdown_is_one_table_with_the_best_in_bold() -> None:
     assert [remark.split(":")[0] for remark in table.remarks()] == ["bold"]
 
 
-COMMANDS = {"textbackslash": "\\", "textasciitilde": "~", "textasciicircum": "^", "textless": "<",
-            "textgreater": ">", "textbar": "|", "pm": "±"}  # fmt: skip
+SYMBOLS = {r"\textbackslash": "\\", r"\textasciitilde": "~", r"\textasciicircum": "^", r"\textless": "<",
+           r"\textgreater": ">", r"\textbar": "|"}  # fmt: skip
+RULES = (r"\toprule", r"\midrule", r"\bottomrule")
+TOKEN = re.compile(r"\\[a-zA-Z]+|\\[&%$#_{}\\]|[^\\]", re.DOTALL)
 
 
-def read_cell(source: str) -> str:
-    """The text that LaTeX prints for a cell, bold as **bold**. Fails for a character that is special to LaTeX."""
-    text, rest = "", source.strip()
-    while rest:
-        if bold := re.match(r"\\textbf\{((?:[^{}]|\\[{}]|\{\})*)\}", rest):
-            text, rest = f"{text}**{read_cell(bold[1])}**", rest[bold.end() :]
-        elif escaped := re.match(r"\\([&%$#_{}])|\{([\[*])\}|\$?\\([a-z]+)(?:\{\}|\$)|([^\\&%$#_{}~^<>|\[*])", rest):
-            one, braced, command, plain = escaped.groups()
-            text, rest = text + (one or braced or plain or COMMANDS[command]), rest[escaped.end() :]
+def tokens_of(source: str) -> deque[str]:
+    """Commands, escaped characters and plain ones. Fails for a backslash before anything else."""
+    found = deque(TOKEN.findall(source))
+    assert "".join(found) == source
+    return found
+
+
+def expect(tokens: deque[str], *expected: str) -> None:
+    assert [tokens.popleft() for _ in expected] == list(expected)
+
+
+def read_text(tokens: deque[str], *ends: str) -> str:
+    """The text that LaTeX prints up to one of the tokens `ends`, bold as **bold**; spaces are one, and none around it.
+
+    Fails for an unknown command, an open group, and a character that is special to LaTeX, or would be read as an
+    option at the beginning of a row.
+    """
+    text = ""
+    while (token := tokens[0]) not in ends:
+        tokens.popleft()
+        if token == r"\textbf":
+            expect(tokens, "{")
+            text += f"**{read_text(tokens, '}')}**"
+            expect(tokens, "}")
+        elif token in SYMBOLS:
+            expect(tokens, "{", "}")
+            text += SYMBOLS[token]
+        elif token == "$":
+            expect(tokens, r"\pm", "$")
+            text += "±"
+        elif token == "{":
+            text += tokens.popleft()
+            assert text[-1] in "[*"
+            expect(tokens, "}")
+        elif token[0] == "\\":
+            assert len(token) == 2 and token != r"\\", token
+            text += token[1]
         else:
-            raise AssertionError(f"special to LaTeX: {rest!r} in {source!r}")
-    return text
+            assert token not in "&%$#_{}~^<>|[*±" and ord(token) not in (*range(10), *range(11, 32), *range(127, 160))
+            text += token
+    return re.sub("[ \n]+", " ", text).strip(" ")
 
 
 def read_tabular(source: str) -> tuple[str, list[list[str]]]:
-    """(column specification, rows with the heading first) of a booktabs tabular."""
-    lines = [line for line in source.splitlines() if not line.startswith("%")]
-    assert lines[-2:] == [r"\bottomrule", r"\end{tabular}"] and lines[1] == r"\toprule" and lines[3] == r"\midrule"
-    begin = re.fullmatch(r"\\begin\{tabular\}\{([lr]+)\}", lines[0])
-    assert begin is not None
-    rows = [line for line in lines[2:-2] if line != r"\midrule"]
-    assert all(row.endswith(r" \\") for row in rows)
-    return begin[1], [[read_cell(cell) for cell in re.split(r"(?<!\\)&", row.removesuffix(r"\\"))] for row in rows]
+    """(column specification, rows with the heading first) of a tabular of booktabs, the only package that it needs.
+
+    Fails for what is not one environment with a cell for each column in every row, and rules where booktabs has them.
+    """
+    comments, body = re.fullmatch(r"((?:%[^\n]*\n)+)(.*)", source, re.DOTALL).groups()  # type: ignore[union-attr]
+    assert re.findall(r"\\usepackage\{(.*?)\}", comments) == ["booktabs"]
+    tokens, rows, rules = tokens_of(body), list[list[str]](), list[tuple[int, str]]()
+    expect(tokens, r"\begin", *"{tabular}{")
+    columns = read_text(tokens, "}")
+    expect(tokens, "}", "\n")
+    while tokens[0] != r"\end":
+        if tokens[0] in RULES:
+            rules.append((len(rows), tokens.popleft()))
+        else:
+            rows.append([read_text(tokens, "&", r"\\")])
+            while tokens.popleft() == "&":
+                rows[-1].append(read_text(tokens, "&", r"\\"))
+        expect(tokens, "\n")
+    expect(tokens, r"\end", *"{tabular}\n")
+    assert not tokens and re.fullmatch("[lr]+", columns) and {len(row) for row in rows} == {len(columns)}
+    assert rules[:2] == [(0, r"\toprule"), (1, r"\midrule")] and rules[-1] == (len(rows), r"\bottomrule")
+    assert {rule for _, rule in rules[2:-1]} <= {r"\midrule"}
+    assert all(first < second for (first, _), (second, _) in pairwise(rules))
+    return columns, rows
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        (r"\end{tabular}", ""),
+        (r"\begin{tabular}{", r"\begin{tabular}{l"),
+        (r"\midrule", r"\hline"),
+        (r"\toprule", r"\midrule"),
+        ("\\bottomrule\n", ""),
+        ("\\midrule\n", "\\midrule\n\\midrule\n"),
+        (r"\usepackage{booktabs}", r"\usepackage{booktabs} \usepackage{siunitx}"),
+        ("0.1 &", "0.1"),
+        ("0.1 &", "[0.1] &"),
+        *(("0.1 &", f"0.1{letter} &") for letter in (*"$%#_^~{}<[*±\\", "\\emph{a}")),
+    ],
+)
+def test_the_reader_of_latex_refuses_what_latex_would(right: str, wrong: str) -> None:
+    source = latex(make_table(Plan(tasks=(LM,)), [result()]))
+    assert read_tabular(source)[1][1][0] == "0.1" and right in source
+    with pytest.raises((AssertionError, IndexError)):
+        read_tabular(source.replace(right, wrong, 1))
 
 
 SPECIAL = r"50% of $x_1$ & {#2} ~ ^ \ <|> [a] *"
@@ -223,10 +294,28 @@ def test_latex_is_the_same_table_as_markdown(tmp_path: Path) -> None:
     assert (tmp_path / "table.tex").read_text() == latex(table)
 
 
-@given(st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1))
-def test_every_text_is_a_cell_of_latex(text: str) -> None:
-    table = make_table(Plan(tasks=(LM,)), [result(lr=text)])
-    assert read_tabular(latex(table))[1][1][0] == text
+TRAPS = (*"\\&%$#_{}~^*<>|± \n\r\t\x00\x7fa", "\\\\", "\\end{tabular}", "\\textbf{", "\\input{x}", "[1ex]", "^^M")
+HOSTILE = st.one_of(st.text(st.characters(codec="utf-8")), st.lists(st.sampled_from(TRAPS)).map("".join))
+
+
+@given(names=st.lists(HOSTILE, min_size=6, max_size=6), tasks=st.lists(st.integers(0, 1), min_size=2, max_size=4))
+def test_every_name_of_a_variant_is_a_cell_of_latex(names: list[str], tasks: list[int]) -> None:
+    """Names of tasks, axes, values, evaluations and failures are printed as they are, control characters as spaces."""
+    axis, value, title, failure, *of_task = names
+    column = Column("valid.loss", title, show_metric, judged=True)
+    metrics = {"valid.loss": "loss"}
+    rows = [
+        Row(of_task[task], {axis: value}, 2, {failure: 1}, {"valid.loss": Stat(number, 0.1, 2)}, metrics)
+        for number, task in enumerate(sorted(tasks))
+    ]
+    table = Table("sweep", (axis,), (column,), tuple(rows))
+
+    def printed(cells: list[str]) -> list[str]:
+        return [re.sub(r"[\x00-\x20\x7f-\x9f]+", " ", cell).strip(" ") for cell in cells]
+
+    _, [headings, *found] = read_tabular(latex(table))
+    assert headings == printed(table.headings)
+    assert found == [printed(table.cells(row, mark=lambda text: f"**{text}**")) for row in rows]
 
 
 def test_curves_are_means_over_seeds_and_of_tasks_apart(tmp_path: Path) -> None:

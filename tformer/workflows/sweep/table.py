@@ -271,8 +271,9 @@ LATEX = str.maketrans(
     {
         **{letter: f"\\{letter}" for letter in "&%$#_{}"},
         **{letter: f"{{{letter}}}" for letter in "[*"},  # after a row's end they would be read as its options
-        **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\n": " "},
+        **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
         **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "±": r"$\pm$"},
+        **dict.fromkeys(map(chr, (*range(32), *range(127, 160))), " "),  # control characters
     }
 )
 
