@@ -220,9 +220,7 @@ def test_tables_of_any_separator_and_encoding_are_read_and_answered(
 
 
 @pytest.mark.parametrize("recipe", [DECODER, SEQ2SEQ], ids=["decoder", "translator"])
-def test_lines_of_any_encoding_are_read(
-    recipe: str, cli: Cli, random_run: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_lines_of_any_encoding_are_read(recipe: str, cli: Cli, random_run: Callable[..., Path], tmp_path: Path) -> None:
     run, path, found = random_run(recipe, letters="aé жяü"), tmp_path / "in.txt", []
     for encoding in ("utf-8", "utf-16", "cp1252"):
         path.write_text("é a\n\nü\n", encoding=encoding)
