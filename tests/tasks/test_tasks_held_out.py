@@ -229,10 +229,12 @@ def test_near_duplicates_are_on_one_side_of_every_fold_and_split(
     """As are the rows of a group, in place of them, where groups are named."""
     texts = [how.format(f"text {n}".upper() if is_upper else f"text {n}") for _, n, how, is_upper in rows]
     labels, numbers = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
-    keys = duplicate_keys([LabelledRow(text, None, None, "data:1") for text in texts])
+    keys = duplicate_keys([(text, None) for text in texts])
     assert len(np.unique(np.stack([keys, numbers]), axis=1).T) == len(np.unique(numbers)) == len(np.unique(keys))
-    for given_keys, groups, unit in ((keys, None, "different texts"), (None, numbers, "groups")):
-        of = partial(Parts.of, labels, name="data", keys=given_keys, groups=groups)
+    for unit in ("different texts", "groups"):
+        groups = [str(number) if unit == "groups" else None for number in numbers]
+        made = [LabelledRow(text, None, None, "data:1", group=group) for text, group in zip(texts, groups, strict=True)]
+        of = partial(Parts.of, labels, name="data", rows=made)
         if len(np.unique(numbers)) < folds:
             with pytest.raises(InputError, match=f"data: found [1-3] {unit}, expected at least {folds}"):
                 of(Data(folds=folds))
@@ -249,5 +251,5 @@ def test_near_duplicates_are_on_one_side_of_every_fold_and_split(
             continue
         assert sorted([*parts.train, *parts.valid]) == list(range(len(rows)))
         if np.isin(numbers[parts.valid], numbers[parts.train]).any():  # a few texts are most of the rows
-            plain = Parts.of(labels, Data(), name="data")
-            assert groups is None and np.array_equal(parts.valid, plain.valid)
+            plain = Parts.of(labels, Data(), name="data", rows=None)
+            assert unit == "different texts" and np.array_equal(parts.valid, plain.valid)
