@@ -27,7 +27,6 @@ from tformer.bench.options import whole_numbers
 from tformer.checkpoint.run import RunDirectory
 from tformer.cli.export import parse_bytes
 from tformer.cli.tokenize import parse_ids
-from tformer.cli.viz_attention import parse_numbers
 from tformer.data.shards.array_files import ArrayFile
 from tformer.data.shards.token_files import ArrayWriter, DamagedShardError
 from tformer.data.sources.columns import parse_column
@@ -42,6 +41,7 @@ from tformer.interop.tokenizer_config import read_tokenizer_config
 from tformer.recipe import load_recipe, yaml_text
 from tformer.support.device import resolve_device
 from tformer.support.errors import InputError
+from tformer.support.options import parse_numbers
 from tformer.support.shipped import preset_path
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 from tformer.viz.plot.series import read_runs

@@ -53,7 +53,7 @@ from tformer.evaluation.classifier import Classifier
 from tformer.evaluation.embed import EmbedOptions, embed_images, embed_texts
 from tformer.evaluation.options import EvaluationOptions
 from tformer.inside.heads import HeadReport
-from tformer.inside.options import HeadOptions, PatchOptions
+from tformer.inside.options import HeadOptions, LensOptions, PatchOptions
 from tformer.inside.patching import AblationReport, PatchReport
 from tformer.loading import Loaded
 from tformer.support.device import default_cache_dir, resolve_device, use_one_thread_after_fork
@@ -69,6 +69,7 @@ from tformer.training.display import Console
 from tformer.training.options import TrainOptions
 from tformer.training.request import find_start
 from tformer.training.session import run_training
+from tformer.viz.lens.report import LensReport, make_report
 from tformer.viz.picture import choose_plot, draw_report
 from tformer.workers.work import QUIET, Work, never
 from tformer.workflows.heads import score_heads
@@ -107,6 +108,7 @@ NOT_OF_CLASSIFY = OF_LOAD | {
 }
 NOT_OF_EVALUATE = OF_LOAD | {"json": RETURNED}
 NOT_OF_INSIDE = OF_LOAD | {"output": RETURNED, "format": RETURNED}
+NOT_OF_LENS = NOT_OF_INSIDE | {"view": RETURNED}
 OF_COMMAND = {"dry_run": "the command shows it: tformer train --dry-run", "json": "it is the run's `summary`"}
 OF_PROCESSES = ("devices", "parallel", "max_restarts")
 NOT_OF_FOLDS = OF_COMMAND | {"resume": "the same call goes on where it stopped"}
@@ -392,6 +394,17 @@ class Run(Loaded):
             chosen = from_keywords(PatchOptions, values, caller="patch", without=NOT_OF_INSIDE)
             chosen.check()
             return (patch_prompts if chosen.ablate is None else ablate)(self, chosen, QUIET)
+
+    def lens(self, text: str | None = None, **options: Any) -> LensReport:
+        """The answer after each layer, and the parts of logits, as arrays with names (`tformer lens`).
+
+        The keywords are the command's flags: `image`, `target`, `target_token`, `against`, `positions`, `tuned`, ...
+        """
+        given = options if text is None else options | {"text": text}
+        with flags_as_keywords():
+            chosen = from_keywords(LensOptions, given, caller="lens", without=NOT_OF_LENS)
+            chosen.check()
+            return make_report(self if self.model.compute_dtype == torch.float32 else self._copy(), chosen)
 
     # --- copies for inference -----------------------------------------------------------------------------------------
 

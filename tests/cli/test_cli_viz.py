@@ -16,8 +16,8 @@ import pytest
 
 from tests.viz.plot_runs import train_record, write_run
 from tformer.cli.process import uncollected
-from tformer.cli.viz_attention import parse_numbers
 from tformer.support.errors import InputError
+from tformer.support.options import parse_numbers
 
 Cli = Callable[..., Any]
 

@@ -142,6 +142,7 @@ def commands() -> Iterator[tuple[str, Job]]:
             "-o",
             "patch.json",
         ),
+        "lens": ("lens", "gpt", "--text", "the cat", "--tuned", "text.txt", "--steps", 5, "-o", "lens.json"),
         "plot": ("plot", "gpt", "-o", "curves.svg"),
         "inspect": ("inspect", "gpt", "--shapes", "--json"),
         "tokenize": ("tokenize", "gpt", "--text", "the cat sat", "--json"),

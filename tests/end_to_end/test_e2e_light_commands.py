@@ -63,6 +63,7 @@ NUMBERS = {
     "heads {decoder} --format json": "length copies samples seed",
     "heads {decoder} --data {text} --format json": "max-examples batch-size",
     "patch {decoder} --ablate zero --data {text} --format json": "max-examples batch-size",
+    "lens {decoder} --text abc --format json": "max-tokens positions top-k steps",
     "export {decoder} --out {new}": "shard-size",
     "bench attention --kinds full": "lengths batch-size num-heads head-dim",
     "bench train --arch gpt --preset char-cpu": "threads",

@@ -95,6 +95,7 @@ SCENARIOS = (
     Scenario("heads", ("heads", "runs/gpt", "-o", "heads.html"), (GPT,), targets=("heads.html",)),
     Scenario("patch", ("patch", "runs/gpt", "--ablate", "zero", "--data", "text.txt", "-o", "worth.csv"),
              (GPT, "work/text.txt"), targets=("worth.csv",)),
+    Scenario("lens", ("lens", "runs/gpt", "--text", "a cat", "-o", "lens.html"), (GPT,), targets=("lens.html",)),
     Scenario("inspect -o", ("inspect", "runs/gpt", "-o", "report.txt"), (GPT,), targets=("report.txt",)),
     Scenario("doctor --clean", ("doctor", "--clean"), ("cache",), results=("cache",)),
     Scenario("sweep", SWEEP, (*TEXT, "work/grid")),

@@ -124,6 +124,11 @@ COMMANDS = {
         "patch",
         "Find the parts that an answer depends on: patch activations between two prompts, or ablate.",
     ),
+    "lens": Command(
+        LOOK_INSIDE,
+        "lens",
+        "Show the answer after each layer (logit lens), and what each part adds to a logit.",
+    ),
     "import": Command(EXCHANGE, "import_", "Convert a Hugging Face folder or repository to a checkpoint."),
     "export": Command(
         EXCHANGE,

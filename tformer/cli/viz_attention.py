@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import shutil
 import sys
@@ -14,7 +13,7 @@ from tformer.cli.command import examples, takes_options
 from tformer.cli.report import emit_document, show_notes
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.files import refuse_to_replace
-from tformer.support.options import Checkpoint, Device, Panel, PictureFormat, Run, SpecialTokens, comma_list
+from tformer.support.options import Checkpoint, Device, Panel, PictureFormat, Run, SpecialTokens, parse_numbers
 
 if TYPE_CHECKING:
     from tformer.loading import Loaded
@@ -28,7 +27,6 @@ VIEWS = ("head", "model", "rollout", "summary")
 SCALES = ("row", "global", "sqrt", "log")
 PICTURES = ("png", "svg")
 MEAN = "mean"
-LARGEST_NUMBER = 100_000
 LINEAR_UP_TO = 24  # tokens up to which a linear colour scale shows even weights
 
 EPILOG = examples(
@@ -175,27 +173,6 @@ class AttentionOptions:
             return {"max_bytes": None}
         sizes = {"bytes_per_cell": BYTES_PER_WEIGHT[format_]} if numbers else {}
         return {"max_bytes": self.max_megabytes * 1e6, **sizes}
-
-
-def parse_numbers(text: str | None, option: str) -> tuple[int, ...] | None:
-    """`0,3-5` as (0, 3, 4, 5), in order, each once; None stays None. InputError for anything else."""
-    if text is None:
-        return None
-
-    def read(part: str) -> range | None:
-        match = re.fullmatch(r"(\d{1,6})\s*(?:-\s*(\d{1,6}))?", part)
-        if match is None:
-            return None
-        first, last = int(match[1]), int(match[2] or match[1])
-        if last < first or last > LARGEST_NUMBER:
-            raise InputError(f"{option} {text}: {part} is no range", hint="write the smaller number first")
-        return range(first, last + 1)
-
-    def refuse(part: str) -> InputError:
-        expected = "numbers and ranges like 0,3-5" + (", or mean" if option == "--heads" else "")
-        return InputError(f"{option} {text}: expected {expected}")
-
-    return tuple(sorted({number for numbers in comma_list(text, read, refuse) for number in numbers}))
 
 
 @takes_options

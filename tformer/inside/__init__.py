@@ -2,5 +2,8 @@
 
 heads                 scores of attention heads: previous token, first token, duplicate, induction, alignment
 patching              activation patching between two inputs, its estimate by gradients, ablation of heads and layers
+lens                  logit lens: the answer after each layer
+logits                direct logit attribution: what each head and each feed-forward adds to a logit
+tuned                 tuned lens: an affine map for each layer before the answer
 options               options of the commands, which are also keywords in Python
 """

@@ -15,12 +15,17 @@ from tformer.support.options import (
     Panel,
     PictureFormat,
     Run,
+    SpecialTokens,
     comma_list,
     declared_option,
     flag_of,
+    parse_numbers,
 )
 
 RANDOM, SHOWN = Panel("Random tokens"), Panel("What is shown")
+READ, TUNED, PICTURE = Panel("What the model reads"), Panel("Tuned lens"), Panel("The picture")
+LENSES, VIEWS, STACKS = ("logit", "tuned"), ("layers", "parts"), ("decoder", "encoder")
+MOST_TOP = 100
 MOST_SAMPLES = 10_000
 MAX_EXAMPLES = 64
 
@@ -182,3 +187,97 @@ class PatchOptions(DataOptions):
         if self.metric in ("logit", "probability", "loss") and self.wrong is not None:
             raise InputError(f"--wrong has no meaning with --metric {self.metric}")
         _ = self.chosen_parts
+
+
+@dataclass(frozen=True)
+class LensOptions:
+    """The options of `tformer lens`."""
+
+    run: Run = None
+    text: Annotated[str | None, READ("--text", help="The text to read; for an encoder-decoder the source.")] = None
+    text2: Annotated[str | None, READ("--text2", help="The second text, for a model trained on pairs.")] = None
+    target: Annotated[
+        str | None, READ("--target", help="The decoder's text.", default="the model's own translation")
+    ] = None
+    image: Annotated[Path | None, READ("--image", metavar="FILE", help="An image file.")] = None
+    max_tokens: Annotated[
+        int | None, READ("--max-tokens", metavar="N", help="Maximum number of tokens to read of a text.", rare=True)
+    ] = None
+    max_new_tokens: Annotated[
+        int | None,
+        READ("--max-new-tokens", metavar="N", help="Number of tokens that the model generates after the text."),
+    ] = None
+    prefix: Annotated[
+        str | None, READ("--prefix", metavar="TEXT", help="Prefix of the source, instead of the run's own.", rare=True)
+    ] = None
+    special_tokens: Annotated[SpecialTokens, READ] = False
+    target_token: Annotated[
+        str | None,
+        SHOWN(
+            "--target-token",
+            metavar="TOKEN",
+            help="Token, or label of a classifier, whose probability, rank and logit to show.",
+            default="the next token, else the model's answer",
+        ),
+    ] = None
+    against: Annotated[
+        str | None,
+        SHOWN("--against", metavar="TOKEN", help="Divide the difference to this token's logit into parts instead."),
+    ] = None
+    positions: Annotated[
+        str | None,
+        SHOWN("--positions", metavar="0,3-5", help="Positions to show.", default="all; in the terminal the last"),
+    ] = None
+    top_k: Annotated[int, SHOWN("--top-k", metavar="K", help="Number of most probable tokens of each layer.")] = 10
+    stack: Annotated[
+        str | None,
+        SHOWN("--stack", metavar="decoder|encoder", help="Stack of an encoder-decoder.", default="decoder", rare=True),
+    ] = None
+    view: Annotated[
+        str,
+        SHOWN(
+            "--view",
+            metavar="layers|parts",
+            help="Of pictures, csv and terminal: the answer after each layer, or what each part adds to the logit.",
+        ),
+    ] = "layers"
+    tuned: Annotated[
+        str | None, TUNED("--tuned", metavar="PATH", help="Train a tuned lens on this text, and save it in the run.")
+    ] = None
+    steps: Annotated[int, TUNED("--steps", metavar="N", help="Steps of that training.", rare=True)] = 250
+    lens: Annotated[
+        str | None,
+        TUNED("--lens", metavar="logit|tuned", help="tuned: the one that was saved.", default="tuned with --tuned"),
+    ] = None
+    output: Annotated[
+        Path | None,
+        PICTURE("-o", "--output", help="Output file, whose suffix sets the format.", default="lens.html"),
+    ] = None
+    format: Annotated[PictureFormat, PICTURE] = None
+    checkpoint: Checkpoint = "best"
+    device: Device = "auto"
+
+    def check(self) -> None:
+        """Raise InputError for values that are invalid for every model."""
+        for option, value, known in (
+            ("--view", self.view, VIEWS),
+            ("--stack", self.stack, STACKS),
+            ("--lens", self.lens, LENSES),
+        ):
+            if value is not None and value not in known:
+                raise InputError(f"{option} {value}: unknown", hint=did_you_mean(value, known))
+        if not 1 <= self.top_k <= MOST_TOP:
+            raise InputError(f"--top-k must be 1 to {MOST_TOP}, found {self.top_k}")
+        if self.steps < 1:
+            raise InputError(f"--steps must be at least 1, found {self.steps}")
+        texts = [flag for flag in ("--text", "--text2", "--target") if getattr(self, flag[2:]) is not None]
+        if self.image is not None and texts:
+            raise InputError(f"--image and {texts[0]} exclude each other")
+        if self.text is None and self.image is None:
+            raise InputError("there is no input", hint="give --text TEXT, or for an image model --image FILE")
+        if self.tuned is not None and self.lens == "logit":
+            raise InputError("--tuned and --lens logit exclude each other")
+        if self.stack == "encoder" and (self.view == "parts" or self.against is not None):
+            flag = "--view parts" if self.view == "parts" else "--against"
+            raise InputError(f"{flag}: an encoder's layers answer through the decoder, which no sum divides into parts")
+        parse_numbers(self.positions, "--positions")

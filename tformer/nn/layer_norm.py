@@ -11,6 +11,7 @@ Norms compute in fp32 and return the dtype of their input, so that statistics of
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -100,6 +101,17 @@ class Norm(nn.Module):
         """Bytes saved for the backward pass of one vector of `dim` numbers."""
         return dim * FP32_BYTES * cls.fp32_copies if cls.fp32_copies else dim * itemsize + 2 * FP32_BYTES
 
+    def linear_at(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """The linear map [..., D] -> [..., D] that this norm is with the statistics of `x` [..., D] held fixed.
+
+        norm(x) is linear_at(x)(x) and a constant (the bias), so that a sum of vectors can be normalized part by part.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no linear form with fixed statistics")
+
+    def gained(self, x: Tensor) -> Tensor:
+        """`x` times the gain, if there is one."""
+        return x if self.weight is None else x * self.weight
+
     def reset_parameters(self) -> None:
         """Gain 1 and bias 0."""
         if self.weight is not None:
@@ -124,6 +136,10 @@ class LayerNorm(Norm):
             return F.layer_norm(x, (self.dim,), weight, bias, self.eps)
         return F.layer_norm(x.float(), (self.dim,), weight.float(), as_fp32(bias), self.eps).to(x.dtype)
 
+    def linear_at(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        rate = (x.var(-1, unbiased=False, keepdim=True) + self.eps).rsqrt()
+        return lambda part: self.gained((part - part.mean(-1, keepdim=True)) * rate)
+
 
 class RMSNorm(Norm):
     """LayerNorm without the mean and without a bias."""
@@ -133,6 +149,10 @@ class RMSNorm(Norm):
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
+
+    def linear_at(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        rate = (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        return lambda part: self.gained(part * rate)
 
 
 def as_fp32(parameter: Tensor | None) -> Tensor | None:

@@ -14,7 +14,7 @@ All but batchnorm treat each vector separately. Adding a kind: a subclass of `No
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -45,6 +45,11 @@ class ScaleNorm(Norm):
         gain = math.sqrt(self.dim) if self.weight is None else self.weight.float()
         return (F.normalize(x.float(), dim=-1, eps=self.eps) * gain).to(x.dtype)
 
+    def linear_at(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        gain = math.sqrt(self.dim) if self.weight is None else self.weight
+        rate = gain / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=self.eps)
+        return lambda part: part * rate
+
     def reset_parameters(self) -> None:
         """Gain √d."""
         if self.weight is not None:
@@ -69,6 +74,16 @@ class GroupNorm(Norm):
             out = out * self.weight.float()
             out = out if self.bias is None else out + self.bias.float()
         return out.to(x.dtype)
+
+    def linear_at(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        split = (self.groups, -1)
+        rate = (x.unflatten(-1, split).var(-1, unbiased=False, keepdim=True) + self.eps).rsqrt()
+
+        def normalized(part: Tensor) -> Tensor:
+            grouped = part.unflatten(-1, split)
+            return self.gained(((grouped - grouped.mean(-1, keepdim=True)) * rate).flatten(-2))
+
+        return normalized
 
 
 class BatchNorm(Norm):
@@ -104,6 +119,10 @@ class BatchNorm(Norm):
             eps=self.eps,
         )
         return out_ND.view_as(x).to(x.dtype)
+
+    def linear_at(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        rate = (self.running_var + self.eps).rsqrt()
+        return lambda part: self.gained(part * rate)
 
     def reset_parameters(self) -> None:
         """Gain 1, bias 0, running mean 0 and running variance 1."""

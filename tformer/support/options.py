@@ -14,6 +14,7 @@ command-line library, so the dataclass may stand in the package that does the wo
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, make_dataclass
@@ -99,6 +100,30 @@ def comma_list(
             raise refuse(word)
         found.append(item)
     return tuple(found)
+
+
+LARGEST_NUMBER = 100_000
+
+
+def parse_numbers(text: str | None, option: str) -> tuple[int, ...] | None:
+    """`0,3-5` as (0, 3, 4, 5), in order, each once; None stays None. InputError for anything else."""
+    if text is None:
+        return None
+
+    def read(part: str) -> range | None:
+        match = re.fullmatch(r"(\d{1,6})\s*(?:-\s*(\d{1,6}))?", part)
+        if match is None:
+            return None
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first or last > LARGEST_NUMBER:
+            raise InputError(f"{option} {text}: {part} is no range", hint="write the smaller number first")
+        return range(first, last + 1)
+
+    def refuse(part: str) -> InputError:
+        expected = "numbers and ranges like 0,3-5" + (", or mean" if option == "--heads" else "")
+        return InputError(f"{option} {text}: expected {expected}")
+
+    return tuple(sorted({number for numbers in comma_list(text, read, refuse) for number in numbers}))
 
 
 def facts_of(hint: Any) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ guide                 the user guide as pages (`guide --html`)
 output                output format and file
 pe/                   positional encodings (`viz-pe`)
 attention/            attention weights (`viz-attention`)
+lens/                 answers after each layer, parts of logits (`lens`)
 plot/                 curves: of trainings (`plot`), of sweeps and of bench reports
 heads                 scores of attention heads (`heads`)
 patching              activation patching and ablation (`patch`)

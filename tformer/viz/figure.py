@@ -115,6 +115,8 @@ def draw_plots(plots: Sequence[Plot], format_: Literal["png", "svg"], *, heading
                 _lines(figure, axes, plot, bar=not (isinstance(beside, Lines) and beside.ramp == plot.ramp))
         layout.execute(figure)
         figure.set_layout_engine(None)  # a second run would draw everything again
+        for axes in figure.axes:  # the last digits of the solver's positions differ from run to run
+            axes.set_position(np.round(axes.get_position(original=True).bounds, 6).tolist(), which="original")
         return figure_bytes(figure, format_, **COMPRESSION[format_])
 
 
@@ -142,7 +144,8 @@ def _heat(figure: Any, axes: Any, plot: Heat) -> None:
         for (row, column), value in np.ndenumerate(plot.values):
             light = np.dot(colours((value - low) / ((high - low) or 1))[:3], (0.3, 0.6, 0.1)) > 0.5
             ink = "black" if light else "white"
-            axes.text(left + column, top + row, plain(value), ha="center", va="center", color=ink)
+            text = plain(value) if plot.words is None else visible(plot.words[row][column])
+            axes.text(left + column, top + row, text, ha="center", va="center", color=ink)
     axes.set_xlabel(plot.column_label)
     axes.set_ylabel(plot.row_label)
     axes.set_facecolor("white")

@@ -177,6 +177,7 @@ class Heat:
         rows, columns: names of rows and columns: consecutive numbers, or words.
         minimum, maximum: ends of the colour scale; None: those of the values.
         numbers: write the values into the cells of a map of up to `MAX_NUMBERS` rows and columns.
+        words: to write into them instead [rows][columns].
         title, caption: a heading, and a sentence on what to see.
     """
 
@@ -192,6 +193,7 @@ class Heat:
     title: str = ""
     caption: str = ""
     numbers: bool = False
+    words: Sequence[Sequence[str]] | None = None
 
     @property
     def shows_numbers(self) -> bool:

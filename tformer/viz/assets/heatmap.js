@@ -3,7 +3,7 @@
 // cells without a number are left transparent over a hatched ground: never a colour of the scale.
 // options: rows, cols, value(i, j) or values (row by row), min, max, colours (name or 768 bytes), share(value) → 0 … 1 (else
 //   linear), mask(i, j), maskLabel, rowLabel(i), colLabel(j), rowTitle, colTitle, describe(i, j), onCursor(i, j), barLabel,
-//   numbers: true = values in the cells, label (for screen readers), aspect (width / height), cellSize (CSS pixels a cell at most), bar: false.
+//   numbers: true = values in the cells, or words(i, j), label (for screen readers), aspect (width / height), cellSize (CSS pixels a cell at most), bar: false.
 "use strict";
 tformer.colourStrip = (map) => {
   const strip = tformer.element("canvas", { width: 256, height: 1, "aria-hidden": "true" });
@@ -101,7 +101,7 @@ tformer.heatmap = (canvas, settings) => {
       .filter(([i, j]) => !isMasked(i, j)).map(([i, j]) => {
         const place = 3 * Math.round(255 * Math.min(Math.max(share(valueOf(i, j)), 0), 1));
         const [red, green, blue] = table().slice(place, place + 3);
-        return [i, j, tformer.number(valueOf(i, j)), 0.3 * red + 0.6 * green + 0.1 * blue > 127 ? "#000" : "#fff"];
+        return [i, j, options.words ? options.words(i, j) : tformer.number(valueOf(i, j)), 0.3 * red + 0.6 * green + 0.1 * blue > 127 ? "#000" : "#fff"];
       });
   }
   const percent = (i, count) => `${(100 * (i + 0.5)) / count}%`;

@@ -298,7 +298,11 @@ def heading(scene: Scene, kind: Kind) -> str:
 
 def short_name(scene: Scene) -> str:
     """The name of a checkpoint's run, or of the folder."""
-    path = Path(str(scene.model["name"]))
+    return run_name(Path(str(scene.model["name"])))
+
+
+def run_name(path: Path) -> str:
+    """The name of the run of a checkpoint, or of the folder."""
     return visible(path.parent.parent.name if path.parent.name == "checkpoints" else path.name)
 
 

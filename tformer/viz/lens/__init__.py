@@ -1,0 +1,1 @@
+"""The lens as a page, pictures, text and numbers (`lens`)."""
