@@ -70,8 +70,7 @@ class DataOptions:
         LENGTHS("--tokenizer", metavar="RUN|FILE", help="Count tokens of this run or tokenizer.json.", default="words"),
     ] = None
     max_length: Annotated[
-        int | None,
-        LENGTHS("--max-length", metavar="N", help="Count longer texts, which are cut.", default="the run's"),
+        int | None, LENGTHS("--max-length", metavar="N", help="Count longer texts, which are cut.", default="the run's")
     ] = None
     dropped: Annotated[
         Path | None,

@@ -143,12 +143,7 @@ class HeldOut:
     def measure(self, model: Any, work: Work) -> dict[str, Any]:
         """Loss and metrics of a validation; without meaning once work.should_stop()."""
         return tally_objective(
-            model,
-            self.objective,
-            self.samples,
-            batch_size=self.batch_size,
-            seed=self.recipe.seed,
-            work=work,
+            model, self.objective, self.samples, batch_size=self.batch_size, seed=self.recipe.seed, work=work
         ).metrics()
 
     def validate(self, model: Any, objective: Objective, work: Work, share: float = 1.0) -> dict[str, Any]:

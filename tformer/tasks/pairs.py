@@ -337,12 +337,7 @@ class PairValidation:
             held_out = held_out.subset(spread_evenly(len(held_out), share_of(len(held_out), share)))
         with work.part("validating", total=len(held_out), unit="pairs") as part:
             metrics: dict[str, Any] = evaluate_pairs(
-                model,
-                objective,
-                held_out,
-                batch_tokens=BATCH_TOKENS,
-                seed=self.recipe.seed,
-                work=part,
+                model, objective, held_out, batch_tokens=BATCH_TOKENS, seed=self.recipe.seed, work=part
             )
         if self.beam is not None and (work.is_trial or not work.should_stop()):
             decoded = self.decoded(held_out)
@@ -506,12 +501,7 @@ def _decoded(
         work.worker.in_turn(lambda: prepare_inference(loaded.model, loaded.model.compute_dtype))
     began = time.perf_counter()
     with work.part("decoding", unit="pairs") as part:
-        outputs = translate_pairs(
-            translator,
-            pairs,
-            batch_size=options.batch_size or BATCH_SENTENCES,
-            work=part,
-        )
+        outputs = translate_pairs(translator, pairs, batch_size=options.batch_size or BATCH_SENTENCES, work=part)
     work.raise_if_stopped("before every pair was read")
     seconds = time.perf_counter() - began
     if translator.cut:

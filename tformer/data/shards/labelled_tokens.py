@@ -123,10 +123,7 @@ def tokenize_labelled(
     truncated = done = 0
     total = sum(len(row.text) + len(row.text2 or "") for row in rows)
     for batch in in_batches(
-        rows,
-        lambda row: len(row.text) + len(row.text2 or "") + 1,
-        task=f"tokenizing {name}",
-        work=work,
+        rows, lambda row: len(row.text) + len(row.text2 or "") + 1, task=f"tokenizing {name}", work=work
     ):
         texts = [text for row in batch for text in ((row.text, row.text2 or "") if is_pair else (row.text,))]
         encoded = tokenizer.encode_batch(texts, most=room, keep=truncation)

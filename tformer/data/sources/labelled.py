@@ -87,14 +87,15 @@ class LabelledSource(Source):
 
     def keeping_records(self) -> LabelledSource:
         """The same source, whose rows have their `record`."""
-        parts = (replace(part, keeps_records=True) if isinstance(part, Table) else part for part in self.parts)
-        return replace(self, parts=tuple(parts))
+        return self._with_tables(keeps_records=True)
 
     def checked(self, index: LabelIndex | None) -> LabelledSource:
         """The same source; a row with a label that is not in the index cannot be used."""
-        check = None if index is None else index.encode
-        known = (replace(x, check_label=check) if isinstance(x, LabelledTable) else x for x in self.parts)
-        return replace(self, parts=tuple(known))
+        return self._with_tables(check_label=None if index is None else index.encode)
+
+    def _with_tables(self, **facts: Any) -> LabelledSource:
+        parts = (replace(part, **facts) if isinstance(part, LabelledTable) else part for part in self.parts)
+        return replace(self, parts=tuple(parts))
 
 
 def open_labelled(

@@ -13,7 +13,7 @@ from typing import Any
 
 from tformer.data.sources.builtin import DEFAULTS, PREFIX, find_builtin
 from tformer.data.sources.columns import Column, PairLayout
-from tformer.data.sources.files import Content, Part, Source, SourceSpec, expanded, format_ending, locate, split_lines
+from tformer.data.sources.files import Content, Source, SourceSpec, expanded, format_ending, locate, split_lines
 from tformer.data.sources.reading import Reading
 from tformer.data.sources.tables import FORMATS, IN_FOLDERS, PairRow, Table, guessed_columns, open_tables
 from tformer.support.errors import InputError
@@ -92,11 +92,7 @@ class AlignedFiles:
 
 
 def open_pairs(
-    specs: Sequence[SourceSpec],
-    *,
-    columns: object = None,
-    preferred: object = None,
-    reading: Reading = Reading(),
+    specs: Sequence[SourceSpec], *, columns: object = None, preferred: object = None, reading: Reading = Reading()
 ) -> list[PairSource]:
     """One source per entry; without entries, the built-in pairs.
 
@@ -119,30 +115,18 @@ def shared_columns(sources: Sequence[PairSource]) -> tuple[Column, Column] | Non
 
 
 def _open(spec: SourceSpec, columns: object, preferred: object, reading: Reading) -> PairSource:
-    name, parts = spec.path, tuple[Part, ...]()
-    notes: tuple[str, ...] = ()
-    named: frozenset[tuple[Column, Column]] = frozenset()
+    given: dict[str, Any] = {"prefix": spec.prefix, "task": spec.task or "", "weight": spec.weight}
     if spec.target_path is not None:
         aligned = AlignedFiles(_open_side(spec.path, reading), _open_side(spec.target_path, reading))
         aligned.require_same_lines()
-        name, parts = aligned.source.name, (aligned,)
-    elif spec.path.startswith(PREFIX):
-        parts = (find_builtin(spec.path, holds="pairs"),)
-    else:
-        found = locate(spec.path, is_known=lambda path: format_ending(path) in IN_FOLDERS, known=", ".join(IN_FOLDERS))
-        tables = open_tables(PairTable, found, PairLayout(), reading=reading, columns=columns, preferred=preferred)
-        name, parts = found.name, tuple(tables)
-        notes = (*found.notes, *guessed_columns(tables))
-        named = frozenset((table.column("source"), table.column("target")) for table in tables)
-    return PairSource(
-        name=name,
-        parts=parts,
-        prefix=spec.prefix,
-        task=spec.task or "",
-        weight=spec.weight,
-        notes=notes,
-        columns=named,
-    )
+        return PairSource(name=aligned.source.name, parts=(aligned,), **given)
+    if spec.path.startswith(PREFIX):
+        return PairSource(name=spec.path, parts=(find_builtin(spec.path, holds="pairs"),), **given)
+    found = locate(spec.path, is_known=lambda path: format_ending(path) in IN_FOLDERS, known=", ".join(IN_FOLDERS))
+    tables = open_tables(PairTable, found, PairLayout(), reading=reading, columns=columns, preferred=preferred)
+    notes = (*found.notes, *guessed_columns(tables))
+    named = frozenset((table.column("source"), table.column("target")) for table in tables)
+    return PairSource(name=found.name, parts=tuple(tables), notes=notes, columns=named, **given)
 
 
 def _open_side(path: str, reading: Reading) -> Content:
