@@ -16,7 +16,7 @@ from tformer.build import build_model
 from tformer.data.batching.mixture import Samples
 from tformer.data.batching.windows import MaskedWindows
 from tformer.data.permutation import spread_evenly
-from tformer.data.shards.corpus import Example, TokenCorpus
+from tformer.data.shards.corpus import Example
 from tformer.data.shards.template import single_template
 from tformer.evaluation.lm import pseudo_perplexity, unpredicted
 from tformer.evaluation.options import EvaluationOptions
@@ -30,7 +30,7 @@ from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
 from tformer.tasks.base import Baselines, ChosenData, HeldOut, Validate, require_finite_loss
 from tformer.tasks.baselines import baselines_on_own_data, label_baselines
-from tformer.tasks.text import TEXT_OPTIONS, CorpusTask, validation_batch
+from tformer.tasks.text import TEXT_OPTIONS, Corpora, CorpusTask, validation_batch
 from tformer.tasks.tokenizers import decoder_context, text_context
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import Work
@@ -75,24 +75,19 @@ class MaskedText(CorpusTask):
         return build_objective(recipe.objectives, replace(context, generator=generator))
 
     def windows(
-        self, recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer, context: ObjectiveContext
+        self, recipe: Recipe, corpora: Corpora, tokenizer: Tokenizer, context: ObjectiveContext
     ) -> Sequence[Samples]:
         room = build_objective(recipe.objectives, context).room
         return corrupted_windows(recipe, corpora, tokenizer, room=room)
 
-    def validation(self, recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer) -> Validate:
+    def validation(self, recipe: Recipe, corpora: Corpora, tokenizer: Tokenizer) -> Validate:
         def validate(model: Transformer, objective: Objective, work: Work, share: float) -> dict[str, Any]:
             return _held_out(recipe, corpora, tokenizer, objective).validate(model, objective, work, share)
 
         return validate
 
     def baselines(
-        self,
-        recipe: Recipe,
-        train: Sequence[TokenCorpus],
-        held_out: Sequence[TokenCorpus],
-        tokenizer: Tokenizer,
-        objective: Objective,
+        self, recipe: Recipe, train: Corpora, held_out: Corpora, tokenizer: Tokenizer, objective: Objective
     ) -> Baselines:
         train_windows, windows = (
             Joined(corrupted_windows(recipe, corpora, tokenizer, room=objective.room, moves=False))
@@ -160,7 +155,7 @@ class MaskedText(CorpusTask):
 
 
 def corrupted_windows(
-    recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer, *, room: int | None, moves: bool = True
+    recipe: Recipe, corpora: Corpora, tokenizer: Tokenizer, *, room: int | None, moves: bool = True
 ) -> list[MaskedWindows]:
     """Windows of each corpus. Raises InputError when the template leaves no room for text.
 
@@ -185,7 +180,7 @@ def corrupted_windows(
     ]
 
 
-def _held_out(recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer, objective: Objective) -> HeldOut:
+def _held_out(recipe: Recipe, corpora: Corpora, tokenizer: Tokenizer, objective: Objective) -> HeldOut:
     samples = Joined(corrupted_windows(recipe, corpora, tokenizer, room=objective.room, moves=False))
     return HeldOut("", samples, objective, recipe, validation_batch(recipe.seq_len))
 

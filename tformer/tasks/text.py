@@ -55,6 +55,8 @@ from tformer.tasks.tokenizers import LEFT_OUT, Texts, obtain_tokenizer, text_con
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import ShouldStop, Work
 
+Corpora = Sequence[TokenCorpus]
+
 TEXT_OPTIONS = READING | {"text_column", "seq_len"}
 NO_DATA = "no --data: training on the documentation that comes with Python (builtin:python-docs)"
 
@@ -113,12 +115,12 @@ class CorpusTask(Task):
 
     @abstractmethod
     def windows(
-        self, recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer, context: ObjectiveContext
+        self, recipe: Recipe, corpora: Corpora, tokenizer: Tokenizer, context: ObjectiveContext
     ) -> Sequence[Samples]:
         """Training windows of each corpus. Errors: a corpus shorter than one window."""
 
     @abstractmethod
-    def validation(self, recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer) -> Validate:
+    def validation(self, recipe: Recipe, corpora: Corpora, tokenizer: Tokenizer) -> Validate:
         """What measures a model in training on the validation corpora."""
 
     def sample(self, recipe: Recipe, tokenizer: Tokenizer, model: Transformer, should_stop: ShouldStop) -> str | None:
@@ -127,12 +129,7 @@ class CorpusTask(Task):
 
     @abstractmethod
     def baselines(
-        self,
-        recipe: Recipe,
-        train: Sequence[TokenCorpus],
-        held_out: Sequence[TokenCorpus],
-        tokenizer: Tokenizer,
-        objective: Objective,
+        self, recipe: Recipe, train: Corpora, held_out: Corpora, tokenizer: Tokenizer, objective: Objective
     ) -> Baselines:
         """What a guess scores on the validation corpora that knows only how often tokens occur in the others."""
 
@@ -236,7 +233,7 @@ class Text(CorpusTask):
         return None if size is None else CorpusSurvey(size / 1e6)
 
     def windows(
-        self, recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer, context: ObjectiveContext
+        self, recipe: Recipe, corpora: Corpora, tokenizer: Tokenizer, context: ObjectiveContext
     ) -> Sequence[Samples]:
         data = recipe.data
         return [
@@ -244,7 +241,7 @@ class Text(CorpusTask):
             for corpus in corpora
         ]
 
-    def validation(self, recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer) -> Validate:
+    def validation(self, recipe: Recipe, corpora: Corpora, tokenizer: Tokenizer) -> Validate:
         def validate(model: Transformer, objective: Objective, work: Work, share: float) -> dict[str, Any]:
             parts: list[dict[str, Any]] = []
             total = round(share * sum(len(corpus) - 1 for corpus in corpora))
@@ -282,12 +279,7 @@ class Text(CorpusTask):
         return None if completion.finish_reason == "interrupted" else completion.text or ""
 
     def baselines(
-        self,
-        recipe: Recipe,
-        train: Sequence[TokenCorpus],
-        held_out: Sequence[TokenCorpus],
-        tokenizer: Tokenizer,
-        objective: Objective,
+        self, recipe: Recipe, train: Corpora, held_out: Corpora, tokenizer: Tokenizer, objective: Objective
     ) -> Baselines:
         return text_baselines(train, held_out, num_ids=tokenizer.vocab_size)
 
@@ -339,7 +331,7 @@ class Text(CorpusTask):
 class LmText:
     """Texts as windows that predict every token once, as `evaluate_lm` cuts them; the last window may be short."""
 
-    def __init__(self, corpora: Sequence[TokenCorpus], seq_len: int, *, document_mask: bool) -> None:
+    def __init__(self, corpora: Corpora, seq_len: int, *, document_mask: bool) -> None:
         self.seq_len, self.document_mask = seq_len, document_mask
         self._windows = [
             (corpus, window.start, window.stop)
