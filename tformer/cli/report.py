@@ -89,8 +89,9 @@ def message_width() -> int:
 
 # --- progress on stderr -----------------------------------------------------------------------------------------------
 
-FIRST_LINE_SECONDS, LINE_SECONDS = 2.0, 10.0
-"""Without a terminal: silence before the first line about work that goes on, and before each further one."""
+FIRST_LINE_SECONDS, LINE_SECONDS, MOST_LINE_SECONDS = 2.0, 10.0, 60.0
+"""Without a terminal: silence before the first line about work that goes on, and before each further one, which grows
+with a tenth of the time that it takes."""
 
 SPINNER_SECONDS = 1.0
 """On a terminal: silence before the spinner appears."""
@@ -148,7 +149,8 @@ def _lines(
             silence = time.monotonic() - max(since, console.printed_at)
             with writing:
                 if silence >= limit and not ended.is_set() and _stages[-1] is ended and wanted():
-                    limit, since = LINE_SECONDS, time.monotonic()
+                    since = time.monotonic()
+                    limit = max(LINE_SECONDS, min(MOST_LINE_SECONDS, (since - began) / 10))
                     parts = [description, _counts(*state, unit), duration(since - began)]
                     console.print(": ".join(filter(None, parts)), markup=False)
 
