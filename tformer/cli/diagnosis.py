@@ -169,11 +169,7 @@ def _speed() -> list[dict[str, Any]]:
     devices = [torch.device("cpu"), *([torch.device("cuda", 0)] if torch.cuda.is_available() else [])]
     rates = ((device, measure_ceilings(("fp32", "bf16"), device, product=PRODUCT)) for device in devices)
     return [
-        {
-            "device": device.type,
-            "flops_per_second": found.flops_per_second,
-            "bytes_per_second": found.bytes_per_second,
-        }
+        {"device": device.type, "flops_per_second": found.flops_per_second, "bytes_per_second": found.bytes_per_second}
         for device, found in rates
     ]
 

@@ -249,29 +249,18 @@ Views = Annotated[
 ]
 Arch = Annotated[str | None, option("--arch", help="Family, for example gpt or llama.")]
 Preset = Annotated[
-    str | None,
-    option("--preset", help="A shipped recipe of the family (tformer config list).", default="the family's"),
+    str | None, option("--preset", help="A shipped recipe of the family (tformer config list).", default="the family's")
 ]
 RecipeFile = Annotated[
     Path | None, option("--config", metavar="FILE", help="A recipe file; its values override the preset's.")
 ]
 Sets = Annotated[
-    tuple[str, ...],
-    option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Set any key (tformer config explain); repeatable.",
-    ),
+    tuple[str, ...], option("--set", metavar="KEY=VALUE", help="Set any key (tformer config explain); repeatable.")
 ]
 NewFolder = Annotated[Path | None, option("--out", metavar="DIR", help="Folder to write; must not exist yet.")]
 PictureFormat = Annotated[
     str | None,
-    option(
-        "--format",
-        metavar="html|png|svg|terminal|json|csv",
-        help="Output format.",
-        default="by the suffix of -o",
-    ),
+    option("--format", metavar="html|png|svg|terminal|json|csv", help="Output format.", default="by the suffix of -o"),
 ]
 Json = Annotated[bool, option("--json", help="One JSON document on standard output.")]
 
