@@ -18,6 +18,7 @@ from tests.end_to_end.labelled_examples import documents, many, pairs, sentences
 from tests.training.pair_makers import metrics
 
 Cli = Callable[..., Any]
+Train = Callable[..., Path]
 ENCODER = (
     ONE_LAYER.replace("num_layers: 1", "num_layers: 2")
     .replace("d_ff: 32}}", "d_ff: 32}, dropout: 0.1}")
@@ -36,7 +37,7 @@ def write_recipe(folder: Path, text: str = ENCODER) -> Path:
     return folder / "recipe.yaml"
 
 
-def resumes_exactly(train: Callable[..., Path], cli: Cli, *flags: object, base: bool = False) -> Path:
+def resumes_exactly(train: Train, cli: Cli, *flags: object, base: bool = False) -> Path:
     """A run of 40 steps, and one that was cut after 20: the same files."""
     whole, part = train(*flags, base=base), train(*flags, "--max-steps", "20", base=base)
     assert cli("train", "--resume", "--out", part, "--max-steps", "40").code == 0
@@ -52,7 +53,7 @@ def labelled(tmp_path: Path) -> Path:
 
 
 def test_classification_learns_holds_out_a_share_of_every_label_and_keeps_their_names(
-    train: Callable[..., Path], tmp_path: Path
+    train: Train, tmp_path: Path
 ) -> None:
     rows = sorted(sentences(80, 0))  # by label, as many files are
     run = train("--data", write_table(tmp_path / "sorted.tsv", ("label", "text"), [*rows]))
@@ -63,7 +64,7 @@ def test_classification_learns_holds_out_a_share_of_every_label_and_keeps_their_
     assert loaded.recipe.data.columns.text2 is None
 
 
-def test_epochs_become_steps_and_validations(train: Callable[..., Path], labelled: Path) -> None:
+def test_epochs_become_steps_and_validations(train: Train, labelled: Path) -> None:
     run = train("--data", labelled, "--max-epochs", "3", "--set", "training.eval_every=null")
     assert [record["step"] for record in metrics(run, "valid")] == [9, 18, 27]  # 72 examples in batches of 8
     ends_first = train("--data", labelled, "--max-epochs", "3", "--max-steps", "5")
@@ -82,21 +83,19 @@ def test_explicit_steps_go_beyond_the_epochs_of_the_recipe_and_say_so(
     assert tformer.load(tmp_path / "run").recipe.training.max_epochs is None
 
 
-def test_resumed_classification_equals_the_uninterrupted_one(
-    train: Callable[..., Path], cli: Cli, labelled: Path
-) -> None:
+def test_resumed_classification_equals_the_uninterrupted_one(train: Train, cli: Cli, labelled: Path) -> None:
     flags = ("--data", labelled, "--set", "schedule.kind=constant")  # the same rates, whatever the horizon
     resumes_exactly(train, cli, *flags, base=True)
 
 
-def test_pairs_carry_token_types(train: Callable[..., Path], tmp_path: Path) -> None:
+def test_pairs_carry_token_types(train: Train, tmp_path: Path) -> None:
     data = write_table(tmp_path / "pairs.tsv", ("label", "text_a", "text_b"), pairs(120))
     run = train("--data", data, "--max-steps", "60")
     loaded = tformer.load(run)
     assert loaded.recipe.data.columns.text2 == "text_b" and loaded.recipe.data.labels == ("other", "same")
 
 
-def test_regression_starts_at_the_mean_and_learns(train: Callable[..., Path], tmp_path: Path) -> None:
+def test_regression_starts_at_the_mean_and_learns(train: Train, tmp_path: Path) -> None:
     rows: list[tuple[object, ...]] = [(100 + 2 * (label == "tool"), text) for label, text in sentences(80, 3)]
     data = write_table(tmp_path / "scores.tsv", ("score", "text"), rows)
     run = train("--data", data, "--objective", "regression", "--max-steps", "60")
@@ -104,7 +103,7 @@ def test_regression_starts_at_the_mean_and_learns(train: Callable[..., Path], tm
     assert found["pearson"] > 0.9 and found["loss"] < 1.0
 
 
-def test_multi_label(train: Callable[..., Path], tmp_path: Path) -> None:
+def test_multi_label(train: Train, tmp_path: Path) -> None:
     data = write_table(tmp_path / "many.tsv", ("labels", "text"), many(120))
     run = train("--data", data, "--objective", "multi_label", "--max-steps", "240")
     assert metrics(run, "valid")[-1]["f1_micro"] > 0.9
@@ -119,26 +118,26 @@ def text(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("packing", ["concat", "documents", "none"])
-def test_masked_lm_learns(train: Callable[..., Path], text: Path, packing: str) -> None:
+def test_masked_lm_learns(train: Train, text: Path, packing: str) -> None:
     run = train("--data", text, "--objective", "masked_lm", "--set", f"data.packing={packing}")
     found = [record["loss"] for record in metrics(run, "train")]
     assert found[-1] < found[0]
     assert {"loss", "accuracy", "perplexity"} <= metrics(run, "valid")[-1].keys()
 
 
-def test_masked_lm_reads_the_text_column_of_a_table(train: Callable[..., Path], labelled: Path) -> None:
+def test_masked_lm_reads_the_text_column_of_a_table(train: Train, labelled: Path) -> None:
     run = train("--data", labelled, "--text-column", "text", "--objective", "masked_lm",
                 "--set", "data.packing=none")  # fmt: skip
     assert metrics(run, "valid")
 
 
-def test_next_sentence_beside_masked_lm(train: Callable[..., Path], tmp_path: Path) -> None:
+def test_next_sentence_beside_masked_lm(train: Train, tmp_path: Path) -> None:
     run = train("--data", documents(tmp_path / "documents"), "--objective", "masked_lm,next_sentence")
     assert {"masked_lm_loss", "next_sentence_loss", "next_sentence_accuracy"} <= metrics(run, "valid")[-1].keys()
 
 
 def test_electra_trains_both_models_and_fine_tunes_the_second(
-    train: Callable[..., Path], recipe: Path, text: Path, labelled: Path, tmp_path: Path, cli: Cli
+    train: Train, recipe: Path, text: Path, labelled: Path, tmp_path: Path, cli: Cli
 ) -> None:
     path = write_recipe(tmp_path, ENCODER + GENERATOR)
     run = train("--config", path, "--data", text, "--objective", "replaced_token", base=False)
@@ -153,7 +152,7 @@ def test_electra_trains_both_models_and_fine_tunes_the_second(
 
 
 def test_init_from_takes_the_body_and_makes_a_new_head(
-    train: Callable[..., Path], text: Path, labelled: Path, cli: Cli, tmp_path: Path
+    train: Train, text: Path, labelled: Path, cli: Cli, tmp_path: Path
 ) -> None:
     pretrained = train("--data", text, "--objective", "masked_lm", "--set", "data.packing=none")
     out = tmp_path / "tuned"
@@ -167,7 +166,7 @@ def test_init_from_takes_the_body_and_makes_a_new_head(
             assert torch.allclose(tensor, after.state_dict()[name], atol=1e-6), name
 
 
-def test_layer_decay_and_frozen_layers(train: Callable[..., Path], text: Path, labelled: Path) -> None:
+def test_layer_decay_and_frozen_layers(train: Train, text: Path, labelled: Path) -> None:
     pretrained = train("--data", text, "--objective", "masked_lm", "--set", "data.packing=none", "--max-steps", "2")
     tuned = train("--init-from", pretrained, "--objective", "classification", "--data", labelled, "--set",
                   "optimizer.layer_decay=0.5", "--set", "optimizer.groups.0={match: 'embedding.*', frozen: true}",
@@ -178,7 +177,7 @@ def test_layer_decay_and_frozen_layers(train: Callable[..., Path], text: Path, l
                            after["encoder.blocks.1.feedforward.up.weight"])  # fmt: skip
 
 
-def test_images_train_without_a_tokenizer(train: Callable[..., Path], tmp_path: Path) -> None:
+def test_images_train_without_a_tokenizer(train: Train, tmp_path: Path) -> None:
     path, data = write_recipe(tmp_path, IMAGES), write_images(tmp_path / "images", 30)
     flags = ("--set", "data.augment=[shift, flip, crop]")
     run = train("--config", path, "--data", data, *flags, base=False)
@@ -198,7 +197,7 @@ MIXED = (
 
 
 def test_augmented_and_mixed_images_resume_exactly_and_are_evaluated_in_views(
-    train: Callable[..., Path], cli: Cli, tmp_path: Path
+    train: Train, cli: Cli, tmp_path: Path
 ) -> None:
     data = write_images(tmp_path / "images", 30)
     whole = resumes_exactly(train, cli, "--config", write_recipe(tmp_path, IMAGES), "--data", data, *MIXED)
@@ -208,7 +207,7 @@ def test_augmented_and_mixed_images_resume_exactly_and_are_evaluated_in_views(
     assert refused.code == 2 and "1 to 10 views" in refused.err
 
 
-def test_class_weights_and_label_smoothing_are_options(train: Callable[..., Path], labelled: Path) -> None:
+def test_class_weights_and_label_smoothing_are_options(train: Train, labelled: Path) -> None:
     flags = ("--set", "objectives.0={kind: classification, class_weights: balanced, label_smoothing: 0.1}")
     assert metrics(train("--data", labelled, *flags), "valid")[-1]["accuracy"] == 1.0
 
@@ -222,7 +221,7 @@ def test_truncation_is_counted_and_said(cut: str, cli: Cli, recipe: Path, labell
 
 
 def test_a_head_comes_along_only_where_its_labels_mean_the_same(
-    train: Callable[..., Path], cli: Cli, labelled: Path, tmp_path: Path
+    train: Train, cli: Cli, labelled: Path, tmp_path: Path
 ) -> None:
     first = train("--data", labelled)
     renamed = tmp_path / "renamed.tsv"
@@ -235,7 +234,7 @@ def test_a_head_comes_along_only_where_its_labels_mean_the_same(
 
 
 def test_a_run_from_other_weights_has_them_on_disk_before_its_first_step(
-    train: Callable[..., Path], text: Path, labelled: Path, cli: Cli
+    train: Train, text: Path, labelled: Path, cli: Cli
 ) -> None:
     pretrained = train("--data", text, "--objective", "masked_lm", "--max-steps", "2")
     tuned = train("--init-from", pretrained, "--objective", "classification", "--data", labelled,
@@ -245,14 +244,14 @@ def test_a_run_from_other_weights_has_them_on_disk_before_its_first_step(
     assert torch.equal(before["embedding.weight"], first["embedding.weight"])
 
 
-def test_more_epochs_on_resume(train: Callable[..., Path], cli: Cli, labelled: Path) -> None:
+def test_more_epochs_on_resume(train: Train, cli: Cli, labelled: Path) -> None:
     run = train("--data", labelled, "--max-epochs", "1")
     assert metrics(run, "valid")[-1]["step"] == 9
     assert cli("train", "--resume", "--out", run, "--max-epochs", "2").code == 0
     assert metrics(run, "valid")[-1]["step"] == 18
 
 
-def test_epochs_are_counted_anew_on_other_data(train: Callable[..., Path], labelled: Path, tmp_path: Path) -> None:
+def test_epochs_are_counted_anew_on_other_data(train: Train, labelled: Path, tmp_path: Path) -> None:
     small = write_table(tmp_path / "small.tsv", ("label", "text"), [*sentences(20, 1)])
     first = train("--data", small, "--max-epochs", "2")
     again = train("--init-from", first, "--data", labelled, base=False)
@@ -260,7 +259,7 @@ def test_epochs_are_counted_anew_on_other_data(train: Callable[..., Path], label
 
 
 def test_electra_goes_on_from_both_models_and_shares_its_table(
-    train: Callable[..., Path], text: Path, tmp_path: Path, cli: Cli
+    train: Train, text: Path, tmp_path: Path, cli: Cli
 ) -> None:
     path = write_recipe(tmp_path, ENCODER + GENERATOR.replace("size: 16", "size: 8"))
     flags = ("--config", path, "--data", text, "--objective", "replaced_token")
@@ -278,7 +277,7 @@ def test_electra_goes_on_from_both_models_and_shares_its_table(
 
 @pytest.mark.parametrize("kind", ["masked_lm", "masked_lm,next_sentence", "replaced_token"])
 def test_resumed_pre_training_equals_the_uninterrupted_one(
-    kind: str, train: Callable[..., Path], cli: Cli, text: Path, tmp_path: Path
+    kind: str, train: Train, cli: Cli, text: Path, tmp_path: Path
 ) -> None:
     path = write_recipe(tmp_path, ENCODER + (GENERATOR if kind == "replaced_token" else ""))
     if kind == "masked_lm,next_sentence":
@@ -288,7 +287,7 @@ def test_resumed_pre_training_equals_the_uninterrupted_one(
     resumes_exactly(train, cli, *flags)
 
 
-def test_whole_words_and_swapped_pairs_are_options(train: Callable[..., Path], text: Path, tmp_path: Path) -> None:
+def test_whole_words_and_swapped_pairs_are_options(train: Train, text: Path, tmp_path: Path) -> None:
     assert train("--data", text, "--objective", "masked_lm", "--set", "objectives.0.whole_words=true")
     data = write_table(tmp_path / "pairs.tsv", ("label", "text_a", "text_b"), pairs(40))
     assert train("--data", data, "--set", "objectives.0.swap_pairs=true")
@@ -301,9 +300,7 @@ def test_images_have_classes_alone(cli: Cli, tmp_path: Path) -> None:
         assert outcome.code == 2 and "--objective classification" in outcome.err
 
 
-def test_init_from_under_a_preset_keeps_body_and_tokenizer(
-    train: Callable[..., Path], text: Path, labelled: Path
-) -> None:
+def test_init_from_under_a_preset_keeps_body_and_tokenizer(train: Train, text: Path, labelled: Path) -> None:
     pretrained = train("--data", text, "--objective", "masked_lm", "--max-steps", "2")
     tuned = train("--init-from", pretrained, "--preset", "bert/classify", "--data", labelled, "--max-steps", "2",
                   base=False)  # fmt: skip

@@ -29,6 +29,7 @@ from tformer.training.session import Session
 from tformer.training.validations import _share
 
 Cli = Callable[..., Any]
+Train = Callable[..., Path]
 
 
 @pytest.fixture
@@ -258,7 +259,7 @@ def test_every_kind_of_data_is_read_in_part(kind: str, cli: Cli, tmp_path: Path,
     assert found[1] == max(1, round(found[0] / 2)) < found[0]
 
 
-def test_pairs_are_read_and_decoded_in_part(train: Callable[..., Path], aligned: tuple[Path, Path]) -> None:
+def test_pairs_are_read_and_decoded_in_part(train: Train, aligned: tuple[Path, Path]) -> None:
     run = train("--source", aligned[0], "--target", aligned[1], "--set", "training.valid_share=0.5")
     assert {record["examples"] for record in metrics(run)} == {3} and "bleu" in metrics(run)[-1]
 
@@ -307,7 +308,7 @@ def test_a_training_by_time_tries_out_decoding_and_validates_on_what_leaves_it_t
     assert {record["examples"] for record in metrics(tmp_path / "run")} == {1}
 
 
-def test_short_decoding_takes_place_at_once(train: Callable[..., Path], aligned: tuple[Path, Path]) -> None:
+def test_short_decoding_takes_place_at_once(train: Train, aligned: tuple[Path, Path]) -> None:
     assert all("bleu" in record for record in metrics(train("--source", aligned[0], "--target", aligned[1])))
 
 
