@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tformer.cli.command import examples, takes_options
@@ -59,6 +60,7 @@ def heads(options: HeadOptions) -> None:
 
 
 def _content(reports: Sequence[HeadReport], chosen: Output, path: str) -> str | bytes:
+    from tformer.viz.attention.scene import run_name
     from tformer.viz.heads import as_csv, as_json, plots_of, tables_of
     from tformer.viz.picture import render_plots
 
@@ -71,6 +73,6 @@ def _content(reports: Sequence[HeadReport], chosen: Output, path: str) -> str | 
         for heading, rows in tables_of(reports[0]):
             lines += [heading, *aligned(rows, right=rows[0][1:]), ""]
         return "\n".join(lines)
-    name = path.partition("/checkpoints/")[0].rpartition("/")[2]
+    name = run_name(Path(path))
     title = f"Heads of {name}, " + (f"step {reports[0].step:,}" if len(reports) == 1 else f"{len(reports)} checkpoints")
     return render_plots(plots_of(reports), chosen.format, title=title, to_file=chosen.path is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tformer.cli.command import examples, takes_options
@@ -62,9 +63,10 @@ def patch(options: PatchOptions) -> None:
 def _content(report: PatchReport | AblationReport, chosen: Output, path: str) -> str | bytes:
     from tformer.inside.patching import PatchReport
     from tformer.viz import patching as viz
+    from tformer.viz.attention.scene import run_name
     from tformer.viz.picture import render_plots
 
-    name = path.partition("/checkpoints/")[0].rpartition("/")[2]
+    name = run_name(Path(path))
     if isinstance(report, PatchReport):
         if chosen.format in ("json", "csv"):
             return viz.patch_json(report, run=path) if chosen.format == "json" else viz.patch_csv(report)

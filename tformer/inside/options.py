@@ -30,6 +30,11 @@ MOST_SAMPLES = 10_000
 MAX_EXAMPLES = 64
 
 
+def data_of(options: DataOptions) -> DataOptions:
+    """The options of the data alone."""
+    return DataOptions(**{each.name: getattr(options, each.name) for each in fields(DataOptions)})
+
+
 @dataclass(frozen=True, kw_only=True)
 class HeadOptions(DataOptions):
     """The options of `tformer heads`."""
@@ -62,14 +67,9 @@ class HeadOptions(DataOptions):
     device: Device = "auto"
 
     @property
-    def data_options(self) -> DataOptions:
-        """The options of the data alone."""
-        return DataOptions(**{each.name: getattr(self, each.name) for each in fields(DataOptions)})
-
-    @property
     def reads_data(self) -> bool:
         """Whether an option of the data was given: then examples are read, by default of the run's validation data."""
-        return self.max_examples is not None or any(self.data_options.given())
+        return self.max_examples is not None or any(data_of(self).given())
 
     @property
     def random_option(self) -> str | None:
@@ -150,11 +150,6 @@ class PatchOptions(DataOptions):
     device: Device = "auto"
 
     @property
-    def data_options(self) -> DataOptions:
-        """The options of the data alone."""
-        return DataOptions(**{each.name: getattr(self, each.name) for each in fields(DataOptions)})
-
-    @property
     def chosen_parts(self) -> tuple[str, ...]:
         """The parts to patch; those of cross-attention belong to attention and heads."""
 
@@ -174,7 +169,7 @@ class PatchOptions(DataOptions):
             for each in fields(self)
             if getattr(self, each.name) != each.default and declared_option(hints[each.name]).panel == PROMPTS.title
         ]
-        of_data = [*self.data_options.given(), *(["max_examples"] if self.max_examples is not None else [])]
+        of_data = [*data_of(self).given(), *(["max_examples"] if self.max_examples is not None else [])]
         if self.ablate is not None and prompts:
             raise InputError(f"--ablate and {flag_of(PatchOptions, prompts[0])} exclude each other")
         if self.ablate is None and of_data:

@@ -22,7 +22,7 @@ tokens of the data, and measures the loss on the data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -315,29 +315,38 @@ class Means(nn.Module):
         return (self.sums[name] / self.counts[name]).float()
 
 
+def ablated_parts(model: Transformer) -> list[tuple[str, str, int, int | None, str]]:
+    """(side, part, layer, head, tap) of every head, attention and feed-forward network."""
+    found: list[tuple[str, str, int, int | None, str]] = []
+    for (side, part), names in taps_of(model, [part for part in PARTS if part != "residual"]).items():
+        for layer, name in enumerate(names):
+            attention = getattr(getattr(model, side).layers[layer], TAPS[part].split(".")[0])
+            heads = range(attention.num_heads) if part.endswith("heads") else (None,)
+            found += [(side, part, layer, head, name) for head in heads]
+    return found
+
+
 def ablations(
     model: Transformer,
     mode: Literal["zero", "mean"],
     measure: Callable[[nn.Module], Mapping[str, float]],
     *,
     work: Work,
-) -> Iterator[Ablation]:
+) -> list[Ablation]:
     """The model measured without each head, each attention and each feed-forward network.
 
     measure: the metrics of a model on the data; called once for each part, and once more for the means.
     """
-    taps = taps_of(model, [part for part in PARTS if part != "residual"])
-    names = [name for each in taps.values() for name in each]
-    means = Means(model, names)
+    parts, found = ablated_parts(model), list[Ablation]()
+    means = Means(model, list(dict.fromkeys(name for *_, name in parts)))
     if mode == "mean":
         measure(means)
-    for (side, part), each in taps.items():
-        for layer, name in enumerate(each):
-            attention = getattr(getattr(model, side).layers[layer], TAPS[part].split(".")[0])
-            for head in range(attention.num_heads) if part.endswith("heads") else (None,):
-                work.raise_if_stopped("while measuring, nothing written")
-                put = partial(without, head, means.of(name) if mode == "mean" else None)
-                yield Ablation(side, part, layer, head, measure(Replaced(model, {name: put})))
+    for side, part, layer, head, name in parts:
+        work.raise_if_stopped("while measuring, nothing written")
+        put = partial(without, head, means.of(name) if mode == "mean" else None)
+        found.append(Ablation(side, part, layer, head, measure(Replaced(model, {name: put}))))
+        work.report(len(found), len(parts))
+    return found
 
 
 def without(head: int | None, mean: Tensor | None, value: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from tformer.checkpoint import catalog
 from tformer.checkpoint.run import CHECKPOINTS
 from tformer.evaluation.predict import length_sorted_batches
 from tformer.inside.heads import HeadReport, Repeated, attention_maps, copying, head_scores, repeated_tokens
-from tformer.inside.options import MAX_EXAMPLES, HeadOptions
+from tformer.inside.options import MAX_EXAMPLES, HeadOptions, data_of
 from tformer.loading import Loaded, load
 from tformer.support.errors import InputError
 from tformer.tasks.evaluate import held_out_data
@@ -68,7 +68,7 @@ def score_heads(loaded: Loaded, options: HeadOptions, work: Work) -> list[HeadRe
 
 def _examples(loaded: Loaded, options: HeadOptions, work: Work) -> tuple[list[Inputs], str]:
     """(batches of the named or the run's own data, what they are in words)."""
-    found = held_out_data(loaded, options.data_options, work, max_examples=options.max_examples or MAX_EXAMPLES)
+    found = held_out_data(loaded, data_of(options), work, max_examples=options.max_examples or MAX_EXAMPLES)
     samples, rng = found.samples, np.random.default_rng(0)
     batches = [
         found.objective.collate(samples.examples(0, indices), rng=rng, training=False).model_inputs()

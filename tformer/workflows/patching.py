@@ -8,8 +8,8 @@ from typing import Any
 from tformer.data.encoding import token_text
 from tformer.decoding.inference import inference
 from tformer.decoding.prompts import task_prefix
-from tformer.inside.options import MAX_EXAMPLES, PatchOptions
-from tformer.inside.patching import Ablation, AblationReport, PatchReport, Question, ablations, answers, patch
+from tformer.inside.options import MAX_EXAMPLES, PatchOptions, data_of
+from tformer.inside.patching import AblationReport, PatchReport, Question, ablations, answers, patch
 from tformer.loading import Loaded
 from tformer.support.errors import InputError, require_finite
 from tformer.tasks.base import require_finite_loss
@@ -136,24 +136,14 @@ def _answer_text(loaded: Loaded, head: str, answer: int) -> str:
 def ablate(loaded: Loaded, options: PatchOptions, work: Work) -> AblationReport:
     """The loss on the named or the run's own data without each head and layer."""
     assert options.ablate is not None
-    held_out = held_out_data(loaded, options.data_options, work, max_examples=options.max_examples or MAX_EXAMPLES)
+    held_out = held_out_data(loaded, data_of(options), work, max_examples=options.max_examples or MAX_EXAMPLES)
 
     def measure(model: Any) -> dict[str, float]:
         metrics = dict(held_out.measure(model, replace(work, report=lambda *_: None)))
         require_finite_loss(metrics["loss"])
         return metrics
 
-    whole, found = measure(loaded.model), list[Ablation]()
-    total = _number_of_parts(loaded)
-    with work.part("ablating", total=total, unit="parts") as part:
-        for each in ablations(loaded.model, options.ablate, measure, work=part):
-            found.append(each)
-            part.report(len(found), total)
+    whole = measure(loaded.model)
+    with work.part("ablating", unit="parts") as part:
+        found = ablations(loaded.model, options.ablate, measure, work=part)
     return AblationReport(options.ablate, held_out.name, whole, found)
-
-
-def _number_of_parts(loaded: Loaded) -> int:
-    stacks = [stack for stack in (loaded.model.encoder, loaded.model.decoder) if stack is not None]
-    blocks = [block for stack in stacks for block in stack.layers]
-    modules = [each for block in blocks for each in (block.self_attention, block.cross_attention) if each is not None]
-    return len(blocks) + sum(1 + module.num_heads for module in modules)
