@@ -78,4 +78,4 @@ def _content(report: LensReport, options: LensOptions, chosen: Output) -> str | 
         return as_text(report, options.view, places)
     from tformer.viz.picture import render_plots
 
-    return render_plots(plots_of(report, options.view), chosen.format, title=heading(report))
+    return render_plots(plots_of(report, options.view), chosen.format, title=heading(report, options.view))

@@ -83,6 +83,8 @@ MANY_LINES = 100  # more lines become an image, also in an SVG
 PAINTED = (1280, 960)  # pixels of that image while drawing; halved afterwards, for smooth edges
 LETTERS_PER_INCH = 15.2  # of a caption
 MAX_NAMES = 24  # words along an axis
+CELL_POINTS = 400  # size of letters times their number in a row of cells
+MAX_LETTERS = 60  # of all words along the lower axis, of longer ones each is upright
 CYCLIC = "twilight"  # its scale is an angle from 0 to 2π
 
 
@@ -139,13 +141,17 @@ def _heat(figure: Any, axes: Any, plot: Heat) -> None:
         if not _counts(names):
             shown = [at for at in range(count) if str(names[at])]
             shown = shown[:: math.ceil(len(shown) / MAX_NAMES) or 1]
-            axis.set_ticks(shown, [visible(str(names[at])) for at in shown])
+            texts = [visible(str(names[at])) for at in shown]
+            upright = axis is axes.xaxis and sum(map(len, texts)) > MAX_LETTERS
+            axis.set_ticks(shown, texts, rotation=90 if upright else 0)
     if plot.shows_numbers:
+        longest = max((len(word) for words in plot.words or () for word in words), default=1)
+        size = max(min(9.0, CELL_POINTS / columns / longest), 4.0)
         for (row, column), value in np.ndenumerate(plot.values):
             light = np.dot(colours((value - low) / ((high - low) or 1))[:3], (0.3, 0.6, 0.1)) > 0.5
             ink = "black" if light else "white"
             text = plain(value) if plot.words is None else visible(plot.words[row][column])
-            axes.text(left + column, top + row, text, ha="center", va="center", color=ink)
+            axes.text(left + column, top + row, text, ha="center", va="center", color=ink, fontsize=size)
     axes.set_xlabel(plot.column_label)
     axes.set_ylabel(plot.row_label)
     axes.set_facecolor("white")

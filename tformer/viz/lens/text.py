@@ -84,15 +84,15 @@ def as_csv(report: LensReport, view: str) -> str:
 # --- terminal ---------------------------------------------------------------------------------------------------------
 
 
-def heading(report: LensReport) -> str:
+def heading(report: LensReport, view: str) -> str:
     """The title of a picture or a text."""
-    kind = "Logit lens" if report.tuned_kl is None else "Tuned lens"
+    kind = "Parts of logits" if view == "parts" else "Logit lens" if report.tuned_kl is None else "Tuned lens"
     return f"{kind} of {run_name(Path(str(report.model['name'])))}"
 
 
 def as_text(report: LensReport, view: str, places: Sequence[int]) -> str:
     """A table for each of these places among the shown positions."""
-    lines = [heading(report), ""]
+    lines = [heading(report, view), ""]
     for n in places:
         where = "" if report.pools else f"{signs(report.tokens[n])} (position {report.positions[n]}): "
         what = f"parts of the {_logit(report, n)}" if view == "parts" else f"probability of {signs(report.targets[n])}"
