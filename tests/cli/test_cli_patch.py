@@ -156,3 +156,17 @@ def test_mistakes_are_one_line_and_exit_2(
     errors = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
     assert outcome.code == 2 and outcome.out == "" and len(errors) == 1 and message in errors[0], outcome.err
     assert set(Path().iterdir()) == before
+
+
+def test_rows_of_the_vocabulary_without_a_token_are_no_answer(cli: Cli, tmp_path: Path) -> None:
+    """T5 has more rows than tokens."""
+    import torch
+
+    def prefer_padding(model: Any, tokenizer: Any) -> None:
+        with torch.no_grad():
+            model.state_dict()["heads.lm.bias"][tokenizer.vocab_size :] = 50.0
+
+    recipe = DECODER.replace("max_seq_len: 16", "max_seq_len: 16\n  vocab_size: 40")
+    run = random_run(tmp_path / "runs", recipe, letters=LETTERS, change=prefer_padding)
+    found = document(cli, run, *PROMPTS, "--metric", "logit")
+    assert found["answer"] in [*LETTERS, "<unk>"]

@@ -55,7 +55,8 @@ def patch_prompts(loaded: Loaded, options: PatchOptions, work: Work) -> PatchRep
         logits = [answers(loaded.model, each, at)[0] for each in inputs]
     for each in logits:
         require_finite(each, "logits")
-    own = [int(each.argmax()) for each in logits]
+    tokens = None if head in ("classifier", "regression") else loaded.target_tokenizer.vocab_size  # rows may be more
+    own = [int(each[:tokens].argmax()) for each in logits]
     answer = own[0] if options.answer is None else _answer_id(loaded, head, options.answer, "--answer")
     wrong = own[1] if options.wrong is None else _answer_id(loaded, head, options.wrong, "--wrong")
     if metric == "difference" and answer == wrong:
