@@ -104,6 +104,16 @@ def test_each_example_is_predicted_once_by_the_model_of_its_fold(
     assert list(written[0])[-2:] == ["probability_animal", "probability_tool"]
 
 
+def test_predictions_name_the_rows_of_the_data_where_bad_ones_are_dropped(
+    cross_validate: Callable[..., Any], tmp_path: Path
+) -> None:
+    rows = sentences(40, 0)
+    rows[3] = ("", rows[3][1])
+    found = cross_validate(write_table(tmp_path / "gaps.tsv", ("label", "text"), rows), bad_rows="drop")
+    assert [each["row"] for each in found.predictions] == [number for number in range(40) if number != 3]
+    assert all(rows[each["row"]] == (each["label"], each["text"]) for each in found.predictions)
+
+
 def grouped(tmp_path: Path) -> Path:
     rows = [(label, text, f"author {number // 4}") for number, (label, text) in enumerate(sentences(40, 0))]
     return write_table(tmp_path / "grouped.tsv", ("label", "text", "author"), [*rows])

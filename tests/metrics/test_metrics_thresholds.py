@@ -107,6 +107,8 @@ def test_the_best_f1_is_that_of_scikit_learn_s_tuned_classifier() -> None:
 def test_nothing_is_chosen_where_no_example_has_the_label() -> None:
     assert choose_threshold([False] * 3, [0.1, 0.2, 0.9], "best-f1") is None
     assert choose_threshold([True, False], [0.1, 0.9], "precision", 0.9) is None
+    assert choose_threshold([False] * 3, [0.1, 0.2, 0.9], "precision", 0.5) is None
+    assert choose_threshold([False] * 3, [0.1, 0.2, 0.9], "recall", 0.5) is None
     assert choose_threshold([False] * 3, [0.1, 0.2, 0.9], "best-accuracy") == 1.0  # never yes
 
 

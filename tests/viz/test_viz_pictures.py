@@ -10,8 +10,10 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
@@ -50,6 +52,12 @@ def test_an_svg_holds_its_words_as_text_and_its_map_as_an_image() -> None:
     text = draw_plots([HEAT], "svg", heading="A $heading$").decode()
     assert all(word in text for word in ("A map", "What it shows.", "A $heading$", "column")) and "<image" in text
     assert len(text) < 100_000 and "<dc:date>" not in text
+
+
+def test_control_characters_of_a_caption_leave_an_svg_well_formed() -> None:
+    plot = replace(LINES, caption="labels: \x1b[31mred\x07")
+    text = draw_plots([plot], "svg", heading="")
+    assert rb"labels: \x1b[31mred\x07" in text and ElementTree.fromstring(text) is not None
 
 
 def test_a_png_has_the_colours_of_the_map() -> None:

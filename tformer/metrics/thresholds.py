@@ -71,13 +71,17 @@ class Curve:
         covariance = self.hits * self.total - self.found * self.positives
         return np.divide(covariance, spread, out=np.zeros(len(self.hits)), where=spread > 0)
 
+    def reach(self, meets: np.ndarray, goal: np.ndarray) -> np.ndarray:
+        """[M] the goal where a threshold meets the condition, else 0; 0 where no label is yes, which shows nothing."""
+        return np.where(meets & (self.positives > 0), goal, 0.0)
+
 
 RULES: dict[str, Callable[[Curve, float], tuple[np.ndarray, np.ndarray]]] = {
     "best-f1": lambda curve, _: (curve.f1, curve.precision),
     "best-accuracy": lambda curve, _: (curve.accuracy, curve.recall),
     "best-mcc": lambda curve, _: (curve.mcc, curve.precision),
-    "precision": lambda curve, least: (np.where(curve.precision >= least, curve.recall, 0), curve.precision),
-    "recall": lambda curve, least: (np.where(curve.recall >= least, curve.precision, 0), curve.recall),
+    "precision": lambda curve, least: (curve.reach(curve.precision >= least, curve.recall), curve.precision),
+    "recall": lambda curve, least: (curve.reach(curve.recall >= least, curve.precision), curve.recall),
 }
 """What each rule makes as large as possible, and the second criterion among equal ones."""
 

@@ -97,7 +97,7 @@ def draw_plots(plots: Sequence[Plot], format_: Literal["png", "svg"], *, heading
     """
     columns = 1 if len(plots) == 1 else 3 if len(plots) == 3 else 2
     rows = math.ceil(len(plots) / columns)
-    sentences = dict.fromkeys(plot.caption for plot in plots)
+    sentences = dict.fromkeys(visible(plot.caption) for plot in plots)
     words = "\n".join(textwrap.fill(sentence, int(LETTERS_PER_INCH * PLOT_SIZE[0] * columns)) for sentence in sentences)
     width, below = PLOT_SIZE[0] * columns, 0.16 * (words.count("\n") + 2) if words else 0.0
     height = PLOT_SIZE[1] * rows + 0.35 + below

@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 
+from tformer.data.sources.tables import LabelledRow
 from tformer.decoding.answer_table import as_text, delimited_lines, new_names
+from tformer.evaluation.mistakes import names_of_rows
 from tformer.evaluation.predictions import read_predictions
 from tformer.evaluation.reports import SHOWN_METRICS
 from tformer.metrics.statistics import Stat
@@ -174,18 +176,22 @@ def write_predictions(out: Path, results: Sequence[Result]) -> str:
 def predictions_of(out: Path, results: Sequence[Result]) -> list[dict[str, Any]]:
     """A row for each example, in the order of the data, by the model that has not read it.
 
-    Its number from 0, its fold, its text or image and label, the other columns of its table, the prediction, and the
-    probability of every class.
+    The number of its row from 0 (of several tables the file, too), its fold, its text or image and label, the other
+    columns of its table, the prediction, and the probability of every class.
     """
-    rows, others = list[dict[str, Any]](), list[dict[str, Any]]()
+    rows, others = list[tuple[int, dict[str, Any]]](), list[tuple[LabelledRow, dict[str, Any]]]()
+    places = list[dict[str, Any]]()
     for result in results:
         run = out / OF_CELLS / result.cell
         if result.status != DONE or not (run / PREDICTIONS).is_file():
             continue
         recipe = recipe_from_yaml((run / "recipe.yaml").read_text(encoding="utf-8"), name=str(run))
         names, others = recipe.data.labels, others or list(_other_columns(recipe))
+        places = places or names_of_rows([row for row, _ in others])[1]
         for found in read_predictions(run / PREDICTIONS):
-            row = {"row": found["example"], FOLD: int(result.choices[FOLD])}
+            number = found["example"]
+            place = places[number] if places else {"row": number}
+            row = {key: place[key] for key in ("file", "row") if key in place} | {FOLD: int(result.choices[FOLD])}
             row |= {key: found[key] for key in ("image", "text", "text2") if key in found} | {"label": found["truth"]}
             probabilities = found.get("probabilities", {})
             prediction = next(found[key] for key in ("label", "labels", "score") if key in found)
@@ -193,14 +199,14 @@ def predictions_of(out: Path, results: Sequence[Result]) -> list[dict[str, Any]]
                 {"probability": probabilities[prediction]} if "label" in found else {}
             )
             answer |= {f"probability_{name}": probabilities[name] for name in names}
-            cells = others[found["example"]] if others else {}
+            cells = others[number][1] if others else {}
             own = dict(zip(new_names(cells, [*row, *answer]), cells.values(), strict=True))
-            rows.append(row | own | answer)
-    return sorted(rows, key=lambda row: row["row"])
+            rows.append((number, row | own | answer))
+    return [row for _, row in sorted(rows, key=lambda each: each[0])]
 
 
-def _other_columns(recipe: Recipe) -> Iterator[dict[str, Any]]:
-    """The cells of each example in the columns that hold no text and no label, by name; nothing of images."""
+def _other_columns(recipe: Recipe) -> Iterator[tuple[LabelledRow, dict[str, Any]]]:
+    """Each example, and its cells in the columns that hold no text and no label, by name; nothing of images."""
     data = recipe.data
     if recipe.model.patches is not None:
         return
@@ -212,4 +218,4 @@ def _other_columns(recipe: Recipe) -> Iterator[dict[str, Any]]:
             for row in table.rows():
                 record = row.record or ()
                 cells = record if isinstance(record, dict) else dict(zip(names, record, strict=True))
-                yield {name: cells[name] for name in others if name in cells}
+                yield row, {name: cells[name] for name in others if name in cells}
