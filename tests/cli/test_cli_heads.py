@@ -189,3 +189,10 @@ def test_an_encoder_without_maps_is_refused_with_the_reason(cli: Cli, tmp_path: 
     run = random_run(tmp_path / "runs", recipe, letters=LETTERS)
     outcome = cli("heads", run)
     assert outcome.code == 2 and "of kind performer, which forms no weights between positions" in outcome.err
+
+
+def test_the_best_head_of_a_score_that_there_is_not(decoder: Path) -> None:
+    report = tformer.load(decoder).heads()
+    assert isinstance(report, HeadReport)
+    with pytest.raises(tformer.InputError, match="these heads have no score 'coverage'"):
+        report.best("coverage")

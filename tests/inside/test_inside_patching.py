@@ -130,6 +130,17 @@ def test_a_model_that_answers_at_a_mask_or_once() -> None:
     assert found["encoder", "heads"].estimate.shape == (3, 2)
 
 
+def test_several_labels_have_their_own_probability_and_loss() -> None:
+    recipe = ENCODER.replace("{kind: masked_lm}", "{kind: classifier, multi_label: true}")
+    loaded = load_of(recipe + "data: {labels: [a, b]}\n")
+    clean, corrupted = ({"input_ids": torch.tensor([ids])} for ids in (CLEAN, CORRUPTED))
+    with torch.inference_mode():
+        right = loaded.model(**clean).logits[:, 1].double().sigmoid()
+        for metric, expected in (("probability", right), ("loss", -right.log())):
+            asked = Question(clean, corrupted, None, 1, 0, metric, several=True)
+            torch.testing.assert_close(asked.measure(loaded.model, clean).double(), expected, atol=1e-6, rtol=0)
+
+
 def test_prompts_with_the_same_metric_are_refused() -> None:
     same = Question(question().clean, question().clean, -1, 12, 13, "difference")
     with pytest.raises(InputError, match="there is nothing to restore"):

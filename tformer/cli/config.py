@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tformer.cli.command import Group, examples, takes_options
-from tformer.cli.report import aligned, emit, emit_json, emit_lines, in_columns, show_notes
+from tformer.cli.report import emit, emit_json, emit_lines, in_columns, show_notes
 from tformer.support.errors import InputError, InputErrors
+from tformer.support.formatting import aligned
 from tformer.support.options import Arch, Json, Preset, Sets, argument, option
 
 if TYPE_CHECKING:

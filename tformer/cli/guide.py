@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Annotated
 
 from tformer.cli.command import examples, takes_options
-from tformer.cli.report import aligned, emit, emit_json, emit_lines, report_result, show_notes, spinner, terminal_width
+from tformer.cli.report import emit, emit_json, emit_lines, report_result, show_notes, spinner, terminal_width
 from tformer.guide import TOPICS, Section, find, sections, with_commands, with_subsections
 from tformer.support.errors import InputError
+from tformer.support.formatting import aligned
 from tformer.support.options import Json, argument, option
 
 EPILOG = examples("`tformer guide`", "`tformer guide early stopping`", "`tformer guide --html guide`")

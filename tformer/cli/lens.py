@@ -10,7 +10,7 @@ from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import emit_document, progress_reporter, show_notes
 from tformer.inside.options import LensOptions
-from tformer.support.errors import InputError, Interrupted
+from tformer.support.errors import InputError
 from tformer.support.files import refuse_to_replace
 
 if TYPE_CHECKING:
@@ -49,11 +49,8 @@ def lens(options: LensOptions) -> None:
     loaded = load(options.run, device=resolve_device(options.device), which=options.checkpoint, kinds=HEADS)
     show_notes((f"model: {loaded.path}", *loaded.notes), dim=True)
     with StopFlag() as stop:
-        try:
-            command = shlex.join(["tformer", *sys.argv[1:]])
-            report = make_report(loaded, options, work=Work(progress_reporter, stop.should_stop), command=command)
-        except Interrupted as error:
-            raise stop.interrupted(error.message) from error
+        command = shlex.join(["tformer", *sys.argv[1:]])
+        report = make_report(loaded, options, work=Work(progress_reporter, stop.should_stop), command=command)
     show_notes(report.notes, dim=True)
     if options.view == "parts" and report.parts is None:
         raise InputError(f"--view parts: {report.without_parts}")

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
-from tformer.cli.report import aligned, emit_document, progress_reporter, show_notes
+from tformer.cli.report import emit_document, progress_reporter, show_notes
 from tformer.inside.options import PatchOptions
 from tformer.support.files import refuse_to_replace
+from tformer.support.formatting import aligned
 
 if TYPE_CHECKING:
     from tformer.inside.patching import AblationReport, PatchReport

@@ -389,18 +389,6 @@ def in_columns(label: str, text: str) -> str:
     return start + f"\n{'':<{LABEL}}".join(body)
 
 
-def aligned(rows: Sequence[Sequence[str]], *, right: Collection[str] = ()) -> list[str]:
-    """Rows of text with columns two spaces apart; columns with a heading (first row) in `right` are right-justified."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if heading in right else cell.ljust(width)
-            for heading, cell, width in zip(rows[0], row, widths, strict=True)
-        ).rstrip()
-        for row in rows
-    ]
-
-
 def print_table(
     headings: Sequence[str],
     rows: Sequence[Sequence[str]],

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tformer.cli.command import Group, examples, takes_options
-from tformer.cli.report import aligned, emit_json, emit_lines, show_notes, terminal_width
+from tformer.cli.report import emit_json, emit_lines, show_notes, terminal_width
 from tformer.support.errors import InputError, did_you_mean
-from tformer.support.formatting import as_cell, decimal_bytes, duration, short_count
+from tformer.support.formatting import aligned, as_cell, decimal_bytes, duration, short_count
 from tformer.support.options import Json, argument, option
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tformer.cli.command import examples, takes_options
-from tformer.cli.report import aligned, emit, emit_json, emit_lines, print_table, show_notes
+from tformer.cli.report import emit, emit_json, emit_lines, print_table, show_notes
 from tformer.support.errors import InputError, visible
 from tformer.support.files import STANDARD_INPUT
-from tformer.support.formatting import TOKEN_SIGNS, as_cell, whole_number
+from tformer.support.formatting import TOKEN_SIGNS, aligned, as_cell, whole_number
 from tformer.support.options import Checkpoint, InvalidUtf8, Json, Panel, SpecialTokens, argument, require_at_most_one
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from tformer.decoding.inference import inference
 from tformer.loading import Loaded
 from tformer.model import Transformer
 from tformer.nn.taps import Replacement
-from tformer.support.errors import InputError, require_finite
+from tformer.support.errors import InputError, did_you_mean, require_finite
 from tformer.tokenizer import Tokenizer
 
 Kind = Literal["encoder", "decoder", "cross"]
@@ -77,8 +77,14 @@ class HeadReport:
     copying: dict[str, float]
 
     def best(self, name: str, kind: Kind | None = None) -> tuple[int, int]:
-        """(layer, head) with the highest score of this name; kind: default the last that has it."""
+        """(layer, head) with the highest score of this name; kind: default the last that has it.
+
+        Raises InputError for a score that the model's heads do not have.
+        """
         found = {each: scores[name] for each, scores in self.scores.items() if name in scores and kind in (None, each)}
+        if not found:
+            known = dict.fromkeys(each for scores in self.scores.values() for each in scores)
+            raise InputError(f"these heads have no score '{name}'", hint=did_you_mean(name, known))
         found_LH = [*found.values()][-1]
         layer, head = divmod(int(np.nanargmax(found_LH)), found_LH.shape[1])
         return layer, head

@@ -29,6 +29,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tformer.decoding.inference import inference
@@ -64,6 +65,12 @@ METRICS: dict[str, Callable[[Tensor, int, int], Tensor]] = {
 }
 """fp32 [B]: what is measured, from the logits at the place of the answer and the ids of both answers."""
 
+METRICS_OF_LABELS = METRICS | {
+    "probability": lambda logits_BC, answer, wrong: logits_BC[:, answer].sigmoid(),
+    "loss": lambda logits_BC, answer, wrong: -F.logsigmoid(logits_BC[:, answer]),
+}
+"""The same where any number of labels may hold: each has its own probability."""
+
 
 @dataclass(frozen=True)
 class Question:
@@ -74,6 +81,7 @@ class Question:
         at: position of the answer; None: the model answers once, as classifiers do.
         answer, wrong: ids of the tokens or labels.
         metric: a key of METRICS.
+        several: the model is a classifier of several labels per example.
     """
 
     clean: Inputs
@@ -82,12 +90,18 @@ class Question:
     answer: int
     wrong: int
     metric: str
+    several: bool = False
 
     def measure(
         self, model: Transformer, inputs: Inputs, *, replace: Mapping[str, Replacement] | None = None
     ) -> Tensor:
         """fp32 [B]: the metric on these inputs."""
-        return METRICS[self.metric](answers(model, inputs, self.at, replace=replace), self.answer, self.wrong)
+        return self.metric_of(answers(model, inputs, self.at, replace=replace))
+
+    def metric_of(self, logits_BC: Tensor) -> Tensor:
+        """fp32 [B]: the metric of these logits of the answer."""
+        metrics = METRICS_OF_LABELS if self.several else METRICS
+        return metrics[self.metric](logits_BC, self.answer, self.wrong)
 
 
 def answers(
@@ -226,7 +240,7 @@ def estimated_changes(
     with torch.enable_grad():
         output = model(**base, taps=names)
         logits_1C = output.logits if question.at is None else output.logits_at(question.at)
-        metric = METRICS[question.metric](logits_1C, question.answer, question.wrong).sum()
+        metric = question.metric_of(logits_1C).sum()
         own = [output.taps[name] for name in names]
         gradients = torch.autograd.grad(metric, own, allow_unused=True)  # the last positions of some are not read
     changes = {}

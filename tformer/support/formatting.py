@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import os
 import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,23 @@ def csv_text(rows: Iterable[Iterable[Any]]) -> str:
     stream = io.StringIO()
     csv.writer(stream, lineterminator="\n").writerows(rows)
     return stream.getvalue()
+
+
+def json_text(document: Any) -> str:
+    """A value as a line of JSON; NaN and infinity become null."""
+    return json.dumps(finite_or_none(document), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def aligned(rows: Sequence[Sequence[str]], *, right: Collection[str] = ()) -> list[str]:
+    """Rows of text with columns two spaces apart; columns with a heading (first row) in `right` are right-justified."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if heading in right else cell.ljust(width)
+            for heading, cell, width in zip(rows[0], row, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
 
 
 SECONDS_IN_WORDS = 150  # from here on durations are in minutes

@@ -31,7 +31,7 @@ from tformer.support.files import RUNS, in_blocks, require_room, write_file, wri
 from tformer.support.formatting import in_words
 from tformer.support.processes import ScratchFolder
 from tformer.training import assemble
-from tformer.training.clock import Clock, Pace, Points, expected_seconds
+from tformer.training.clock import MOST_VALIDATING, Clock, Pace, Points, expected_seconds
 from tformer.training.display import Console, TrainingDisplay, formats_of
 from tformer.training.embeddings import write_embeddings
 from tformer.training.first_look import first_look
@@ -457,7 +457,8 @@ class Session:
             training = prepared.recipe.training.model_copy(update={"valid_share": share})
             self._change_recipe(prepared.recipe.model_copy(update={"training": training}))
             self.work.note(
-                f"validating on {share:.2g} of the held-out data, so that it takes at most a part of the time"
+                f"validating on {share:.2g} of the held-out data, so that all validations take at most "
+                f"{MOST_VALIDATING:.0%} of the time (--full-validation reads all)"
             )
         return part * seconds
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from tformer.inside.heads import KINDS, MEANINGS, HeadReport, Kind
-from tformer.support.formatting import finite_or_none
+from tformer.support.formatting import csv_text, json_text
 from tformer.viz.plots import Heat, Line, Lines, Plot
 
 MOST_CURVES = 24  # of a plot: more names than that do not fit under it
@@ -101,19 +98,16 @@ def as_json(reports: Sequence[HeadReport], *, run: str) -> str:
         }
         for report in reports
     ]  # fmt: skip
-    document = {"run": run, "read": reports[0].read, "checkpoints": finite_or_none(checkpoints)}
-    return json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_text({"run": run, "read": reports[0].read, "checkpoints": checkpoints})
 
 
 def as_csv(reports: Sequence[HeadReport]) -> str:
     """A row for each step, kind of attention, head and score."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(("step", "attention", "layer", "head", "score", "value"))
+    rows: list[tuple[Any, ...]] = [("step", "attention", "layer", "head", "score", "value")]
     for report in reports:
         for kind, scores in report.scores.items():
             for name, found_LH in scores.items():
                 for (layer, head), value in np.ndenumerate(found_LH):
                     if np.isfinite(value):
-                        writer.writerow((report.step, kind, layer, head, name, float(value)))
-    return stream.getvalue()
+                        rows.append((report.step, kind, layer, head, name, float(value)))
+    return csv_text(rows)

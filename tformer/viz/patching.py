@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from tformer.inside.patching import PARTS, Ablation, AblationReport, PatchMap, PatchReport
-from tformer.support.formatting import finite_or_none
+from tformer.support.formatting import csv_text, json_text
 from tformer.viz.plots import Heat, Plot
 
 # --- patching --------------------------------------------------------------------------------------------------------
@@ -75,7 +72,7 @@ def patch_json(report: PatchReport, *, run: str) -> str:
         for each in report.maps
     ]
     facts = {name: getattr(report, name) for name in ("answer", "wrong", "metric", "noising", "clean", "corrupted")}
-    return _json({"run": run, **facts, "tokens": report.tokens, "maps": maps})
+    return json_text({"run": run, **facts, "tokens": report.tokens, "maps": maps})
 
 
 def patch_csv(report: PatchReport) -> str:
@@ -87,7 +84,7 @@ def patch_csv(report: PatchReport) -> str:
                 token = "" if each.is_of_heads else report.tokens[each.side][place]
                 exact = "" if each.exact is None else float(each.exact[layer, place])
                 rows.append((each.side, each.part, layer, place, token, exact, float(estimate)))
-    return _csv(rows)
+    return csv_text(rows)
 
 
 # --- ablation --------------------------------------------------------------------------------------------------------
@@ -146,7 +143,7 @@ def ablation_json(report: AblationReport, *, run: str) -> str:
          "added_loss": change(report, each)}
         for each in report.parts
     ]  # fmt: skip
-    return _json({"run": run, "data": report.data, "ablate": report.mode, "whole": report.whole, "parts": parts})
+    return json_text({"run": run, "data": report.data, "ablate": report.mode, "whole": report.whole, "parts": parts})
 
 
 def ablation_csv(report: AblationReport) -> str:
@@ -154,14 +151,4 @@ def ablation_csv(report: AblationReport) -> str:
     rows: list[tuple[Any, ...]] = [("side", "part", "layer", "head", "loss", "added_loss")]
     rows += [(each.side, each.part, each.layer, "" if each.head is None else each.head, each.metrics["loss"],
               change(report, each)) for each in report.parts]  # fmt: skip
-    return _csv(rows)
-
-
-def _json(document: Any) -> str:
-    return json.dumps(finite_or_none(document), ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _csv(rows: list[tuple[Any, ...]]) -> str:
-    stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows(rows)
-    return stream.getvalue()
+    return csv_text(rows)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tformer.data.encoding import token_text
 from tformer.decoding.inference import inference
 from tformer.decoding.prompts import task_prefix
+from tformer.inside.answers import CLASSIFIERS, answer_id, answer_text
 from tformer.inside.options import MAX_EXAMPLES, PatchOptions, data_of
 from tformer.inside.patching import AblationReport, PatchReport, Question, ablations, answers, patch
 from tformer.loading import Loaded
@@ -18,7 +18,6 @@ from tformer.viz.attention.reading import Inputs, Reading, read
 from tformer.workers.work import Work
 
 HEADS = ("lm", "masked_lm", "classifier", "regression")
-SHOWN_ANSWERS = 3  # in a message
 
 
 def patch_prompts(loaded: Loaded, options: PatchOptions, work: Work) -> PatchReport:
@@ -55,16 +54,17 @@ def patch_prompts(loaded: Loaded, options: PatchOptions, work: Work) -> PatchRep
         logits = [answers(loaded.model, each, at)[0] for each in inputs]
     for each in logits:
         require_finite(each, "logits")
-    tokens = None if head in ("classifier", "regression") else loaded.target_tokenizer.vocab_size  # rows may be more
+    tokens = None if head in CLASSIFIERS else loaded.target_tokenizer.vocab_size  # rows may be more
     own = [int(each[:tokens].argmax()) for each in logits]
-    answer = own[0] if options.answer is None else _answer_id(loaded, head, options.answer, "--answer")
-    wrong = own[1] if options.wrong is None else _answer_id(loaded, head, options.wrong, "--wrong")
+    answer = own[0] if options.answer is None else answer_id(loaded, head, options.answer, option="--answer")
+    wrong = own[1] if options.wrong is None else answer_id(loaded, head, options.wrong, option="--wrong")
     if metric == "difference" and answer == wrong:
         raise InputError(
-            f"both answers are '{_answer_text(loaded, head, answer)}', whose difference is 0",
+            f"both answers are '{answer_text(loaded, head, answer)}', whose difference is 0",
             hint="name the answers with --answer and --wrong, or measure --metric probability",
         )
-    question = Question(inputs[0], inputs[1], at, answer, wrong, metric)
+    several = getattr(loaded.model.heads[head], "label_kind", None) == "labels"
+    question = Question(inputs[0], inputs[1], at, answer, wrong, metric, several)
     with work.part("patching", unit="layers") as part:
         maps, first, second = patch(
             loaded.model,
@@ -76,8 +76,8 @@ def patch_prompts(loaded: Loaded, options: PatchOptions, work: Work) -> PatchRep
         )
     return PatchReport(
         {side: one.tokens for side, one in clean.sides.items()},
-        _answer_text(loaded, head, answer),
-        _answer_text(loaded, head, wrong) if metric == "difference" else None,
+        answer_text(loaded, head, answer),
+        answer_text(loaded, head, wrong) if metric == "difference" else None,
         metric,
         options.noising,
         first,
@@ -109,29 +109,6 @@ def _place_of_answer(loaded: Loaded, head: str, clean: dict[str, Any], corrupted
             f"found [MASK] at {places[0]} in --clean and at {places[1]} in --corrupted, expected one in the same place"
         )
     return int(places[0][0])
-
-
-def _answer_id(loaded: Loaded, head: str, text: str, flag: str) -> int:
-    if head in ("classifier", "regression"):
-        labels = loaded.recipe.data.labels
-        if text not in labels:
-            known = ", ".join(labels[:SHOWN_ANSWERS]) or "one number"
-            raise InputError(f"{flag} '{text}' is no label of {loaded.path}", hint=f"it has {known}")
-        return labels.index(text)
-    tokenizer = loaded.target_tokenizer
-    ids = tokenizer.encode(text)
-    if len(ids) != 1:
-        raise InputError(
-            f"{flag} '{text}' has {len(ids)} tokens, expected one", hint="the space before a word often belongs to it"
-        )
-    return ids[0]
-
-
-def _answer_text(loaded: Loaded, head: str, answer: int) -> str:
-    labels = loaded.recipe.data.labels
-    if head in ("classifier", "regression"):
-        return labels[answer] if answer < len(labels) else str(answer)
-    return token_text(loaded.target_tokenizer, answer)
 
 
 def ablate(loaded: Loaded, options: PatchOptions, work: Work) -> AblationReport:

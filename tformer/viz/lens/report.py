@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from tformer.data.encoding import token_text
 from tformer.data.sources.text import open_sources
 from tformer.decoding.fill_mask import SPACE_BEFORE_WORD, SPELLINGS
 from tformer.decoding.prompts import task_prefix
 from tformer.inside import tuned
+from tformer.inside.answers import answer_id, answer_text, label_names
 from tformer.inside.lens import OWN, Lens, read_lens
 from tformer.inside.logits import Contributions, attribute_logits
 from tformer.inside.options import LensOptions
 from tformer.loading import Loaded, require_kind
-from tformer.support.errors import InputError, did_you_mean
+from tformer.support.errors import InputError
 from tformer.support.options import parse_numbers
 from tformer.viz.attention.reading import Inputs, Reading, read
 from tformer.viz.attention.scene import weights_hash
@@ -99,13 +99,13 @@ def make_report(loaded: Loaded, options: LensOptions, *, work: Work = QUIET, com
     given = Inputs(text, options.text2, options.target, options.image, options.max_tokens, options.max_new_tokens)
     reading = read(loaded, given)
     places, targets = _places(loaded, reading, options, head)
-    against = None if options.against is None else _target_id(loaded, options.against, "--against", head)
+    against = None if options.against is None else answer_id(loaded, head, options.against, option="--against")
     maps, tuned_notes = _tuned(loaded, options, head, work)
     device = next(model.parameters()).device
     inputs = {name: value.to(device) for name, value in reading.inputs.items()}
     common: dict[str, Any] = {"side": side, "head": head, "places": places}
     # A classifier has few labels: all are kept, so that outputs can follow each.
-    top_k = len(_labels(loaded)) if head == "classifier" else options.top_k
+    top_k = len(label_names(loaded)) if head == "classifier" else options.top_k
     read_with = partial(read_lens, model, inputs, **common, targets=targets, top_k=top_k)
     logit_lens = read_with()
     lens = logit_lens if maps is None else read_with(translate=maps)
@@ -157,7 +157,7 @@ def _places(loaded: Loaded, reading: Reading, options: LensOptions, head: str) -
     """(positions to show, the target of each)."""
     chosen, target = parse_numbers(options.positions, "--positions"), OWN
     if options.target_token is not None:
-        target = _target_id(loaded, options.target_token, "--target-token", head)
+        target = answer_id(loaded, head, options.target_token, option="--target-token")
     if head == "classifier":
         if chosen is not None:
             raise InputError(f"--positions: {loaded.path} is a classifier, which answers once")
@@ -181,39 +181,11 @@ def _places(loaded: Loaded, reading: Reading, options: LensOptions, head: str) -
     return places, [following[place] for place in places]
 
 
-def _target_id(loaded: Loaded, text: str, option: str, head: str) -> int:
-    """The id of a token or label. Raises InputError for what is not one."""
-    if head == "classifier":
-        names = _labels(loaded)
-        if text not in names:
-            raise InputError(f"{option} {text}: no label of {loaded.path}", hint=did_you_mean(text, names))
-        return names.index(text)
-    tokenizer = loaded.target_tokenizer
-    ids = tokenizer.encode(text)
-    if len(ids) == 1 and ids[0] != tokenizer.special.unk:
-        return ids[0]
-    if (found := tokenizer.token_id(text)) is not None:
-        return found
-    if len(ids) > 1:
-        pieces = ", ".join(repr(token_text(tokenizer, token)) for token in ids[:6])
-        hint = "a word inside a text may be one token with the space before it"
-        raise InputError(f"{option} {text!r}: {len(ids)} tokens ({pieces}), expected one", hint=hint)
-    raise InputError(f"{option} {text!r} is not in the vocabulary")
-
-
-def _labels(loaded: Loaded) -> list[str]:
-    """The names of a classifier's labels; numbers where they have none."""
-    project: Any = loaded.model.heads["classifier"].project
-    return list(loaded.recipe.data.labels) or [str(number) for number in range(len(project.weight))]
-
-
 def _words(loaded: Loaded, ids: Sequence[int], head: str) -> dict[int, str]:
-    """The texts of tokens, or the names of labels; a row of the matrix may have no token."""
+    """The texts of tokens, or the names of all labels."""
     if head == "classifier":
-        return dict(enumerate(_labels(loaded)))
-    tokenizer = loaded.target_tokenizer
-    tokens = tokenizer.tokens
-    return {id: token_text(tokenizer, id) if id < len(tokens) and tokens[id] else f"id {id}" for id in ids}
+        return dict(enumerate(label_names(loaded)))
+    return {id: answer_text(loaded, head, id) for id in ids}
 
 
 def _tuned(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,7 @@ import numpy as np
 
 from tformer.inside.lens import MEASURES, Lens
 from tformer.support.errors import visible
-from tformer.support.formatting import TOKEN_SIGNS, fitted
+from tformer.support.formatting import TOKEN_SIGNS, aligned, csv_text, fitted, json_text
 from tformer.viz.attention.scene import run_name
 from tformer.viz.lens.report import LensReport
 from tformer.viz.plots import Heat, Plot
@@ -49,7 +46,7 @@ def as_json(report: LensReport) -> str:
     if report.tuned_kl is not None:
         document["logit_lens"] = _measures(report.logit_lens)
         document["held_out_kl"] = dict(zip(("logit", "tuned"), _numbers(report.tuned_kl), strict=True))
-    return json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_text(document)
 
 
 def _measures(lens: Lens) -> dict[str, Any]:
@@ -62,23 +59,22 @@ def _numbers(values: np.ndarray) -> Any:
 
 def as_csv(report: LensReport, view: str) -> str:
     """A row for each layer and position, or (`parts`) for each position and part."""
-    stream, lens, top = io.StringIO(), report.lens, report.top
-    writer = csv.writer(stream, lineterminator="\n")
+    lens, top, rows = report.lens, report.top, list[tuple[Any, ...]]()
     places = list(zip(report.positions, report.tokens, report.targets, strict=True))
     if view == "parts":
         assert report.parts is not None
-        writer.writerow(("position", "token", "target", "part", "layer", "head", "value"))
+        rows.append(("position", "token", "target", "part", "layer", "head", "value"))
         for place, values_C in zip(places, report.parts.values.tolist(), strict=True):
             for part, value in zip(report.parts.parts, values_C, strict=True):
-                writer.writerow((*place, part.kind, part.layer, part.head, f"{value:.9g}"))
-        return stream.getvalue()
+                rows.append((*place, part.kind, part.layer, part.head, f"{value:.9g}"))
+        return csv_text(rows)
     best = [f"{name}_{number + 1}" for number in range(top.shape[2]) for name in ("top", "top_probability")]
-    writer.writerow(("row", "position", "token", "target", *MEASURES, *best))
+    rows.append(("row", "position", "token", "target", *MEASURES, *best))
     for row, n in np.ndindex(lens.rank.shape):
         numbers = [f"{getattr(lens, name)[row, n].item():.9g}" for name in MEASURES]
         pairs = zip(top[row, n], lens.top_probabilities[row, n].tolist(), strict=True)
-        writer.writerow((lens.rows[row], *places[n], *numbers, *(c for word, p in pairs for c in (word, f"{p:.9g}"))))
-    return stream.getvalue()
+        rows.append((lens.rows[row], *places[n], *numbers, *(c for word, p in pairs for c in (word, f"{p:.9g}"))))
+    return csv_text(rows)
 
 
 # --- terminal ---------------------------------------------------------------------------------------------------------
@@ -100,8 +96,8 @@ def as_text(report: LensReport, view: str, places: Sequence[int]) -> str:
     if report.tuned_kl is not None and view != "parts":
         columns = zip(report.lens.rows, *report.tuned_kl.tolist(), strict=False)
         rows = [(name, f"{old:.3f}", f"{new:.3f}") for name, old, new in columns]
-        lines += ["KL to the model's answer on held-out text, in nats"]
-        lines += [*_aligned([("layer", "logit lens", "tuned lens"), *rows]), ""]
+        names = ("layer", "logit lens", "tuned lens")
+        lines += ["KL to the model's answer on held-out text, in nats", *aligned([names, *rows], right=names[1:]), ""]
     return "\n".join(lines)
 
 
@@ -119,7 +115,7 @@ def _layers(report: LensReport, n: int) -> list[str]:
         found = (lens.probability[row, n], lens.entropy[row, n], lens.kl[row, n])
         probability, entropy, kl = (f"{value:.3f}" for value in found)
         rows.append((name, probability, f"{lens.rank[row, n]:,}", entropy, kl, best))
-    return _aligned(rows)
+    return aligned(rows, right=rows[0][1:5])
 
 
 def _parts(report: LensReport, n: int) -> list[str]:
@@ -130,19 +126,8 @@ def _parts(report: LensReport, n: int) -> list[str]:
     rows = [(report.parts.parts[place].name, values[place]) for place in shown]
     rows += [(f"{len(rest)} other parts", values[rest].sum())] if len(rest) else []
     rows += [("sum", values.sum()), ("logit", report.parts.logits[n])]
-    return _aligned([(name, f"{value:+.3f}") for name, value in rows])
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns of equal width: numbers to the right, the first and a sixth one to the left."""
-    sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            text.ljust(size) if place in (0, 5) else text.rjust(size)
-            for place, (text, size) in enumerate(zip(row, sizes, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    cells = [(name, f"{value:+.3f}") for name, value in rows]
+    return aligned(cells, right=cells[0][1:])
 
 
 def signs(text: str) -> str:
