@@ -143,10 +143,11 @@ def test_the_ending_of_the_output_else_the_input_decides(
     assert output_format((output and Path(output)) or None, read, as_json) == format
 
 
+@pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize("name", ["a.xlsx", "a.ods", "a.csv.gz"])
-def test_endings_of_tables_that_are_not_written_are_refused(name: str) -> None:
+def test_endings_of_tables_that_are_not_written_are_refused(name: str, as_json: bool) -> None:
     with pytest.raises(InputError, match="is not written") as refused:
-        output_format(Path(name), ".csv")
+        output_format(Path(name), ".csv", as_json)
     assert all(ending in str(refused.value.hint) for ending in WRITTEN)
 
 

@@ -42,11 +42,11 @@ def output_format(output: Path | None, read: str | None, as_json: bool = False) 
     Raises InputError for an ending of a table that is not written.
     """
     ending = "" if output is None else output.suffix.lower()
-    if as_json:
-        return None if read is None else "rows"
     if ending in NOT_WRITTEN:
         known = ", ".join(WRITTEN)
         raise InputError(f"--output {output}: {ending} is not written", hint=f"give a file that ends in {known}")
+    if as_json:
+        return None if read is None else "rows"
     if ending in WRITTEN and not (read is None and ending == ".tsv"):
         require_packages(Path(f"answers{ending}"))
         return ending
