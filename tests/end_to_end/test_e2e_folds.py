@@ -114,6 +114,15 @@ def test_predictions_name_the_rows_of_the_data_where_bad_ones_are_dropped(
     assert all(rows[each["row"]] == (each["label"], each["text"]) for each in found.predictions)
 
 
+def test_columns_of_the_data_with_names_of_the_predictions_keep_their_cells(
+    cross_validate: Callable[..., Any], tmp_path: Path
+) -> None:
+    rows = [(label, text, f"split {number}") for number, (label, text) in enumerate(sentences(40, 0))]
+    found = cross_validate(write_table(tmp_path / "split.tsv", ("label", "text", "fold"), rows))
+    assert [each["table_fold"] for each in found.predictions] == [cell for *_, cell in rows]
+    assert {each["fold"] for each in found.predictions} == {1, 2}
+
+
 def grouped(tmp_path: Path) -> Path:
     rows = [(label, text, f"author {number // 4}") for number, (label, text) in enumerate(sentences(40, 0))]
     return write_table(tmp_path / "grouped.tsv", ("label", "text", "author"), [*rows])

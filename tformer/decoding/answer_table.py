@@ -53,12 +53,12 @@ def output_format(output: Path | None, read: str | None, as_json: bool = False) 
     return {None: None, ".parquet": ".jsonl"}.get(read, read if read in WRITTEN else ".csv")
 
 
-def new_names(wanted: Iterable[str], taken: Iterable[str]) -> list[str]:
-    """The wanted names of columns, each with the prefix `predicted_` where its name is taken."""
+def new_names(wanted: Iterable[str], taken: Iterable[str], *, prefix: str = "predicted_") -> list[str]:
+    """The wanted names of columns, each with the prefix where its name is taken."""
     used, names = set(taken), list[str]()
     for name in wanted:
         while name in used:
-            name = f"predicted_{name}"
+            name = f"{prefix}{name}"
         used.add(name)
         names.append(name)
     return names

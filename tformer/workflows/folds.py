@@ -41,6 +41,7 @@ FOLD = "fold"
 
 MEASURES = ("examples", *SHOWN_METRICS)
 PREDICTIONS, TABLE = "predictions.jsonl", "predictions.csv"  # of a run, and of all
+FROM_TABLE = "table_"  # before a column of the data whose name the predictions have
 ABOUT = (
     "each fold is measured by a model that was trained without it; the 95 % interval is that of the mean over the "
     "folds, by Student's t"
@@ -200,7 +201,8 @@ def predictions_of(out: Path, results: Sequence[Result]) -> list[dict[str, Any]]
             )
             answer |= {f"probability_{name}": probabilities[name] for name in names}
             cells = others[number][1] if others else {}
-            own = dict(zip(new_names(cells, [*row, *answer]), cells.values(), strict=True))
+            columns = new_names(cells, [*row, *answer], prefix=FROM_TABLE)
+            own = dict(zip(columns, cells.values(), strict=True))
             rows.append((number, row | own | answer))
     return [row for _, row in sorted(rows, key=lambda each: each[0])]
 
