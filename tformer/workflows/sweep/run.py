@@ -186,7 +186,8 @@ def run_sweep(
                     done += 1
                     first = not any(other.task == result.task for other in found.values())
                     if result.status == REFUSED and first and not tolerant:
-                        hint = "--skip-invalid goes on with the others"
+                        is_sweep = tabulate is make_table  # folds have no such option
+                        hint = "--skip-invalid goes on with the others" if is_sweep else None
                         raise InputError(f"{result.cell}: {result.message}", hint=hint)
                     found[cell.name] = result
                     write()
