@@ -64,6 +64,8 @@ def test_one_checkpoint_in_every_format(
         assert made.code == 0 and made.out == "" and f"wrote {name}" in made.err, made.err
         assert Path(name).read_bytes().startswith(start)
         assert "induction: L0H" in made.err and "nonsense" not in made.err
+    page = Path("h.html").read_text()
+    assert f"Model: {decoder}" in page and "Command: tformer" in page
     assert cli("heads", decoder).code == 0
     page = Path("heads.html").read_text()
     assert len(page) < 200_000 and "://" not in page.replace("http://www.w3.org/2000/svg", "")

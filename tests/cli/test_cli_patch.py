@@ -59,7 +59,8 @@ def test_patching_in_every_format(decoder: Path, cli: Cli) -> None:
         assert made.code == 0 and made.out == "" and f"wrote {name}" in made.err, made.err
         assert Path(name).read_bytes().startswith(start)
         assert "residual stream before each layer (decoder): L" in made.err
-    assert len(Path("p.html").read_text()) < 300_000
+    page = Path("p.html").read_text()
+    assert len(page) < 300_000 and f"Model: {decoder}" in page and "Command: tformer" in page
 
 
 def test_numbers_agree_in_json_and_csv(decoder: Path, cli: Cli) -> None:

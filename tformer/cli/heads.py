@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,6 +76,7 @@ def _content(reports: Sequence[HeadReport], chosen: Output, path: str) -> str | 
         for heading, rows in tables_of(reports[0]):
             lines += [heading, *aligned(rows, right=rows[0][1:]), ""]
         return "\n".join(lines)
-    name = run_name(Path(path))
+    name, command = run_name(Path(path)), shlex.join(["tformer", *sys.argv[1:]])
+    notes = (f"Model: {path}.", f"Command: {command}")
     title = f"Heads of {name}, " + (f"step {reports[0].step:,}" if len(reports) == 1 else f"{len(reports)} checkpoints")
-    return render_plots(plots_of(reports), chosen.format, title=title, to_file=chosen.path is not None)
+    return render_plots(plots_of(reports), chosen.format, title=title, to_file=chosen.path is not None, notes=notes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,7 +69,8 @@ def _content(report: PatchReport | AblationReport, chosen: Output, path: str) ->
     from tformer.viz.attention.scene import run_name
     from tformer.viz.picture import render_plots
 
-    name = run_name(Path(path))
+    name, command = run_name(Path(path)), shlex.join(["tformer", *sys.argv[1:]])
+    notes = (f"Model: {path}.", f"Command: {command}")
     if isinstance(report, PatchReport):
         if chosen.format in ("json", "csv"):
             return viz.patch_json(report, run=path) if chosen.format == "json" else viz.patch_csv(report)
@@ -79,4 +82,4 @@ def _content(report: PatchReport | AblationReport, chosen: Output, path: str) ->
             table = viz.ablation_table(report)
             return "\n".join([*aligned(table, right=table[0][2:]), ""])
         plots, title = viz.ablation_plots(report), f"What each part of {name} is worth"
-    return render_plots(plots, chosen.format, title=title, to_file=chosen.path is not None)
+    return render_plots(plots, chosen.format, title=title, to_file=chosen.path is not None, notes=notes)

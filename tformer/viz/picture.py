@@ -24,8 +24,13 @@ from tformer.viz.terminal import colour_support, draw_plot
 FILE_WIDTH, LARGEST_WIDTH = 100, 160  # columns of text in a file, and of a terminal
 
 
-def render_plots(plots: Sequence[Plot], format_: str, *, title: str, to_file: bool = True) -> str | bytes:
-    """The content of a file, or of standard output, in one of `output.FORMATS`; `title` stands above all plots."""
+def render_plots(
+    plots: Sequence[Plot], format_: str, *, title: str, to_file: bool = True, notes: Sequence[str] = ()
+) -> str | bytes:
+    """The content of a file, or of standard output, in one of `output.FORMATS`; `title` stands above all plots.
+
+    notes: below a page.
+    """
     if format_ == "csv":
         return plots_to_csv(plots)
     if format_ == "json":
@@ -41,6 +46,7 @@ def render_plots(plots: Sequence[Plot], format_: str, *, title: str, to_file: bo
             body='<div id="plots" class="panels"></div>',
             scripts=("plots.js",),
             data={"plots": list(map(_for_page, plots))},
+            notes=notes,
             without=("controls.js", "table.js"),
         )
     from tformer.viz.figure import draw_plots  # imports matplotlib
