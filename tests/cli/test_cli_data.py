@@ -30,7 +30,8 @@ def test_a_messy_table_is_described_in_at_most_six_lines(cli: Cli, table: Path) 
         "messy.csv: encoding cp1252, separator semicolon, text in column 'review', label in column 'sentiment'; "
         "not used: id, date"
     )
-    assert lines[1].startswith("rows: 2,963; 37 more cannot be used: the text is blank (24 rows, first lines ")
+    left_out = "37 more that --bad-rows drop leaves out: the text is blank (24 rows, first lines "
+    assert lines[1].startswith(f"rows: 2,963; {left_out}")
     assert "the label is empty (13 rows, first lines " in lines[1]
     assert lines[2].startswith("labels (2): ") and lines[3].startswith("lengths: median ")
     assert "exact duplicates, 30 near duplicates" in lines[4] and "1 text with several labels (lines " in lines[5]
@@ -135,6 +136,22 @@ def test_running_text_is_described_and_drawn(cli: Cli, tmp_path: Path) -> None:
     table.write_text("text,label\na b,x\nc,y\n")
     outcome = cli("data", table, "--objective", "causal_lm")
     assert "text: 4 characters in 2 lines, 3 words" in outcome.out, "each row is a document"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.png", b"\x89PNG"), ("a.zip", b"PK"), ("train-idx3-ubyte", b"\0\0\x08\x03" + bytes(12))]
+)
+def test_images_are_no_text(cli: Cli, tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    outcome = cli("data", tmp_path / name)
+    assert outcome.code == 2 and f"{name}: found images; tformer data looks at text" in outcome.err
+    assert "--arch vit --dry-run" in outcome.err
+
+
+def test_a_carriage_return_outside_quotes_is_named(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"text,label\rgood,pos\r")
+    outcome = cli("data", tmp_path / "a.csv")
+    assert outcome.code == 2 and "a.csv:1: a carriage return outside quotes" in outcome.err
 
 
 @pytest.mark.parametrize(

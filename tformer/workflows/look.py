@@ -13,6 +13,7 @@ import numpy as np
 from tformer.data.look import MOST_LABELS, line_on_labels, look_at, look_at_text, sides_of, texts_of
 from tformer.data.sources.columns import Column, is_number
 from tformer.data.sources.files import format_ending
+from tformer.data.sources.image_files import IMAGE_ENDINGS, is_idx
 from tformer.data.sources.labelled import LabelledSource, open_labelled
 from tformer.data.sources.pairs import open_pairs
 from tformer.data.sources.reading import BadRows, Reading
@@ -117,7 +118,7 @@ class DataLook:
         first = notes[0] if notes and self.kind != "text" else f"{self.name}: {read or kind}"
         yield first + (f"; not used: {listed(unused, MOST_LABELS)}" if unused else "")
         if self.kind != "text":
-            bad = f"; {self.bad.total:,} more cannot be used: {self.bad}" if self.bad.total else ""
+            bad = f"; {self.bad.total:,} more that --bad-rows drop leaves out: {self.bad}" if self.bad.total else ""
             yield f"rows: {found['rows']:,}{bad}"
         if names := list(found.get("labels", ())):
             yield line_on_labels(names, found["labels"])
@@ -165,6 +166,10 @@ def _open(
 
     A table whose labels hardly occur twice, and are no numbers, has pairs.
     """
+    for path in (Path(spec.path) for spec in specs):
+        if path.suffix.lower() in {*IMAGE_ENDINGS, ".zip"} or (path.is_file() and is_idx(path)):
+            hint = "tformer train --arch vit --dry-run --data PATH shows their labels and a first batch"
+            raise InputError(f"{path}: found images; tformer data looks at text", hint=hint)
     how: dict[str, Any] = {"columns": columns, "reading": reading}
     labels: dict[str, Any] = {"multi_label": objective == "multi_label", "numeric_label": objective == "regression"}
     kinds, errors = _kinds(specs, columns, objective), list[InputError]()

@@ -567,10 +567,10 @@ def delimited_cells(content: Content, format: str) -> Iterator[tuple[int, list[s
         for row in rows:
             yield rows.line_num, row
     except csv.Error as error:
-        hint = "is a quote left open?"
-        if "new-line character" in str(error):
-            hint = "a carriage return alone ends no row: quote the cell, or end rows with \\n"
-        raise InputError(f"{content.name}:{rows.line_num}: {error}", hint=hint) from None
+        found, hint = str(error), "is a quote left open?"
+        if "new-line character" in found:
+            found, hint = "a carriage return outside quotes", "it ends no row: quote the cell, or end rows with \\n"
+        raise InputError(f"{content.name}:{rows.line_num}: {found}", hint=hint) from None
 
 
 def json_objects(
