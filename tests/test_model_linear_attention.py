@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tests.checkpoint.conftest import save
 from tests.decoding.uncached import uncached_generate
-from tests.training.test_training_resume import final_hash, metrics, train, write_recipe
+from tests.training.pair_makers import records, weights_of
+from tests.training.test_training_resume import train, write_recipe
 from tformer.build import build_model
 from tformer.checkpoint.average import average_checkpoints
 from tformer.checkpoint.read import read_checkpoint
@@ -124,12 +125,12 @@ def test_a_run_with_redrawn_features_resumes_to_the_bit(changes: Any, tmp_path: 
     decoder = {"attention": {"kind": "performer", "features": 8, "redraw_steps": 3}, "attention_dropout": 0.0}
     recipe = write_recipe(tmp_path, text_file, {"model": {"decoder": decoder}, "training": changes})
     polls = train(recipe, tmp_path / "whole").count
-    expected = metrics(tmp_path / "whole"), final_hash(tmp_path / "whole")
+    expected = records(tmp_path / "whole"), weights_of(tmp_path / "whole")
     for stop_at in (2 * polls // 5, 3 * polls // 4):
         run = tmp_path / f"cut-{stop_at}"
         train(recipe, run, stop_at=stop_at)
         train(recipe, run, resume=True)
-        assert (metrics(run), final_hash(run)) == expected, f"stopped at poll {stop_at} of {polls}"
+        assert (records(run), weights_of(run)) == expected, f"stopped at poll {stop_at} of {polls}"
     checkpoints = sorted((tmp_path / "whole" / "checkpoints").glob("step-*"))
     name = "decoder.blocks.0.self_attention.mechanism.directions"
     tables = [read_checkpoint(path).weights()[name] for path in checkpoints]

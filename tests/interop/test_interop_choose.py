@@ -33,6 +33,7 @@ CLASSES = {
 }
 REFUSED = {
     **dict.fromkeys(("gpt/tiny", "gpt/mini", "gpt/modern", "gpt/char-12s", "gpt/char-6m", "gpt/char-15m"), "relu2"),
+    "gpt/induction": "relu2",
     **dict.fromkeys(("bert/pretrain", "bert/pairs", "roberta/tiny", "electra/tiny", "bart/tiny"), "qk_norm"),
     **dict.fromkeys(("roberta/mini", "electra/mini", "bart/mini", "t5/mini"), "qk_norm"),
     **dict.fromkeys(("bert/classify", "bert/finetune"), "model.heads.classifier.pooling: mean"),
