@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.report import emit_document, show_notes
+from tformer.inside.options import PICTURE, SHOWN, ReadOptions
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.files import refuse_to_replace
-from tformer.support.options import Checkpoint, Device, Panel, PictureFormat, Run, SpecialTokens, parse_numbers
+from tformer.support.options import Checkpoint, Device, PictureFormat, parse_numbers
 
 if TYPE_CHECKING:
     from tformer.loading import Loaded
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from tformer.viz.attention.weights import Chosen
     from tformer.viz.output import Output
 
-READ, SHOWN, PICTURE = Panel("What the model reads"), Panel("What is shown"), Panel("The picture")
 KINDS = ("encoder", "decoder", "cross")
 VIEWS = ("head", "model", "rollout", "summary")
 SCALES = ("row", "global", "sqrt", "log")
@@ -39,27 +39,9 @@ EPILOG = examples(
 
 
 @dataclass(frozen=True)
-class AttentionOptions:
+class AttentionOptions(ReadOptions):
     """The options of `tformer viz-attention`."""
 
-    run: Run = None
-    text: Annotated[str | None, READ("--text", help="The text to read; for an encoder-decoder the source.")] = None
-    text2: Annotated[str | None, READ("--text2", help="The second text, for a model trained on pairs.")] = None
-    target: Annotated[
-        str | None, READ("--target", help="The decoder's text.", default="the model's own translation")
-    ] = None
-    image: Annotated[Path | None, READ("--image", metavar="FILE", help="An image file.")] = None
-    max_tokens: Annotated[
-        int | None, READ("--max-tokens", metavar="N", help="Maximum number of tokens to read of a text.", rare=True)
-    ] = None
-    max_new_tokens: Annotated[
-        int | None,
-        READ("--max-new-tokens", metavar="N", help="Number of tokens that the model generates after the text."),
-    ] = None
-    prefix: Annotated[
-        str | None, READ("--prefix", metavar="TEXT", help="Prefix of the source, instead of the run's own.", rare=True)
-    ] = None
-    special_tokens: Annotated[SpecialTokens, READ] = False
     attention: Annotated[
         str | None,
         SHOWN(
@@ -127,11 +109,7 @@ class AttentionOptions:
             raise InputError(f"--top-k must be at least 1, found {self.top_k}")
         if not self.max_megabytes > 0:
             raise InputError(f"--max-megabytes must be above 0, found {self.max_megabytes:g}")
-        if self.image is not None and (self.text is not None or self.text2 is not None or self.target is not None):
-            other = "--text" if self.text is not None else "--text2" if self.text2 is not None else "--target"
-            raise InputError(f"--image and {other} exclude each other")
-        if self.text is None and self.image is None:
-            raise InputError("there is no input", hint="give --text TEXT, or for an image model --image FILE")
+        super().check()
         parse_numbers(self.layers, "--layers")
         self.head_numbers()
 

@@ -87,7 +87,7 @@ class HeadOptions(DataOptions):
                 bounds = f"at least {least}" if most is None else f"{least} to {most:,}"
                 raise InputError(f"--{name} must be {bounds}, found {value:,}")
         if self.reads_data and self.random_option is not None:
-            raise InputError(f"{self.random_option} is of random tokens, which are not read beside examples of data")
+            raise InputError(f"{self.random_option} is for random tokens; examples of data replace them")
 
 
 PROMPTS, ABLATION = Panel("Two prompts"), Panel("Ablation")
@@ -185,8 +185,8 @@ class PatchOptions(DataOptions):
 
 
 @dataclass(frozen=True)
-class LensOptions:
-    """The options of `tformer lens`."""
+class ReadOptions:
+    """What one forward pass reads: the options that lens and viz-attention share."""
 
     run: Run = None
     text: Annotated[str | None, READ("--text", help="The text to read; for an encoder-decoder the source.")] = None
@@ -206,6 +206,20 @@ class LensOptions:
         str | None, READ("--prefix", metavar="TEXT", help="Prefix of the source, instead of the run's own.", rare=True)
     ] = None
     special_tokens: Annotated[SpecialTokens, READ] = False
+
+    def check(self) -> None:
+        """Raise InputError for no input, and for an image beside a text."""
+        texts = [flag for flag in ("--text", "--text2", "--target") if getattr(self, flag[2:]) is not None]
+        if self.image is not None and texts:
+            raise InputError(f"--image and {texts[0]} exclude each other")
+        if self.text is None and self.image is None:
+            raise InputError("there is no input", hint="give --text TEXT, or for an image model --image FILE")
+
+
+@dataclass(frozen=True)
+class LensOptions(ReadOptions):
+    """The options of `tformer lens`."""
+
     target_token: Annotated[
         str | None,
         SHOWN(
@@ -265,11 +279,7 @@ class LensOptions:
             raise InputError(f"--top-k must be 1 to {MOST_TOP}, found {self.top_k}")
         if self.steps < 1:
             raise InputError(f"--steps must be at least 1, found {self.steps}")
-        texts = [flag for flag in ("--text", "--text2", "--target") if getattr(self, flag[2:]) is not None]
-        if self.image is not None and texts:
-            raise InputError(f"--image and {texts[0]} exclude each other")
-        if self.text is None and self.image is None:
-            raise InputError("there is no input", hint="give --text TEXT, or for an image model --image FILE")
+        super().check()
         if self.tuned is not None and self.lens == "logit":
             raise InputError("--tuned and --lens logit exclude each other")
         if self.stack == "encoder" and (self.view == "parts" or self.against is not None):

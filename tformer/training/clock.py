@@ -64,7 +64,7 @@ class Pace:
     Attributes:
         seconds: of the last time, by part: validation (with its sample), checkpoint; expected of `end`, a validation on
             all data after the last step.
-        counts_each_step: False on a device that works behind the program's back: then `flush` closes a group of steps.
+        counts_each_step: False on a device that runs asynchronously: then `flush` closes a group of steps.
     """
 
     counts_each_step: bool = True

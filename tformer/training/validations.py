@@ -34,7 +34,7 @@ def plan_validations(prepared: Prepared, note: Callable[[str], None]) -> Prepare
     assert training.eval_every is not None and training.save_every is not None  # set by `settle_steps`
     every, share, final = whole_steps(training.eval_every, steps), training.valid_share, training.final_validation
     if start.weights is not None and share == start.weights.recipe.training.valid_share and share != 1.0:
-        share, final = None, None if final else final  # they were those of other data
+        share, final = None, None if final else final  # the run it starts from read other data
     decided = start.resumed is not None or recipe.schedule.points is not None  # by the training that is repeated
     if share is None and not decided:
         most = MOST_OF_OPERATIONS if training.minutes is None else MOST_VALIDATING

@@ -41,7 +41,7 @@ def score_heads(loaded: Loaded, options: HeadOptions, work: Work) -> list[HeadRe
     repeated: Repeated | None = None
     if options.reads_data or "cross" in maps:
         if options.random_option is not None:
-            raise InputError(f"{options.random_option} is of random tokens: {loaded.path} reads pairs of texts")
+            raise InputError(f"{options.random_option} is for random tokens: {loaded.path} reads pairs of texts")
         batches, read = _examples(loaded, options, work)
     else:
         repeated = repeated_tokens(
