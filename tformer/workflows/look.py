@@ -116,7 +116,8 @@ class DataLook:
         read = ", ".join(str(column) for column in columns.values() if column is not None)
         kind = "aligned lines" if self.kind == "pairs" else "running text"
         first = notes[0] if notes and self.kind != "text" else f"{self.name}: {read or kind}"
-        yield first + (f"; not used: {listed(unused, MOST_LABELS)}" if unused else "")
+        others = listed([name or "(no name)" for name in unused], MOST_LABELS)
+        yield first + (f"; not used: {others}" if unused else "")
         if self.kind != "text":
             bad = f"; {self.bad.total:,} more that --bad-rows drop leaves out: {self.bad}" if self.bad.total else ""
             yield f"rows: {found['rows']:,}{bad}"

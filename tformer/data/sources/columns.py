@@ -339,7 +339,7 @@ class PairLayout(Layout):
             return InputError(f"{name}: no rows")
         return InputError(
             f"{name}: plain text is one side of pairs, found no other",
-            hint="give the file with the other side (target_path), or one that ends in .tsv, .csv, .jsonl or .parquet",
+            hint="give the file with the other side (--target), or one that ends in .tsv, .csv, .jsonl or .parquet",
         )
 
     def _looks_like_names(self, first: Sequence[str], below: Sequence[Sequence[str]]) -> bool:

@@ -132,7 +132,7 @@ def _open(spec: SourceSpec, columns: object, preferred: object, reading: Reading
 def _open_side(path: str, reading: Reading) -> Content:
     """A file of sentences. Raises InputError for anything but one file of plain text."""
     if path.startswith(PREFIX) or format_ending(Path(path)) in FORMATS:
-        raise InputError(f"{path}: holds both sides of pairs", hint="leave target_path out")
+        raise InputError(f"{path}: holds both sides of pairs", hint="leave --target (target_path) out")
     if expanded(path).is_dir():
         raise InputError(f"{path}: expected a file with one side of the pairs, found a folder")
     contents = locate(path, is_known=lambda place: False, known="plain text").contents(reading)
