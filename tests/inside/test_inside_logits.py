@@ -69,7 +69,7 @@ def value_of(found: Contributions, *part: Any) -> np.ndarray:
 
 @torch.no_grad()
 def test_parts_by_the_formula_of_a_pre_norm_decoder() -> None:
-    """((c - mean c) / s * gain) . W[token], s of the whole stream; the head's c is z W_O of its own rows."""
+    """((c - mean c) / s * gain) . W[token], s of the whole stream; c of a head is its z times its rows of W_O."""
     loaded = loaded_of("gpt")
     model: Any = loaded.model
     targets, _ = two_targets(loaded)

@@ -132,5 +132,3 @@ def data(options: DataOptions) -> None:
         chosen = choose_output(options.output, options.format, stem="data")
         to_file = chosen.path is not None
         emit_document(chosen, render_plots(found.plots(), chosen.format, title=found.name, to_file=to_file))
-        if chosen.path is not None:
-            show_notes([f"wrote {chosen.path}"], dim=True)

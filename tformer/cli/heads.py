@@ -58,8 +58,6 @@ def heads(options: HeadOptions) -> None:
         reports = score_heads(loaded, options, work)
     show_notes((f"read: {reports[-1].read}", *best_lines(reports[-1])), dim=True)
     emit_document(chosen, _content(reports, chosen, str(loaded.path)))
-    if chosen.path is not None:
-        show_notes([f"wrote {chosen.path}"], dim=True)
 
 
 def _content(reports: Sequence[HeadReport], chosen: Output, path: str) -> str | bytes:

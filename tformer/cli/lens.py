@@ -55,8 +55,6 @@ def lens(options: LensOptions) -> None:
     if options.view == "parts" and report.parts is None:
         raise InputError(f"--view parts: {report.without_parts}")
     emit_document(chosen, _content(report, options, chosen))
-    if chosen.path is not None:
-        show_notes([f"wrote {chosen.path}"], dim=True)
 
 
 def _content(report: LensReport, options: LensOptions, chosen: Output) -> str | bytes:

@@ -59,8 +59,6 @@ def patch(options: PatchOptions) -> None:
             report = ablate(loaded, options, work)
             show_notes([f"measured on {report.data}"], dim=True)
     emit_document(chosen, _content(report, chosen, str(loaded.path)))
-    if chosen.path is not None:
-        show_notes([f"wrote {chosen.path}"], dim=True)
 
 
 def _content(report: PatchReport | AblationReport, chosen: Output, path: str) -> str | bytes:

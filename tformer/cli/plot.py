@@ -109,8 +109,6 @@ def plot(options: PlotOptions) -> None:
     choices = choose_metrics(runs, [name for word in options.metric for name in word.split(",") if name])
     show_notes(_lacking(runs, choices), dim=True)
     emit_document(chosen, _content(runs, choices, options, chosen.format, to_file=chosen.path is not None))
-    if chosen.path is not None:
-        show_notes([f"wrote {chosen.path}"], dim=True)
 
 
 def find_curves(names: Sequence[str]) -> list[Path]:

@@ -272,13 +272,15 @@ def report_result(lines: Iterable[str], path: Path, document: Any | None) -> Non
         emit_json(document)
 
 
-def emit_document(output: Output, content: str | bytes) -> None:
-    """Write a page, a picture or a drawing to its file or to stdout."""
+def emit_document(output: Output, content: str | bytes, *, says: bool = True) -> None:
+    """Write a page, a picture or a drawing to its file, which a note names if `says`, or to stdout."""
     from tformer.viz.output import write_output
 
     if output.path is None:
         spinner.end()
     write_output(output, content)
+    if output.path is not None and says:
+        show_notes([f"wrote {output.path}"], dim=True)
 
 
 class DataOutput:

@@ -177,8 +177,6 @@ def viz_attention(options: AttentionOptions) -> None:
     scene = _scene(loaded, options, chosen.format)
     show_notes((*scene.notes, *(scene.changes.notes() if chosen.format != "html" else [])), dim=True)
     emit_document(chosen, _content(scene, options, chosen))
-    if chosen.path is not None:
-        show_notes([f"wrote {chosen.path}"], dim=True)
 
 
 def _scene(loaded: Loaded, options: AttentionOptions, format_: str) -> Scene:

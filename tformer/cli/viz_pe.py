@@ -152,7 +152,8 @@ def viz_pe(options: PositionsOptions) -> None:
     elif options.stack is not None or options.layer:
         part = "--stack" if options.stack is not None else "--layer"
         raise InputError(f"{part} names a part of a run: name the run too", hint="--run RUN")
-    emit_document(chosen, _content(settings, options.view, table, chosen.format, to_file=chosen.path is not None))
+    content = _content(settings, options.view, table, chosen.format, to_file=chosen.path is not None)
+    emit_document(chosen, content, says=False)
     if chosen.path is not None:
         show_notes([f"note: {table.note}"] if table is not None and not table.trained else [])
         emit(str(chosen.path))

@@ -8,8 +8,8 @@ follows a part is linear, and a part c adds
 
 Post-norm models are decomposed through all norms that follow. An activation after the stack (the dense layer of a
 masked language model, the pooler of a classifier) is x f(x)/x with the factor f(x)/x held fixed, as GELU is x Phi(x).
-An attention head is z W_O of its own rows; the output bias belongs to the layer and to no head. All biases of norms and
-of the head are one part. The parts add up to the logit; of a soft-capped head to what stands before the cap.
+A head adds its output z times its rows of W_O; the output bias belongs to the layer, to no head. All biases of norms
+and of the head are one part. The parts add up to the logit; of a soft-capped head to what stands before the cap.
 
 Each part is a leaf of autograd in a copy of the stream that is linear: gradient times value is what it adds.
 """
