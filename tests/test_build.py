@@ -127,6 +127,18 @@ def small(**values: Any) -> dict[str, Any]:
         (small(decoder={"layers": {0: {"attention": {"qknorm": True}}}}), "model.decoder.layers.0.attention.qknorm"),
         (small(decoder={"layers": {0: {"dropout": 2.0}}}), "model.decoder.layers.0.dropout"),
         (small(decoder={"layers": {0: {"attention": 3}}}), "model.decoder.layers.0.attention: expected a mapping"),
+        (
+            small(decoder={"layers": {2: {"positions": {"kind": "rope"}}}}),
+            "layers.2.positions: found rope beside learned: learned positions serve the whole stack",
+        ),
+        (
+            small(decoder={"positions": {"kind": "rope"}, "layers": {1: {"positions": {"kind": "t5_bias"}}}}),
+            "layers.1.positions: found t5_bias beside rope: t5_bias positions serve",
+        ),
+        (
+            small(decoder={"positions": {"kind": "rope"}, "layers": {1: {"positions": {"clip": 3}}}}),
+            "layers.1.positions.clip: unknown option",
+        ),
         (small(decoder={}, heads=[{"kind": "lm"}, {"kind": "lm"}]), "model.heads.1: a second head of kind 'lm'"),
         (small(encoder={}, heads=[{"kind": "classifier"}]), r"model.heads.0 \(classifier\): .*num_labels"),
         (

@@ -22,7 +22,7 @@ from tformer.nn.ngrams import NgramEmbedding
 from tformer.nn.norm import build_norm
 from tformer.nn.own_rows import OwnRows
 from tformer.nn.patches import STEMS, PatchEmbedding
-from tformer.nn.positions.base import Positions, PositionSizes
+from tformer.nn.positions import PositionOptions, Positions, PositionSizes
 from tformer.nn.stack import Block, Stack
 from tformer.nn.structured_dropout import DropHead, LayerDrop
 from tformer.recipe.model import Model, layer_sections
@@ -211,32 +211,35 @@ def _stack(model: Model, side: str, *, patches: PatchEmbedding | None) -> Stack:
     if side == "decoder" and model.encoder is not None:
         memory_dim = resolve_sizes(model, "encoder").d_model
     max_seq_len = patches.seq_len if patches is not None else model.max_seq_len
-    first = _positions(model, side, sizes, patches)
-    positions: Positions | list[Positions] = first
-    if first.per_layer:
-        positions = [first, *(_positions(model, side, sizes, patches) for _ in range(section.num_layers - 1))]
     norm, layers = section.norm, layer_sections(section, path=f"model.{side}")
+    made: dict[Any, Positions] = {}  # layers with the same options share a module
+    positions: list[Positions] = []
+    for layer in layers:
+        key = (layer.positions, layer.num_heads if layer.positions.module.per_head else None)
+        if key not in made or made[key].per_layer:
+            made[key] = _positions(model, side, layer.positions, _sizes_of(layer, sizes), patches)
+        positions.append(made[key])
     blocks = [
         _block(layer, _sizes_of(layer, sizes), memory_dim, side=side, number=number, max_seq_len=max_seq_len)
         for number, layer in enumerate(layers)
     ]
-    _fit_mechanisms(blocks, layers, first, path=f"model.{side}")
+    _fit_mechanisms(blocks, layers, path=f"model.{side}")
     rates = [layer.layerdrop_rate for layer in layers]
     return Stack(
         blocks,
-        positions=positions,
+        positions=positions if len(made) > 1 or positions[0].per_layer else positions[0],
         final_norm=build_norm(norm, sizes.d_model) if section.final_norm else None,
         d_model=sizes.d_model,
         layerdrop=LayerDrop(rates, learned=layers[0].learns_layerdrop) if any(rates) else None,
     )
 
 
-def _fit_mechanisms(blocks: list[Block], layers: list[StackSection], positions: Positions, *, path: str) -> None:
+def _fit_mechanisms(blocks: list[Block], layers: list[StackSection], *, path: str) -> None:
     """Check positions and dropout against each attention kind, and share parameters that its layers have in common."""
     first_of_kind: dict[type[Mechanism], Mechanism] = {}
     for block, layer in zip(blocks, layers, strict=True):
         mechanism, kind = block.self_attention.mechanism, layer.attention.kind
-        if positions.changes_scores and not mechanism.takes_position_scores:
+        if layer.positions.module.changes_scores and not mechanism.takes_position_scores:
             raise InputError(
                 f"{path}.positions.kind: found {layer.positions.kind}, which changes the score of a query and a key: "
                 f"{kind} attention has none",
@@ -255,8 +258,10 @@ def _fit_mechanisms(blocks: list[Block], layers: list[StackSection], positions: 
                 raise InputError(f"{path}.attention.{error}") from error
 
 
-def _positions(model: Model, side: str, sizes: Sizes, patches: PatchEmbedding | None) -> Positions:
-    """The positions of a stack, or of one of its layers."""
+def _positions(
+    model: Model, side: str, options: PositionOptions, sizes: Sizes, patches: PatchEmbedding | None
+) -> Positions:
+    """The positions of a stack, or of some of its layers."""
     width = sizes.d_model if patches is not None or model.embedding.size is None else model.embedding.size
     grid, max_seq_len = None, model.max_seq_len
     if patches is not None:
@@ -265,7 +270,7 @@ def _positions(model: Model, side: str, sizes: Sizes, patches: PatchEmbedding | 
         width, sizes.num_heads, sizes.head_dim, sizes.value_dim, max_seq_len, bidirectional=side == "encoder", grid=grid
     )
     try:
-        return _section(model, side).positions.build(sizes_of_stack)
+        return options.build(sizes_of_stack)
     except ValueError as error:
         raise InputError(f"model.{side}.positions: {error}") from error
 

@@ -68,6 +68,7 @@ def test_flags_name_the_overridden_hooks(options: Any) -> None:
     for flag, hook in hooks.items():
         assert getattr(module, flag) == (getattr(type(module), hook) is not getattr(Positions, hook))
     assert module.per_layer == (options.kind == "shaw")
+    assert module.trained == any(True for _ in module.parameters())
 
 
 def test_neutral_hooks_change_nothing() -> None:

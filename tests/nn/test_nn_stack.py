@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -290,6 +291,54 @@ def test_shaw_has_tables_per_layer_and_t5_one_for_all() -> None:
     assert len({id(shaw.decoder.positions_of(layer).keys) for layer in range(3)}) == 3
     t5 = make(positions={"kind": "t5_bias"})
     assert len({id(t5.decoder.positions_of(layer)) for layer in range(3)}) == 1
+
+
+TWO_BASES = {0: {"positions": {"base": 100.0}}, 2: {"positions": {"base": 100.0}}}
+NO_POSITIONS = {1: {"positions": {"kind": "none"}}}
+
+
+def one_position_after_the_other(model: Transformer) -> torch.Tensor:
+    cache = model.new_cache(2, IDS.shape[1])
+    return torch.cat([model(IDS[:, t : t + 1], cache=cache).logits for t in range(IDS.shape[1])], dim=1)
+
+
+@pytest.mark.parametrize("layers", [TWO_BASES, NO_POSITIONS, {1: {"positions": {"kind": "alibi"}}}], ids=str)
+def test_layers_may_have_positions_of_their_own(layers: dict[int, Any]) -> None:
+    """Each layer computes what it computes in a stack whose layers all have its positions."""
+    model = make(positions={"kind": "rope"}, layers=layers).eval()
+    found = model(IDS, taps=[f"decoder.{layer}.hidden" for layer in range(3)] + ["decoder.embedding"]).taps
+    for layer in range(3):
+        alike = make(positions={"kind": "rope", **layers.get(layer, {}).get("positions", {})}).eval()
+        alike.load_state_dict(model.state_dict())
+        before = found["decoder.embedding" if layer == 0 else f"decoder.{layer - 1}.hidden"]
+        blocks, alike.decoder.blocks = alike.decoder.blocks, alike.decoder.blocks[layer : layer + 1]
+        alike.decoder.final_norm = None
+        context = AttentionContext.for_length(IDS.shape[1], causal=True)
+        torch.testing.assert_close(alike.decoder(before, context), found[f"decoder.{layer}.hidden"])
+        assert len(blocks) == 3
+    torch.testing.assert_close(one_position_after_the_other(model), model(IDS).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_layers_with_equal_positions_share_them() -> None:
+    model = make(positions={"kind": "rope"}, layers=TWO_BASES)
+    first, middle, last = (model.decoder.positions_of(layer) for layer in range(3))
+    assert first is last and first is not middle
+    assert make(positions={"kind": "rope"}, layers={1: {"positions": {"kind": "rope"}}}).decoder.positions is not None
+
+
+def test_positions_by_layer_train_recomputed_dropped_and_compiled() -> None:
+    model = make(positions={"kind": "rope"}, layers=TWO_BASES).eval()
+    whole = model(IDS).logits
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(IDS).logits, whole)
+    whole.square().sum().backward()
+    expected = model.embedding.weight.grad.clone()
+    model.zero_grad()
+    model.decoder.checkpointing = True
+    model(IDS).logits.square().sum().backward()
+    torch.testing.assert_close(model.embedding.weight.grad, expected)
+    dropping = make(positions={"kind": "rope"}, layers=TWO_BASES, layerdrop=0.5)
+    dropping(IDS).logits.sum().backward()
 
 
 def test_final_norm_is_optional() -> None:

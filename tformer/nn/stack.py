@@ -140,7 +140,7 @@ class Stack(nn.Module):
 
     Args:
         blocks: the layers, in order.
-        positions: one object for all layers, or (Shaw) one for each.
+        positions: one object for all layers, or one for each; layers with equal positions may share theirs.
         final_norm: None where the last block already ends in a norm (post-norm), or where there is no norm.
         d_model: width of the stream.
         layerdrop: decides which blocks to skip while training; None: no block is ever skipped.
@@ -210,20 +210,34 @@ class Stack(nn.Module):
         # Computed once for all layers: the dense mask, if one reads it, and the rotation.
         if any(block.self_attention.mechanism.reads_dense_mask for block in self.layers):
             context = context.with_mask()
-        if self.positions is not None and self.positions.has_rotate:
-            heads = max(block.self_attention.num_heads for block in self.layers)
-            context = replace(context, rotation=self.positions.prepare(x_BTD, context.q_pos, heads=heads))
+        contexts = self._contexts(x_BTD, context)
         draw = self.layerdrop() if self.layerdrop is not None else None
         run_layers = self._run_layers if draw is None else self._run_drawn_layers
-        run = partial(run_layers, x_BTD, context, cache, taps, draw)
+        run = partial(run_layers, x_BTD, contexts, cache, taps, draw)
         if isinstance(cache, ModelCache) and taps is None and not self.training and _is_plain_step(x_BTD, context):
             x_BTD = cache.step(x_BTD, run)
         else:
             x_BTD = run()
         return x_BTD if self.final_norm is None else tap(taps, "final_norm", self.final_norm(x_BTD))
 
+    def _contexts(self, x_BTD: Tensor, context: AttentionContext) -> list[AttentionContext]:
+        """The context of each layer, with the rotation of its positions; layers with the same module share it."""
+        heads = max(block.self_attention.num_heads for block in self.layers)
+        made: dict[int, AttentionContext] = {}
+        for layer in range(len(self.layers) if self.positions is None else 1):
+            positions = self.positions_of(layer)
+            if id(positions) not in made:
+                rotation = positions.prepare(x_BTD, context.q_pos, heads=heads)
+                made[id(positions)] = context if rotation is None else replace(context, rotation=rotation)
+        return [made[id(self.positions_of(layer))] for layer in range(len(self.layers))]
+
     def _run_layers(
-        self, x_BTD: Tensor, context: AttentionContext, cache: AnyCache | None, taps: TapSink | None, draw: Draw | None
+        self,
+        x_BTD: Tensor,
+        contexts: Sequence[AttentionContext],
+        cache: AnyCache | None,
+        taps: TapSink | None,
+        draw: Draw | None,
     ) -> Tensor:
         recompute = self.checkpointing and torch.is_grad_enabled() and cache is None and taps is None
         for layer, block in enumerate(self.layers):
@@ -231,7 +245,7 @@ class Stack(nn.Module):
             run = partial(
                 self._recomputed(block) if recompute else block,
                 x_BTD,
-                context,
+                contexts[layer],
                 positions=self.positions_of(layer),
                 cache=cache.layers[layer] if cache is not None else None,
                 cross_cache=cache.cross[layer] if cache is not None and cache.cross else None,

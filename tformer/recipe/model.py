@@ -75,7 +75,7 @@ class Stack(Section):
     activation_dropout: Probability = 0.0  # dropout after the activation of the feed-forward layer
     layerdrop: Probability | LayerDropOptions = 0.0  # probability of skipping a layer in training (arXiv 1909.11556)
     drophead: Probability | DropHeadSchedule = 0.0  # probability of dropping a head in training (arXiv 2004.13342)
-    # per-layer overrides of attention, feedforward, norm, dropouts, num_heads
+    # per-layer overrides of attention, positions, feedforward, norm, dropouts, num_heads
     layers: dict[NonNegative, dict[str, Any]] = Field(default_factory=dict)
 
     @property
@@ -149,6 +149,7 @@ class Model(Section):
 LAYER_KEYS = frozenset(
     {
         "attention",
+        "positions",
         "feedforward",
         "norm",
         "num_heads",
@@ -160,7 +161,10 @@ LAYER_KEYS = frozenset(
     }
 )
 NUMBER_OR_OPTIONS = ("layerdrop", "drophead")
-ATTENTION_KEYS = {options.kind: {field.name for field in fields(options)} for options in get_args(AttentionOptions)}
+KIND_KEYS = {
+    key: {options.kind: {field.name for field in fields(options)} for options in get_args(union)}
+    for key, union in (("attention", AttentionOptions), ("positions", PositionOptions))
+}
 
 
 def layer_sections(section: Stack, *, path: str) -> list[Stack]:
@@ -182,10 +186,20 @@ def layer_sections(section: Stack, *, path: str) -> list[Stack]:
             raise InputError(f"{place}.layerdrop: {learned}, so no layer has its own")
         if isinstance(overrides.get("layerdrop"), dict):
             raise InputError(f"{place}.layerdrop: found a mapping, expected a number: one layer's rate is not learned")
-    return [
+    sections = [
         _with_overrides(section, section.layers.get(layer, {}), f"{path}.layers.{layer}")
         for layer in range(section.num_layers)
     ]
+    for layer, own in enumerate(sections):
+        kinds = (own.positions, section.positions)
+        shared = next((kind for kind in kinds if kind.module.has_embed or kind.module.trained), None)
+        if own.positions != section.positions and shared is not None:
+            raise InputError(
+                f"{path}.layers.{layer}.positions: found {own.positions.kind} beside {section.positions.kind}: "
+                f"{shared.kind} positions serve the whole stack",
+                hint="layers may choose between none, rope and alibi",
+            )
+    return sections
 
 
 def _check_num_heads(section: Stack, path: str, place: str) -> None:
@@ -216,8 +230,8 @@ def _with_overrides(section: Stack, overrides: dict[str, Any], place: str) -> St
         if not isinstance(override, dict):
             raise InputError(f"{place}.{key}: expected a mapping of options, found {override!r}")
         known = values[key].keys()
-        if key == "attention" and override.get("kind") in ATTENTION_KEYS:
-            known = ATTENTION_KEYS[override["kind"]]  # a layer of another kind keeps the options that both kinds have
+        if override.get("kind") in KIND_KEYS.get(key, {}):
+            known = KIND_KEYS[key][override["kind"]]  # a layer of another kind keeps the options that both kinds have
         for option in override:
             if option not in known:
                 raise InputError(f"{place}.{key}.{option}: unknown option", hint=did_you_mean(option, known))

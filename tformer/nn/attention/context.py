@@ -72,7 +72,7 @@ def all_true_on_cpu(mask: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AttentionContext:
-    """Which keys each query sees in one forward pass: the same value for every layer of a stack.
+    """Which keys each query sees in one forward pass: the same value for every layer of a stack, but for rotations.
 
     Attributes:
         q_pos, k_pos: positions of queries and keys, long [B or 1, T] and [B or 1, S]; cached keys come first.
@@ -82,7 +82,8 @@ class AttentionContext:
         global_mask: [B, T], True or 1 where a position sees all and is seen by all (Longformer); None: the kind's own.
         mask, is_causal: the dense mask made of causality, padding and documents, see `limits`; only for kinds that
             read one.
-        rotation: `positions.prepare(q_pos)`, computed once for all layers; None: each layer computes it.
+        rotation: `positions.prepare(q_pos)`, computed once for all layers with the same positions; None: each layer
+            computes it.
         memory: the encoder's output [B, S, memory_dim], from which cross-attention makes keys and values.
         cross: the context of the same block's cross-attention.
     """

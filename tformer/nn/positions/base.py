@@ -41,6 +41,7 @@ class Positions(nn.Module):
         kind: the name in recipes.
         about: one sentence for pages and help.
         per_layer: each layer has its own tables; else one module serves the whole stack.
+        trained: it has parameters.
         per_head: one bias for each head, so that all layers must have the same number of heads.
         changes_scores: it adds to the scores of attention or to its output.
         acts_in_attention: it changes scores, or turns queries and keys.
@@ -54,6 +55,7 @@ class Positions(nn.Module):
     kind: ClassVar[str]
     about: ClassVar[str]
     per_layer: ClassVar[bool] = False
+    trained: ClassVar[bool] = False
     per_head: ClassVar[bool] = False
     has_embed: ClassVar[bool] = False
     has_rotate: ClassVar[bool] = False
@@ -128,6 +130,7 @@ class LearnedPositions(Positions):
 
     kind = "learned"
     about = "A learned vector per position, added to the embeddings (GPT, BERT, BART)."
+    trained = True
     fixed_length = True
 
     def __init__(self, options: LearnedOptions, *, d_model: int, max_seq_len: int) -> None:

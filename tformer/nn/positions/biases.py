@@ -76,6 +76,7 @@ class T5BiasPositions(Positions):
 
     kind = "t5_bias"
     about = "A learned bias per head and bucket of relative distance, added to the scores (arXiv 1910.10683)."
+    trained = True
     per_head = True
 
     def __init__(self, options: T5BiasOptions, *, num_heads: int, bidirectional: bool) -> None:

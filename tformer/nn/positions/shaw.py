@@ -23,6 +23,7 @@ class ShawPositions(Positions):
     kind = "shaw"
     about = "A learned vector per clipped distance, on keys and values (arXiv 1803.02155)."
     per_layer = True
+    trained = True
 
     def __init__(self, options: ShawOptions, *, head_dim: int, value_dim: int) -> None:
         super().__init__()

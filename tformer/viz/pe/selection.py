@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tformer.nn.positions import POSITIONS, Positions, PositionSizes
+from tformer.recipe.model import layer_sections
 from tformer.support.errors import InputError, did_you_mean, visible
 from tformer.viz.pe.fixed import some_heads, table_heat
 from tformer.viz.pe.learned import Table
@@ -43,7 +44,8 @@ def read_run(
     stacks = {side: found for side in ("encoder", "decoder") if (found := getattr(model, side)) is not None}
     if stack is not None and stack not in stacks:
         raise InputError(f"--stack {stack}: {loaded.path} has {' and '.join(stacks)} only")
-    kinds = {side: getattr(loaded.recipe.model, side).positions.kind for side in stacks}
+    layers = {side: layer_sections(getattr(loaded.recipe.model, side), path=f"model.{side}") for side in stacks}
+    kinds = {side: found[min(layer, len(found) - 1)].positions.kind for side, found in layers.items()}
     sides = [
         side for side in stacks if stack in (None, side) and kinds[side] in ((encoding,) if encoding else ENCODINGS)
     ]
@@ -55,7 +57,7 @@ def read_run(
     section = getattr(loaded.recipe.model, side)
     if not 0 <= layer < section.num_layers:
         raise InputError(f"--layer {layer}: the {side} of {loaded.path} has layers 0 to {section.num_layers - 1}")
-    module, options = stacks[side].positions_of(layer), section.positions
+    module, options = stacks[side].positions_of(layer), layers[side][layer].positions
     if getattr(options, "scaling", None) is not None:
         raise InputError("rope with scaling cannot be shown: the views assume frequencies of base^(-2i/h)")
     d_model, heads = stacks[side].d_model, section.num_heads

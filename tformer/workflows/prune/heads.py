@@ -30,7 +30,7 @@ from tformer.evaluation.predict import default_batch_tokens, length_sorted_batch
 from tformer.model import Transformer
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.objectives.base import Objective, total_loss
-from tformer.recipe.model import Model
+from tformer.recipe.model import Model, layer_sections
 from tformer.support.errors import InputError
 from tformer.workers.work import QUIET, Work
 
@@ -132,9 +132,11 @@ def require_prunable_heads(model: Model, built: Transformer, sides: Sequence[str
     """Raise InputError, naming the field, for stacks with heads that cannot be removed one by one."""
     for side in sides:
         section, stack = getattr(model, side), getattr(built, side)
-        if section.positions.module.per_head:
+        layers = layer_sections(section, path=f"model.{side}")
+        kind = next((layer.positions.kind for layer in layers if layer.positions.module.per_head), None)
+        if kind is not None:
             raise InputError(
-                f"--drop-heads: model.{side}.positions.kind is {section.positions.kind}, whose slopes or biases belong "
+                f"--drop-heads: model.{side}.positions.kind is {kind}, whose slopes or biases belong "
                 "to heads that all layers share",
                 hint="prune layers instead",
             )
