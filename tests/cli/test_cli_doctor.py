@@ -41,7 +41,7 @@ def test_the_document_names_versions_machine_kernels_caches_extras_and_speed(cli
     done = cli("doctor", "--json")
     found = json.loads(done.out)
     assert done.code == 0 and done.err == ""
-    assert found["versions"]["torch"] == torch.__version__ and found["versions"]["pyyaml"]
+    assert torch.__version__.startswith(found["versions"]["torch"]) and found["versions"]["pyyaml"]
     assert found["processor"]["name"] and found["processor"]["pytorch_uses"] == torch.backends.cpu.get_cpu_capability()
     assert 0 < found["memory"]["available_bytes"] <= found["memory"]["total_bytes"]
     assert found["threads"]["used"] == torch.get_num_threads() and found["threads"]["available"] >= 1

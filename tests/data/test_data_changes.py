@@ -19,7 +19,7 @@ import pytest
 from tests.conftest import TINY_RECIPE
 from tests.data.fakes import ByteTokenizer, Columns, Spec, entries, ids_of, leftovers, open_one, refusal, write
 from tests.data.image_makers import encoded, noise_image, write_idx, write_tree, write_zip
-from tformer.data.shards import entry_writer, token_files
+from tformer.data.shards import encoders, entry_writer, token_files
 from tformer.data.shards.caches import cache_sizes, clean_caches
 from tformer.data.shards.corpus import TokenCorpus, token_corpus
 from tformer.data.shards.entry_writer import read_record
@@ -326,6 +326,7 @@ def test_an_idx_file_that_changes_while_it_is_read_is_refused(
 def unfinished(text: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory with a record that an interrupted command leaves."""
     monkeypatch.setattr(entry_writer, "RECORD_BYTES", 2000)
+    monkeypatch.setattr(encoders, "available_cores", lambda: 2)  # more processes read ahead of what is written
     polls = iter(range(25))
     with pytest.raises(Interrupted):
         tokenize(text, lambda: next(polls, None) is None)

@@ -141,6 +141,7 @@ def test_a_compiler_that_fails_is_left_alone_for_a_day_unless_the_clock_is_set_b
 
 @pytest.mark.parametrize("word", ["ccache cc", "/usr/bin/sccache cc -O2", "ccache", "none-such", " "])
 def test_cc_may_name_a_launcher_options_or_nothing_that_is_there(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
     expected = library.find_compiler()
     monkeypatch.setenv("CC", word)
     assert Path(str(library.find_compiler())).resolve() == Path(str(expected)).resolve()

@@ -75,7 +75,7 @@ class FixedCache:
     @property
     def has_encoder(self) -> bool:
         """Whether cross-attention's keys and values are cached: the encoder has always run before."""
-        return bool(self.cross)
+        return len(self.cross) > 0  # not bool(): torch.compile of PyTorch 2.11 cannot follow it
 
     def advance(self, positions_R1: Tensor) -> tuple[Tensor, Tensor]:
         """Add the newest slot; (key_positions, key_valid) of all slots. Called before the layers append theirs."""

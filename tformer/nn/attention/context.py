@@ -194,7 +194,8 @@ class AttentionInputs(NamedTuple):
             or (self.dropout > 0.0 and self.q_BHTh.device.type == "cpu")
         )
 
-    def bias(self, rows: slice = slice(None)) -> Tensor:
-        """The positions' bias for some queries, [B or 1, H, t, S]."""
+    def bias(self, rows: slice | None = None) -> Tensor:
+        """The positions' bias for some queries, or all of them, [B or 1, H, t, S]."""
         assert self.positions is not None
-        return self.positions.bias(self.context.q_pos[:, rows], self.context.k_pos)
+        q_pos = self.context.q_pos
+        return self.positions.bias(q_pos if rows is None else q_pos[:, rows], self.context.k_pos)
