@@ -52,8 +52,9 @@ from tformer.evaluation.classifier import HEADS as CLASSIFIER_HEADS
 from tformer.evaluation.classifier import Classifier
 from tformer.evaluation.embed import EmbedOptions, embed_images, embed_texts
 from tformer.evaluation.options import EvaluationOptions
+from tformer.inside.embeddings import EmbeddingReport, embedding_report
 from tformer.inside.heads import HeadReport
-from tformer.inside.options import HeadOptions, LensOptions, PatchOptions
+from tformer.inside.options import EmbeddingOptions, HeadOptions, LensOptions, PatchOptions
 from tformer.inside.patching import AblationReport, PatchReport
 from tformer.loading import Loaded
 from tformer.support.device import default_cache_dir, resolve_device, use_one_thread_after_fork
@@ -405,6 +406,18 @@ class Run(Loaded):
             chosen = from_keywords(LensOptions, given, caller="lens", without=NOT_OF_LENS)
             chosen.check()
             return make_report(self if self.model.compute_dtype == torch.float32 else self._copy(), chosen)
+
+    def embedding_table(self, table: str | None = None, **options: Any) -> EmbeddingReport:
+        """Vectors of the vocabulary, of labels or of learned positions (`tformer viz-embeddings`; `embed` reads texts).
+
+        `names` and `vectors` [rows, width] are the whole table, `coordinates` the principal components of the rows
+        `shown`, `neighbours` and `cosines` those of `token="king"`. Keywords: `token`, `tokens`, `top_k`, `centred`.
+        """
+        with flags_as_keywords():
+            given = options | {"table": table}
+            chosen = from_keywords(EmbeddingOptions, given, caller="embedding_table", without=NOT_OF_INSIDE)
+            chosen.check()
+            return embedding_report(self, chosen)
 
     # --- copies for inference -----------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ COMMANDS = {
         ["--ablate", "zero", "--data", "lines.tsv", "--text-column", "0", "--format", "json"],
     ),
     "lens": ("single", ["--text", "a", "--format", "json"]),
+    "viz-embeddings": ("single", ["--format", "json"]),
 }
 FORMS = [*COMMANDS, "viz-pe"]
 

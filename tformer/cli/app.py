@@ -129,6 +129,11 @@ COMMANDS = {
         "lens",
         "Show the answer after each layer (logit lens), and what each part adds to a logit.",
     ),
+    "viz-embeddings": Command(
+        LOOK_INSIDE,
+        "viz_embeddings",
+        "Draw vectors of tokens, labels or positions: nearest neighbours and principal components.",
+    ),
     "import": Command(EXCHANGE, "import_", "Convert a Hugging Face folder or repository to a checkpoint."),
     "export": Command(
         EXCHANGE,

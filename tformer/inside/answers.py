@@ -7,6 +7,7 @@ from typing import Any
 from tformer.data.encoding import token_text
 from tformer.loading import Loaded
 from tformer.support.errors import InputError, did_you_mean
+from tformer.tokenizer import Tokenizer
 
 CLASSIFIERS = ("classifier", "regression")
 """Heads that answer once, with labels or a number; the others answer with tokens."""
@@ -31,7 +32,11 @@ def answer_id(loaded: Loaded, head: str, text: str, *, option: str) -> int:
         if text not in names:
             raise InputError(f"{option} {text}: no label of {loaded.path}", hint=did_you_mean(text, names))
         return names.index(text)
-    tokenizer = loaded.target_tokenizer
+    return named_token(loaded.target_tokenizer, text, option=option)
+
+
+def named_token(tokenizer: Tokenizer, text: str, *, option: str) -> int:
+    """The id of a token given as text, or as the vocabulary spells it. Raises InputError for none and for several."""
     ids = tokenizer.encode(text)
     if len(ids) == 1 and ids[0] != tokenizer.special.unk:
         return ids[0]

@@ -286,3 +286,51 @@ class LensOptions(ReadOptions):
             flag = "--view parts" if self.view == "parts" else "--against"
             raise InputError(f"{flag}: an encoder's layers answer through the decoder, which no sum divides into parts")
         parse_numbers(self.positions, "--positions")
+
+
+ROWS = Panel("Vectors")
+EMBEDDING_TABLES = {
+    "tokens": "it reads no tokens",
+    "target": "its decoder has no token table of its own",
+    "output": "its output has no matrix of its own beside the token table",
+    "labels": "it has no classifier",
+    "positions": "its positions are not learned vectors",
+    "target-positions": "it has no decoder with learned positions of its own beside an encoder",
+}
+"""Tables of vectors, and why a model has none."""
+
+
+@dataclass(frozen=True)
+class EmbeddingOptions:
+    """The options of `tformer viz-embeddings`."""
+
+    run: Run = None
+    token: Annotated[
+        tuple[str, ...],
+        ROWS("--token", metavar="TOKEN", help="Show what is nearest to this token, label or position; repeatable."),
+    ] = ()
+    tokens: Annotated[
+        str | None,
+        ROWS("--tokens", metavar="A,B,...|FILE", help="Draw only these; a file has one on each line.", default="all"),
+    ] = None
+    table: Annotated[
+        str | None,
+        ROWS("--table", metavar="NAME", help=f"{', '.join(EMBEDDING_TABLES)}.", default="the first that the model has"),
+    ] = None
+    top_k: Annotated[int, ROWS("--top-k", metavar="K", help="Number of neighbours.")] = 10
+    centred: Annotated[
+        bool, ROWS("--centred", help="Subtract the mean of the whole table before cosines are computed.")
+    ] = False
+    output: Annotated[
+        Path | None,
+        PICTURE("-o", "--output", help="Output file, whose suffix sets the format.", default="embeddings.html"),
+    ] = None
+    format: Annotated[PictureFormat, PICTURE] = None
+    checkpoint: Checkpoint = "best"
+
+    def check(self) -> None:
+        """Raise InputError for values that are invalid for every model."""
+        if self.table is not None and self.table not in EMBEDDING_TABLES:
+            raise InputError(f"--table {self.table}: unknown", hint=did_you_mean(self.table, EMBEDDING_TABLES))
+        if not 1 <= self.top_k <= MOST_TOP:
+            raise InputError(f"--top-k must be 1 to {MOST_TOP}, found {self.top_k}")

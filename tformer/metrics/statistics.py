@@ -1,7 +1,7 @@
-"""Mean and deviation over seeds, correlations (Pearson, Spearman) and percentile bootstrap intervals (Efron 1979).
+"""Mean and deviation over seeds, correlations (Pearson, Spearman), principal components, bootstrap intervals.
 
-A bootstrap draws N examples with replacement and computes the metric again, many times; the middle 95 % of the results
-is its interval. The draws are the same every time, so a report is reproducible.
+A bootstrap (Efron 1979) draws N examples with replacement and computes the metric again, many times; the middle 95 % of
+the results is its interval. The draws are the same every time, so a report is reproducible.
 
 Shapes: N examples, S resamples.
 """
@@ -154,3 +154,19 @@ def _counts(values_SN: np.ndarray, size: int) -> np.ndarray:
     rows = len(values_SN)
     offset_SN = values_SN + np.arange(rows)[:, None] * size
     return np.bincount(offset_SN.ravel(), minlength=rows * size).reshape(rows, size)
+
+
+def principal_components(vectors_ND: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """(coordinates fp64 [N, count], the share of the variance of each component [count]), zeros beyond the rank.
+
+    The singular value decomposition of the centred rows (Pearson 1901): X - mean = U S Vᵀ, coordinates U S, shares
+    S² / Σ S². The sign of a component makes its largest coordinate positive.
+    """
+    centred_ND = vectors_ND - vectors_ND.mean(axis=0, dtype=np.float64)
+    # R of X = QR has the same S and V, and as many rows as columns.
+    _, scale, axes = np.linalg.svd(np.linalg.qr(centred_ND, mode="r"), full_matrices=False)
+    found = centred_ND @ axes[:count].T
+    found *= np.where(found.max(axis=0) >= -found.min(axis=0), 1.0, -1.0)
+    shares = scale[:count] ** 2 / (np.square(scale).sum() or 1.0)
+    missing = (0, count - len(shares))
+    return np.pad(found, ((0, 0), missing)), np.pad(shares, missing)

@@ -80,6 +80,7 @@ DOTS_PER_INCH = 110
 PLOT_STYLE: dict[str, Any] = {"svg__fonttype": "none", "font__size": 9}  # text as text: small, searchable files
 COMPRESSION: dict[str, Any] = {"svg": {}, "png": {"pil_kwargs": {"compress_level": 4}}}  # level 6 takes twice as long
 MANY_LINES = 100  # more lines become an image, also in an SVG
+MANY_MARKS = 2000  # that are not joined: more are smaller, and in an SVG an image
 PAINTED = (1280, 960)  # pixels of that image while drawing; halved afterwards, for smooth edges
 LETTERS_PER_INCH = 15.2  # of a caption
 MAX_NAMES = 24  # words along an axis
@@ -172,12 +173,16 @@ def _lines(figure: Any, axes: Any, plot: Lines, *, bar: bool) -> None:
         _ramped(figure, axes, plot, plot.ramp, bar=bar)
     else:
         for number, line in enumerate(plot.lines):
-            style = DASHES[number // len(PALETTE) % len(DASHES)]
+            style = DASHES[number // len(PALETTE) % len(DASHES)] if plot.joined else ""
             marker = "o" if plot.points else None
+            many = not plot.joined and len(line.x) > MANY_MARKS
             axes.errorbar(
                 line.x, line.y, line.spread, color=to_hex(plot.colour(number)), linestyle=style, linewidth=1.6,
-                marker=marker, markersize=3, capsize=2, elinewidth=1, label=visible(line.label),
+                marker=marker, markersize=1 if many else 3, capsize=2, elinewidth=1,
+                label=visible(line.label), rasterized=many,
             )  # fmt: skip
+            for word, x, y in zip(line.names, line.x, line.y, strict=False):
+                axes.annotate(visible(word), (x, y), (3, 3), textcoords="offset points", fontsize=7)
     for name, axis, logarithmic in (("x", axes.xaxis, plot.log_x), ("y", axes.yaxis, plot.log_y)):
         if logarithmic:  # 1,000 and 0.01 instead of powers of ten
             getattr(axes, f"set_{name}scale")("log")

@@ -121,12 +121,13 @@ class Ramp:
 
 @dataclass(frozen=True)
 class Line:
-    """y against x, both [n]. spread: [n] half the height of an error bar."""
+    """y against x, both [n]. spread: [n] half the height of an error bar. names: [n] words beside them in pictures."""
 
     label: str
     x: Numbers
     y: Numbers
     spread: Numbers | None = None
+    names: Sequence[str] = ()
 
 
 def counted_line(label: str, y: Numbers) -> Line:
@@ -139,7 +140,7 @@ class Lines:
     """Lines over common axes.
 
     Attributes:
-        points: mark each value.
+        points: mark each value. joined: False: pictures draw no line between them.
         square: equal scales of both axes.
         unit: both axes run from 0 to 1.
         title, caption: a heading, and a sentence on what to see.
@@ -156,6 +157,7 @@ class Lines:
     unit: bool = False
     title: str = ""
     caption: str = ""
+    joined: bool = True
 
     def share(self, number: int) -> float:
         """The place of a line in the ramp, from 0 to 1."""

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from tformer.metrics.statistics import principal_components
 from tformer.nn.positions import Positions
 from tformer.support.errors import InputError
 from tformer.viz.pe.fixed import bucket_of, similarity_heat, sinusoidal_table, table_heat, trace_plots
@@ -57,11 +58,7 @@ class Table:
 
     def path(self) -> Numbers:
         """First two principal components of each position, [positions, 2]; the largest value of each is positive."""
-        centred = self.learned - self.learned.mean(axis=0)
-        left, scale, _ = np.linalg.svd(centred, full_matrices=False)
-        found = left[:, :2] * scale[:2]
-        found = np.pad(found, ((0, 0), (0, 2 - found.shape[1])))
-        return found * np.where(found.max(axis=0) >= -found.min(axis=0), 1.0, -1.0)
+        return principal_components(self.learned, 2)[0]
 
 
 def traces(view: View, settings: Settings, table: Table) -> list[Plot]:
