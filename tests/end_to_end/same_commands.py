@@ -143,7 +143,7 @@ def commands() -> Iterator[tuple[str, Job]]:
             "patch.json",
         ),
         "lens": ("lens", "gpt", "--text", "the cat", "--tuned", "text.txt", "--steps", 5, "-o", "lens.json"),
-        "viz-embeddings": ("viz-embeddings", "gpt", "--token", "the", "-o", "vectors.json"),
+        "viz-embeddings": ("viz-embeddings", "gpt", "--token", "t", "-o", "vectors.json"),
         "plot": ("plot", "gpt", "-o", "curves.svg"),
         "inspect": ("inspect", "gpt", "--shapes", "--json"),
         "tokenize": ("tokenize", "gpt", "--text", "the cat sat", "--json"),

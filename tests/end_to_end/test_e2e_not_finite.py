@@ -33,9 +33,8 @@ COMMANDS = {
         ["--ablate", "zero", "--data", "lines.tsv", "--text-column", "0", "--format", "json"],
     ),
     "lens": ("single", ["--text", "a", "--format", "json"]),
-    "viz-embeddings": ("single", ["--format", "json"]),
 }
-FORMS = [*COMMANDS, "viz-pe"]
+FORMS = [*COMMANDS, "viz-pe", "viz-embeddings"]
 
 
 def changed(run: Path, folder: Path, change: Callable[[Tensor], Tensor], *, names: str = "") -> Path:

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer.metrics.classification import f1_macro
-from tformer.metrics.statistics import bootstrap_interval, f1_macro_rows, mean_rows, pearson, spearman
+from tformer.metrics.statistics import (
+    bootstrap_interval,
+    f1_macro_rows,
+    mean_rows,
+    pearson,
+    principal_components,
+    spearman,
+)
 
 ROWS = st.integers(2, 20).flatmap(
     lambda size: st.lists(
@@ -62,3 +69,21 @@ def test_arrays_are_resampled_alike_and_in_parts() -> None:
 def test_unequal_or_empty_lists_are_refused(arrays: tuple[list[int], ...]) -> None:
     with pytest.raises(ValueError, match="found shapes"):
         bootstrap_interval(mean_rows, *arrays)
+
+
+@pytest.mark.parametrize("shape", [(40, 7), (7, 40), (3, 3), (2, 5), (1, 4), (9, 1)])
+def test_principal_components_are_those_of_the_singular_value_decomposition(shape: tuple[int, int]) -> None:
+    """X - mean = U S Vᵀ: coordinates U S, of which the largest is positive; shares S² / Σ S²."""
+    rows = np.random.default_rng(sum(shape)).normal(size=shape) + 5
+    found, shares = principal_components(rows.astype(np.float32), 3)
+    left, scale, _ = np.linalg.svd(rows.astype(np.float32) - rows.astype(np.float32).mean(0, dtype=float), full_matrices=False)
+    known = min(3, *shape)
+    np.testing.assert_allclose(np.abs(found[:, :known]), np.abs(left * scale)[:, :known], atol=1e-9)
+    np.testing.assert_allclose(shares[:known], (scale**2 / ((scale**2).sum() or 1))[:known], atol=1e-12)
+    assert found.shape == (shape[0], 3) and not found[:, known:].any() and not shares[known:].any()
+    assert all(column.max() >= -column.min() for column in found.T) and 0 <= shares.sum() <= 1 + 1e-12
+
+
+def test_equal_rows_have_no_components() -> None:
+    found, shares = principal_components(np.ones((4, 3), dtype=np.float32), 2)
+    assert not found.any() and not shares.any()

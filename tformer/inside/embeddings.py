@@ -151,9 +151,8 @@ def nearest(
 
     K is `count`, or the number of other rows; a row is no neighbour of itself. A row of zeros has cosine 0 with all.
     """
-    mean_D = vectors_ND.mean(axis=0, dtype=np.float64).astype(np.float32)
-    rows_ND = torch.from_numpy(vectors_ND - mean_D if centred else vectors_ND)
-    unit_ND = F.normalize(rows_ND, dim=-1)
+    rows_ND = vectors_ND.astype(np.float64)
+    unit_ND = F.normalize(torch.from_numpy(rows_ND - rows_ND.mean(axis=0) if centred else rows_ND), dim=-1).float()
     most, size = min(count, len(unit_ND) - 1), max(1, CHUNK_ELEMENTS // len(unit_ND))
     found, cosines = [torch.empty(0, most, dtype=torch.long)], [torch.empty(0, most)]
     for places_n in torch.as_tensor(np.asarray(places, dtype=np.int64)).split(size):
