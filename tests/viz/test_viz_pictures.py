@@ -271,3 +271,30 @@ def test_a_picture_writes_the_counts_of_small_maps_only() -> None:
 def test_a_logarithmic_axis_over_one_decade_names_more_than_its_ends() -> None:
     drawn = render_plots([CURVE], "svg", title="")
     assert isinstance(drawn, bytes) and all(f">{tick}<" in drawn.decode() for tick in ("0.1", "0.2"))
+
+
+NAMED = Lines(
+    "x", "y", [Line("all", np.array([0.0, 5, 10]), np.array([0.0, 10, 0]), names=("left", "世界", "right"))], points=True,
+    joined=False,
+)  # fmt: skip
+
+
+def test_names_stand_beside_their_points() -> None:
+    text = draw_plot(NAMED, width=60, colour="none")
+    assert "A left" in text and "A 世界" in text and "right A" in text
+    svg = draw_plots([NAMED], "svg", heading="").decode()
+    assert all(f">{name}</text>" in svg for name in ("left", "世界", "right"))
+
+
+def test_a_name_without_room_is_left_out() -> None:
+    close = replace(NAMED, lines=[Line("all", np.array([0.0, 1, 60]), np.zeros(3), names=("long name", "b", "c"))])
+    text = draw_plot(close, width=60, colour="none")
+    assert "long name" not in text and "A b" in text
+
+
+def test_points_that_are_not_joined_have_no_line_and_very_many_are_an_image() -> None:
+    assert draw_plots([NAMED], "png", heading="") != draw_plots([replace(NAMED, joined=True)], "png", heading="")
+    values = np.random.default_rng(0).normal(size=(2, 20_000))
+    many = Lines("x", "y", [Line("all", *values)], points=True, joined=False)
+    svg = draw_plots([many], "svg", heading="")
+    assert b"<image" in svg and len(svg) < 400_000

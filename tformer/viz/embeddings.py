@@ -16,7 +16,7 @@ from tformer.viz.page import render_page
 from tformer.viz.plots import Line, Lines, Plot
 
 MOST_NAMED = 60  # points of a picture that all have their names beside them
-MOST_PRODUCTS = 1e12  # of the cosines that a page has of every point: about ten seconds of two cores
+MOST_PRODUCTS = 5e11  # for the cosines that a page has of every point: about ten seconds of two cores
 MAX_BYTES = 20e6
 LARGEST = 32767  # of int16
 CAUTION = "The plane shows a part of the variance: points that are near in it may be far apart, which cosines tell."
@@ -52,7 +52,7 @@ def plots_of(report: EmbeddingReport) -> list[Plot]:
 
     lines = [line("all that are shown", place_of, few)]
     for place, near in zip(report.asked.tolist(), report.neighbours.tolist(), strict=True):
-        lines.append(line(f"{signs(report.names[place])} and the nearest", [place, *near], not few))
+        lines.append(line(f"nearest to {signs(report.names[place])}", [place, *near], not few))
     caption = described(report) + (f"; nearest by {measure(report)}" if len(report.asked) else "")
     return [Lines("component 1", "component 2", lines, points=True, joined=False, square=True,
                   title="Principal components", caption=caption)]  # fmt: skip

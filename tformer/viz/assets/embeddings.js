@@ -149,24 +149,22 @@
     const [x, y] = onScreen(n, viewed());
     if (n < count && (x < 0 || y < 0 || x > width || y > HEIGHT)) state.set({ x: plane[2 * n].toPrecision(9), y: plane[2 * n + 1].toPrecision(9) });
   };
-  function pointAt(x, y) {
-    let best = -1, least = REACH * REACH;
+  // The point with the least value of far(x, y), its place on the screen, below `least`; else `best`.
+  function closest(far, least, best) {
     const view = viewed();
     for (let n = 0; n < count; n++) {
-      const [u, v] = onScreen(n, view), far = (u - x) ** 2 + (v - y) ** 2;
-      if (far < least) [best, least] = [n, far];
+      const value = far(...onScreen(n, view));
+      if (value < least) [best, least] = [n, value];
     }
     return best;
   }
-  // The nearest point in a direction: further along it than beside it.
-  function towards(dx, dy) {
-    const view = viewed(), [x, y] = onScreen(chosen() < count ? chosen() : 0, view);
-    let best = chosen(), least = Infinity;
-    for (let n = 0; n < count; n++) {
-      const [u, v] = onScreen(n, view), along = (u - x) * dx + (v - y) * dy, beside = Math.abs((u - x) * dy - (v - y) * dx);
-      if (along > 0.5 && along >= beside && along + 2 * beside < least) [best, least] = [n, along + 2 * beside];
-    }
-    return best;
+  const pointAt = (x, y) => closest((u, v) => (u - x) ** 2 + (v - y) ** 2, REACH * REACH, -1);
+  function towards(dx, dy) { // from the chosen point
+    const [x, y] = onScreen(Math.min(chosen(), count - 1), viewed());
+    return closest((u, v) => {
+      const along = (u - x) * dx + (v - y) * dy, beside = Math.abs((u - x) * dy - (v - y) * dx);
+      return along > 0.5 && 2 * along >= beside ? along + 2 * beside : Infinity;
+    }, Infinity, chosen());
   }
   const placeOf = (event) => { const box = canvas.getBoundingClientRect(); return [event.clientX - box.left, event.clientY - box.top]; };
   let drag = null;
