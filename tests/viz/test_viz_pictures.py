@@ -287,7 +287,7 @@ def test_names_stand_beside_their_points() -> None:
 
 
 def test_a_name_without_room_is_left_out() -> None:
-    close = replace(NAMED, lines=[Line("all", np.array([0.0, 1, 60]), np.zeros(3), names=("long name", "b", "c"))])
+    close = replace(NAMED, lines=[Line("all", np.array([0.0, 5, 60]), np.zeros(3), names=("long name", "b", "c"))])
     text = draw_plot(close, width=60, colour="none")
     assert "long name" not in text and "A b" in text
 

@@ -26,8 +26,9 @@
   const axes = tformer.control("select", { id: "axes", label: "Components", value: "1,2", options: [["1,2", "1 and 2"], ["1,3", "1 and 3"], ["2,3", "2 and 3"]] });
   const search = tformer.control("text", { id: "search", label: "Search", value: "" });
   search.element.querySelector("input").addEventListener("input", (event) => search.set(event.target.value));
+  const bounded = (zoom) => Math.min(Math.max(zoom, 0.5), 5000);
   const zoomBy = (factor, x = 0, y = 0) => { // the place (x, y), in pixels from the middle, stays where it is
-    const view = viewed(), zoom = Math.min(Math.max(view.zoom * factor, 0.5), 5000), change = (1 / view.zoom - 1 / zoom) / fit;
+    const view = viewed(), zoom = bounded(view.zoom * factor), change = (1 / view.zoom - 1 / zoom) / fit;
     state.set({ zoom: zoom.toPrecision(6), x: (view.x + x * change).toPrecision(9), y: (view.y - y * change).toPrecision(9) });
   };
   const moveBy = (x, y) => { // pixels
@@ -41,7 +42,7 @@
   const list = element("div", {}), axisText = element("p", { class: "caption" });
 
   let width = 720, fit = 1, middle = [0, 0], plane = new Float64Array(2 * count), hovered = -1, matches = [], image = null;
-  const viewed = () => ({ zoom: state.get("zoom", 1), x: state.get("x", middle[0]), y: state.get("y", middle[1]) });
+  const viewed = () => ({ zoom: bounded(state.get("zoom", 1)), x: state.get("x", middle[0]), y: state.get("y", middle[1]) });
   const chosen = () => { // a row of the state, else the first asked for
     const at = state.get("row", "") === "" ? -1 : ids.indexOf(state.get("row", 0));
     return at >= 0 ? at : data.asked.length ? data.asked[0] : 0;
