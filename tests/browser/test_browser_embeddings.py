@@ -73,7 +73,9 @@ def test_wheel_drag_and_keys_move_the_view_and_the_url_remembers(shown: Callable
     page.locator("#points canvas").press("0")
     until(page, "!location.hash.includes('zoom')")
     page.locator("#axes").select_option("2,3")
-    until(page, "document.querySelectorAll('#points .caption')[1].textContent.startsWith('Across: component 2 (25.0 %')")
+    until(
+        page, "document.querySelectorAll('#points .caption')[1].textContent.startsWith('Across: component 2 (25.0 %')"
+    )
 
 
 @pytest.mark.slow
@@ -123,7 +125,7 @@ def test_fifty_thousand_points_are_drawn_within_a_frame(shown: Callable[..., Any
     code = """async () => {
       const canvas = document.querySelector('#points canvas'), times = [];
       for (let n = 0; n < 40; n++) {
-        canvas.dispatchEvent(new WheelEvent('wheel', { deltaY: n % 2 ? 20 : -20, clientX: 400, clientY: 400, cancelable: true }));
+        canvas.dispatchEvent(new WheelEvent("wheel", { deltaY: n % 2 ? 20 : -20, clientX: 400, clientY: 400 }));
         await null; // the page asks for its frame
         times.push(await new Promise((done) => requestAnimationFrame((start) => done(performance.now() - start))));
       }

@@ -91,7 +91,11 @@ def test_json_csv_and_the_table_agree(decoder: Path, cli: Cli) -> None:
     assert [(int(row["id"]), int(row["nearest_id"]), row["nearest"], float(row["cosine"])) for row in rows] == flat
     assert [row["rank"] for row in rows] == ["1", "2", "3"] * 2
     table = cli("viz-embeddings", *words, "--format", "terminal").out.splitlines()
-    assert table[0].startswith("a (") and table[0].endswith("): cosine") and table[1].split() == ["nearest", "id", "cosine"]
+    assert (
+        table[0].startswith("a (")
+        and table[0].endswith("): cosine")
+        and table[1].split() == ["nearest", "id", "cosine"]
+    )
     assert table[2].split()[-1] == f"{flat[0][3]:.4f}"
     points = list(csv.DictReader(io.StringIO(cli("viz-embeddings", decoder, "--format", "csv").out)))
     assert [float(row["component_1"]) for row in points] == [each["components"][0] for each in found["points"]]
@@ -162,7 +166,7 @@ def test_names_end_no_script_and_a_page_has_a_limit() -> None:
     report = report_of(3, ["</script><script>alert(1)</script>", "\u202e", "a"], [0])
     page = render(report, title="<b>", notes=("<i>",))
     assert "<script>alert" not in page and "<b>" not in page and "<i>" not in page
-    with pytest.raises(InputError, match="does not fit into 0.001 MB"):
+    with pytest.raises(InputError, match=r"does not fit into 0\.001 MB"):
         render(replace(report), title="x", max_bytes=1000)
 
 
@@ -189,7 +193,7 @@ def test_a_page_of_fifty_thousand_vectors() -> None:
         (("RUN", "--tokens", "list.txt", "-o", "list.txt"), "would replace what is read"),
         (("RUN", "--table", "words"), "--table words: unknown"),
         (("RUN", "--table", "labels"), "has no table 'labels': it has no classifier"),
-        (("RUN", "--table", "positions"), "has no table 'positions': its positions are not learned"),
+        (("RUN", "--table", "target-positions"), "it has no decoder with learned positions of its own"),
         (("RUN", "--table", "target"), "has no table 'target': its decoder has no token table of its own"),
         (("LABELLED", "--table", "target-positions"), "has no table 'target-positions'"),
         (("LABELLED", "--table", "output"), "has no table 'output'"),

@@ -16,6 +16,7 @@ from tformer.support.errors import InputError, NotFiniteError
 DRAW = np.random.default_rng(7)
 LABELS = ENCODER.replace("{kind: masked_lm}", "{kind: classifier}") + "data: {labels: [good, bad, ugly]}\n"
 LEARNED = "positions: {kind: learned}, feedforward"
+NONE = "positions: {kind: none}, feedforward"
 UNTIED = SEQ2SEQ.replace("source_target: true, output: true", "source_target: false, output: false")
 
 
@@ -28,10 +29,10 @@ def test_neighbours_are_those_of_brute_force(centred: bool, monkeypatch: pytest.
     """In chunks of two rows, too: all cosines of the whole table, sorted."""
     monkeypatch.setattr("tformer.inside.embeddings.CHUNK_ELEMENTS", 2 * 30)
     vectors = (DRAW.normal(size=(30, 5)) + 1).astype(np.float32)
-    rows = vectors - vectors.mean(axis=0) if centred else vectors
+    rows = vectors.astype(float) - (vectors.mean(axis=0, dtype=float) if centred else 0)
     places, cosines = nearest(vectors, [3, 0, 29, 3, 8], 6, centred=centred)
     for row, near, values in zip([3, 0, 29, 3, 8], places, cosines, strict=True):
-        every = {other: cosine(rows[row].astype(float), rows[other].astype(float)) for other in range(30) if other != row}
+        every = {other: cosine(rows[row], rows[other]) for other in range(30) if other != row}
         expected = sorted(every, key=lambda other: -every[other])[:6]
         assert near.tolist() == expected
         np.testing.assert_allclose(values, [every[other] for other in expected], atol=1e-6)
@@ -45,13 +46,16 @@ def test_few_rows_zeros_and_huge_vectors() -> None:
 
 
 def test_each_family_has_its_tables() -> None:
-    assert list(tables_of(load_of(DECODER))) == ["tokens", "output"]
-    assert list(tables_of(load_of(DECODER.replace("heads:", "tie: {output: true}\n  heads:")))) == ["tokens"]
-    assert list(tables_of(load_of(ENCODER.replace("feedforward", LEARNED)))) == ["tokens", "output", "positions"]
-    assert list(tables_of(load_of(SEQ2SEQ))) == ["tokens"]
+    assert list(tables_of(load_of(DECODER))) == ["tokens"]
+    assert list(tables_of(load_of(DECODER.replace("  heads:", "  tie: {output: false}\n  heads:")))) == [
+        "tokens",
+        "output",
+    ]
+    assert list(tables_of(load_of(ENCODER.replace("feedforward", LEARNED)))) == ["tokens", "positions"]
+    assert list(tables_of(load_of(SEQ2SEQ.replace("feedforward", NONE)))) == ["tokens"]
     both = tables_of(load_of(UNTIED.replace("feedforward", LEARNED)))
     assert list(both) == ["tokens", "target", "output", "positions", "target-positions"]
-    assert list(tables_of(load_of(LABELS))) == ["tokens", "labels"]
+    assert list(tables_of(load_of(LABELS.replace("feedforward", NONE)))) == ["tokens", "labels"]
     assert list(tables_of(load_of(IMAGES.replace("feedforward", LEARNED)))) == ["labels", "positions"]
     assert set(EMBEDDING_TABLES) == {*both, "labels"}
 
@@ -120,7 +124,14 @@ def test_vectors_that_are_not_finite_are_refused() -> None:
 
 
 def test_a_model_without_any_table_is_refused() -> None:
-    images = IMAGES.replace("{kind: classifier, pooler: false}", "{kind: regression}").replace("labels: [a, b], ", "")
+    images = IMAGES.replace("{kind: classifier, pooler: false}", "{kind: regression}").replace("feedforward", NONE)
+    images = images.replace("labels: [a, b], ", "")
     with pytest.raises(InputError, match="it reads no tokens") as refused:
         embedding_report(load_of(images), EmbeddingOptions())
     assert refused.value.hint == "it has: none"
+
+
+def test_positions_that_are_not_learned_are_refused() -> None:
+    with pytest.raises(InputError, match="no table 'positions': its positions are not learned vectors") as refused:
+        embedding_report(load_of(DECODER), EmbeddingOptions(table="positions"))
+    assert refused.value.hint == "it has: tokens"

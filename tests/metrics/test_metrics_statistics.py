@@ -74,9 +74,9 @@ def test_unequal_or_empty_lists_are_refused(arrays: tuple[list[int], ...]) -> No
 @pytest.mark.parametrize("shape", [(40, 7), (7, 40), (3, 3), (2, 5), (1, 4), (9, 1)])
 def test_principal_components_are_those_of_the_singular_value_decomposition(shape: tuple[int, int]) -> None:
     """X - mean = U S Vᵀ: coordinates U S, of which the largest is positive; shares S² / Σ S²."""
-    rows = np.random.default_rng(sum(shape)).normal(size=shape) + 5
-    found, shares = principal_components(rows.astype(np.float32), 3)
-    left, scale, _ = np.linalg.svd(rows.astype(np.float32) - rows.astype(np.float32).mean(0, dtype=float), full_matrices=False)
+    rows = (np.random.default_rng(sum(shape)).normal(size=shape) + 5).astype(np.float32)
+    found, shares = principal_components(rows, 3)
+    left, scale, _ = np.linalg.svd(rows - rows.mean(0, dtype=float), full_matrices=False)
     known = min(3, *shape)
     np.testing.assert_allclose(np.abs(found[:, :known]), np.abs(left * scale)[:, :known], atol=1e-9)
     np.testing.assert_allclose(shares[:known], (scale**2 / ((scale**2).sum() or 1))[:known], atol=1e-12)

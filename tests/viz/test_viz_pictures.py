@@ -273,12 +273,11 @@ def test_a_logarithmic_axis_over_one_decade_names_more_than_its_ends() -> None:
     assert isinstance(drawn, bytes) and all(f">{tick}<" in drawn.decode() for tick in ("0.1", "0.2"))
 
 
-NAMED = Lines(
-    "x", "y", [Line("all", np.array([0.0, 5, 10]), np.array([0.0, 10, 0]), names=("left", "世界", "right"))], points=True,
-    joined=False,
-)  # fmt: skip
+ENDS = Line("all", np.array([0.0, 5, 10]), np.array([0.0, 10, 0]), names=("left", "世界", "right"))
+NAMED = Lines("x", "y", [ENDS], points=True, joined=False)
 
 
+@pytest.mark.filterwarnings("error")
 def test_names_stand_beside_their_points() -> None:
     text = draw_plot(NAMED, width=60, colour="none")
     assert "A left" in text and "A 世界" in text and "right A" in text

@@ -102,7 +102,8 @@ def draw_plots(plots: Sequence[Plot], format_: Literal["png", "svg"], *, heading
     words = "\n".join(textwrap.fill(sentence, int(LETTERS_PER_INCH * PLOT_SIZE[0] * columns)) for sentence in sentences)
     width, below = PLOT_SIZE[0] * columns, 0.16 * (words.count("\n") + 2) if words else 0.0
     height = PLOT_SIZE[1] * rows + 0.35 + below
-    with style(**PLOT_STYLE):
+    with style(**PLOT_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as a box
         layout = ConstrainedLayoutEngine(rect=(0, below / height, 1, 1 - (below + 0.3) / height))
         figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout=layout)
         figure.text(0.5, 1 - 0.12 / height, visible(heading), ha="center", va="top", fontsize=10.5, weight="bold")

@@ -18,7 +18,7 @@ from tformer.support.errors import InputError
 from tformer.support.formatting import shortened, without_middle
 from tformer.viz.output import Output, choose_output, write_output
 from tformer.viz.page import render_page
-from tformer.viz.plots import Heat, Line, Lines, Numbers, Plot, plots_to_csv, plots_to_json
+from tformer.viz.plots import Heat, Line, Lines, Plot, plots_to_csv, plots_to_json
 from tformer.viz.terminal import colour_support, draw_plot
 
 FILE_WIDTH, LARGEST_WIDTH = 100, 160  # columns of text in a file, and of a terminal
@@ -132,5 +132,4 @@ def middle(row: Mapping[str, Any]) -> float:
 def _line(name: str, x: list[float], y: list[float]) -> Line:
     """A line through at most `MAX_POINTS` of the points, evenly spread, both ends among them."""
     chosen = np.unique(np.linspace(0, len(x) - 1, min(len(x), MAX_POINTS)).round().astype(int))
-    columns: list[Numbers] = [np.array(values, dtype=float)[chosen] for values in (x, y)]
-    return Line(name, *columns)
+    return Line(name, np.array(x, dtype=float)[chosen], np.array(y, dtype=float)[chosen])
