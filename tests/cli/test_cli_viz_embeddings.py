@@ -19,7 +19,7 @@ from tests.random_runs import random_run
 from tests.viz.pages import page_data
 from tformer.inside.embeddings import EmbeddingReport
 from tformer.support.errors import InputError
-from tformer.viz.embeddings import render
+from tformer.viz.embeddings import CHOICE_WORK, render
 
 Cli = Callable[..., Any]
 LABELLED = """
@@ -156,9 +156,9 @@ def report_of(rows: int, names: list[str], asked: list[int]) -> EmbeddingReport:
 
 def test_a_page_of_many_vectors_has_the_neighbours_of_those_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     report = report_of(50, [f"t{n}" for n in range(50)], [7])
-    monkeypatch.setattr("tformer.viz.embeddings.MOST_PRODUCTS", 50 * 50 * 4 - 1)
+    monkeypatch.setattr("tformer.viz.embeddings.MOST_WORK", 50 * 50 * (4 + CHOICE_WORK) - 1)
     assert page_data(render(report, title="x"))["rows"] == [7]
-    monkeypatch.setattr("tformer.viz.embeddings.MOST_PRODUCTS", 50 * 50 * 4)
+    monkeypatch.setattr("tformer.viz.embeddings.MOST_WORK", 50 * 50 * (4 + CHOICE_WORK))
     assert page_data(render(report, title="x"))["rows"] is None
 
 

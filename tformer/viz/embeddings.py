@@ -16,7 +16,8 @@ from tformer.viz.page import render_page
 from tformer.viz.plots import Line, Lines, Plot
 
 MOST_NAMED = 60  # points of a picture that all have their names beside them
-MOST_PRODUCTS = 5e11  # for the cosines that a page has of every point: about ten seconds of two cores
+MOST_WORK = 4e11  # multiplications for the cosines that a page has of every point: about ten seconds of two cores
+CHOICE_WORK = 400  # as many take as long as choosing the largest among cosines, for each cosine
 MAX_BYTES = 20e6
 LARGEST = 32767  # of int16
 CAUTION = "The plane shows a part of the variance: points that are near in it may be far apart, which cosines tell."
@@ -108,7 +109,7 @@ def render(report: EmbeddingReport, *, title: str, notes: Iterable[str] = (), ma
     """
     shown, asked = report.shown, report.asked
     rows = np.array(list(dict.fromkeys([*shown.tolist(), *asked.tolist()])))
-    every = len(rows) * report.vectors.size <= MOST_PRODUCTS
+    every = len(rows) * len(report.ids) * (report.vectors.shape[1] + CHOICE_WORK) <= MOST_WORK
     rows = rows if every else asked
     near, cosines = nearest(report.vectors, rows, report.neighbours.shape[1], centred=report.centred)
     places = np.array(list(dict.fromkeys([*shown.tolist(), *rows.tolist(), *near.ravel().tolist()])))
