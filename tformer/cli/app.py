@@ -132,7 +132,7 @@ COMMANDS = {
     "viz-embeddings": Command(
         LOOK_INSIDE,
         "viz_embeddings",
-        "Draw vectors of tokens, labels or positions: nearest neighbours and principal components.",
+        "Draw vectors of tokens and labels; find the nearest of each.",
     ),
     "import": Command(EXCHANGE, "import_", "Convert a Hugging Face folder or repository to a checkpoint."),
     "export": Command(

@@ -49,8 +49,6 @@ def viz_embeddings(options: EmbeddingOptions) -> None:
     report = embedding_report(loaded, options)
     show_notes([described(report)], dim=True)
     emit_document(chosen, _content(report, chosen, str(loaded.path)))
-    if chosen.path is not None:
-        show_notes([f"wrote {chosen.path}"], dim=True)
 
 
 def _content(report: EmbeddingReport, chosen: Output, path: str) -> str | bytes:
