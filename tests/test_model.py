@@ -246,8 +246,34 @@ def test_bf16_compute_beside_fp32_parameters(positions: dict[str, Any]) -> None:
         {"embedding": {"size": 8, "norm": True, "scale": True}},
         {"heads": [{"kind": "lm", "softcap": 5.0, "bias": True, "scale": "inverse_sqrt_d"}]},
         {"stack": {"num_heads": 2, "num_kv_heads": 1, "d_model": 12}},
+        {
+            "stack": {
+                "norm": {"kind": "rmsnorm", "place": "sandwich", "unit_offset": True},
+                "attention": {"softcap": 2.0},
+            }
+        },
+        {
+            "stack": {
+                "norm": {"kind": "rmsnorm", "place": "res_post"},
+                "attention": {"qk_norm": "width"},
+                "residual_multiplier": 0.5,
+            }
+        },
+        {"stack": {"attention": {"kind": "sliding_window", "window": 3, "softcap": 2.0, "qk_norm": "unit_offset"}}},
     ],
-    ids=["scalenorm-fixnorm", "post-rms", "odd-sizes", "qk-norm", "gated", "factorized", "softcap", "own-width"],
+    ids=[
+        "scalenorm-fixnorm",
+        "post-rms",
+        "odd-sizes",
+        "qk-norm",
+        "gated",
+        "factorized",
+        "softcap",
+        "own-width",
+        "sandwich-capped",
+        "res-post",
+        "window-capped",
+    ],
 )
 def test_variants_are_causal_and_train(variant: dict[str, Any]) -> None:
     model, ids = make(**variant), tokens(2, 7)

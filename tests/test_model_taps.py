@@ -25,6 +25,7 @@ def decoder(**changes: Any) -> dict[str, Any]:
 
 
 GLOBAL = {"kind": "sliding_window", "window": 4, "global_tokens": 2, "global_projections": True}
+GEMMA = {"kind": "rmsnorm", "place": "sandwich", "unit_offset": True}
 FAMILIES: dict[str, dict[str, Any]] = {
     "gpt": decoder(positions={"kind": "learned"}),
     "llama": decoder(num_kv_heads=2, positions={"kind": "rope"}, attention={"kind": "full", "qk_norm": True},
@@ -36,6 +37,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
              "embedding": {"scale": True}, "tie": {"source_target": True, "output": True}},
     "vit": {**encoder(), "patches": {"image_size": 8, "size": 4, "channels": 2, "cls": True},
             "heads": [{"kind": "classifier", "num_labels": 3}]},
+    "gemma": decoder(norm=GEMMA, attention={"softcap": 2.0, "qk_norm": "unit_offset"}, positions={"kind": "alibi"},
+                     residual_multiplier=0.5),
+    "olmo": decoder(norm={"kind": "rmsnorm", "place": "res_post"}, attention={"qk_norm": "width"}, num_kv_heads=2),
     "bloom": decoder(positions={"kind": "alibi"}),
     "shaw": encoder(positions={"kind": "shaw"}),
     "additive": encoder(attention={"kind": "additive"}),

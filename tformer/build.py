@@ -318,6 +318,7 @@ def _block(
         build_norm=norm,
         place=section.norm.place,
         dropout=section.dropout,
+        multiplier=section.residual_multiplier,
     )
 
 

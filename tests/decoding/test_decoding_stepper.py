@@ -35,6 +35,16 @@ STACKS: dict[str, dict[str, Any]] = {
     },
     "rope-grouped": {"positions": {"kind": "rope"}, "num_kv_heads": 2, "attention": {"kind": "full", "qk_norm": True}},
     "alibi": {"positions": {"kind": "alibi"}},
+    "sandwich-capped": {
+        "norm": {"kind": "rmsnorm", "place": "sandwich", "unit_offset": True},
+        "attention": {"softcap": 2.0, "qk_norm": "unit_offset"},
+        "layers": {0: {"attention": {"kind": "sliding_window", "window": 2}}},
+    },
+    "res-post": {
+        "norm": {"kind": "rmsnorm", "place": "res_post"},
+        "attention": {"qk_norm": "width"},
+        "residual_multiplier": 0.5,
+    },
     "shaw-wide-values": {"positions": {"kind": "shaw", "clip": 3}, "head_dim": 4, "value_dim": 10},
 }
 SOURCES = [[5, 6, 7, 2], [8, 9, 10, 11, 12, 13, 2], [14, 2], [15, 16, 17, 2]]

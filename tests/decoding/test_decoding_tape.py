@@ -101,8 +101,12 @@ def test_two_texts_in_turn_are_those_of_one_after_the_other(repeated: list[int])
         {"attention": {"kind": "sliding_window", "window": 8}},
         {"norm": {"kind": "layernorm", "place": "post"}},
         {"norm": {"kind": "scalenorm"}},
+        {"norm": {"kind": "rmsnorm", "unit_offset": True}},
+        {"norm": {"kind": "rmsnorm", "place": "res_post"}},
+        {"attention": {"softcap": 5.0}},
+        {"residual_multiplier": 0.5},
     ],
-    ids=["rope", "alibi", "qk-norm", "window", "post-norm", "scalenorm"],
+    ids=["rope", "alibi", "qk-norm", "window", "post-norm", "scalenorm", "offset", "res-post", "capped", "multiplied"],
 )
 def test_models_whose_steps_need_more_than_kernels_run_in_python(stack: dict[str, Any], repeated: list[int]) -> None:
     written(model_of(**stack), [[1, 2, 3]])

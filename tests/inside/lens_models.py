@@ -31,6 +31,9 @@ RECIPES = {
     "scalenorm": DECODER.replace("num_layers: 2", "num_layers: 2, norm: {kind: scalenorm}"),
     "groupnorm": DECODER.replace("num_layers: 2", "num_layers: 2, norm: {kind: groupnorm, groups: 4}"),
     "batchnorm": ENCODER.replace("feedforward:", "norm: {kind: batchnorm}, feedforward:"),
+    "sandwich": DECODER.replace("num_layers: 2", "num_layers: 2, residual_multiplier: 0.7, norm: {kind: rmsnorm, "
+                                "place: sandwich, unit_offset: true}, attention: {softcap: 2, qk_norm: unit_offset}"),
+    "res_post": DECODER.replace("num_layers: 2", "num_layers: 2, norm: {place: res_post}, attention: {qk_norm: width}"),
     "performer": DECODER.replace("positions: {kind: rope}", "attention: {kind: performer}, positions: {kind: none}"),
     "shaw": ENCODER.replace("feedforward:", "positions: {kind: shaw}, feedforward:"),
 }  # fmt: skip

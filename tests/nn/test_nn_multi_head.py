@@ -23,9 +23,10 @@ from tests.nn.attention_cases import (
     weights_tap,
 )
 from tests.pairwise import pairwise
-from tformer.nn.attention import AttentionContext, FullAttentionOptions
+from tformer.nn.attention import ATTENTION, AttentionContext, FullAttentionOptions
 from tformer.nn.attention.core import few_are_faster
 from tformer.nn.attention.multi_head import MultiHeadAttention
+from tformer.nn.attention.sliding_window import SlidingWindowOptions
 from tformer.nn.cache import CrossCache
 from tformer.nn.init import block_matrices
 from tformer.nn.positions.rope import RopeOptions
@@ -155,6 +156,58 @@ def test_scale_and_qk_norm_options() -> None:
         torch.testing.assert_close(
             layer(x, context_of(5)), layer.out(out.transpose(1, 2).flatten(2)), atol=1e-5, rtol=1e-5
         )
+
+
+def test_one_norm_of_the_whole_width_is_that_of_all_heads_side_by_side() -> None:
+    x = torch.randn(2, 5, 16)
+    layer = self_attention(num_kv_heads=2, options=FullAttentionOptions(qk_norm="width"))
+    assert (layer.q_norm.weight.shape, layer.k_norm.weight.shape) == ((16,), (8,))
+    with torch.no_grad():
+        for norm in (layer.q_norm, layer.k_norm):
+            norm.weight.normal_(1.0, 0.3)
+    q, k, v = layer.qkv(x).split([16, 8, 8], dim=-1)
+    q, k = (torch.nn.functional.rms_norm(y, y.shape[-1:], norm.weight, 1e-6)
+            for y, norm in ((q, layer.q_norm), (k, layer.k_norm)))  # fmt: skip
+    q, k, v = (y.unflatten(-1, (-1, 4)).transpose(1, 2) for y in (q, k, v))
+    out, _ = naive(q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), mask=None, scale=0.5)
+    torch.testing.assert_close(layer(x, context_of(5)), layer.out(out.transpose(1, 2).flatten(2)), atol=1e-5, rtol=1e-5)
+
+
+def test_gains_of_1_plus_w_of_queries_and_keys_start_at_zero() -> None:
+    plain, offset = (self_attention(options=FullAttentionOptions(qk_norm=kind)) for kind in (True, "unit_offset"))
+    offset.load_state_dict(plain.state_dict(), strict=False)
+    for norm in (offset.q_norm, offset.k_norm):
+        norm.reset_parameters()
+    assert not offset.q_norm.weight.any() and not offset.k_norm.weight.any()
+    x = torch.randn(2, 5, 16)
+    torch.testing.assert_close(offset(x, context_of(5)), plain(x, context_of(5)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_soft_cap_is_that_of_the_scaled_scores(dtype: torch.dtype) -> None:
+    """c tanh(score / c), of full attention and of windows; a high cap changes nothing."""
+    x = torch.randn(2, 7, 16, dtype=dtype) * 3
+    layer = self_attention(options=FullAttentionOptions(softcap=0.7))
+    nn.init.normal_(layer.qkv.weight, std=0.5)
+    q, k, v = (part.unflatten(-1, (4, 4)).transpose(1, 2) for part in layer.qkv(x).chunk(3, dim=-1))
+    weights = (0.7 * torch.tanh(0.5 * (q @ k.transpose(-1, -2)).float() / 0.7)).softmax(-1).to(dtype)
+    expected = layer.out((weights @ v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(layer(x, context_of(7)), expected)
+    windowed = self_attention(options=SlidingWindowOptions(softcap=0.7, window=20))
+    windowed.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(windowed(x, context_of(7)), expected)
+    high, plain = (self_attention(options=FullAttentionOptions(softcap=cap)) for cap in (1e5, None))
+    high.load_state_dict(layer.state_dict())
+    plain.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(high(x, context_of(7)), plain(x, context_of(7)), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("kind", ["additive", "bigbird", "linformer", "performer"])
+def test_a_soft_cap_belongs_to_full_and_sliding_window_attention(kind: str) -> None:
+    with pytest.raises(ValueError, match=f"softcap: {kind} attention forms no scores that could be capped, found 5"):
+        ATTENTION[kind](softcap=5.0)
+    with pytest.raises(ValueError, match="implementation: flex has no softcap, expected auto or blocks"):
+        SlidingWindowOptions(softcap=5.0, implementation="flex")
 
 
 def test_learned_gains_multiply_the_normalized_queries_and_keys() -> None:

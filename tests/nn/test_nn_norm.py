@@ -101,6 +101,32 @@ def test_gradients_reach_parameters_and_input_in_bf16(kind: str) -> None:
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in norm.parameters())
 
 
+@pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gain_of_1_plus_w_is_that_gain_computed_in_fp32(kind: str, dtype: torch.dtype) -> None:
+    """Values, gradients and the linear form are those of the plain norm; a fresh one has the gain 1."""
+    torch.manual_seed(0)
+    offset, plain = (build_norm(options_of(kind, unit_offset=unit), 16) for unit in (True, False))
+    x = (torch.randn(3, 16) * 3 + 1).to(dtype).requires_grad_()
+    torch.testing.assert_close(offset(x), plain(x))
+    with torch.no_grad():
+        offset.weight.copy_(torch.linspace(-0.01, 0.01, 16))  # of 1 + w, bf16 would keep two or three bits
+        plain.weight.copy_(1 + offset.weight)
+    # `rms_norm` multiplies in x's dtype: the reference gets fp32.
+    torch.testing.assert_close(offset(x), plain(x.float()).to(dtype), atol=0, rtol=0)
+    grads = [torch.autograd.grad(norm(x).sum(), [x, norm.weight]) for norm in (offset, plain)]
+    torch.testing.assert_close(*grads)
+    torch.testing.assert_close(offset.linear_at(x)(x), plain.linear_at(x)(x))
+    offset.reset_parameters()
+    assert not offset.weight.any()
+
+
+@pytest.mark.parametrize(("kind", "learned"), [("scalenorm", True), ("batchnorm", True), ("rmsnorm", False)])
+def test_a_gain_of_1_plus_w_belongs_to_layernorm_and_rmsnorm_with_gains(kind: str, learned: bool) -> None:
+    with pytest.raises(ValueError, match=f"unit_offset: only for layernorm and rmsnorm with gains, found {kind}"):
+        NormOptions(kind=kind, learned=learned, unit_offset=True)
+
+
 def test_eps_must_be_positive() -> None:
     with pytest.raises(ValueError, match="eps must be greater than 0"):
         NormOptions(eps=0.0)

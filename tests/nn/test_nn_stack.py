@@ -18,6 +18,7 @@ from tformer.nn.init import block_matrices
 from tformer.nn.norm import NormOptions, build_norm
 from tformer.nn.positions.base import Positions
 from tformer.nn.stack import Block
+from tformer.nn.taps import TapSink
 from tformer.optim.optimizers import Settings, build_optimizer
 from tformer.recipe.model import Model
 
@@ -27,7 +28,7 @@ REAL = torch.arange(5) < LENGTHS.unsqueeze(1)  # right padding
 POS = torch.arange(5).unsqueeze(0)
 
 
-def make_block(*, place: str, activation: str, cross: bool, dropout: float = 0.0) -> Block:
+def make_block(*, place: str, activation: str, cross: bool, dropout: float = 0.0, multiplier: float = 1.0) -> Block:
     def attention(memory_dim: int | None) -> MultiHeadAttention:
         return MultiHeadAttention(
             WIDTH,
@@ -47,6 +48,7 @@ def make_block(*, place: str, activation: str, cross: bool, dropout: float = 0.0
         build_norm=lambda: build_norm(NormOptions(), WIDTH),
         place=place,
         dropout=dropout,
+        multiplier=multiplier,
     )
 
 
@@ -115,6 +117,33 @@ def test_dropout_sits_on_the_residual(place: str) -> None:
     out = block(x, AttentionContext(POS, POS), positions=Positions())
     expected = x if place == "pre" else block.feedforward_norm(block.self_attention_norm(x))
     torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("place", ["res_post", "sandwich"])
+@pytest.mark.parametrize("cross", [False, True])
+def test_norms_of_outputs_come_before_the_multiplier_and_the_sum(place: str, cross: bool) -> None:
+    """By the formulas x + m norm(f(x)) and x + m norm(f(norm(x))), in training, in evaluation and with taps."""
+    torch.manual_seed(0)
+    block = make_block(place=place, activation="relu", cross=cross, multiplier=0.3)
+    for parameter in block.parameters():
+        nn.init.normal_(parameter, 0.1, 0.4)
+    x, memory = torch.randn(3, 5, WIDTH), torch.randn(3, 5, WIDTH)
+    of_cross = AttentionContext(POS, POS, memory=memory)
+    context = AttentionContext(POS, POS, cross=of_cross if cross else None)
+    expected = x
+    for name, contexts in (("self_attention", [context]), ("cross_attention", [of_cross]), ("feedforward", [])):
+        function, norm = getattr(block, name), getattr(block, f"{name}_norm")
+        if function is not None and place == "res_post":
+            expected = expected + 0.3 * norm(function(expected, *contexts))
+        elif function is not None:
+            expected = expected + 0.3 * getattr(block, f"{name}_out_norm")(function(norm(expected), *contexts))
+    sink = TapSink({"feedforward.normalized_output", "feedforward.multiplied"})
+    for found in (block(x, context, positions=Positions()), block(x, context, positions=Positions(), taps=sink),
+                  block.eval()(x, context, positions=Positions())):  # fmt: skip
+        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        sink.values["feedforward.multiplied"], 0.3 * sink.values["feedforward.normalized_output"]
+    )
 
 
 IDS = torch.randint(0, 11, (2, 6), generator=torch.Generator().manual_seed(0))

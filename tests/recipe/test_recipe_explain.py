@@ -71,8 +71,8 @@ def test_a_default_is_that_of_the_recipe() -> None:
 
 def test_a_key_names_its_type_choices_papers_and_presets() -> None:
     [place] = explain("model.encoder.norm.place")
-    assert (place.type, place.default) == ("pre | post", "pre")
-    assert place.papers == ("2002.04745", "1706.03762") and "before" in place.meaning
+    assert (place.type, place.default) == ("pre | post | res_post | sandwich", "pre")
+    assert place.papers == ("2002.04745", "1706.03762", "2111.09883", "2105.13290") and "before" in place.meaning
     assert "transformer/base" in preset_values("model.encoder.norm.place")['"post"']
     [layers] = explain("model.decoder.num_layers")
     assert layers.type == "integer above 0 and at most 1024"

@@ -21,6 +21,9 @@ BOTH = model(encoder=STACK, decoder={**STACK, "norm": {"place": "post"}})
 MODELS = {
     "decoder": model(decoder={**STACK, "positions": {"kind": "rope"}}),
     "both": BOTH,
+    "sandwich": model(
+        encoder={**STACK, "norm": {"place": "res_post"}}, decoder={**STACK, "norm": {"place": "sandwich"}}
+    ),
     "own heads": model(encoder={**STACK, "head_dim": 4, "layers": {1: {"num_heads": 2}}}),
     "images": model(encoder=STACK, patches={"image_size": 8, "size": 4}, heads=[{"kind": "classifier"}]),
 }
@@ -49,6 +52,15 @@ def parse_mermaid(text: str) -> tuple[set[str], set[tuple[str, str]], int]:
             assert line == "direction BT", line
     assert depth == 0
     return nodes, edges, frames
+
+
+def test_norms_stand_where_they_are_computed() -> None:
+    edges = {(edge.start, edge.end) for edge in lay_out(MODELS["sandwich"], title="a").edges}
+    names = {node.id: node.lines[0] for node in lay_out(MODELS["sandwich"], title="a").root.nodes()}
+    for side, before in (("encoder", False), ("decoder", True)):
+        [ff] = [name for name in names if name.startswith(side) and name.endswith("_ff")]
+        assert {(ff, f"{ff}_out_norm"), (f"{ff}_out_norm", f"{ff}_sum")} <= edges
+        assert ((f"{ff}_norm", ff) in edges) == before and (f"{ff}_norm" in names) == before
 
 
 @pytest.mark.parametrize("name", MODELS)

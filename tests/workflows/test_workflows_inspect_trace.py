@@ -36,6 +36,8 @@ FAMILIES = {
                       heads=[{"kind": "classifier", "num_labels": 3}]),
     "gated": section(decoder=stack(num_kv_heads=2, positions={"kind": "rope"},
                                    feedforward={"d_ff": 24, "gated": True, "activation": "silu"})),
+    "sandwich": section(decoder=stack(norm={"place": "sandwich"}, residual_multiplier=0.5)),
+    "res_post": section(encoder=stack(norm={"place": "res_post"}), decoder=stack(norm={"place": "res_post"})),
     "replaced": section(encoder=stack(), heads=[{"kind": "replaced_token"}]),
     "regression": section(encoder=stack(), heads=[{"kind": "regression", "pooling": "mean"}]),
 }  # fmt: skip

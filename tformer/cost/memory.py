@@ -256,7 +256,8 @@ def _layer_bytes(
         saved += _weight_bytes(layer, sizes, shape, source_length, causal=False)
         functions = 3
     norm = NORMS[layer.norm.kind].saved_bytes(width, shape.itemsize, on_cpu=shape.on_cpu)
-    return saved + functions * shape.tokens * norm
+    norms = 2 if layer.norm.place == "sandwich" else 1
+    return saved + functions * norms * shape.tokens * norm
 
 
 def _layer_workspace(layer: Stack, sizes: Sizes, shape: _Shape, *, source_length: int | None) -> int:
@@ -282,6 +283,7 @@ def _forms_scores(layer: Stack, shape: _Shape) -> bool:
         or positions.has_score
         or positions.has_mix
         or adds_bias
+        or layer.attention.softcap is not None
         or layer.attention.mechanism.forms_scores
     )
 

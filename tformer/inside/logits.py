@@ -170,11 +170,14 @@ def _through_stack(model: Transformer, side: str, tapped: Mapping[str, Tensor], 
             if function is None:
                 continue
             if name == "feedforward":
-                x = x + stream.add(Part(name, layer), tapped[f"{side}.{layer}.{name}.down"])
+                update = stream.add(Part(name, layer), tapped[f"{side}.{layer}.{name}.down"])
             else:
                 z_1HTv = stream.add(Part(name, layer), tapped[f"{side}.{layer}.{name}.heads"])
                 joined = z_1HTv.transpose(1, 2).flatten(2)
-                x = x + stream.product(function.out, joined, Part("attention_bias", layer))
+                update = stream.product(function.out, joined, Part("attention_bias", layer))
+            if (after := block.output_norm(name)) is not None:
+                update = stream.normalized(after, update)
+            x = x + update * block.multiplier
             if block.place == "post":
                 x = stream.normalized(norm, x)
     return x if stack.final_norm is None else stream.normalized(stack.final_norm, x)

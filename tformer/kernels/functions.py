@@ -308,7 +308,8 @@ class Product:
         if norm is None:
             return True
         parameters = [each for each in (norm.weight, norm.bias) if each is not None]
-        return norm.kernel in NORMS[1:] and all(each.dtype == torch.float32 for each in parameters)
+        fits = norm.kernel in NORMS[1:] and not norm.unit_offset
+        return fits and all(each.dtype == torch.float32 for each in parameters)
 
 
 def find(*, may_build: bool = True) -> Kernels | None:

@@ -3,6 +3,8 @@
     layernorm  g · (x − mean(x)) / sqrt(var(x) + eps) + b
     rmsnorm    g · x / sqrt(mean(x²) + eps)
 
+The gain g is the parameter `weight` w, or with `unit_offset` 1 + w, computed in fp32 (Gemma, arXiv 2403.08295).
+
 Norms compute in fp32 and return the dtype of their input, so that statistics of a bf16 residual stream stay exact.
 """
 
@@ -90,10 +92,12 @@ class Norm(nn.Module):
     mixes_rows: ClassVar[bool] = False
     """Whether the output of a row depends on other rows of the batch: then a batch cannot be split over processes."""
 
-    def __init__(self, dim: int, *, eps: float, learned: bool = True, bias: bool = True) -> None:
+    def __init__(
+        self, dim: int, *, eps: float, learned: bool = True, bias: bool = True, unit_offset: bool = False
+    ) -> None:
         super().__init__()
-        self.dim, self.eps = dim, eps
-        self.weight = nn.Parameter(torch.ones(dim)) if learned else None
+        self.dim, self.eps, self.unit_offset = dim, eps, unit_offset
+        self.weight = nn.Parameter(torch.full((dim,), 0.0 if unit_offset else 1.0)) if learned else None
         self.bias = nn.Parameter(torch.zeros(dim)) if learned and bias and self.has_bias else None
 
     @classmethod
@@ -108,14 +112,19 @@ class Norm(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} has no linear form with fixed statistics")
 
+    @property
+    def gain(self) -> Tensor | None:
+        """The factor of each feature [D]: `weight`, or 1 + `weight` in fp32; None: there is none."""
+        return self.weight if self.weight is None or not self.unit_offset else 1.0 + self.weight.float()
+
     def gained(self, x: Tensor) -> Tensor:
         """`x` times the gain, if there is one."""
-        return x if self.weight is None else x * self.weight
+        return x if (gain := self.gain) is None else x * gain
 
     def reset_parameters(self) -> None:
         """Gain 1 and bias 0."""
         if self.weight is not None:
-            nn.init.ones_(self.weight)
+            nn.init.constant_(self.weight, 0.0 if self.unit_offset else 1.0)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -131,7 +140,7 @@ class LayerNorm(Norm):
         return super().saved_bytes(dim, itemsize if on_cpu else FP32_BYTES, on_cpu=on_cpu)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight, bias = self.weight, self.bias
+        weight, bias = self.gain, self.bias
         if weight is None or weight.dtype == x.dtype or x.device.type == "cpu":  # the CPU kernel mixes dtypes itself
             return F.layer_norm(x, (self.dim,), weight, bias, self.eps)
         return F.layer_norm(x.float(), (self.dim,), weight.float(), as_fp32(bias), self.eps).to(x.dtype)
@@ -148,6 +157,8 @@ class RMSNorm(Norm):
     kernel = "rmsnorm"
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.unit_offset:  # the gain is not rounded to x's dtype
+            return rms_norm(x.to(accumulation_dtype(x.dtype)), self.gain, self.eps).to(x.dtype)
         return rms_norm(x, self.weight, self.eps)
 
     def linear_at(self, x: Tensor) -> Callable[[Tensor], Tensor]:

@@ -166,10 +166,13 @@ class NormOptions:
     """Normalization in the blocks and at the end of a stack (layernorm: arXiv 1607.06450; rmsnorm: 1910.07467)."""
 
     kind: NormName = "layernorm"
-    place: Literal["pre", "post"] = "pre"  # before a sublayer (arXiv 2002.04745) or after its addition (1706.03762)
+    # before a sublayer (arXiv 2002.04745), or after its addition (1706.03762); on its output before the addition
+    # (res_post: 2111.09883), or before it and on its output (sandwich: 2105.13290)
+    place: Literal["pre", "post", "res_post", "sandwich"] = "pre"
     eps: float = 1.0e-5  # added to the variance before the root
     bias: bool = True  # layernorm, groupnorm and batchnorm only
     learned: bool = True  # a gain (and bias); False: plain normalization
+    unit_offset: bool = False  # layernorm and rmsnorm only: the gain is 1 + w, and w starts at 0 (Gemma)
     groups: int | None = None  # groupnorm only; null: 32
 
     def __post_init__(self) -> None:
@@ -178,10 +181,16 @@ class NormOptions:
             self.groups is None or NORMS[self.kind].has_groups,
             f"groups must be left out of {self.kind}: groupnorm alone has them, found {self.groups}",
         )
+        require(
+            not self.unit_offset or (self.learned and self.kind in ("layernorm", "rmsnorm")),
+            f"unit_offset: only for layernorm and rmsnorm with gains, found {self.kind}, learned: {self.learned}",
+        )
 
 
 def build_norm(options: NormOptions, dim: int) -> Norm:
     """The normalization that `options` describe, over vectors of `dim` features."""
     kind = NORMS[options.kind]
-    groups = {"groups": options.groups or DEFAULT_GROUPS} if kind.has_groups else {}
-    return kind(dim, eps=options.eps, learned=options.learned, bias=options.bias, **groups)
+    values: dict[str, Any] = {name: getattr(options, name) for name in ("eps", "learned", "bias", "unit_offset")}
+    if kind.has_groups:
+        values["groups"] = options.groups or DEFAULT_GROUPS
+    return kind(dim, **values)

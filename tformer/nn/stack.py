@@ -2,8 +2,10 @@
 
 A block is self-attention, optional cross-attention and feed-forward, each inside a residual:
 
-    pre   x + dropout(f(norm(x)))        GPT-2, Llama, T5, ViT (arXiv 2002.04745 on why it trains without warm-up)
-    post  norm(x + dropout(f(x)))        the original (arXiv 1706.03762), BERT, BART
+    pre       x + dropout(f(norm(x)))        GPT-2, Llama, T5, ViT (arXiv 2002.04745 on why it trains without warm-up)
+    post      norm(x + dropout(f(x)))        the original (arXiv 1706.03762), BERT, BART
+    res_post  x + dropout(norm(f(x)))        Swin v2 (arXiv 2111.09883), OLMo 2
+    sandwich  x + dropout(norm(f(norm(x))))  CogView (arXiv 2105.13290), Gemma 2
 
 LayerDrop skips whole blocks while training (`nn/structured_dropout.py`); a skipped block's parameters have no gradient
 then. Activation checkpointing recomputes each block in the backward pass instead of keeping its intermediate tensors
@@ -41,9 +43,10 @@ class Block(nn.Module):
 
     Args:
         self_attention, cross_attention, feedforward: the functions; `cross_attention` None in encoders and GPTs.
-        build_norm: makes one normalization; called once per function.
-        place: norm before or after the residual.
+        build_norm: makes one normalization; called once per function, with `sandwich` twice.
+        place: of the norms, see above.
         dropout: probability of dropping a number of a function's output before it joins the stream.
+        multiplier: of each function's output before it joins the stream.
     """
 
     def __init__(
@@ -53,8 +56,9 @@ class Block(nn.Module):
         *,
         cross_attention: MultiHeadAttention | None = None,
         build_norm: Callable[[], nn.Module],
-        place: Literal["pre", "post"],
+        place: Literal["pre", "post", "res_post", "sandwich"],
         dropout: float = 0.0,
+        multiplier: float = 1.0,
     ) -> None:
         super().__init__()
         self.self_attention_norm = build_norm()
@@ -63,7 +67,17 @@ class Block(nn.Module):
         self.cross_attention = cross_attention
         self.feedforward_norm = build_norm()
         self.feedforward = feedforward
-        self.place, self.dropout = place, dropout
+        self.place, self.dropout, self.multiplier = place, dropout, multiplier
+        self.norms_input, self.norms_output = place in ("pre", "sandwich"), place in ("res_post", "sandwich")
+        self.fuses_residual = not self.norms_output and multiplier == 1.0
+        if place == "sandwich":
+            for name in ("self_attention", "cross_attention", "feedforward"):
+                if getattr(self, name) is not None:
+                    setattr(self, f"{name}_out_norm", build_norm())
+
+    def output_norm(self, name: str) -> nn.Module | None:
+        """The norm of a function's output before it joins the stream; None: there is none."""
+        return getattr(self, f"{name}_out_norm" if self.norms_input else f"{name}_norm") if self.norms_output else None
 
     def forward(
         self,
@@ -78,6 +92,7 @@ class Block(nn.Module):
         """The stream after this layer. Cross-attention needs `context.cross`."""
         x = self._residual(
             x,
+            "self_attention",
             self.self_attention_norm,
             self.self_attention,
             context,
@@ -89,49 +104,65 @@ class Block(nn.Module):
             assert context.cross is not None, "a block with cross-attention needs the encoder's output"
             x = self._residual(
                 x,
+                "cross_attention",
                 self.cross_attention_norm,
                 self.cross_attention,
                 context.cross,
                 cache=cross_cache,
                 taps=scoped(taps, "cross_attention"),
             )
-        return self._residual(x, self.feedforward_norm, self.feedforward, taps=scoped(taps, "feedforward"))
+        taps = scoped(taps, "feedforward")
+        return self._residual(x, "feedforward", self.feedforward_norm, self.feedforward, taps=taps)
 
     def _residual(
         self,
         x: Tensor,
+        name: str,
         norm: nn.Module,
         function: Callable[..., Tensor],
         *arguments: Any,
         taps: TapSink | None,
         **named: Any,
     ) -> Tensor:
-        if taps is None and not self.training:  # the function may do all in fewer pieces
+        if taps is None and not self.training and self.fuses_residual:  # the function may do all in fewer pieces
             if self.place == "pre":
                 return function(x, *arguments, norm=norm, residual=x, taps=None, **named)
             return norm(function(x, *arguments, residual=x, taps=None, **named))
-        before = tap(taps, "normalized", norm(x)) if self.place == "pre" else x
+        before = tap(taps, "normalized", norm(x)) if self.norms_input else x
         update = function(before, *arguments, taps=taps, **named)
+        if (after := self.output_norm(name)) is not None:
+            update = tap(taps, "normalized_output", after(update))
+        if self.multiplier != 1.0:
+            update = tap(taps, "multiplied", update * self.multiplier)
         if self.dropout:
             update = dropout(update, self.dropout, self.training)
         x = tap(taps, "residual", x + update)
-        return x if self.place == "pre" else tap(taps, "normalized", norm(x))
+        return tap(taps, "normalized", norm(x)) if self.place == "post" else x
 
     def taps(self, positions: Positions) -> dict[str, list[Tap]]:
         """Inner tensors of each function, with the norm and the sum around it.
 
-        The parameter `norm` of a tap is the norm of its function, such as `self_attention_norm`.
+        The parameters `norm` and `out_norm` of a tap are those of its function, such as `self_attention_norm`.
         """
-        place = "before the function" if self.place == "pre" else "after the sum"
-        normalized = Tap("normalized", "B T D", f"each vector normalized, {place}", parameters=("norm",))
+        place = "before the function" if self.norms_input else "after the sum"
+        around = [Tap("normalized", "B T D", f"each vector normalized, {place}", parameters=("norm",))]
+        out_norm = ("out_norm",) if self.norms_input else ("norm",)
+        after = [
+            *([Tap("normalized_output", "B T D", "each vector normalized, before the sum", parameters=out_norm)]
+              if self.norms_output else []),
+            *([Tap("multiplied", "B T D", f"times {self.multiplier:.4g}")] if self.multiplier != 1.0 else []),
+        ]  # fmt: skip
         residual = Tap("residual", "B T D", "the stream, with this part's output added", ("stream", "last"))
         inner = {"self_attention": self.self_attention.taps(positions)}
         if self.cross_attention is not None:
             inner["cross_attention"] = self.cross_attention.taps(None)
         inner["feedforward"] = self.feedforward.taps()
+        if self.place == "res_post":
+            around = []
+        found = {function: [*around, *taps, *after] for function, taps in inner.items()}
         return {
-            function: [normalized, *taps[:-1], taps[-1]._replace(dropout=self.dropout), residual]
-            for function, taps in inner.items()
+            function: [*taps[:-1], taps[-1]._replace(dropout=self.dropout), residual]
+            for function, taps in found.items()
         }
 
 

@@ -19,7 +19,7 @@ from tformer.nn.patches import Stem
 from tformer.nn.positions import PositionOptions
 from tformer.nn.positions.base import LearnedOptions
 from tformer.nn.structured_dropout import DropHeadSchedule, LayerDropOptions
-from tformer.recipe.sections import Layers, NonNegative, Positive, Probability, Section, Size
+from tformer.recipe.sections import Layers, NonNegative, Positive, PositiveFloat, Probability, Section, Size
 from tformer.support.errors import InputError, did_you_mean
 
 
@@ -70,6 +70,7 @@ class Stack(Section):
     feedforward: FeedForwardOptions = FeedForwardOptions()
     norm: NormOptions = NormOptions()
     final_norm: bool = True  # a norm after the last block
+    residual_multiplier: PositiveFloat = 1.0  # factor of each sublayer's output before it joins the stream (Granite)
     dropout: Probability = 0.0  # dropout of each sublayer's output
     attention_dropout: Probability = 0.0  # dropout of attention weights
     activation_dropout: Probability = 0.0  # dropout after the activation of the feed-forward layer

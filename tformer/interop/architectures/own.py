@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any
 
 from tformer.build import build_model, resolve_sizes
@@ -19,8 +20,17 @@ from tformer.recipe.model import Model
 from tformer.support.errors import InputError
 
 MODULE = "modeling_tformer"
-NORMS = ("layernorm", "rmsnorm", "scalenorm")
-POSITIONS = ("none", "sinusoidal", "learned", "rope", "alibi", "t5_bias")
+KNOWN: dict[str, tuple[object, ...]] = {
+    "attention.kind": ("full",),
+    "attention.qk_norm": (False, True, "learned"),
+    "attention.softcap": (None,),
+    "norm.kind": ("layernorm", "rmsnorm", "scalenorm"),
+    "norm.place": ("pre", "post"),
+    "norm.unit_offset": (False,),
+    "positions.kind": ("none", "sinusoidal", "learned", "rope", "alibi", "t5_bias"),
+    "residual_multiplier": (1.0,),
+}
+"""Dotted path in a stack -> the values that the code computes."""
 CLASSES: dict[str, tuple[str, ...]] = {
     "TformerForCausalLM": ("lm",),
     "TformerForConditionalGeneration": ("lm",),
@@ -76,12 +86,9 @@ def lacks(model: Model) -> Iterator[str]:
         if getattr(head, "pooling", None) == "attention":
             yield f"model.heads.{number}.pooling: attention"
     for side, stack in model.stacks.items():
-        if stack.attention.kind != "full":
-            yield f"model.{side}.attention.kind: {stack.attention.kind}"
-        if stack.norm.kind not in NORMS:
-            yield f"model.{side}.norm.kind: {stack.norm.kind}"
-        if stack.positions.kind not in POSITIONS:
-            yield f"model.{side}.positions.kind: {stack.positions.kind}"
+        for path, known in KNOWN.items():
+            if (found := attrgetter(path)(stack)) not in known:
+                yield f"model.{side}.{path}: {found}"
         if getattr(stack.positions, "scaling", None) is not None:
             yield f"model.{side}.positions.scaling"
         if stack.layers:

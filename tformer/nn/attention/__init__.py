@@ -31,6 +31,7 @@ def cross_attention_options(options: ProjectionOptions) -> ProjectionOptions:
         scale=options.scale,
         qk_norm=options.qk_norm,
         qk_norm_eps=options.qk_norm_eps,
+        softcap=options.softcap,
     )
 
 

@@ -131,6 +131,7 @@ class AttentionInputs(NamedTuple):
     Attributes:
         context: its `mask` and `is_causal` decide which keys are visible; its positions go to `positions`.
         scale: factor of the scores.
+        softcap: c of c tanh(score / c), of the scaled scores; None: no cap.
         positions: adds its score to the products, its bias to the scaled scores, its mix to the output.
         dropout: the rate to apply now (0 in evaluation).
         taps: the scores are formed and the weights returned if they want them.
@@ -154,6 +155,7 @@ class AttentionInputs(NamedTuple):
     kernels: Kernels | None = None
     x_BTD: Tensor | None = None
     state: LayerState | None = None
+    softcap: float | None = None
 
     @property
     def need_weights(self) -> bool:
@@ -190,6 +192,7 @@ class AttentionInputs(NamedTuple):
         return (
             self.need_weights
             or self.taps_scores
+            or self.softcap is not None
             or (positions is not None and (positions.has_score or positions.has_mix))
             or (self.dropout > 0.0 and self.q_BHTh.device.type == "cpu")
         )

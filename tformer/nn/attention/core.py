@@ -148,6 +148,7 @@ class FullAttention(Mechanism):
     cross: ClassVar[bool] = True
     reads_dense_mask: ClassVar[bool] = True
     is_plain: ClassVar[bool] = True
+    caps_scores: ClassVar[bool] = True
     reads_input: ClassVar[bool] = False
 
     def forward(self, inputs: AttentionInputs) -> Weighted:

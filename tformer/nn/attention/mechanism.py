@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tformer.kernels.functions import Kernels
 from tformer.nn.attention.context import AttentionContext, AttentionInputs, Weighted, causal_mask
 from tformer.nn.cache import LayerCache, LayerState
-from tformer.nn.options import require_positive
+from tformer.nn.options import require, require_positive
 from tformer.nn.taps import Tap
 
 BACKWARD_AND_FORWARD = 3
@@ -38,14 +38,20 @@ class ProjectionOptions:
     qkv_bias: bool = True  # biases of the query, key and value projections
     out_bias: bool = True  # bias of the output projection
     scale: Literal["auto"] | float = "auto"  # factor of the scores; auto: 1/sqrt(head_dim); T5 uses 1.0
-    # RMS-normalize queries and keys per head. true: without gains; learned: with a gain for each coordinate (Qwen3)
-    qk_norm: bool | Literal["learned"] = False
+    # RMS-normalize queries and keys per head. true: without gains; learned: with a gain for each coordinate (Qwen3);
+    # unit_offset: with gains 1 + w (Gemma 3); width: all heads side by side as one vector, with gains (OLMo 2)
+    qk_norm: bool | Literal["learned", "unit_offset", "width"] = False
     qk_norm_eps: float = 1.0e-6  # added to the mean square of a head in qk_norm
+    softcap: float | None = None  # c * tanh(score / c), before biases and masks (Gemma 2, arXiv 2408.00118)
 
     def __post_init__(self) -> None:
         if self.scale != "auto":
             require_positive(scale=self.scale)
-        require_positive(qk_norm_eps=self.qk_norm_eps)
+        require_positive(qk_norm_eps=self.qk_norm_eps, softcap=self.softcap)
+        require(
+            self.softcap is None or self.mechanism.caps_scores,
+            f"softcap: {self.kind} attention forms no scores that could be capped, found {self.softcap}",
+        )
 
     def saved_values(self, *, queries: int, keys: int, values: int, itemsize: int, max_seq_len: int) -> float:
         """How many numbers per token the backward pass needs, not counting Q, K, V and the output."""
@@ -114,6 +120,8 @@ class Mechanism(nn.Module):
     """Whether scores are always formed explicitly, from `head_dim` numbers for each query and key."""
     takes_position_scores: ClassVar[bool] = True
     """Whether there are scores to which positions can add a bias or terms."""
+    caps_scores: ClassVar[bool] = False
+    """Whether the scores may have a soft cap."""
     drops_weights: ClassVar[bool] = True
     """Whether there are weights that attention dropout could drop."""
     projects_keys: ClassVar[bool] = False

@@ -36,7 +36,7 @@ class MultiHeadAttention(nn.Module):
 
     qkv: Linear D -> (H + K) h + K v, rows ordered queries, keys, values, each head by head; cross-attention has
     q: D -> H h and kv: memory_dim -> K (h + v) instead. out: H v -> D. q_norm, k_norm: RMSNorm of each head's h
-    numbers, one for all heads, where the options want it.
+    numbers, one for all heads, or of the H h and K h numbers of all heads, where the options want it.
     """
 
     def __init__(
@@ -66,10 +66,15 @@ class MultiHeadAttention(nn.Module):
         self.value_dim = value_dim or self.head_dim
         self.qk_norm = options.qk_norm
         self.q_norm, self.k_norm = (
-            RMSNorm(self.head_dim, eps=options.qk_norm_eps, learned=options.qk_norm == "learned")
+            RMSNorm(
+                self.head_dim * (heads if options.qk_norm == "width" else 1),
+                eps=options.qk_norm_eps,
+                learned=options.qk_norm is not True,
+                unit_offset=options.qk_norm == "unit_offset",
+            )
             if options.qk_norm
             else None
-            for _ in range(2)
+            for heads in (self.num_heads, self.num_kv_heads)
         )
         self.drophead = DropHead(0.0) if drophead is None else drophead
         self.is_cross = memory_dim is not None
@@ -128,8 +133,8 @@ class MultiHeadAttention(nn.Module):
             joined_BTx = step(qkv_BTx, keys, values, length=length, mask=context.mask, origins_BS=cache.origins_BC)
             return self.out(joined_BTx, residual=residual)
         q_BTx, k_BTx, v_BTx = qkv_BTx.split_with_sizes(self._sizes, dim=-1)
-        q = _normalized(self.q_norm, self._split_heads(q_BTx, self.num_heads))
-        k = _normalized(self.k_norm, self._split_heads(k_BTx, self.num_kv_heads))
+        q = self._heads(self.q_norm, q_BTx, self.num_heads)
+        k = self._heads(self.k_norm, k_BTx, self.num_kv_heads)
         if positions is not None and positions.has_rotate:
             q, k = positions.rotate(q, k, context.q_pos, context.q_pos, context.rotation)
         v, state = self._split_heads(v_BTx, self.num_kv_heads), None
@@ -157,13 +162,13 @@ class MultiHeadAttention(nn.Module):
         if beams > 1:
             x_BTD = x_BTD.unflatten(0, (-1, beams)).flatten(1, 2)
             residual = None if residual is None else residual.unflatten(0, (-1, beams)).flatten(1, 2)
-        q = _normalized(self.q_norm, self._split_heads(tap(taps, "q", self.q(x_BTD, norm=norm)), self.num_heads))
+        q = self._heads(self.q_norm, tap(taps, "q", self.q(x_BTD, norm=norm)), self.num_heads)
         if cache is not None and cache.filled:
             k, v = cache.read()
         else:
             assert context.memory is not None, "cross-attention needs the encoder's output, or a cache that holds it"
             k_BSx, v_BSx = tap(taps, "kv", self.kv(context.memory)).split_with_sizes(self._sizes[1:], dim=-1)
-            k = _normalized(self.k_norm, self._split_heads(k_BSx, self.num_kv_heads))
+            k = self._heads(self.k_norm, k_BSx, self.num_kv_heads)
             v = self._split_heads(v_BSx, self.num_kv_heads)
             if cache is not None:
                 cache.fill(k, v)
@@ -202,6 +207,7 @@ class MultiHeadAttention(nn.Module):
             kernels=mechanism.kernels,
             x_BTD=x_BTD,
             state=state,
+            softcap=mechanism.options.softcap,
         )
         out_BHTv, weights = mechanism(inputs)
         if self.training and self.drophead.rate > 0.0:
@@ -234,7 +240,8 @@ class MultiHeadAttention(nn.Module):
         scale = {self.head_dim**-0.5: "/√h", 1.0: ""}.get(mechanism.scale, f" × {mechanism.scale:.3g}")
         key, columns = ("projected key", "r") if mechanism.projects_keys else ("key", "S")
         later = ", later keys masked" if sizes.causal else ""
-        fit = f"{mechanism.score_formula}{scale}: how well each query fits each {key}{later}"
+        capped = "" if mechanism.options.softcap is None else f", capped at ±{mechanism.options.softcap:g} by tanh"
+        fit = f"{mechanism.score_formula}{scale}: how well each query fits each {key}{capped}{later}"
         made_of = ("queries", "keys", "position_scores", "bias")
         beside = tuple(each.name for each in own if each.replaces is None)
         mixed_of = ("weights", "values", "position_values", *beside)
@@ -277,6 +284,13 @@ class MultiHeadAttention(nn.Module):
             Tap("projection", "B T D", "mixed, at the model's width", parameters=("out",)),
         ]  # fmt: skip
 
+    def _heads(self, norm: RMSNorm | None, x_BTx: Tensor, heads: int) -> Tensor:
+        """[B, T, heads * size] -> [B, heads, T, size], normalized: in memory order [B, T, H, h], without a copy."""
+        if self.qk_norm == "width" and norm is not None:
+            x_BTx, norm = norm(x_BTx), None
+        x_BHTh = self._split_heads(x_BTx, heads)
+        return x_BHTh if norm is None else norm(x_BHTh.transpose(1, 2)).transpose(1, 2)
+
     def _split_heads(self, x_BTx: Tensor, heads: int) -> Tensor:
         """[B, T, heads * size] -> [B, heads, T, size], a view."""
         batch, length, width = x_BTx.shape
@@ -288,7 +302,8 @@ class MultiHeadAttention(nn.Module):
         if kernels is None or qkv_BTx.shape[1] != 1:
             return None
         turned = positions is not None and positions.acts_in_attention
-        if turned or self.qk_norm or not self.mechanism.is_plain or qkv_BTx.dtype != cache.keys.dtype:
+        changed = turned or self.qk_norm or self.mechanism.options.softcap is not None
+        if changed or not self.mechanism.is_plain or qkv_BTx.dtype != cache.keys.dtype:
             return None
         if qkv_BTx.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling():
             return None
@@ -301,8 +316,3 @@ class MultiHeadAttention(nn.Module):
                 scale=self.mechanism.scale,
             )
         return cache.kernel_step
-
-
-def _normalized(norm: RMSNorm | None, x_BHTh: Tensor) -> Tensor:
-    """Each head's numbers after the norm, computed in memory order [B, T, H, h], so that no copy is made."""
-    return x_BHTh if norm is None else norm(x_BHTh.transpose(1, 2)).transpose(1, 2)

@@ -97,6 +97,8 @@ def _attend_chunk(
         of_positions = inputs.tap("position_scores", of_positions)
         scores.add_(of_positions[..., :end])
     scores.mul_(inputs.scale)
+    if inputs.softcap is not None:
+        scores = scores.div_(inputs.softcap).tanh_() * inputs.softcap
     if inputs.has_bias:
         bias = inputs.tap("bias", inputs.bias(rows))
         scores.add_(bias[..., :end])

@@ -122,11 +122,12 @@ def flex_rule(
 
 
 class SlidingWindowAttention(Mechanism):
-    """The window's keys and the global ones under one softmax.
+    """The window's keys and the global ones under one softmax. With a soft cap scores are formed for all keys.
 
     With `global_projections`: global_q Linear D -> H h, global_k D -> K h, global_v D -> K v.
     """
 
+    caps_scores: ClassVar[bool] = True
     options: SlidingWindowOptions
 
     def __init__(self, options: SlidingWindowOptions, sizes: AttentionSizes) -> None:
@@ -156,14 +157,15 @@ class SlidingWindowAttention(Mechanism):
         tokens = global_tokens(options, context)
         keys = self.block + 2 * self.reach + (0 if tokens is None else tokens.count)
         has_own_rows, weights = options.global_projections, None
-        explicit = inputs.need_weights or inputs.taps_scores
+        is_step = num_queries < num_keys and num_queries <= self.block
+        explicit = inputs.need_weights or inputs.taps_scores or (inputs.softcap is not None and not is_step)
         if explicit or (options.implementation == "auto" and dense_is_faster(num_queries, num_keys, keys)):
             dense = context.with_mask()
             if options.dilation > 1 or num_keys > self.reach + 1:  # else the window holds everything
                 dense = replace(context, mask=self.visible_mask(context), is_causal=False)
             taps_weights = tokens is None or not has_own_rows
             out, weights = attend(inputs._replace(context=dense, taps_weights=taps_weights))
-        elif num_queries < num_keys and num_queries <= self.block:
+        elif is_step:
             out = self._step(inputs, tokens)
         elif options.implementation == "flex" and q_BHTh.is_cuda:
             out = attend_flex(inputs, flex_rule(self.reach, options.dilation, tokens, start=num_keys - num_queries))
@@ -327,6 +329,7 @@ class SlidingWindowOptions(ProjectionOptions):
         require_positive(window=self.window, block=self.block, dilation=self.dilation)
         require(self.global_tokens >= 0, f"global_tokens must be at least 0, found {self.global_tokens}")
         require(not (self.global_projections and self.qk_norm), "global_projections: not defined together with qk_norm")
+        require(not (self.fused_only and self.softcap), "implementation: flex has no softcap, expected auto or blocks")
 
     def reach(self, *, causal: bool) -> int:
         """The distance of the farthest visible key, in steps of the dilation."""

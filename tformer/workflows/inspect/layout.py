@@ -197,22 +197,24 @@ class _Drawing:
                           f"{sizes.d_model} → {d_ff} → {sizes.d_model}", f"{gated}{wide.activation}")  # fmt: skip
 
     def _part(self, block: Group, name: str, at: str, section: StackSection, *lines: str) -> str:
-        """Draw norm, function and sum, or function, sum and norm; returns the last node."""
+        """Draw a function with its norms and the sum; returns the last node."""
         id_ = f"{block.id}_{name}"
-        before, after = f"{id_}_norm", f"{id_}_sum"
-        if section.norm.place == "pre":
-            self._add(block, before, section.norm.kind)
-            self._edge(at, before)
-        self._add(block, id_, *lines)
-        self._edge(before if section.norm.place == "pre" else at, id_, "Q" if name == "cross" else "")
+        last, after, kind, place = at, f"{id_}_sum", section.norm.kind, section.norm.place
+        if place in ("pre", "sandwich"):
+            last = self._after(block, last, f"{id_}_norm", kind)
+        last = self._after(block, last, id_, *lines, label="Q" if name == "cross" else "")
+        if place in ("res_post", "sandwich"):
+            last = self._after(block, last, f"{id_}_out_norm", kind)
         self._add(block, after, "+", kind="sum")
-        self._edge(id_, after)
+        self._edge(last, after)
         self._edge(at, after, "", "residual")
-        if section.norm.place == "pre":
-            return after
-        self._add(block, before, section.norm.kind)
-        self._edge(after, before)
-        return before
+        return self._after(block, after, f"{id_}_norm", kind) if place == "post" else after
+
+    def _after(self, block: Group, before: str, id_: str, *lines: str, label: str = "") -> str:
+        """Draw a node behind another one; returns it."""
+        self._add(block, id_, *lines)
+        self._edge(before, id_, label)
+        return id_
 
     def _heads(self, last: str, embedding: str, *, is_text: bool) -> None:
         for head in self.model.heads:

@@ -242,7 +242,8 @@ class _Path:
         if function == "feedforward" and stack.layerdrop is not None:
             declared["residual"] = declared["residual"]._replace(dropout=stack.layerdrop.fixed[layer])
         prefix = f"{side}.blocks.{layer}.{function}"
-        places = {"": prefix, "norm": f"{prefix}_norm", "positions": _positions_name(side, stack, layer)}
+        places = {"": prefix, "norm": f"{prefix}_norm", "out_norm": f"{prefix}_out_norm"}
+        places |= {"positions": _positions_name(side, stack, layer)}
         self.last = (self.stream,)
         self.known = {"stream": self.stream, "memory": self.memory}
         letters = {"T": at} if function == "cross_attention" else {"T": at, "S": at}
