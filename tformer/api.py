@@ -52,9 +52,10 @@ from tformer.evaluation.classifier import HEADS as CLASSIFIER_HEADS
 from tformer.evaluation.classifier import Classifier
 from tformer.evaluation.embed import EmbedOptions, embed_images, embed_texts
 from tformer.evaluation.options import EvaluationOptions
+from tformer.inside.attribution import AttributionReport
 from tformer.inside.embeddings import EmbeddingReport, embedding_report
 from tformer.inside.heads import HeadReport
-from tformer.inside.options import EmbeddingOptions, HeadOptions, LensOptions, PatchOptions
+from tformer.inside.options import AttributeOptions, EmbeddingOptions, HeadOptions, LensOptions, PatchOptions
 from tformer.inside.patching import AblationReport, PatchReport
 from tformer.loading import Loaded
 from tformer.support.device import default_cache_dir, resolve_device, use_one_thread_after_fork
@@ -73,6 +74,7 @@ from tformer.training.session import run_training
 from tformer.viz.lens.report import LensReport, make_report
 from tformer.viz.picture import choose_plot, draw_report
 from tformer.workers.work import QUIET, Work, never
+from tformer.workflows.attribution import attribute_inputs
 from tformer.workflows.heads import score_heads
 from tformer.workflows.patching import ablate, patch_prompts
 
@@ -405,7 +407,19 @@ class Run(Loaded):
         with flags_as_keywords():
             chosen = from_keywords(LensOptions, given, caller="lens", without=NOT_OF_LENS)
             chosen.check()
-            return make_report(self if self.model.compute_dtype == torch.float32 else self._copy(), chosen)
+            return make_report(self._in_fp32(), chosen)
+
+    def attribute(self, text: str | None = None, **options: Any) -> AttributionReport:
+        """How much each token or patch mattered for an answer, as arrays with names (`tformer attribute`).
+
+        `.scores["integrated"]["encoder"]` is an array [answers, tokens], `.targets` the answers, `.gaps` what
+        integrated gradients miss. The keywords are the command's flags: `image`, `target_token`, `methods`, ...
+        """
+        given = options if text is None else options | {"text": text}
+        with flags_as_keywords():
+            chosen = from_keywords(AttributeOptions, given, caller="attribute", without=NOT_OF_INSIDE)
+            chosen.check()
+            return attribute_inputs(self._in_fp32(), chosen, QUIET)
 
     def embedding_table(self, table: str | None = None, **options: Any) -> EmbeddingReport:
         """Vectors of the vocabulary, of labels or of learned positions (`tformer viz-embeddings`; `embed` reads texts).
@@ -424,6 +438,10 @@ class Run(Loaded):
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles hold: packed matrices cannot be copied, and are made again."""
         return self.__dict__ | {"_prepared": {}}
+
+    def _in_fp32(self) -> Loaded:
+        """This model, or a copy of it that computes in fp32."""
+        return self if self.model.compute_dtype == torch.float32 else self._copy()
 
     def _copy(self) -> Loaded:
         """This model with fp32 parameters, which every command starts from."""

@@ -143,6 +143,7 @@ def commands() -> Iterator[tuple[str, Job]]:
             "patch.json",
         ),
         "lens": ("lens", "gpt", "--text", "the cat", "--tuned", "text.txt", "--steps", 5, "-o", "lens.json"),
+        "attribute": ("attribute", "gpt", "--text", "the cat", "-o", "attribute.json"),
         "viz-embeddings": ("viz-embeddings", "gpt", "--token", "t", "-o", "vectors.json"),
         "plot": ("plot", "gpt", "-o", "curves.svg"),
         "inspect": ("inspect", "gpt", "--shapes", "--json"),

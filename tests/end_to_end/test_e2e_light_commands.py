@@ -64,6 +64,7 @@ NUMBERS = {
     "heads {decoder} --data {text} --format json": "max-examples batch-size",
     "patch {decoder} --ablate zero --data {text} --format json": "max-examples batch-size",
     "lens {decoder} --text abc --format json": "max-tokens positions top-k steps",
+    "attribute {decoder} --text abc --format json": "max-tokens positions steps",
     "export {decoder} --out {new}": "shard-size",
     "bench attention --kinds full": "lengths batch-size num-heads head-dim",
     "bench train --arch gpt --preset char-cpu": "threads",

@@ -33,6 +33,7 @@ COMMANDS = {
         ["--ablate", "zero", "--data", "lines.tsv", "--text-column", "0", "--format", "json"],
     ),
     "lens": ("single", ["--text", "a", "--format", "json"]),
+    "attribute": ("single", ["--text", "a", "--format", "json"]),
 }
 FORMS = [*COMMANDS, "viz-pe", "viz-embeddings"]
 
@@ -86,7 +87,7 @@ def test_weights_that_are_nan_end_every_command_with_4(
     kind, options = COMMANDS.get(command, ("decoder", ["-o", "x.html"]))
     run = changed(runs(kind), tmp_path / "run", not_a_number, names="final_norm" if kind == "decoder" else "encoder")
     given = ["--run", run] if command == "viz-pe" else [run]
-    more = ["--json"] if as_json and not command.startswith(("viz", "heads", "patch", "lens")) else []
+    more = ["--json"] if as_json and not command.startswith(("viz", "heads", "patch", "lens", "attribute")) else []
     message = line_of(cli(command.split()[0], *given, *options, *more))
     assert "hold NaN or infinity (" in message and ("final_norm" in message or "encoder" in message)
 

@@ -96,6 +96,8 @@ SCENARIOS = (
     Scenario("patch", ("patch", "runs/gpt", "--ablate", "zero", "--data", "text.txt", "-o", "worth.csv"),
              (GPT, "work/text.txt"), targets=("worth.csv",)),
     Scenario("lens", ("lens", "runs/gpt", "--text", "a cat", "-o", "lens.html"), (GPT,), targets=("lens.html",)),
+    Scenario("attribute", ("attribute", "runs/gpt", "--text", "a cat", "-o", "attribute.html"), (GPT,),
+             targets=("attribute.html",)),
     Scenario("viz-embeddings", ("viz-embeddings", "runs/gpt", "-o", "vectors.html"), (GPT,), targets=("vectors.html",)),
     Scenario("inspect -o", ("inspect", "runs/gpt", "-o", "report.txt"), (GPT,), targets=("report.txt",)),
     Scenario("doctor --clean", ("doctor", "--clean"), ("cache",), results=("cache",)),

@@ -68,7 +68,7 @@ LOOK_INSIDE, EXCHANGE, MEASURE = "Look inside", "Exchange", "Measure"
 
 
 COMMANDS = {
-    "guide": Command(DOCUMENTS, "guide", "Show the user guide, by topic; without a topic, the list of them."),
+    "guide": Command(DOCUMENTS, "guide", "Show the user guide, by topic, or the list of topics."),
     "train-tokenizer": Command(
         TRAIN, "train_tokenizer", "Train a tokenizer on your text and report how it encodes it."
     ),
@@ -128,6 +128,11 @@ COMMANDS = {
         LOOK_INSIDE,
         "lens",
         "Show the answer after each layer (logit lens), and what each part adds to a logit.",
+    ),
+    "attribute": Command(
+        LOOK_INSIDE,
+        "attribute",
+        "Show which token or patch mattered for an answer.",
     ),
     "viz-embeddings": Command(
         LOOK_INSIDE,

@@ -2,6 +2,7 @@
 
 heads                 scores of attention heads: previous token, first token, duplicate, induction, alignment
 patching              activation patching between two inputs, its estimate by gradients, ablation of heads and layers
+attribution           gradient x input, integrated gradients, occlusion: which token mattered for an answer
 lens                  logit lens: the answer after each layer
 logits                direct logit attribution: what each head and each feed-forward adds to a logit
 tuned                 tuned lens: an affine map for each layer before the answer

@@ -288,6 +288,106 @@ class LensOptions(ReadOptions):
         parse_numbers(self.positions, "--positions")
 
 
+EXPLAINED, METHODS_PANEL = Panel("What is explained"), Panel("Methods")
+METHODS = {
+    "gradient": "gradient x input",
+    "integrated": "integrated gradients",
+    "occlusion": "occlusion",
+    "rollout": "attention rollout",
+}
+MOST_STEPS = 1000
+
+
+@dataclass(frozen=True)
+class AttributeOptions(ReadOptions):
+    """The options of `tformer attribute`."""
+
+    target_token: Annotated[
+        str | None,
+        EXPLAINED(
+            "--target-token",
+            metavar="TOKEN",
+            help="Token, or label of a classifier, to explain.",
+            default="the next token, else the model's answer",
+        ),
+    ] = None
+    against: Annotated[
+        str | None, EXPLAINED("--against", metavar="TOKEN", help="Explain the difference to this token's logit.")
+    ] = None
+    metric: Annotated[
+        Literal["logit", "probability", "loss"] | None,
+        EXPLAINED("--metric", help="What is explained of the token, label or score.", default="logit"),
+    ] = None
+    positions: Annotated[
+        str | None,
+        EXPLAINED(
+            "--positions",
+            metavar="0,3-5",
+            help="Positions whose answers to explain.",
+            default="those before generated or translated tokens, else the last; every [MASK]",
+        ),
+    ] = None
+    methods: Annotated[
+        str | None,
+        METHODS_PANEL("--methods", metavar=",".join(METHODS), help="Methods to compute.", default="all"),
+    ] = None
+    baseline: Annotated[
+        Literal["mask", "pad", "zero"] | None,
+        METHODS_PANEL(
+            "--baseline",
+            help="What stands in place of a token: that of a special token, or zeros (of images the mean colour).",
+            default="the first that the vocabulary has",
+        ),
+    ] = None
+    steps: Annotated[
+        int | None,
+        METHODS_PANEL(
+            "--steps",
+            metavar="N",
+            help="Points of integrated gradients.",
+            default="50, or 300 where these miss more than 1 %",
+        ),
+    ] = None
+    rule: Annotated[
+        Literal["gauss-legendre", "midpoint"],
+        METHODS_PANEL("--rule", help="Where these points are, and their weights.", rare=True),
+    ] = "gauss-legendre"
+    output: Annotated[
+        Path | None,
+        PICTURE("-o", "--output", help="Output file, whose suffix sets the format.", default="attribute.html"),
+    ] = None
+    format: Annotated[PictureFormat, PICTURE] = None
+    checkpoint: Checkpoint = "best"
+    device: Device = "auto"
+
+    @property
+    def chosen_methods(self) -> tuple[str, ...]:
+        """The methods to compute, in the order of METHODS."""
+
+        def refuse(word: str) -> InputError:
+            return InputError(f"--methods {self.methods}: unknown method '{word}'", hint=did_you_mean(word, METHODS))
+
+        named = comma_list(self.methods or ",".join(METHODS), lambda word: word if word in METHODS else None, refuse)
+        return tuple(method for method in METHODS if method in named)
+
+    def check(self) -> None:
+        """Raise InputError for values that are invalid for every model."""
+        super().check()
+        methods = self.chosen_methods
+        if self.steps is not None and not 1 <= self.steps <= MOST_STEPS:
+            raise InputError(f"--steps must be 1 to {MOST_STEPS:,}, found {self.steps:,}")
+        for flag, given, needs in (
+            ("--steps", self.steps is not None, ("integrated",)),
+            ("--rule", self.rule != AttributeOptions.rule, ("integrated",)),
+            ("--baseline", self.baseline is not None, ("integrated", "occlusion")),
+        ):
+            if given and not set(needs) & set(methods):
+                raise InputError(f"{flag} has no meaning with --methods {self.methods}", hint=f"add {needs[0]}")
+        if self.against is not None and self.metric is not None:
+            raise InputError(f"--against and --metric {self.metric} exclude each other")
+        parse_numbers(self.positions, "--positions")
+
+
 ROWS = Panel("Vectors")
 EMBEDDING_TABLES = {
     "tokens": "it reads no tokens",

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from tformer.decoding.inference import inference
 from tformer.model import Transformer
+from tformer.nn.heads import Output
 from tformer.nn.taps import Replacement
 from tformer.support.errors import InputError, require_finite
 from tformer.workers.work import Work
@@ -108,7 +109,11 @@ def answers(
     model: Transformer, inputs: Inputs, at: int | None, *, replace: Mapping[str, Replacement] | None = None
 ) -> Tensor:
     """fp32 [B, C]: the logits of the answer."""
-    output = model(**inputs, replace=replace)
+    return logits_of(model(**inputs, replace=replace), at)
+
+
+def logits_of(output: Output, at: int | None) -> Tensor:
+    """fp32 [B, C]: the logits at a position; None: the model answers once."""
     return output.logits if at is None else output.logits_at(at)
 
 
@@ -239,8 +244,7 @@ def estimated_changes(
         other = model(**source, taps=names).taps
     with torch.enable_grad():
         output = model(**base, taps=names)
-        logits_1C = output.logits if question.at is None else output.logits_at(question.at)
-        metric = question.metric_of(logits_1C).sum()
+        metric = question.metric_of(logits_of(output, question.at)).sum()
         own = [output.taps[name] for name in names]
         gradients = torch.autograd.grad(metric, own, allow_unused=True)  # the last positions of some are not read
     changes = {}

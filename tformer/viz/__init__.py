@@ -13,6 +13,7 @@ lens/                 answers after each layer, parts of logits (`lens`)
 plot/                 curves: of trainings (`plot`), of sweeps and of bench reports
 heads                 scores of attention heads (`heads`)
 patching              activation patching and ablation (`patch`)
+attribution           which token or patch mattered (`attribute`)
 embeddings            neighbours and principal components of vectors (`viz-embeddings`)
 
 Importing the package imports neither torch nor matplotlib.

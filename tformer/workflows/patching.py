@@ -30,9 +30,7 @@ def patch_prompts(loaded: Loaded, options: PatchOptions, work: Work) -> PatchRep
         raise InputError(
             f"{loaded.path} reads images: patching needs two prompts", hint="--ablate zero measures its parts"
         )
-    head = next(iter(loaded.model.heads), None)
-    if head not in HEADS:
-        raise InputError(f"{loaded.path} has the head {head}, which answers no prompt; expected {', '.join(HEADS)}")
+    head = head_of(loaded)
     if head == "masked_lm":
         loaded = replace(loaded, tokenizer=loaded.text_tokenizer.reading_special())
     assert options.clean is not None and options.corrupted is not None
@@ -84,6 +82,14 @@ def patch_prompts(loaded: Loaded, options: PatchOptions, work: Work) -> PatchRep
         second,
         maps,
     )
+
+
+def head_of(loaded: Loaded) -> str:
+    """The first head of a model; raises InputError for one that does not answer with a token, labels or a number."""
+    head = next(iter(loaded.model.heads), None)
+    if head not in HEADS:
+        raise InputError(f"{loaded.path} has the head {head}, which answers no prompt; expected {', '.join(HEADS)}")
+    return head
 
 
 def _reading(loaded: Loaded, text: str, options: PatchOptions) -> Reading:

@@ -20,10 +20,10 @@ from tformer.data.sources.text import open_sources
 from tformer.decoding.fill_mask import SPACE_BEFORE_WORD, SPELLINGS
 from tformer.decoding.prompts import task_prefix
 from tformer.inside import tuned
-from tformer.inside.answers import answer_id, answer_text, label_names
+from tformer.inside.answers import CLASSIFIERS, answer_id, answer_text, label_names
 from tformer.inside.lens import OWN, Lens, read_lens
 from tformer.inside.logits import Contributions, attribute_logits
-from tformer.inside.options import LensOptions
+from tformer.inside.options import AttributeOptions, LensOptions, ReadOptions
 from tformer.loading import Loaded, require_kind
 from tformer.support.errors import InputError
 from tformer.support.options import parse_numbers
@@ -93,12 +93,8 @@ def make_report(loaded: Loaded, options: LensOptions, *, work: Work = QUIET, com
     side = options.stack or own
     if side != own and not model.is_encoder_decoder:
         raise InputError(f"--stack {side}: {loaded.path} has only its {own}")
-    if head == "masked_lm" or options.special_tokens:
-        loaded = replace(loaded, tokenizer=loaded.text_tokenizer.reading_special())
-    text, notes = _text_of(loaded, options, head)
-    given = Inputs(text, options.text2, options.target, options.image, options.max_tokens, options.max_new_tokens)
-    reading = read(loaded, given)
-    places, targets = _places(loaded, reading, options, head)
+    loaded, reading = read_options(loaded, options, head)
+    places, targets = places_of(loaded, reading, options, head)
     against = None if options.against is None else answer_id(loaded, head, options.against, option="--against")
     maps, tuned_notes = _tuned(loaded, options, head, work)
     device = next(model.parameters()).device
@@ -133,12 +129,22 @@ def make_report(loaded: Loaded, options: LensOptions, *, work: Work = QUIET, com
         stack=side,
         model={"name": str(loaded.path), "step": loaded.step, "sha256": weights_hash(loaded)},
         texts=reading.texts,
-        notes=(*notes, *reading.notes, *tuned_notes),
+        notes=(*reading.notes, *tuned_notes),
         command=command,
     )
 
 
-def _text_of(loaded: Loaded, options: LensOptions, head: str) -> tuple[str | None, tuple[str, ...]]:
+def read_options(loaded: Loaded, options: ReadOptions, head: str) -> tuple[Loaded, Reading]:
+    """(the model, whose tokenizer may read special tokens, what it reads)."""
+    if head == "masked_lm" or options.special_tokens:
+        loaded = replace(loaded, tokenizer=loaded.text_tokenizer.reading_special())
+    text, notes = _text_of(loaded, options, head)
+    given = Inputs(text, options.text2, options.target, options.image, options.max_tokens, options.max_new_tokens)
+    reading = read(loaded, given)
+    return loaded, replace(reading, notes=(*notes, *reading.notes))
+
+
+def _text_of(loaded: Loaded, options: ReadOptions, head: str) -> tuple[str | None, tuple[str, ...]]:
     """(the text to read, notes): a source behind its task's prefix, masks in the tokenizer's spelling."""
     text, tokenizer = options.text, loaded.tokenizer
     if text is None or tokenizer is None:
@@ -153,12 +159,14 @@ def _text_of(loaded: Loaded, options: LensOptions, head: str) -> tuple[str | Non
     return text, ()
 
 
-def _places(loaded: Loaded, reading: Reading, options: LensOptions, head: str) -> tuple[list[int], list[int]]:
-    """(positions to show, the target of each)."""
+def places_of(
+    loaded: Loaded, reading: Reading, options: LensOptions | AttributeOptions, head: str
+) -> tuple[list[int], list[int]]:
+    """(the chosen or all positions, the target of each)."""
     chosen, target = parse_numbers(options.positions, "--positions"), OWN
     if options.target_token is not None:
         target = answer_id(loaded, head, options.target_token, option="--target-token")
-    if head == "classifier":
+    if head in CLASSIFIERS:
         if chosen is not None:
             raise InputError(f"--positions: {loaded.path} is a classifier, which answers once")
         return [0], [target]
@@ -171,7 +179,7 @@ def _places(loaded: Loaded, reading: Reading, options: LensOptions, head: str) -
         if not places:
             spelled = SPELLINGS[0] if mask is None else loaded.text_tokenizer.token(mask)
             raise InputError(
-                f"the text has no {spelled}: the lens of a masked language model shows what fills it",
+                f"the text has no {spelled}: a masked language model answers there",
                 hint=f'for example --text "The {spelled} sat."',
             )
     if wrong := [place for place in chosen or () if place not in places]:

@@ -1,0 +1,144 @@
+"""`attribute` as a user runs it, of every kind of model; and `Run.attribute`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tformer
+from tformer.support.errors import InputError
+
+Cli = Callable[..., Any]
+
+
+def show(cli: Cli, run: Path, *arguments: object) -> Any:
+    outcome = cli("attribute", run, *arguments)
+    assert outcome.code == 0, outcome.err
+    return outcome
+
+
+def document(cli: Cli, run: Path, *arguments: object) -> dict[str, Any]:
+    return dict(json.loads(show(cli, run, *arguments, "--format", "json").out))
+
+
+@pytest.mark.parametrize(("suffix", "start"), [("html", b"<!doctype"), ("png", b"\x89PNG"), ("svg", b"<?xml"),
+                         ("csv", b"position,target"), ("txt", b"What mattered for"), ("json", b'{"run"')])  # fmt: skip
+def test_every_format(suffix: str, start: bytes, decoder: Path, cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / f"attribute.{suffix}"
+    outcome = show(cli, decoder, "--text", "fed cab", "-o", path)
+    assert outcome.out == "" and f"wrote {path}" in outcome.err and path.read_bytes().startswith(start)
+    assert "with the baseline (" in outcome.err and "integrated gradients miss " in outcome.err
+    if suffix == "html":
+        page = path.read_text(encoding="utf-8")
+        assert "Text: fed cab" in page and "Command: tformer" in page and len(page) < 300_000
+
+
+def test_numbers_are_those_of_the_logits_and_agree_in_json_and_csv(decoder: Path, cli: Cli) -> None:
+    found, run = document(cli, decoder, "--text", "fed cab"), tformer.load(decoder)
+    with torch.no_grad():
+        logits = run.model(input_ids=torch.tensor([run.encode("fed cab")])).logits[0, -1]
+    [answer] = found["answers"]
+    assert found["tokens"] == {"decoder": list("fed cab")} and answer["position"] == 6
+    assert answer["value"] == pytest.approx(float(logits.max()), abs=1e-5)
+    total = sum(score for score in found["scores"]["integrated"]["decoder"][0] if score is not None)
+    assert total - (answer["value"] - answer["baseline_value"]) == pytest.approx(answer["gap"], abs=1e-6)
+    rows = list(csv.DictReader(io.StringIO(show(cli, decoder, "--text", "fed cab", "--format", "csv").out)))
+    assert [row["token"] for row in rows] == list("fed cab")
+    for method, by_side in found["scores"].items():
+        np.testing.assert_allclose([float(row[method]) for row in rows], by_side["decoder"][0], rtol=1e-6)
+
+
+def test_options_choose_the_answer_the_metric_and_the_methods(decoder: Path, cli: Cli) -> None:
+    found = document(cli, decoder, "--text", "fed cab", "--target-token", "h", "--against", "a", "--positions", "2,6",
+                     "--methods", "occlusion,integrated", "--steps", 7, "--rule", "midpoint")  # fmt: skip
+    assert list(found["scores"]) == ["integrated", "occlusion"] and found["steps"] == 7 and found["rule"] == "midpoint"
+    assert [each["target"] for each in found["answers"]] == ["h", "h"] and found["metric"] == "difference"
+    assert found["scores"]["integrated"]["decoder"][0][3:] == [None] * 4, "later tokens cannot be seen"
+    shares = document(cli, decoder, "--text", "fed", "--metric", "probability", "--baseline", "zero")
+    assert 0 <= shares["answers"][0]["value"] <= 1 and shares["baseline"] == "zero"
+
+
+def test_a_terminal_has_a_table_for_one_answer_and_maps_for_several(decoder: Path, translator: Path, cli: Cli) -> None:
+    table = show(cli, decoder, "--text", "fed cab", "--format", "terminal").out.splitlines()
+    [head] = [number for number, line in enumerate(table) if line.startswith("token ")]
+    assert table[head].split() == ["token", "gradient", "integrated", "occlusion", "rollout"]
+    assert [line.split()[0] for line in table[head + 1 : head + 8]] == list("fed␣cab")
+    maps = show(cli, translator, "--text", "fed", "--target", "abc", "--format", "terminal").out
+    assert "integrated gradients, source" in maps and "occlusion, target" in maps
+
+
+def test_a_translation_is_a_matrix_of_target_and_source(translator: Path, cli: Cli) -> None:
+    found = document(cli, translator, "--text", "fed", "--target", "abc", "--steps", 5)
+    assert found["tokens"]["decoder"] == ["[START]", *"abc"]
+    assert [each["target"] for each in found["answers"]][:3] == list("abc") and len(found["answers"]) == 4
+    for by_side in found["scores"].values():
+        assert np.array(by_side["encoder"]).shape == (4, len(found["tokens"]["encoder"]))
+    assert (
+        "own translation" in show(cli, translator, "--text", "fed cab", "--methods", "rollout", "--format", "csv").err
+    )
+
+
+def test_a_decoder_explains_each_token_that_it_generates(decoder: Path, cli: Cli) -> None:
+    found = document(cli, decoder, "--text", "abc", "--max-new-tokens", 3, "--methods", "gradient")
+    assert [each["target"] for each in found["answers"]] == found["tokens"]["decoder"][3:]
+
+
+def test_a_masked_language_model_at_each_mask(encoder_run: Callable[[str], Path], cli: Cli) -> None:
+    found = document(cli, encoder_run("masked"), "--text", "the [MASK] and the <mask>")
+    assert [each["position"] for each in found["answers"]] == [2, 5] and found["baseline"] == "mask"
+    for scores in found["scores"]["occlusion"]["encoder"]:
+        stays = [score is None for score in scores]
+        assert stays == [True, False, True, False, False, True, True], "[CLS], both masks and [SEP]"
+
+
+@pytest.mark.parametrize("kind", ["single", "multi", "score", "pair", "image"])
+def test_labels_and_scores(kind: str, encoder_run: Callable[[str], Path], cli: Cli, tmp_path: Path) -> None:
+    run = encoder_run(kind)
+    image = next((run.parent / "data").rglob("*.png"), None) if kind == "image" else None
+    given = ("--image", image) if image is not None else ("--text", "the saw")
+    given += ("--text2", "the axe") if kind == "pair" else ()
+    found = document(cli, run, *given)
+    [answer] = found["answers"]
+    assert answer["position"] is None and found["metric"] == "logit"
+    assert abs(answer["gap"]) <= 0.01 * abs(answer["value"] - answer["baseline_value"]) + 1e-5
+    loaded = tformer.load(run)
+    if kind == "score":
+        assert answer["value"] == pytest.approx(loaded.classify("the saw").score, abs=1e-4)
+    elif kind in ("single", "image"):
+        assert answer["target"] == loaded.classify(image if image is not None else "the saw").label
+    assert show(cli, run, *given, "--format", "svg", "-o", "-").out.startswith("<?xml")
+    show(cli, run, *given, "--format", "terminal")
+
+
+FOLDERS: list[Any] = [("gpt2", "ab"), ("bert", "a[MASK]"), ("classifier", "a"), ("bart", "a")]
+FOLDERS += [pytest.param("t5", "a", marks=pytest.mark.slow)]  # 1,000 points
+
+
+@pytest.mark.parametrize(("name", "text"), FOLDERS)
+def test_folders_of_hugging_face(name: str, text: str, folders: Path, cli: Cli) -> None:
+    steps = ("--steps", 1000) if name == "t5" else ()  # its vectors pass near zero
+    found = document(cli, folders / name, "--text", text, "--methods", "integrated,rollout", *steps)
+    for answer in found["answers"]:
+        assert abs(answer["gap"]) <= 0.01 * abs(answer["value"] - answer["baseline_value"]) + 1e-5
+
+
+def test_python_returns_the_numbers_of_the_command_as_arrays(decoder: Path, cli: Cli) -> None:
+    run, found = tformer.load(decoder), document(cli, decoder, "--text", "fed cab", "--against", "b")
+    report = run.attribute("fed cab", against="b")
+    for method, by_side in found["scores"].items():
+        np.testing.assert_allclose(report.scores[method]["decoder"], by_side["decoder"], atol=1e-6)
+    assert report.gaps is not None and report.gaps.tolist() == pytest.approx([each["gap"] for each in found["answers"]])
+    with pytest.raises(InputError, match=r"target_token 'zz'( is not|: 2 tokens)"):
+        run.attribute("fed", target_token="zz")
+    with pytest.raises(InputError, match="attribute takes no output"):
+        run.attribute("fed", output="x.html")
+    with pytest.raises(InputError, match="steps has no meaning with methods rollout"):
+        run.attribute("fed", methods="rollout", steps=3)
