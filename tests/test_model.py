@@ -23,6 +23,13 @@ POSITIONS: dict[str, dict[str, Any]] = {
     "rope-interleaved": {"kind": "rope", "layout": "interleaved"},
     "alibi": {"kind": "alibi"},
     "t5_bias": {"kind": "t5_bias", "buckets": 8, "max_distance": 16},
+    "learned_t5_bias": {
+        "kind": "learned_t5_bias",
+        "offset": 2,
+        "ids": "nonpad_cumsum",
+        "buckets": 8,
+        "max_distance": 16,
+    },
     "shaw": {"kind": "shaw", "clip": 4},
     "shaw-keys-only": {"kind": "shaw", "clip": 4, "values": False},
 }

@@ -24,6 +24,13 @@ POSITIONS: dict[str, dict[str, Any]] = {
     "rope": {"kind": "rope"},
     "alibi": {"kind": "alibi"},
     "t5_bias": {"kind": "t5_bias", "buckets": 8, "max_distance": 16},
+    "learned_t5_bias": {
+        "kind": "learned_t5_bias",
+        "offset": 2,
+        "ids": "nonpad_cumsum",
+        "buckets": 8,
+        "max_distance": 16,
+    },
     "shaw": {"kind": "shaw", "clip": 4},
 }
 every_position = pytest.mark.parametrize("positions", list(POSITIONS.values()), ids=list(POSITIONS))

@@ -22,7 +22,7 @@ from tformer.support.errors import InputError
 
 # Class -> values of its configuration. The weights of every one lack the head.
 BODIES: dict[str, dict[str, Any]] = {
-    **{f"{name}Model": {} for name in ("Bert", "DistilBert", "Roberta", "Camembert", "XLMRoberta")},
+    **{f"{name}Model": {} for name in ("Bert", "DistilBert", "Roberta", "Camembert", "XLMRoberta", "MPNet")},
     "ElectraModel": {"embedding_size": 12},
     "ViTModel": {},
     "GPT2Model": {"tie_word_embeddings": False},

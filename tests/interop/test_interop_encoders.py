@@ -1,4 +1,4 @@
-"""BERT, DistilBERT, RoBERTa (CamemBERT, XLM-RoBERTa) and ELECTRA, every class there and back.
+"""BERT, DistilBERT, RoBERTa (CamemBERT, XLM-RoBERTa), ELECTRA and MPNet, every class there and back.
 
 RoBERTa's padding has a position of its own, so there the logits of padding are compared too.
 """
@@ -19,6 +19,7 @@ from tformer.model import Transformer
 
 MODEL_TYPES = {"Camembert": "camembert", "XLMRoberta": "xlm-roberta"}  # of classes that others go before
 ROBERTAS = ("Roberta", *MODEL_TYPES)
+NO_TYPES = ("DistilBert", "MPNet")
 UNTIED = {"tie_word_embeddings": False}
 
 # case: (name, task and values of a class)
@@ -30,6 +31,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "distilbert, sinusoidal": ("DistilBert", "MaskedLM", {"activation": "relu", "sinusoidal_pos_embds": True}),
     "distilbert, untied": ("DistilBert", "MaskedLM", UNTIED),
     "electra, untied": ("Electra", "MaskedLM", {**UNTIED, "embedding_size": 20}),
+    "mpnet": ("MPNet", "MaskedLM", {"max_position_embeddings": 41}),
     # The generator is the smaller model, its embeddings are the discriminator's.
     **{f"generator, {size}": ("Electra", "MaskedLM", {"embedding_size": size}) for size in (8, 20, 32)},
     **{f"discriminator, {size}": ("Electra", "PreTraining", {"embedding_size": size}) for size in (8, 20)},
@@ -48,7 +50,7 @@ def test_an_encoder_there_and_back(tmp_path: Path, case: str, left: bool) -> Non
     """
     mask = LEFT if left else MASK
     name, task, values = CASES[case]
-    inputs = batch(mask, pad=1, types=1 if name == "DistilBert" else 3)
+    inputs = batch(mask, pad=1, types=1 if name in NO_TYPES else 3)
     places = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)} if name in ("Bert", "Electra") else {}
     model, foreign = assert_parity(
         make(name, task, **values),
@@ -106,7 +108,7 @@ def test_an_untied_output_computes_with_the_bias_of_its_projection(
     assert not model.tied_names()
 
 
-CLASSIFIERS = ["Bert", "DistilBert", "Roberta", "Camembert", "XLMRoberta", "Electra"]
+CLASSIFIERS = ["Bert", "DistilBert", "Roberta", "Camembert", "XLMRoberta", "Electra", "MPNet"]
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
@@ -114,7 +116,7 @@ CLASSIFIERS = ["Bert", "DistilBert", "Roberta", "Camembert", "XLMRoberta", "Elec
 def test_sequence_classification(tmp_path: Path, name: str, problem: str | None) -> None:
     labels = 1 if problem == "regression" else 5
     reference = make(name, "SequenceClassification", num_labels=labels, problem_type=problem)
-    types = 1 if name == "DistilBert" else 3
+    types = 1 if name in NO_TYPES else 3
     _, foreign = assert_parity(reference, batch(pad=1, types=types), tmp_path, model_type=MODEL_TYPES.get(name))
     (head,) = foreign.model.heads
     assert head.kind == ("regression" if problem == "regression" else "classifier")

@@ -109,6 +109,13 @@ def test_relatives_of_bert(tmp_path: Path, kind: str) -> None:
     assert_alike(wordpiece(tmp_path / "named", config={"model_type": kind}, tokenizer_config={"tokenizer_class": name}))
 
 
+def test_mpnet_frames_wordpieces_as_roberta_does(tmp_path: Path) -> None:
+    special = ("<s>", "<pad>", "</s>", "[UNK]", "<mask>")
+    ours, reference = assert_alike(wordpiece(tmp_path, *special, config={"model_type": "mpnet"}))
+    assert type(reference).__name__ == "MPNetTokenizer"
+    assert ours.encode_pair("the cat", "sat")[0].count(2) == 3  # <s> a </s></s> b </s>
+
+
 def test_wordpiece_with_roles_of_other_names(tmp_path: Path) -> None:
     names = {"unk_token": "<u>", "cls_token": "<c>", "sep_token": "<e>", "pad_token": "<p>", "mask_token": "<m>"}
     ours, _ = assert_alike(wordpiece(tmp_path, *names.values(), config=BERT, special_tokens_map=names))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tformer.nn.positions import POSITIONS, Positions, PositionSizes
 from tformer.nn.positions.base import LearnedOptions, NoPositionsOptions
-from tformer.nn.positions.biases import AlibiOptions, T5BiasOptions, alibi_slopes, t5_bucket
+from tformer.nn.positions.biases import AlibiOptions, LearnedT5BiasOptions, T5BiasOptions, alibi_slopes, t5_bucket
 from tformer.nn.positions.fixed import MAX_ROWS, Patch2dOptions, SinusoidalOptions, sinusoids
 from tformer.nn.positions.rope import RopeOptions, RopeScaling, scale_frequencies
 from tformer.nn.positions.shaw import ShawOptions
@@ -29,7 +29,7 @@ SIZES: dict[str, Any] = {
 
 ALL_OPTIONS = [
     NoPositionsOptions(), SinusoidalOptions(), LearnedOptions(), RopeOptions(), AlibiOptions(), T5BiasOptions(),
-    ShawOptions(clip=3), Patch2dOptions(),
+    ShawOptions(clip=3), Patch2dOptions(), LearnedT5BiasOptions(),
 ]  # fmt: skip
 
 

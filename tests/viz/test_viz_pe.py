@@ -165,6 +165,9 @@ DRAW = np.random.default_rng(0)
 TABLES = {
     "learned": Table("learned", "run", weight=DRAW.normal(size=(20, 16))),
     "t5_bias": Table("t5_bias", "run", bias=DRAW.normal(size=(32, 2)), bidirectional=True),
+    "learned_t5_bias": Table(
+        "learned_t5_bias", "run", weight=DRAW.normal(size=(20, 16)), bias=DRAW.normal(size=(32, 2)), bidirectional=True
+    ),
     "shaw": Table("shaw", "run", keys=DRAW.normal(size=(7, 8)), values=DRAW.normal(size=(7, 8))),
 }
 

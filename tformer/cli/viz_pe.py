@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tformer.viz.pe.settings import Settings
 
 WHAT, SIZES, RESULT = Panel("What to show"), Panel("Sizes"), Panel("Result")
-NAMES = "sinusoidal, learned, rope, alibi, t5_bias, shaw or patch2d"
+NAMES = "sinusoidal, learned, rope, alibi, t5_bias, learned_t5_bias, shaw or patch2d"
 
 EPILOG = examples(
     "`tformer viz-pe`",

@@ -45,7 +45,7 @@ KNOWN_KINDS: tuple[tuple[str, frozenset[Any]], ...] = (
     (r"model\.(encoder|decoder)\.norm\.kind", frozenset({"layernorm", "rmsnorm"})),
     (
         r"model\.(encoder|decoder)\.positions\.kind",
-        frozenset({"none", "sinusoidal", "learned", "rope", "alibi", "t5_bias"}),
+        frozenset({"none", "sinusoidal", "learned", "rope", "alibi", "t5_bias", "learned_t5_bias"}),
     ),
 )
 
@@ -77,7 +77,7 @@ def canonical(model: Model) -> dict[str, Any]:
         del data["tie"]["source_target"]
     if not {"lm", "masked_lm"} & data["heads"].keys():
         del data["tie"]["output"]
-    if not any(data[side] and data[side]["positions"]["kind"] == "learned" for side in ("encoder", "decoder")):
+    if not any(stack.positions.module.fixed_length for stack in model.stacks.values()):
         data["max_seq_len"] = None  # no table of positions has this length
     if model.patches is not None:
         del data["patches"]["stem_depth"]  # of convolutions, which no class has

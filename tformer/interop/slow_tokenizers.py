@@ -1,6 +1,6 @@
 """Conversion of older vocabulary files (before tokenizer.json) with the `tokenizers` library: same ids, same text.
 
-    vocab.txt                 WordPiece: BERT, DistilBERT, ELECTRA
+    vocab.txt                 WordPiece: BERT, DistilBERT, ELECTRA; MPNet with <s> a </s>
     vocab.json + merges.txt   BPE over bytes: GPT-2 and OPT; RoBERTa, BART and Longformer with <s> a </s>
 
 What `transformers` takes as given where the files are silent is written here in tables. Tokens that the small files
@@ -29,8 +29,12 @@ ROBERTA = {
     **{"bos": "<s>", "eos": "</s>", "sep": "</s>", "cls": "<s>"},
     **{"unk": "<unk>", "pad": "<pad>", "mask": "<mask>"},
 }
+MPNET = ROBERTA | {"unk": "[UNK]"}
 # Names of tokenizer classes (without "Fast") -> their default special tokens by role.
-WORDPIECE_CLASSES = {f"{name}Tokenizer": BERT for name in ("Bert", "DistilBert", "Electra")}
+WORDPIECE_CLASSES = {
+    **{f"{name}Tokenizer": BERT for name in ("Bert", "DistilBert", "Electra")},
+    "MPNetTokenizer": MPNET,
+}
 BYTE_BPE_CLASSES = {
     "GPT2Tokenizer": GPT2,
     **{f"{name}Tokenizer": ROBERTA for name in ("Roberta", "Bart", "Longformer")},
@@ -55,8 +59,10 @@ def convert_slow(config: TokenizerConfig, model_config: Mapping[str, Any]) -> Co
     """
     folder = config.folder
     if (folder / VOCAB_TXT).exists():
-        roles = _roles(config, _defaults(config, model_config, WORDPIECE_CLASSES, "BertTokenizer", VOCAB_TXT))
-        return _finished(_wordpiece(config, roles), config, roles, _frame_of_bert)
+        defaults = _defaults(config, model_config, WORDPIECE_CLASSES, "BertTokenizer", VOCAB_TXT)
+        roles = _roles(config, defaults)
+        template = _frame_of_roberta if defaults is MPNET else _frame_of_bert
+        return _finished(_wordpiece(config, roles), config, roles, template)
     if (folder / VOCAB_JSON).exists() and (folder / MERGES).exists():
         defaults = _defaults(config, model_config, BYTE_BPE_CLASSES, "GPT2Tokenizer", VOCAB_JSON)
         roles = _roles(config, defaults)

@@ -56,7 +56,6 @@ LACKING: Mapping[str, str] = {
     "mixtral": _EXPERTS,
     "mobilebert": "bottlenecks and several feed-forward networks in a block",
     "modernbert": "windows and two bases of rotary positions by layer, and a first layer without a norm",
-    "mpnet": "relative position biases beside absolute positions",
     "mpt": "ALiBi in MPT's layout, without biases",
     "musicgen": _SPEECH,
     "nystromformer": "Nystrom attention",

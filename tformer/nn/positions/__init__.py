@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from tformer.nn.positions.base import LearnedOptions, NoPositionsOptions, Positions, PositionSizes
-from tformer.nn.positions.biases import AlibiOptions, T5BiasOptions
+from tformer.nn.positions.biases import AlibiOptions, LearnedT5BiasOptions, T5BiasOptions
 from tformer.nn.positions.fixed import Patch2dOptions, SinusoidalOptions
 from tformer.nn.positions.rope import RopeOptions
 from tformer.nn.positions.shaw import ShawOptions
@@ -17,6 +17,7 @@ PositionOptions = (
     | RopeOptions
     | AlibiOptions
     | T5BiasOptions
+    | LearnedT5BiasOptions
     | ShawOptions
     | Patch2dOptions
 )

@@ -1,5 +1,7 @@
 """Position biases added to the scores of attention, one per head: ALiBi (fixed) and T5's buckets (learned).
 
+MPNet (arXiv 2004.09297) has T5's biases beside learned vectors at the input.
+
 ALiBi (arXiv 2108.12409): each head subtracts a slope times the distance. Head n of H = 2^m has the slope 2^(-8n/H), n
 from 1. For other H the slopes of the power of two below come first, then every other slope of the power above. Before
 the diagonal, -slope |j - i| is the paper's slope (j - i); without a causal mask the distance counts both ways.
@@ -23,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tformer.nn.options import require
-from tformer.nn.positions.base import Positions, PositionSizes
+from tformer.nn.positions.base import LearnedOptions, LearnedPositions, Positions, PositionSizes
 from tformer.nn.positions.fixed import TabledPositions
 
 
@@ -95,6 +97,22 @@ class T5BiasPositions(Positions):
         return F.embedding(bucket_BTS, self.weight).permute(0, 3, 1, 2)
 
 
+class LearnedT5BiasPositions(LearnedPositions):
+    """Learned vectors added to the embeddings, weight, and T5's biases of the scores, relative.weight."""
+
+    kind = "learned_t5_bias"
+    about = "A learned vector per position at the input, and T5's bias in the scores (MPNet, arXiv 2004.09297)."
+    per_head = True
+
+    def __init__(self, options: LearnedT5BiasOptions, *, sizes: PositionSizes) -> None:
+        super().__init__(options, d_model=sizes.d_model, max_seq_len=sizes.max_seq_len)
+        biases = T5BiasOptions(buckets=options.buckets, max_distance=options.max_distance)
+        self.relative = T5BiasPositions(biases, num_heads=sizes.num_heads, bidirectional=sizes.bidirectional)
+
+    def bias(self, q_pos_BT: Tensor, k_pos_BS: Tensor) -> Tensor:
+        return self.relative.bias(q_pos_BT, k_pos_BS)
+
+
 @dataclass(frozen=True)
 class AlibiOptions:
     """Linear biases: scores fall with the distance, by a fixed slope per head (arXiv 2108.12409)."""
@@ -124,3 +142,20 @@ class T5BiasOptions:
 
     def build(self, sizes: PositionSizes) -> Positions:
         return T5BiasPositions(self, num_heads=sizes.num_heads, bidirectional=sizes.bidirectional)
+
+
+@dataclass(frozen=True)
+class LearnedT5BiasOptions(LearnedOptions):
+    """Learned absolute positions, and T5's biases of scores beside them (MPNet, arXiv 2004.09297)."""
+
+    module: ClassVar[type[LearnedPositions]] = LearnedT5BiasPositions
+    kind: Literal["learned_t5_bias"] = "learned_t5_bias"  # type: ignore[assignment]
+    buckets: int = 32  # number of learned biases per head
+    max_distance: int = 128  # distances from here on share the last bucket
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        T5BiasOptions(buckets=self.buckets, max_distance=self.max_distance)
+
+    def build(self, sizes: PositionSizes) -> Positions:
+        return LearnedT5BiasPositions(self, sizes=sizes)

@@ -4,7 +4,7 @@
   const { data, state, element, control, pe, peViews, number } = tformer;
   const byId = (id) => document.getElementById(id);
   const NAMES = { sinusoidal: "Sinusoidal", learned: "Learned", rope: "Rotary (RoPE)", alibi: "ALiBi", t5_bias: "T5 bias",
-    shaw: "Shaw", patch2d: "2-D patches", compare: "Compare" };
+    learned_t5_bias: "Learned, T5 bias", shaw: "Shaw", patch2d: "2-D patches", compare: "Compare" };
   // Which controls a view has, beside the kind and the view.
   const USES = {
     sinusoidal: { all: ["positions", "d_model", "base", "layout"], waves: ["dims"], wavelengths: ["-positions"] },
@@ -12,6 +12,7 @@
     rope: { all: ["positions", "d_model", "heads", "base"], circles: ["dims"], rotation: ["ropeLayout"] },
     alibi: { all: ["heads", "positions"], slopes: ["-positions"], bias: ["head", "causal"] },
     t5_bias: { all: ["positions", "buckets", "max_distance"], bias: ["-buckets", "-max_distance"] },
+    learned_t5_bias: { all: ["positions"], buckets: ["buckets", "max_distance"] },
     shaw: { all: ["positions", "clip"], keys: ["-positions", "-clip"], values: ["-positions", "-clip"] },
     patch2d: { all: ["grid", "d_model", "base"] },
     compare: { all: ["positions", "d_model", "heads", "base"] },

@@ -151,5 +151,5 @@ tformer.peViews = (() => {
   const compare = {
     curves: (s, l) => [lines("", data.compare.flatMap((kind) => COMPARED[kind](s, l)), { xLabel: "distance Δ", yLabel: "share of the top" })],
   };
-  return { sinusoidal, learned, rope, alibi, t5_bias: t5, shaw, patch2d, compare };
+  return { sinusoidal, learned, rope, alibi, t5_bias: t5, learned_t5_bias: { ...learned, ...t5 }, shaw, patch2d, compare };
 })();

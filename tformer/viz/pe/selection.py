@@ -78,11 +78,14 @@ def _with_numbers(table: Table, module: Any, layer: int) -> Table | None:
     def numbers(parameter: Any) -> Numbers | None:
         return None if parameter is None else parameter.detach().double().cpu().numpy()
 
-    if table.encoding == "learned":
+    if table.encoding in ("learned", "learned_t5_bias"):
         weight = numbers(module.weight)
         assert weight is not None
-        return replace(table, weight=weight[module.options.offset :])
-    if table.encoding == "t5_bias":
+        table = replace(table, weight=weight[module.options.offset :])
+        if table.encoding == "learned":
+            return table
+        module = module.relative
+    if table.encoding in ("t5_bias", "learned_t5_bias"):
         return replace(table, bias=numbers(module.weight), bidirectional=module.bidirectional)
     if table.encoding == "shaw":
         name = f"{table.name}, layer {layer}"
@@ -209,6 +212,7 @@ SIZES: dict[str, Callable[[Settings], str]] = {
     "rope": lambda s: f"head width {s.head_dim}, base {s.base:g}",
     "alibi": lambda s: f"{s.heads} heads",
     "t5_bias": lambda s: f"{s.buckets} buckets, maximum distance {s.max_distance}",
+    "learned_t5_bias": lambda s: f"{s.buckets} buckets, maximum distance {s.max_distance}",
     "shaw": lambda s: f"k = {s.clip}",
     "patch2d": lambda s: f"{s.grid} × {s.grid} patches, d_model {s.d_model}, base {s.base:g}",
     "compare": lambda s: f"d_model {s.d_model}, {s.heads} heads, base {s.base:g}",

@@ -273,3 +273,4 @@ VIEWS: dict[str, dict[str, View]] = {
         ),
     },
 }
+VIEWS["learned_t5_bias"] = {**VIEWS["learned"], **VIEWS["t5_bias"]}

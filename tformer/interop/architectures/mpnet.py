@@ -1,0 +1,92 @@
+"""MPNet (2004.09297): positions counted from the padding as in RoBERTa, and T5's bias, one table for all layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tformer.interop.architecture import Architecture
+from tformer.interop.architectures import bert
+from tformer.interop.architectures.parts import layer_links, pooled_links, sequence_head
+from tformer.interop.config import Config
+from tformer.interop.mapping import Link, both, link
+from tformer.recipe.model import Model
+
+OFFSET = 2  # rows before the first position: the class counts from the id 1, whatever the config says
+CONFIG = replace(
+    bert.CONFIG.defaulting(vocab_size=30527),
+    rows=[row for row in bert.CONFIG.defaulting(vocab_size=30527).rows if row.keys != "type_vocab_size"],
+    fixed={
+        **bert.CONFIG.fixed,
+        "encoder.positions": {"kind": "learned_t5_bias", "ids": "nonpad_cumsum", "offset": OFFSET},
+    },
+    expected={"relative_attention_num_buckets": 32, "pad_token_id": OFFSET - 1},
+    written={"relative_attention_num_buckets": 32, "pad_token_id": OFFSET - 1},
+)
+LAYER = {
+    "self_attention.qkv": "attention.attn.q attention.attn.k attention.attn.v",
+    "self_attention.out": "attention.attn.o",
+    "self_attention_norm": "attention.LayerNorm",
+    "feedforward.up": "intermediate.dense",
+    "feedforward.down": "output.dense",
+    "feedforward_norm": "output.LayerNorm",
+}
+
+
+def read(config: Config, class_name: str) -> dict[str, Any]:
+    values = bert.read_body(config, CONFIG)
+    values["max_seq_len"] -= OFFSET
+    if bert.is_classifier(class_name):
+        return {**values, "heads": [sequence_head(config, activation="tanh")]}
+    return {**values, "heads": [{"kind": "masked_lm", "activation": "gelu"}]}
+
+
+def write(model: Model, class_name: str) -> dict[str, Any]:
+    return CONFIG.write(model) | {"max_position_embeddings": model.max_seq_len + OFFSET}
+
+
+def links(model: Model, class_name: str) -> list[Link]:
+    tables, output = "mpnet.embeddings", "lm_head.decoder"
+    classifies = bert.is_classifier(class_name)
+    table = [
+        link(
+            "embedding.weight",
+            f"{tables}.word_embeddings.weight",
+            also=[] if classifies or not model.tie.output else [f"{output}.weight"],
+        ),
+        link("encoder.positions.weight", f"{tables}.position_embeddings.weight"),
+        link("encoder.positions.relative.weight", "mpnet.encoder.relative_attention_bias.weight"),
+        *both("embedding.norm", f"{tables}.LayerNorm"),
+        *layer_links(model, "encoder", "mpnet.encoder.layer", LAYER),
+    ]
+    if classifies:
+        return [*table, *pooled_links(model, pooler="classifier.dense", project="classifier.out_proj")]
+    return [
+        *table,
+        *both("heads.masked_lm.dense", "lm_head.dense"),
+        *both("heads.masked_lm.norm", "lm_head.layer_norm"),
+        *bert.prediction_links(model, bias="lm_head.bias", output=output),
+    ]
+
+
+MPNET = Architecture(
+    model_type="mpnet",
+    classes={
+        "MPNetForMaskedLM": ("masked_lm",),
+        "MPNetForSequenceClassification": ("classifier",),
+        "MPNetModel": (),
+    },
+    family="roberta",
+    read=read,
+    write=write,
+    links=links,
+    prefix="mpnet.",
+    pooler="mpnet.pooler.dense",
+    skipped=(
+        bert.buffers("mpnet"),
+        r"mpnet\.pooler\.dense\.(weight|bias)",
+        r"lm_head\.(bias|(dense|layer_norm|decoder)\.(weight|bias))",
+    ),
+    special_ids={"pad": 1, "bos": 0, "eos": 2},
+    slow_tokenizer="MPNetTokenizer",
+)
