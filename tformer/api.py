@@ -55,8 +55,16 @@ from tformer.evaluation.options import EvaluationOptions
 from tformer.inside.attribution import AttributionReport
 from tformer.inside.embeddings import EmbeddingReport, embedding_report
 from tformer.inside.heads import HeadReport
-from tformer.inside.options import AttributeOptions, EmbeddingOptions, HeadOptions, LensOptions, PatchOptions
+from tformer.inside.options import (
+    AttributeOptions,
+    EmbeddingOptions,
+    HeadOptions,
+    LensOptions,
+    PatchOptions,
+    TokenOptions,
+)
 from tformer.inside.patching import AblationReport, PatchReport
+from tformer.inside.tokens import TokenReport
 from tformer.loading import Loaded
 from tformer.support.device import default_cache_dir, resolve_device, use_one_thread_after_fork
 from tformer.support.errors import InputError
@@ -77,6 +85,7 @@ from tformer.workers.work import QUIET, Work, never
 from tformer.workflows.attribution import attribute_inputs
 from tformer.workflows.heads import score_heads
 from tformer.workflows.patching import ablate, patch_prompts
+from tformer.workflows.tokens import score_tokens
 
 if TYPE_CHECKING:
     from tformer.workflows.folds import CrossValidation
@@ -112,6 +121,7 @@ NOT_OF_CLASSIFY = OF_LOAD | {
 NOT_OF_EVALUATE = OF_LOAD | {"json": RETURNED}
 NOT_OF_INSIDE = OF_LOAD | {"output": RETURNED, "format": RETURNED}
 NOT_OF_LENS = NOT_OF_INSIDE | {"view": RETURNED}
+NOT_OF_TOKENS = NOT_OF_INSIDE | {"hardest": "the report's hardest(N) has their places"}
 OF_COMMAND = {"dry_run": "the command shows it: tformer train --dry-run", "json": "it is the run's `summary`"}
 OF_PROCESSES = ("devices", "parallel", "max_restarts")
 NOT_OF_FOLDS = OF_COMMAND | {"resume": "the same call goes on where it stopped"}
@@ -432,6 +442,17 @@ class Run(Loaded):
             chosen = from_keywords(EmbeddingOptions, given, caller="embedding_table", without=NOT_OF_INSIDE)
             chosen.check()
             return embedding_report(self, chosen)
+
+    def tokens(self, text: str | None = None, **options: Any) -> TokenReport:
+        """The loss of each token of a text in bits, its rank and the most probable tokens (`tformer viz-tokens`).
+
+        Without a text of `data`, by default the run's validation data. `.bits`, `.rank`, `.summary`, `.calibration`,
+        `.hardest(20)`, ...; `tformer.inside.tokens.segments` aligns the reports of two runs on one text.
+        """
+        with flags_as_keywords():
+            chosen = from_keywords(TokenOptions, options | {"text": text}, caller="tokens", without=NOT_OF_TOKENS)
+            chosen.check()
+            return score_tokens(self if self.model.compute_dtype == torch.float32 else self._copy(), chosen, QUIET)
 
     # --- copies for inference -----------------------------------------------------------------------------------------
 

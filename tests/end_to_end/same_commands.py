@@ -145,6 +145,7 @@ def commands() -> Iterator[tuple[str, Job]]:
         "lens": ("lens", "gpt", "--text", "the cat", "--tuned", "text.txt", "--steps", 5, "-o", "lens.json"),
         "attribute": ("attribute", "gpt", "--text", "the cat", "-o", "attribute.json"),
         "viz-embeddings": ("viz-embeddings", "gpt", "--token", "t", "-o", "vectors.json"),
+        "viz-tokens": ("viz-tokens", "gpt", "gpt", "--text", "the cat", "-o", "tokens.json"),
         "plot": ("plot", "gpt", "-o", "curves.svg"),
         "inspect": ("inspect", "gpt", "--shapes", "--json"),
         "tokenize": ("tokenize", "gpt", "--text", "the cat sat", "--json"),

@@ -34,6 +34,7 @@ COMMANDS = {
     ),
     "lens": ("single", ["--text", "a", "--format", "json"]),
     "attribute": ("single", ["--text", "a", "--format", "json"]),
+    "viz-tokens": ("decoder", ["--text", "abc", "--format", "json"]),
 }
 FORMS = [*COMMANDS, "viz-pe", "viz-embeddings"]
 

@@ -72,7 +72,7 @@ COMMANDS = {
     "train-tokenizer": Command(
         TRAIN, "train_tokenizer", "Train a tokenizer on your text and report how it encodes it."
     ),
-    "data": Command(TRAIN, "data", "Look at data before training: columns, labels, lengths, duplicates, bad rows."),
+    "data": Command(TRAIN, "data", "Look at data: columns, labels, lengths, duplicates, bad rows."),
     "train": Command(TRAIN, "train", "Train a Transformer from scratch, fine-tune another run, or resume a run."),
     "config": Command(TRAIN, "config", "Show, validate, explain and list recipes, which define runs.", is_group=True),
     "average": Command(
@@ -138,6 +138,11 @@ COMMANDS = {
         LOOK_INSIDE,
         "viz_embeddings",
         "Draw vectors of tokens and labels; find the nearest of each.",
+    ),
+    "viz-tokens": Command(
+        LOOK_INSIDE,
+        "viz_tokens",
+        "Colour a text by the loss of each token.",
     ),
     "import": Command(EXCHANGE, "import_", "Convert a Hugging Face folder or repository to a checkpoint."),
     "export": Command(

@@ -70,6 +70,6 @@ COMPLETERS: dict[str, Completer] = {
     "--arch": _archs,
     "--preset": _presets,
     "TOPIC": _topics,
-    **dict.fromkeys(("RUN", "CHECKPOINT", "--run", "--init-from", "--teacher", "--ensemble"), _runs),
+    **dict.fromkeys(("RUN", "RUN2", "CHECKPOINT", "--run", "--init-from", "--teacher", "--ensemble"), _runs),
 }
 """By flag, or by the name of an argument's value."""

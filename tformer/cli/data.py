@@ -99,7 +99,7 @@ class DataOptions:
 
 @takes_options
 def data(options: DataOptions) -> None:
-    """Look at data before training: columns, labels, lengths, duplicates, bad rows.
+    """Look at data: columns, labels, lengths, duplicates, bad rows.
 
     Labelled tables, pairs and running text. Near duplicates are texts that differ in case, white space and punctuation
     only. Bad rows have no label, no text or missing cells. `train` says the same of its data, and never divides equal

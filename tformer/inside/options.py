@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal, get_type_hints
 
-from tformer.evaluation.options import DataOptions
+from tformer.evaluation.options import PAIRS, DataOptions
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.options import (
     DATA,
@@ -16,6 +16,7 @@ from tformer.support.options import (
     PictureFormat,
     Run,
     SpecialTokens,
+    argument,
     comma_list,
     declared_option,
     flag_of,
@@ -28,6 +29,15 @@ LENSES, VIEWS, STACKS = ("logit", "tuned"), ("layers", "parts"), ("decoder", "en
 MOST_TOP = 100
 MOST_SAMPLES = 10_000
 MAX_EXAMPLES = 64
+MaxExamples = Annotated[
+    int | None,
+    DATA(
+        "--max-examples",
+        metavar="N",
+        help="Read this many examples at most, evenly spread.",
+        default=str(MAX_EXAMPLES),
+    ),
+]
 
 
 def data_of(options: DataOptions) -> DataOptions:
@@ -46,15 +56,7 @@ class HeadOptions(DataOptions):
     copies: Annotated[int, RANDOM("--copies", metavar="N", help="Number of times that each sequence is read.")] = 4
     samples: Annotated[int, RANDOM("--samples", metavar="N", help="Number of sequences.")] = 10
     seed: Annotated[int, RANDOM("--seed", help="Seed of the tokens.")] = 0
-    max_examples: Annotated[
-        int | None,
-        DATA(
-            "--max-examples",
-            metavar="N",
-            help="Read this many examples at most, evenly spread.",
-            default=str(MAX_EXAMPLES),
-        ),
-    ] = None
+    max_examples: MaxExamples = None
     over_training: Annotated[
         bool, SHOWN("--over-training", help="Score every checkpoint of the run, and draw a curve for each head.")
     ] = False
@@ -88,6 +90,52 @@ class HeadOptions(DataOptions):
                 raise InputError(f"--{name} must be {bounds}, found {value:,}")
         if self.reads_data and self.random_option is not None:
             raise InputError(f"{self.random_option} is for random tokens; examples of data replace them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenOptions(DataOptions):
+    """The options of `tformer viz-tokens`."""
+
+    run: Run = None
+    second: Annotated[str | None, argument("RUN2", help="A second run that reads the same, for comparison.")] = None
+    text: Annotated[
+        str | None, READ("--text", help="The text to colour; for an encoder-decoder the source.", default="--data")
+    ] = None
+    target: Annotated[
+        str | None,
+        PAIRS(
+            "--target",
+            metavar="TEXT|FILE",
+            help="With --text the target, which is coloured; with --source the file of references.",
+            default="with --text the model's own translation",
+        ),
+    ] = None
+    special_tokens: Annotated[SpecialTokens, READ] = False
+    max_examples: MaxExamples = None
+    hardest: Annotated[int, SHOWN("--hardest", metavar="N", help="Number of tokens in the table of the hardest.")] = 20
+    top_k: Annotated[int, SHOWN("--top-k", metavar="K", help="Number of alternatives of each token.")] = 5
+    output: Annotated[
+        Path | None,
+        SHOWN("-o", "--output", metavar="FILE", help="File, whose suffix sets the format.", default="tokens.html"),
+    ] = None
+    format: Annotated[PictureFormat, SHOWN] = None
+    checkpoint: Checkpoint = "best"
+    device: Device = "auto"
+
+    def check(self) -> None:
+        """Raise InputError for what can be refused before anything is loaded."""
+        if not 1 <= self.top_k <= MOST_TOP:
+            raise InputError(f"--top-k must be 1 to {MOST_TOP}, found {self.top_k}")
+        if self.hardest < 1:
+            raise InputError(f"--hardest must be at least 1, found {self.hardest}")
+        if self.text is None:
+            if self.special_tokens:
+                raise InputError("--special-tokens is for --text, which was not given")
+            super().check()
+            return
+        of_data = {*data_of(self).given(), *(["max_examples"] if self.max_examples is not None else [])}
+        if of_data := of_data - {"target", "prefix"}:
+            raise InputError(f"--text and {flag_of(TokenOptions, min(of_data))} exclude each other")
 
 
 PROMPTS, ABLATION = Panel("Two prompts"), Panel("Ablation")

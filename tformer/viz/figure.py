@@ -150,7 +150,10 @@ def _heat(figure: Any, axes: Any, plot: Heat) -> None:
         longest = max((len(word) for words in plot.words or () for word in words), default=1)
         size = max(min(9.0, CELL_POINTS / columns / longest), 4.0)
         for (row, column), value in np.ndenumerate(plot.values):
-            light = np.dot(colours((value - low) / ((high - low) or 1))[:3], (0.3, 0.6, 0.1)) > 0.5
+            empty = not np.isfinite(value)  # on the white of the axes
+            if empty and plot.words is None:
+                continue
+            light = empty or np.dot(colours((value - low) / ((high - low) or 1))[:3], (0.3, 0.6, 0.1)) > 0.5
             ink = "black" if light else "white"
             text = plain(value) if plot.words is None else visible(plot.words[row][column])
             axes.text(left + column, top + row, text, ha="center", va="center", color=ink, fontsize=size)

@@ -45,7 +45,7 @@ def render_plots(
             subtitle="",
             body='<div id="plots" class="panels"></div>',
             scripts=("plots.js",),
-            data={"plots": list(map(_for_page, plots))},
+            data={"plots": list(map(for_page, plots))},
             notes=notes,
             without=("controls.js", "table.js"),
         )
@@ -54,7 +54,7 @@ def render_plots(
     return draw_plots(plots, format_, heading=title)  # type: ignore[arg-type]
 
 
-def _for_page(plot: Plot) -> dict[str, Any]:
+def for_page(plot: Plot) -> dict[str, Any]:
     """A plot as options of heatmap.js or lines.js."""
     words = {"title": plot.title, "caption": plot.caption}
     if isinstance(plot, Heat):

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from tformer.checkpoint import catalog
 from tformer.checkpoint.run import CHECKPOINTS
+from tformer.data.batching.batch import Batch
 from tformer.evaluation.predict import length_sorted_batches
 from tformer.inside.heads import HeadReport, Repeated, attention_maps, copying, head_scores, repeated_tokens
-from tformer.inside.options import MAX_EXAMPLES, HeadOptions, data_of
+from tformer.inside.options import MAX_EXAMPLES, HeadOptions, TokenOptions, data_of
 from tformer.loading import Loaded, load
 from tformer.support.errors import InputError
 from tformer.tasks.evaluate import held_out_data
 from tformer.workers.work import Work
 
 BATCH_TOKENS = 2048  # of a map [B, H, T, T]: 100 MB for 12 heads and windows of 1,024 tokens
-
-Inputs = dict[str, Any]
-"""Of the model's forward."""
 
 
 def score_heads(loaded: Loaded, options: HeadOptions, work: Work) -> list[HeadReport]:
@@ -42,7 +38,8 @@ def score_heads(loaded: Loaded, options: HeadOptions, work: Work) -> list[HeadRe
     if options.reads_data or "cross" in maps:
         if options.random_option is not None:
             raise InputError(f"{options.random_option} is for random tokens: {loaded.path} reads pairs of texts")
-        batches, read = _examples(loaded, options, work)
+        examples, read = read_examples(loaded, options, work)
+        batches = [batch.model_inputs() for batch in examples]
     else:
         repeated = repeated_tokens(
             loaded, length=options.length, copies=options.copies, samples=options.samples, seed=options.seed
@@ -66,12 +63,12 @@ def score_heads(loaded: Loaded, options: HeadOptions, work: Work) -> list[HeadRe
     return reports
 
 
-def _examples(loaded: Loaded, options: HeadOptions, work: Work) -> tuple[list[Inputs], str]:
-    """(batches of the named or the run's own data, what they are in words)."""
+def read_examples(loaded: Loaded, options: HeadOptions | TokenOptions, work: Work) -> tuple[list[Batch], str]:
+    """(batches of the named or the run's own data, the longest examples first; what they are in words)."""
     found = held_out_data(loaded, data_of(options), work, max_examples=options.max_examples or MAX_EXAMPLES)
     samples, rng = found.samples, np.random.default_rng(0)
     batches = [
-        found.objective.collate(samples.examples(0, indices), rng=rng, training=False).model_inputs()
+        found.objective.collate(samples.examples(0, indices), rng=rng, training=False)
         for indices in length_sorted_batches(samples, batch_size=options.batch_size, batch_tokens=BATCH_TOKENS)
     ]
     return batches, found.name if " examples of " in found.name else f"{len(samples):,} examples of {found.name}"

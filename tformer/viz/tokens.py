@@ -1,0 +1,219 @@
+"""The loss of each token as a page, a picture, terminal text, JSON and CSV: of one run, or of two side by side."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tformer.inside.tokens import BINS, TokenReport, segments
+from tformer.support.errors import InputError, visible
+from tformer.support.files import encode_text
+from tformer.support.formatting import aligned, columns_of, csv_text, fitted, json_text
+from tformer.viz.attention.scene import run_name
+from tformer.viz.lens.text import signs
+from tformer.viz.page import render_page
+from tformer.viz.picture import FILE_WIDTH, LARGEST_WIDTH, UNIT_SQUARE, for_page, render_plots
+from tformer.viz.plots import Heat, Line, Lines, Plot, colour_at
+from tformer.viz.terminal import RESET, Colours, colour_code, colour_support, draw_plot
+
+MAX_BYTES = 20e6
+MOST_BITS = 16.0  # at the end of the colour scale, where a token has as many
+ROWS, COLUMNS = 20, 8  # of tokens in a picture, as many as have room for words
+WORD, CONTEXT = 12, 32  # characters of a word in a picture, and of a context in the terminal
+CAUTION = "Equal losses have equal colours. A loss says how surprising a token is to the model, not how right it is."
+BODY = """\
+<div id="controls" class="controls" role="group" aria-label="What is shown"></div>
+<section id="texts" class="panels" aria-label="The text, each token coloured"></section>
+<section id="cell" aria-label="The token at the cursor" aria-live="polite"></section>
+<section id="hardest" aria-label="The hardest tokens"></section>
+<section id="calibration" aria-label="Calibration"></section>
+"""
+
+
+def render(
+    reports: Sequence[TokenReport], format_: str, *, hardest: int, command: str = "", to_file: bool = True
+) -> str | bytes:
+    """The content of a file or of standard output in one of `output.FORMATS`. hardest: number of the hardest tokens."""
+    if format_ == "html":
+        return as_page(reports, hardest=hardest, command=command)
+    if format_ == "json":
+        return json_text({"command": command} | as_document(reports, hardest=hardest))
+    if format_ == "csv":
+        return _as_csv(reports, hardest=hardest)
+    if format_ == "terminal":
+        width = FILE_WIDTH if to_file else min(shutil.get_terminal_size().columns, LARGEST_WIDTH)
+        return as_text(reports, hardest=hardest, width=width, colour="none" if to_file else colour_support(sys.stdout))
+    return render_plots(plots_of(reports), format_, title=f"Tokens of {', '.join(names_of(reports))}")
+
+
+def names_of(reports: Sequence[TokenReport]) -> list[str]:
+    """A name for each run: of two checkpoints of one run with their steps."""
+    names = [run_name(Path(report.path)) for report in reports]
+    unique = len(set(names)) == len(names)
+    return names if unique else [f"{name}, step {r.step:,}" for name, r in zip(names, reports, strict=True)]
+
+
+def summary_line(report: TokenReport) -> str:
+    """`12 tokens, 3.214 bits per token, 1.1 per character, perplexity 9.28, 41.7% right, calibration error 0.031`."""
+    found = report.summary
+    characters = f"{found['bits_per_character']:.4g} per character, " if "bits_per_character" in found else ""
+    return (
+        f"{found['tokens']:,} tokens, {found['bits_per_token']:.4g} bits per token, {characters}"
+        f"perplexity {found['perplexity']:.4g}, {found['accuracy']:.1%} right, calibration error {found['ece']:.3f}"
+    )
+
+
+def most_bits(reports: Sequence[TokenReport]) -> float:
+    """The loss at the end of the colour scale, the same for all runs."""
+    return min(MOST_BITS, max(float(np.nanmax(report.bits)) for report in reports)) or 1.0
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def as_document(reports: Sequence[TokenReport], *, hardest: int) -> dict[str, Any]:
+    """Of each run summary, calibration, hardest tokens and, of a text, every token; the common segments of two runs."""
+    runs: list[dict[str, Any]] = []
+    for name, report in zip(names_of(reports), reports, strict=True):
+        runs.append(
+            {
+                "name": name, "run": report.path, "step": report.step, "read": report.read, "text": report.text,
+                "source": report.source, "summary": report.summary, "calibration": report.calibration,
+                "tokens": None if report.text is None else [_token(report, n) for n in range(len(report.ids))],
+                "hardest": [{"before": report.context(n)[0], "after": report.context(n)[1], **_token(report, n)}
+                            for n in report.hardest(hardest)],
+            }
+        )  # fmt: skip
+    common = None
+    if len(reports) == 2 and reports[0].text is not None and reports[0].text == reports[1].text:
+        found, of_tokens = segments(*reports)
+        common = [{"start": each.start, "end": each.stop, "text": reports[0].text[each.start : each.stop],
+                   "bits": each.bits} for each in found]  # fmt: skip
+        for run, numbers in zip(runs, of_tokens, strict=True):
+            for token, number in zip(run["tokens"], numbers, strict=True):
+                token["segment"] = None if number < 0 else number
+    return {"runs": runs, "segments": common}
+
+
+def _token(report: TokenReport, place: int) -> dict[str, Any]:
+    start, end = report.spans[place] or (None, None)
+    bits, known = float(report.bits[place]), report.rank[place] >= 0
+    return {
+        "position": place, "id": int(report.ids[place]), "token": report.tokens[place], "piece": report.pieces[place],
+        "start": start, "end": end, "bits": bits if known else None, "probability": 2.0**-bits if known else None,
+        "rank": int(report.rank[place]) if known else None, "top": report.top(place) if known else [],
+    }  # fmt: skip
+
+
+def _as_csv(reports: Sequence[TokenReport], *, hardest: int) -> str:
+    """A row for each token of a text, or for each of the hardest tokens of data."""
+    columns = ["position", "id", "token", "start", "end", "bits", "probability", "rank"]
+    columns += ["before", "after"] if reports[0].text is None else []
+    most = max(report.top_ids.shape[1] for report in reports)
+    best = [f"{name}_{number + 1}" for number in range(most) for name in ("top", "top_probability")]
+    rows: list[tuple[Any, ...]] = [("run", *columns, *best)]
+    for run in as_document(reports, hardest=hardest)["runs"]:
+        for token in run["tokens"] or run["hardest"]:
+            rows.append((run["run"], *map(token.get, columns), *(cell for pair in token["top"] for cell in pair)))
+    return csv_text(rows)
+
+
+# --- page, plots, terminal --------------------------------------------------------------------------------------------
+
+
+def as_page(reports: Sequence[TokenReport], *, hardest: int, command: str = "", max_bytes: float = MAX_BYTES) -> str:
+    """The page. Raises InputError for one of more than `max_bytes`."""
+    first, calibration = reports[0], for_page(calibration_plot(reports))
+    summaries = [f"{report.read}: {summary_line(report)}" for report in reports]
+    page = render_page(
+        title="Tokens",
+        subtitle=f"{', '.join(names_of(reports))}: {fitted(first.read if first.text is None else first.text, 160)}",
+        style="tokens.css",
+        body=BODY,
+        scripts=("tokens.js",),
+        data={"most": most_bits(reports), "curve": calibration, "summaries": summaries}
+        | as_document(reports, hardest=hardest),
+        notes=[
+            CAUTION,
+            *dict.fromkeys(note for report in reports for note in report.notes),
+            *(f"Model: {report.path}, step {report.step}." for report in reports),
+            *([] if first.source is None else [f"Source: {first.source}"]),
+            *([f"Command: {command}"] if command else []),
+        ],
+    )
+    if (size := len(encode_text(page))) > max_bytes:
+        hint = "a shorter text or a smaller --top-k makes it smaller; --format csv has no limit"
+        raise InputError(f"a page of {size / 1e6:.1f} MB does not fit into {max_bytes / 1e6:g} MB", hint=hint)
+    return page
+
+
+def plots_of(reports: Sequence[TokenReport]) -> list[Plot]:
+    """The tokens of a text in rows, as maps of their losses; then the calibration."""
+    high, plots = most_bits(reports), list[Plot]()
+    for name, report in zip(names_of(reports), reports, strict=True):
+        count = 0 if report.text is None else -(-len(report.ids) // COLUMNS)  # of rows
+        bits_RC = np.pad(report.bits[: count * COLUMNS], (0, max(0, count * COLUMNS - len(report.ids))),
+                         constant_values=np.nan).reshape(count, COLUMNS)  # fmt: skip
+        words = [fitted(signs(token), WORD) for token in report.tokens] + [""] * COLUMNS
+        for start in range(0, count, ROWS):
+            rows = range(start, min(count, start + ROWS))
+            plots.append(
+                Heat(
+                    bits_RC[start : start + ROWS], [str(row * COLUMNS) for row in rows], [""] * COLUMNS, "position", "",
+                    "viridis", 0.0, high, "bits", f"Loss of each token, {name}", summary_line(report), numbers=True,
+                    words=[words[row * COLUMNS : (row + 1) * COLUMNS] for row in rows],
+                )
+            )  # fmt: skip
+    return [*plots, calibration_plot(reports)]
+
+
+def calibration_plot(reports: Sequence[TokenReport]) -> Lines:
+    """The share of right predictions against their probability; a calibrated model is on the diagonal."""
+    lines = [Line("perfect", np.array([0.0, 1.0]), np.array([0.0, 1.0]))]
+    for name, report in zip(names_of(reports), reports, strict=True):
+        sure, right, _ = map(np.array, report.calibration.values())
+        lines.insert(-1, Line(f"{name}, ECE {report.summary['ece']:.3f}", sure, right))
+    caption = f"Most probable tokens in {BINS} equal bins of probability: below the diagonal the model is too sure."
+    return Lines("probability", "share that is right", lines, points=True, title="Calibration", caption=caption,
+                 **UNIT_SQUARE)  # fmt: skip
+
+
+def as_text(reports: Sequence[TokenReport], *, hardest: int, width: int, colour: Colours) -> str:
+    """For each run the coloured text and the hardest tokens; the calibration."""
+    lines, high = list[str](), most_bits(reports)
+    for name, report in zip(names_of(reports), reports, strict=True):
+        lines += [f"{name}, {report.read}", summary_line(report), ""]
+        lines += [] if report.text is None else [*_flow(report, high, width, colour), ""]
+        rows = [("bits", "rank", "before", "token", "after", "most probable")]
+        for place in report.hardest(hardest):
+            (before, after), (answer, share) = map(signs, report.context(place)), report.top(place)[0]
+            cells = (before[-CONTEXT:], signs(report.tokens[place]), after[:CONTEXT], f"{signs(answer)} {share:.3f}")
+            rows.append((f"{report.bits[place]:.2f}", f"{report.rank[place]:,}", *cells))
+        lines += ["hardest tokens", *aligned(rows, right=rows[0][:3]), ""]
+    return "\n".join([*lines, draw_plot(calibration_plot(reports), width=min(width, 72), colour=colour)])
+
+
+def _flow(report: TokenReport, high: float, width: int, colour: Colours) -> list[str]:
+    """The text in lines, every token on the colour of its loss."""
+    lines, used = [""], 0
+    for piece, bits in zip(report.pieces, report.bits.tolist(), strict=True):
+        text = visible(piece.replace("\n", "↵"))
+        if used and used + columns_of(text) > width:
+            lines.append("")
+            used = 0
+        used += columns_of(text)
+        if colour != "none" and np.isfinite(bits):
+            ground = colour_at("viridis", bits / high)
+            ink = (0, 0, 0) if np.dot(ground, (0.3, 0.6, 0.1)) > 127 else (255, 255, 255)
+            codes = f"{colour_code(ground, colour, ground=True)};{colour_code(ink, colour, ground=False)}"
+            text = f"\x1b[{codes}m{text}{RESET}"
+        lines[-1] += text
+        if "\n" in piece:
+            lines.append("")
+            used = 0
+    return lines
