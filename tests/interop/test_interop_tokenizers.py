@@ -180,40 +180,8 @@ def test_a_file_that_is_named_takes_the_place_of_the_folders(tmp_path: Path) -> 
     assert found.roles == {"bos": other.special.bos, "eos": other.special.eos}
 
 
-@pytest.mark.parametrize(
-    ("files", "said", "hint"),
-    [
-        (["spiece.model"], "SentencePiece only (spiece.model)", "save_pretrained(DIR) writes a tokenizer.json"),
-        (["sentencepiece.bpe.model"], "(sentencepiece.bpe.model)", "transformers and sentencepiece"),
-        (["source.spm", "target.spm", "vocab.json"], "(source.spm, target.spm)", "--tokenizer FILE"),
-        ([], "has no tokenizer: no tokenizer.json, no vocab.txt, no vocab.json with merges.txt", "--tokenizer FILE"),
-    ],
-    ids=["T5", "XLM-R", "Marian", "nothing"],
-)
-def test_without_a_readable_vocabulary_the_way_to_one_is_said(
-    tmp_path: Path, files: list[str], said: str, hint: str
-) -> None:
-    for name in files:
-        (tmp_path / name).write_bytes(b"{}")
+def test_without_a_readable_vocabulary_the_way_to_one_is_said(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         read_tokenizer(tmp_path, {"model_type": "t5"})
-    assert said in str(caught.value) and hint in str(caught.value.hint)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("tokenizer.json", b"\xff", "tokenizer.json is not a usable tokenizer.json: byte 0 is not UTF-8"),
-        ("tokenizer.json", b"{}", "it has no `model` section"),
-        ("tokenizer_config.json", b"[]", "tokenizer_config.json is damaged: expected a JSON object"),
-        ("tokenizer_config.json", b'{"eos_token": 7}', "tokenizer_config.json: eos_token: found 7, expected a token"),
-        ("tokenizer_config.json", b'{"added_tokens_decoder": {"x": "y"}}', "expected an object with ids as keys"),
-        ("added_tokens.json", b'{"x": "y"}', "added_tokens.json: x: found 'y', expected an id"),
-    ],
-)
-def test_damaged_files_are_named(tmp_path: Path, name: str, content: bytes, said: str) -> None:
-    folder = llama(tmp_path / "llama")
-    (folder / name).write_bytes(content)
-    with pytest.raises(InputError) as caught:
-        read_tokenizer(folder, {})
-    assert said in str(caught.value)
+    assert "has no tokenizer: no tokenizer.json, no vocab.txt, no vocab.json with merges.txt" in str(caught.value)
+    assert "no SentencePiece model" in str(caught.value) and "--tokenizer FILE" in str(caught.value.hint)

@@ -20,6 +20,7 @@ from tformer.interop.architecture import auto_class
 from tformer.interop.choose import choose_class_or_code, label_keys, without_learned_rates
 from tformer.interop.generation_config import left_unsaid, write_generation
 from tformer.interop.preprocessor import write_preprocessor
+from tformer.interop.sentencepiece_files import piece_files
 from tformer.interop.tokenizer_config import special_keys
 from tformer.interop.tokenizer_files import TARGET_FOLDER, own_rules_note, text_ends_note, tokenizer_documents
 from tformer.interop.weight_files import Outgoing, index_document, main_dtype, outgoing, plan_shards
@@ -153,12 +154,16 @@ def export_checkpoint(
         "dtype": str(stored).removeprefix("torch."),
         "model_type": choice.architecture.model_type,
     }
-    texts = {"config.json": _json(config), **_texts(recipe, model, tokenizers), **index_document(tensors, shards)}
+    texts: dict[str, str | bytes] = {
+        "config.json": _json(config),
+        **_texts(recipe, model, tokenizers),
+        **index_document(tensors, shards),
+    }
     code = choice.architecture.code
     if code is not None:
         texts[code.file] = (Path(__file__).parent / code.file).read_text(encoding="utf-8")
     size = sum(map(file_bytes, shards.values()))
-    needed = size + sum(len(text.encode("utf-8")) for text in texts.values())
+    needed = size + sum(map(len, map(_bytes, texts.values())))
     files.require_room(target, needed)
     with files.storage_errors(target, bytes_needed=needed):
         files.make_folders(target.absolute().parent)
@@ -206,10 +211,11 @@ def _weights_of(checkpoint: Checkpoint, model: Model) -> dict[str, Tensor]:
     return {name: weights[name] for name in wanted}
 
 
-def _texts(recipe: Recipe, model: Model, tokenizers: Tokenizers) -> dict[str, str]:
-    """{name: text} of the files beside config.json and weights."""
-    texts: dict[str, str] = {}
-    if tokenizers.source is not None:
+def _texts(recipe: Recipe, model: Model, tokenizers: Tokenizers) -> dict[str, str | bytes]:
+    """{name: content} of the files beside config.json and weights."""
+    texts = {} if tokenizers.source is None else piece_files(tokenizers.source, tokenizers.target)
+    of_pieces = bool(texts)
+    if tokenizers.source is not None and not of_pieces:
         alone, ids = tokenizers.target is None, recipe.tokenizer.special_ids
         texts |= tokenizer_documents(
             tokenizers.source,
@@ -219,7 +225,7 @@ def _texts(recipe: Recipe, model: Model, tokenizers: Tokenizers) -> dict[str, st
             padding_side="right" if model.encoder is not None else "left",
             writes=_is_language_model(recipe),
         )
-    if tokenizers.target is not None:
+    if tokenizers.target is not None and not of_pieces:
         documents = tokenizer_documents(
             tokenizers.target, recipe.tokenizer.special_ids, model_max_length=model.max_seq_len
         )
@@ -237,7 +243,7 @@ def _fill(
     folder: Path,
     tensors: Outgoing,
     shards: Mapping[str, Mapping[str, Tensor]],
-    texts: Mapping[str, str],
+    texts: Mapping[str, str | bytes],
     *,
     work: Work = QUIET,
 ) -> None:
@@ -258,7 +264,11 @@ def _fill(
     for name, text in texts.items():
         if "/" in name and not (folder / name).parent.is_dir():
             files.mkdir((folder / name).parent)
-        files.write_durably(folder / name, [text.encode("utf-8")])
+        files.write_durably(folder / name, [_bytes(text)])
+
+
+def _bytes(content: str | bytes) -> bytes:
+    return content.encode("utf-8") if isinstance(content, str) else content
 
 
 def _json(document: Mapping[str, Any]) -> str:

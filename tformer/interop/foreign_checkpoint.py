@@ -22,7 +22,13 @@ from tformer.interop.generation_config import generation_document, generation_no
 from tformer.interop.preprocessor import preprocessor_notes, read_preprocessor
 from tformer.interop.read_model import ForeignModel, read_model, recipe_of
 from tformer.interop.tokenizer_config import special_ids
-from tformer.interop.tokenizer_files import TARGET_FOLDER, TOKENIZER_JSON, FoundTokenizer, read_tokenizer
+from tformer.interop.tokenizer_files import (
+    TARGET_FOLDER,
+    TOKENIZER_JSON,
+    FoundTokenizer,
+    read_target_tokenizer,
+    read_tokenizer,
+)
 from tformer.interop.weight_files import CONFIG, FileRead
 from tformer.recipe import recipe_to_yaml
 from tformer.support.errors import InputError
@@ -95,7 +101,11 @@ def open_folder(
         target_tokenizer = folder / TARGET_FOLDER / TOKENIZER_JSON  # written by `tformer export`
     if target_tokenizer is not None:
         target = read_tokenizer(folder, config, path=target_tokenizer)
-        tokenizers.append(_fitting(target, model.target_vocab_size or model.vocab_size, target_tokenizer))
+    elif translates and tokenizer is None:
+        target = read_target_tokenizer(folder, config)
+    if target is not None:
+        rows = model.target_vocab_size or model.vocab_size
+        tokenizers.append(_fitting(target, rows, target_tokenizer or folder))
         roles = target.roles  # special ids are those of the target side
         notes += target.notes
     generation = read_generation(folder, config)

@@ -11,7 +11,7 @@ from pathlib import Path
 from tformer.support.errors import InputError, TformerError
 
 PREFIX = "hf:"
-PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model")
+PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model", "*.spm")
 SUBFOLDERS = "*/*"  # subfolders hold other formats and models
 _NAME = re.compile(r"(?!.*\.\.)hf:([\w.-]+/[\w.-]+|[\w.-]+)(?:@([\w./-]+))?")
 

@@ -2,6 +2,7 @@
 
     vocab.txt                 WordPiece: BERT, DistilBERT, ELECTRA; MPNet with <s> a </s>
     vocab.json + merges.txt   BPE over bytes: GPT-2 and OPT; RoBERTa, BART and Longformer with <s> a </s>
+    spiece.model and similar  SentencePiece: the classes of `sentencepiece_files`
 
 What `transformers` takes as given where the files are silent is written here in tables. Tokens that the small files
 name are added in its order: by id, then those that have a role.
@@ -9,19 +10,31 @@ name are added in its order: by id, then those that have a role.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from tformer.interop.architectures import ARCHITECTURES
+from tformer.interop.sentencepiece_files import (
+    FILES,
+    KINDS,
+    MARIAN_FILES,
+    MAX_BYTES,
+    VOCAB_JSON,
+    placed,
+    read_ids,
+    read_pieces,
+)
 from tformer.interop.tokenizer_config import TOKENIZER_CONFIG, TokenizerConfig
 from tformer.support.errors import InputError
-from tformer.support.files import read_bounded, read_object
+from tformer.support.files import read_bounded
+from tformer.tokenizer.sentences import SENTENCEPIECE
 
-VOCAB_TXT, VOCAB_JSON, MERGES = "vocab.txt", "vocab.json", "merges.txt"
-MAX_BYTES = 256 << 20
+VOCAB_TXT, MERGES = "vocab.txt", "merges.txt"
 
 BERT = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
 GPT2 = {"unk": "<|endoftext|>", "bos": "<|endoftext|>", "eos": "<|endoftext|>"}
@@ -52,34 +65,45 @@ Converted = tuple[str, Mapping[str, str]]
 """(text of a tokenizer.json, role -> token)"""
 
 
-def convert_slow(config: TokenizerConfig, model_config: Mapping[str, Any]) -> Converted | None:
+def convert_slow(config: TokenizerConfig, model_config: Mapping[str, Any], *, target: bool = False) -> Converted | None:
     """The tokenizer of a folder without tokenizer.json; None when it has no vocabulary in these formats.
+
+    target: the tokenizer of the target side; None where it has none of its own.
 
     Raises InputError for damaged files, and for a class whose rules are others.
     """
     folder = config.folder
-    if (folder / VOCAB_TXT).exists():
-        defaults = _defaults(config, model_config, WORDPIECE_CLASSES, "BertTokenizer", VOCAB_TXT)
+    if not target and (folder / VOCAB_TXT).exists():
+        name = _class_name(config, model_config, WORDPIECE_CLASSES, "BertTokenizer", VOCAB_TXT)
+        defaults = WORDPIECE_CLASSES[name]
         roles = _roles(config, defaults)
         template = _frame_of_roberta if defaults is MPNET else _frame_of_bert
         return _finished(_wordpiece(config, roles), config, roles, template)
-    if (folder / VOCAB_JSON).exists() and (folder / MERGES).exists():
-        defaults = _defaults(config, model_config, BYTE_BPE_CLASSES, "GPT2Tokenizer", VOCAB_JSON)
+    if not target and (folder / VOCAB_JSON).exists() and (folder / MERGES).exists():
+        name = _class_name(config, model_config, BYTE_BPE_CLASSES, "GPT2Tokenizer", VOCAB_JSON)
+        defaults = BYTE_BPE_CLASSES[name]
         roles = _roles(config, defaults)
         framed = defaults is ROBERTA
         template = _frame_of_roberta if framed else _ends_of_gpt2
         return _finished(_byte_bpe(config, roles, framed=framed), config, roles, template)
-    return None
+    if not any((folder / file).exists() for file in (*FILES, *MARIAN_FILES)):
+        return None
+    name = _class_name(config, model_config, KINDS, "T5Tokenizer", "a SentencePiece model")
+    kind = KINDS[name]
+    if target and len(kind.files) == 1:
+        return None
+    roles = _roles(config, kind.roles)
+    tokenizer, section = read_pieces(config, name, roles["unk"].content, target=target)
+    placing = partial(placed, kind) if kind.single else partial(_ends_of_gpt2, bos=True)
+    text, names = _finished(tokenizer, config, roles, placing)
+    section["config"] |= {f"{role}_token": token for role, token in names.items()}
+    return json.dumps(json.loads(text) | {SENTENCEPIECE: section}, ensure_ascii=False), names
 
 
-def _defaults(
-    config: TokenizerConfig,
-    model_config: Mapping[str, Any],
-    classes: Mapping[str, Mapping[str, str]],
-    usual: str,
-    file: str,
-) -> Mapping[str, str]:
-    """The class's default special tokens. InputError for a class that reads such a file by other rules."""
+def _class_name(
+    config: TokenizerConfig, model_config: Mapping[str, Any], classes: Collection[str], usual: str, file: str
+) -> str:
+    """The tokenizer class of a folder. InputError for one that reads such a file by other rules."""
     architecture = ARCHITECTURES.get(str(model_config.get("model_type")))
     by_type = (architecture.slow_tokenizer if architecture else None) or usual
     found = config.options.get("tokenizer_class") or model_config.get("tokenizer_class") or by_type
@@ -90,7 +114,7 @@ def _defaults(
             f"{config.folder}: tokenizer_class: found {found}, tformer reads {file} as {', '.join(classes)} do",
             hint=JSON_HINT,
         )
-    return classes[name]
+    return name
 
 
 def _roles(config: TokenizerConfig, defaults: Mapping[str, str]) -> dict[str, AddedToken]:
@@ -119,10 +143,7 @@ def _wordpiece(config: TokenizerConfig, roles: Mapping[str, AddedToken]) -> Toke
 
 def _byte_bpe(config: TokenizerConfig, roles: Mapping[str, AddedToken], *, framed: bool) -> Tokenizer:
     path = config.folder / VOCAB_JSON
-    vocabulary = read_object(path, max_bytes=MAX_BYTES)
-    for token, number in vocabulary.items():
-        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-            raise InputError(f"{path}: {token}: found {number!r}, expected an id")
+    vocabulary = read_ids(path)
     if framed:
         _require(("cls", "sep"), roles, vocabulary, config, path, "which stands around every text of this tokenizer")
     space = bool(config.flag("add_prefix_space", default=False))
@@ -194,9 +215,12 @@ def _frame_of_roberta(config: TokenizerConfig, names: Mapping[str, str], ids: Ma
     return processors.RobertaProcessing((sep, ids[sep]), (cls, ids[cls]), True, space)
 
 
-def _ends_of_gpt2(config: TokenizerConfig, names: Mapping[str, str], ids: Mapping[str, int]) -> Any:
-    """GPT-2's template: nothing around a text unless the config says so (OPT: </s> before it)."""
-    asked = {role: bool(config.flag(f"add_{role}_token", default=False)) for role in ("bos", "eos")}
+def _ends_of_gpt2(
+    config: TokenizerConfig, names: Mapping[str, str], ids: Mapping[str, int], *, bos: bool = False
+) -> Any:
+    """GPT-2's template: nothing around a text unless the config says so (OPT: </s> before it; Llama: <s>)."""
+    defaults = {"bos": bos, "eos": False}
+    asked = {role: bool(config.flag(f"add_{role}_token", default=usual)) for role, usual in defaults.items()}
     for role, wanted in asked.items():
         if wanted and role not in names:
             raise InputError(f"{config.folder / TOKENIZER_CONFIG}: add_{role}_token: there is no {role}_token to add")

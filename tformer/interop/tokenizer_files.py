@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tformer.interop.architecture import Architecture
+from tformer.interop.sentencepiece_files import to_json
 from tformer.interop.slow_tokenizers import JSON_HINT, convert_slow
 from tformer.interop.tokenizer_config import (
     ROLES,
@@ -25,16 +25,6 @@ from tformer.tokenizer.tokenizer import MAX_FILE_BYTES
 
 TOKENIZER_JSON = "tokenizer.json"
 TARGET_FOLDER = "target_tokenizer"  # in an exported folder: the tokenizer of the target side
-SENTENCEPIECE_SUFFIXES = (".model", ".spm")
-MARIAN_FILES = ("source.spm", "target.spm")
-SENTENCEPIECE_HINT = (
-    "in an environment with transformers and sentencepiece: "
-    "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes a tokenizer.json; import takes --tokenizer FILE"
-)
-MARIAN_HINT = (
-    "transformers cannot write one for Marian: take the tokenizer.json of a copy of this model that has one "
-    "(those made for use in browsers do), and name it with --tokenizer FILE"
-)
 
 
 @dataclass(frozen=True)
@@ -68,15 +58,20 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], *, path: Path | None
     converted = convert_slow(small, config)
     if converted is not None:
         return _found(*converted, folder)
-    found = sorted(path.name for path in folder.iterdir() if path.name.endswith(SENTENCEPIECE_SUFFIXES))
-    if found:
-        raise InputError(
-            f"{folder} has its tokenizer as SentencePiece only ({', '.join(found)}), tformer reads tokenizer.json",
-            hint=MARIAN_HINT if set(found) & set(MARIAN_FILES) else SENTENCEPIECE_HINT,
-        )
     raise InputError(
-        f"{folder} has no tokenizer: no {TOKENIZER_JSON}, no vocab.txt, no vocab.json with merges.txt", hint=JSON_HINT
+        f"{folder} has no tokenizer: no {TOKENIZER_JSON}, no vocab.txt, no vocab.json with merges.txt, no "
+        "SentencePiece model",
+        hint=JSON_HINT,
     )
+
+
+def read_target_tokenizer(folder: Path, config: Mapping[str, Any]) -> FoundTokenizer | None:
+    """The tokenizer of the target side of a folder without tokenizer.json; None where one tokenizer serves both."""
+    small = read_tokenizer_config(folder)
+    if (folder / TOKENIZER_JSON).exists() or (converted := convert_slow(small, config, target=True)) is None:
+        return None
+    same = converted == convert_slow(small, config)
+    return None if same else _found(*converted, folder)
 
 
 def _found(text: str, names: Mapping[str, str], source: Path) -> FoundTokenizer:
@@ -129,8 +124,8 @@ def tokenizer_documents(
     }
     return {
         TOKENIZER_JSON: tokenizer.to_json(),
-        TOKENIZER_CONFIG: _json(options),
-        SPECIAL_TOKENS_MAP: _json(names),
+        TOKENIZER_CONFIG: to_json(options),
+        SPECIAL_TOKENS_MAP: to_json(names),
     }
 
 
@@ -169,7 +164,3 @@ def own_rules_note(architecture: Architecture, tokenizer: Tokenizer | None) -> t
         f"AutoTokenizer of transformers 5 reads every tokenizer of {architecture.model_type} by that model's own "
         "rules: PreTrainedTokenizerFast.from_pretrained opens this one as it is",
     )
-
-
-def _json(document: Mapping[str, Any]) -> str:
-    return json.dumps(document, ensure_ascii=False, indent=2) + "\n"

@@ -177,7 +177,7 @@ def segmenter_of(tokenizer: Tokenizer, rate: float) -> Segmenter:
     model = json.loads(tokenizer.to_json())["model"]
     if tokenizer.kind in ("bpe", "byte-bpe") and model.get("merges"):
         return BpeSegmenter(tokenizer, model, rate)
-    if tokenizer.kind == "unigram":
+    if tokenizer.kind == "unigram" and model.get("type") == "Unigram":
         return UnigramSegmenter(tokenizer, model, rate)
     raise InputError(
         f"data.subword_sampling: found {rate:g} with a {tokenizer.kind} tokenizer, expected 0: only bpe, byte-bpe and "

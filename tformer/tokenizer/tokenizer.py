@@ -28,6 +28,7 @@ from tformer.tokenizer.decoding import PieceStream, PieceTable, StreamDecoder, W
 from tformer.tokenizer.growth import growth_problem
 from tformer.tokenizer.options import TokenizerModel
 from tformer.tokenizer.pieces import Truncation, batches_of, ends_of, is_long, pieces_of
+from tformer.tokenizer.sentences import SENTENCEPIECE, SentencePieces
 from tformer.tokenizer.special import SpecialIds, find_special_ids, opening_ids
 
 
@@ -50,12 +51,14 @@ class Tokenizer:
 
     Attributes: `kind` (the model), `vocab_size` (highest id + 1), `special` (SpecialIds), `opening` (`opening_ids`),
     `dtype` (uint16 or uint32, the smallest that holds every id), `sha256` (of the canonical JSON: equal for equal
-    tokenizers, whatever `with_special` names).
+    tokenizers, whatever `with_special` names), `sentencepiece` (the section of a model of SentencePiece, or None).
     """
 
     def __init__(self, rust: RustTokenizer, document: dict[str, Any], text: str, name: str) -> None:
         self._rust = rust
         self._text, self._name = text, name
+        self.sentencepiece: dict[str, Any] | None = document.get(SENTENCEPIECE)
+        self._sentences = SentencePieces(document) if self.sentencepiece else None
         # A pattern may take exponential time, a map of characters may be damaged: the library panics, and prints it.
         self._may_panic = '"Regex"' in text or '"Precompiled"' in text
         self._rust.encode_special_tokens = True  # in data they are text
@@ -70,7 +73,7 @@ class Tokenizer:
         self._special_tokens = frozenset(special.values())
         self.special: SpecialIds = find_special_ids(special, document.get("post_processor"))
         self.opening: tuple[int, ...] = opening_ids(document.get("post_processor"))
-        self.kind: TokenizerModel = _kind(rust, document)
+        self.kind: TokenizerModel = _kind(rust, document) if self._sentences is None else self._sentences.kind
         self._table: PieceTable | None = None
         if (read := concatenating_reader(document.get("decoder"))) is not None:
             pieces = [b"" if token is None else read(token) for token in self._tokens]
@@ -102,8 +105,10 @@ class Tokenizer:
         if not isinstance(document, dict) or not isinstance(document.get("model"), dict):
             raise _not_a_tokenizer(name, "it has no `model` section")
         read = text
-        if document.get("padding") or document.get("truncation"):  # they would fill memory or lose text
-            read = json.dumps(document | {"padding": None, "truncation": None}, ensure_ascii=False)
+        if document.get("padding") or document.get("truncation") or SENTENCEPIECE in document:
+            # The first two would fill memory or lose text; the library does not know the third.
+            known = {key: value for key, value in document.items() if key != SENTENCEPIECE}
+            read = json.dumps(known | {"padding": None, "truncation": None}, ensure_ascii=False)
         try:
             if problem := growth_problem(document):
                 raise ValueError(problem)
@@ -113,6 +118,8 @@ class Tokenizer:
                 # Encoding shows what is missing: a template's token or the unknown token in the vocabulary.
                 encodings = rust.encode_batch_fast([("a \U0010ffff", "b"), "a"], add_special_tokens=True)
                 rust.decode(encodings[0].ids)
+            if SENTENCEPIECE in document:
+                SentencePieces(document)
         except BaseException as error:
             # The library raises plain Exception for bad files, and its panics do not derive from Exception.
             if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
@@ -140,9 +147,8 @@ class Tokenizer:
     def reading_special(self) -> Tokenizer:
         """The same tokenizer for prompts: text that spells a special token becomes that token."""
         other = copy.copy(self)
-        other._rust = RustTokenizer.from_str(self._text)
-        other._rust.no_truncation()
-        other._rust.no_padding()
+        other._rust = RustTokenizer.from_str(self._rust.to_str())
+        other._sentences = self._sentences and self._sentences.reading_special()
         other._characters = None
         return other
 
@@ -206,7 +212,16 @@ class Tokenizer:
     def _encode_whole(self, texts: list[str], *, template: bool = False) -> list[list[int]]:
         if self._characters is not None and not template:
             return [self._characters.encode(self.normalize(text)) for text in texts]
-        return [e.ids for e in self._call(self._rust.encode_batch_fast, texts, add_special_tokens=template)]
+        return [e.ids for e in self._call_on(self._rust.encode_batch_fast, texts, add_special_tokens=template)]
+
+    def _call_on(self, function: Callable[..., Any], *texts: Any, add_special_tokens: bool) -> Any:
+        """What an encoding function of the library returns for texts, or for their pieces by SentencePiece."""
+        if self._sentences is None:
+            return self._call(function, *texts, add_special_tokens=add_special_tokens)
+        given = [
+            self._sentences.cut_all([one])[0] if isinstance(one, str) else self._sentences.cut_all(one) for one in texts
+        ]
+        return self._call(function, *given, add_special_tokens=add_special_tokens, is_pretokenized=True)
 
     def _call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """What a function of the library returns. InputError, with the tokenizer's file, where it fails on a text."""
@@ -256,21 +271,25 @@ class Tokenizer:
                 text,
                 most,
                 keep,
-                lambda piece: self._call(self._rust.encode, piece, add_special_tokens=False),
-                lambda encoding: len(encoding.ids),
+                self._encode_at,
+                lambda encoding: len(encoding[0]),
                 at_lines=self._starts_at_lines,
             )
-            for place, encoding in parts:
-                ids += encoding.ids
-                spans += encoding.offsets if place == 0 else [(place + a, place + b) for a, b in encoding.offsets]
+            for place, (found, offsets) in parts:
+                ids += found
+                spans += offsets if place == 0 else [(place + a, place + b) for a, b in offsets]
         except (TypeError, UnicodeEncodeError) as error:
             raise _not_unicode([text], error) from error
         return ids, spans
 
+    def _encode_at(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        encoding = self._call_on(self._rust.encode, text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets if self._sentences is None else self._sentences.spans(text)
+
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """Two texts in the pair template: (ids, token type ids)."""
         try:
-            encoding = self._call(self._rust.encode, first, second, add_special_tokens=True)
+            encoding = self._call_on(self._rust.encode, first, second, add_special_tokens=True)
         except (TypeError, UnicodeEncodeError) as error:
             raise _not_unicode([first, second], error) from error
         return encoding.ids, encoding.type_ids
@@ -279,7 +298,8 @@ class Tokenizer:
         if self._table is not None:
             return self._table.decode(ids, skip_special=skip_special)
         shown = [i for i in ids if not (skip_special and i in self._special_tokens)]
-        return self._call(self._rust.decode, shown, skip_special_tokens=skip_special)
+        text: str = self._call(self._rust.decode, shown, skip_special_tokens=skip_special)
+        return text.strip() if self._sentences is not None and self._sentences.trims else text
 
     def stream(self, *, skip_special: bool = True) -> StreamDecoder:
         """A decoder for single ids that never returns part of a character."""
@@ -290,6 +310,8 @@ class Tokenizer:
     def normalize(self, text: str) -> str:
         """The text as the model sees it: after the Unicode form, case and accent options."""
         normalizer = self._rust.normalizer
+        if self._sentences is not None:
+            return self._sentences.normalize(text)
         return text if normalizer is None else self._call(normalizer.normalize_str, text)
 
     def token(self, token_id: int) -> str:

@@ -241,7 +241,7 @@ MBART = replace(
     write=OF_MBART.write,
     links=generator_links,
     special_ids={"pad": 1, "bos": 0, "eos": 2, "forced_eos": 2},
-    slow_tokenizer=None,
+    slow_tokenizer="MBartTokenizer",
     ctranslate2=("BartLoader", {"normalize_before": True, "normalize_embedding": True}),
 )
 PEGASUS = replace(
@@ -253,6 +253,7 @@ PEGASUS = replace(
     write=OF_PEGASUS.write,
     fixed=partial(stored_sinusoids, written=True),
     special_ids={"pad": 0, "eos": 1, "decoder_start": 0, "forced_eos": 1},
+    slow_tokenizer="PegasusTokenizer",
     ctranslate2=("BartLoader", {"normalize_before": True, "normalize_embedding": False}),
 )
 
@@ -304,5 +305,6 @@ MARIAN = replace(
     links=marian_links,
     fixed=partial(stored_sinusoids, written=False),
     special_ids={"pad": 58100, "eos": 0, "decoder_start": 58100, "forced_eos": 0},
+    slow_tokenizer="MarianTokenizer",
     ctranslate2=("BartLoader", {"normalize_before": False, "normalize_embedding": False}),
 )

@@ -263,6 +263,7 @@ LLAMA = Architecture(
     prefix="model.",
     skipped=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",),  # given by a formula, a buffer in old files
     special_ids={"bos": 1, "eos": 2},
+    slow_tokenizer="LlamaTokenizer",
     ctranslate2=("LlamaLoader", {}),
     gguf=Gguf("llama", "silu", stored_in_gguf),
 )
@@ -282,6 +283,7 @@ QWEN2 = replace(
     read=partial(read_qwen, table=OF_QWEN2),
     write=partial(write_qwen, table=OF_QWEN2),
     special_ids={},
+    slow_tokenizer=None,
     own_tokenizer_rules=True,
 )
 QWEN3 = replace(

@@ -91,7 +91,7 @@ CAMEMBERT = replace(
         "CamembertModel": (),
     },
     read=read,
-    slow_tokenizer=None,
+    slow_tokenizer="CamembertTokenizer",
 )
 XLM_ROBERTA = replace(
     ROBERTA,
@@ -102,5 +102,5 @@ XLM_ROBERTA = replace(
         "XLMRobertaModel": (),
     },
     read=read,
-    slow_tokenizer=None,
+    slow_tokenizer="XLMRobertaTokenizer",
 )

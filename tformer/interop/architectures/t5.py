@@ -170,6 +170,7 @@ T5 = Architecture(
     skipped=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),  # never used
     of_files=of_files,
     special_ids={"pad": 0, "eos": 1},
+    slow_tokenizer="T5Tokenizer",
     ctranslate2=("T5Loader", {}),
 )
 MT5 = replace(
