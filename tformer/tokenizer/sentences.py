@@ -1,4 +1,4 @@
-"""SentencePiece models (arXiv 1808.06226) inside a tokenizer: SentencePiece itself normalises and cuts the texts.
+"""SentencePiece models (arXiv 1808.06226) inside a tokenizer: SentencePiece itself normalizes and cuts the texts.
 
 A tokenizer.json of tformer holds such a model under the key `sentencepiece`, beside a vocabulary of pieces, added
 tokens, a template and a decoder that the `tokenizers` library reads. A piece that the vocabulary lacks is unknown.
