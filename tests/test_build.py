@@ -139,6 +139,14 @@ def small(**values: Any) -> dict[str, Any]:
             small(decoder={"positions": {"kind": "rope"}, "layers": {1: {"positions": {"clip": 3}}}}),
             "layers.1.positions.clip: unknown option",
         ),
+        (
+            small(decoder={"residual": "parallel", "norm": {"place": "post"}}),
+            "model.decoder.residual: found parallel, expected sequential with norm.place post",
+        ),
+        (
+            small(encoder={}, decoder={"residual": "parallel_one_norm"}),
+            "model.decoder.residual: found parallel_one_norm, expected sequential with cross-attention",
+        ),
         (small(decoder={}, heads=[{"kind": "lm"}, {"kind": "lm"}]), "model.heads.1: a second head of kind 'lm'"),
         (small(encoder={}, heads=[{"kind": "classifier"}]), r"model.heads.0 \(classifier\): .*num_labels"),
         (

@@ -285,6 +285,11 @@ def _block(
             hint="use it in an encoder, or another kind here",
         )
 
+    place = section.norm.place
+    unfit = "cross-attention" if memory_dim is not None else "" if place == "pre" else f"norm.place {place}"
+    if section.residual != "sequential" and unfit:
+        raise InputError(f"model.{side}.residual: found {section.residual}, expected sequential with {unfit}")
+
     def attention(memory_dim: int | None) -> MultiHeadAttention:
         options = section.attention if memory_dim is None else cross_attention_options(section.attention)
         try:
@@ -317,6 +322,7 @@ def _block(
         cross_attention=attention(memory_dim) if memory_dim is not None else None,
         build_norm=norm,
         place=section.norm.place,
+        residual=section.residual,
         dropout=section.dropout,
         multiplier=section.residual_multiplier,
     )

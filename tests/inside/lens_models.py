@@ -15,6 +15,7 @@ LABELLED = ENCODER.replace("{kind: masked_lm}", "{kind: classifier, pooling: mea
 LABELLED += "data: {labels: [dull, fine, good]}\n"
 RECIPES = {
     "llama": DECODER.replace("num_layers: 2", "num_layers: 2, norm: {kind: rmsnorm}"),
+    "parallel": DECODER.replace("num_layers: 2", "num_layers: 2, residual: parallel_one_norm"),
     "gpt": DECODER.replace("rope", "learned").replace("{kind: lm}", "{kind: lm, bias: true, softcap: 20}"),
     "post-norm decoder": DECODER.replace("positions: {kind: rope}, ", "").replace(*reversed(POST)),
     "bert": ENCODER.replace(*reversed(POST)).replace("token_types: 2", "token_types: 2, norm: true, size: 8"),

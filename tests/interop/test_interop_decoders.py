@@ -16,6 +16,14 @@ from tformer.interop.choose import choose_class
 from tformer.recipe.model import Model, layer_sections
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+SCALED: dict[str, dict[str, Any]] = {  # beside a factor of 4; texts of 13 tokens are longer than 6 and 8
+    "linear": {},
+    "dynamic": {},
+    "yarn": {"original_max_position_embeddings": 6, "beta_fast": 4.0, "beta_slow": 0.5},
+    "longrope": {
+        "original_max_position_embeddings": 6, "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 1.5, 3.0, 4.0]
+    },
+}  # fmt: skip
 ROPE = {"rope_theta": 500.0, "original_max_position_embeddings": 8, **LLAMA3}
 WINDOWS = {"head_dim": 6, "num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 4}
 ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"] * 2}
@@ -28,6 +36,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, tied": ("Llama", {"head_dim": 8, "tie_word_embeddings": True}),
     "llama, gelu": ("Llama", {"head_dim": 4, "mlp_bias": True, "hidden_act": "gelu", "num_key_value_heads": 4}),
     "llama, scaled": ("Llama", {"head_dim": 6, "rope_parameters": ROPE}),
+    **{f"llama, {kind}": ("Llama", {"head_dim": 8, "max_position_embeddings": 8, "rope_parameters": {
+           "rope_type": kind, "rope_theta": 500.0, "factor": 4.0, **values}}) for kind, values in SCALED.items()},
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 8}),
     "mistral, a window of all": ("Mistral", {"sliding_window": 29, "head_dim": 6}),
     # 3 heads do not divide 20: Llama's class refuses that

@@ -285,8 +285,11 @@ def test_a_class_of_transformers_goes_before_the_own_code(tmp_path: Path) -> Non
         ({"norm": {"kind": "batchnorm"}}, "model.decoder.norm.kind: batchnorm"),
         ({"positions": {"kind": "shaw"}}, "model.decoder.positions.kind: shaw"),
         ({"layers": {"0": {"norm": {"eps": 0.1}}}}, "model.decoder.layers"),
+        ({"residual": "parallel"}, "model.decoder.residual: parallel"),
+        ({"positions": {"kind": "rope", "share": 0.5}}, "model.decoder.positions.share: 0.5"),
+        ({"positions": {"kind": "rope", "scaling": {"kind": "linear"}}}, "model.decoder.positions.scaling"),
     ],
-    ids=["attention", "norm", "positions", "layers"],
+    ids=["attention", "norm", "positions", "layers", "residual", "share", "scaling"],
 )
 @pytest.mark.parametrize("model_type", [None, "tformer"])
 def test_what_the_code_lacks_is_refused_by_name(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 from typing import Any
 
@@ -250,6 +251,95 @@ def test_rope_scaling_keeps_fast_and_slows_slow_frequencies() -> None:
     torch.testing.assert_close(
         scale_frequencies(frequencies, RopeScaling()), torch.tensor([1.0, 1e-6 / 8.0], dtype=torch.float64)
     )
+
+
+LONG = {"short_factors": (1.0, 1.2, 1.5), "long_factors": (1.0, 2.0, 5.0), "original_max_seq_len": 10}
+SCALINGS = {
+    "linear": RopeScaling(kind="linear", factor=3.0),
+    "dynamic": RopeScaling(kind="dynamic", factor=3.0, original_max_seq_len=10),
+    "llama3": RopeScaling(factor=3.0, original_max_seq_len=10),
+    "yarn": RopeScaling(kind="yarn", factor=3.0, original_max_seq_len=60, beta_fast=8.0),
+    "yarn, not truncated": RopeScaling(kind="yarn", factor=3.0, original_max_seq_len=60, beta_fast=8.0, truncate=False),
+    "yarn, own factor": RopeScaling(kind="yarn", factor=3.0, original_max_seq_len=60, attention_factor=0.7),
+    "longrope": RopeScaling(kind="longrope", factor=3.0, **LONG),
+}
+
+
+@pytest.mark.parametrize("length", [4, 10, 11, 25])
+@pytest.mark.parametrize("case", SCALINGS)
+def test_every_kind_of_scaling_agrees_with_transformers(case: str, length: int) -> None:
+    """Half of each head of 12 is rotated; frequencies of dynamic and longrope follow the length."""
+    phi = importlib.import_module("transformers.models.phi.modeling_phi")
+    from transformers import PhiConfig
+
+    scaling = SCALINGS[case]
+    names = {"short_factors": "short_factor", "long_factors": "long_factor"}
+    own = {names.get(key, key): value for key, value in vars(scaling).items() if value not in ((), None)}
+    parameters = own | {"rope_type": scaling.kind, "rope_theta": 500.0, "partial_rotary_factor": 0.5}
+    parameters["original_max_position_embeddings"] = scaling.original_max_seq_len
+    config = PhiConfig(hidden_size=24, num_attention_heads=2, max_position_embeddings=10)
+    config.rope_parameters = parameters
+    pos, q = arange(length), torch.randn(1, 2, length, 12)
+    cos, sin = phi.PhiRotaryEmbedding(config)(q, pos)
+    expected, _ = phi.apply_rotary_pos_emb(q[..., :6], q[..., :6], cos, sin)
+    options = RopeOptions(base=500.0, share=0.5, scaling=scaling)
+    found, _ = make(options, head_dim=12, max_seq_len=30).rotate(q, q, pos, pos)
+    torch.testing.assert_close(found, torch.cat([expected, q[..., 6:]], dim=-1), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["dynamic", "longrope"])
+def test_frequencies_by_length_are_those_of_the_longest_row(case: str) -> None:
+    """Up to the original length they are one table; beyond, every row has those of the last position of the batch."""
+    module = make(RopeOptions(scaling=SCALINGS[case]), max_seq_len=30)
+    short, long = torch.arange(10), torch.arange(25)
+    assert torch.equal(module.rows(torch.stack([short, short // 2]))[0], module.rows(short[None])[0])
+    assert torch.equal(module.rows(torch.stack([long, long // 2]))[0], module.rows(long[None])[0])
+    assert not torch.equal(module.rows(long[None])[0, 1], module.rows(short[None])[0, 1])
+
+
+@pytest.mark.parametrize("layout", ["halves", "interleaved"])
+def test_a_share_of_each_head_is_rotated_as_a_head_of_that_size(layout: Any) -> None:
+    torch.manual_seed(0)
+    module, small = (make(RopeOptions(layout=layout, share=s), head_dim=h) for s, h in ((0.4, 10), (1.0, 4)))
+    q, k, pos = torch.randn(2, 4, 5, 10), torch.randn(2, 2, 5, 10), arange(5, 3)
+    for heads, found in zip((q, k), module.rotate(q, k, pos, pos, module.prepare(q, pos, heads=4)), strict=True):
+        expected, _ = small.rotate(heads[..., :4], heads[..., :4], pos, pos)
+        torch.testing.assert_close(found, torch.cat([expected, heads[..., 4:]], dim=-1), atol=1e-6, rtol=0)
+
+
+def test_a_share_that_is_a_fraction_of_whole_numbers_is_exact() -> None:
+    for whole, part in itertools.product(range(1, 200), repeat=2):
+        assert part > whole or RopeOptions(share=part / whole).width(whole) == part
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"kind": "linear", "beta_fast": 3.0}, "beta_fast must be left out: it belongs to yarn"),
+        ({"kind": "yarn", "short_factors": (1.0,)}, "short_factors must be left out: it belongs to longrope"),
+        (
+            {"kind": "llama3", "attention_factor": 0.5},
+            "attention_factor must be left out: it belongs to yarn and longrope",
+        ),
+        ({"kind": "yarn", "beta_slow": 40.0}, "beta_fast 32.0 must exceed beta_slow 40.0"),
+        ({"factor": 0.0}, "factor must be greater than 0"),
+        ({"original_max_seq_len": 1}, "original_max_seq_len must exceed 1, found 1"),
+    ],
+)
+def test_options_of_scaling_that_do_not_fit_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RopeScaling(**values)
+
+
+def test_options_of_rope_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="share must be above 0 and at most 1"):
+        RopeOptions(share=1.5)
+    with pytest.raises(ValueError, match="base must exceed 1 with scaling yarn"):
+        RopeOptions(base=1.0, scaling=SCALINGS["yarn"])
+    with pytest.raises(ValueError, match=r"head_dim must be even .* found 6 of which 0\.5 are rotated"):
+        make(RopeOptions(share=0.5))
+    with pytest.raises(ValueError, match=r"scaling\.short_factors has 3 numbers, expected 4, one for each pair"):
+        make(RopeOptions(scaling=SCALINGS["longrope"]), head_dim=8)
 
 
 # --- alibi and t5_bias ------------------------------------------------------------------------------------------------

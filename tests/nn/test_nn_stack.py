@@ -370,6 +370,34 @@ def test_positions_by_layer_train_recomputed_dropped_and_compiled() -> None:
     dropping(IDS).logits.sum().backward()
 
 
+@pytest.mark.parametrize("residual", ["parallel", "parallel_one_norm"])
+def test_a_parallel_residual_adds_both_functions_of_the_input(residual: str) -> None:
+    model = make(residual=residual, layers={1: {"norm": {"eps": 0.1}}}).eval()
+    states = hidden_of_layers(model)
+    context = AttentionContext.for_length(IDS.shape[1], causal=True)
+    for layer, block in enumerate(model.decoder.layers):
+        assert (block.feedforward_norm is None) == (residual == "parallel_one_norm")
+        x = states[layer]
+        norm = block.feedforward_norm or block.self_attention_norm
+        attended = block.self_attention(block.self_attention_norm(x), context, positions=model.decoder.positions)
+        torch.testing.assert_close(states[layer + 1], x + attended + block.feedforward(norm(x)))
+    torch.testing.assert_close(one_position_after_the_other(model), model(IDS).logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("residual", ["parallel", "parallel_one_norm"])
+def test_a_parallel_residual_trains_as_it_infers(residual: str) -> None:
+    model = make(residual=residual)
+    torch.testing.assert_close(model(IDS).logits, model.eval()(IDS).logits)
+    model.train()(IDS).logits.square().sum().backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert all(gradient is not None and gradient.abs().sum() > 0 for gradient in gradients.values())
+    model.zero_grad()
+    model.decoder.checkpointing = True
+    model(IDS).logits.square().sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name])
+
+
 def test_final_norm_is_optional() -> None:
     assert make(final_norm=False).decoder.final_norm is None
     model = make(final_norm=False).eval()

@@ -24,6 +24,8 @@ MODELS = {
     "sandwich": model(
         encoder={**STACK, "norm": {"place": "res_post"}}, decoder={**STACK, "norm": {"place": "sandwich"}}
     ),
+    "parallel": model(decoder={**STACK, "residual": "parallel"}),
+    "one norm": model(decoder={**STACK, "residual": "parallel_one_norm"}),
     "own heads": model(encoder={**STACK, "head_dim": 4, "layers": {1: {"num_heads": 2}}}),
     "images": model(encoder=STACK, patches={"image_size": 8, "size": 4}, heads=[{"kind": "classifier"}]),
 }
@@ -92,6 +94,13 @@ def test_norms_stand_where_the_recipe_says() -> None:
     assert ("encoder_0_self_norm", "encoder_0_self") in flow and ("encoder_0_self", "encoder_0_self_sum") in flow
     assert ("decoder_0_self_sum", "decoder_0_self_norm") in flow
     assert ("encoder_embedding", "encoder_0_self_sum") in edges_of(layout, "residual")
+
+
+def test_a_parallel_residual_is_drawn_beside_attention() -> None:
+    for name, start, last in (("parallel", "decoder_embedding", "ff_norm"), ("one norm", "decoder_0_self_norm", "ff")):
+        layout = lay_out(MODELS[name], title=name)
+        assert (start, f"decoder_0_{last}") in edges_of(layout, "flow")
+        assert ("decoder_0_self_sum", "decoder_0_ff_sum") in edges_of(layout, "residual")
 
 
 def test_untied_tables_are_not_joined() -> None:

@@ -207,6 +207,7 @@ def test_a_padded_batch_has_the_shapes_of_one_without_padding(kind: str) -> None
 
 LINKED = {
     **FAMILIES,
+    **{kind: section(decoder=stack(residual=kind)) for kind in ("parallel", "parallel_one_norm")},
     "FixNorm": section(
         encoder=stack(dropout=0.1, attention_dropout=0.2, activation_dropout=0.3, drophead=0.25),
         decoder=stack(dropout=0.1, layerdrop=0.2),
@@ -258,6 +259,15 @@ def test_every_parameter_is_seen_where_it_acts(name: str) -> None:
             other for other in parameters if other != key and parameters[other] is parameters[key]
         }
         assert bool(used.tied) == (key in tied or key in tied.values())
+
+
+def test_a_parallel_residual_reads_the_input_of_the_layer_and_joins_the_sum() -> None:
+    found = all_steps(traced(LINKED["parallel"]))
+    start = found["decoder.0.self_attention.normalized"].inputs
+    assert found["decoder.0.feedforward.normalized"].inputs == start
+    assert set(found["decoder.0.feedforward.residual"].inputs) == {
+        "decoder.0.self_attention.residual", "decoder.0.feedforward.down"
+    }  # fmt: skip
 
 
 def test_a_layer_reads_the_one_before_it() -> None:

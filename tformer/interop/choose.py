@@ -116,7 +116,7 @@ def unknown_anywhere(model: Model) -> list[tuple[str, Any]]:
         (path, value)
         for path, value in _leaves(canonical(model), "model")
         if any(value == odd and re.fullmatch(pattern, path) for pattern, odd in NOWHERE)
-        or any(value not in kinds and re.fullmatch(pattern, path) for pattern, kinds in KNOWN_KINDS)
+        or any(re.fullmatch(pattern, path) and value not in kinds for pattern, kinds in KNOWN_KINDS)
     ]
     # Layers may differ in their kind of attention alone, which some classes have.
     return found + [

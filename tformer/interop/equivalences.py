@@ -92,14 +92,17 @@ def reorder_heads(model: Model, weights: Mapping[str, Tensor], *, side: str) -> 
     sizes = resolve_sizes(model, side)
     turned = sizes.num_heads + sizes.num_kv_heads
     starts = torch.arange(turned).unsqueeze(1) * sizes.head_dim
-    order = (starts + halves(sizes.head_dim)).flatten()
+    positions = getattr(model, side).positions
+    turned_part = positions.width(sizes.head_dim)
+    of_head = torch.cat([halves(turned_part), torch.arange(turned_part, sizes.head_dim)])
+    order = (starts + of_head).flatten()
     pattern = re.compile(rf"{side}\.blocks\.\d+\.self_attention\.(qkv\.(weight|bias)|(?P<gain>[qk]_norm\.weight))")
 
     def reordered(name: str, tensor: Tensor) -> Tensor:
         if (found := pattern.fullmatch(name)) is None:
             return tensor
         if found["gain"]:  # of all heads
-            return tensor.index_select(0, halves(sizes.head_dim).to(tensor.device))
+            return tensor.index_select(0, of_head.to(tensor.device))
         rest = torch.arange(len(order), tensor.shape[0])  # values are not rotated
         return tensor.index_select(0, torch.cat([order, rest]).to(tensor.device))
 

@@ -70,6 +70,10 @@ def export_ctranslate2(
             f"{', '.join(known)}",
             hint="--to huggingface writes it",
         )
+    for side, stack in choice.model.stacks.items():
+        scaling = getattr(stack.positions, "scaling", None)
+        if scaling is not None and scaling.kind != "llama3":
+            raise InputError(f"--to ctranslate2: model.{side}.positions.scaling.kind: {scaling.kind} is not written")
     reports: list[ExportReport] = []
 
     def fill(folder: Path) -> None:

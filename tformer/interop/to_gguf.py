@@ -66,9 +66,11 @@ def write_gguf(path: Path, model: Model, weights: Mapping[str, Tensor], *, famil
         writer.add_tensor(theirs, tensor.contiguous().numpy())
     positions = model.decoder.positions
     if isinstance(positions, RopeOptions) and positions.scaling is not None:
-        size = resolve_sizes(model, "decoder").head_dim
+        if positions.scaling.kind not in ("llama3", "linear"):
+            raise InputError(f"GGUF: model.decoder.positions.scaling.kind: {positions.scaling.kind} is not written")
+        size = positions.width(resolve_sizes(model, "decoder").head_dim)
         frequencies = positions.base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
-        divisors = frequencies / scale_frequencies(frequencies, positions.scaling)
+        divisors = frequencies / scale_frequencies(frequencies, positions.scaling, base=positions.base)
         writer.add_tensor("rope_freqs.weight", divisors.float().numpy())
     try:
         writer.write_header_to_file()
@@ -95,5 +97,5 @@ def _describe(writer: Any, model: Model) -> None:
     add_eps = writer.add_layer_norm_rms_eps if decoder.norm.kind == "rmsnorm" else writer.add_layer_norm_eps
     add_eps(decoder.norm.eps)
     if isinstance(decoder.positions, RopeOptions):
-        writer.add_rope_dimension_count(sizes.head_dim)
+        writer.add_rope_dimension_count(decoder.positions.width(sizes.head_dim))
         writer.add_rope_freq_base(decoder.positions.base)

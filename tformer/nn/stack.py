@@ -7,6 +7,11 @@ A block is self-attention, optional cross-attention and feed-forward, each insid
     res_post  x + dropout(norm(f(x)))        Swin v2 (arXiv 2111.09883), OLMo 2
     sandwich  x + dropout(norm(f(norm(x))))  CogView (arXiv 2105.13290), Gemma 2
 
+Both functions may also read the input of the block, each after a norm of its own or both after one:
+
+    parallel           x + attention(norm1(x)) + feedforward(norm2(x))      GPT-NeoX (arXiv 2204.06745)
+    parallel_one_norm  x + attention(norm(x)) + feedforward(norm(x))        GPT-J, PaLM (arXiv 2204.02311)
+
 LayerDrop skips whole blocks while training (`nn/structured_dropout.py`); a skipped block's parameters have no gradient
 then. Activation checkpointing recomputes each block in the backward pass instead of keeping its intermediate tensors
 (arXiv 1604.06174).
@@ -37,6 +42,8 @@ from tformer.nn.positions.base import Positions
 from tformer.nn.structured_dropout import Draw, LayerDrop
 from tformer.nn.taps import Tap, TapSink, scoped, tap
 
+Residual = Literal["sequential", "parallel", "parallel_one_norm"]
+
 
 class Block(nn.Module):
     """One layer: attention and feed-forward around a residual stream.
@@ -45,6 +52,7 @@ class Block(nn.Module):
         self_attention, cross_attention, feedforward: the functions; `cross_attention` None in encoders and GPTs.
         build_norm: makes one normalization; called once per function, with `sandwich` twice.
         place: of the norms, see above.
+        residual: whether the feed-forward network reads what attention added; see above.
         dropout: probability of dropping a number of a function's output before it joins the stream.
         multiplier: of each function's output before it joins the stream.
     """
@@ -57,6 +65,7 @@ class Block(nn.Module):
         cross_attention: MultiHeadAttention | None = None,
         build_norm: Callable[[], nn.Module],
         place: Literal["pre", "post", "res_post", "sandwich"],
+        residual: Residual = "sequential",
         dropout: float = 0.0,
         multiplier: float = 1.0,
     ) -> None:
@@ -65,9 +74,9 @@ class Block(nn.Module):
         self.self_attention = self_attention
         self.cross_attention_norm = build_norm() if cross_attention is not None else None
         self.cross_attention = cross_attention
-        self.feedforward_norm = build_norm()
+        self.feedforward_norm = build_norm() if residual != "parallel_one_norm" else None
         self.feedforward = feedforward
-        self.place, self.dropout, self.multiplier = place, dropout, multiplier
+        self.place, self.residual, self.dropout, self.multiplier = place, residual, dropout, multiplier
         self.norms_input, self.norms_output = place in ("pre", "sandwich"), place in ("res_post", "sandwich")
         self.fuses_residual = not self.norms_output and multiplier == 1.0
         if place == "sandwich":
@@ -90,6 +99,7 @@ class Block(nn.Module):
         taps: TapSink | None = None,
     ) -> Tensor:
         """The stream after this layer. Cross-attention needs `context.cross`."""
+        before = x
         x = self._residual(
             x,
             "self_attention",
@@ -111,8 +121,9 @@ class Block(nn.Module):
                 cache=cross_cache,
                 taps=scoped(taps, "cross_attention"),
             )
-        taps = scoped(taps, "feedforward")
-        return self._residual(x, "feedforward", self.feedforward_norm, self.feedforward, taps=taps)
+        norm = self.self_attention_norm if self.feedforward_norm is None else self.feedforward_norm
+        reads, taps = x if self.residual == "sequential" else before, scoped(taps, "feedforward")
+        return self._residual(x, "feedforward", norm, self.feedforward, reads=reads, taps=taps)
 
     def _residual(
         self,
@@ -121,14 +132,17 @@ class Block(nn.Module):
         norm: nn.Module,
         function: Callable[..., Tensor],
         *arguments: Any,
+        reads: Tensor | None = None,
         taps: TapSink | None,
         **named: Any,
     ) -> Tensor:
+        """The stream after `function`, which reads `x` or, before the norm, `reads`."""
+        reads = x if reads is None else reads
         if taps is None and not self.training and self.fuses_residual:  # the function may do all in fewer pieces
             if self.place == "pre":
-                return function(x, *arguments, norm=norm, residual=x, taps=None, **named)
+                return function(reads, *arguments, norm=norm, residual=x, taps=None, **named)
             return norm(function(x, *arguments, residual=x, taps=None, **named))
-        before = tap(taps, "normalized", norm(x)) if self.norms_input else x
+        before = tap(taps, "normalized", norm(reads)) if self.norms_input else x
         update = function(before, *arguments, taps=taps, **named)
         if (after := self.output_norm(name)) is not None:
             update = tap(taps, "normalized_output", after(update))

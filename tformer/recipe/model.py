@@ -18,6 +18,7 @@ from tformer.nn.norm import NormOptions
 from tformer.nn.patches import Stem
 from tformer.nn.positions import PositionOptions
 from tformer.nn.positions.base import LearnedOptions
+from tformer.nn.stack import Residual
 from tformer.nn.structured_dropout import DropHeadSchedule, LayerDropOptions
 from tformer.recipe.sections import Layers, NonNegative, Positive, PositiveFloat, Probability, Section, Size
 from tformer.support.errors import InputError, did_you_mean
@@ -69,6 +70,9 @@ class Stack(Section):
     )
     feedforward: FeedForwardOptions = FeedForwardOptions()
     norm: NormOptions = NormOptions()
+    # parallel: attention and feed-forward layer read the same input, each after its own norm (arXiv 2204.06745);
+    # parallel_one_norm: after one norm (arXiv 2204.02311)
+    residual: Residual = "sequential"
     final_norm: bool = True  # a norm after the last block
     residual_multiplier: PositiveFloat = 1.0  # factor of each sublayer's output before it joins the stream (Granite)
     dropout: Probability = 0.0  # dropout of each sublayer's output

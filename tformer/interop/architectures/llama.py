@@ -16,7 +16,7 @@ shorter than the longest sequence hides nothing and is read as full attention.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,67 +27,90 @@ from tformer.build import resolve_sizes
 from tformer.interop.architecture import Architecture, Gguf
 from tformer.interop.architectures.parts import layer_links, size_or_missing, stack_of, token_links
 from tformer.interop.architectures.table import ConfigTable, Row
-from tformer.interop.config import Config
+from tformer.interop.config import ABSENT, Config
 from tformer.interop.mapping import Link, link
 from tformer.nn.attention.sliding_window import SlidingWindowOptions
 from tformer.nn.positions.rope import RopeOptions
 from tformer.recipe.model import Model, Stack, layer_sections
 from tformer.support.errors import InputError
 
-DEFAULT_BASE = 10000.0
-KNOWN = {
-    "default": ("rope_theta",),
-    "llama3": ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+ROPE_NAMES = ("rope_theta", "partial_rotary_factor")
+LENGTH = "original_max_seq_len"
+ORIGINAL = "original_max_position_embeddings"
+FOR_YARN = ("attention_factor", "beta_fast", "beta_slow", "truncate")
+SCALINGS: Mapping[str, Mapping[str, str]] = {
+    "linear": {"factor": "factor"},
+    "dynamic": {"factor": "factor"},
+    "llama3": {key: key for key in ("factor", "low_freq_factor", "high_freq_factor")} | {ORIGINAL: LENGTH},
+    "yarn": {key: key for key in ("factor", *FOR_YARN)} | {ORIGINAL: LENGTH},
+    "longrope": {"short_factor": "short_factors", "long_factor": "long_factors", "factor": "factor"}
+    | {"attention_factor": "attention_factor", ORIGINAL: LENGTH},
 }
-"""Types of RoPE scaling that tformer has -> the keys of each."""
+"""Types of RoPE scaling -> the keys of each -> the options of `RopeScaling`."""
+OTHER_KINDS = {"truncate": bool, "short_factor": list, "long_factor": list}  # of values; the others are numbers
+OLD_TYPES = {"su": "longrope"}
 
 
-def read_rope(config: Config, *, max_seq_len: int) -> dict[str, Any]:
-    """The `positions` of a stack. InputError for a RoPE type, or a key of it, that tformer lacks."""
-    config.expect("partial_rotary_factor", 1.0, 1)
+def read_rope(
+    config: Config, *, max_seq_len: int, share: float | None = None, names: tuple[str, str] = ROPE_NAMES
+) -> dict[str, Any]:
+    """The `positions` of a stack. InputError for a RoPE type, or a key of it, that tformer lacks.
+
+    share: part of each head that is rotated where the config states none; None: the class rotates whole heads.
+    names: of base and share outside of `rope_parameters`.
+    """
     newer = config.take("rope_parameters", default={}, kind=dict)
     older = config.take("rope_scaling", default={}, kind=dict)
     name, found = ("rope_scaling", older) if older else ("rope_parameters", newer)
-    base = config.take("rope_theta", default=DEFAULT_BASE, kind=float)
-    before = config.size("original_max_position_embeddings", default=None)  # Phi's place for it, which goes first
+    before = config.size(ORIGINAL, default=None)  # Phi's place for it, which goes first
     rope = Config(found, name=f"{config.name}: {name}")
     rope_type = str(found.get("rope_type", found.get("type", "default")))
-    if rope_type not in KNOWN:
-        raise InputError(f"{rope.name}: rope_type: found {rope_type!r}, tformer has {' and '.join(KNOWN)} only")
-    rope.expect("partial_rotary_factor", 1.0, 1)
+    rope_type = OLD_TYPES.get(rope_type, rope_type)
+    if rope_type not in ("default", *SCALINGS):
+        raise InputError(f"{rope.name}: rope_type: found {rope_type!r}, tformer has {', '.join(SCALINGS)}")
+    keys = SCALINGS.get(rope_type, {})
     for key, value in found.items():
-        if key not in (*KNOWN[rope_type], "rope_type", "type", "partial_rotary_factor"):
+        if key not in (*keys, *ROPE_NAMES, ORIGINAL, "rope_type", "type"):
             raise InputError(
                 f"{rope.name}: {key}: found {value!r}, a key that tformer does not support for {rope_type}"
             )
-    positions = {"kind": "rope", "layout": "halves", "base": rope.take("rope_theta", default=base, kind=float)}
-    if rope_type == "llama3":
-        inner = rope.size("original_max_position_embeddings", default=max_seq_len)
-        positions["scaling"] = {
-            "factor": rope.take("factor", kind=float),
-            "low_freq_factor": rope.take("low_freq_factor", kind=float),
-            "high_freq_factor": rope.take("high_freq_factor", kind=float),
-            "original_max_seq_len": before or inner,
-        }
-    return positions
+    base = config.take(names[0], default=10000.0, kind=float)
+    positions = {"kind": "rope", "layout": "halves", "base": rope.take(ROPE_NAMES[0], default=base, kind=float)}
+    if share is None:
+        for each in (config, rope):
+            each.expect(names[1], 1.0, 1)
+    else:
+        share = config.take(names[1], default=share, kind=float)
+        positions["share"] = rope.take(ROPE_NAMES[1], default=share, kind=float)
+    if rope_type == "default":
+        return positions
+    length = max_seq_len if rope_type == "dynamic" else before or rope.size(ORIGINAL, default=max_seq_len)
+    options = {"kind": rope_type} | ({LENGTH: length} if rope_type != "linear" else {})
+    for key, option in keys.items():
+        default: Any = None if key in FOR_YARN else ABSENT
+        if key == "factor" and rope_type in ("yarn", "longrope"):
+            default = max_seq_len / length
+        if key != ORIGINAL:
+            value = rope.take(key, default=default, kind=OTHER_KINDS.get(key, float))
+            options |= {} if value is None else {option: value}
+    return positions | {"scaling": options}
 
 
-def write_rope(stack: Stack) -> dict[str, Any]:
-    """The keys of config.json. A stack with other positions gets those of plain RoPE."""
+def write_rope(stack: Stack, *, has_share: bool = False, names: tuple[str, str] = ROPE_NAMES) -> dict[str, Any]:
+    """The keys of config.json. A stack with other positions gets those of plain RoPE.
+
+    has_share: the class may rotate a part of each head.
+    """
     positions = stack.positions if isinstance(stack.positions, RopeOptions) else RopeOptions()
-    keys: dict[str, Any] = {"rope_theta": positions.base}
+    values = [positions.base, *([positions.share] if has_share else [])]
+    outside, inside = (dict(zip(each, values, strict=False)) for each in (names, ROPE_NAMES))
     scaling = positions.scaling
     if scaling is None:
-        return {**keys, "rope_parameters": {"rope_type": "default", **keys}}
-    stretched = {
-        "rope_type": "llama3",
-        "factor": scaling.factor,
-        "low_freq_factor": scaling.low_freq_factor,
-        "high_freq_factor": scaling.high_freq_factor,
-        "original_max_position_embeddings": scaling.original_max_seq_len,
-        **keys,
-    }
-    return {**keys, "rope_parameters": stretched, "rope_scaling": dict(stretched)}
+        return {**outside, "rope_parameters": {"rope_type": "default", **inside}}
+    options = {key: getattr(scaling, option) for key, option in SCALINGS[scaling.kind].items()}
+    options = {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
+    stretched = {"rope_type": scaling.kind} | {key: value for key, value in options.items() if value is not None}
+    return {**outside, "rope_parameters": {**stretched, **inside}, "rope_scaling": {**stretched, **inside}}
 
 
 def with_windows(config: Config, values: dict[str, Any], window: int | None, slides: Sequence[bool]) -> dict[str, Any]:

@@ -91,6 +91,10 @@ def lacks(model: Model) -> Iterator[str]:
                 yield f"model.{side}.{path}: {found}"
         if getattr(stack.positions, "scaling", None) is not None:
             yield f"model.{side}.positions.scaling"
+        if (share := getattr(stack.positions, "share", 1.0)) != 1.0:
+            yield f"model.{side}.positions.share: {share:g}"
+        if stack.residual != "sequential":
+            yield f"model.{side}.residual: {stack.residual}"
         if stack.layers:
             yield f"model.{side}.layers: options of single layers"
 

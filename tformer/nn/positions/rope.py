@@ -3,7 +3,7 @@
 Pair i of a head at position p is rotated by p * base^(-2i/h); the product of a query at p and a key at p' then depends
 only on p - p'. Two layouts of the pairs: interleaved (2i, 2i + 1), as in the paper, and halves (i, i + h/2), as in
 Llama's files; they differ by the permutation [evens, odds] of the projection rows of each head. Interleaved is faster
-on a CPU.
+on a CPU. Where a share of each head is rotated, h stands for its size in these formulas.
 
 Eager PyTorch on a CPU would rotate halves over short strided rows; the hand-written gradient takes as few full passes
 over memory as stock operators allow.
@@ -29,29 +29,100 @@ from tformer.nn.positions.fixed import TabledPositions, inverse_frequencies
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Frequency scaling of Llama 3.1 for contexts longer than those of pre-training."""
+    """Other frequencies, for contexts longer than those of pre-training.
 
-    factor: float = 8.0  # divides low frequencies
-    low_freq_factor: float = 1.0  # fewer turns in the original context than this: divided
-    high_freq_factor: float = 4.0  # more turns than this: unchanged
+    linear divides them all, dynamic raises the base with the current length, llama3 divides those of long wavelengths,
+    yarn (arXiv 2309.00071) those with few turns, longrope (arXiv 2402.13753) each by a factor of its own.
+
+    dynamic and longrope depend on the current length, the last position of the batch plus one. Beyond
+    `original_max_seq_len` a cache keeps the keys as they were turned, as `transformers` does, so that decoding differs
+    from one pass over the whole text.
+    """
+
+    kind: Literal["llama3", "linear", "dynamic", "yarn", "longrope"] = "llama3"
+    factor: float = 8.0  # of the context; longrope: decides attention_factor alone
+    low_freq_factor: float = 1.0  # llama3: fewer turns in the original context than this: divided
+    high_freq_factor: float = 4.0  # llama3: more turns than this: unchanged
     original_max_seq_len: int = 8192  # context length of pre-training
+    beta_fast: float = 32.0  # yarn: more turns in the original context than this: unchanged
+    beta_slow: float = 1.0  # yarn: fewer turns than this: divided
+    truncate: bool = True  # yarn: whole numbers of pairs as the limits between them
+    # yarn, longrope: factor of queries and keys; null: 0.1 ln f + 1, sqrt(1 + ln f / ln original_max_seq_len)
+    attention_factor: float | None = None
+    short_factors: tuple[float, ...] = ()  # longrope: divisor of each pair's frequency up to original_max_seq_len
+    long_factors: tuple[float, ...] = ()  # longrope: divisors of longer texts
 
     def __post_init__(self) -> None:
         require_positive(
-            factor=self.factor, low_freq_factor=self.low_freq_factor, original_max_seq_len=self.original_max_seq_len
+            factor=self.factor,
+            low_freq_factor=self.low_freq_factor,
+            beta_slow=self.beta_slow,
+            attention_factor=self.attention_factor,
         )
         require(
             self.high_freq_factor > self.low_freq_factor,
             f"high_freq_factor {self.high_freq_factor} must exceed low_freq_factor {self.low_freq_factor}",
         )
+        require(self.original_max_seq_len > 1, f"original_max_seq_len must exceed 1, found {self.original_max_seq_len}")
+        require(self.beta_fast > self.beta_slow, f"beta_fast {self.beta_fast} must exceed beta_slow {self.beta_slow}")
+        for name in OWN_OPTIONS:
+            stated, kinds = getattr(self, name) != getattr(RopeScaling, name), OWN_OPTIONS[name]
+            require(not stated or self.kind in kinds, f"{name} must be left out: it belongs to {' and '.join(kinds)}")
+
+    @property
+    def by_length(self) -> bool:
+        """Whether the frequencies depend on the current length."""
+        return self.kind in ("dynamic", "longrope")
+
+    @property
+    def size(self) -> float:
+        """The factor of cosines and sines, and so of queries and keys."""
+        if self.kind not in ("yarn", "longrope") or self.attention_factor is not None:
+            return self.attention_factor or 1.0
+        growth = math.log(max(self.factor, 1.0))
+        if self.kind == "yarn":
+            return 0.1 * growth + 1.0
+        return math.sqrt(1.0 + growth / math.log(self.original_max_seq_len))
 
 
-def scale_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Llama 3.1: divides the frequency of long wavelengths by `factor`, keeps short ones, interpolates between."""
-    turns = scaling.original_max_seq_len * frequencies / (2 * math.pi)  # full turns over the original context
-    span = scaling.high_freq_factor - scaling.low_freq_factor
-    keep = ((turns - scaling.low_freq_factor) / span).clamp(0.0, 1.0)
-    return frequencies * (keep + (1.0 - keep) / scaling.factor)
+OWN_OPTIONS = {
+    **dict.fromkeys(("low_freq_factor", "high_freq_factor"), ("llama3",)),
+    **dict.fromkeys(("beta_fast", "beta_slow", "truncate"), ("yarn",)),
+    **dict.fromkeys(("short_factors", "long_factors"), ("longrope",)),
+    "attention_factor": ("yarn", "longrope"),
+}
+"""Options of scaling that not every kind has -> the kinds with it."""
+
+
+def scale_frequencies(
+    frequencies: Tensor, scaling: RopeScaling, *, base: float = 10000.0, length: Tensor | int = 0
+) -> Tensor:
+    """The frequencies base^(-i/p) of p pairs, as `scaling` changes them in a text of `length` tokens."""
+    pairs, factor, original = len(frequencies), scaling.factor, scaling.original_max_seq_len
+    number = torch.arange(pairs, dtype=frequencies.dtype, device=frequencies.device)
+    match scaling.kind:
+        case "linear":
+            return frequencies / factor
+        case "dynamic":  # base * growth^(2p/(2p-2))
+            growth = factor * torch.as_tensor(length).to(frequencies).clamp(min=original) / original - (factor - 1)
+            return frequencies * growth ** (-number / max(pairs - 1, 1))
+        case "longrope":
+            short, long = (frequencies.new_tensor(each) for each in (scaling.short_factors, scaling.long_factors))
+            return frequencies / torch.where(torch.as_tensor(length, device=short.device) > original, long, short)
+        case "yarn":  # the pair that makes so many turns in the original context
+            first, last = (
+                pairs * math.log(original / (2 * math.pi * turns)) / math.log(base)
+                for turns in (scaling.beta_fast, scaling.beta_slow)
+            )
+            if scaling.truncate:
+                first, last = math.floor(first), math.ceil(last)
+            first, last = max(first, 0), min(last, 2 * pairs - 1)
+            keep = 1 - ((number - first) / ((last - first) or 0.001)).clamp(0.0, 1.0)
+        case "llama3":
+            turns = original * frequencies / (2 * math.pi)  # full turns over the original context
+            keep = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+            keep = keep.clamp(0.0, 1.0)
+    return frequencies * (keep + (1.0 - keep) / factor)
 
 
 class _Rotate(torch.autograd.Function):
@@ -131,27 +202,36 @@ class Rotation:
 
 
 class RopePositions(TabledPositions):
-    """Rotates queries and keys. ValueError when head_dim is odd."""
+    """Rotates queries and keys, or the first coordinates of each head. ValueError when these are an odd number."""
 
     kind = "rope"
     about = "Pairs of query and key coordinates turn by an angle that grows with the position (arXiv 2104.09864)."
 
     def __init__(self, options: RopeOptions, *, head_dim: int, max_seq_len: int) -> None:
         super().__init__()
-        if head_dim % 2:
-            raise ValueError(f"head_dim must be even for rope positions, found {head_dim}")
-        self.options = options
-        self.head_dim = head_dim
+        self.options, self.head_dim, self.width = options, head_dim, options.width(head_dim)
+        part = "" if options.share == 1.0 else f" of which {options.share:g} are rotated"
+        if self.width % 2 or not self.width:
+            raise ValueError(f"head_dim must be even for rope positions, found {head_dim}{part}")
+        scaling = options.scaling
+        if scaling is not None and scaling.by_length:
+            max_seq_len = min(max_seq_len, scaling.original_max_seq_len)  # rows that do not depend on the length
+        if scaling is not None and scaling.kind == "longrope":
+            for name in ("short_factors", "long_factors"):
+                if (count := len(getattr(scaling, name))) != (pairs := self.width // 2):
+                    raise ValueError(f"scaling.{name} has {count} numbers, expected {pairs}, one for each pair")
         self.build_table(max_seq_len)
 
     def formula(self, pos: Tensor) -> Tensor:
-        """[*] -> [*, h]: h/2 cosines, then h/2 sines."""
-        half = self.head_dim // 2
+        """[*] -> [*, 2p]: p cosines, then p sines."""
+        half, scaling = self.width // 2, self.options.scaling
         frequencies = inverse_frequencies(half, half, self.options.base, pos.device)
-        if self.options.scaling is not None:
-            frequencies = scale_frequencies(frequencies, self.options.scaling)
+        if scaling is not None:
+            length = pos.max() + 1 if scaling.by_length else 0
+            frequencies = scale_frequencies(frequencies, scaling, base=self.options.base, length=length)
         angles = pos.unsqueeze(-1) * frequencies
-        return torch.cat((angles.cos(), angles.sin()), dim=-1)
+        table = torch.cat((angles.cos(), angles.sin()), dim=-1)
+        return table if scaling is None else table * scaling.size
 
     def prepare(self, x: Tensor, pos_BT: Tensor, *, heads: int) -> Rotation:
         cos, sin = self.rows(pos_BT).chunk(2, dim=-1)
@@ -165,11 +245,17 @@ class RopePositions(TabledPositions):
         k_pos_BT: Tensor,
         prepared: Rotation | None = None,
     ) -> tuple[Tensor, Tensor]:
-        if prepared is not None:
-            return prepared.rotate(q_BHTh), prepared.rotate(k_BKTh)
-        of_queries = self.prepare(q_BHTh, q_pos_BT, heads=q_BHTh.shape[1])
-        of_keys = of_queries if k_pos_BT is q_pos_BT else self.prepare(k_BKTh, k_pos_BT, heads=k_BKTh.shape[1])
-        return of_queries.rotate(q_BHTh), of_keys.rotate(k_BKTh)
+        of_queries = prepared or self.prepare(q_BHTh, q_pos_BT, heads=q_BHTh.shape[1])
+        of_keys = of_queries
+        if prepared is None and k_pos_BT is not q_pos_BT:
+            of_keys = self.prepare(k_BKTh, k_pos_BT, heads=k_BKTh.shape[1])
+        return self._rotated(q_BHTh, of_queries), self._rotated(k_BKTh, of_keys)
+
+    def _rotated(self, x_BHTh: Tensor, rotation: Rotation) -> Tensor:
+        if self.width == self.head_dim:
+            return rotation.rotate(x_BHTh)
+        turned, kept = x_BHTh.split_with_sizes((self.width, self.head_dim - self.width), dim=-1)
+        return torch.cat((rotation.rotate(turned), kept), dim=-1)
 
 
 @dataclass(frozen=True)
@@ -180,10 +266,18 @@ class RopeOptions:
     kind: Literal["rope"] = "rope"
     layout: Literal["halves", "interleaved"] = "halves"  # pairs (i, i + h/2), as in Llama, or (2i, 2i + 1)
     base: float = 10000.0  # base of the angles base^(-2i/h)
+    share: float = 1.0  # part of each head that is rotated, from its first coordinate on (arXiv 2204.06745)
     scaling: RopeScaling | None = None  # for contexts longer than those of pre-training; null: none
 
     def __post_init__(self) -> None:
         require_positive(base=self.base)
+        yarn = self.scaling is not None and self.scaling.kind == "yarn"
+        require(self.base > 1.0 or not yarn, f"base must exceed 1 with scaling yarn, found {self.base}")
+        require(0.0 < self.share <= 1.0, f"share must be above 0 and at most 1, found {self.share}")
+
+    def width(self, head_dim: int) -> int:
+        """The number of coordinates of a head that are rotated."""
+        return int(self.share * head_dim + 1e-6)  # a share of 3/7 is not less than 3 of 7
 
     def build(self, sizes: PositionSizes) -> Positions:
         return RopePositions(self, head_dim=sizes.head_dim, max_seq_len=sizes.max_seq_len)

@@ -185,6 +185,7 @@ class _Drawing:
         # The kind of attention with its main option, and the positions that act in it.
         options, inside = section.attention, section.positions.module.acts_in_attention
         described = [options.kind, options.summary(), section.positions.kind if inside else None]
+        start = at
         at = self._part(block, "self", at, section, causal, ", ".join(filter(None, described)), heads)
         if memory is not None:
             kind = cross_attention_options(section.attention).kind
@@ -193,14 +194,20 @@ class _Drawing:
         wide = section.feedforward
         d_ff = wide.hidden_size(sizes.d_model)
         gated = "gated " if wide.gated else ""
-        return self._part(block, "ff", at, section, "feed-forward",
-                          f"{sizes.d_model} → {d_ff} → {sizes.d_model}", f"{gated}{wide.activation}")  # fmt: skip
+        reads = {"sequential": at, "parallel": start, "parallel_one_norm": f"{block.id}_self_norm"}[section.residual]
+        return self._part(block, "ff", at, section, "feed-forward", f"{sizes.d_model} → {d_ff} → {sizes.d_model}",
+                          f"{gated}{wide.activation}", reads=reads)  # fmt: skip
 
-    def _part(self, block: Group, name: str, at: str, section: StackSection, *lines: str) -> str:
-        """Draw a function with its norms and the sum; returns the last node."""
+    def _part(
+        self, block: Group, name: str, at: str, section: StackSection, *lines: str, reads: str | None = None
+    ) -> str:
+        """Draw a function with its norms and the sum; returns the last node.
+
+        reads: the node that the function reads, where it is not the stream `at`; it may be the norm.
+        """
         id_ = f"{block.id}_{name}"
-        last, after, kind, place = at, f"{id_}_sum", section.norm.kind, section.norm.place
-        if place in ("pre", "sandwich"):
+        last, after, kind, place = reads or at, f"{id_}_sum", section.norm.kind, section.norm.place
+        if place in ("pre", "sandwich") and (name != "ff" or section.residual != "parallel_one_norm"):
             last = self._after(block, last, f"{id_}_norm", kind)
         last = self._after(block, last, id_, *lines, label="Q" if name == "cross" else "")
         if place in ("res_post", "sandwich"):

@@ -242,9 +242,15 @@ class _Path:
         if function == "feedforward" and stack.layerdrop is not None:
             declared["residual"] = declared["residual"]._replace(dropout=stack.layerdrop.fixed[layer])
         prefix = f"{side}.blocks.{layer}.{function}"
-        places = {"": prefix, "norm": f"{prefix}_norm", "out_norm": f"{prefix}_out_norm"}
+        block, norm = stack.layers[layer], f"{prefix}_norm"
+        if function == "self_attention":
+            self.before = self.stream
+        elif function == "feedforward" and block.feedforward_norm is None:
+            norm = f"{side}.blocks.{layer}.self_attention_norm"
+        places = {"": prefix, "norm": norm, "out_norm": f"{prefix}_out_norm"}
         places |= {"positions": _positions_name(side, stack, layer)}
-        self.last = (self.stream,)
+        is_parallel = function == "feedforward" and block.residual != "sequential"
+        self.last = (self.before if is_parallel else self.stream,)
         self.known = {"stream": self.stream, "memory": self.memory}
         letters = {"T": at} if function == "cross_attention" else {"T": at, "S": at}
         name = f"{side}.{layer}.{function}"
