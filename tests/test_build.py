@@ -147,6 +147,11 @@ def small(**values: Any) -> dict[str, Any]:
             small(encoder={}, decoder={"residual": "parallel_one_norm"}),
             "model.decoder.residual: found parallel_one_norm, expected sequential with cross-attention",
         ),
+        (small(decoder={"layer_groups": 7}), "model.decoder.layer_groups: found 7, expected at most 6"),
+        (
+            small(decoder={"layer_groups": 2, "layers": {4: {"dropout": 0.1}}}),
+            "model.decoder.layers: layer 4 has the weights of layer 3",
+        ),
         (small(decoder={}, heads=[{"kind": "lm"}, {"kind": "lm"}]), "model.heads.1: a second head of kind 'lm'"),
         (small(encoder={}, heads=[{"kind": "classifier"}]), r"model.heads.0 \(classifier\): .*num_labels"),
         (
@@ -174,6 +179,22 @@ def test_per_layer_overrides_change_that_layer_only() -> None:
     assert [block.feedforward.up.weight.shape[0] for block in blocks] == [128, 48, 128]
     assert [block.dropout for block in blocks] == [0.1, 0.3, 0.1]
     assert [block.self_attention.qk_norm for block in blocks] == [False, True, False]
+
+
+@pytest.mark.parametrize(("groups", "owners"), [(1, [0, 0, 0, 0, 0]), (2, [0, 0, 0, 3, 3]), (5, [0, 1, 2, 3, 4])])
+def test_layers_of_a_group_have_the_same_weights(groups: int, owners: list[int]) -> None:
+    """The shared model is the one with separate layers whose weights are copies (ALBERT)."""
+    shared = build_model(section(**small(decoder={"num_layers": 5, "layer_groups": groups}))).eval()
+    separate = build_model(section(**small(decoder={"num_layers": 5}))).eval()
+    separate.load_state_dict(shared.state_dict())
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    assert torch.equal(shared(ids).logits, separate(ids).logits)
+    assert section(**small(decoder={"num_layers": 5, "layer_groups": groups})).decoder.owners == owners
+    layer = sum(parameter.numel() for parameter in shared.decoder.blocks[0].parameters())
+    assert separate.num_parameters() - shared.num_parameters() == (5 - groups) * layer
+    tied = {f"decoder.blocks.{n}.feedforward.up.weight": f"decoder.blocks.{owner}.feedforward.up.weight"
+            for n, owner in enumerate(owners) if n != owner}  # fmt: skip
+    assert tied.items() <= shared.tied_names().items()
 
 
 def test_defaults_of_sizes() -> None:

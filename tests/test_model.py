@@ -129,10 +129,14 @@ def test_a_fully_masked_row_gives_no_nan(side: str, positions: dict[str, Any]) -
 # --- cached decoding -------------------------------------------------------------------------------------------------
 
 
-@every_position
 @pytest.mark.parametrize("left_padded", [False, True])
-def test_cached_decoding_equals_uncached(positions: dict[str, Any], left_padded: bool) -> None:
-    model, ids = make(stack={"positions": positions}), tokens(3, 5)
+@pytest.mark.parametrize(
+    "stack",
+    [*({"positions": positions} for positions in POSITIONS.values()), {"layer_groups": 1}],
+    ids=[*POSITIONS, "shared layers"],
+)
+def test_cached_decoding_equals_uncached(stack: dict[str, Any], left_padded: bool) -> None:
+    model, ids = make(stack=stack), tokens(3, 5)
     mask = torch.ones_like(ids)
     if left_padded:
         mask = (torch.arange(5) >= torch.tensor([[0], [2], [4]])).long()

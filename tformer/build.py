@@ -219,10 +219,13 @@ def _stack(model: Model, side: str, *, patches: PatchEmbedding | None) -> Stack:
         if key not in made or made[key].per_layer:
             made[key] = _positions(model, side, layer.positions, _sizes_of(layer, sizes), patches)
         positions.append(made[key])
-    blocks = [
-        _block(layer, _sizes_of(layer, sizes), memory_dim, side=side, number=number, max_seq_len=max_seq_len)
-        for number, layer in enumerate(layers)
-    ]
+    blocks: list[Block] = []
+    for number, (layer, owner) in enumerate(zip(layers, section.owners, strict=True)):
+        blocks.append(
+            blocks[owner]
+            if owner < number
+            else _block(layer, _sizes_of(layer, sizes), memory_dim, side=side, number=number, max_seq_len=max_seq_len)
+        )
     _fit_mechanisms(blocks, layers, path=f"model.{side}")
     rates = [layer.layerdrop_rate for layer in layers]
     return Stack(

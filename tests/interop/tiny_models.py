@@ -75,6 +75,7 @@ BART = {
 }
 OTHERS: dict[str, dict[str, Any]] = {
     "DistilBert": DISTIL,
+    "Albert": {**SIZES, "embedding_size": 12, "num_hidden_layers": 5, "num_hidden_groups": 2},
     "MPNet": {key: value for key, value in SIZES.items() if key != "type_vocab_size"},
     "GPT2": GPT2,
     "ViT": IMAGES,

@@ -53,6 +53,14 @@ def test_sharded_weights_make_the_run_and_the_files_of_one_process(train: Cli) -
     assert_same_state("two", "one", "optimizer", "ema")
 
 
+@pytest.mark.slow
+def test_sharded_layers_that_share_their_weights(train: Cli) -> None:
+    shared = ("--set", "model.decoder.layer_groups=1")
+    assert train("--out", "one", *shared).code == 0
+    assert train("--out", "two", *shared, "--devices", 2, *FSDP).code == 0
+    assert_same_run("two", "one")
+
+
 def test_sharded_models_translate_and_write_samples_as_in_one_process(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,17 @@ def test_a_table_that_the_generator_shares_is_counted_once() -> None:
     assert report.tied["generator.embedding.weight"] == "embedding.weight"
 
 
+def test_layers_that_share_their_weights_are_counted_once_and_cost_as_much() -> None:
+    sets = ["model.encoder.layer_groups=1", "model.embedding.size=64"]
+    shared, separate = (
+        report_on(read_subject(Question(arch="bert", preset="tiny", sets=found))) for found in (sets, sets[1:])
+    )
+    layer = node(separate.trees[0], "encoder", "blocks").parameters // 2
+    assert shared.parameters == separate.parameters - layer == shared.trees[0].parameters
+    assert shared.trees[0].flops == separate.trees[0].flops
+    assert shared.tied["encoder.blocks.1.feedforward.up.weight"] == "encoder.blocks.0.feedforward.up.weight"
+
+
 def test_the_tree_adds_up() -> None:
     subject = read_subject(Question(arch="transformer", preset="base"))
     flops = module_flops(subject.model, source_length=8, target_length=4)

@@ -38,6 +38,7 @@ FAMILIES = {
                                    feedforward={"d_ff": 24, "gated": True, "activation": "silu"})),
     "sandwich": section(decoder=stack(norm={"place": "sandwich"}, residual_multiplier=0.5)),
     "res_post": section(encoder=stack(norm={"place": "res_post"}), decoder=stack(norm={"place": "res_post"})),
+    "shared": section(encoder=stack(layer_groups=1), heads=[{"kind": "masked_lm"}]),
     "replaced": section(encoder=stack(), heads=[{"kind": "replaced_token"}]),
     "regression": section(encoder=stack(), heads=[{"kind": "regression", "pooling": "mean"}]),
 }  # fmt: skip

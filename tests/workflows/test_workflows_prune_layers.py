@@ -26,7 +26,7 @@ from tformer.workflows.prune.layers import (
     search_layers,
 )
 from tformer.workflows.prune.plan import Plan
-from tformer.workflows.prune.pruning import cost, only_layers, prune
+from tformer.workflows.prune.pruning import check_plan, cost, only_layers, prune
 
 # Every other
 
@@ -336,6 +336,13 @@ def test_a_plan_that_does_not_fit_is_named_and_nothing_written(
     with pytest.raises(InputError, match=message):
         pruned(full, tmp_path / "small", plan)
     assert not (tmp_path / "small").exists()
+
+
+@pytest.mark.parametrize("plan", [Plan(keep=2), Plan(heads="1")], ids=["layers", "heads"])
+def test_layers_that_share_their_weights_stay(plan: Plan, tmp_path: Path) -> None:
+    full = make(tmp_path / "full", recipe_text(decoder=f"{BASE}, layer_groups: 2"))
+    with pytest.raises(InputError, match=r"model\.decoder\.layer_groups is 2: layers that share weights cannot be"):
+        check_plan(load(full), plan)
 
 
 def test_a_single_layer_cannot_go(tmp_path: Path) -> None:

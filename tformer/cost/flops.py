@@ -75,7 +75,7 @@ def product_flops(model: Transformer, *, source_length: float, target_length: fl
     if isinstance(model.embedding, PatchEmbedding):
         yield STEM, sum(model.embedding.flops())
     inside = {id(part) for module in model.modules() if isinstance(module, Mechanism) for part in module.modules()}
-    for name, module in model.named_modules():
+    for name, module in model.named_modules(remove_duplicate=False):  # a block may serve several layers
         if not isinstance(module, Linear | VocabularyHead) or id(module) in inside:
             continue  # a kind of attention counts its own products
         part = name.partition(".")[0]

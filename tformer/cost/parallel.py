@@ -171,7 +171,7 @@ class Shards:
         """The shards of models on any device, also meta. A parameter of two models belongs to the first."""
         uses = Counter(id(p) for model in models for _, p in model.named_parameters(remove_duplicate=False))
         stacks = [stack for model in models for stack in (model.encoder, model.decoder) if stack is not None]
-        blocks = [list(block.parameters()) for stack in stacks for block in stack.layers]
+        blocks = [list(block.parameters()) for stack in stacks for block in dict.fromkeys(stack.layers)]
         inside = {id(p) for block in blocks for p in block}
         outside = {id(p): p for model in models for p in model.parameters() if id(p) not in inside}
         heads = {id(p) for model in models for p in model.heads.parameters()}

@@ -141,6 +141,7 @@ def _stack(model: Model, stack: Stack) -> dict[str, Any]:
     data = stack.model_dump(mode="json", exclude={*OF_TRAINING, "layers"})
     data |= {"d_model": width, "head_dim": size, "value_dim": stack.value_dim or size}
     data["num_kv_heads"] = stack.num_kv_heads or stack.num_heads
+    data["layer_groups"] = stack.layer_groups or stack.num_layers
     if data["attention"]["scale"] == "auto":
         data["attention"]["scale"] = size**-0.5
     if not data["attention"]["qk_norm"]:

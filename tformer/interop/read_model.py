@@ -43,7 +43,7 @@ def planned(model: Model, files: WeightFiles, *, name: str) -> Transformer:
     """
     for side in ("encoder", "decoder"):
         stack = getattr(model, side)
-        if stack is not None and stack.num_layers > len(files.specs):
+        if stack is not None and (stack.layer_groups or stack.num_layers) > len(files.specs):
             raise InputError(
                 f"{name}: found {stack.num_layers:,} layers of the {side}, but the weights are {len(files.specs):,} "
                 "tensors only"

@@ -184,7 +184,7 @@ class Stack(nn.Module):
     """Blocks, their positions and the final norm.
 
     Args:
-        blocks: the layers, in order.
+        blocks: the layers, in order; one that stands several times is one set of weights for several layers.
         positions: one object for all layers, or one for each; layers with equal positions may share theirs.
         final_norm: None where the last block already ends in a norm (post-norm), or where there is no norm.
         d_model: width of the stream.

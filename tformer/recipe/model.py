@@ -57,6 +57,8 @@ class Stack(Section):
     """An encoder or a decoder: `num_layers` blocks of attention and feed-forward."""
 
     num_layers: Layers = 6  # number of blocks
+    # groups of neighbouring blocks that share their weights (ALBERT, arXiv 1909.11942: 1); null: none are shared
+    layer_groups: Size | None = None
     num_heads: Size = 8  # number of attention heads
     num_kv_heads: Size | None = None  # heads of keys and values, each shared by several of queries; null: num_heads
     head_dim: Size | None = None  # width of a head's queries and keys; null: d_model / num_heads
@@ -82,6 +84,13 @@ class Stack(Section):
     drophead: Probability | DropHeadSchedule = 0.0  # probability of dropping a head in training (arXiv 2004.13342)
     # per-layer overrides of attention, positions, feedforward, norm, dropouts, num_heads
     layers: dict[NonNegative, dict[str, Any]] = Field(default_factory=dict)
+
+    @property
+    def owners(self) -> list[int]:
+        """For each layer the first one that has its weights: itself, unless `layer_groups` says otherwise."""
+        size = self.num_layers / (self.layer_groups or self.num_layers)
+        firsts: dict[int, int] = {}
+        return [firsts.setdefault(int(layer / size), layer) for layer in range(self.num_layers)]
 
     @property
     def layerdrop_rate(self) -> float:
@@ -191,11 +200,20 @@ def layer_sections(section: Stack, *, path: str) -> list[Stack]:
             raise InputError(f"{place}.layerdrop: {learned}, so no layer has its own")
         if isinstance(overrides.get("layerdrop"), dict):
             raise InputError(f"{place}.layerdrop: found a mapping, expected a number: one layer's rate is not learned")
+    if section.layer_groups is not None and section.layer_groups > section.num_layers:
+        raise InputError(
+            f"{path}.layer_groups: found {section.layer_groups}, expected at most {section.num_layers} (num_layers)"
+        )
     sections = [
         _with_overrides(section, section.layers.get(layer, {}), f"{path}.layers.{layer}")
         for layer in range(section.num_layers)
     ]
-    for layer, own in enumerate(sections):
+    for layer, (own, owner) in enumerate(zip(sections, section.owners, strict=True)):
+        if own != sections[owner]:
+            raise InputError(
+                f"{path}.layers: layer {layer} has the weights of layer {owner} (layer_groups), "
+                "so both need the same options"
+            )
         kinds = (own.positions, section.positions)
         shared = next((kind for kind in kinds if kind.module.has_embed or kind.module.trained), None)
         if own.positions != section.positions and shared is not None:

@@ -175,8 +175,8 @@ class Models(nn.Module):
 
     @property
     def blocks(self) -> list[Block]:
-        """The layers of all stacks."""
-        return [block for stack in self.stacks for block in stack.layers]
+        """The layers of all stacks, without repetition of those that share their weights."""
+        return list(dict.fromkeys(block for stack in self.stacks for block in stack.layers))
 
     @property
     def all(self) -> tuple[Transformer, ...]:

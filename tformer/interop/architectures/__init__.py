@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tformer.interop.architecture import Architecture
+from tformer.interop.architectures.albert import ALBERT
 from tformer.interop.architectures.bart import BART, MARIAN, MBART, PEGASUS
 from tformer.interop.architectures.bert import BERT
 from tformer.interop.architectures.bloom import BLOOM
@@ -21,7 +22,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     architecture.model_type: architecture
     for architecture in (
         *(GPT2, OPT, BLOOM, LLAMA, MISTRAL, QWEN2, QWEN3),
-        *(BERT, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, ELECTRA, MPNET, VIT),
+        *(BERT, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, ELECTRA, MPNET, ALBERT, VIT),
         *(T5, MT5, BART, MBART, PEGASUS, MARIAN),
         OWN,
     )

@@ -14,7 +14,6 @@ _IMAGES_AND_TEXT = "two towers, of images and of text, in one model"
 _TABLE = "a table of the names of its tensors (tformer has every part of the model)"
 
 LACKING: Mapping[str, str] = {
-    "albert": "one layer shared by all (the weights of a layer used several times)",
     "beit": "relative position biases of patches and layer scale",
     "big_bird": "its random blocks as transformers counts them, and rescaled embeddings",
     "blenderbot": _TABLE,

@@ -95,6 +95,8 @@ def lacks(model: Model) -> Iterator[str]:
             yield f"model.{side}.positions.share: {share:g}"
         if stack.residual != "sequential":
             yield f"model.{side}.residual: {stack.residual}"
+        if stack.layer_groups is not None:
+            yield f"model.{side}.layer_groups: {stack.layer_groups}"
         if stack.layers:
             yield f"model.{side}.layers: options of single layers"
 

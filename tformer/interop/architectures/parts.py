@@ -106,7 +106,7 @@ def layer_links(
     """Links of all layers of a stack. Which modules have biases or gains is read from the model section.
 
     Args:
-        path: the name of the layers on disk, without their number.
+        path: the name of the layers on disk, without their number; layers that share their weights are one there.
         modules: module in a layer -> its name on disk, or the names, separated by spaces, whose rows are stacked in it.
         layouts: of modules that are stored in another layout.
     """
@@ -118,9 +118,9 @@ def layer_links(
         "feedforward.up": rows(*[stack.feedforward.hidden_size(sizes.d_model)] * 2),
     }
     found = []
-    for layer in range(stack.num_layers):
+    for number, layer in enumerate(dict.fromkeys(stack.owners)):
         for module, names in modules.items():
-            parts = [f"{path}.{layer}.{name}" for name in names.split()]
+            parts = [f"{path}.{number}.{name}" for name in names.split()]
             layout = stacked[module] if len(parts) > 1 else layouts.get(module, SAME)
             if module.startswith("cross_attention") and not (side == "decoder" and model.is_encoder_decoder):
                 continue

@@ -74,7 +74,9 @@ def build_tree(
             else:
                 tied[place] = owner
         children = []
-        for child_name, child in module.named_children():
+        for child_name, child in module._modules.items():  # a block may serve several layers
+            if child is None:
+                continue
             node = node_of(child, child_name, f"{path}.{child_name}".lstrip("."))
             # Modules without parameters and cost (mechanisms, dropouts, computed tables) are omitted.
             if node.parameters or node.tied or node.flops or isinstance(child, Positions):

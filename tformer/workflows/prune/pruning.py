@@ -62,6 +62,9 @@ def check_plan(loaded: Loaded, plan: Plan) -> None:
     """Raise InputError for a plan that does not fit the model, before any data is read."""
     model, section = loaded.model, loaded.recipe.model
     sides = stacks_of(model, plan.stack)
+    for side in sides:
+        if (groups := getattr(section, side).layer_groups) is not None:
+            raise InputError(f"model.{side}.layer_groups is {groups}: layers that share weights cannot be pruned")
     if plan.head_amount is not None:
         require_prunable_heads(section, model, sides)
         if not plan.cuts_layers:
