@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from tests.pairwise import pairwise
 from tformer.build import build_model
 from tformer.decoding import buckets
 from tformer.decoding.beam_search import beam_search
-from tformer.decoding.buckets import BucketedCache, CompiledDecoder, make_step
+from tformer.decoding.buckets import BucketedCache, CompiledDecoder, RecordedDecoder, make_step
 from tformer.decoding.compilation import compile_decoding, missing_compiler, no_compiled_steps
 from tformer.decoding.generate import generate
 from tformer.decoding.inference import cast_matrices
@@ -90,6 +91,63 @@ def search(models: list[Transformer], *, beam: int = 3, **changes: Any) -> list[
     stepper = steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers)
     found = beam_search(stepper, BeamSettings(beam_size=beam, max_new_tokens=15, eos_id=2, **changes))
     return [[(one.ids, pytest.approx(one.score, abs=1e-4)) for one in row] for row in found]
+
+
+def record_without_gpu(model: Transformer, monkeypatch: pytest.MonkeyPatch, **sizes: int) -> list[str]:
+    """Let the model record its steps, with a recording that runs the step again; returns what was recorded so far."""
+    recorded: list[str] = []
+
+    def record(run: Any) -> Any:
+        recorded.append("step")
+        return run
+
+    monkeypatch.setattr(buckets, "record", record)
+    model.compiled_decoder = RecordedDecoder(model, **{"smallest": 8, "ahead": 4, **sizes})
+    return recorded
+
+
+@every_position
+@pytest.mark.parametrize("encoder", [False, True], ids=["decoder", "encoder-decoder"])
+def test_recorded_steps_write_the_same(positions: str, encoder: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make(positions, encoder=encoder)
+    expected, beams = write(model, sources=SOURCES if encoder else None), search([model])
+    recorded = record_without_gpu(model, monkeypatch)
+    assert_same(write(model, sources=SOURCES if encoder else None), expected)
+    assert len(recorded) == (3 if encoder else 2)  # buckets of 16 and 32, after one of 8 for short prefixes
+    assert search([model]) == beams
+
+
+def test_a_recording_serves_the_next_batch_and_goes_with_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make()
+    recorded = record_without_gpu(model, monkeypatch, smallest=64)
+    first = write(model)
+    assert tokens(write(model)) == tokens(first) and len(recorded) == 1
+
+
+def test_a_recording_goes_with_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make()
+    monkeypatch.setattr(buckets, "record", lambda run: lambda: torch.zeros(4, VOCAB))  # a graph holds addresses only
+    decoder = model.compiled_decoder = RecordedDecoder(model, smallest=64)
+    write(model)
+    assert len(decoder._replays) == 1
+    decoder._caches.clear()
+    gc.collect()
+    assert len(decoder._replays) == 0
+
+
+@every_position
+@pytest.mark.parametrize("encoder", [False, True], ids=["decoder", "encoder-decoder"])
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_replays_recorded_steps(positions: str, encoder: bool) -> None:
+    model = make(positions, encoder=encoder).cuda()
+    sources = SOURCES if encoder else None
+    expected, beams = write(model, sources=sources), search([model])
+    model.compiled_decoder = RecordedDecoder(model, smallest=8, ahead=4)
+    for _ in range(2):
+        found = write(model, sources=sources)
+        assert tokens(found) == tokens(expected)
+        assert found[0][0].logprobs == pytest.approx(expected[0][0].logprobs, abs=1e-4)
+    assert search([model]) == beams
 
 
 @every_position

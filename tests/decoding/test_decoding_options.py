@@ -12,7 +12,7 @@ import torch
 
 from tformer.build import build_model
 from tformer.decoding import compilation
-from tformer.decoding.compilation import AUTO_STEPS
+from tformer.decoding.compilation import AUTO_STEPS, RECORDED_STEPS
 from tformer.decoding.options import GenerateOptions
 from tformer.decoding.settings import BeamSettings, GenerationSettings
 from tformer.decoding.writers import count_lines, decoding_steps, names_of_models
@@ -69,13 +69,13 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 MANY = AUTO_STEPS
 
 
-def compiles(options: GenerateOptions, one: Any, device: torch.device) -> bool:
-    """Whether the step is compiled; the note on it goes to the model's notes."""
-    decision, note = compilation.decide_compilation(
+def way_of(options: GenerateOptions, one: Any, device: torch.device) -> str:
+    """How steps run; the note on it goes to the model's notes."""
+    way, note = compilation.decide_way(
         one.model, device, options.compile, quantize=options.quantize, steps=lambda: decoding_steps(options, one)
     )
     one.notes += [] if note is None else [note]
-    return decision
+    return way
 
 
 def loaded(kind: str = "full") -> Any:
@@ -93,19 +93,21 @@ def compilers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "device", "expected"),
     [
-        ({}, CPU, False),
-        ({"max_new_tokens": MANY}, CPU, False),
-        ({"compile": "on"}, CPU, True),
-        ({"max_new_tokens": MANY}, CUDA, True),
-        ({"max_new_tokens": MANY - 1}, CUDA, False),
-        ({}, CUDA, False),
-        ({"max_new_tokens": MANY, "compile": "off"}, CUDA, False),
+        ({}, CPU, "plain"),
+        ({"max_new_tokens": MANY}, CPU, "plain"),
+        ({"compile": "on"}, CPU, "compiled"),
+        ({"max_new_tokens": MANY}, CUDA, "compiled"),
+        ({"max_new_tokens": MANY - 1}, CUDA, "recorded"),
+        ({}, CUDA, "recorded"),
+        ({"max_new_tokens": RECORDED_STEPS - 1}, CUDA, "plain"),
+        ({"quantize": "int8"}, CUDA, "plain"),
+        ({"max_new_tokens": MANY, "compile": "off"}, CUDA, "plain"),
     ],
 )
-def test_auto_compiles_on_a_gpu_when_many_tokens_are_asked_for(
-    options: dict[str, Any], device: torch.device, expected: bool
+def test_auto_records_on_a_gpu_and_compiles_when_many_tokens_are_asked_for(
+    options: dict[str, Any], device: torch.device, expected: str
 ) -> None:
-    assert compiles(GenerateOptions(**options), loaded(), device) == expected
+    assert way_of(GenerateOptions(**options), loaded(), device) == expected
 
 
 def test_lines_of_a_file_count_as_steps(tmp_path: Path) -> None:
@@ -113,29 +115,30 @@ def test_lines_of_a_file_count_as_steps(tmp_path: Path) -> None:
     path.write_text("a line\n" * MANY, encoding="utf-8")
     assert count_lines(str(path)) == MANY
     assert count_lines("-") == count_lines(None) == count_lines(str(tmp_path / "none")) == 1
-    assert compiles(GenerateOptions(input_path=str(path), batch_size=32), loaded(), CUDA)  # 128 batches of 100 steps
-    assert not compiles(GenerateOptions(input_path=str(path), batch_size=1024), loaded(), CUDA)
+    few = GenerateOptions(input_path=str(path), batch_size=1024)
+    assert way_of(GenerateOptions(input_path=str(path), batch_size=32), loaded(), CUDA) == "compiled"  # 128 times 100
+    assert way_of(few, loaded(), CUDA) == "recorded"
 
 
 def test_a_kind_that_cannot_be_compiled_is_told_once_and_decoded_as_it_is() -> None:
     one = loaded("sliding_window")
-    assert not compiles(GenerateOptions(compile="on"), one, CPU)
+    assert way_of(GenerateOptions(compile="on"), one, CPU) == "plain"
     assert [note for note in one.notes if note.startswith("decoded uncompiled: layer 0 of the decoder")] == one.notes
 
 
 def test_without_a_compiler_auto_goes_on_and_on_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compilation, "missing_compiler", lambda device: "Triton")
     one = loaded()
-    assert not compiles(GenerateOptions(max_new_tokens=MANY), one, CUDA)
+    assert way_of(GenerateOptions(max_new_tokens=MANY), one, CUDA) == "recorded"
     assert one.notes == ["decoded uncompiled: found no Triton"]
     with pytest.raises(InputError, match="found no Triton"):
-        compiles(GenerateOptions(compile="on"), one, CUDA)
+        way_of(GenerateOptions(compile="on"), one, CUDA)
 
 
 def test_8_bits_and_compiling_exclude_each_other() -> None:
     with pytest.raises(InputError, match="--compile on and --quantize int8 exclude each other"):
         GenerateOptions(compile="on", quantize="int8").check()
-    assert not compiles(GenerateOptions(max_new_tokens=MANY, quantize="int8"), loaded(), CUDA)
+    assert way_of(GenerateOptions(max_new_tokens=MANY, quantize="int8"), loaded(), CUDA) == "plain"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import tformer
 from tformer.cli.report import emit_json
@@ -124,7 +125,8 @@ def test_too_little_address_space_for_torch_is_exit_5(tmp_path: Path) -> None:
     found = program("doctor", "--no-speed", "--json", before="ulimit -v 500000", cwd=tmp_path)
     assert refused(found, "out of memory: PyTorch needs", "512.0 MB", code=5)
     assert program("config", "list", before="ulimit -v 500000", cwd=tmp_path).code == 0  # it needs no torch
-    assert program("doctor", "--no-speed", before="ulimit -v 2000000", cwd=tmp_path).code == 0
+    if torch.version.cuda is None:  # its libraries need several times as much
+        assert program("doctor", "--no-speed", before="ulimit -v 2000000", cwd=tmp_path).code == 0
 
 
 USAGE = {

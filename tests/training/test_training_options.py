@@ -16,9 +16,11 @@ import tformer
 from tformer.nn.classification_heads import HeadPooling
 from tformer.optim.optimizers import OPTIMIZERS
 from tformer.optim.schedules import SCHEDULES
+from tformer.recipe.sections import Training
 from tformer.support.device import has_bf16_instructions, resolve_precision
 from tformer.training.options import TrainOptions
 from tformer.training.parallel import Parallel
+from tformer.training.prepare import COMPILED_MINUTES, COMPILED_STEPS, compiling_pays
 from tformer.training.state import LossScaler
 
 Cli = Callable[..., Any]
@@ -169,6 +171,27 @@ def test_arch_without_a_preset_says_what_it_chose_and_why(cli: Cli, text_file: P
     outcome = cli("train", "--arch", "gpt", "--data", text_file, "--dry-run", "--device", "cpu")
     assert outcome.code == 0, outcome.err
     assert "tiny" in outcome.err and "cpu" in outcome.err.lower()
+
+
+@pytest.mark.parametrize(
+    ("device", "values", "expected"),
+    [
+        ("cuda", {"max_steps": COMPILED_STEPS}, True),
+        ("cuda", {"max_steps": COMPILED_STEPS - 1}, False),
+        ("cuda", {"max_steps": 10**9, "minutes": COMPILED_MINUTES}, True),
+        ("cuda", {"max_steps": 10**9, "minutes": COMPILED_MINUTES - 1}, False),
+        ("cpu", {"max_steps": 10**9}, False),
+    ],
+)
+def test_auto_compiles_long_trainings_on_a_gpu(device: str, values: dict[str, Any], expected: bool) -> None:
+    training = Training(batch_size=8, eval_every=1, save_every=1, **values)
+    assert compiling_pays(training, torch.device(device)) == expected
+
+
+def test_a_gpu_with_bf16_instructions_trains_in_bf16_without_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
+    chosen = resolve_precision("auto", torch.device("cuda"), rows=1, d_model=1, d_ff=1)
+    assert (chosen.name, chosen.reason) == ("bf16", "this GPU has bf16 instructions")
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for a CPU needs a C++ compiler")

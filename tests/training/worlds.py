@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
@@ -53,6 +54,8 @@ def in_processes(
     world_size: int, work: Callable[[Parallel], Tensors], folder: Path, *, seconds: float = SECONDS
 ) -> list[dict[str, Tensor]]:
     """What `work` returns in each of `world_size` forked processes. AssertionError if one fails or hangs."""
+    if torch.version.cuda is not None:
+        pytest.skip("this PyTorch cannot compute gradients in a fork of a process that has computed some")
     folder.mkdir()
     children: dict[int, int] = {}
     try:

@@ -70,7 +70,9 @@ class BeforeTorch:
         if limit == resource.RLIM_INFINITY or sys.platform != "linux" or found is None or found.origin is None:
             return
         held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        libraries = sum(file.stat().st_size for file in (Path(found.origin).parent / "lib").glob("*.so*"))
+        packages = Path(found.origin).parent.parent
+        files = (*packages.glob("torch/lib/*.so*"), *packages.glob("nvidia/**/lib/*.so*"))  # CUDA's are beside it
+        libraries = sum(file.stat().st_size for file in files)
         if (needed := held + libraries + ROOM) > limit:
             message = f"PyTorch needs {decimal_bytes(needed)} of address space, the limit is {decimal_bytes(limit)}"
             raise OutOfMemoryError(f"out of memory: {message}", hint="raise the limit (ulimit -v)")

@@ -1,7 +1,8 @@
-"""Compiled decoding steps: graphs of fixed shape, and the caches that they run on.
+"""Decoding steps as graphs of fixed shape, and the caches that they run on.
 
-A decoding step is many small operations, and on a GPU starting them takes the time. `torch.compile` makes one graph of
-all, without breaks, which CUDA replays as a whole (CUDA graphs, by the compiler's mode `reduce-overhead`). That needs
+A decoding step is many small operations, and on a GPU starting them takes the time. A CUDA graph starts all at once:
+`RecordedDecoder` records the kernels of a step, which takes as long as the step; `CompiledDecoder` has `torch.compile`
+write fewer and faster ones, which takes half a minute (CUDA graphs by the compiler's mode `reduce-overhead`). Both need
 fixed shapes and addresses, which `nn/fixed_cache.py` provides: a graph is made for each number of rows and each bucket
 of slots, a power of two. Rows that end leave no gap: the remaining ones move to the front. Prompts are read uncompiled,
 once. Caches are kept for the next batch of a similar shape, which then reuses their graph and memory.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -32,7 +34,7 @@ STEPS_AHEAD = 256  # the first bucket has room for up to this number of new toke
 MAX_FREE_CACHES = 4
 MOST_GRAPHS = 64
 _numbers = count()
-_COMPILED = process_lock()  # compilation and the replay of graphs are of the whole process
+_ONE_AT_A_TIME = process_lock()  # compilation and the replay of graphs are of the whole process
 
 
 def replays_graphs(device: torch.device) -> bool:
@@ -40,33 +42,27 @@ def replays_graphs(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-class CompiledDecoder:
-    """The compiled step of one model, and the caches it runs on.
+class GraphDecoder:
+    """The caches that graphs of one model's steps run on; subclasses have the graphs.
 
-    Compiled steps of a process run one after another, whatever the thread and the model.
+    Steps of a process run one after another, whatever the thread and the model.
     """
 
-    def __init__(
-        self,
-        model: Transformer,
-        *,
-        backend: str = "inductor",
-        smallest: int = SMALLEST_BUCKET,
-        ahead: int = STEPS_AHEAD,
-    ) -> None:
+    def __init__(self, model: Transformer, *, smallest: int = SMALLEST_BUCKET, ahead: int = STEPS_AHEAD) -> None:
         """`smallest`: slots of the smallest bucket; `ahead`: number of new tokens that the first one has room for."""
         self.model = model
         self._smallest, self._ahead = smallest, ahead
-        self._replayed = replays_graphs(next(model.parameters()).device)
-        options: dict[str, Any] = {"backend": backend}
-        if backend == "inductor" and self._replayed:
-            options["mode"] = "reduce-overhead"
-        self._options = options
-        self._forget_graphs()
         self._caches: list[tuple[FixedCache, weakref.ref[BucketedCache]]] = []
 
+    def step(self, cache: FixedCache) -> Tensor:
+        """fp32 logits [R, V] after the cache's newest tokens, in memory of the caller."""
+        raise NotImplementedError
+
+    def keep_addresses(self, cache: FixedCache) -> None:
+        """Called with a new cache, whose tensors never move."""
+
     def begin(self, cache: AnyCache, *, capacity: int, beams: int = 1) -> BucketedCache:
-        """The cache of compiled steps after a prefill, in which every row becomes a sentence of `beams` equal rows.
+        """The cache of steps after a prefill, in which every row becomes a sentence of `beams` equal rows.
 
         capacity: maximum number of slots, with the slots of the prefill.
         """
@@ -86,7 +82,7 @@ class CompiledDecoder:
         self, like: AnyCache, user: BucketedCache, *, sentences: int, slots: int, source_slots: int
     ) -> FixedCache:
         """A cache of that shape for `user`: a free one with enough rows and at most twice as many, or a new one."""
-        with _COMPILED:
+        with _ONE_AT_A_TIME:
             free = [cache for cache, owner in self._caches if owner() is None or owner() is user]
             fitting = [
                 cache
@@ -98,21 +94,37 @@ class CompiledDecoder:
                 chosen = min(fitting, key=lambda cache: cache.sentences)
             else:
                 chosen = FixedCache(like, sentences=sentences, beams=user.beams, slots=slots, source_slots=source_slots)
-                if self._replayed:
-                    for tensor in chosen.tensors():
-                        torch._dynamo.mark_static_address(tensor, guard=False)
+                self.keep_addresses(chosen)
             unused = {id(cache) for cache in free[: max(0, len(free) - MAX_FREE_CACHES)]}
             dropped = unused - {id(user.fixed), id(chosen)}
             others = [entry for entry in self._caches if entry[0] is not chosen and id(entry[0]) not in dropped]
             self._caches = [*others, (chosen, weakref.ref(user))]
             return chosen
 
+
+class CompiledDecoder(GraphDecoder):
+    """Steps compiled by `torch.compile`, one graph for each shape."""
+
+    def __init__(self, model: Transformer, *, backend: str = "inductor", **sizes: int) -> None:
+        super().__init__(model, **sizes)
+        self._replayed = replays_graphs(next(model.parameters()).device)
+        options: dict[str, Any] = {"backend": backend}
+        if backend == "inductor" and self._replayed:
+            options["mode"] = "reduce-overhead"
+        self._options = options
+        self._forget_graphs()
+
+    def keep_addresses(self, cache: FixedCache) -> None:
+        if self._replayed:
+            for tensor in cache.tensors():
+                torch._dynamo.mark_static_address(tensor, guard=False)
+
     def step(self, cache: FixedCache) -> Tensor:
         """fp32 logits [R, V] after the cache's newest tokens.
 
         InputError when the compiler fails: an installed compiler may not work.
         """
-        with _COMPILED:
+        with _ONE_AT_A_TIME:
             if self._replayed:
                 torch.compiler.cudagraph_mark_step_begin()
             logits_RV = self._run_compiled(cache)
@@ -138,15 +150,49 @@ class CompiledDecoder:
         self._shapes: set[tuple[int, ...]] = set()
 
 
+class RecordedDecoder(GraphDecoder):
+    """Steps recorded as CUDA graphs, one for each cache, without a compiler.
+
+    The first step of a cache runs as it is, which loads the kernels that recording needs.
+    """
+
+    def __init__(self, model: Transformer, **sizes: int) -> None:
+        super().__init__(model, **sizes)
+        self._run = make_step(model)
+        self._replays: weakref.WeakKeyDictionary[FixedCache, Callable[[], Tensor]] = weakref.WeakKeyDictionary()
+
+    def step(self, cache: FixedCache) -> Tensor:
+        with _ONE_AT_A_TIME:
+            replay = self._replays.get(cache)
+            if replay is not None:
+                return replay().clone()  # the next replay overwrites the graph's
+            logits_RV = self._run(cache)
+            self._replays[cache] = record(partial(self._run, cache))
+            return logits_RV
+
+
+def record(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """A function that repeats what `run` does to the same memory, as a CUDA graph; recording executes nothing."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        written = run()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return written
+
+    return replay
+
+
 class BucketedCache:
-    """The keys and values of compiled decoding, in a bucket of fixed shape: the counterpart of `ModelCache`.
+    """The keys and values of decoding by graphs, in a bucket of fixed shape: the counterpart of `ModelCache`.
 
     Attributes:
         length, capacity: number of slots in use, and the maximum.
         sentences, beams: number of sentences in use, and of rows of each.
     """
 
-    def __init__(self, decoder: CompiledDecoder, *, beams: int) -> None:
+    def __init__(self, decoder: GraphDecoder, *, beams: int) -> None:
         self._decoder, self.beams = decoder, beams
         self.sentences = self.length = self.capacity = 0
         self.fixed: FixedCache | None = None
@@ -227,7 +273,7 @@ def _power_of_two(number: int) -> int:
 
 
 def make_step(model: Transformer) -> Callable[[FixedCache], Tensor]:
-    """The function to compile: from the cache with its newest tokens and their positions to fp32 logits [R, V]."""
+    """The function of a graph: from the cache with its newest tokens and their positions to fp32 logits [R, V]."""
     prefix = "" if model.encoder is None else "decoder_"
 
     def step(cache: FixedCache) -> Tensor:

@@ -1,4 +1,4 @@
-"""Whether decoding steps are compiled: what was requested, what the model allows, and which compilers are installed."""
+"""Whether decoding steps are graphs: what was requested, what the model allows, and which compilers are installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from tformer.decoding.buckets import CompiledDecoder
+from tformer.decoding.buckets import CompiledDecoder, RecordedDecoder
 from tformer.decoding.inference import INSTALL, WORTH_A_BUILD, cast_matrices, prepare_inference
 from tformer.kernels import library
 from tformer.model import Transformer
@@ -19,6 +19,9 @@ from tformer.nn.heads import VocabularyHead
 from tformer.support.errors import InputError
 
 Compilation = Literal["auto", "on", "off"]
+Way = Literal["plain", "recorded", "compiled"]
+"""Of a decoding step: operation by operation, as a recorded CUDA graph, or as a graph of compiled kernels."""
+RECORDED_STEPS = 8  # from which recording a step on a GPU pays
 AUTO_STEPS = 4096  # of decoding: on a GPU, compilation costs as much time as a few thousand steps of a small model save
 CPP_COMPILERS = {"darwin": "clang++", "win32": "cl"}  # PyTorch's choice without $CXX; on other systems g++
 C_COMPILERS = ("gcc", "clang")  # Triton's choice without $CC
@@ -48,20 +51,26 @@ def prepare_decoding(
     rows: int | None,
     steps: Callable[[], int],
 ) -> str | None:
-    """Call `compile_decoding` where it is requested or faster, else `prepare_inference`; returns a note for the user.
+    """Make the decoding steps graphs where it is requested or faster, else call `prepare_inference`.
+
+    Returns a note for the user.
 
     Args:
-        compile: `auto` compiles on a GPU, where starting many small operations takes the time, for `AUTO_STEPS` or more
-            decoding steps; not on a CPU.
+        compile: `auto` records steps on a GPU, where starting many small operations takes the time, and compiles them
+            for `AUTO_STEPS` or more; neither on a CPU.
         rows: see `prepare_inference`.
         steps: the number of decoding steps; called only where it matters.
 
     Raises InputError for `compile` "on" without a compiler.
     """
     device = next(model.parameters()).device
-    compiles, note = decide_compilation(model, device, compile, quantize=quantize, steps=steps)
-    if compiles:
+    way, note = decide_way(model, device, compile, quantize=quantize, steps=steps)
+    if way == "compiled":
         compile_decoding(model, dtype)
+    elif way == "recorded":
+        model.eval()
+        cast_matrices(model, dtype)
+        model.compiled_decoder = RecordedDecoder(model)
     else:
         note = prepare_inference(model, dtype, quantize=quantize, rows=rows) or note
         is_large = model.num_parameters() >= WORTH_A_BUILD
@@ -70,20 +79,24 @@ def prepare_decoding(
     return note
 
 
-def decide_compilation(
+def decide_way(
     model: Transformer, device: torch.device, compile: Compilation, *, quantize: str, steps: Callable[[], int]
-) -> tuple[bool, str | None]:
-    """(True if `prepare_decoding` compiles, its note). Raises InputError for `compile` "on" without a compiler."""
-    worth_it = device.type == "cuda" and quantize == "none" and steps() >= AUTO_STEPS if compile == "auto" else True
-    if compile == "off" or not worth_it:
-        return False, None
+) -> tuple[Way, str | None]:
+    """(How `prepare_decoding` lets steps run, its note). Raises InputError for `compile` "on" without a compiler."""
+    if compile == "off" or (compile == "auto" and (device.type != "cuda" or quantize != "none")):
+        return "plain", None
+    number = steps() if compile == "auto" else AUTO_STEPS
     reason = no_compiled_steps(model)
-    if reason is None and compile == "auto" and (missing := missing_compiler(device)) is not None:
-        reason = f"found no {missing}"
+    if number < RECORDED_STEPS or (number < AUTO_STEPS and reason is not None):
+        return "plain", None
     if reason is not None:
-        return False, f"decoded uncompiled: {reason}"
+        return "plain", f"decoded uncompiled: {reason}"
+    if number < AUTO_STEPS:
+        return "recorded", None
+    if compile == "auto" and (missing := missing_compiler(device)) is not None:
+        return "recorded", f"decoded uncompiled: found no {missing}"
     require_compiler(device)
-    return True, "decoding is compiled: the first tokens take a while"
+    return "compiled", "decoding is compiled: the first tokens take a while"
 
 
 def no_compiled_steps(model: Transformer) -> str | None:

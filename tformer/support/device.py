@@ -159,6 +159,10 @@ MIN_SPEEDUP = 1.2
 """Minimum speedup of bf16 products over fp32 for `auto` to choose bf16."""
 
 
+BF16_CAPABILITY = (8, 0)
+"""CUDA's compute capability from which a GPU multiplies bf16 in hardware (Ampere)."""
+
+
 @dataclass(frozen=True)
 class Precision:
     """A resolved number format: `name` is written into the run's recipe, `reason` is shown to the user."""
@@ -199,13 +203,19 @@ def matmul_flops_per_second(
 
 
 def resolve_precision(name: str, device: torch.device, *, rows: int, d_model: int, d_ff: int) -> Precision:
-    """The number format of a training; `auto` measures both on the product [rows, d_model] x [d_model, d_ff]."""
+    """The number format of a training; `auto` takes bf16 where the device has instructions for it.
+
+    Elsewhere it measures both on the product [rows, d_model] x [d_model, d_ff].
+    """
     if name == "fp32":
         return Precision("fp32", "as given")
     if name == "bf16":
         return Precision("bf16", "as given")
     if name == "fp16":
         return Precision("fp16", "as given; the loss is scaled dynamically")
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= BF16_CAPABILITY:
+        # Not measured: small products take the time of their start in either format.
+        return Precision("bf16", "this GPU has bf16 instructions")
     shape = {"rows": min(rows, 8192), "inner": d_model, "columns": d_ff}
     # Emulated bf16 is slow, so the measurement is short.
     slow = matmul_flops_per_second(torch.float32, device, **shape, seconds=0.02)

@@ -18,7 +18,7 @@ from tformer.data.batching.padding import padded_lengths
 from tformer.optim.optimizers import apply_groups
 from tformer.recipe import recipe_to_yaml
 from tformer.recipe.recipe import Recipe
-from tformer.recipe.sections import Parallelism
+from tformer.recipe.sections import Parallelism, Training
 from tformer.support.device import (
     Precision,
     bound_products,
@@ -115,6 +115,9 @@ class Prepared:
         training = self.recipe.training
         return training.grad_accum * (training.batch_tokens or (training.batch_size or 1) * self.mean_length)
 
+
+COMPILED_STEPS, COMPILED_MINUTES = 5000, 5
+"""Shorter trainings are not compiled by `auto`: compiling would take longer than it saves."""
 
 VARYING_PRODUCTS = 16
 """Shapes of products that are kept in training on varying lengths: each costs megabytes, and the next step has new
@@ -225,12 +228,17 @@ def freeze(data: TrainingData, device: torch.device, *, processes: int = 1) -> t
     precision = resolve_precision(training.precision, device, rows=rows, d_model=d_model, d_ff=d_ff)
     updates: dict[str, object] = {"precision": precision.name, "max_minutes": None}
     if training.compile == "auto":
-        # On a CPU compiling takes half a minute and gains a sixth; on a GPU it pays except for very short runs.
-        updates["compile"] = "on" if device.type == "cuda" and training.max_steps >= 200 else "off"
+        updates["compile"] = "on" if compiling_pays(training, device) else "off"
     if device.type == "cpu":
         updates["threads"] = training.threads or torch.get_num_threads() * processes
     training = training.model_copy(update=updates)
     return recipe.model_copy(update={"model": model, "generator": generator, "training": training}), precision
+
+
+def compiling_pays(training: Training, device: torch.device) -> bool:
+    """Whether `auto` compiles the model, which takes half a minute and gains a fifth of a step on a GPU."""
+    is_long = training.max_steps >= COMPILED_STEPS and (training.minutes or math.inf) >= COMPILED_MINUTES
+    return device.type == "cuda" and is_long
 
 
 def measure_peak(prepared: Prepared) -> float:
