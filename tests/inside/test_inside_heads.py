@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.viz.attention_models import DECODER, ENCODER, IMAGES, SEQ2SEQ, load_of, with_attention
+from tformer.inside.answers import answer_text
 from tformer.inside.heads import (
     Side,
     attention_maps,
@@ -22,6 +23,7 @@ from tformer.inside.heads import (
 )
 from tformer.loading import Loaded
 from tformer.support.errors import InputError
+from tformer.tokenizer import Tokenizer
 
 LAYER = "decoder.{}.self_attention.weights"
 
@@ -189,6 +191,16 @@ def test_random_tokens_are_text_and_the_same_for_a_seed() -> None:
     assert tokenizer.encode("\n")[0] not in ids
     one, same, other = (repeated_tokens(loaded, seed=seed).ids_BT for seed in (1, 1, 2))
     assert one.equal(same) and not one.equal(other) and set(one[:, 1:].flatten().tolist()) <= set(ids)
+
+
+def test_the_vocabulary_is_listed_at_most_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of 50,000 tokens takes 10 ms: for every token of a vocabulary or of a report these would be minutes."""
+    loaded, listed = load_of(DECODER), list[int]()
+    spellings = loaded.text_tokenizer.tokens
+    monkeypatch.setattr(Tokenizer, "tokens", property(lambda self: listed.append(1) or spellings))
+    assert len(printable_ids(loaded.text_tokenizer)) > 2 and len(listed) == 1
+    texts = [answer_text(loaded, "lm", token) for token in range(len(spellings) + 1)]
+    assert len(listed) == 1 and texts[-1] == f"id {len(spellings)}" and " " in texts
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ def answer_text(loaded: Loaded, head: str, answer: int) -> str:
     """The text of a token, or the name of a label; a row of the matrix may have no token."""
     if head in CLASSIFIERS:
         return str(answer) if head == "regression" else label_names(loaded)[answer]
-    tokenizer = loaded.target_tokenizer
-    known = answer < len(tokenizer.tokens) and tokenizer.tokens[answer]
-    return token_text(tokenizer, answer) if known else f"id {answer}"
+    try:
+        return token_text(loaded.target_tokenizer, answer)
+    except ValueError:
+        return f"id {answer}"

@@ -167,10 +167,10 @@ def printable_ids(tokenizer: Tokenizer) -> list[int]:
     """The ids of tokens that are text: no special tokens, parts of characters, or control characters."""
 
     def is_text(token: int) -> bool:
-        text = token_text(tokenizer, token) if tokenizer.tokens[token] else ""
+        text = token_text(tokenizer, token)
         return bool(text) and text.isprintable() and not tokenizer.is_special(token)
 
-    found = [token for token in range(tokenizer.vocab_size) if is_text(token)]
+    found = [token for token, spelled in enumerate(tokenizer.tokens) if spelled and is_text(token)]
     if len(found) < 2:
         raise InputError(f"the vocabulary has {len(found)} printable tokens: too few to repeat")
     return found
