@@ -99,6 +99,8 @@ SCENARIOS = (
     Scenario("attribute", ("attribute", "runs/gpt", "--text", "a cat", "-o", "attribute.html"), (GPT,),
              targets=("attribute.html",)),
     Scenario("viz-embeddings", ("viz-embeddings", "runs/gpt", "-o", "vectors.html"), (GPT,), targets=("vectors.html",)),
+    Scenario("viz-tokens", ("viz-tokens", "runs/gpt", "--text", "a cat", "-o", "tokens.html"), (GPT,),
+             targets=("tokens.html",)),
     Scenario("inspect -o", ("inspect", "runs/gpt", "-o", "report.txt"), (GPT,), targets=("report.txt",)),
     Scenario("doctor --clean", ("doctor", "--clean"), ("cache",), results=("cache",)),
     Scenario("sweep", SWEEP, (*TEXT, "work/grid")),

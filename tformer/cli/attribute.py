@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tformer.cli.command import examples, takes_options
-from tformer.cli.process import StopFlag
-from tformer.cli.report import emit_document, progress_reporter, show_notes
-from tformer.inside.options import AttributeOptions
-from tformer.support.files import refuse_to_replace
+from tformer.cli.look_inside import command_line, looking_inside
+from tformer.cli.report import emit_document, show_notes
+from tformer.inside.options import ANSWERING_HEADS, AttributeOptions
 from tformer.support.formatting import aligned
 
 if TYPE_CHECKING:
@@ -35,22 +32,11 @@ def attribute(options: AttributeOptions) -> None:
     of a masked language model for every [MASK], of a classifier or regression for its label or score. Integrated
     gradients add up to the change from a baseline without the text; the gap that --steps leave is shown.
     """
-    options.check()
-    from tformer.viz.output import choose_output
-
-    chosen = choose_output(options.output, options.format, stem="attribute")
-    refuse_to_replace(chosen.path, [options.image] if options.image is not None else [], option="-o")
-    with StopFlag() as flag:
-        from tformer.loading import load
-        from tformer.support.device import resolve_device
+    with looking_inside(options, "attribute", [options.image], kinds=ANSWERING_HEADS) as (chosen, loaded, work):
         from tformer.viz.attribution import attribution_lines
-        from tformer.workers.work import Work
         from tformer.workflows.attribution import attribute_inputs
-        from tformer.workflows.patching import HEADS
 
-        loaded = load(options.run, device=resolve_device(options.device), which=options.checkpoint, kinds=HEADS)
-        show_notes((f"model: {loaded.path}", *loaded.notes), dim=True)
-        report = attribute_inputs(loaded, options, Work(progress_reporter, flag.should_stop))
+        report = attribute_inputs(loaded, options, work)
     show_notes((*report.notes, *attribution_lines(report)), dim=True)
     emit_document(chosen, _content(report, chosen, str(loaded.path)))
 
@@ -69,7 +55,7 @@ def _content(report: AttributionReport, chosen: Output, path: str) -> str | byte
             rows = viz.attribution_table(report, side)
             lines += [*aligned(rows, right=rows[0][1:]), ""]
         return "\n".join(lines)
-    command, texts = shlex.join(["tformer", *sys.argv[1:]]), (f"{k.capitalize()}: {v}" for k, v in report.texts.items())
-    notes = (viz.CAUTION, *report.notes, f"Model: {path}.", *texts, f"Command: {command}")
+    texts = (f"{k.capitalize()}: {v}" for k, v in report.texts.items())
+    notes = (viz.CAUTION, *report.notes, f"Model: {path}.", *texts, f"Command: {command_line()}")
     plots, to_file = viz.attribution_plots(report), chosen.path is not None
     return render_plots(plots, chosen.format, title=title, to_file=to_file, notes=notes)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tformer.cli.command import examples, takes_options
-from tformer.cli.process import StopFlag
-from tformer.cli.report import emit_document, progress_reporter, show_notes
+from tformer.cli.look_inside import command_line, looking_inside
+from tformer.cli.report import emit_document, show_notes
 from tformer.inside.options import HeadOptions
-from tformer.support.files import refuse_to_replace
 from tformer.support.formatting import aligned
 
 if TYPE_CHECKING:
@@ -39,22 +36,10 @@ def heads(options: HeadOptions) -> None:
     --over-training the page shows in which steps heads of a kind appear: tformer train --arch gpt --preset induction
     trains a model for it.
     """
-    options.check()
-    from tformer.viz.output import choose_output
-
-    chosen = choose_output(options.output, options.format, stem="heads")
-    read = [name for name in (options.data, options.source, options.target) if name is not None]
-    refuse_to_replace(chosen.path, read, option="-o")
-    with StopFlag() as flag:
-        from tformer.loading import load
-        from tformer.support.device import resolve_device
+    with looking_inside(options, "heads", options.files) as (chosen, loaded, work):
         from tformer.viz.heads import best_lines
-        from tformer.workers.work import Work
         from tformer.workflows.heads import score_heads
 
-        loaded = load(options.run, device=resolve_device(options.device), which=options.checkpoint)
-        show_notes((f"model: {loaded.path}", *loaded.notes), dim=True)
-        work = Work(progress_reporter, flag.should_stop, lambda text: show_notes([text], dim=True))
         reports = score_heads(loaded, options, work)
     show_notes((f"read: {reports[-1].read}", *best_lines(reports[-1])), dim=True)
     emit_document(chosen, _content(reports, chosen, str(loaded.path)))
@@ -74,7 +59,6 @@ def _content(reports: Sequence[HeadReport], chosen: Output, path: str) -> str | 
         for heading, rows in tables_of(reports[0]):
             lines += [heading, *aligned(rows, right=rows[0][1:]), ""]
         return "\n".join(lines)
-    name, command = run_name(Path(path)), shlex.join(["tformer", *sys.argv[1:]])
-    notes = (f"Model: {path}.", f"Command: {command}")
+    name, notes = run_name(Path(path)), (f"Model: {path}.", f"Command: {command_line()}")
     title = f"Heads of {name}, " + (f"step {reports[0].step:,}" if len(reports) == 1 else f"{len(reports)} checkpoints")
     return render_plots(plots_of(reports), chosen.format, title=title, to_file=chosen.path is not None, notes=notes)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from typing import TYPE_CHECKING
 
 from tformer.cli.command import examples, takes_options
-from tformer.cli.process import StopFlag
-from tformer.cli.report import emit_document, progress_reporter, show_notes
-from tformer.inside.options import LensOptions
+from tformer.cli.look_inside import command_line, looking_inside
+from tformer.cli.report import emit_document, show_notes
+from tformer.inside.options import LENS_HEADS, LensOptions
 from tformer.support.errors import InputError
-from tformer.support.files import refuse_to_replace
 
 if TYPE_CHECKING:
     from tformer.viz.lens.report import LensReport
@@ -35,22 +32,11 @@ def lens(options: LensOptions) -> None:
     divided into embedding, positions, every attention head, biases and feed-forwards, which add up to the logit. The
     page (default) has both. --tuned trains a tuned lens (decoder-only language models), which --lens tuned then reads.
     """
-    options.check()
-    from tformer.viz.output import choose_output
+    reads = (options.image, options.tuned)
+    with looking_inside(options, "lens", reads, kinds=LENS_HEADS) as (chosen, loaded, work):
+        from tformer.viz.lens.report import make_report
 
-    chosen = choose_output(options.output, options.format, stem="lens")
-    inputs = [each for each in (options.image, options.tuned) if each is not None]
-    refuse_to_replace(chosen.path, inputs, option="-o")
-    from tformer.loading import load
-    from tformer.support.device import resolve_device
-    from tformer.viz.lens.report import HEADS, make_report
-    from tformer.workers.work import Work
-
-    loaded = load(options.run, device=resolve_device(options.device), which=options.checkpoint, kinds=HEADS)
-    show_notes((f"model: {loaded.path}", *loaded.notes), dim=True)
-    with StopFlag() as stop:
-        command = shlex.join(["tformer", *sys.argv[1:]])
-        report = make_report(loaded, options, work=Work(progress_reporter, stop.should_stop), command=command)
+        report = make_report(loaded, options, work=work, command=command_line())
     show_notes(report.notes, dim=True)
     if options.view == "parts" and report.parts is None:
         raise InputError(f"--view parts: {report.without_parts}")

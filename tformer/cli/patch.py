@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tformer.cli.command import examples, takes_options
-from tformer.cli.process import StopFlag
-from tformer.cli.report import emit_document, progress_reporter, show_notes
+from tformer.cli.look_inside import command_line, looking_inside
+from tformer.cli.report import emit_document, show_notes
 from tformer.inside.options import PatchOptions
-from tformer.support.files import refuse_to_replace
 from tformer.support.formatting import aligned
 
 if TYPE_CHECKING:
@@ -35,22 +32,10 @@ def patch(options: PatchOptions) -> None:
     Attribution patching estimates all cells by gradients; its correlation with them is shown. --ablate measures on
     --data how much loss each head, attention and feed-forward network saves.
     """
-    options.check()
-    from tformer.viz.output import choose_output
-
-    chosen = choose_output(options.output, options.format, stem="patch")
-    read = [name for name in (options.data, options.source, options.target) if name is not None]
-    refuse_to_replace(chosen.path, read, option="-o")
-    with StopFlag() as flag:
-        from tformer.loading import load
-        from tformer.support.device import resolve_device
+    with looking_inside(options, "patch", options.files) as (chosen, loaded, work):
         from tformer.viz import patching as viz
-        from tformer.workers.work import Work
         from tformer.workflows.patching import ablate, patch_prompts
 
-        loaded = load(options.run, device=resolve_device(options.device), which=options.checkpoint)
-        show_notes((f"model: {loaded.path}", *loaded.notes), dim=True)
-        work = Work(progress_reporter, flag.should_stop, lambda text: show_notes([text], dim=True))
         report: PatchReport | AblationReport
         if options.ablate is None:
             report = patch_prompts(loaded, options, work)
@@ -67,8 +52,7 @@ def _content(report: PatchReport | AblationReport, chosen: Output, path: str) ->
     from tformer.viz.attention.scene import run_name
     from tformer.viz.picture import render_plots
 
-    name, command = run_name(Path(path)), shlex.join(["tformer", *sys.argv[1:]])
-    notes = (f"Model: {path}.", f"Command: {command}")
+    name, notes = run_name(Path(path)), (f"Model: {path}.", f"Command: {command_line()}")
     if isinstance(report, PatchReport):
         if chosen.format in ("json", "csv"):
             return viz.patch_json(report, run=path) if chosen.format == "json" else viz.patch_csv(report)

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from tformer.cli.command import examples, takes_options
-from tformer.cli.process import StopFlag
-from tformer.cli.report import emit_document, progress_reporter, show_notes
-from tformer.inside.options import TokenOptions
-from tformer.support.files import refuse_to_replace
-
-if TYPE_CHECKING:
-    from tformer.inside.tokens import TokenReport
+from tformer.cli.look_inside import command_line, looking_inside
+from tformer.cli.report import emit_document, show_notes
+from tformer.inside.options import TOKEN_HEADS, TokenOptions
 
 EPILOG = examples(
     '`tformer viz-tokens --text "The cat sat on the mat." -o tokens.html`',
@@ -35,31 +28,24 @@ def viz_tokens(options: TokenOptions) -> None:
     model reads --data, and the hardest tokens are listed. The calibration compares probabilities with the share of
     predictions that are right.
     """
-    options.check()
-    from tformer.viz.output import choose_output
-
-    chosen = choose_output(options.output, options.format, stem="tokens")
-    files = (options.data, options.source, options.target) if options.text is None else ()
-    refuse_to_replace(chosen.path, [name for name in files if name is not None], option="-o")
-    with StopFlag() as flag:
-        from tformer.inside.tokens import HEADS
-        from tformer.loading import load
-        from tformer.support.device import resolve_device
+    reads = options.files if options.text is None else ()
+    with looking_inside(options, "tokens", reads, kinds=TOKEN_HEADS) as (chosen, loaded, work):
         from tformer.viz.tokens import render, summary_line
-        from tformer.workers.work import Work
         from tformer.workflows.tokens import score_tokens
 
-        work = Work(progress_reporter, flag.should_stop, lambda text: show_notes([text], dim=True))
-        device = resolve_device(options.device)
-        reports: list[TokenReport] = []
-        for run in (options.run, *([] if options.second is None else [options.second])):
-            loaded = load(run, device=device, which=options.checkpoint, kinds=HEADS)
-            show_notes((f"model: {loaded.path}", *loaded.notes), dim=True)
-            report = score_tokens(loaded, options, work)
-            if report.source is not None:  # a second model reads the translation of the first
-                options = replace(options, target=report.text)
-            show_notes((*report.notes, f"read: {report.read}", summary_line(report)), dim=True)
-            reports.append(report)
-    command = shlex.join(["tformer", *sys.argv[1:]])
+        reports = [score_tokens(loaded, options, work)]
+        if options.second is not None:
+            from tformer.loading import load
+
+            device = next(loaded.model.parameters()).device
+            other = load(options.second, device=device, which=options.checkpoint, kinds=TOKEN_HEADS)
+            show_notes((f"model: {other.path}", *other.notes), dim=True)
+            # Both read the translation of the first.
+            target = options.target if reports[0].source is None else reports[0].text
+            reports.append(score_tokens(other, replace(options, target=target), work))
+    for report in reports:
+        show_notes((*report.notes, f"read: {report.read}", summary_line(report)), dim=True)
     to_file = chosen.path is not None
-    emit_document(chosen, render(reports, chosen.format, hardest=options.hardest, command=command, to_file=to_file))
+    emit_document(
+        chosen, render(reports, chosen.format, hardest=options.hardest, command=command_line(), to_file=to_file)
+    )

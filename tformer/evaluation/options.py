@@ -87,6 +87,11 @@ class DataOptions:
         ),
     ] = None
 
+    @property
+    def files(self) -> list[str]:
+        """The files of data that were named."""
+        return [name for name in (self.data, self.source, self.target) if name is not None]
+
     def given(self) -> Iterator[str]:
         """The names of the options that differ from their defaults."""
         for field in fields(self):
@@ -288,8 +293,7 @@ class EvaluationOptions(DataOptions):
                     hint="invalid UTF-8 is accepted with --invalid-utf8 replace" if invalid else None,
                 )
             require_writable(path, option="--mistakes")
-            named = [name for name in (self.data, self.source, self.target) if name is not None]
-            refuse_to_replace(path, named, option="--mistakes")
+            refuse_to_replace(path, self.files, option="--mistakes")
         check_quantize(self.quantize, self.precision)
 
 

@@ -29,15 +29,9 @@ LENSES, VIEWS, STACKS = ("logit", "tuned"), ("layers", "parts"), ("decoder", "en
 MOST_TOP = 100
 MOST_SAMPLES = 10_000
 MAX_EXAMPLES = 64
-MaxExamples = Annotated[
-    int | None,
-    DATA(
-        "--max-examples",
-        metavar="N",
-        help="Read this many examples at most, evenly spread.",
-        default=str(MAX_EXAMPLES),
-    ),
-]
+TOKEN_HEADS, LENS_HEADS = ("lm", "masked_lm"), ("lm", "masked_lm", "classifier")
+ANSWERING_HEADS = (*LENS_HEADS, "regression")
+"""Heads that viz-tokens, lens, attribute and patch can read, the first that a model has."""
 
 
 def data_of(options: DataOptions) -> DataOptions:
@@ -46,17 +40,36 @@ def data_of(options: DataOptions) -> DataOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadOptions(DataOptions):
-    """The options of `tformer heads`."""
+class ExampleOptions(DataOptions):
+    """The options that heads, patch and viz-tokens share."""
 
     run: Run = None
+    max_examples: Annotated[
+        int | None,
+        DATA(
+            "--max-examples",
+            metavar="N",
+            help="Read at most N examples, evenly spread.",
+            default=str(MAX_EXAMPLES),
+        ),
+    ] = None
+
+    @property
+    def of_data(self) -> list[str]:
+        """The names of the options of the data that were given."""
+        return [*data_of(self).given(), *(["max_examples"] if self.max_examples is not None else [])]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadOptions(ExampleOptions):
+    """The options of `tformer heads`."""
+
     length: Annotated[
         int | None, RANDOM("--length", metavar="T", help="Tokens of a sequence.", default="25, or as many as fit")
     ] = None
     copies: Annotated[int, RANDOM("--copies", metavar="N", help="Number of times that each sequence is read.")] = 4
     samples: Annotated[int, RANDOM("--samples", metavar="N", help="Number of sequences.")] = 10
     seed: Annotated[int, RANDOM("--seed", help="Seed of the tokens.")] = 0
-    max_examples: MaxExamples = None
     over_training: Annotated[
         bool, SHOWN("--over-training", help="Score every checkpoint of the run, and draw a curve for each head.")
     ] = False
@@ -67,11 +80,6 @@ class HeadOptions(DataOptions):
     format: Annotated[PictureFormat, SHOWN] = None
     checkpoint: Checkpoint = "best"
     device: Device = "auto"
-
-    @property
-    def reads_data(self) -> bool:
-        """Whether an option of the data was given: then examples are read, by default of the run's validation data."""
-        return self.max_examples is not None or any(data_of(self).given())
 
     @property
     def random_option(self) -> str | None:
@@ -88,15 +96,14 @@ class HeadOptions(DataOptions):
             if value is not None and (value < least or value > (most or value)):
                 bounds = f"at least {least}" if most is None else f"{least} to {most:,}"
                 raise InputError(f"--{name} must be {bounds}, found {value:,}")
-        if self.reads_data and self.random_option is not None:
+        if self.of_data and self.random_option is not None:
             raise InputError(f"{self.random_option} is for random tokens; examples of data replace them")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenOptions(DataOptions):
+class TokenOptions(ExampleOptions):
     """The options of `tformer viz-tokens`."""
 
-    run: Run = None
     second: Annotated[str | None, argument("RUN2", help="A second run that reads the same, for comparison.")] = None
     text: Annotated[
         str | None, READ("--text", help="The text to colour; for an encoder-decoder the source.", default="--data")
@@ -111,7 +118,6 @@ class TokenOptions(DataOptions):
         ),
     ] = None
     special_tokens: Annotated[SpecialTokens, READ] = False
-    max_examples: MaxExamples = None
     hardest: Annotated[int, SHOWN("--hardest", metavar="N", help="Number of tokens in the table of the hardest.")] = 20
     top_k: Annotated[int, SHOWN("--top-k", metavar="K", help="Number of alternatives of each token.")] = 5
     output: Annotated[
@@ -133,9 +139,8 @@ class TokenOptions(DataOptions):
                 raise InputError("--special-tokens is for --text, which was not given")
             super().check()
             return
-        of_data = {*data_of(self).given(), *(["max_examples"] if self.max_examples is not None else [])}
-        if of_data := of_data - {"target", "prefix"}:
-            raise InputError(f"--text and {flag_of(TokenOptions, min(of_data))} exclude each other")
+        if of_data := [name for name in self.of_data if name not in ("target", "prefix")]:
+            raise InputError(f"--text and {flag_of(TokenOptions, of_data[0])} exclude each other")
 
 
 PROMPTS, ABLATION = Panel("Two prompts"), Panel("Ablation")
@@ -143,10 +148,9 @@ PATCHED = ("residual", "attention", "feedforward", "heads")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PatchOptions(DataOptions):
+class PatchOptions(ExampleOptions):
     """The options of `tformer patch`."""
 
-    run: Run = None
     clean: Annotated[str | None, PROMPTS("--clean", metavar="TEXT", help="A prompt.")] = None
     corrupted: Annotated[
         str | None, PROMPTS("--corrupted", metavar="TEXT", help="A prompt of as many tokens with another answer.")
@@ -185,10 +189,6 @@ class PatchOptions(DataOptions):
             help="Measure the loss without each head and layer: zeros in its place, or its mean over all tokens.",
         ),
     ] = None
-    max_examples: Annotated[
-        int | None,
-        ABLATION("--max-examples", metavar="N", help="Number of examples, evenly spread.", default=str(MAX_EXAMPLES)),
-    ] = None
     output: Annotated[
         Path | None,
         SHOWN("-o", "--output", metavar="FILE", help="File, whose suffix sets the format.", default="patch.html"),
@@ -217,11 +217,10 @@ class PatchOptions(DataOptions):
             for each in fields(self)
             if getattr(self, each.name) != each.default and declared_option(hints[each.name]).panel == PROMPTS.title
         ]
-        of_data = [*data_of(self).given(), *(["max_examples"] if self.max_examples is not None else [])]
         if self.ablate is not None and prompts:
             raise InputError(f"--ablate and {flag_of(PatchOptions, prompts[0])} exclude each other")
-        if self.ablate is None and of_data:
-            raise InputError(f"{flag_of(PatchOptions, of_data[0])} is for --ablate, which was not given")
+        if self.ablate is None and self.of_data:
+            raise InputError(f"{flag_of(PatchOptions, self.of_data[0])} is for --ablate, which was not given")
         if self.ablate is None and None in (self.clean, self.corrupted):
             missing = "--clean" if self.clean is None else "--corrupted"
             raise InputError(

@@ -30,6 +30,7 @@ from tformer.decoding.inference import inference
 from tformer.evaluation.lm import unpredicted
 from tformer.evaluation.predict import default_batch_tokens
 from tformer.inside.answers import answer_text
+from tformer.inside.options import TOKEN_HEADS
 from tformer.loading import Loaded
 from tformer.metrics.classification import calibration_curve, expected_calibration_error
 from tformer.metrics.text import perplexity
@@ -37,7 +38,6 @@ from tformer.model import Transformer
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.support.errors import InputError, require_finite
 
-HEADS = ("lm", "masked_lm")
 BINS = 15  # of the calibration
 CONTEXT_TOKENS = 8  # on each side of a token
 Span = tuple[int, int]
@@ -174,7 +174,7 @@ def read_tokens(loaded: Loaded, batches: Iterable[Batch], *, top_k: int) -> dict
 
     Raises InputError for a masked model whose tokenizer has no mask.
     """
-    head = next(name for name in HEADS if name in loaded.model.heads)
+    head = next(name for name in TOKEN_HEADS if name in loaded.model.heads)
     tokenizer, device = loaded.target_tokenizer, next(loaded.model.parameters()).device
     options: dict[str, Any] = {"head": head, "vocab_size": tokenizer.vocab_size, "top_k": top_k}
     parts, rows = list[dict[str, np.ndarray]](), 0

@@ -9,7 +9,7 @@ from tformer.checkpoint.run import CHECKPOINTS
 from tformer.data.batching.batch import Batch
 from tformer.evaluation.predict import length_sorted_batches
 from tformer.inside.heads import HeadReport, Repeated, attention_maps, copying, head_scores, repeated_tokens
-from tformer.inside.options import MAX_EXAMPLES, HeadOptions, TokenOptions, data_of
+from tformer.inside.options import MAX_EXAMPLES, ExampleOptions, HeadOptions, data_of
 from tformer.loading import Loaded, load
 from tformer.support.errors import InputError
 from tformer.tasks.evaluate import held_out_data
@@ -35,7 +35,7 @@ def score_heads(loaded: Loaded, options: HeadOptions, work: Work) -> list[HeadRe
             hint="train with --set training.save_every=25 --set training.keep_last=100, or --preset induction",
         )
     repeated: Repeated | None = None
-    if options.reads_data or "cross" in maps:
+    if options.of_data or "cross" in maps:
         if options.random_option is not None:
             raise InputError(f"{options.random_option} is for random tokens: {loaded.path} reads pairs of texts")
         examples, read = read_examples(loaded, options, work)
@@ -63,7 +63,7 @@ def score_heads(loaded: Loaded, options: HeadOptions, work: Work) -> list[HeadRe
     return reports
 
 
-def read_examples(loaded: Loaded, options: HeadOptions | TokenOptions, work: Work) -> tuple[list[Batch], str]:
+def read_examples(loaded: Loaded, options: ExampleOptions, work: Work) -> tuple[list[Batch], str]:
     """(batches of the named or the run's own data, the longest examples first; what they are in words)."""
     found = held_out_data(loaded, data_of(options), work, max_examples=options.max_examples or MAX_EXAMPLES)
     samples, rng = found.samples, np.random.default_rng(0)

@@ -8,7 +8,7 @@ from typing import Any
 from tformer.decoding.inference import inference
 from tformer.decoding.prompts import task_prefix
 from tformer.inside.answers import CLASSIFIERS, answer_id, answer_text
-from tformer.inside.options import MAX_EXAMPLES, PatchOptions, data_of
+from tformer.inside.options import ANSWERING_HEADS, MAX_EXAMPLES, PatchOptions, data_of
 from tformer.inside.patching import AblationReport, PatchReport, Question, ablations, answers, patch
 from tformer.loading import Loaded
 from tformer.support.errors import InputError, require_finite
@@ -16,8 +16,6 @@ from tformer.tasks.base import require_finite_loss
 from tformer.tasks.evaluate import held_out_data
 from tformer.viz.attention.reading import Inputs, Reading, read
 from tformer.workers.work import Work
-
-HEADS = ("lm", "masked_lm", "classifier", "regression")
 
 
 def patch_prompts(loaded: Loaded, options: PatchOptions, work: Work) -> PatchReport:
@@ -87,8 +85,9 @@ def patch_prompts(loaded: Loaded, options: PatchOptions, work: Work) -> PatchRep
 def head_of(loaded: Loaded) -> str:
     """The first head of a model; raises InputError for one that does not answer with a token, labels or a number."""
     head = next(iter(loaded.model.heads), None)
-    if head not in HEADS:
-        raise InputError(f"{loaded.path} has the head {head}, which answers no prompt; expected {', '.join(HEADS)}")
+    if head not in ANSWERING_HEADS:
+        known = ", ".join(ANSWERING_HEADS)
+        raise InputError(f"{loaded.path} has the head {head}, which answers no prompt; expected {known}")
     return head
 
 

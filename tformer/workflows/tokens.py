@@ -13,8 +13,8 @@ from tformer.data.shards.corpus import TokenCorpus
 from tformer.decoding.prompts import task_prefix
 from tformer.evaluation.lm import batches as window_batches
 from tformer.evaluation.lm import load_batch, windows
-from tformer.inside.options import TokenOptions
-from tformer.inside.tokens import HEADS, TokenReport, read_tokens, words_of
+from tformer.inside.options import TOKEN_HEADS, TokenOptions
+from tformer.inside.tokens import TokenReport, read_tokens, words_of
 from tformer.loading import Loaded, require_kind, target_reader
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.support.errors import InputError
@@ -28,7 +28,7 @@ def score_tokens(loaded: Loaded, options: TokenOptions, work: Work) -> TokenRepo
 
     Raises InputError for a model that predicts no tokens, and for input that it cannot read.
     """
-    require_kind(loaded.path, loaded.recipe, HEADS)
+    require_kind(loaded.path, loaded.recipe, TOKEN_HEADS)
     source: str | None = None
     text, notes = options.text, tuple[str, ...]()
     if text is None:

@@ -23,7 +23,7 @@ from tformer.inside import tuned
 from tformer.inside.answers import CLASSIFIERS, answer_id, answer_text, label_names
 from tformer.inside.lens import OWN, Lens, read_lens
 from tformer.inside.logits import Contributions, attribute_logits
-from tformer.inside.options import AttributeOptions, LensOptions, ReadOptions
+from tformer.inside.options import LENS_HEADS, AttributeOptions, LensOptions, ReadOptions
 from tformer.loading import Loaded, require_kind
 from tformer.support.errors import InputError
 from tformer.support.options import parse_numbers
@@ -31,7 +31,6 @@ from tformer.viz.attention.reading import Inputs, Reading, read
 from tformer.viz.attention.scene import weights_hash
 from tformer.workers.work import QUIET, Work
 
-HEADS = ("lm", "masked_lm", "classifier")  # that a lens can read, the first that a model has
 NO_PARTS = "an encoder's layers answer through the decoder, which no sum divides into parts"
 
 
@@ -87,8 +86,8 @@ def make_report(loaded: Loaded, options: LensOptions, *, work: Work = QUIET, com
 
     Raises InputError for a model or an input that has no lens.
     """
-    require_kind(loaded.path, loaded.recipe, HEADS)
-    model, head = loaded.model, next(name for name in HEADS if name in loaded.model.heads)
+    require_kind(loaded.path, loaded.recipe, LENS_HEADS)
+    model, head = loaded.model, next(name for name in LENS_HEADS if name in loaded.model.heads)
     own = "encoder" if model.decoder is None else "decoder"
     side = options.stack or own
     if side != own and not model.is_encoder_decoder:
