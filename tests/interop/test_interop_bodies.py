@@ -30,6 +30,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "OPTModel": {"tie_word_embeddings": False},
     "BloomModel": {"tie_word_embeddings": False},
     **{f"{name}Model": {"head_dim": 6, "tie_word_embeddings": False} for name in ("Llama", "Qwen2", "Qwen3")},
+    **{f"{name}Model": {"tie_word_embeddings": False} for name in ("GPTNeoX", "GPTJ", "Phi", "StableLm")},
     "MistralModel": {"head_dim": 6, "tie_word_embeddings": False, "sliding_window": 5},
     **{name: {} for name in ("T5EncoderModel", "MT5EncoderModel")},
 }

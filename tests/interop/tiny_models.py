@@ -73,6 +73,15 @@ BART = {
     **IDS,
     "decoder_start_token_id": 2,
 }
+WIDE: dict[str, Any] = {  # heads of 8
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 29,
+    "layer_norm_eps": 0.03,
+    **IDS,
+}
 OTHERS: dict[str, dict[str, Any]] = {
     "DistilBert": DISTIL,
     "Albert": {**SIZES, "embedding_size": 12, "num_hidden_layers": 5, "num_hidden_groups": 2},
@@ -87,6 +96,12 @@ OTHERS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("Bart", "MBart", "Pegasus"), BART),
     "Marian": {**BART, "decoder_vocab_size": VOCABULARY},
     "Bloom": {"vocab_size": VOCABULARY, "hidden_size": 20, "n_layer": 2, "n_head": 4, **IDS},
+    "GPTNeoX": {**WIDE, "intermediate_size": 36},
+    "GPTJ": {
+        **{"vocab_size": VOCABULARY, "n_positions": 29, "n_embd": 32, "n_layer": 2, "n_head": 4},
+        **{"rotary_dim": 4, **IDS},
+    },
+    **{name: {**WIDE, "intermediate_size": 36, "num_key_value_heads": 2} for name in ("Phi", "StableLm")},
     **dict.fromkeys(("Llama", "Mistral", "Qwen2", "Qwen3"), DECODER),
 }
 """Sizes of the models that do not have those of BERT."""

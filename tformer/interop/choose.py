@@ -118,11 +118,11 @@ def unknown_anywhere(model: Model) -> list[tuple[str, Any]]:
         if any(value == odd and re.fullmatch(pattern, path) for pattern, odd in NOWHERE)
         or any(re.fullmatch(pattern, path) and value not in kinds for pattern, kinds in KNOWN_KINDS)
     ]
-    # Layers may differ in their kind of attention alone, which some classes have.
+    # Layers may differ in their attention and positions, as in some classes.
     return found + [
         (f"model.{side}.layers", stack.layers)
         for side, stack in model.stacks.items()
-        if any(layer.keys() != {"attention"} for layer in stack.layers.values())
+        if any(not layer.keys() <= {"attention", "positions"} for layer in stack.layers.values())
     ]
 
 

@@ -29,18 +29,23 @@ def rows(*sizes: int) -> Layout:
     return Layout(join=lambda parts: torch.cat(list(parts)), split=lambda ours: ours.split(sizes))
 
 
-def interleaved_rows(*, heads: int, parts: int) -> Layout:
-    """The layout of BLOOM's fused q, k, v: rows [head, part, d] on disk, [part, head, d] in tformer."""
+def grouped_rows(*, groups: int, heads: int) -> Layout:
+    """The layout of fused q, k, v with a group of queries beside their key and value, in rows [group, q k v, d].
 
-    def swapped(tensor: Tensor, first: int, second: int) -> Tensor:
-        inner = tensor.shape[0] // (first * second)
-        split = tensor.reshape(first, second, inner, *tensor.shape[1:])
-        return split.transpose(0, 1).reshape(tensor.shape)
+    BLOOM and GPT-NeoX have a group for each head, Falcon also fewer.
+    """
 
-    return Layout(
-        join=lambda found: swapped(found[0], heads, parts),
-        split=lambda ours: (swapped(ours, parts, heads),),
-    )
+    def join(parts: Sequence[Tensor]) -> Tensor:
+        found = parts[0].unflatten(0, (groups, heads // groups + 2, -1))
+        q, k, v = found[:, :-2].flatten(0, 2), found[:, -2].flatten(0, 1), found[:, -1].flatten(0, 1)
+        return torch.cat([q, k, v])
+
+    def split(ours: Tensor) -> tuple[Tensor, ...]:
+        size = ours.shape[0] // (heads + 2 * groups)
+        parts = ours.split([heads * size, groups * size, groups * size])
+        return (torch.cat([part.unflatten(0, (groups, -1)) for part in parts], dim=1).flatten(0, 1),)
+
+    return Layout(join, split)
 
 
 def reshaped(*, ours: Sequence[int], theirs: Sequence[int]) -> Layout:

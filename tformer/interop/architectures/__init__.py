@@ -10,6 +10,7 @@ from tformer.interop.architectures.bloom import BLOOM
 from tformer.interop.architectures.distilbert import DISTILBERT
 from tformer.interop.architectures.electra import ELECTRA
 from tformer.interop.architectures.gpt2 import GPT2
+from tformer.interop.architectures.gpt_neox import GPT_NEOX, GPTJ, PHI, STABLELM
 from tformer.interop.architectures.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from tformer.interop.architectures.mpnet import MPNET
 from tformer.interop.architectures.opt import OPT
@@ -22,6 +23,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     architecture.model_type: architecture
     for architecture in (
         *(GPT2, OPT, BLOOM, LLAMA, MISTRAL, QWEN2, QWEN3),
+        *(GPT_NEOX, GPTJ, PHI, STABLELM),
         *(BERT, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, ELECTRA, MPNET, ALBERT, VIT),
         *(T5, MT5, BART, MBART, PEGASUS, MARIAN),
         OWN,

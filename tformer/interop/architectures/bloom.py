@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.parts import layer_links, stack_of, token_links
+from tformer.interop.architectures.parts import decoder_links, qkv_by_group
 from tformer.interop.architectures.table import ConfigTable, Row
-from tformer.interop.mapping import Link, both, interleaved_rows
+from tformer.interop.mapping import Link, both
 from tformer.recipe.model import Model
 
 # Keys of the framework that trained it (fused kernels, order of summation); `n_inner` is not used by any class.
@@ -58,12 +58,12 @@ LAYER = {
 
 
 def links(model: Model, class_name: str) -> list[Link]:
-    by_head = interleaved_rows(heads=stack_of(model, "decoder").num_heads, parts=3)
+    layouts = {"self_attention.qkv": qkv_by_group(model)}
     return [
-        *token_links(model, "transformer.word_embeddings.weight"),
         *both("embedding.norm", "transformer.word_embeddings_layernorm"),
-        *both("decoder.final_norm", "transformer.ln_f"),
-        *layer_links(model, "decoder", "transformer.h", LAYER, {"self_attention.qkv": by_head}),
+        *decoder_links(
+            model, "transformer.word_embeddings.weight", "transformer.h", LAYER, "transformer.ln_f", layouts=layouts
+        ),
     ]
 
 

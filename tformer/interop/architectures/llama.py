@@ -25,10 +25,10 @@ from torch import Tensor
 
 from tformer.build import resolve_sizes
 from tformer.interop.architecture import Architecture, Gguf
-from tformer.interop.architectures.parts import layer_links, size_or_missing, stack_of, token_links
+from tformer.interop.architectures.parts import decoder_links, size_or_missing, stack_of
 from tformer.interop.architectures.table import ConfigTable, Row
 from tformer.interop.config import ABSENT, Config
-from tformer.interop.mapping import Link, link
+from tformer.interop.mapping import Link
 from tformer.nn.attention.sliding_window import SlidingWindowOptions
 from tformer.nn.positions.rope import RopeOptions
 from tformer.recipe.model import Model, Stack, layer_sections
@@ -96,6 +96,15 @@ def read_rope(
     return positions | {"scaling": options}
 
 
+def with_rope(config: Config, section: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """The model section with the decoder's positions, see `read_rope`; with `dynamic` it reads longer texts."""
+    length = section["max_seq_len"]
+    positions = read_rope(config, max_seq_len=length, **options)
+    scaling = positions.get("scaling", {"kind": None})
+    longest = int(length * scaling["factor"]) if scaling["kind"] == "dynamic" else length
+    return section | {"max_seq_len": longest, "decoder": section["decoder"] | {"positions": positions}}
+
+
 def write_rope(stack: Stack, *, has_share: bool = False, names: tuple[str, str] = ROPE_NAMES) -> dict[str, Any]:
     """The keys of config.json. A stack with other positions gets those of plain RoPE.
 
@@ -109,6 +118,8 @@ def write_rope(stack: Stack, *, has_share: bool = False, names: tuple[str, str] 
         return {**outside, "rope_parameters": {"rope_type": "default", **inside}}
     options = {key: getattr(scaling, option) for key, option in SCALINGS[scaling.kind].items()}
     options = {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
+    if scaling.kind == "dynamic":
+        outside["max_position_embeddings"] = scaling.original_max_seq_len
     stretched = {"rope_type": scaling.kind} | {key: value for key, value in options.items() if value is not None}
     return {**outside, "rope_parameters": {**stretched, **inside}, "rope_scaling": {**stretched, **inside}}
 
@@ -188,8 +199,7 @@ def read(config: Config, class_name: str, *, table: ConfigTable, kv_heads: int |
     section = table.read(config)
     stack = section["decoder"]
     stack["num_kv_heads"] = size_or_missing(config, "num_key_value_heads", kv_heads) or stack["num_heads"]
-    stack["positions"] = read_rope(config, max_seq_len=section["max_seq_len"])
-    return section
+    return with_rope(config, section)
 
 
 def read_llama(config: Config, class_name: str) -> dict[str, Any]:
@@ -259,11 +269,7 @@ LAYER = {
 
 
 def links(model: Model, class_name: str) -> list[Link]:
-    return [
-        *token_links(model, "model.embed_tokens.weight"),
-        link("decoder.final_norm.weight", "model.norm.weight"),
-        *layer_links(model, "decoder", "model.layers", LAYER),
-    ]
+    return decoder_links(model, "model.embed_tokens.weight", "model.layers", LAYER, "model.norm")
 
 
 def stored_in_gguf(model: Model, name: str, tensor: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 
 from tformer.build import resolve_sizes
 from tformer.interop.config import Config
-from tformer.interop.mapping import SAME, Layout, Link, both, link, rows
+from tformer.interop.mapping import SAME, Layout, Link, both, grouped_rows, link, rows
 from tformer.interop.weight_files import WeightFiles
 from tformer.recipe.model import Model, Stack
 from tformer.support.errors import InputError
@@ -93,11 +93,32 @@ def head_dropout(model: Model) -> float | None:
     return next((head.dropout for head in model.heads if head.kind in ("classifier", "regression")), None)
 
 
-def token_links(model: Model, table: str) -> list[Link]:
-    """Links of a language model's token table and output: lm_head repeats the table or is a separate matrix."""
+def token_links(model: Model, table: str, output: str = "lm_head") -> list[Link]:
+    """Links of a language model's token table and output, which repeats the table or is a separate matrix."""
+    biased = any(getattr(head, "bias", False) for head in model.heads)
+    bias = [link("heads.lm.bias", f"{output}.bias")] if biased else []
     if model.tie.output:
-        return [link("embedding.weight", table, also=["lm_head.weight"])]
-    return [link("embedding.weight", table), link("heads.lm.weight", "lm_head.weight")]
+        return [link("embedding.weight", table, also=[f"{output}.weight"]), *bias]
+    return [link("embedding.weight", table), link("heads.lm.weight", f"{output}.weight"), *bias]
+
+
+def decoder_links(
+    model: Model,
+    table: str,
+    layers: str,
+    modules: Mapping[str, str],
+    final_norm: str,
+    *,
+    layouts: Mapping[str, Layout] = {},
+    output: str = "lm_head",
+) -> list[Link]:
+    """Links of a decoder without a table of positions: tokens, final norm, layers, output."""
+    kinds = _parameters_of(stack_of(model, "decoder"), "final_norm")
+    return [
+        *token_links(model, table, output),
+        *[link(f"decoder.final_norm.{kind}", f"{final_norm}.{kind}") for kind in kinds],
+        *layer_links(model, "decoder", layers, modules, layouts),
+    ]
 
 
 def layer_links(
@@ -124,10 +145,18 @@ def layer_links(
             layout = stacked[module] if len(parts) > 1 else layouts.get(module, SAME)
             if module.startswith("cross_attention") and not (side == "decoder" and model.is_encoder_decoder):
                 continue
+            if module == "feedforward_norm" and stack.residual == "parallel_one_norm":
+                continue
             for kind in _parameters_of(stack, module):
                 theirs = [f"{part}.{kind}" for part in parts]
                 found.append(link(f"{side}.blocks.{layer}.{module}.{kind}", *theirs, layout=layout))
     return found
+
+
+def qkv_by_group(model: Model) -> Layout:
+    """The layout of a decoder's fused q, k, v that stand group by group."""
+    sizes = resolve_sizes(model, "decoder")
+    return grouped_rows(groups=sizes.num_kv_heads, heads=sizes.num_heads)
 
 
 def _parameters_of(stack: Stack, module: str) -> Sequence[str]:

@@ -25,17 +25,20 @@ class Row:
     default: the value if the key is missing, or a function that computes it from the section read so far. Its type is
         the key's: int (or a function) for a size, float, bool, str for the name of an activation.
     written: the name to write; "": the first.
+    values: value in config.json -> value of the section, where they differ; {}: they are the same.
     """
 
     keys: str
     paths: str
     default: int | float | bool | str | Callable[[Section], int]
     written: str = ""
+    values: Mapping[Any, Any] = field(default_factory=dict)
 
     def value(self, config: Config, section: Section) -> Any:
         """The value in a config, or the default."""
         if isinstance(self.default, bool | float):
-            return config.take(self.keys, default=self.default, kind=type(self.default))
+            found = config.take(self.keys, default=self.default, kind=type(self.default))
+            return self.values.get(found, found)
         if isinstance(self.default, str):
             return config.choose(self.keys, ACTIVATIONS, default=self.default)
         default = self.default(section) if callable(self.default) else self.default
@@ -50,11 +53,13 @@ class Row:
         stack = stack_of(model, side)
         if rest == "feedforward.d_ff":
             return stack.feedforward.hidden_size(stack.d_model or model.d_model)
-        if rest == "head_dim":
-            return resolve_sizes(model, side).head_dim
+        if rest in ("head_dim", "num_kv_heads"):
+            return getattr(resolve_sizes(model, side), rest)
         if rest == "layerdrop":
             return stack.layerdrop_rate
         found = attrgetter(rest)(stack)
+        if self.values:  # the nearest for a value that this architecture lacks
+            return next((key for key, value in self.values.items() if value == found), next(iter(self.values)))
         return activation_name(found) if isinstance(self.default, str) else found
 
 
