@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 import tformer
 from tformer.support.errors import InputError
+from tformer.viz.attention.reading import Inputs, read
 
 Cli = Callable[..., Any]
 
@@ -58,8 +60,8 @@ def test_numbers_are_those_of_the_logits_and_agree_in_json_and_csv(decoder: Path
 
 def test_options_choose_the_answer_the_metric_and_the_methods(decoder: Path, cli: Cli) -> None:
     found = document(cli, decoder, "--text", "fed cab", "--target-token", "h", "--against", "a", "--positions", "2,6",
-                     "--methods", "occlusion,integrated", "--steps", 7, "--rule", "midpoint")  # fmt: skip
-    assert list(found["scores"]) == ["integrated", "occlusion"] and found["steps"] == 7 and found["rule"] == "midpoint"
+                     "--methods", "occlusion,integrated", "--steps", 7)  # fmt: skip
+    assert list(found["scores"]) == ["integrated", "occlusion"] and found["steps"] == 7
     assert [each["target"] for each in found["answers"]] == ["h", "h"] and found["metric"] == "difference"
     assert found["scores"]["integrated"]["decoder"][0][3:] == [None] * 4, "later tokens cannot be seen"
     shares = document(cli, decoder, "--text", "fed", "--metric", "probability", "--baseline", "zero")
@@ -128,6 +130,60 @@ def test_folders_of_hugging_face(name: str, text: str, folders: Path, cli: Cli) 
     found = document(cli, folders / name, "--text", text, "--methods", "integrated,rollout", *steps)
     for answer in found["answers"]:
         assert abs(answer["gap"]) <= 0.01 * abs(answer["value"] - answer["baseline_value"]) + 1e-5
+
+
+CLASSES = {
+    "gpt2": ("CausalLM", "bed", None),
+    "bert": ("MaskedLM", "the [MASK] sat on", None),
+    "classifier": ("SequenceClassification", "the cat sat", None),
+    "bart": ("Seq2SeqLM", "the cat sat", "on the"),
+    "t5": ("Seq2SeqLM", "the cat sat", "on the"),
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_captum_finds_the_same_in_the_class_of_transformers(name: str, folders: Path) -> None:
+    """Gradient x input, integrated gradients and occlusion of `inputs_embeds`, within 1e-4."""
+    captum, transformers = pytest.importorskip("captum.attr"), pytest.importorskip("transformers")
+    (kind, text, target), run = CLASSES[name], tformer.load(folders / name)
+    options = {"methods": "gradient,integrated,occlusion", "baseline": "zero", "steps": 50}
+    report = run.attribute(text, **options | ({} if target is None else {"target": target}))
+    model = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(folders / name).eval()
+    ids = read(replace(run, tokenizer=run.tokenizer.reading_special()), Inputs(text, target=target)).inputs
+    fixed = {name: each for name, each in ids.items() if not name.endswith("input_ids")}
+    names = [name for name in ids if name not in fixed]
+    table = model.get_input_embeddings()
+    vectors = tuple(table(ids[name]).detach() for name in names)
+    stays = [torch.tensor(np.isnan(each[0])) for each in report.scores["integrated"].values()]
+    if target is not None:  # of the decoder what stays, not what is later
+        stays[1] = torch.tensor([True, *[False] * (len(stays[1]) - 1)])
+    base = tuple(torch.where(mark[None, :, None], x, 0.0) for x, mark in zip(vectors, stays, strict=True))
+    place = report.positions[-1]
+
+    def logits(*given: torch.Tensor) -> torch.Tensor:
+        rows = {name: each.expand(len(given[0]), -1) for name, each in fixed.items()}
+        spelled = [name.replace("input_ids", "inputs_embeds") for name in names]
+        found = model(**dict(zip(spelled, given, strict=True)), **rows, use_cache=False).logits
+        return found if place is None else found[:, place]
+
+    with torch.no_grad():
+        missed = (logits(*vectors)[0] - report.values[-1]).abs()
+    answer, size = int(missed.argmin()), vectors[0].shape[-1]
+    assert missed[answer] < 1e-4
+    given = {"target": answer, "baselines": base}
+    found = {
+        "gradient": captum.InputXGradient(logits).attribute(tuple(x.requires_grad_() for x in vectors), target=answer),
+        "integrated": captum.IntegratedGradients(logits).attribute(vectors, n_steps=50, **given),
+        "occlusion": captum.Occlusion(logits).attribute(
+            vectors, sliding_window_shapes=((1, size),) * len(vectors), **given
+        ),
+    }
+    for method, by_side in report.scores.items():
+        for own, other in zip(by_side.values(), found[method], strict=True):
+            numbers = (other[0, :, 0] if method == "occlusion" else other[0].sum(-1)).detach().numpy()
+            known = np.isfinite(own[-1])
+            np.testing.assert_allclose(own[-1][known], numbers[known], atol=1e-4)
+            assert known.any()
 
 
 def test_python_returns_the_numbers_of_the_command_as_arrays(decoder: Path, cli: Cli) -> None:

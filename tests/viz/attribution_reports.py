@@ -32,7 +32,6 @@ def random_report(tokens: dict[str, tuple[str, ...]], *, answers: int = 1, **fac
         metric="logit",
         baseline="pad",
         steps=50,
-        rule="gauss-legendre",
         values=values,
         baseline_values=values - total,
         scores=scores,

@@ -11,13 +11,8 @@ import numpy as np
 import pytest
 
 from tests.viz.attribution_reports import HOSTILE, random_report
-from tformer.viz.attribution import (
-    attribution_csv,
-    attribution_json,
-    attribution_lines,
-    attribution_plots,
-    attribution_table,
-)
+from tformer.inside.attribution import AttributionReport
+from tformer.viz.attribution import attribution_lines, plots_of, render
 from tformer.viz.picture import render_plots
 from tformer.viz.plots import Heat
 
@@ -31,13 +26,13 @@ def words(count: int) -> tuple[str, ...]:
 )
 def test_a_page_is_small(source: int, target: int, answers: int, megabytes: float) -> None:
     tokens = {"encoder": words(source), "decoder": words(target)} if source else {"decoder": words(target)}
-    page = render_plots(attribution_plots(random_report(tokens, answers=answers)), "html", title="x")
+    page = render_plots(plots_of(random_report(tokens, answers=answers)), "html", title="x")
     assert isinstance(page, str) and len(page) < megabytes * 1e6
 
 
 def test_one_answer_is_a_map_of_methods_and_tokens_in_shares() -> None:
     report = random_report({"decoder": (HOSTILE, " b", "c")})
-    [plot] = attribution_plots(report)
+    [plot] = plots_of(report)
     assert isinstance(plot, Heat) and list(plot.columns) == [f"0: {HOSTILE}", "1: ␣b", "2: c"]
     assert list(plot.rows) == ["gradient x input", "integrated gradients", "occlusion", "attention rollout"]
     np.testing.assert_allclose(np.abs(plot.values).max(axis=1), 1.0)
@@ -51,7 +46,7 @@ def test_a_picture_has_a_map_of_its_patches_for_each_method_beside_it() -> None:
     tokens = {"encoder": ("CLS", "0,0", "0,1", "1,0", "1,1")}
     pixels = np.arange(192, dtype=np.uint8).reshape(8, 8, 3)
     report = random_report(tokens, pixels=pixels, grid=(2, 2))
-    image, *maps = attribution_plots(report)
+    image, *maps = plots_of(report)
     assert isinstance(image, Heat) and image.values.shape == (8, 8) and len(maps) == 4
     for each, by_side in zip(maps, report.scores.values(), strict=True):
         assert isinstance(each, Heat)
@@ -72,14 +67,36 @@ def test_the_lines_say_the_change_from_the_baseline_and_what_integrated_gradient
     assert len(list(attribution_lines(without))) == 1 and without.gaps is None
 
 
-def test_json_csv_and_the_table_have_every_number_and_nothing_for_what_is_not_seen() -> None:
+def rendered(report: AttributionReport, format_: str) -> str:
+    found = render(report, format_, run="runs/x", command="tformer attribute", to_file=True)
+    assert isinstance(found, str)
+    return found
+
+
+def test_json_and_csv_have_every_number_and_nothing_for_what_is_not_seen() -> None:
     report = random_report({"encoder": words(3), "decoder": words(3)}, answers=2)
-    found = json.loads(attribution_json(report, run="runs/x"))
+    found = json.loads(rendered(report, "json"))
     assert found["scores"]["occlusion"]["decoder"][0][2] is None and found["run"] == "runs/x"
     assert [each["position"] for each in found["answers"]] == [1, 2] and found["answers"][0]["gap"] is not None
-    rows = list(csv.DictReader(io.StringIO(attribution_csv(report))))
+    rows = list(csv.DictReader(io.StringIO(rendered(report, "csv"))))
     assert len(rows) == 2 * 3 + 2 + 3 and {row["side"] for row in rows} == {"encoder", "decoder"}
     assert float(rows[0]["gradient"]) == report.scores["gradient"]["encoder"][0, 0]
-    table = attribution_table(report, "decoder")
-    assert table[0] == ("token", *report.scores) and table[3][1:] == ("",) * 4
-    assert table[1][1] == f"{report.scores['gradient']['decoder'][0, 0]:+.4f}"
+
+
+@pytest.mark.parametrize("sides", [("decoder",), ("encoder", "decoder")])
+def test_a_terminal_has_a_table_of_one_answer(sides: tuple[str, ...]) -> None:
+    report = random_report({side: words(3) for side in sides})
+    heading, *rows = rendered(report, "terminal").splitlines()[-1 - 3 * len(sides) :]
+    assert heading.split() == [*["side"] * (len(sides) > 1), "token", *report.scores]
+    assert [row.split()[:-4] for row in rows] == [
+        [*[side] * (len(sides) > 1), f"␣word{n}"] for side in sides for n in range(3)
+    ]
+    assert rows[0].split()[-4] == f"{report.scores['gradient'][sides[0]][0, 0]:+.4f}"
+
+
+@pytest.mark.parametrize("format_", ["html", "svg", "png"])
+def test_pictures_and_the_page_of_one_answer(format_: str) -> None:
+    report = random_report({"decoder": words(3)}, notes=("a note",))
+    found = render(report, format_, run="runs/x", command="tformer attribute", to_file=True)
+    assert format_ != "html" or all(text in str(found) for text in ("a note", "Model: runs/x.", "Text:  word0 word1"))
+    assert len(found) > 1000

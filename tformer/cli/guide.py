@@ -38,7 +38,7 @@ class GuideOptions:
 
 @takes_options
 def guide(options: GuideOptions) -> None:
-    """Show the user guide, by topic; without a topic, the list of them.
+    """Show the user guide, by topic, or the list of topics.
 
     Words that are no topic are looked for in the headings, then in the texts: a single match is shown, several are
     listed with the command that shows each. On a terminal the text is laid out; a pipe gets its Markdown. The pages of

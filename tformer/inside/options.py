@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal, get_type_hints
@@ -37,6 +38,15 @@ ANSWERING_HEADS = (*LENS_HEADS, "regression")
 def data_of(options: DataOptions) -> DataOptions:
     """The options of the data alone."""
     return DataOptions(**{each.name: getattr(options, each.name) for each in fields(DataOptions)})
+
+
+def _named(flag: str, value: str | None, known: Collection[str]) -> tuple[str, ...]:
+    """The words between commas, or all of them. Raises InputError for one that is not known."""
+
+    def refuse(word: str) -> InputError:
+        return InputError(f"{flag} {value}: unknown {flag[2:-1]} '{word}'", hint=did_you_mean(word, known))
+
+    return comma_list(value or ",".join(known), lambda word: word if word in known else None, refuse)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,13 +210,12 @@ class PatchOptions(ExampleOptions):
     @property
     def chosen_parts(self) -> tuple[str, ...]:
         """The parts to patch; those of cross-attention belong to attention and heads."""
-
-        def refuse(word: str) -> InputError:
-            return InputError(f"--parts {self.parts}: unknown part '{word}'", hint=did_you_mean(word, PATCHED))
-
-        named = comma_list(self.parts or ",".join(PATCHED), lambda word: word if word in PATCHED else None, refuse)
         with_cross = {"attention": ("attention", "cross"), "heads": ("heads", "cross_heads")}
-        return tuple(dict.fromkeys(part for word in named for part in with_cross.get(word, (word,))))
+        return tuple(
+            dict.fromkeys(
+                part for word in _named("--parts", self.parts, PATCHED) for part in with_cross.get(word, (word,))
+            )
+        )
 
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is loaded."""
@@ -233,7 +242,7 @@ class PatchOptions(ExampleOptions):
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What one forward pass reads: the options that lens and viz-attention share."""
+    """What one forward pass reads: the options that lens, attribute and viz-attention share."""
 
     run: Run = None
     text: Annotated[str | None, READ("--text", help="The text to read; for an encoder-decoder the source.")] = None
@@ -264,22 +273,37 @@ class ReadOptions:
 
 
 @dataclass(frozen=True)
-class LensOptions(ReadOptions):
-    """The options of `tformer lens`."""
+class AnswerOptions(ReadOptions):
+    """The options that lens and attribute share; both declare `positions` and `output` with their defaults."""
 
     target_token: Annotated[
         str | None,
         SHOWN(
             "--target-token",
             metavar="TOKEN",
-            help="Token, or label of a classifier, whose probability, rank and logit to show.",
+            help="Answer to explain: a token, or a label of a classifier.",
             default="the next token, else the model's answer",
         ),
     ] = None
     against: Annotated[
-        str | None,
-        SHOWN("--against", metavar="TOKEN", help="Divide the difference to this token's logit into parts instead."),
+        str | None, SHOWN("--against", metavar="TOKEN", help="Explain the difference to this token's logit instead.")
     ] = None
+    positions: str | None = None
+    output: Path | None = None
+    format: Annotated[PictureFormat, PICTURE] = None
+    checkpoint: Checkpoint = "best"
+    device: Device = "auto"
+
+    def check(self) -> None:
+        """Raise InputError also for positions that are no numbers."""
+        super().check()
+        parse_numbers(self.positions, "--positions")
+
+
+@dataclass(frozen=True)
+class LensOptions(AnswerOptions):
+    """The options of `tformer lens`."""
+
     positions: Annotated[
         str | None,
         SHOWN("--positions", metavar="0,3-5", help="Positions to show.", default="all; in the terminal the last"),
@@ -309,9 +333,6 @@ class LensOptions(ReadOptions):
         Path | None,
         PICTURE("-o", "--output", help="Output file, whose suffix sets the format.", default="lens.html"),
     ] = None
-    format: Annotated[PictureFormat, PICTURE] = None
-    checkpoint: Checkpoint = "best"
-    device: Device = "auto"
 
     def check(self) -> None:
         """Raise InputError for values that are invalid for every model."""
@@ -332,10 +353,9 @@ class LensOptions(ReadOptions):
         if self.stack == "encoder" and (self.view == "parts" or self.against is not None):
             flag = "--view parts" if self.view == "parts" else "--against"
             raise InputError(f"{flag}: an encoder's layers answer through the decoder, which no sum divides into parts")
-        parse_numbers(self.positions, "--positions")
 
 
-EXPLAINED, METHODS_PANEL = Panel("What is explained"), Panel("Methods")
+METHOD = Panel("Methods")
 METHODS = {
     "gradient": "gradient x input",
     "integrated": "integrated gradients",
@@ -346,28 +366,16 @@ MOST_STEPS = 1000
 
 
 @dataclass(frozen=True)
-class AttributeOptions(ReadOptions):
+class AttributeOptions(AnswerOptions):
     """The options of `tformer attribute`."""
 
-    target_token: Annotated[
-        str | None,
-        EXPLAINED(
-            "--target-token",
-            metavar="TOKEN",
-            help="Token, or label of a classifier, to explain.",
-            default="the next token, else the model's answer",
-        ),
-    ] = None
-    against: Annotated[
-        str | None, EXPLAINED("--against", metavar="TOKEN", help="Explain the difference to this token's logit.")
-    ] = None
     metric: Annotated[
         Literal["logit", "probability", "loss"] | None,
-        EXPLAINED("--metric", help="What is explained of the token, label or score.", default="logit"),
+        SHOWN("--metric", help="What is explained of the token, label or score.", default="logit"),
     ] = None
     positions: Annotated[
         str | None,
-        EXPLAINED(
+        SHOWN(
             "--positions",
             metavar="0,3-5",
             help="Positions whose answers to explain.",
@@ -376,11 +384,11 @@ class AttributeOptions(ReadOptions):
     ] = None
     methods: Annotated[
         str | None,
-        METHODS_PANEL("--methods", metavar=",".join(METHODS), help="Methods to compute.", default="all"),
+        METHOD("--methods", metavar=",".join(METHODS), help="Methods to compute.", default="all"),
     ] = None
     baseline: Annotated[
         Literal["mask", "pad", "zero"] | None,
-        METHODS_PANEL(
+        METHOD(
             "--baseline",
             help="What stands in place of a token: that of a special token, or zeros (of images the mean colour).",
             default="the first that the vocabulary has",
@@ -388,33 +396,22 @@ class AttributeOptions(ReadOptions):
     ] = None
     steps: Annotated[
         int | None,
-        METHODS_PANEL(
+        METHOD(
             "--steps",
             metavar="N",
             help="Points of integrated gradients.",
             default="50, or 300 where these miss more than 1 %",
         ),
     ] = None
-    rule: Annotated[
-        Literal["gauss-legendre", "midpoint"],
-        METHODS_PANEL("--rule", help="Where these points are, and their weights.", rare=True),
-    ] = "gauss-legendre"
     output: Annotated[
         Path | None,
         PICTURE("-o", "--output", help="Output file, whose suffix sets the format.", default="attribute.html"),
     ] = None
-    format: Annotated[PictureFormat, PICTURE] = None
-    checkpoint: Checkpoint = "best"
-    device: Device = "auto"
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:
         """The methods to compute, in the order of METHODS."""
-
-        def refuse(word: str) -> InputError:
-            return InputError(f"--methods {self.methods}: unknown method '{word}'", hint=did_you_mean(word, METHODS))
-
-        named = comma_list(self.methods or ",".join(METHODS), lambda word: word if word in METHODS else None, refuse)
+        named = _named("--methods", self.methods, METHODS)
         return tuple(method for method in METHODS if method in named)
 
     def check(self) -> None:
@@ -425,14 +422,12 @@ class AttributeOptions(ReadOptions):
             raise InputError(f"--steps must be 1 to {MOST_STEPS:,}, found {self.steps:,}")
         for flag, given, needs in (
             ("--steps", self.steps is not None, ("integrated",)),
-            ("--rule", self.rule != AttributeOptions.rule, ("integrated",)),
             ("--baseline", self.baseline is not None, ("integrated", "occlusion")),
         ):
             if given and not set(needs) & set(methods):
                 raise InputError(f"{flag} has no meaning with --methods {self.methods}", hint=f"add {needs[0]}")
         if self.against is not None and self.metric is not None:
             raise InputError(f"--against and --metric {self.metric} exclude each other")
-        parse_numbers(self.positions, "--positions")
 
 
 ROWS = Panel("Vectors")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tformer.inside.attribution import LARGE_GAP, AttributionReport
 from tformer.inside.options import METHODS
-from tformer.support.formatting import csv_text, json_text, plural
+from tformer.support.formatting import aligned, csv_text, json_text, plural
+from tformer.viz.attention.scene import run_name
 from tformer.viz.lens.text import signs
-from tformer.viz.plots import Heat, Plot, plain
+from tformer.viz.picture import render_plots
+from tformer.viz.plots import Heat, Plot, counted_heat, plain
 
 CAUTION = (
     "Attribution is of this input against this baseline. Gradients see small changes, occlusion one token at a time, "
@@ -21,77 +24,65 @@ CAUTION = (
 MOST_LINES = 8
 DIGITS = 5  # of numbers in plots
 MOST_LETTERS = 45  # of the numbers in a row of cells
+Axes = tuple[Sequence[Any], Sequence[Any], str, str]
+"""Names of rows and columns, labels of both."""
 
 
-def attribution_plots(report: AttributionReport) -> list[Plot]:
+def render(report: AttributionReport, format_: str, *, run: str, command: str, to_file: bool) -> str | bytes:
+    """The report in one of `output.FORMATS`; in a terminal one answer is a table. run: path of the model."""
+    if format_ == "json":
+        return as_json(report, run=run)
+    rows, title = rows_of(report), f"What mattered for {run_name(Path(run))}"
+    if format_ == "csv":
+        return csv_text(rows)
+    if format_ == "terminal" and len(report.targets) == 1 and report.pixels is None:
+        shown = [row[2:3] * (len(report.tokens) > 1) + row[4:] for row in rows]
+        cells = [[signs(each) if isinstance(each, str) else f"{each:+.4f}" for each in row] for row in shown]
+        return "\n".join([title, "", *attribution_lines(report), "", *aligned(cells, right=tuple(METHODS)), ""])
+    texts = (f"{name.capitalize()}: {text}" for name, text in report.texts.items())
+    notes = (CAUTION, *report.notes, f"Model: {run}.", *texts, f"Command: {command}")
+    return render_plots(plots_of(report), format_, title=title, to_file=to_file, notes=notes)
+
+
+def plots_of(report: AttributionReport) -> list[Plot]:
     """Of an image its patches by each method; of one answer all methods by token; else a map of answers and tokens."""
-    if report.pixels is not None:
-        return _plots_of_patches(report)
     plots: list[Plot] = []
+    answers, lines = [_what(report, n) for n in range(len(report.targets))], f"{'. '.join(attribution_lines(report))}."
+    units = {method: "attention" if method == "rollout" else report.metric for method in report.scores}
+    if report.pixels is not None:
+        bright = np.round(report.pixels.mean(axis=2))
+        plots.append(counted_heat(bright, "row", "column", "cividis", 0.0, 255.0, "brightness", "the image", lines))
+        rows, columns = map(range, report.grid)
+        axes: Axes = rows, columns, "row of patches", "column of patches"
+        for method, by_side in report.scores.items():
+            patches = by_side["encoder"][0, -math.prod(report.grid) :].reshape(report.grid)
+            plots.append(_heat(patches, axes, units[method], f"{METHODS[method]} for {answers[0]}"))
+        return plots
     for side, tokens in report.tokens.items():
         names = [f"{place}: {signs(token)}" for place, token in enumerate(tokens)]
-        words = {"encoder": "source", "decoder": "target"} if report.positions[0] is not None else {}
-        where = f", {words.get(side, side)}" if len(report.tokens) > 1 else ""
-        if len(report.targets) == 1:
-            found = np.stack([_shares(each[side][0]) for each in report.scores.values()])
-            if np.isfinite(found).any():
-                rows = [METHODS[method] for method in report.scores]
-                caption = f"Each row divided by its largest number. {'. '.join(attribution_lines(report))}."
-                title = f"what mattered for {_what(report, 0)}{where}"
-                plots.append(_heat(found.round(2), rows, names, "method", "share", title, caption))
+        name = side if report.positions[0] is None else {"encoder": "source", "decoder": "target"}[side]
+        where = f", {name}" if len(report.tokens) > 1 else ""
+        found = {METHODS[method]: by_side[side] for method, by_side in report.scores.items()}
+        if len(answers) == 1:
+            shares = np.stack([row / (np.nanmax(np.abs(row), initial=0.0) or 1.0) for [row] in found.values()])
+            axes = list(found), names, "method", "token read"
+            if np.isfinite(shares).any():  # a target of one token has none that may change
+                caption = f"Each row divided by its largest number. {lines}"
+                plots.append(_heat(shares.round(2), axes, "share", f"what mattered for {answers[0]}{where}", caption))
             continue
-        rows = [_what(report, n) for n in range(len(report.targets))]
-        caption = "" if plots else f"{'. '.join(attribution_lines(report))}."
-        for method, by_side in report.scores.items():
-            if np.isfinite(by_side[side]).any():  # a target of one token has none that may change
-                unit, title = _unit(report, method), f"{METHODS[method]}{where}"
-                plots.append(_heat(by_side[side], rows, names, "position: answer", unit, title, caption))
-                caption = ""
+        axes = answers, names, "position: answer", "token read"
+        for (method, values), unit in zip(found.items(), units.values(), strict=True):
+            if np.isfinite(values).any():
+                plots.append(_heat(values, axes, unit, f"{method}{where}", "" if plots else lines))
     return plots
 
 
-def _heat(
-    values: np.ndarray,
-    rows: Any,
-    columns: Any,
-    row_label: str,
-    unit: str,
-    title: str,
-    caption: str,
-    column_label: str = "token read",
-) -> Heat:
+def _heat(values: np.ndarray, axes: Axes, unit: str, title: str, caption: str = "") -> Heat:
     """A map of positive (red) and negative (blue) numbers, which are written into the cells where they fit."""
     most = float(np.nanmax(np.abs(values))) or 1.0
     rounded = np.round(values, DIGITS - math.floor(math.log10(most)))
     letters = values.shape[1] * max(len(plain(value)) for value in rounded[np.isfinite(rounded)].tolist())
-    return Heat(rounded, rows, columns, row_label, column_label, "RdBu_r", -most, most, unit, title, caption,
-                numbers=letters <= MOST_LETTERS)  # fmt: skip
-
-
-def _shares(scores_T: np.ndarray) -> np.ndarray:
-    """The scores divided by the largest size among them."""
-    most = float(np.nanmax(np.abs(scores_T))) if np.isfinite(scores_T).any() else 0.0
-    return scores_T / (most or 1.0)
-
-
-def _plots_of_patches(report: AttributionReport) -> list[Plot]:
-    """The brightness of the image, and beside it a map of its patches by each method."""
-    assert report.pixels is not None
-    (rows, columns), bright = report.grid, report.pixels.mean(axis=2)
-    height, width = map(range, bright.shape)
-    caption = f"{'. '.join(attribution_lines(report))}."
-    plots: list[Plot] = [Heat(np.round(bright), height, width, "row", "column", "cividis", 0.0, 255.0, "brightness",
-                              "the image", caption)]  # fmt: skip
-    for method, by_side in report.scores.items():
-        values = by_side["encoder"][0, -rows * columns :].reshape(rows, columns)
-        title, unit = f"{METHODS[method]} for {_what(report, 0)}", _unit(report, method)
-        plots.append(_heat(values, range(rows), range(columns), "row of patches", unit, title, "",
-                           column_label="column of patches"))  # fmt: skip
-    return plots
-
-
-def _unit(report: AttributionReport, method: str) -> str:
-    return "attention" if method == "rollout" else report.metric
+    return Heat(rounded, *axes, "RdBu_r", -most, most, unit, title, caption, numbers=letters <= MOST_LETTERS)
 
 
 def _what(report: AttributionReport, n: int) -> str:
@@ -109,7 +100,8 @@ def attribution_lines(report: AttributionReport) -> Iterator[str]:
             break
         what = f"{_what(report, n)}: {report.metric}{minus}"
         yield f"{what} {value:.4g}, {base:.4g} with the baseline ({report.baseline})"
-    if (gaps := report.gaps) is not None and (shares := report.gap_shares) is not None:
+    if (gaps := report.gaps) is not None:
+        shares = np.abs(gaps) / np.maximum(np.abs(report.changes), 1e-12)
         worst = int(shares.argmax())
         advice = "; more --steps or another --baseline make it smaller" if shares[worst] > LARGE_GAP else ""
         yield (
@@ -118,36 +110,25 @@ def attribution_lines(report: AttributionReport) -> Iterator[str]:
         )
 
 
-def attribution_table(report: AttributionReport, side: str) -> list[tuple[str, ...]]:
-    """A row for each token of a side with its scores for the only answer."""
-    columns = [by_side[side][0] for by_side in report.scores.values()]
-    rows = [("token", *report.scores)]
-    for place, token in enumerate(report.tokens[side]):
-        numbers = [float(column[place]) for column in columns]
-        rows.append((signs(token), *("" if math.isnan(number) else f"{number:+.4f}" for number in numbers)))
+def rows_of(report: AttributionReport) -> list[tuple[Any, ...]]:
+    """A heading, and a row for each answer and token that it sees, with a score or "" by each method."""
+    rows: list[tuple[Any, ...]] = [("position", "target", "side", "place", "token", *report.scores)]
+    for n, answer in enumerate(zip(report.positions, report.targets, strict=True)):
+        for side, tokens in report.tokens.items():
+            scores_TM = np.stack([by_side[side][n] for by_side in report.scores.values()], axis=1)
+            for place, (token, numbers) in enumerate(zip(tokens, scores_TM.tolist(), strict=True)):
+                if not all(map(math.isnan, numbers)):
+                    cells = ("" if math.isnan(number) else number for number in numbers)
+                    rows.append((*answer, side, place, token, *cells))
     return rows
 
 
-def attribution_json(report: AttributionReport, *, run: str) -> str:
+def as_json(report: AttributionReport, *, run: str) -> str:
     """One document: the tokens, the answers with their metrics and gaps, scores [answer][token] by method and side."""
-    facts = {name: getattr(report, name) for name in ("against", "metric", "baseline", "steps", "rule", "notes")}
+    facts = {name: getattr(report, name) for name in ("against", "metric", "baseline", "steps", "notes", "tokens")}
     gaps = [None] * len(report.targets) if report.gaps is None else report.gaps.tolist()
     columns = (report.positions, report.targets, report.values.tolist(), report.baseline_values.tolist(), gaps)
     names = ("position", "target", "value", "baseline_value", "gap")
     answers = [dict(zip(names, each, strict=True)) for each in zip(*columns, strict=True)]
     scores = {method: {side: each.tolist() for side, each in found.items()} for method, found in report.scores.items()}
-    facts |= {"tokens": report.tokens, "answers": answers, "scores": scores}
-    return json_text({"run": run, **report.texts, **facts})
-
-
-def attribution_csv(report: AttributionReport) -> str:
-    """A row for each answer and token."""
-    rows: list[tuple[Any, ...]] = [("position", "target", "side", "place", "token", *report.scores)]
-    for n, (position, target) in enumerate(zip(report.positions, report.targets, strict=True)):
-        for side, tokens in report.tokens.items():
-            for place, token in enumerate(tokens):
-                numbers = [float(by_side[side][n, place]) for by_side in report.scores.values()]
-                if not all(map(math.isnan, numbers)):
-                    cells = ("" if math.isnan(number) else number for number in numbers)
-                    rows.append((position, target, side, place, token, *cells))
-    return csv_text(rows)
+    return json_text({"run": run, **report.texts, **facts, "answers": answers, "scores": scores})
