@@ -371,7 +371,7 @@ WRONG = [
     ("attribute runs/x --text a --methods gradient,lime", "--methods gradient,lime: unknown method 'lime'"),
     ("attribute runs/x --text a --baseline blank", "'blank' is not one of 'mask', 'pad', 'zero'"),
     ("attribute runs/x --text a --methods ,", "--methods ,: unknown method ''"),
-    ("attribute runs/x --text a --steps few", "'few' is not a valid int"),
+    ("attribute runs/x --text a --steps few", "Invalid value for '--steps'"),
     ("attribute runs/x --text a --metric rank", "'rank' is not one of 'logit', 'probability', 'loss'"),
     ("attribute runs/x --text a --steps 0", "--steps must be 1 to 1,000, found 0"),
     ("attribute runs/x --text a --steps 1001", "--steps must be 1 to 1,000, found 1,001"),
