@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.interop.writing import EOS, MODELS, PAD, Pair, Written, different_texts, make_pair, ours, theirs
+from tests.interop.writing import EOS, FURTHER, MODELS, PAD, Pair, Written, different_texts, make_pair, ours, theirs
 from tformer.decoding.settings import BeamSettings, GenerationSettings
 
 BEAM, FIRST = 4, 7
@@ -175,3 +175,15 @@ def test_greedy_with_a_forced_end(pair: Pair) -> None:
 def test_greedy_with_a_forced_start_and_end(pair: Pair) -> None:
     engines = [GenerationSettings(max_new_tokens=5, temperature=0.0), BeamSettings(max_new_tokens=5, beam_size=1)]
     check_greedy(pair, engines, forced={"forced_eos": EOS, "forced_bos": FIRST}, max_new_tokens=6)
+
+
+@pytest.mark.parametrize("pair", FURTHER, indirect=True)
+def test_relatives_write_the_same_greedily_by_beams_and_from_a_forced_token(pair: Pair) -> None:
+    """The forced token is the language of M2M100 and NLLB."""
+    engines = [GenerationSettings(max_new_tokens=12, temperature=0.0), BeamSettings(max_new_tokens=12, beam_size=1)]
+    check_greedy(pair, engines, max_new_tokens=12)
+    check_greedy(pair, engines, forced={"forced_bos": FIRST, "forced_eos": EOS}, max_new_tokens=13)
+    for early in STOPPING:
+        found = check_beam(pair, BeamSettings(max_new_tokens=12), early=early)
+        assert len({ids for ones in found for ids, _ in ones}) > 5
+    check_beam(pair, BeamSettings(max_new_tokens=8), new=1, forced_bos_token_id=FIRST, forced_eos_token_id=EOS)

@@ -398,7 +398,7 @@ def test_a_repository_is_downloaded_without_pickles_and_code(monkeypatch: pytest
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     assert hub.download("hf:owner/name@v1.0") == tmp_path
     assert asked["repository"] == "owner/name" and asked["revision"] == "v1.0"
-    assert asked["allow_patterns"] == ["*.safetensors", "*.json", "*.txt", "*.model"]
+    assert asked["allow_patterns"] == ["*.safetensors", "*.json", "*.txt", "*.model", "*.spm"]
     hub.download("hf:gpt2")
     assert (asked["repository"], asked["revision"]) == ("gpt2", None)
 

@@ -91,6 +91,17 @@ def test_mt5_is_t5_v1_1_that_never_scales(tmp_path: Path, untied: bool) -> None:
     assert foreign.model.encoder and foreign.model.encoder.feedforward.gated
 
 
+@pytest.mark.parametrize("proj", ["gated-gelu", "relu"])
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+def test_umt5_has_biases_in_every_layer_and_always_scales(tmp_path: Path, left: bool, proj: str) -> None:
+    inputs = batch(source=39, target=31, left=left)
+    reference = t5(name="UMT5", feed_forward_proj=proj)
+    model, foreign = assert_parity(reference, inputs, tmp_path, mask=inputs["decoder_attention_mask"])
+    tables = [name for name in model.state_dict() if "layer_positions" in name]
+    assert len(tables) == 2 + 3 and foreign.architecture.model_type == "umt5"
+    assert foreign.model.heads[0].scale == "inverse_sqrt_d"  # type: ignore[union-attr]
+
+
 # --- BART and its family ----------------------------------------------------------------------------------------------
 
 
@@ -107,6 +118,7 @@ FAMILY = {
     "mbart": (transformers.MBartConfig, transformers.MBartForConditionalGeneration),
     "pegasus": (transformers.PegasusConfig, transformers.PegasusForConditionalGeneration),
     "marian": (transformers.MarianConfig, transformers.MarianMTModel),
+    "blenderbot": (transformers.BlenderbotConfig, transformers.BlenderbotForConditionalGeneration),
 }
 
 
@@ -168,3 +180,44 @@ def test_a_classifier_that_reads_the_decoder_at_the_last_end_of_sequence(tmp_pat
         assert_agree(model(**made.model_inputs()).logits.view(3, -1), reference(**theirs).logits)
     assert foreign.model.heads[0].kind == ("regression" if num_labels == 1 else "classifier")
     assert foreign.model.heads[0].pooling == "eos"  # type: ignore[union-attr]
+
+
+# --- fairseq's translators --------------------------------------------------------------------------------------------
+
+
+def padded(inputs: dict[str, Tensor], pad: int = 1) -> dict[str, Tensor]:
+    """Padding has the token that these classes count positions by."""
+    sides = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
+    return inputs | {name: inputs[name].masked_fill(inputs[mask] == 0, pad) for name, mask in sides.items()}
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+@pytest.mark.parametrize("scale", [False, True], ids=["plain", "scaled"])
+def test_m2m100_has_sinusoids_from_the_third_position_on(tmp_path: Path, scale: bool, left: bool) -> None:
+    values = {name: value for name, value in sizes(scale_embedding=scale).items() if name != "forced_eos_token_id"}
+    reference = transformers.M2M100ForConditionalGeneration(transformers.M2M100Config(**values))
+    inputs = padded(batch(source=24, left=left))
+    _, foreign = assert_parity(reference, inputs, tmp_path, mask=inputs["decoder_attention_mask"], model_type="m2m_100")
+    assert foreign.model.encoder and foreign.model.encoder.positions.kind == "sinusoidal"
+    assert foreign.model.encoder.positions.offset == 2 and not foreign.model.heads[0].bias  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_fsmt_has_two_vocabularies_and_stores_its_sinusoids(tmp_path: Path, tied: bool, left: bool) -> None:
+    values = sizes(tie_word_embeddings=tied, src_vocab_size=VOCABULARY)
+    values |= {"tgt_vocab_size": VOCABULARY if tied else TARGET_VOCABULARY}
+    del values["vocab_size"]
+    reference = transformers.FSMTForConditionalGeneration(transformers.FSMTConfig(**values))
+    for stack in (reference.model.encoder, reference.model.decoder):
+        stack.embed_positions.weight.requires_grad_(False)
+    inputs = padded(batch(source=24, vocabulary=values["tgt_vocab_size"], left=left))
+    model, foreign = assert_parity(
+        reference,
+        inputs,
+        tmp_path,
+        mask=inputs["decoder_attention_mask"],
+        model_type="fsmt",
+        theirs=lambda model, inputs: model(**inputs, use_cache=False).logits,
+    )
+    assert foreign.model.tie.output is tied and ("heads.lm.weight" in model.tied_names()) is tied

@@ -58,6 +58,37 @@ def marian() -> Any:
     )
 
 
+def umt5() -> Any:
+    config = transformers.UMT5Config(**{**t5().config.to_dict(), "model_type": "umt5"})
+    return transformers.UMT5ForConditionalGeneration(config)
+
+
+def blenderbot() -> Any:
+    sizes = {"vocab_size": VOCABULARY, "d_model": 16, "max_position_embeddings": 40, **SIDES}
+    starts = {"bos_token_id": 1, "decoder_start_token_id": 1, "forced_eos_token_id": None}
+    return transformers.BlenderbotForConditionalGeneration(
+        transformers.BlenderbotConfig(**sizes, **ENDS, **starts, encoder_no_repeat_ngram_size=0)
+    )
+
+
+def m2m100() -> Any:
+    sizes = {"vocab_size": VOCABULARY, "d_model": 16, "max_position_embeddings": 40, **SIDES}
+    return transformers.M2M100ForConditionalGeneration(
+        transformers.M2M100Config(**sizes, **ENDS, decoder_start_token_id=EOS, scale_embedding=False)
+    )
+
+
+def fsmt() -> Any:
+    sizes = {"d_model": 16, "max_position_embeddings": 40, "scale_embedding": False, **SIDES}
+    sizes |= {"src_vocab_size": VOCABULARY, "tgt_vocab_size": VOCABULARY}
+    reference = transformers.FSMTForConditionalGeneration(
+        transformers.FSMTConfig(**sizes, **ENDS, decoder_start_token_id=EOS, forced_eos_token_id=None)
+    )
+    for stack in (reference.model.encoder, reference.model.decoder):
+        stack.embed_positions.weight.requires_grad_(False)
+    return reference
+
+
 SCALES = {"encoder_attn": 0.3, "EncDec": 0.3, "attn": 0.8, "Attention": 0.8, "fc": 0.6, "mlp": 0.6, "Dense": 0.6}
 
 
@@ -97,10 +128,17 @@ MODELS: dict[str, tuple[Callable[[], Any], int | None, int]] = {
     "bart": (bart, EOS, 2),
     "marian": (marian, PAD, 35),
 }
+FURTHER: dict[str, tuple[Callable[[], Any], int | None, int]] = {
+    "umt5": (umt5, PAD, 19),
+    "blenderbot": (blenderbot, 1, 2),
+    "m2m100": (m2m100, EOS, 2),
+    "fsmt": (fsmt, EOS, 2),
+}
+"""Relatives of these, for which a few of the checks are enough."""
 
 
 def make_pair(name: str, folder: Path) -> Pair:
-    make, start, seed = MODELS[name]
+    make, start, seed = (MODELS | FURTHER)[name]
     reference = sharpened(make(), seed=seed)
     model, _ = imported(saved(reference, folder))
     return Pair(reference, model, start)

@@ -95,6 +95,13 @@ def test_sinusoids_follow_the_formula(layout: str) -> None:
             assert table[position, cosine].item() == pytest.approx(math.cos(angle), abs=1e-12)
 
 
+@pytest.mark.parametrize("layout", ["interleaved", "halves", "fairseq"])
+def test_sinusoids_with_an_offset_begin_with_a_later_position(layout: Any) -> None:
+    plain, later = (make(SinusoidalOptions(layout=layout, offset=offset)) for offset in (0, 3))
+    x, pos = torch.zeros(1, 5, SIZES["d_model"]), arange(5)
+    assert torch.equal(later.embed(x, pos), plain.embed(x, pos + 3))
+
+
 def test_interleaved_and_halves_are_a_permutation_of_columns() -> None:
     interleaved, halves = (
         sinusoids(torch.arange(9), 8, layout=layout, base=1e4) for layout in ("interleaved", "halves")
@@ -393,6 +400,10 @@ def test_t5_bias_looks_up_its_table_and_learns() -> None:
             assert torch.equal(bias[0, :, t, s], module.weight[bucket])
     bias.sum().backward()
     assert module.weight.grad.sum() == 2 * 7 * 4
+
+
+def test_t5_biases_of_every_layer_are_parameters_of_their_own() -> None:
+    assert make(T5BiasOptions(per_layer=True)).per_layer and not make(T5BiasOptions()).per_layer
 
 
 # --- shaw -------------------------------------------------------------------------------------------------------------

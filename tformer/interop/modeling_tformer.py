@@ -113,7 +113,7 @@ class Positions(nn.Module):
             return x_BTD
         half = self.width // 2
         last = max(half - 1, 1) if self.options["layout"] == "fairseq" else half
-        angles = self._angles(pos_BT, half, last)
+        angles = self._angles(pos_BT + self.options.get("offset", 0), half, last)
         if self.options["layout"] == "interleaved":
             waves = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures.albert import ALBERT
-from tformer.interop.architectures.bart import BART, MARIAN, MBART, PEGASUS
+from tformer.interop.architectures.bart import BART, BLENDERBOT, FSMT, M2M100, MARIAN, MBART, PEGASUS
 from tformer.interop.architectures.bert import BERT
 from tformer.interop.architectures.bloom import BLOOM
 from tformer.interop.architectures.distilbert import DISTILBERT
@@ -16,7 +16,7 @@ from tformer.interop.architectures.mpnet import MPNET
 from tformer.interop.architectures.opt import OPT
 from tformer.interop.architectures.own import OWN
 from tformer.interop.architectures.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
-from tformer.interop.architectures.t5 import MT5, T5
+from tformer.interop.architectures.t5 import MT5, T5, UMT5
 from tformer.interop.architectures.vit import VIT
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -25,7 +25,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         *(GPT2, OPT, BLOOM, LLAMA, MISTRAL, QWEN2, QWEN3),
         *(GPT_NEOX, GPTJ, PHI, STABLELM),
         *(BERT, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, ELECTRA, MPNET, ALBERT, VIT),
-        *(T5, MT5, BART, MBART, PEGASUS, MARIAN),
+        *(T5, MT5, UMT5, BART, MBART, PEGASUS, MARIAN, M2M100, BLENDERBOT, FSMT),
         OWN,
     )
 }

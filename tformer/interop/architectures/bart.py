@@ -1,17 +1,22 @@
-"""BART, mBART, Pegasus and Marian (OPUS-MT): encoder-decoders with biases, LayerNorm and one token table.
+"""BART and its family: encoder-decoders with biases and LayerNorm, most of them with one token table.
 
-    BART     post-norm, learned positions, norm of the embeddings
-    mBART    pre-norm, learned positions, norm of the embeddings
-    Pegasus  pre-norm, sinusoids
-    Marian   post-norm, sinusoids, separate vocabularies for source and target where the config says so
+    BART          post-norm, learned positions, norm of the embeddings
+    mBART         pre-norm, learned positions, norm of the embeddings
+    Blenderbot    pre-norm, learned positions
+    Pegasus       pre-norm, sinusoids
+    M2M100, NLLB  pre-norm, fairseq's sinusoids, no bias of the logits
+    FSMT          post-norm, fairseq's sinusoids, two vocabularies, no bias of the logits
+    Marian        post-norm, sinusoids, separate vocabularies for source and target where the config says so
 
 Older config files name these traits (`normalize_before` ...). The classes fix them, so another value is refused; the
-eps of every norm is fixed as well. The first two rows of learned positions are unused. Files of Pegasus, and of older
-versions of Marian, repeat the sinusoids.
+eps of every norm is fixed as well. The first two rows of learned positions of BART and mBART are unused; fairseq's
+sinusoids begin after the id of padding. Files of Pegasus and FSMT, and older ones of Marian, repeat the sinusoids.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -49,19 +54,26 @@ SKIPPED = (
 )
 
 
+LEARNED = {"kind": "learned", "offset": OFFSET}
+SINUSOIDS = {"kind": "sinusoidal", "layout": "halves", "base": BASE}
+FAIRSEQ = {"kind": "sinusoidal", "layout": "fairseq", "base": BASE}
+
+
 def body(
-    place: Literal["pre", "post"], *, learned_positions: bool, embedding_norm: bool, vocab_size: int = 50265
+    place: Literal["pre", "post"], positions: Mapping[str, Any], *, embedding_norm: bool, ignored: Sequence[str] = ()
 ) -> ConfigTable:
-    """The table of a class: the model section without `heads`, with tied matrices. No key states these traits."""
-    pre = place == "pre"
-    learned, sinusoids = {"kind": "learned", "offset": OFFSET}, {"kind": "sinusoidal", "layout": "halves", "base": BASE}
+    """The table of a class: the model section without `heads`, with tied matrices. No key states these traits.
+
+    ignored: further keys that change nothing.
+    """
+    pre, learned = place == "pre", positions["kind"] == "learned"
     fixed: dict[str, Any] = {
         "embedding.norm": embedding_norm,
         "tie": {"source_target": True, "output": True},
     }
     for side in SIDES:
         fixed |= {
-            f"{side}.positions": learned if learned_positions else sinusoids,
+            f"{side}.positions": positions,
             f"{side}.norm": {"place": place, "eps": EPS},
             f"{side}.final_norm": pre,
         }
@@ -71,14 +83,14 @@ def body(
         "normalize_before": pre,
         "add_final_layer_norm": pre,
         "normalize_embedding": embedding_norm,
-        "static_position_embeddings": not learned_positions,
+        "static_position_embeddings": not learned,
         "add_bias_logits": False,
         "do_blenderbot_90_layernorm": False,
-        **({"extra_pos_embeddings": OFFSET} if learned_positions else {}),
+        **({"extra_pos_embeddings": positions.get("offset", 0)} if learned else {}),
     }
-    return ConfigTable(
-        ROWS, fixed, expected, IGNORED, written={"tie_word_embeddings": True, "is_encoder_decoder": True}
-    ).defaulting(vocab_size=vocab_size)
+    expected = {key: value for key, value in expected.items() if key not in ignored}
+    written = {"tie_word_embeddings": True, "is_encoder_decoder": True}
+    return ConfigTable(ROWS, fixed, expected, (*IGNORED, *ignored), written)
 
 
 ROWS = (
@@ -115,6 +127,24 @@ def read_generator(config: Config, class_name: str, *, table: ConfigTable) -> di
     """The model section of a ...ForConditionalGeneration class with one vocabulary."""
     config.expect("tie_word_embeddings", True)
     return table.read(config) | {"heads": [{"kind": "lm", "bias": True}]}
+
+
+def read_fairseq(config: Config, table: ConfigTable) -> dict[str, Any]:
+    """The model section without heads of a class whose positions begin after the id of padding."""
+    section = table.read(config)
+    for side in SIDES:
+        section[side]["positions"]["offset"] = config.take("pad_token_id", default=OFFSET - 1) + 1
+    return section
+
+
+def read_m2m100(config: Config, class_name: str) -> dict[str, Any]:
+    config.expect("tie_word_embeddings", True)
+    return read_fairseq(config, OF_M2M100) | {"heads": [{"kind": "lm"}]}
+
+
+def padding_of(model: Model) -> dict[str, Any]:
+    """The key of padding that `read_fairseq` reads."""
+    return {"pad_token_id": getattr(stack_of(model, "encoder").positions, "offset", OFFSET) - 1}
 
 
 LAYER = {
@@ -174,6 +204,7 @@ def of_files(section: dict[str, Any], files: WeightFiles) -> dict[str, Any]:
 
 def stored_sinusoids(model: Model, class_name: str, *, written: bool) -> list[Fixed]:
     """The position tables that files store although a formula gives them."""
+    first = padding_of(model)["pad_token_id"] + 1
 
     def table() -> Tensor:
         """[sin | cos], fp32. A quotient, where `nn.positions` has a product: so its last bits are those on disk."""
@@ -181,13 +212,36 @@ def stored_sinusoids(model: Model, class_name: str, *, written: bool) -> list[Fi
         angles = torch.arange(model.max_seq_len, dtype=torch.float64).unsqueeze(1) / BASE**exponents
         return torch.cat((angles.sin(), angles.cos()), dim=1).float()
 
-    return [Fixed(f"model.{side}.embed_positions.weight", table, written) for side in SIDES]
+    def of_fairseq() -> Tensor:
+        """[sin | cos] in fairseq's fp32 arithmetic; the row of padding is zeros."""
+        half = model.d_model // 2
+        frequencies = torch.exp(torch.arange(half).float() * -(math.log(BASE) / (half - 1)))
+        angles = torch.arange(model.max_seq_len + first).float().unsqueeze(1) * frequencies
+        found = torch.cat((angles.sin(), angles.cos()), dim=1)
+        found[first - 1] = 0
+        return found
+
+    make = of_fairseq if class_name.startswith("FSMT") else table
+    return [Fixed(f"model.{side}.embed_positions.weight", make, written) for side in SIDES]
 
 
-OF_BART = body("post", learned_positions=True, embedding_norm=True)
-OF_MBART = body("pre", learned_positions=True, embedding_norm=True)
-OF_PEGASUS = body("pre", learned_positions=False, embedding_norm=False)
-OF_MARIAN = body("post", learned_positions=False, embedding_norm=False, vocab_size=58101)
+BLENDERBOT_KEYS = ("do_blenderbot_90_layernorm", "layernorm_variant")
+OF_BART = body("post", LEARNED, embedding_norm=True)
+OF_MBART = body("pre", LEARNED, embedding_norm=True)
+OF_BLENDERBOT = body("pre", {"kind": "learned"}, embedding_norm=False, ignored=BLENDERBOT_KEYS).defaulting(
+    **{"vocab_size": 8008, "max_position_embeddings": 128, "d_model": 2560},
+    **{"encoder_layers": 2, "encoder_attention_heads": 32, "encoder_ffn_dim": 10240},
+    **{"decoder_layers": 24, "decoder_attention_heads": 32, "decoder_ffn_dim": 10240},
+)
+OF_PEGASUS = body("pre", SINUSOIDS, embedding_norm=False)
+OF_M2M100 = body("pre", FAIRSEQ, embedding_norm=False).defaulting(
+    **{"vocab_size": 128112, "activation_function": "relu", "attention_dropout": 0.1, "scale_embedding": True},
+    **{"encoder_layerdrop": 0.05, "decoder_layerdrop": 0.05},
+)
+OF_MARIAN = body("post", SINUSOIDS, embedding_norm=False).defaulting(vocab_size=58101)
+OF_FSMT = body("post", FAIRSEQ, embedding_norm=False, ignored=("langs",)).defaulting(
+    vocab_size=42024, activation_function="relu", scale_embedding=True
+)
 CLASSIFIER = "BartForSequenceClassification"
 NUM_LABELS = 3  # default of BartConfig
 
@@ -256,6 +310,28 @@ PEGASUS = replace(
     slow_tokenizer="PegasusTokenizer",
     ctranslate2=("BartLoader", {"normalize_before": True, "normalize_embedding": False}),
 )
+BLENDERBOT = replace(
+    MBART,
+    model_type="blenderbot",
+    classes={"BlenderbotForConditionalGeneration": ("lm",), "BlenderbotModel": ()},
+    read=partial(read_generator, table=OF_BLENDERBOT),
+    write=OF_BLENDERBOT.write,
+    special_ids={"pad": 0, "bos": 1, "eos": 2, "decoder_start": 1, "forced_eos": 2},
+    slow_tokenizer="BlenderbotTokenizer",
+    ctranslate2=None,
+)
+M2M100 = replace(
+    PEGASUS,
+    model_type="m2m_100",
+    classes={"M2M100ForConditionalGeneration": ("lm",), "M2M100Model": ()},
+    read=read_m2m100,
+    write=lambda model, class_name: OF_M2M100.write(model) | padding_of(model),
+    fixed=lambda model, class_name: (),
+    skipped=(*SKIPPED, r"model\.(encoder|decoder)\.embed_positions\.weights"),
+    special_ids={"pad": 1, "bos": 0, "eos": 2, "decoder_start": 2},
+    slow_tokenizer="M2M100Tokenizer",
+    ctranslate2=None,
+)
 
 
 # --- Marian: one or two vocabularies ----------------------------------------------------------------------------------
@@ -307,4 +383,53 @@ MARIAN = replace(
     special_ids={"pad": 58100, "eos": 0, "decoder_start": 58100, "forced_eos": 0},
     slow_tokenizer="MarianTokenizer",
     ctranslate2=("BartLoader", {"normalize_before": False, "normalize_embedding": False}),
+)
+
+
+# --- FSMT: two vocabularies -------------------------------------------------------------------------------------------
+
+FSMT_OUTPUT = "model.decoder.output_projection.weight"
+
+
+def read_fsmt(config: Config, class_name: str) -> dict[str, Any]:
+    tied = config.take("tie_word_embeddings", default=False, kind=bool)
+    source = config.size("src_vocab_size", default=42024)
+    target = config.expect("tgt_vocab_size", source) if tied else config.size("tgt_vocab_size", default=42024)
+    config.ignore("vocab_size")  # another name of the target's
+    section = read_fairseq(config, OF_FSMT)
+    return section | {
+        "vocab_size": source,
+        **({} if tied else {"target_vocab_size": target}),
+        "tie": {"source_target": tied, "output": tied},
+        "heads": [{"kind": "lm"}],
+    }
+
+
+def write_fsmt(model: Model, class_name: str) -> dict[str, Any]:
+    found = OF_FSMT.write(model) | padding_of(model)
+    source = found.pop("vocab_size")
+    target = model.target_vocab_size or source
+    return found | {"src_vocab_size": source, "tgt_vocab_size": target, "tie_word_embeddings": model.tie.output}
+
+
+def fsmt_links(model: Model, class_name: str) -> list[Link]:
+    source, target = COPIES
+    if model.tie.source_target:
+        return [link("embedding.weight", target, also=[source, FSMT_OUTPUT]), *body_links(model)]
+    tables = [link("embedding.weight", source), link("decoder_embedding.weight", target)]
+    return [*tables, link("heads.lm.weight", FSMT_OUTPUT), *body_links(model)]
+
+
+FSMT = replace(
+    PEGASUS,
+    model_type="fsmt",
+    classes={"FSMTForConditionalGeneration": ("lm",)},
+    read=read_fsmt,
+    write=write_fsmt,
+    links=fsmt_links,
+    of_files=None,
+    undecided=(),
+    special_ids={"pad": 1, "bos": 0, "eos": 2, "decoder_start": 2, "forced_eos": 2},
+    slow_tokenizer=None,
+    ctranslate2=None,
 )

@@ -93,6 +93,8 @@ def lacks(model: Model) -> Iterator[str]:
             yield f"model.{side}.positions.scaling"
         if (share := getattr(stack.positions, "share", 1.0)) != 1.0:
             yield f"model.{side}.positions.share: {share:g}"
+        if getattr(stack.positions, "per_layer", False):
+            yield f"model.{side}.positions.per_layer: true"
         if stack.residual != "sequential":
             yield f"model.{side}.residual: {stack.residual}"
         if stack.layer_groups is not None:

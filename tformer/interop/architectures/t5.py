@@ -1,15 +1,16 @@
-"""T5 v1.0 and v1.1, and mT5: relative buckets shared by all layers, RMS norms, no biases, unscaled attention.
+"""T5 v1.0 and v1.1, mT5 and UMT5: relative buckets, RMS norms, no biases, unscaled attention.
 
 v1.0 scales the decoder's output by d^-1/2 before the tied projection; v1.1 has a gated network and a separate,
 unscaled projection. Newer config files say `scale_decoder_outputs`; in older ones `tie_word_embeddings` means both.
-mT5 is v1.1, never scaled; its projection is tied, whatever the config says, unless a file holds a separate one.
+mT5 is v1.1, never scaled; its projection is tied, whatever the config says, unless a file holds a separate one. UMT5 is
+mT5 with biases of their own in every layer, and always scaled.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures.parts import (
@@ -67,6 +68,7 @@ FIXED = {
 CONFIG = ConfigTable((*OF_T5, *BUCKETS), {"tie.source_target": True, **FIXED}, expected={"is_decoder": False})
 WITHOUT_BUCKETS = replace(CONFIG, rows=OF_T5)
 OF_MT5 = CONFIG.defaulting(d_ff=1024, num_layers=8, num_heads=6, vocab_size=250112)
+OF_UMT5 = replace(OF_MT5, fixed={**OF_MT5.fixed, **{f"{side}.positions.per_layer": True for side in SIDES}})
 
 
 def encodes_only(class_name: str) -> bool:
@@ -74,15 +76,22 @@ def encodes_only(class_name: str) -> bool:
 
 
 def read(
-    config: Config, class_name: str, *, table: ConfigTable = CONFIG, projection: str = "relu", scales: bool = True
+    config: Config,
+    class_name: str,
+    *,
+    table: ConfigTable = CONFIG,
+    projection: str = "relu",
+    scales: Literal["tied", "never", "always"] = "tied",
 ) -> dict[str, Any]:
-    """projection: the default of `feed_forward_proj`; scales: whether the tied class scales the decoder's output."""
+    """projection: the default of `feed_forward_proj`; scales: when the class scales the decoder's output."""
     if encodes_only(class_name):
         config.ignore("is_encoder_decoder", "num_decoder_layers")
     else:
         config.expect("is_encoder_decoder", True)
     section = table.read(config)
-    scaled = config.take("scale_decoder_outputs", default=section["tie"]["output"], kind=bool) and scales
+    scaled = config.take("scale_decoder_outputs", default=section["tie"]["output"], kind=bool) and scales == "tied"
+    if scales == "always":
+        scaled = config.expect("scale_decoder_outputs", True)
     for side in SIDES:
         section[side]["feedforward"] |= _activation(config, projection)
     section["heads"] = [{"kind": "lm", "scale": "inverse_sqrt_d" if scaled else "none"}]
@@ -130,8 +139,10 @@ def links(model: Model, class_name: str) -> list[Link]:
         table.append(link("heads.lm.weight", OUTPUT))
     for side, stack in model.stacks.items():
         attention, network = "layer.0.SelfAttention", f"layer.{SIDES[side]}.DenseReluDense"
-        first = f"{side}.block.0.{attention}.relative_attention_bias.weight"
-        table.append(link(f"{side}.positions.weight", first))
+        each = isinstance(stack.positions, T5BiasOptions) and stack.positions.per_layer
+        for layer in range(stack.num_layers if each else 1):
+            biases = f"{side}.block.{layer}.{attention}.relative_attention_bias.weight"
+            table.append(link(f"{side}.layer_positions.{layer}.weight" if each else f"{side}.positions.weight", biases))
         table.append(link(f"{side}.final_norm.weight", f"{side}.final_layer_norm.weight"))
         modules = {
             "self_attention.qkv": f"{attention}.q {attention}.k {attention}.v",
@@ -177,7 +188,13 @@ MT5 = replace(
     T5,
     model_type="mt5",
     classes={"MT5ForConditionalGeneration": ("lm",), "MT5Model": (), "MT5EncoderModel": ()},
-    read=partial(read, table=OF_MT5, projection="gated-gelu", scales=False),
+    read=partial(read, table=OF_MT5, projection="gated-gelu", scales="never"),
     special_ids={**T5.special_ids, "decoder_start": 0},
     ctranslate2=None,
+)
+UMT5 = replace(
+    MT5,
+    model_type="umt5",
+    classes={"UMT5ForConditionalGeneration": ("lm",), "UMT5Model": (), "UMT5EncoderModel": ()},
+    read=partial(read, table=OF_UMT5, projection="gated-gelu", scales="always"),
 )

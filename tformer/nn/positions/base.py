@@ -54,7 +54,7 @@ class Positions(nn.Module):
 
     kind: ClassVar[str]
     about: ClassVar[str]
-    per_layer: ClassVar[bool] = False
+    per_layer: bool = False
     trained: ClassVar[bool] = False
     per_head: ClassVar[bool] = False
     has_embed: ClassVar[bool] = False

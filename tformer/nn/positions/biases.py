@@ -9,7 +9,7 @@ the diagonal, -slope |j - i| is the paper's slope (j - i); without a causal mask
 T5 (arXiv 1910.10683, 2.1): a learned bias per head and bucket of relative distance. The first half of the buckets holds
 one distance each; the second half grows logarithmically up to `max_distance`, and the last one takes everything beyond.
 Bidirectional attention gives half of the buckets to keys after the query; causal attention counts every later key as
-distance 0. One table serves all layers of a stack.
+distance 0. One table serves all layers of a stack; UMT5 (arXiv 2304.09151) has one in every layer.
 
 Shape legend: B batch, T queries, S keys, H heads.
 """
@@ -84,6 +84,7 @@ class T5BiasPositions(Positions):
     def __init__(self, options: T5BiasOptions, *, num_heads: int, bidirectional: bool) -> None:
         super().__init__()
         self.options = options
+        self.per_layer = options.per_layer
         self.bidirectional = bidirectional
         self.weight = nn.Parameter(torch.zeros(options.buckets, num_heads))
 
@@ -132,6 +133,7 @@ class T5BiasOptions:
     kind: Literal["t5_bias"] = "t5_bias"
     buckets: int = 32  # number of learned biases per head
     max_distance: int = 128  # distances from here on share the last bucket
+    per_layer: bool = False  # every layer has its own biases, as in UMT5
 
     def __post_init__(self) -> None:
         require(self.buckets >= 4, f"buckets must be at least 4, found {self.buckets}")

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from tformer.nn.options import require_positive
+from tformer.nn.options import require, require_positive
 from tformer.nn.positions.base import Positions, PositionSizes
 
 MAX_ROWS = 1 << 15  # of a table; later positions are computed when they are needed
@@ -107,7 +107,7 @@ class SinusoidalPositions(TabledPositions):
         self.build_table(max_seq_len)
 
     def formula(self, pos: Tensor) -> Tensor:
-        return sinusoids(pos, self.d_model, layout=self.options.layout, base=self.options.base)
+        return sinusoids(pos + self.options.offset, self.d_model, layout=self.options.layout, base=self.options.base)
 
     def embed(self, x_BTD: Tensor, pos_BT: Tensor) -> Tensor:
         return x_BTD + self.rows(pos_BT).to(x_BTD.dtype)
@@ -153,9 +153,11 @@ class SinusoidalOptions:
     kind: Literal["sinusoidal"] = "sinusoidal"
     layout: Literal["interleaved", "halves", "fairseq"] = "interleaved"  # order of sines and cosines
     base: float = 10000.0  # base of the wavelengths 2 pi base^(2i/d)
+    offset: int = 0  # number of the first position (fairseq: 2)
 
     def __post_init__(self) -> None:
         require_positive(base=self.base)
+        require(self.offset >= 0, f"offset must be at least 0, found {self.offset}")
 
     def build(self, sizes: PositionSizes) -> Positions:
         return SinusoidalPositions(self, d_model=sizes.d_model, max_seq_len=sizes.max_seq_len)
