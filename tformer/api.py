@@ -432,7 +432,7 @@ class Run(Loaded):
             return attribute_inputs(self._in_fp32(), chosen, QUIET)
 
     def embedding_table(self, table: str | None = None, **options: Any) -> EmbeddingReport:
-        """Vectors of the vocabulary, of labels or of learned positions (`tformer viz-embeddings`; `embed` reads texts).
+        """Vectors of the vocabulary or of labels (`tformer viz-embeddings`; `embed` reads texts).
 
         `names` and `vectors` [rows, width] are the whole table, `coordinates` the principal components of the rows
         `shown`, `neighbours` and `cosines` those of `token="king"`. Keywords: `token`, `tokens`, `top_k`, `centred`.

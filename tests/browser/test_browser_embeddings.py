@@ -21,8 +21,7 @@ def report_of(coordinates: np.ndarray, names: Sequence[str], asked: Sequence[int
     """Vectors equal to the coordinates, and one more number."""
     vectors = np.concatenate([coordinates, np.ones((len(coordinates), 1))], axis=1).astype(np.float32)
     near = nearest(vectors, asked, 2, centred=False)
-    numbers = np.arange(len(vectors))
-    return EmbeddingReport("tokens", numbers + 100, np.array(names, dtype=object), vectors, numbers, coordinates,
+    return EmbeddingReport("tokens", np.array(names, dtype=object), vectors, np.arange(len(vectors)), coordinates,
                            np.array([0.5, 0.25, 0.125]), np.array(asked, dtype=np.int64), *near, False)  # fmt: skip
 
 
@@ -38,14 +37,14 @@ def shown(open_text: Callable[..., Any]) -> Callable[..., Any]:
 
 def test_arrows_go_from_point_to_point_and_show_the_neighbours(shown: Callable[..., Any]) -> None:
     page = shown(report_of(CROSS, ["left", "right", "top", "bottom"]), dark=True)
-    assert page.evaluate(READOUT).startswith("left · id 100 · component 1 −1, component 2 0")
+    assert page.evaluate(READOUT).startswith("left · id 0 · components −1, 0, 0.5")
     canvas = page.locator("#points canvas")
-    for key, name in (("ArrowUp", "top"), ("ArrowRight", "right"), ("ArrowDown", "bottom"), ("PageUp", "top")):
+    for key, name in (("ArrowUp", "top"), ("ArrowRight", "right"), ("ArrowDown", "bottom"), ("ArrowUp", "top")):
         canvas.press(key)
         until(page, f"{READOUT}.startsWith('{name}')")
-    assert page.locator("#nearest h2").text_content() == "Nearest to top, by cosine"
+    assert page.locator("#nearest h2").text_content() == "Nearest to top"
     assert page.locator("#nearest tbody tr").count() == 2
-    until(page, "location.hash.includes('row=102')")
+    until(page, "location.hash.includes('row=2')")
 
 
 @pytest.mark.slow
@@ -74,7 +73,7 @@ def test_wheel_drag_and_keys_move_the_view_and_the_url_remembers(shown: Callable
     until(page, "!location.hash.includes('zoom')")
     page.locator("#axes").select_option("2,3")
     until(
-        page, "document.querySelectorAll('#points .caption')[1].textContent.startsWith('Across: component 2 (25.0 %')"
+        page, "document.querySelectorAll('#points .caption')[1].textContent.startsWith('Across: component 2, 25.0 %')"
     )
 
 
@@ -84,11 +83,11 @@ def test_a_click_chooses_and_hovering_names(shown: Callable[..., Any]) -> None:
     box = page.locator("#points canvas").bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + 0.05 * box["height"]
     page.mouse.move(x, y + 2)
-    until(page, f"{READOUT}.startsWith('c · id 102')")
-    assert page.locator("#nearest h2").text_content() == "Nearest to a, by cosine"
+    until(page, f"{READOUT}.startsWith('c · id 2')")
+    assert page.locator("#nearest h2").text_content() == "Nearest to a"
     page.mouse.down()
     page.mouse.up()
-    until(page, "document.querySelector('#nearest h2').textContent === 'Nearest to c, by cosine'")
+    until(page, "document.querySelector('#nearest h2').textContent === 'Nearest to c'")
 
 
 @pytest.mark.slow
@@ -99,8 +98,7 @@ def test_search_finds_names_and_enter_chooses(shown: Callable[..., Any]) -> None
     page.locator("#search").press_sequentially("g")
     page.locator("#search").press("Enter")
     until(page, f"{READOUT}.startsWith('King')")
-    page.locator("#points summary").click()
-    until(page, "document.querySelectorAll('#points tbody tr').length === 1")
+    until(page, "document.querySelector('#nearest h2').textContent === 'Nearest to King'")
 
 
 @pytest.mark.slow
@@ -114,7 +112,7 @@ def test_downloads_and_hostile_names(shown: Callable[..., Any]) -> None:
             page.locator("#points button", has_text=suffix).click()
         files[suffix] = download.value.path().read_bytes()
     rows = files["CSV"].decode().splitlines()
-    assert rows[0] == "vector,id,component 1,component 2,component 3,length" and len(rows) == 5
+    assert rows[0] == "vector,id,component 1,component 2,component 3" and len(rows) == 5
     assert files["SVG"].startswith(b"<svg") and files["PNG"].startswith(b"\x89PNG")
 
 

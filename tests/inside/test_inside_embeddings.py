@@ -15,8 +15,6 @@ from tformer.support.errors import InputError, NotFiniteError
 
 DRAW = np.random.default_rng(7)
 LABELS = ENCODER.replace("{kind: masked_lm}", "{kind: classifier}") + "data: {labels: [good, bad, ugly]}\n"
-LEARNED = "positions: {kind: learned}, feedforward"
-NONE = "positions: {kind: none}, feedforward"
 UNTIED = SEQ2SEQ.replace("source_target: true, output: true", "source_target: false, output: false")
 
 
@@ -51,12 +49,12 @@ def test_each_family_has_its_tables() -> None:
         "tokens",
         "output",
     ]
-    assert list(tables_of(load_of(ENCODER.replace("feedforward", LEARNED)))) == ["tokens", "positions"]
-    assert list(tables_of(load_of(SEQ2SEQ.replace("feedforward", NONE)))) == ["tokens"]
-    both = tables_of(load_of(UNTIED.replace("feedforward", LEARNED)))
-    assert list(both) == ["tokens", "target", "output", "positions", "target-positions"]
-    assert list(tables_of(load_of(LABELS.replace("feedforward", NONE)))) == ["tokens", "labels"]
-    assert list(tables_of(load_of(IMAGES.replace("feedforward", LEARNED)))) == ["labels", "positions"]
+    assert list(tables_of(load_of(ENCODER))) == ["tokens"]
+    assert list(tables_of(load_of(SEQ2SEQ))) == ["tokens"]
+    both = tables_of(load_of(UNTIED))
+    assert list(both) == ["tokens", "target", "output"]
+    assert list(tables_of(load_of(LABELS))) == ["tokens", "labels"]
+    assert list(tables_of(load_of(IMAGES))) == ["labels"]
     assert set(EMBEDDING_TABLES) == {*both, "labels"}
 
 
@@ -67,7 +65,7 @@ def test_a_report_has_the_rows_with_their_names() -> None:
     vectors = model.embedding.weight.detach().numpy()
     np.testing.assert_array_equal(report.vectors, vectors)
     tokenizer = loaded.text_tokenizer
-    assert report.ids.tolist() == list(range(tokenizer.vocab_size)) and len(report.names) == len(vectors)
+    assert tokenizer.vocab_size == len(report.names) == len(vectors)
     assert [report.names[place] for place in report.asked] == ["the", "a"]
     np.testing.assert_array_equal(report.neighbours, nearest(vectors, report.asked, 4, centred=False)[0])
     centred = vectors - vectors.mean(0, dtype=float)
@@ -95,17 +93,12 @@ def test_rows_without_a_token_are_left_out() -> None:
     assert len(report.vectors) == loaded.text_tokenizer.vocab_size and np.abs(report.vectors).max() < 1e6
 
 
-def test_labels_and_positions_have_their_names() -> None:
+def test_labels_have_their_names() -> None:
     loaded = load_of(LABELS)
     model: Any = loaded.model
     report = embedding_report(loaded, EmbeddingOptions(table="labels", token=("bad",), centred=True))
     np.testing.assert_array_equal(report.vectors, model.heads["classifier"].project.weight.detach())
     assert report.names.tolist() == ["good", "bad", "ugly"] and report.neighbours.shape == (1, 2) and report.centred
-    loaded = load_of(ENCODER.replace("feedforward", "positions: {kind: learned, offset: 2}, feedforward"))
-    model = loaded.model
-    report = embedding_report(loaded, EmbeddingOptions(table="positions", tokens="0,5-8"))
-    np.testing.assert_array_equal(report.vectors, model.encoder.positions_of(0).weight.detach()[2:])
-    assert [report.names[place] for place in report.shown] == ["0", "5", "6", "7", "8"]
 
 
 def test_fixnorm_rows_have_the_length_that_the_model_reads() -> None:
@@ -124,14 +117,8 @@ def test_vectors_that_are_not_finite_are_refused() -> None:
 
 
 def test_a_model_without_any_table_is_refused() -> None:
-    images = IMAGES.replace("{kind: classifier, pooler: false}", "{kind: regression}").replace("feedforward", NONE)
+    images = IMAGES.replace("{kind: classifier, pooler: false}", "{kind: regression}")
     images = images.replace("labels: [a, b], ", "")
     with pytest.raises(InputError, match="it reads no tokens") as refused:
         embedding_report(load_of(images), EmbeddingOptions())
     assert refused.value.hint == "it has: none"
-
-
-def test_positions_that_are_not_learned_are_refused() -> None:
-    with pytest.raises(InputError, match="no table 'positions': its positions are not learned vectors") as refused:
-        embedding_report(load_of(DECODER), EmbeddingOptions(table="positions"))
-    assert refused.value.hint == "it has: tokens"

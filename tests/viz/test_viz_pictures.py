@@ -279,16 +279,8 @@ NAMED = Lines("x", "y", [ENDS], points=True, joined=False)
 
 @pytest.mark.filterwarnings("error")
 def test_names_stand_beside_their_points() -> None:
-    text = draw_plot(NAMED, width=60, colour="none")
-    assert "A left" in text and "A 世界" in text and "right A" in text
     svg = draw_plots([NAMED], "svg", heading="").decode()
     assert all(f">{name}</text>" in svg for name in ("left", "世界", "right"))
-
-
-def test_a_name_without_room_is_left_out() -> None:
-    close = replace(NAMED, lines=[Line("all", np.array([0.0, 5, 60]), np.zeros(3), names=("long name", "b", "c"))])
-    text = draw_plot(close, width=60, colour="none")
-    assert "long name" not in text and "A b" in text
 
 
 def test_points_that_are_not_joined_have_no_line_and_very_many_are_an_image() -> None:

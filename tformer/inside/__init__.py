@@ -6,7 +6,7 @@ attribution           gradient x input, integrated gradients, occlusion: which t
 lens                  logit lens: the answer after each layer
 logits                direct logit attribution: what each head and each feed-forward adds to a logit
 tuned                 tuned lens: an affine map for each layer before the answer
-embeddings            nearest neighbours and principal components of vectors of tokens, labels and positions
+embeddings            nearest neighbours and principal components of vectors of tokens and labels
 answers               tokens and labels by name
 options               options of the commands, which are also keywords in Python
 """

@@ -19,8 +19,8 @@ def label_names(loaded: Loaded) -> list[str]:
     return list(loaded.recipe.data.labels) or [str(number) for number in range(len(project.weight))]
 
 
-def answer_id(loaded: Loaded, head: str, text: str, *, option: str) -> int:
-    """The id of the token or label that an option names.
+def answer_id(loaded: Loaded, head: str, text: str, *, option: str, tokenizer: Tokenizer | None = None) -> int:
+    """The id of the token, by default of the target, or of the label that an option names.
 
     A token is given as text, or as the vocabulary spells it. Raises InputError for a text of no or several tokens, and
     for what is no label.
@@ -32,11 +32,7 @@ def answer_id(loaded: Loaded, head: str, text: str, *, option: str) -> int:
         if text not in names:
             raise InputError(f"{option} {text}: no label of {loaded.path}", hint=did_you_mean(text, names))
         return names.index(text)
-    return named_token(loaded.target_tokenizer, text, option=option)
-
-
-def named_token(tokenizer: Tokenizer, text: str, *, option: str) -> int:
-    """The id of a token given as text, or as the vocabulary spells it. Raises InputError for none and for several."""
+    tokenizer = tokenizer or loaded.target_tokenizer
     ids = tokenizer.encode(text)
     if len(ids) == 1 and ids[0] != tokenizer.special.unk:
         return ids[0]

@@ -436,8 +436,6 @@ EMBEDDING_TABLES = {
     "target": "its decoder has no token table of its own",
     "output": "its output has no matrix of its own beside the token table",
     "labels": "it has no classifier",
-    "positions": "its positions are not learned vectors",
-    "target-positions": "it has no decoder with learned positions of its own beside an encoder",
 }
 """Tables of vectors, and why a model has none."""
 
@@ -449,26 +447,21 @@ class EmbeddingOptions:
     run: Run = None
     token: Annotated[
         tuple[str, ...],
-        ROWS("--token", metavar="TOKEN", help="Show what is nearest to this token, label or position; repeatable."),
+        ROWS("--token", metavar="TOKEN", help="Show what is nearest to this token or label; repeatable."),
     ] = ()
-    tokens: Annotated[
-        str | None,
-        ROWS("--tokens", metavar="A,B,...|FILE", help="Draw only these; a file has one on each line.", default="all"),
-    ] = None
+    tokens: Annotated[str | None, ROWS("--tokens", metavar="A,B,...", help="Draw only these.", default="all")] = None
     table: Annotated[
-        str | None,
-        ROWS("--table", metavar="NAME", help=f"{', '.join(EMBEDDING_TABLES)}.", default="the first that the model has"),
+        str | None, ROWS("--table", metavar="NAME", help=f"{', '.join(EMBEDDING_TABLES)}.", default="the first it has")
     ] = None
     top_k: Annotated[int, ROWS("--top-k", metavar="K", help="Number of neighbours.")] = 10
-    centred: Annotated[
-        bool, ROWS("--centred", help="Subtract the mean of the whole table before cosines are computed.")
-    ] = False
+    centred: Annotated[bool, ROWS("--centred", help="Subtract the mean of the table before the cosine.")] = False
     output: Annotated[
         Path | None,
         PICTURE("-o", "--output", help="Output file, whose suffix sets the format.", default="embeddings.html"),
     ] = None
     format: Annotated[PictureFormat, PICTURE] = None
     checkpoint: Checkpoint = "best"
+    device = "cpu"  # no option: the model computes nothing
 
     def check(self) -> None:
         """Raise InputError for values that are invalid for every model."""

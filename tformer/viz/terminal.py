@@ -15,7 +15,7 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from tformer.support.errors import visible
-from tformer.support.formatting import columns_of, without_middle
+from tformer.support.formatting import without_middle
 from tformer.viz.plot.series import Panel, Series, better, label_of
 from tformer.viz.plots import Colour, Heat, Lines, Numbers, Plot, colour_at, palette_colour, plain, ticks
 
@@ -81,17 +81,12 @@ def draw_lines(plot: Lines, *, width: int, colour: Colours) -> list[str]:
     margin = max(map(len, labels))
     columns, rows = max(width - margin - 2, 10), PLOT_ROWS
     grid: list[list[str]] = [[" "] * columns for _ in range(rows)]
-    words: list[tuple[int, int, str]] = []
     for number, line in enumerate(plot.lines):
         mark = _mark(plot, number, colour)
         places, values = _interpolated(line.x, line.y, plot, x_ends, columns)
-        for n, (x, place) in enumerate(zip(places, _shares(values, *y_ends, plot.log_y), strict=True)):
+        for x, place in zip(places, _shares(values, *y_ends, plot.log_y), strict=True):
             if math.isfinite(place) and 0 <= place <= 1:
-                row, column = rows - 1 - round(place * (rows - 1)), min(int(x * columns), columns - 1)
-                grid[row][column] = mark
-                words += [(row, column, visible(line.names[n]))] if line.names else []
-    for row, column, word in words:
-        _write(grid[row], column, word)
+                grid[rows - 1 - round(place * (rows - 1))][min(int(x * columns), columns - 1)] = mark
     lines = [f"{plot.y_label}"] if plot.y_label else []
     for row, cells in enumerate(grid):
         label = labels[0] if row == 0 else labels[1] if row == rows - 1 else ""
@@ -113,15 +108,6 @@ def draw_lines(plot: Lines, *, width: int, colour: Colours) -> list[str]:
             lines[-1] += ("   " if used else "") + f"{_mark(plot, number, colour)} {name}"
             used += len(name) + 5
     return lines
-
-
-def _write(cells: list[str], column: int, word: str) -> None:
-    """Write a word beside a mark, where there is room; wide letters take two cells."""
-    letters = [part for letter in word for part in ((letter, "") if columns_of(letter) == 2 else (letter,))]
-    for start in (column + 2, column - len(letters) - 1):
-        if start >= 0 and cells[start : start + len(letters)] == [" "] * len(letters):
-            cells[start : start + len(letters)] = letters
-            return
 
 
 def _shrink(values: Numbers, rows: int, columns: int) -> tuple[Numbers, list[int]]:
