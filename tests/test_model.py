@@ -255,6 +255,7 @@ def test_bf16_compute_beside_fp32_parameters(positions: dict[str, Any]) -> None:
         {"stack": {"attention": {"kind": "full", "qk_norm": True, "qkv_bias": False, "out_bias": False, "scale": 1.0}}},
         {"stack": {"feedforward": {"gated": True, "activation": "relu2", "bias": False}}},
         {"embedding": {"size": 8, "norm": True, "scale": True}},
+        {"embedding": {"size": 8, "project": "first", "scale": "rounded"}},
         {"heads": [{"kind": "lm", "softcap": 5.0, "bias": True, "scale": "inverse_sqrt_d"}]},
         {"stack": {"num_heads": 2, "num_kv_heads": 1, "d_model": 12}},
         {
@@ -279,6 +280,7 @@ def test_bf16_compute_beside_fp32_parameters(positions: dict[str, Any]) -> None:
         "qk-norm",
         "gated",
         "factorized",
+        "projected-first",
         "softcap",
         "own-width",
         "sandwich-capped",

@@ -165,6 +165,7 @@ def _token_embedding(model: Model, side: str, vocab_size: int | None) -> TokenEm
         convolution=options.convolution if side == "encoder" else 0,
         norm=_section(model, side).norm if options.norm else None,
         dropout=options.dropout,
+        project_first=options.project == "first",
     )
 
 
@@ -265,7 +266,8 @@ def _positions(
     model: Model, side: str, options: PositionOptions, sizes: Sizes, patches: PatchEmbedding | None
 ) -> Positions:
     """The positions of a stack, or of some of its layers."""
-    width = sizes.d_model if patches is not None or model.embedding.size is None else model.embedding.size
+    narrow = None if patches is not None or model.embedding.project == "first" else model.embedding.size
+    width = sizes.d_model if narrow is None else narrow
     grid, max_seq_len = None, model.max_seq_len
     if patches is not None:
         grid, max_seq_len = (patches.side, patches.side, patches.cls is not None), patches.seq_len

@@ -34,7 +34,8 @@ RECIPES = {
     "batchnorm": ENCODER.replace("feedforward:", "norm: {kind: batchnorm}, feedforward:"),
     "sandwich": DECODER.replace("num_layers: 2", "num_layers: 2, residual_multiplier: 0.7, norm: {kind: rmsnorm, "
                                 "place: sandwich, unit_offset: true}, attention: {softcap: 2, qk_norm: unit_offset}"),
-    "res_post": DECODER.replace("num_layers: 2", "num_layers: 2, norm: {place: res_post}, attention: {qk_norm: width}"),
+    "res_post": DECODER.replace("2, ", "2, norm: {place: res_post}, attention: {qk_norm: width}, ", 1),
+    "opt-350m": DECODER.replace("rope", "learned").replace("  dec", "  embedding: {size: 8, project: first}\n  dec"),
     "performer": DECODER.replace("positions: {kind: rope}", "attention: {kind: performer}, positions: {kind: none}"),
     "shaw": ENCODER.replace("feedforward:", "positions: {kind: shaw}, feedforward:"),
 }  # fmt: skip

@@ -15,11 +15,15 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tests.interop.decoder_configs import (
     BLOOM_560M,
+    GEMMA2_2B,
+    GEMMA3_1B,
+    GEMMA_2B,
     GPT2,
     LLAMA_2_7B,
     LLAMA_3_2_1B,
     LLAMA_3_8B,
     MISTRAL_7B,
+    OLMO_1B,
     OPT_125M,
     OPT_350M,
     PARAMETERS,
@@ -129,6 +133,23 @@ def test_a_window_is_that_of_its_layers_without_the_own_key(config: dict[str, An
     assert [getattr(attention, "window", None) for attention in found] == windows
 
 
+@pytest.mark.parametrize("newer", [False, True])
+def test_gemma_3_has_windows_and_a_base_of_their_own_in_five_of_six_layers(newer: bool) -> None:
+    config = dict(GEMMA3_1B)
+    if newer:
+        for key in ("rope_theta", "rope_local_base_freq", "rope_scaling"):
+            del config[key]
+        config["rope_parameters"] = {
+            "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        }
+    stack = section_of(config).decoder
+    assert stack is not None
+    layers = layer_sections(stack, path="model.decoder")
+    assert [getattr(layer.attention, "window", None) for layer in layers] == ([511] * 5 + [None]) * 4 + [511] * 2
+    assert {getattr(layer.attention, "window", None): layer.positions.base for layer in layers} == {511: 1e4, None: 1e6}
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -184,6 +205,11 @@ def test_features_that_switch_nothing_on_are_read(config: dict[str, Any]) -> Non
         (OPT_125M | {"learned_embeddings": False}, "learned_embeddings"),
         (OPT_125M | {"scale_embeddings": True}, "scale_embeddings"),
         (BLOOM_560M | {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm"),
+        (GEMMA_2B | {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        (GEMMA3_1B | {"rope_parameters": {"rope_theta": 1.0}}, "rope_parameters: found rope_theta"),
+        (GEMMA3_1B | {"rope_scaling": {"rope_type": "ntk", "factor": 8.0}}, "rope_parameters: rope_type"),
+        (GEMMA2_2B | {"layer_types": ["full_attention"]}, "layer_types"),
+        (OLMO_1B | {"clip_qkv": 8.0}, "clip_qkv"),
         (BLOOM_560M | {"n_head": 8}, "n_head 8 and num_attention_heads 16"),
     ],
     ids=lambda value: value if isinstance(value, str) else value["model_type"],

@@ -29,6 +29,11 @@ WINDOWS = {"head_dim": 6, "num_hidden_layers": 4, "use_sliding_window": True, "s
 ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"] * 2}
 PLAIN_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
 
+TWO_BASES = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+}
+
 # case: (name of the class, values of its config), beside a width of 20 and 4 heads
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, odd heads": ("Llama", {"head_dim": 6, "tie_word_embeddings": False}),
@@ -71,6 +76,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("StableLm", {}),
     "stablelm, side by side": ("StableLm", {"use_parallel_residual": True, "use_qkv_bias": True,
                                             "tie_word_embeddings": True}),
+    "gemma": ("Gemma", {"hidden_act": "gelu"}),
+    "gemma, biases": ("Gemma", {"attention_bias": True, "tie_word_embeddings": False}),
+    "gemma2": ("Gemma2", {"query_pre_attn_scalar": 10, "sliding_window": 4, "attn_logit_softcapping": 2.0,
+                          "final_logit_softcapping": 1.5}),
+    "gemma2, no caps": ("Gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None,
+                                   "sliding_window": 4, "layer_types": ["full_attention"] * 3}),
+    "gemma3": ("Gemma3Text", {"sliding_window": 4, "num_hidden_layers": 7, "rope_parameters": TWO_BASES}),
+    "gemma3, capped": ("Gemma3Text", {"final_logit_softcapping": 1.5, "sliding_window": 5,
+                                      "layer_types": ["sliding_attention"] * 3}),
+    "olmo": ("Olmo", {"tie_word_embeddings": True}),
+    "olmo2": ("Olmo2", {"attention_bias": True}),
+    "olmo2, one kv head": ("Olmo2", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "granite": ("Granite", {"embedding_multiplier": 3.0, "logits_scaling": 7.0, "residual_multiplier": 0.22,
+                            "attention_multiplier": 0.3}),
+    "granite, biases": ("Granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "starcoder2": ("Starcoder2", {}),
+    "starcoder2, window": ("Starcoder2", {"sliding_window": 5, "use_bias": False, "tie_word_embeddings": False}),
     "gpt2": ("GPT2", {"layer_norm_epsilon": 0.02}),
     "gpt2, untied": ("GPT2", {"tie_word_embeddings": False, "activation_function": "relu"}),
 }  # fmt: skip
@@ -78,6 +100,10 @@ SLIDING = {  # case: the window of each layer, without the own key
     **{f"mistral, window {size}": [size - 1] * 3 for size in (2, 5, 12)},
     **{f"{name}, last layers": [None, 3, 3, 3] for name in ("Qwen2", "Qwen3")},
     **{f"{name}, alternating layers": [3, None, 3, None] for name in ("Qwen2", "Qwen3")},
+    "gemma2": [3, None, 3],
+    "gemma3": [3] * 5 + [None, 3],
+    "gemma3, capped": [4] * 3,
+    "starcoder2, window": [4] * 3,
 }
 
 

@@ -103,6 +103,11 @@ OTHERS: dict[str, dict[str, Any]] = {
     },
     **{name: {**WIDE, "intermediate_size": 36, "num_key_value_heads": 2} for name in ("Phi", "StableLm")},
     **dict.fromkeys(("Llama", "Mistral", "Qwen2", "Qwen3"), DECODER),
+    **dict.fromkeys(("Olmo2", "Granite"), DECODER | {"hidden_size": 24}),
+    "Olmo": {key: value for key, value in DECODER.items() if key != "rms_norm_eps"} | {"hidden_size": 24},
+    **dict.fromkeys(("Gemma", "Gemma2", "Gemma3Text"), DECODER | {"head_dim": 6}),
+    "Starcoder2": {"norm_epsilon" if key == "rms_norm_eps" else key: value for key, value in DECODER.items()}
+    | {"hidden_size": 24},
 }
 """Sizes of the models that do not have those of BERT."""
 

@@ -39,6 +39,28 @@ def test_the_sum_is_token_type_position_then_norm() -> None:
     torch.testing.assert_close(module(IDS, positions=Plus(), pos_BT=POS, token_type_ids=types), expected)
 
 
+def test_a_number_multiplies_the_rows() -> None:
+    module = randomized(TokenEmbedding(7, 8, scale=1.5))
+    assert torch.equal(module(IDS, positions=NONE, pos_BT=POS), 1.5 * module.weight[IDS])
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [(torch.float32, math.sqrt(3072)), (torch.bfloat16, 55.5)])
+def test_a_rounded_root_is_a_number_of_the_stream(dtype: torch.dtype, factor: float) -> None:
+    """Gemma 7B's square root of 3072, 55.4256, is 55.5 in bf16."""
+    module = TokenEmbedding(7, 3072, scale="rounded")
+    module.weight.data = torch.randn(7, 3072).to(dtype).float()
+    expected = (module.weight[IDS] * factor).to(dtype)
+    assert torch.equal(module(IDS, positions=NONE, pos_BT=POS, dtype=dtype), expected)
+
+
+def test_a_projection_that_comes_first_stands_before_positions_and_norm() -> None:
+    options = {"size": 6, "scale": True, "token_types": 2, "norm": NormOptions()}
+    module = randomized(TokenEmbedding(7, 8, **options, project_first=True))
+    assert module.project.bias is None and module.norm.dim == 8
+    wide = (module.weight[IDS] * math.sqrt(8) + module.token_types[0]) @ module.project.weight.T + POS.unsqueeze(-1)
+    torch.testing.assert_close(module(IDS, positions=Plus(), pos_BT=POS), module.norm(wide))
+
+
 def test_segments_default_to_the_first() -> None:
     module = randomized(TokenEmbedding(7, 8, token_types=2))
     zeros = torch.zeros_like(IDS)

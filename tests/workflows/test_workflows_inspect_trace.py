@@ -36,6 +36,7 @@ FAMILIES = {
                       heads=[{"kind": "classifier", "num_labels": 3}]),
     "gated": section(decoder=stack(num_kv_heads=2, positions={"kind": "rope"},
                                    feedforward={"d_ff": 24, "gated": True, "activation": "silu"})),
+    "projected first": section(decoder=POST, embedding={"size": 8, "project": "first", "norm": True, "scale": 3.0}),
     "sandwich": section(decoder=stack(norm={"place": "sandwich"}, residual_multiplier=0.5)),
     "res_post": section(encoder=stack(norm={"place": "res_post"}), decoder=stack(norm={"place": "res_post"})),
     "shared": section(encoder=stack(layer_groups=1), heads=[{"kind": "masked_lm"}]),

@@ -198,7 +198,7 @@ def _embedded(
         x = x + stream.add(Part(kind), value)
     if embedding.norm is not None:
         x = stream.normalized(embedding.norm, x)
-    return x if embedding.project is None else stream.product(embedding.project, x)
+    return x if embedding.project is None or embedding.project_first else stream.product(embedding.project, x)
 
 
 def _activated(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

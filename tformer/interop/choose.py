@@ -66,6 +66,8 @@ def canonical(model: Model) -> dict[str, Any]:
         del data["embedding"]["ngram_rows"]
     if data["embedding"]["size"] == model.d_model:
         data["embedding"]["size"] = None
+    if data["embedding"]["size"] is None:
+        del data["embedding"]["project"]
     for options, head in zip(model.heads, data["heads"], strict=True):
         head.pop("dropout", None)
         if head.get("pooler") is False:

@@ -2,7 +2,8 @@
 
     (token + n-grams) (· √d) + token type → convolution → + position → norm → dropout → project
 
-`project` exists when the table is narrower than the model (factorized embeddings: ALBERT 1909.11942, ELECTRA).
+`project` exists when the table is narrower than the model (factorized embeddings: ALBERT 1909.11942, ELECTRA). It may
+stand before the positions instead, then without a bias (OPT-350m, 2205.01068).
 The convolution (of CCT on text, 2104.05704) reads each token with its neighbours.
 FixNorm (1910.05895) gives every token vector the length √d at the input; the tied output uses length 1.
 Positions belong to the stack and are an argument, because encoder and decoder may share one token table and have
@@ -14,6 +15,7 @@ different positions.
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,17 +29,24 @@ from tformer.nn.positions.base import Positions
 from tformer.nn.positions.fixed import TabledPositions
 from tformer.nn.taps import Tap, TapSink, tap
 
+NARROW = (torch.bfloat16, torch.float16)
+
 
 class Embedding(nn.Module):
     """Base class of embeddings: the steps after the table, which are positions, norm, dropout, projection."""
 
-    def __init__(self, size: int, d_model: int, *, norm: NormOptions | None, dropout: float) -> None:
+    def __init__(
+        self, size: int, d_model: int, *, norm: NormOptions | None, dropout: float, project_first: bool = False
+    ) -> None:
         super().__init__()
-        self.norm = build_norm(norm, size) if norm is not None else None
+        self.norm = build_norm(norm, d_model if project_first else size) if norm is not None else None
         self.dropout = dropout
-        self.project = Linear(size, d_model, bias=True) if size != d_model else None
+        self.project = Linear(size, d_model, bias=not project_first) if size != d_model else None
+        self.project_first = project_first
 
     def finish(self, x_BTE: Tensor, positions: Positions, pos_BT: Tensor, taps: TapSink | None) -> Tensor:
+        if self.project is not None and self.project_first:
+            x_BTE = tap(taps, "projected", self.project(x_BTE))
         if taps is None or not positions.has_embed:
             x_BTE = positions.embed(x_BTE, pos_BT)
         else:
@@ -50,12 +59,15 @@ class Embedding(nn.Module):
             x_BTE = tap(taps, "normalized", self.norm(x_BTE))
         if self.dropout:
             x_BTE = dropout(x_BTE, self.dropout, self.training)
-        return x_BTE if self.project is None else tap(taps, "projected", self.project(x_BTE))
+        return x_BTE if self.project is None or self.project_first else tap(taps, "projected", self.project(x_BTE))
 
     def taps(self, positions: Positions) -> list[Tap]:
         """Inner tensors; the last is the output and has no name."""
         e = "D" if self.project is None else "E"
         declared = self.own_taps(e)
+        wide = Tap("projected", "B T D", "projected to the model's width", None, ("project",), title="widened")
+        if self.project is not None and self.project_first:
+            declared, e = [*declared, wide], "D"
         if positions.has_embed:
             rows = "waves" if isinstance(positions, TabledPositions) else "row of the table"
             declared += [
@@ -67,11 +79,9 @@ class Embedding(nn.Module):
         if self.norm is not None:
             declared.append(Tap("normalized", f"B T {e}", "each vector normalized", parameters=("norm",)))
         output = Tap("", "B T D", "what enters the first layer", title="input")
-        if self.project is None:
+        if self.project is None or self.project_first:
             return [*declared, output._replace(dropout_before=self.dropout)]
-        meaning = "projected to the model's width"
-        wide = Tap("projected", "B T D", meaning, None, ("project",), dropout_before=self.dropout, title="widened")
-        return [*declared, wide, output]
+        return [*declared, wide._replace(dropout_before=self.dropout), output]
 
     def own_taps(self, e: str) -> list[Tap]:
         """Inner tensors before positions are added; `e` is the letter of their width."""
@@ -85,13 +95,14 @@ class TokenEmbedding(Embedding):
         vocab_size: number of rows.
         d_model: width of the stack.
         size: width of the table, E; None: d_model.
-        scale: multiply the rows by √d_model.
+        scale: multiply the rows by √d_model (`rounded`: that number in the dtype of the stream), or by a number.
         fixnorm: give the rows the length √d_model (instead of `scale`).
         token_types: number of segments (BERT: 2); 0: none.
         ngrams: adds vectors of the n-grams that end at each token; None: no n-grams.
         convolution: tokens that a convolution with ReLU reads together; 0: none.
         norm: of the sum (BERT, BART, Bloom); None: no norm.
         dropout: of the sum.
+        project_first: widen narrow rows before positions are added, else after the dropout.
     """
 
     def __init__(
@@ -100,23 +111,29 @@ class TokenEmbedding(Embedding):
         d_model: int,
         *,
         size: int | None = None,
-        scale: bool = False,
+        scale: bool | float | Literal["rounded"] = False,
         fixnorm: bool = False,
         token_types: int = 0,
         ngrams: NgramEmbedding | None = None,
         convolution: int = 0,
         norm: NormOptions | None = None,
         dropout: float = 0.0,
+        project_first: bool = False,
     ) -> None:
         size = d_model if size is None else size
-        super().__init__(size, d_model, norm=norm, dropout=dropout)
+        super().__init__(size, d_model, norm=norm, dropout=dropout, project_first=project_first)
         self.weight = nn.Parameter(torch.empty(vocab_size, size))
         self.token_types = nn.Parameter(torch.empty(token_types, size)) if token_types else None
         self.ngrams = ngrams
         self.convolution = convolution
         self.convolve = Linear(convolution * size, size, bias=True) if convolution else None
         self.fixnorm = fixnorm
-        self.factor = math.sqrt(d_model) if scale or fixnorm else 1.0
+        number = scale if isinstance(scale, float) and not fixnorm else None
+        self.factor_is_root = number is None
+        self.factor = number or (math.sqrt(d_model) if scale or fixnorm else 1.0)
+        # The factor by the dtype of the stream, where it is rounded: Gemma in bf16 multiplies by a bf16 number.
+        narrow = NARROW if scale == "rounded" else ()
+        self.rounded = {dtype: torch.tensor(self.factor, dtype=dtype, device="cpu").item() for dtype in narrow}
 
     def forward(
         self,
@@ -145,7 +162,7 @@ class TokenEmbedding(Embedding):
             added = self.ngrams(ids_BT, real_BT=real_BT, document_ids_BT=document_ids_BT, before_BN=before_BN)
             x_BTE = x_BTE + tap(taps, "ngrams", added)
         if self.factor != 1.0:
-            x_BTE = tap(taps, "scaled", x_BTE * self.factor)
+            x_BTE = tap(taps, "scaled", x_BTE * self.rounded.get(dtype, self.factor))
         if self.token_types is not None:
             segment = self.token_types[0] if token_type_ids is None else F.embedding(token_type_ids, self.token_types)
             x_BTE = x_BTE + tap(taps, "segments", segment)
@@ -165,7 +182,10 @@ class TokenEmbedding(Embedding):
                 Tap("ngrams", f"B T {e}", "the vectors of the n-grams that end at each token, added", (), ("ngrams",),
                     beside=True, title="n-grams"),
             ),
-            (self.factor != 1.0, Tap("scaled", f"B T {e}", f"times √D = {self.factor:.4g}")),
+            (
+                self.factor != 1.0,
+                Tap("scaled", f"B T {e}", f"times {'√D = ' if self.factor_is_root else ''}{self.factor:.4g}"),
+            ),
             (
                 self.token_types is not None,
                 Tap("segments", f"B T {e}", "the vector of each token's segment, added", (), ("token_types",),

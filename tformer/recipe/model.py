@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
@@ -31,7 +31,11 @@ class Embedding(Section):
     size: Size | None = None
     norm: bool = False  # normalize the sum of the embeddings
     dropout: Probability = 0.0  # dropout of the sum of the embeddings
-    scale: bool = False  # multiply by sqrt(d_model), as in arXiv 1706.03762
+    # where narrow embeddings widen: after positions, norm and dropout (ELECTRA), or first and without bias (OPT-350m)
+    project: Literal["last", "first"] = "last"
+    # multiply by sqrt(d_model) (arXiv 1706.03762), rounded: by that number in the dtype of the stream (Gemma); or by a
+    # number (Granite)
+    scale: bool | Literal["rounded"] | PositiveFloat = False
     token_types: NonNegative = 0  # number of segments: 2 for pairs in BERT; 0: none
     # tokens that a convolution with ReLU reads together before positions are added (arXiv 2104.05704); 0: none
     convolution: Annotated[int, Field(ge=0, le=64)] = 0

@@ -9,7 +9,6 @@ _EXPERTS = "mixture-of-experts layers"
 _PARTIAL = "rotary positions on a part of each head"
 _SPEECH = "an encoder of audio"
 _STATE_SPACE = "state-space layers in place of attention"
-_GEMMA = "RMSNorm with gains 1 + w, embeddings scaled in the weights' number format"
 _IMAGES_AND_TEXT = "two towers, of images and of text, in one model"
 _TABLE = "a table of the names of its tensors (tformer has every part of the model)"
 
@@ -32,14 +31,10 @@ LACKING: Mapping[str, str] = {
     "falcon_mamba": _STATE_SPACE,
     "fnet": "Fourier transforms in place of attention",
     "funnel": "pooling between layers",
-    "gemma": _GEMMA,
-    "gemma2": f"{_GEMMA}, norms after attention and feed-forward, soft-capped scores",
-    "gemma3": f"{_GEMMA}, norms after attention and feed-forward, two bases of rotary positions",
-    "gemma3_text": f"{_GEMMA}, norms after attention and feed-forward, two bases of rotary positions",
+    "gemma3": _IMAGES_AND_TEXT,
     "gpt_bigcode": "one key and value head fused with the queries as GPT-BigCode stores them",
     "gpt_neo": _TABLE,
     "gpt_oss": f"{_EXPERTS} and attention sinks",
-    "granite": "multipliers of embeddings, residuals and logits",
     "ibert": "integer arithmetic",
     "layoutlm": "positions of words on a page",
     "led": "Longformer's attention in BART's layout",
@@ -54,8 +49,6 @@ LACKING: Mapping[str, str] = {
     "mpt": "ALiBi in MPT's layout, without biases",
     "musicgen": _SPEECH,
     "nystromformer": "Nystrom attention",
-    "olmo": "LayerNorm without parameters together with clipped projections",
-    "olmo2": "norms after attention and feed-forward, before the sum",
     "olmoe": _EXPERTS,
     "openai-gpt": "post-norm decoder in GPT's first layout",
     "persimmon": f"{_PARTIAL} and LayerNorm of queries and keys",
@@ -74,7 +67,6 @@ LACKING: Mapping[str, str] = {
     "smollm3": "layers without rotary positions between others with them",
     "speech_to_text": _SPEECH,
     "squeezebert": "grouped convolutions in place of matrices",
-    "starcoder2": _TABLE,
     "swin": "shifted windows of patches",
     "switch_transformers": _EXPERTS,
     "wav2vec2": _SPEECH,

@@ -16,7 +16,7 @@ shorter than the longest sequence hides nothing and is read as full attention.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -124,24 +124,53 @@ def write_rope(stack: Stack, *, has_share: bool = False, names: tuple[str, str] 
     return {**outside, "rope_parameters": {**stretched, **inside}, "rope_scaling": {**stretched, **inside}}
 
 
-def with_windows(config: Config, values: dict[str, Any], window: int | None, slides: Sequence[bool]) -> dict[str, Any]:
+def with_windows(
+    config: Config,
+    values: dict[str, Any],
+    window: int | None,
+    slides: Sequence[bool],
+    positions: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     """The model section with windows of `window` keys, which include the query's own.
 
     slides: whether each layer has a window. If all have one, it is the stack's attention; otherwise it is written into
         the stack's `layers`.
+    positions: of layers with a window; None: those of all layers, and a window of all positions is left out.
     """
-    if window is None or window >= values["max_seq_len"] or not any(slides):
+    if window is None or (window >= values["max_seq_len"] and positions is None) or not any(slides):
         return values
     if window < 2:
         raise InputError(
             f"{config.name}: sliding_window: found {window}, expected at least 2, the query's own among them"
         )
     sliding, decoder = {"kind": "sliding_window", "window": window - 1}, dict(values["decoder"])
+    own = {} if positions is None else {"positions": positions}
     if all(slides):
-        decoder["attention"] |= sliding
+        decoder |= {"attention": decoder["attention"] | sliding, **own}
     else:
-        decoder["layers"] = {layer: {"attention": sliding} for layer, slide in enumerate(slides) if slide}
+        decoder["layers"] = {layer: {"attention": sliding, **own} for layer, slide in enumerate(slides) if slide}
     return values | {"decoder": decoder}
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def sliding_layers(config: Config, missing: Sequence[bool]) -> list[bool]:
+    """Whether each layer has a window by `layer_types`; missing: the same without that key."""
+    kinds = config.take("layer_types", default=[], kind=list)
+    if kinds and (len(kinds) != len(missing) or not set(kinds) <= {FULL, SLIDING}):
+        raise InputError(
+            f"{config.name}: layer_types: found {kinds!r}, expected {FULL} or {SLIDING} for each of "
+            f"{len(missing)} layers"
+        )
+    return [kind == SLIDING for kind in kinds] or list(missing)
+
+
+def written_windows(model: Model) -> dict[str, Any]:
+    """The keys of config.json about windows, of classes whose layers have one or none."""
+    windows = windows_of(model)
+    kinds = [SLIDING if window else FULL for window in windows]
+    return {"sliding_window": next(filter(None, windows), None), "layer_types": kinds}
 
 
 def windows_of(model: Model) -> list[int | None]:
@@ -191,15 +220,23 @@ OF_QWEN3 = ConfigTable(
 ).defaulting(**QWEN_SIZES, head_dim=128)
 
 
-def read(config: Config, class_name: str, *, table: ConfigTable, kv_heads: int | None = None) -> dict[str, Any]:
+def read(
+    config: Config,
+    class_name: str,
+    *,
+    table: ConfigTable,
+    kv_heads: int | None = None,
+    rope: Callable[[Config, dict[str, Any]], dict[str, Any]] = with_rope,
+) -> dict[str, Any]:
     """The model section, without windows.
 
     kv_heads: the number of key and value heads if the key is missing; None: as many as query heads.
+    rope: (config, section) -> the section with positions.
     """
     section = table.read(config)
     stack = section["decoder"]
     stack["num_kv_heads"] = size_or_missing(config, "num_key_value_heads", kv_heads) or stack["num_heads"]
-    return with_rope(config, section)
+    return rope(config, section)
 
 
 def read_llama(config: Config, class_name: str) -> dict[str, Any]:
@@ -224,14 +261,8 @@ def read_qwen(config: Config, class_name: str, *, table: ConfigTable) -> dict[st
     window = size_or_missing(config, "sliding_window", MISSING_WINDOW)
     wanted = config.take("use_sliding_window", default=False, kind=bool)
     full = config.take("max_window_layers", default=MISSING_FULL_LAYERS)
-    kinds = config.take("layer_types", default=[], kind=list)
     layers = section["decoder"]["num_layers"]
-    if kinds and (len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}):
-        raise InputError(
-            f"{config.name}: layer_types: found {kinds!r}, expected full_attention or sliding_attention for each of "
-            f"{layers} layers"
-        )
-    slides = [kind == "sliding_attention" for kind in kinds] or [wanted and layer >= full for layer in range(layers)]
+    slides = sliding_layers(config, [wanted and layer >= full for layer in range(layers)])
     return with_windows(config, section, window, slides)
 
 
@@ -245,15 +276,11 @@ def write_mistral(model: Model, class_name: str) -> dict[str, Any]:
 
 
 def write_qwen(model: Model, class_name: str, *, table: ConfigTable) -> dict[str, Any]:
-    windows = windows_of(model)
-    slides = any(windows)
-    kinds = ["sliding_attention" if window else "full_attention" for window in windows]
-    return {
-        **write(model, class_name, table=table),
-        "use_sliding_window": slides,
-        "sliding_window": next(filter(None, windows), None),
-        **({"layer_types": kinds, "max_window_layers": kinds.index("sliding_attention")} if slides else {}),
-    }
+    windows = written_windows(model)
+    if not (slides := SLIDING in windows["layer_types"]):
+        del windows["layer_types"]
+    first = {"max_window_layers": windows["layer_types"].index(SLIDING)} if slides else {}
+    return {**write(model, class_name, table=table), "use_sliding_window": slides, **windows, **first}
 
 
 LAYER = {
@@ -268,8 +295,8 @@ LAYER = {
 }
 
 
-def links(model: Model, class_name: str) -> list[Link]:
-    return decoder_links(model, "model.embed_tokens.weight", "model.layers", LAYER, "model.norm")
+def links(model: Model, class_name: str, *, layer: Mapping[str, str] = LAYER) -> list[Link]:
+    return decoder_links(model, "model.embed_tokens.weight", "model.layers", layer, "model.norm")
 
 
 def stored_in_gguf(model: Model, name: str, tensor: Tensor) -> Tensor:

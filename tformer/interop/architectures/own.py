@@ -80,6 +80,10 @@ def lacks(model: Model) -> Iterator[str]:
         yield "model.patches: images"
     if model.embedding.ngram > 1:
         yield f"model.embedding.ngram: {model.embedding.ngram}"
+    if not isinstance(model.embedding.scale, bool):
+        yield f"model.embedding.scale: {model.embedding.scale}"
+    if model.embedding.project != "last":
+        yield f"model.embedding.project: {model.embedding.project}"
     if model.embedding.convolution:
         yield f"model.embedding.convolution: {model.embedding.convolution}"
     for number, head in enumerate(model.heads):

@@ -163,7 +163,7 @@ def _parameters_of(stack: Stack, module: str) -> Sequence[str]:
     """The parameters of a module in a layer, `weight` or `bias`."""
     name = module.rpartition(".")[2]
     if name in ("q_norm", "k_norm"):
-        return ["weight"] if stack.attention.qk_norm == "learned" else []
+        return ["weight"] if isinstance(stack.attention.qk_norm, str) else []
     if name.endswith("_norm"):
         biased = stack.norm.kind == "layernorm" and stack.norm.bias
         if not stack.norm.learned:

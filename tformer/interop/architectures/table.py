@@ -60,7 +60,9 @@ class Row:
         found = attrgetter(rest)(stack)
         if self.values:  # the nearest for a value that this architecture lacks
             return next((key for key, value in self.values.items() if value == found), next(iter(self.values)))
-        return activation_name(found) if isinstance(self.default, str) else found
+        if not isinstance(self.default, str):
+            return found
+        return self.default if ACTIVATIONS[self.default] == found else activation_name(found)
 
 
 @dataclass(frozen=True)
