@@ -79,8 +79,8 @@ from tformer.training.display import Console
 from tformer.training.options import TrainOptions
 from tformer.training.request import find_start
 from tformer.training.session import run_training
+from tformer.viz.evaluation import choose_plot, draw_report
 from tformer.viz.lens.report import LensReport, make_report
-from tformer.viz.picture import choose_plot, draw_report
 from tformer.workers.work import QUIET, Work, never
 from tformer.workflows.attribution import attribute_inputs
 from tformer.workflows.heads import score_heads

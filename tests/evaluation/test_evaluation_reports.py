@@ -17,7 +17,7 @@ from tformer.evaluation.scored import MAX_CURVES, Scored, curves_of
 from tformer.metrics.classification import accuracy, f1_binary, f1_macro, mcc
 from tformer.metrics.statistics import distinct_places, pearson, spearman
 from tformer.support.errors import InputError
-from tformer.viz.picture import MAX_POINTS, plots_of
+from tformer.viz.evaluation import MAX_POINTS, plots_of
 from tformer.viz.plots import Heat, Lines
 
 NAMES = ("cat", "dog", "fish")

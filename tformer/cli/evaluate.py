@@ -42,7 +42,7 @@ def evaluate(options: EvaluationOptions) -> None:
     refuse_standard_input(options.devices, options.data, options.source, options.target)
     output = None
     if options.plot is not None:
-        from tformer.viz.picture import choose_plot
+        from tformer.viz.evaluation import choose_plot
 
         output = choose_plot(options.plot)
     with StopFlag() as flag:
@@ -57,7 +57,7 @@ def evaluate(options: EvaluationOptions) -> None:
             if not worker.leads:
                 return
             if output is not None:
-                from tformer.viz.picture import draw_report
+                from tformer.viz.evaluation import draw_report
 
                 report = draw_report(report, output)
             if options.as_json:

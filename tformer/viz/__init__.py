@@ -3,6 +3,7 @@
 plots                 plots as values: heat maps, lines, colour maps; as JSON and CSV
 figure                the matplotlib back end: plots, and panels of curves
 terminal              plots as terminal text
+picture               plots as one output in any format
 page, assets/         HTML pages: style, state in the URL, heat maps, lines, tables; no network; tensor shapes
                       (`inspect --shapes`)
 guide                 the user guide as pages (`guide --html`)
@@ -11,6 +12,7 @@ pe/                   positional encodings (`viz-pe`)
 attention/            attention weights (`viz-attention`)
 lens/                 answers after each layer, parts of logits (`lens`)
 plot/                 curves: of trainings (`plot`), of sweeps and of bench reports
+evaluation            plots of an evaluation (`evaluate --plot`)
 heads                 scores of attention heads (`heads`)
 patching              activation patching and ablation (`patch`)
 attribution           which token or patch mattered (`attribute`)

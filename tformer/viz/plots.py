@@ -168,6 +168,7 @@ class Lines:
         return colour_at(self.ramp.colours, self.share(number)) if self.ramp else palette_colour(number)
 
 
+UNIT_SQUARE: dict[str, Any] = {"unit": True, "square": True}  # options of Lines: axes from 0 to 1
 MAX_NUMBERS = 20
 
 

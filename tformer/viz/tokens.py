@@ -17,8 +17,8 @@ from tformer.support.formatting import aligned, columns_of, csv_text, fitted, js
 from tformer.viz.attention.scene import run_name
 from tformer.viz.lens.text import signs
 from tformer.viz.page import render_page
-from tformer.viz.picture import FILE_WIDTH, LARGEST_WIDTH, UNIT_SQUARE, for_page, render_plots
-from tformer.viz.plots import Heat, Line, Lines, Plot, colour_at
+from tformer.viz.picture import FILE_WIDTH, LARGEST_WIDTH, for_page, render_plots
+from tformer.viz.plots import UNIT_SQUARE, Heat, Line, Lines, Plot, colour_at
 from tformer.viz.terminal import RESET, Colours, colour_code, colour_support, draw_plot
 
 MAX_BYTES = 20e6

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from tformer.nn.positions import POSITIONS, Positions, PositionSizes
-from tformer.recipe.model import layer_sections
 from tformer.support.errors import InputError, did_you_mean, visible
 from tformer.viz.pe.fixed import some_heads, table_heat
 from tformer.viz.pe.learned import Table
@@ -38,6 +37,7 @@ def read_run(
         InputError: there is no such stack or layer, or its positions are of another kind.
     """
     from tformer.loading import load
+    from tformer.recipe.model import layer_sections
 
     loaded = load(run)
     model = loaded.model

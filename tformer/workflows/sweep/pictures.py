@@ -10,9 +10,10 @@ import numpy as np
 
 from tformer.metrics.statistics import Stat
 from tformer.support.files import write_file
+from tformer.viz.evaluation import middle
 from tformer.viz.figure import draw_panels
 from tformer.viz.output import Output, write_output
-from tformer.viz.picture import middle, render_plots
+from tformer.viz.picture import render_plots
 from tformer.viz.plot.series import Panel, Series, label_of, make_series
 from tformer.viz.plots import Line, Lines, Plot
 from tformer.workflows.sweep.cells import DONE, Result
