@@ -274,7 +274,9 @@ class Run(Loaded):
     def _decoders(self, options: GenerateOptions) -> list[Loaded]:
         """This model, and the others of an ensemble, prepared for decoding."""
         rows = rows_to_prepare(options, self)
-        key = (rows, options.precision, options.quantize, options.compile, options.special_tokens, options.ensemble)
+        languages = (options.source_language, options.target_language)
+        reading = (options.special_tokens, *languages, options.ensemble)
+        key = (rows, options.precision, options.quantize, options.compile, *reading)
 
         def prepare(own: Loaded) -> list[Loaded]:
             names = names_of_models((), options.ensemble) if options.ensemble else []

@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 import sentencepiece
+import torch
 import transformers
 
+import tformer
 from tests.interop.parity import randomized
 from tests.interop.tiny_folders import refusal
 from tformer.interop.exporting import export_checkpoint
@@ -308,8 +310,6 @@ def their_translations(folder: Path, texts: list[str], **options: Any) -> list[s
 
 @pytest.mark.parametrize("beams", [1, 4])
 def test_a_marian_folder_translates_as_transformers_does_and_comes_back(tmp_path: Path, beams: int) -> None:
-    import tformer
-
     folder = translator(tmp_path / "marian")
     run = import_folder(folder, tmp_path / "run")
     assert run.tokenizer_size == run.vocab_size
@@ -340,6 +340,52 @@ def test_a_marian_folder_is_trained_on_and_exported_by_the_commands(tmp_path: Pa
     again = ours(tmp_path / "out", target=True)
     assert again.encode(OTHERS[0]) == ours(folder, target=True).encode(OTHERS[0])
     assert len(their_translations(tmp_path / "out", TEXTS[:2])) == 2
+
+
+def multilingual(folder: Path, tokenizer_class: str) -> Path:
+    """A translator with a token for each language, as M2M100 or NLLB."""
+    if tokenizer_class == "M2M100Tokenizer":
+        m2m100(folder)
+    else:
+        write(folder, "m2m_100", {"sentencepiece.bpe.model": model()}, tokenizer_class=tokenizer_class)
+    sizes = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in
+             (("layers", 1), ("attention_heads", 2), ("ffn_dim", 24))}  # fmt: skip
+    size = ours(folder).vocab_size
+    config = transformers.M2M100Config(vocab_size=size, d_model=16, max_position_embeddings=64, **sizes)
+    randomized(transformers.M2M100ForConditionalGeneration(config)).save_pretrained(folder)  # type: ignore[operator]
+    return folder
+
+
+LANGUAGES = [("M2M100Tokenizer", "fr", "zu", "__{}__"), ("NllbTokenizer", "fra_Latn", "zho_Hans", "{}")]
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize(("name", "source", "target", "token"), LANGUAGES, ids=["M2M100", "NLLB"])
+def test_languages_are_chosen_on_the_command_line(
+    tmp_path: Path, cli: Callable[..., Any], name: str, source: str, target: str, token: str, beams: int
+) -> None:
+    folder = multilingual(tmp_path / "folder", name)
+    found = ours(folder)
+    first, last = (found.token_id(token.format(code)) or 0 for code in (source, target))
+    network = transformers.M2M100ForConditionalGeneration.from_pretrained(folder).eval()
+    ids = torch.tensor([[first, *found.encode(TEXTS[0]), 2]])
+    theirs = network.generate(ids, forced_bos_token_id=last, num_beams=beams, max_new_tokens=9)[0].tolist()
+    options: dict[str, Any] = {"source_language": source, "target_language": target, "max_new_tokens": 8}
+    options |= {"beam_size": beams, "length_penalty": 1.0, "length_penalty_type": "avg"}
+    [one] = tformer.load(folder, device="cpu").translate(TEXTS[0], **options).completions
+    assert list(one.ids) == theirs[2:] and theirs[1] == last and len(one.ids) > 2
+    flags = [word for key, value in options.items() for word in (f"--{key.replace('_', '-')}", value)]
+    answer = cli("generate", folder, "--prompt", TEXTS[0], *flags)
+    assert answer.code == 0 and answer.out == f"{one.text}\n", answer.err
+    export_checkpoint(open_checkpoint(folder), tmp_path / "again")
+    assert ours(tmp_path / "again").to_json() == found.to_json()
+    wrong = cli("generate", folder, "--prompt", "x", "--target-language", "tlh")
+    assert wrong.code == 2 and "has no token for the language 'tlh'; it has " in wrong.err
+
+
+def test_a_model_without_languages_refuses_them(tmp_path: Path, cli: Callable[..., Any]) -> None:
+    wrong = cli("generate", translator(tmp_path), "--prompt", "x", "--source-language", "fr")
+    assert wrong.code == 2 and "it has none" in wrong.err
 
 
 def test_equal_models_of_both_sides_are_one_tokenizer(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from tformer.loading import Loaded, decoder_tokens_of
 from tformer.model import Transformer
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
+from tformer.support.formatting import listed
 from tformer.tokenizer import Tokenizer
 
 
@@ -46,6 +47,39 @@ def require_same_vocabularies(ensemble: Sequence[Loaded]) -> None:
                 f"an ensemble needs one start and end: {both} begin or end with different tokens "
                 "(tokenizer.special_ids)"
             )
+
+
+def choose_languages(loaded: Loaded, source: str | None, target: str | None) -> None:
+    """Set the languages of a model whose vocabulary has a token for each (M2M100, NLLB, mBART); None: as it is.
+
+    Args:
+        source: stands in the template of sources in the place of another language.
+        target: the first token of every output; what the decoder starts from where that is a language (mBART).
+
+    Raises InputError for a code without a token, and for a model that names no language.
+    """
+    if source is not None:
+        tokenizer = loaded.text_tokenizer
+        found = tokenizer.in_language(_language(loaded, tokenizer, "--source-language", source))
+        if found is None:
+            raise InputError(f"--source-language: the template of {loaded.path} names no language")
+        loaded.tokenizer = found
+    if target is not None:
+        token = _language(loaded, loaded.target_tokenizer, "--target-language", target)
+        options = loaded.recipe.tokenizer
+        starts = options.special_ids.decoder_start in loaded.target_tokenizer.languages.values()
+        special = options.special_ids.model_copy(update={"decoder_start" if starts else "forced_bos": token})
+        changed = options.model_copy(update={"special_ids": special})
+        loaded.recipe = loaded.recipe.model_copy(update={"tokenizer": changed})
+
+
+def _language(loaded: Loaded, tokenizer: Tokenizer, flag: str, code: str) -> int:
+    known = tokenizer.languages
+    if code not in known:
+        raise InputError(
+            f"{flag}: {loaded.path} has no token for the language {code!r}; it has {listed(list(known), 12) or 'none'}"
+        )
+    return known[code]
 
 
 def make_translator(

@@ -84,6 +84,22 @@ class GenerateOptions:
         Use.SOURCE,
         Neutral("error"),
     ] = "error"
+    source_language: Annotated[
+        str | None,
+        PROMPT(
+            "--source-language",
+            metavar="CODE",
+            help="Language of the sources, for models with a token for each (M2M100: en, NLLB: eng_Latn, ...).",
+            default="the model's",
+            rare=True,
+        ),
+        Use.SOURCE,
+    ] = None
+    target_language: Annotated[
+        str | None,
+        PROMPT("--target-language", metavar="CODE", help="Language of the outputs, likewise.", rare=True),
+        Use.SOURCE,
+    ] = None
     target_prefix: Annotated[
         str | None,
         PROMPT("--target-prefix", metavar="TEXT", help="Text that every output begins with.", rare=True),

@@ -18,7 +18,7 @@ from tformer.decoding.completion import OnToken
 from tformer.decoding.generate import generate
 from tformer.decoding.inference import decoding_dtype
 from tformer.decoding.lines import LineWindow
-from tformer.decoding.loaded import require_same_vocabularies, translator_of
+from tformer.decoding.loaded import choose_languages, require_same_vocabularies, translator_of
 from tformer.decoding.options import GenerateOptions
 from tformer.decoding.prompts import OnCut, encode_prompts, suppressed_tokens, task_prefix
 from tformer.decoding.sentences import LINES, SentenceReader
@@ -55,6 +55,7 @@ def prepare_models(models: Sequence[Loaded], options: GenerateOptions) -> list[L
     """The models, each once, after `prepare_decoding`. Raises InputError for models that cannot form an ensemble."""
     each: dict[Path, Loaded] = {}
     for loaded in models:
+        choose_languages(loaded, options.source_language, options.target_language)
         if options.special_tokens:
             loaded.tokenizer = loaded.text_tokenizer.reading_special()
         each.setdefault(loaded.path.resolve(), loaded)

@@ -42,6 +42,7 @@ def canonical_sha256(tokenizer_json: str) -> str:
     return hashlib.sha256(canonical.encode("utf-8")).hexdigest()
 
 
+_LANGUAGE = re.compile(r"__([a-z]{2,3})__|[a-z]{2}_[A-Z]{2}|[a-z]{3}_[A-Z][a-z]{3}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_FILE_BYTES = 512 * 2**20  # a vocabulary of a million entries takes about 100 MB
 
@@ -151,6 +152,30 @@ class Tokenizer:
         other._sentences = self._sentences and self._sentences.reading_special()
         other._characters = None
         return other
+
+    @property
+    def languages(self) -> dict[str, int]:
+        """Code -> id of the tokens that name a language: `__en__` (M2M100), `eng_Latn` (NLLB), `en_XX` (mBART)."""
+        others = self._special_tokens - set(self.special.all)
+        found = {self.token(i): i for i in sorted(others)}
+        return {match[1] or name: i for name, i in found.items() if (match := _LANGUAGE.fullmatch(name))}
+
+    def in_language(self, token_id: int) -> Tokenizer | None:
+        """The same tokenizer with this language in the place of the one in its template; None where it has none."""
+        document, known = json.loads(self._text), set(self.languages.values())
+        template = document.get("post_processor") or {}
+        named = template.get("special_tokens", {})
+        old = next((name for name, token in named.items() if known.issuperset(token["ids"])), None)
+        if old is None:
+            return None
+        name = self.token(token_id)
+        for piece in (*template["single"], *template["pair"]):
+            if piece.get("SpecialToken", {}).get("id") == old:
+                piece["SpecialToken"]["id"] = name
+        del named[old]
+        named[name] = {"id": name, "ids": [token_id], "tokens": [name]}
+        text = json.dumps(document, ensure_ascii=False)
+        return Tokenizer.from_json(text, name=self._name).with_special(self.special)
 
     def to_json(self) -> str:
         """The JSON it was read from, unchanged."""
