@@ -201,7 +201,7 @@ def _lines(figure: Any, axes: Any, plot: Lines, *, bar: bool) -> None:
     axes.set_xlabel(plot.x_label)
     axes.set_ylabel(plot.y_label)
     finish_axes(axes)
-    axes.margins(x=0.01)
+    axes.margins(x=0.01 if plot.joined else 0.06)
     if plot.ramp is None and len(plot.lines) > 1:
         axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), handlelength=2.8)
 

@@ -139,7 +139,7 @@
     });
     if (next !== null) choose(next);
   };
-  let drag = null; // {x, y, far: how far the pointer went}
+  let last = [0, 0], moved = 0; // the pointer's place, and how far it went since it was pressed
   const onPointer = (name, action) => canvas.addEventListener(name, (event) => {
     const box = canvas.getBoundingClientRect();
     action(event.clientX - box.left, event.clientY - box.top, event);
@@ -153,20 +153,16 @@
   }
   onPointer("pointerdown", (x, y, event) => {
     hover(x, y);
-    drag = { x, y, far: 0 };
+    [last, moved] = [[x, y], 0];
     canvas.setPointerCapture(event.pointerId);
   });
-  onPointer("pointermove", (x, y) => {
-    if (drag === null) return hover(x, y);
-    const view = viewed(), scale = fit * view.zoom;
-    look(view.x - (x - drag.x) / scale, view.y + (y - drag.y) / scale, view.zoom);
-    drag = { x, y, far: drag.far + Math.hypot(x - drag.x, y - drag.y) };
+  onPointer("pointermove", (x, y, event) => {
+    if (!event.buttons) return hover(x, y);
+    const view = viewed(), scale = fit * view.zoom, [dx, dy] = [x - last[0], y - last[1]];
+    look(view.x - dx / scale, view.y + dy / scale, view.zoom);
+    [last, moved] = [[x, y], moved + Math.hypot(dx, dy)];
   });
-  onPointer("pointerup", () => {
-    if (drag !== null && drag.far < 4 && hovered !== null) choose(hovered);
-    drag = null;
-  });
-  onPointer("pointercancel", () => { drag = null; });
+  onPointer("click", () => { if (moved < 4 && hovered !== null) choose(hovered); });
   onPointer("wheel", (x, y, event) => { event.preventDefault(); zoomBy(2 ** (-event.deltaY / 240), x - width / 2, y - HEIGHT / 2); });
   const closer = () => zoomBy(1.5), farther = () => zoomBy(1 / 1.5);
   const KEYS = { ArrowLeft: go(-1, 0), ArrowRight: go(1, 0), ArrowUp: go(0, -1), ArrowDown: go(0, 1), "+": closer, "=": closer, "-": farther, 0: all };
