@@ -19,6 +19,7 @@ from tests.interop.decoder_configs import (
     GEMMA3_1B,
     GEMMA_2B,
     GPT2,
+    GPT_NEO_125M,
     LLAMA_2_7B,
     LLAMA_3_2_1B,
     LLAMA_3_8B,
@@ -28,6 +29,8 @@ from tests.interop.decoder_configs import (
     OPT_350M,
     PARAMETERS,
     QWEN2_05B,
+    STARCODER_1B,
+    XGLM_564M,
 )
 from tests.interop.parity import section_of
 from tformer.build import build_model, count_parameters
@@ -122,9 +125,10 @@ SLIDING = {"sliding_window": 8, "layer_types": ["sliding_attention"] * 24}
         ({key: value for key, value in MISTRAL_7B.items() if key != "sliding_window"}, [4095] * 32),
         (QWEN2_05B | QWEN_WINDOW | {"max_window_layers": 23}, [None] * 23 + [32767]),
         (QWEN2_05B | SLIDING, [7] * 24),
+        (GPT_NEO_125M, [None, 255] * 6),
         (QWEN2_05B | SLIDING | {"layer_types": ["sliding_attention", "full_attention"] * 12}, [7, None] * 12),
     ],
-    ids=["mistral", "mistral-default", "qwen2-last-layer", "qwen2-all", "qwen2-alternating"],
+    ids=["mistral", "mistral-default", "qwen2-last-layer", "qwen2-all", "gpt-neo", "qwen2-alternating"],
 )
 def test_a_window_is_that_of_its_layers_without_the_own_key(config: dict[str, Any], windows: list[int | None]) -> None:
     stack = section_of(config).decoder
@@ -200,8 +204,13 @@ def test_features_that_switch_nothing_on_are_read(config: dict[str, Any]) -> Non
         (MISTRAL_7B | {"attention_bias": True}, "attention_bias"),
         (QWEN2_05B | {"sliding_window": 8, "layer_types": ["sliding_attention"] * 23}, "layer_types"),
         (QWEN2_05B | {"sliding_window": 8, "layer_types": ["chunked_attention"] * 24}, "layer_types"),
-        (OPT_350M, "do_layer_norm_before"),
-        (OPT_350M | {"do_layer_norm_before": True}, "word_embed_proj_dim"),
+        (OPT_350M | {"tie_word_embeddings": False}, "tie_word_embeddings"),
+        (GPT_NEO_125M | {"num_layers": 13}, "attention_types"),
+        (GPT_NEO_125M | {"attention_types": [[["global", "dilated"], 6]]}, "attention_types"),
+        (GPT_NEO_125M | {"window_size": 1}, "window_size"),
+        (STARCODER_1B | {"scale_attn_weights": False}, "scale_attn_weights"),
+        (STARCODER_1B | {"multi_query": "one"}, "multi_query"),
+        (XGLM_564M | {"add_cross_attention": True}, "add_cross_attention"),
         (OPT_125M | {"learned_embeddings": False}, "learned_embeddings"),
         (OPT_125M | {"scale_embeddings": True}, "scale_embeddings"),
         (BLOOM_560M | {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm"),

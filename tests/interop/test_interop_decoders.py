@@ -76,6 +76,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("StableLm", {}),
     "stablelm, side by side": ("StableLm", {"use_parallel_residual": True, "use_qkv_bias": True,
                                             "tie_word_embeddings": True}),
+    "opt, post-norm and narrow": ("OPT", {"do_layer_norm_before": False, "word_embed_proj_dim": 12}),
+    "opt, narrow": ("OPT", {"word_embed_proj_dim": 12, "_remove_final_layer_norm": True}),
+    "xglm": ("XGLM", {}),
+    "xglm, unscaled": ("XGLM", {"scale_embedding": False, "tie_word_embeddings": False}),
+    "gpt-neo": ("GPTNeo", {}),
+    "gpt-neo, global": ("GPTNeo", {"attention_types": [[["global"], 3]], "tie_word_embeddings": False}),
+    "gpt-bigcode": ("GPTBigCode", {}),
+    "gpt-bigcode, keys of every head": ("GPTBigCode", {"multi_query": False, "tie_word_embeddings": False}),
     "gemma": ("Gemma", {"hidden_act": "gelu"}),
     "gemma, biases": ("Gemma", {"attention_bias": True, "tie_word_embeddings": False}),
     "gemma2": ("Gemma2", {"query_pre_attn_scalar": 10, "sliding_window": 4, "attn_logit_softcapping": 2.0,
@@ -96,10 +104,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {"layer_norm_epsilon": 0.02}),
     "gpt2, untied": ("GPT2", {"tie_word_embeddings": False, "activation_function": "relu"}),
 }  # fmt: skip
+COUNT_PADDING = ("GPT2", "GPTNeo", "GPTBigCode", "XGLM")
 SLIDING = {  # case: the window of each layer, without the own key
     **{f"mistral, window {size}": [size - 1] * 3 for size in (2, 5, 12)},
     **{f"{name}, last layers": [None, 3, 3, 3] for name in ("Qwen2", "Qwen3")},
     **{f"{name}, alternating layers": [3, None, 3, None] for name in ("Qwen2", "Qwen3")},
+    "gpt-neo": [3, None, 3],
     "gemma2": [3, None, 3],
     "gemma3": [3] * 5 + [None, 3],
     "gemma3, capped": [4] * 3,
@@ -114,8 +124,8 @@ def test_a_decoder_there_and_back(tmp_path: Path, case: str, left: bool) -> None
     reference = transformers.AutoModelForCausalLM.from_config(config_of(name, **values))
     mask = padding(13, 13, 9, 5, left=left)
     inputs = {"input_ids": tokens(3, 13, vocabulary=61), "attention_mask": mask}
-    # GPT-2 counts positions from the left edge, padding or not, and has to be told.
-    places = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)} if name == "GPT2" else {}
+    # These count positions from the left edge, padding or not, and have to be told.
+    places = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)} if name in COUNT_PADDING else {}
     kind = reference.config.model_type
     model, foreign = assert_parity(
         reference, inputs, tmp_path, mask=mask, model_type=kind, their_inputs=inputs | places

@@ -22,7 +22,9 @@ BY_LENGTH = {  # beyond 6 and 8 tokens the frequencies follow the length
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in ("GPTNeoX", "GPTJ", "Phi", "StableLm")},
-    **{name: (name, {}) for name in ("Gemma", "Olmo", "Olmo2")},
+    **{name: (name, {}) for name in ("Gemma", "Olmo", "Olmo2", "GPTNeo", "XGLM")},
+    "GPTBigCode": ("GPTBigCode", {"n_positions": 40}),
+    "OPT": ("OPT", {"do_layer_norm_before": False, "word_embed_proj_dim": 12}),
     **{name: (name, {"sliding_window": 4, "query_pre_attn_scalar": 6, "num_hidden_layers": 7,
                      "tie_word_embeddings": False}) for name in ("Gemma2", "Gemma3Text")},
     "Granite": ("Granite", {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 8.0}),

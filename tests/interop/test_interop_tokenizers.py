@@ -23,7 +23,7 @@ TEMPLATES = ("gpt", "bert", "roberta", "t5", "seq2seq", "none")
 MODEL_TYPES = (
     *("gpt2", "llama", "mistral", "opt", "bloom", "bert", "roberta", "electra", "distilbert"),
     *("t5", "bart", "mbart", "pegasus", "marian", "longformer", "big_bird"),
-    *("gemma", "gemma2", "gemma3_text", "olmo", "olmo2", "granite", "starcoder2"),
+    *("gemma", "gemma2", "gemma3_text", "olmo", "olmo2", "granite", "starcoder2", "gpt_bigcode", "gpt_neo", "xglm"),
 )
 
 

@@ -104,6 +104,15 @@ OTHERS: dict[str, dict[str, Any]] = {
     **{name: {**WIDE, "intermediate_size": 36, "num_key_value_heads": 2} for name in ("Phi", "StableLm")},
     **dict.fromkeys(("Llama", "Mistral", "Qwen2", "Qwen3"), DECODER),
     **dict.fromkeys(("Olmo2", "Granite"), DECODER | {"hidden_size": 24}),
+    "GPTNeo": {
+        **{"vocab_size": VOCABULARY, "max_position_embeddings": 29, "hidden_size": 20, "num_layers": 3, "num_heads": 4},
+        **{"attention_types": [[["local", "global"], 1], [["local"], 1]], "window_size": 4, **IDS},
+    },
+    "GPTBigCode": GPT2,
+    "XGLM": {
+        **{"vocab_size": VOCABULARY, "d_model": 20, "ffn_dim": 27, "num_layers": 2, "attention_heads": 4},
+        **{"max_position_embeddings": 29, **IDS},
+    },
     "Olmo": {key: value for key, value in DECODER.items() if key != "rms_norm_eps"} | {"hidden_size": 24},
     **dict.fromkeys(("Gemma", "Gemma2", "Gemma3Text"), DECODER | {"head_dim": 6}),
     "Starcoder2": {"norm_epsilon" if key == "rms_norm_eps" else key: value for key, value in DECODER.items()}

@@ -1,16 +1,29 @@
-"""GPT-2: pre-norm decoder, learned positions, one fused q, k, v matrix stored [in, out] (its Conv1D)."""
+"""GPT-2, GPT-BigCode and GPT-Neo: pre-norm decoders with learned positions.
+
+GPT-2        one fused q, k, v matrix stored [in, out] (its Conv1D)
+GPT-BigCode  keys and values of one head (`multi_query`), fused as rows q, k, v; of all heads: head by head
+GPT-Neo      unscaled scores, windows in every second layer, which count the query's own key
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from torch import Tensor
 
+from tformer.build import resolve_sizes
 from tformer.interop.architecture import Architecture, Gguf
-from tformer.interop.architectures.parts import layer_links, token_links
+from tformer.interop.architectures.llama import windows_of, with_windows
+from tformer.interop.architectures.parts import layer_links, qkv_by_group, token_links
 from tformer.interop.architectures.table import ConfigTable, Row
-from tformer.interop.mapping import TRANSPOSED, Link, both, link
+from tformer.interop.config import Config
+from tformer.interop.mapping import TRANSPOSED, Layout, Link, both, link
 from tformer.recipe.model import Model
+from tformer.support.errors import InputError
 
 # Keys without effect here: the order of operations, sizes of the first release, the head of another class.
 OF_OTHERS = (
@@ -63,12 +76,14 @@ LAYER = {
 LAYOUTS = {module: TRANSPOSED for module, name in LAYER.items() if ".c_" in name}
 
 
-def links(model: Model, class_name: str) -> list[Link]:
+def links(
+    model: Model, class_name: str, *, layer: Mapping[str, str] = LAYER, layouts: Mapping[str, Layout] = LAYOUTS
+) -> list[Link]:
     return [
         *token_links(model, "transformer.wte.weight"),
         link("decoder.positions.weight", "transformer.wpe.weight"),
         *both("decoder.final_norm", "transformer.ln_f"),
-        *layer_links(model, "decoder", "transformer.h", LAYER, LAYOUTS),
+        *layer_links(model, "decoder", "transformer.h", layer, layouts),
     ]
 
 
@@ -93,4 +108,97 @@ GPT2 = Architecture(
     slow_tokenizer="GPT2Tokenizer",
     ctranslate2=("GPT2Loader", {}),
     gguf=Gguf("gpt2", "gelu_tanh", stored_in_gguf),
+)
+
+
+OF_BIGCODE = replace(
+    CONFIG,
+    ignored=(
+        *OF_OTHERS,
+        *("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "num_key_value_heads"),
+        *("inference_runner", "max_batch_size", "max_sequence_length", "pad_key_length", "pre_allocate_kv_cache"),
+        "validate_runner_input",
+    ),
+).defaulting(activation_function="gelu_pytorch_tanh")
+
+
+def read_bigcode(config: Config, class_name: str) -> dict[str, Any]:
+    section = OF_BIGCODE.read(config)
+    section["decoder"]["num_kv_heads"] = 1 if config.take("multi_query", default=True, kind=bool) else None
+    return section
+
+
+def write_bigcode(model: Model, class_name: str) -> dict[str, Any]:
+    return OF_BIGCODE.write(model) | {"multi_query": resolve_sizes(model, "decoder").num_kv_heads == 1}
+
+
+GPT_BIGCODE = replace(
+    GPT2,
+    model_type="gpt_bigcode",
+    classes={"GPTBigCodeForCausalLM": ("lm",), "GPTBigCodeModel": ()},
+    read=read_bigcode,
+    write=write_bigcode,
+    links=lambda model, name: links(model, name, layouts={"self_attention.qkv": qkv_by_group(model)}),
+    slow_tokenizer=None,
+    ctranslate2=None,
+    gguf=None,
+)
+
+OF_NEO = ConfigTable(
+    rows=(
+        Row("vocab_size", "vocab_size", 50257),
+        Row("max_position_embeddings", "max_seq_len", 2048),
+        Row("hidden_size", "d_model", 2048),
+        Row("num_layers num_hidden_layers", "decoder.num_layers", 24),
+        Row("num_heads num_attention_heads", "decoder.num_heads", 16),
+        Row("intermediate_size", "decoder.feedforward.d_ff", lambda section: 4 * section["d_model"]),
+        Row("activation_function", "decoder.feedforward.activation", "gelu_new"),
+        Row("layer_norm_epsilon", "decoder.norm.eps", 1e-5),
+        Row("resid_dropout", "decoder.dropout", 0.0),
+        Row("attention_dropout", "decoder.attention_dropout", 0.0),
+        Row("embed_dropout", "embedding.dropout", 0.0),
+        Row("tie_word_embeddings", "tie.output", True),
+    ),
+    fixed={**CONFIG.fixed, "decoder.attention": {"kind": "full", "scale": 1.0, "qkv_bias": False}},
+    ignored=("attention_layers", *OF_OTHERS),  # the first follows from attention_types
+)
+OF_LAYERS = [[["global", "local"], 12]]  # the default: twelve pairs
+NEO_WINDOW = 256
+
+
+def read_neo(config: Config, class_name: str) -> dict[str, Any]:
+    section = OF_NEO.read(config)
+    types, layers = config.take("attention_types", default=OF_LAYERS, kind=list), section["decoder"]["num_layers"]
+    try:
+        kinds = [kind for several, times in types for _ in range(times) for kind in several]
+    except (TypeError, ValueError):
+        kinds = []
+    if len(kinds) != layers or not set(kinds) <= {"global", "local"}:
+        expected = f"expected [[names, times], ...] of global and local for {layers} layers"
+        raise InputError(f"{config.name}: attention_types: found {types!r}, {expected}")
+    window = config.size("window_size", default=NEO_WINDOW)
+    return with_windows(config, section, window, [kind == "local" for kind in kinds], key="window_size")
+
+
+def write_neo(model: Model, class_name: str) -> dict[str, Any]:
+    windows = windows_of(model)
+    kinds = ["local" if window else "global" for window in windows]
+    found = {"attention_types": [[kinds, 1]], "window_size": next(filter(None, windows), NEO_WINDOW)}
+    return OF_NEO.write(model) | found
+
+
+NEO_LAYER = LAYER | {
+    "self_attention.qkv": "attn.attention.q_proj attn.attention.k_proj attn.attention.v_proj",
+    "self_attention.out": "attn.attention.out_proj",
+}
+GPT_NEO = replace(
+    GPT2,
+    model_type="gpt_neo",
+    classes={"GPTNeoForCausalLM": ("lm",), "GPTNeoModel": ()},
+    read=read_neo,
+    write=write_neo,
+    links=partial(links, layer=NEO_LAYER, layouts={}),
+    skipped=(r"transformer\.h\.\d+\.attn\.attention\.(bias|masked_bias)",),
+    ctranslate2=None,
+    gguf=None,
 )

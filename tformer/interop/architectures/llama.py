@@ -130,6 +130,8 @@ def with_windows(
     window: int | None,
     slides: Sequence[bool],
     positions: dict[str, Any] | None = None,
+    *,
+    key: str = "sliding_window",
 ) -> dict[str, Any]:
     """The model section with windows of `window` keys, which include the query's own.
 
@@ -140,9 +142,7 @@ def with_windows(
     if window is None or (window >= values["max_seq_len"] and positions is None) or not any(slides):
         return values
     if window < 2:
-        raise InputError(
-            f"{config.name}: sliding_window: found {window}, expected at least 2, the query's own among them"
-        )
+        raise InputError(f"{config.name}: {key}: found {window}, expected at least 2, the query's own among them")
     sliding, decoder = {"kind": "sliding_window", "window": window - 1}, dict(values["decoder"])
     own = {} if positions is None else {"positions": positions}
     if all(slides):

@@ -1,7 +1,7 @@
-"""OPT: pre-norm decoder with learned positions; the first two rows of the position table are unused.
+"""OPT and XGLM: decoders with learned positions, whose first two rows are unused, and with fairseq's sinusoids.
 
-Biases, and the gains and biases of its norms, are all there or (Galactica) all absent. OPT-350m alone is post-norm with
-narrow embeddings: refused.
+Biases of OPT, and the gains and biases of its norms, are all there or (Galactica) all absent. OPT-350m alone is
+post-norm, with a narrow table that is projected in before positions are added and out before the logits.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.parts import layer_links, stack_of, token_links
+from tformer.interop.architectures.parts import decoder_links, layer_links, stack_of, token_links
 from tformer.interop.architectures.table import ConfigTable, Row
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both, link
 from tformer.recipe.model import Model
-from tformer.support.errors import InputError
 
 BIASED = "decoder.attention.qkv_bias decoder.attention.out_bias decoder.feedforward.bias"
 CONFIG = ConfigTable(
@@ -32,16 +31,16 @@ CONFIG = ConfigTable(
         Row("attention_dropout", "decoder.attention_dropout", 0.0),
         Row("activation_dropout", "decoder.activation_dropout", 0.0),
         Row("layerdrop", "decoder.layerdrop", 0.0),
+        Row("do_layer_norm_before", "decoder.norm.place", True, values={True: "pre", False: "post"}),
         Row("tie_word_embeddings", "tie.output", True),
     ),
     fixed={
         "decoder.positions": {"kind": "learned", "offset": 2},
         "decoder.attention.kind": "full",
-        "decoder.norm": {"place": "pre", "eps": 1e-5},
+        "decoder.norm": {"eps": 1e-5},
         "heads": [{"kind": "lm"}],
     },
-    expected={"do_layer_norm_before": True, "learned_embeddings": True},
-    written={"do_layer_norm_before": True},
+    expected={"learned_embeddings": True},
 )
 
 
@@ -59,17 +58,19 @@ def read(config: Config, class_name: str) -> dict[str, Any]:
     section = CONFIG.read(config)
     width, embedded = section["d_model"], config.size("word_embed_proj_dim", default=None)
     if embedded not in (None, width):
-        raise InputError(
-            f"{config.name}: word_embed_proj_dim: found {embedded}, tformer has this architecture with "
-            f"hidden_size ({width}) only"
-        )
-    section["decoder"]["final_norm"] = not config.take("_remove_final_layer_norm", default=False, kind=bool)
+        section["embedding"] = {"size": embedded, "project": "first"}
+        config.expect("tie_word_embeddings", True)
+    removed = config.take("_remove_final_layer_norm", default=False, kind=bool)
+    section["decoder"]["final_norm"] = section["decoder"]["norm"]["place"] == "pre" and not removed
     return section
 
 
 def write(model: Model, class_name: str) -> dict[str, Any]:
-    final_norm = stack_of(model, "decoder").final_norm
-    return CONFIG.write(model) | {"word_embed_proj_dim": model.d_model, "_remove_final_layer_norm": not final_norm}
+    decoder = stack_of(model, "decoder")
+    return CONFIG.write(model) | {
+        "word_embed_proj_dim": model.embedding.size or model.d_model,
+        "_remove_final_layer_norm": decoder.norm.place == "pre" and not decoder.final_norm,
+    }
 
 
 def links(model: Model, class_name: str) -> list[Link]:
@@ -80,6 +81,9 @@ def links(model: Model, class_name: str) -> list[Link]:
     ]
     if decoder.final_norm and decoder.norm.learned:
         table += both("decoder.final_norm", "model.decoder.final_layer_norm")
+    if model.embedding.size is not None:
+        table.append(link("embedding.project.weight", "model.decoder.project_in.weight"))
+        table.append(link("heads.lm.project.weight", "model.decoder.project_out.weight"))
     return table + layer_links(model, "decoder", "model.decoder.layers", LAYER)
 
 
@@ -94,4 +98,46 @@ OPT = Architecture(
     skipped=(r"model\.decoder\.version",),
     special_ids={"pad": 1, "bos": 2, "eos": 2},
     slow_tokenizer="GPT2Tokenizer",
+)
+
+OF_XGLM = ConfigTable(
+    rows=(
+        Row("vocab_size", "vocab_size", 256008),
+        Row("d_model hidden_size", "d_model", 1024),
+        Row("ffn_dim", "decoder.feedforward.d_ff", 4096),
+        Row("num_layers num_hidden_layers", "decoder.num_layers", 24),
+        Row("attention_heads num_attention_heads", "decoder.num_heads", 16),
+        Row("max_position_embeddings", "max_seq_len", 2048),
+        Row("activation_function", "decoder.feedforward.activation", "gelu"),
+        Row("scale_embedding", "embedding.scale", True),
+        Row("dropout", "decoder.dropout embedding.dropout", 0.1),
+        Row("attention_dropout", "decoder.attention_dropout", 0.1),
+        Row("activation_dropout", "decoder.activation_dropout", 0.0),
+        Row("layerdrop", "decoder.layerdrop", 0.0),
+        Row("tie_word_embeddings", "tie.output", True),
+    ),
+    fixed={
+        "decoder.positions": {"kind": "sinusoidal", "layout": "fairseq", "offset": 2},
+        "decoder.norm": {"place": "pre", "eps": 1e-5},
+        "decoder.final_norm": True,
+        "heads": [{"kind": "lm"}],
+    },
+    expected={"add_cross_attention": False},
+)
+
+
+def links_of_xglm(model: Model, class_name: str) -> list[Link]:
+    return decoder_links(model, "model.embed_tokens.weight", "model.layers", LAYER, "model.layer_norm")
+
+
+XGLM = Architecture(
+    model_type="xglm",
+    classes={"XGLMForCausalLM": ("lm",), "XGLMModel": ()},
+    family="gpt",
+    read=OF_XGLM.read,
+    write=OF_XGLM.write,
+    links=links_of_xglm,
+    prefix="model.",
+    skipped=(r"model\.embed_positions\.weights",),
+    special_ids={"pad": 1, "bos": 0, "eos": 2},
 )
