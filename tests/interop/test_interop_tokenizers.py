@@ -137,6 +137,35 @@ def test_a_tokenizer_json_comes_as_it_is(tmp_path: Path) -> None:
         assert [*ours.opening, *ours.encode(text)] == theirs(text)["input_ids"]
 
 
+@pytest.mark.parametrize("model_type", ["gemma", "gemma2", "gemma3_text"])
+def test_gemmas_own_tokenizer_goes_in_and_out(tmp_path: Path, model_type: str) -> None:
+    """BPE with byte fallback that splits behind spaces, without a leading ▁."""
+    pieces = [
+        "<pad>",
+        "<eos>",
+        "<bos>",
+        "<unk>",
+        "<mask>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        *"thecats",
+    ]
+    vocabulary = {piece: number for number, piece in enumerate([*pieces, "he", "the", "▁▁"])}
+    theirs = transformers.GemmaTokenizer(vocabulary, [("h", "e"), ("t", "he"), ("▁", "▁")])
+    theirs.save_pretrained(tmp_path / "in")
+    (tmp_path / "in" / "config.json").write_text(json.dumps({"model_type": model_type}))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "in")
+    assert type(theirs).__name__ == "GemmaTokenizer"
+    found = read_tokenizer(tmp_path / "in", {"model_type": model_type})
+    assert found.roles == {"pad": 0, "eos": 1, "bos": 2, "unk": 3, "mask": 4}
+    ours = Tokenizer.from_json(found.json)
+    again = transformers.AutoTokenizer.from_pretrained(written(ours, tmp_path / "out", model_type=model_type))
+    for text in TEXTS:
+        ids = theirs(text)["input_ids"]
+        assert [*ours.opening, *ours.encode(text)] == ids == again(text)["input_ids"]
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
 def test_a_template_of_bytes_and_then_of_tokens_opens_texts(tmp_path: Path) -> None:
     """Llama 3 has its template in a sequence of post-processors."""
     rust = RustTokenizer.from_file(str(llama(tmp_path / "llama") / "tokenizer.json"))

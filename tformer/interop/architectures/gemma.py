@@ -16,24 +16,7 @@ from functools import partial
 from typing import Any
 
 from tformer.build import resolve_sizes
-from tformer.interop.architectures.llama import (
-    BIAS,
-    FIXED,
-    FULL,
-    LAYER,
-    LLAMA,
-    MISSING_WINDOW,
-    ROWS,
-    SLIDING,
-    links,
-    read,
-    sliding_layers,
-    with_rope,
-    with_windows,
-    write,
-    write_rope,
-    written_windows,
-)
+from tformer.interop.architectures import llama
 from tformer.interop.architectures.parts import size_or_missing, stack_of
 from tformer.interop.architectures.table import ConfigTable, Row
 from tformer.interop.config import Config
@@ -42,22 +25,14 @@ from tformer.recipe.model import Model, layer_sections
 from tformer.support.errors import InputError
 
 NORM = {"kind": "rmsnorm", "place": "pre", "unit_offset": True}
+SIZES = {"vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28}
+SIZES |= {"num_attention_heads": 16, "head_dim": 256}
 OF_GEMMA = ConfigTable(
-    (*ROWS, BIAS),
-    FIXED | {"embedding.scale": "rounded", "decoder.norm": NORM},
+    (*llama.ROWS, llama.BIAS),
+    llama.FIXED | {"embedding.scale": "rounded", "decoder.norm": NORM},
     expected={"use_bidirectional_attention": (None, False)},
     ignored=("hidden_activation",),
-).defaulting(
-    vocab_size=256000,
-    hidden_size=3072,
-    intermediate_size=24576,
-    num_hidden_layers=28,
-    num_attention_heads=16,
-    head_dim=256,
-    hidden_act="gelu_pytorch_tanh",
-    max_position_embeddings=8192,
-    tie_word_embeddings=True,
-)
+).defaulting(**SIZES, hidden_act="gelu_pytorch_tanh", max_position_embeddings=8192, tie_word_embeddings=True)
 OF_GEMMA2 = replace(
     OF_GEMMA,
     rows=[replace(row, keys="hidden_activation") if row.keys == "hidden_act" else row for row in OF_GEMMA.rows],
@@ -73,7 +48,7 @@ OF_GEMMA3 = replace(
 
 
 def read_gemma(config: Config, class_name: str) -> dict[str, Any]:
-    section = read(config, class_name, table=OF_GEMMA, kv_heads=16)
+    section = llama.read(config, class_name, table=OF_GEMMA, kv_heads=16)
     if section["decoder"]["feedforward"]["activation"] == "gelu":
         section["decoder"]["feedforward"]["activation"] = "gelu_tanh"
     return section
@@ -81,7 +56,7 @@ def read_gemma(config: Config, class_name: str) -> dict[str, Any]:
 
 def read_later(config: Config, *, caps: Sequence[float | None], **options: Any) -> dict[str, Any]:
     """What Gemma 2 and 3 have in common. caps: of scores and of logits, where the keys are missing."""
-    section = read(config, "", kv_heads=4, **options)
+    section = llama.read(config, "", kv_heads=4, **options)
     cap, last_cap = (
         config.take(key, default=None, kind=float) if key in config.values else missing
         for key, missing in zip(("attn_logit_softcapping", "final_logit_softcapping"), caps, strict=True)
@@ -93,8 +68,8 @@ def read_later(config: Config, *, caps: Sequence[float | None], **options: Any) 
 
 def read_gemma2(config: Config, class_name: str) -> dict[str, Any]:
     section = read_later(config, table=OF_GEMMA2, caps=(50.0, 30.0))
-    slides = sliding_layers(config, [layer % 2 == 0 for layer in range(section["decoder"]["num_layers"])])
-    return with_windows(config, section, size_or_missing(config, "sliding_window", MISSING_WINDOW), slides)
+    slides = llama.sliding_layers(config, [layer % 2 == 0 for layer in range(section["decoder"]["num_layers"])])
+    return llama.with_windows(config, section, size_or_missing(config, "sliding_window", llama.MISSING_WINDOW), slides)
 
 
 def with_rope_of(config: Config, section: dict[str, Any], *, kind: str) -> dict[str, Any]:
@@ -102,32 +77,32 @@ def with_rope_of(config: Config, section: dict[str, Any], *, kind: str) -> dict[
     newer = config.take("rope_parameters", default={}, kind=dict)
     scaling = config.take("rope_scaling", default={}, kind=dict)
     bases = {
-        FULL: config.take("rope_theta", default=1e6, kind=float),
-        SLIDING: config.take("rope_local_base_freq", default=1e4, kind=float),
+        llama.FULL: config.take("rope_theta", default=1e6, kind=float),
+        llama.SLIDING: config.take("rope_local_base_freq", default=1e4, kind=float),
     }
     if unknown := newer.keys() - bases.keys():
-        raise InputError(f"{config.name}: rope_parameters: found {min(unknown)}, expected {FULL} and {SLIDING}")
-    values = {"rope_theta": bases[kind], **(newer.get(kind) or {}), **(scaling if kind == FULL else {})}
-    return with_rope(Config({"rope_parameters": values}, name=config.name), section)
+        raise InputError(f"{config.name}: rope_parameters: found {min(unknown)}, expected {' and '.join(bases)}")
+    values = {"rope_theta": bases[kind], **(newer.get(kind) or {}), **(scaling if kind == llama.FULL else {})}
+    return llama.with_rope(Config({"rope_parameters": values}, name=config.name), section)
 
 
 def read_gemma3(config: Config, class_name: str) -> dict[str, Any]:
-    section = read_later(config, table=OF_GEMMA3, caps=(None, None), rope=partial(with_rope_of, kind=FULL))
+    section = read_later(config, table=OF_GEMMA3, caps=(None, None), rope=partial(with_rope_of, kind=llama.FULL))
     pattern, layers = config.size("sliding_window_pattern", default=6), section["decoder"]["num_layers"]
-    slides = sliding_layers(config, [(layer + 1) % pattern > 0 for layer in range(layers)])
-    window = config.size("sliding_window", default=MISSING_WINDOW)
-    local = with_rope_of(config, section, kind=SLIDING)["decoder"]["positions"]
-    return with_windows(config, section, window, slides, positions={"scaling": None} | local)
+    slides = llama.sliding_layers(config, [(layer + 1) % pattern > 0 for layer in range(layers)])
+    window = config.size("sliding_window", default=llama.MISSING_WINDOW)
+    local = with_rope_of(config, section, kind=llama.SLIDING)["decoder"]["positions"]
+    return llama.with_windows(config, section, window, slides, positions={"scaling": None} | local)
 
 
 def write_later(model: Model, class_name: str, *, table: ConfigTable) -> dict[str, Any]:
     first = layer_sections(stack_of(model, "decoder"), path="model.decoder")[0]
     caps = [head.softcap for head in model.heads if isinstance(head, LmHeadOptions)]
-    scale, windows = first.attention.scale, written_windows(model)
+    scale, windows = first.attention.scale, llama.written_windows(model)
     return {
-        **write(model, class_name, table=table),
+        **llama.write(model, class_name, table=table),
         **windows,
-        "sliding_window": windows["sliding_window"] or MISSING_WINDOW,  # the class wants one
+        "sliding_window": windows["sliding_window"] or llama.MISSING_WINDOW,  # the class wants one
         "query_pre_attn_scalar": resolve_sizes(model, "decoder").head_dim if scale == "auto" else round(scale**-2),
         "attn_logit_softcapping": first.attention.softcap,
         "final_logit_softcapping": caps[0] if caps else None,
@@ -137,18 +112,18 @@ def write_later(model: Model, class_name: str, *, table: ConfigTable) -> dict[st
 def write_gemma3(model: Model, class_name: str) -> dict[str, Any]:
     keys = write_later(model, class_name, table=OF_GEMMA3)
     layers = layer_sections(stack_of(model, "decoder"), path="model.decoder")
-    ropes = {kind: write_rope(layer) for kind, layer in zip(keys["layer_types"], layers, strict=True)}
+    ropes = {kind: llama.write_rope(layer) for kind, layer in zip(keys["layer_types"], layers, strict=True)}
     of_kind = {kind: rope["rope_parameters"] for kind, rope in ropes.items()}
-    older = {"rope_local_base_freq": ropes[SLIDING]["rope_theta"]} if SLIDING in ropes else {}
-    return keys | ropes.get(FULL, {}) | older | {"rope_parameters": of_kind}
+    older = {"rope_local_base_freq": ropes[llama.SLIDING]["rope_theta"]} if llama.SLIDING in ropes else {}
+    return keys | ropes.get(llama.FULL, {}) | older | {"rope_parameters": of_kind}
 
 
 GEMMA = replace(
-    LLAMA,
+    llama.LLAMA,
     model_type="gemma",
     classes={"GemmaForCausalLM": ("lm",), "GemmaModel": ()},
     read=read_gemma,
-    write=partial(write, table=OF_GEMMA),
+    write=partial(llama.write, table=OF_GEMMA),
     special_ids={"pad": 0, "eos": 1, "bos": 2},
     slow_tokenizer=None,
     ctranslate2=None,
@@ -165,7 +140,7 @@ GEMMA2 = replace(
     classes={"Gemma2ForCausalLM": ("lm",), "Gemma2Model": ()},
     read=read_gemma2,
     write=partial(write_later, table=OF_GEMMA2),
-    links=partial(links, layer=LAYER | OUTPUT_NORMS),
+    links=partial(llama.links, layer=llama.LAYER | OUTPUT_NORMS),
 )
 GEMMA3 = replace(
     GEMMA2,

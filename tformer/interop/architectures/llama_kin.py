@@ -12,69 +12,51 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tformer.interop.architectures.llama import (
-    BIAS,
-    FIXED,
-    LAYER,
-    LLAMA,
-    OF_LLAMA,
-    ROWS,
-    links,
-    read,
-    windows_of,
-    with_windows,
-    write,
-)
+from tformer.interop.architectures import llama
 from tformer.interop.architectures.table import ConfigTable, Row
 from tformer.interop.config import Config
 from tformer.nn.heads import LmHeadOptions
 from tformer.recipe.model import Model
 
-PLAIN = replace(LLAMA, ctranslate2=None, gguf=None, special_ids={}, slow_tokenizer=None)
+PLAIN = replace(llama.LLAMA, ctranslate2=None, gguf=None, special_ids={}, slow_tokenizer=None)
 
 OF_OLMO = ConfigTable(
-    (*(row for row in ROWS if row.keys != "rms_norm_eps"), BIAS),
-    FIXED | {"decoder.norm": {"kind": "layernorm", "place": "pre", "learned": False, "eps": 1e-5}},
+    (*(row for row in llama.ROWS if row.keys != "rms_norm_eps"), llama.BIAS),
+    llama.FIXED | {"decoder.norm": {"kind": "layernorm", "place": "pre", "learned": False, "eps": 1e-5}},
     expected={"clip_qkv": None},
 ).defaulting(vocab_size=50304)
 OLMO = replace(
     PLAIN,
     model_type="olmo",
     classes={"OlmoForCausalLM": ("lm",), "OlmoModel": ()},
-    read=partial(read, table=OF_OLMO),
-    write=partial(write, table=OF_OLMO),
+    read=partial(llama.read, table=OF_OLMO),
+    write=partial(llama.write, table=OF_OLMO),
     special_ids={"pad": 1, "eos": 50279},
 )
 
 OF_OLMO2 = ConfigTable(
-    (Row("rms_norm_eps", "decoder.attention.qk_norm_eps", 1e-5), *ROWS, BIAS),
-    FIXED | {"decoder.norm.place": "res_post", "decoder.attention.qk_norm": "width"},
+    (Row("rms_norm_eps", "decoder.attention.qk_norm_eps", 1e-5), *llama.ROWS, llama.BIAS),
+    llama.FIXED | {"decoder.norm.place": "res_post", "decoder.attention.qk_norm": "width"},
 ).defaulting(vocab_size=50304, rms_norm_eps=1e-5)
-OUTPUT_NORMS = {
-    "self_attention_norm": "post_attention_layernorm",
-    "feedforward_norm": "post_feedforward_layernorm",
-}
+OUTPUT_NORMS = {"self_attention_norm": "post_attention_layernorm", "feedforward_norm": "post_feedforward_layernorm"}
 OLMO2 = replace(
     OLMO,
     model_type="olmo2",
     classes={"Olmo2ForCausalLM": ("lm",), "Olmo2Model": ()},
-    read=partial(read, table=OF_OLMO2),
-    write=partial(write, table=OF_OLMO2),
-    links=partial(links, layer=LAYER | OUTPUT_NORMS),
+    read=partial(llama.read, table=OF_OLMO2),
+    write=partial(llama.write, table=OF_OLMO2),
+    links=partial(llama.links, layer=llama.LAYER | OUTPUT_NORMS),
 )
 
-OF_GRANITE = replace(
-    OF_LLAMA,
-    rows=(
-        *OF_LLAMA.rows,
-        Row("attention_multiplier", "decoder.attention.scale", 1.0),
-        Row("residual_multiplier", "decoder.residual_multiplier", 1.0),
-    ),
+MULTIPLIERS = (
+    Row("attention_multiplier", "decoder.attention.scale", 1.0),
+    Row("residual_multiplier", "decoder.residual_multiplier", 1.0),
 )
+OF_GRANITE = replace(llama.OF_LLAMA, rows=(*llama.OF_LLAMA.rows, *MULTIPLIERS))
 
 
 def read_granite(config: Config, class_name: str) -> dict[str, Any]:
-    section = read(config, class_name, table=OF_GRANITE)
+    section = llama.read(config, class_name, table=OF_GRANITE)
     factor = float(config.take("embedding_multiplier", default=1.0, kind=float))
     section["embedding"] = {"scale": factor if factor != 1.0 else False}
     section["heads"] = [{"kind": "lm", "scale": 1.0 / config.take("logits_scaling", default=1.0, kind=float)}]
@@ -84,7 +66,7 @@ def read_granite(config: Config, class_name: str) -> dict[str, Any]:
 def write_granite(model: Model, class_name: str) -> dict[str, Any]:
     factor, heads = model.embedding.scale, [head for head in model.heads if isinstance(head, LmHeadOptions)]
     return {
-        **write(model, class_name, table=OF_GRANITE),
+        **llama.write(model, class_name, table=OF_GRANITE),
         "embedding_multiplier": factor if isinstance(factor, float) else 1.0,
         "logits_scaling": 1.0 / heads[0].factor(model.d_model) if heads else 1.0,
     }
@@ -99,40 +81,32 @@ GRANITE = replace(
     special_ids={"bos": 1, "eos": 2},
 )
 
+SIZES = {"vocab_size": 49152, "hidden_size": 3072, "intermediate_size": 12288, "num_hidden_layers": 30}
+SIZES |= {"num_attention_heads": 24, "max_position_embeddings": 4096}
 OF_STARCODER2 = ConfigTable(
     (
-        *(replace(row, keys="norm_epsilon") if row.keys == "rms_norm_eps" else row for row in ROWS),
+        *(replace(row, keys="norm_epsilon") if row.keys == "rms_norm_eps" else row for row in llama.ROWS),
         Row("use_bias", "decoder.attention.qkv_bias decoder.attention.out_bias decoder.feedforward.bias", True),
         Row("residual_dropout", "decoder.dropout", 0.0),
         Row("embedding_dropout", "embedding.dropout", 0.0),
     ),
-    FIXED | {"decoder.feedforward.gated": False, "decoder.norm": {"kind": "layernorm", "place": "pre"}},
+    llama.FIXED | {"decoder.feedforward.gated": False, "decoder.norm": {"kind": "layernorm", "place": "pre"}},
     # of the training code; the class reads none of them
     ignored=(
         *("activation_function", "attention_softmax_in_fp32", "layer_norm_epsilon", "mlp_type", "norm_type"),
         *("scale_attention_softmax_in_fp32", "scale_attn_weights"),
     ),
-).defaulting(
-    vocab_size=49152,
-    hidden_size=3072,
-    intermediate_size=12288,
-    num_hidden_layers=30,
-    num_attention_heads=24,
-    hidden_act="gelu_pytorch_tanh",
-    max_position_embeddings=4096,
-    norm_epsilon=1e-5,
-    tie_word_embeddings=True,
-)
+).defaulting(**SIZES, hidden_act="gelu_pytorch_tanh", norm_epsilon=1e-5, tie_word_embeddings=True)
 
 
 def read_starcoder2(config: Config, class_name: str) -> dict[str, Any]:
-    section = read(config, class_name, table=OF_STARCODER2, kv_heads=2)
+    section = llama.read(config, class_name, table=OF_STARCODER2, kv_heads=2)
     window = config.take("sliding_window", default=None)
-    return with_windows(config, section, window, [True] * section["decoder"]["num_layers"])
+    return llama.with_windows(config, section, window, [True] * section["decoder"]["num_layers"])
 
 
 def write_starcoder2(model: Model, class_name: str) -> dict[str, Any]:
-    return {**write(model, class_name, table=OF_STARCODER2), "sliding_window": windows_of(model)[0]}
+    return {**llama.write(model, class_name, table=OF_STARCODER2), "sliding_window": llama.windows_of(model)[0]}
 
 
 STARCODER2 = replace(
@@ -141,6 +115,6 @@ STARCODER2 = replace(
     classes={"Starcoder2ForCausalLM": ("lm",), "Starcoder2Model": ()},
     read=read_starcoder2,
     write=write_starcoder2,
-    links=partial(links, layer=LAYER | {"feedforward.up": "mlp.c_fc", "feedforward.down": "mlp.c_proj"}),
+    links=partial(llama.links, layer=llama.LAYER | {"feedforward.up": "mlp.c_fc", "feedforward.down": "mlp.c_proj"}),
     special_ids={"bos": 50256, "eos": 50256},
 )
