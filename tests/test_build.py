@@ -147,6 +147,10 @@ def small(**values: Any) -> dict[str, Any]:
             small(encoder={}, decoder={"residual": "parallel_one_norm"}),
             "model.decoder.residual: found parallel_one_norm, expected sequential with cross-attention",
         ),
+        (
+            small(encoder={"norm": {"place": "post"}, "layers": {0: {"attention_norm": False}}}),
+            "model.encoder.attention_norm: found false, expected true with norm.place post and residual sequential",
+        ),
         (small(decoder={"layer_groups": 7}), "model.decoder.layer_groups: found 7, expected at most 6"),
         (
             small(decoder={"layer_groups": 2, "layers": {4: {"dropout": 0.1}}}),

@@ -295,6 +295,12 @@ def _block(
     if section.residual != "sequential" and unfit:
         raise InputError(f"model.{side}.residual: found {section.residual}, expected sequential with {unfit}")
 
+    if not section.attention_norm and (section.norm.place, section.residual) != ("pre", "sequential"):
+        raise InputError(
+            f"model.{side}.attention_norm: found false, expected true with norm.place {section.norm.place} and "
+            f"residual {section.residual}"
+        )
+
     def attention(memory_dim: int | None) -> MultiHeadAttention:
         options = section.attention if memory_dim is None else cross_attention_options(section.attention)
         try:
@@ -327,6 +333,7 @@ def _block(
         cross_attention=attention(memory_dim) if memory_dim is not None else None,
         build_norm=norm,
         place=section.norm.place,
+        attention_norm=section.attention_norm,
         residual=section.residual,
         dropout=section.dropout,
         multiplier=section.residual_multiplier,

@@ -27,6 +27,8 @@ RECIPES = {
     "classifier": LABELLED.replace(*reversed(POST)),
     "classifier, attention pooling": LABELLED.replace("pooling: mean", "pooling: attention, pooler: false"),
     "classifier, largest": LABELLED.replace("pooling: mean", "pooling: max"),
+    "classifier, norm of the pooler": LABELLED.replace("mean}", "mean, pooler_norm: true, pooler_bias: false}").replace(
+        "feedforward:", "layers: {0: {attention_norm: false}}, feedforward:"),
     "several labels": LABELLED.replace("pooling: mean", "pooling: cls, multi_label: true"),
     "vit": IMAGES,
     "scalenorm": DECODER.replace("num_layers: 2", "num_layers: 2, norm: {kind: scalenorm}"),

@@ -25,6 +25,7 @@ BODIES: dict[str, dict[str, Any]] = {
     **{f"{name}Model": {} for name in ("Bert", "DistilBert", "Roberta", "Camembert", "XLMRoberta", "MPNet")},
     "ElectraModel": {"embedding_size": 12},
     "AlbertModel": {},
+    "ModernBertModel": {},
     "ViTModel": {},
     "GPT2Model": {"tie_word_embeddings": False},
     "OPTModel": {"tie_word_embeddings": False},

@@ -1,4 +1,4 @@
-"""BERT, DistilBERT, RoBERTa (CamemBERT, XLM-RoBERTa), ELECTRA, MPNet and ALBERT, every class there and back.
+"""Encoders from BERT to ModernBERT, every class there and back.
 
 RoBERTa's padding has a position of its own, so there the logits of padding are compared too.
 """
@@ -19,7 +19,7 @@ from tformer.model import Transformer
 
 MODEL_TYPES = {"Camembert": "camembert", "XLMRoberta": "xlm-roberta"}  # of classes that others go before
 ROBERTAS = ("Roberta", *MODEL_TYPES)
-NO_TYPES = ("DistilBert", "MPNet")
+NO_TYPES = ("DistilBert", "MPNet", "ModernBert")
 UNTIED = {"tie_word_embeddings": False}
 
 # case: (name, task and values of a class)
@@ -34,6 +34,19 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "albert": ("Albert", "MaskedLM", {}),
     "albert, one group": ("Albert", "MaskedLM", {"num_hidden_groups": 1, "hidden_act": "relu"}),
     "albert, no shared layers": ("Albert", "MaskedLM", {"num_hidden_groups": 5}),
+    "modernbert": ("ModernBert", "MaskedLM", {}),
+    "modernbert, untied, full layers": (
+        "ModernBert",
+        "MaskedLM",
+        {**UNTIED, "layer_types": ["full_attention"] * 5, "decoder_bias": False, "classifier_activation": "relu"},
+    ),
+    "modernbert, local first, biases": (
+        "ModernBert",
+        "MaskedLM",
+        {"layer_types": ["sliding_attention", *["full_attention"] * 2, *["sliding_attention"] * 2]}
+        | dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True)
+        | {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 900.0}}},
+    ),
     "mpnet": ("MPNet", "MaskedLM", {"max_position_embeddings": 41}),
     # The generator is the smaller model, its embeddings are the discriminator's.
     **{f"generator, {size}": ("Electra", "MaskedLM", {"embedding_size": size}) for size in (8, 20, 32)},
@@ -65,6 +78,8 @@ def test_an_encoder_there_and_back(tmp_path: Path, case: str, left: bool) -> Non
     )
     of_tables = {name for name in model.tied_names() if not name.startswith("encoder.blocks")}
     assert bool(of_tables) == (task == "MaskedLM" and values.get("tie_word_embeddings", True))
+    if name == "ModernBert":
+        return
     size = 12 if name == "Albert" else values.get("embedding_size", 20)
     assert foreign.model.embedding.size == (None if size == 20 else size)
 
@@ -114,7 +129,7 @@ def test_an_untied_output_computes_with_the_bias_of_its_projection(
     assert not model.tied_names()
 
 
-CLASSIFIERS = ["Bert", "DistilBert", "Roberta", "Camembert", "XLMRoberta", "Electra", "MPNet", "Albert"]
+CLASSIFIERS = ["Bert", "DistilBert", "Roberta", "Camembert", "XLMRoberta", "Electra", "MPNet", "Albert", "ModernBert"]
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)

@@ -84,6 +84,11 @@ WIDE: dict[str, Any] = {  # heads of 8
 }
 OTHERS: dict[str, dict[str, Any]] = {
     "DistilBert": DISTIL,
+    "ModernBert": {
+        **{key: value for key, value in SIZES.items() if key not in ("type_vocab_size", "layer_norm_eps")},
+        **{"hidden_size": 30, "num_hidden_layers": 5, "local_attention": 6, "norm_eps": 0.02, **IDS},
+        **{"cls_token_id": 1, "sep_token_id": 2, "classifier_pooling": "mean"},
+    },
     "Albert": {**SIZES, "embedding_size": 12, "num_hidden_layers": 5, "num_hidden_groups": 2},
     "MPNet": {key: value for key, value in SIZES.items() if key != "type_vocab_size"},
     "GPT2": GPT2,

@@ -37,6 +37,22 @@ def randomized(module: nn.Module) -> nn.Module:
     return module
 
 
+@pytest.mark.parametrize("kind", ["classifier", "regression"])
+def test_a_pooler_may_lack_its_bias_and_end_in_a_norm(kind: str) -> None:
+    """As ModernBERT's: project(norm(act(dense(x))))."""
+    options = {"classifier": ClassifierHeadOptions, "regression": RegressionHeadOptions}[kind]
+    head = options(pooling="mean", pooler_bias=False, pooler_norm=True).build(
+        HeadContext(d_model=8, vocab_size=None, norm=NormOptions(bias=False), num_labels=3)
+    )
+    assert {name for name, _ in head.named_parameters()} == {
+        *("pooler.weight", "norm.weight", "project.weight", "project.bias")
+    }
+    hidden = torch.randn(2, 5, 8)
+    dense = torch.tanh(hidden.mean(1) @ head.pooler.weight.T)
+    expected = F.layer_norm(dense, (8,)) @ head.project.weight.T + head.project.bias
+    torch.testing.assert_close(head(hidden), expected)
+
+
 def test_lm_head_formula_with_scale_bias_and_softcap() -> None:
     head = randomized(LmHeadOptions(bias=True, scale="inverse_sqrt_d", softcap=2.0).build(context()))
     x = torch.randn(2, 3, 8)

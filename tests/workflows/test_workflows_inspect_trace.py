@@ -39,6 +39,8 @@ FAMILIES = {
     "projected first": section(decoder=POST, embedding={"size": 8, "project": "first", "norm": True, "scale": 3.0}),
     "sandwich": section(decoder=stack(norm={"place": "sandwich"}, residual_multiplier=0.5)),
     "res_post": section(encoder=stack(norm={"place": "res_post"}), decoder=stack(norm={"place": "res_post"})),
+    "modernbert": section(encoder=stack(num_layers=1, layers={0: {"attention_norm": False}}), embedding={"norm": True},
+                          heads=[{"kind": "classifier", "num_labels": 3, "pooler_norm": True, "pooler_bias": False}]),
     "shared": section(encoder=stack(layer_groups=1), heads=[{"kind": "masked_lm"}]),
     "replaced": section(encoder=stack(), heads=[{"kind": "replaced_token"}]),
     "regression": section(encoder=stack(), heads=[{"kind": "regression", "pooling": "mean"}]),

@@ -224,7 +224,8 @@ def _pooled(head: nn.Module, x_1TD: Tensor, stream: _Stream) -> Tensor:
     pooled_11D = POOLINGS[head.pooling].pool(x_1TD, None, *scores).unsqueeze(1)
     if head.pooler is None:
         return pooled_11D
-    return _activated(head.activation, stream.product(head.pooler, pooled_11D))
+    active_11D = _activated(head.activation, stream.product(head.pooler, pooled_11D))
+    return active_11D if head.norm is None else stream.normalized(head.norm, active_11D)
 
 
 @torch.no_grad()

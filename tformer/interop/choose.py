@@ -32,7 +32,6 @@ NOWHERE: tuple[tuple[str, Any], ...] = (
     (r"model\.(encoder|decoder)\.positions\.layout", "fairseq"),
     (r"model\.encoder\.attention\.qk_norm", True),
     (r"model\.(encoder|decoder)\.feedforward\.activation", "relu2"),
-    (r"model\.heads\.\w+\.pooling", "mean"),
     (r"model\.heads\.\w+\.pooling", "max"),
     (r"model\.heads\.\w+\.pooling", "attention"),
 )
@@ -71,7 +70,9 @@ def canonical(model: Model) -> dict[str, Any]:
     for options, head in zip(model.heads, data["heads"], strict=True):
         head.pop("dropout", None)
         if head.get("pooler") is False:
-            del head["activation"]
+            del head["activation"], head["pooler_bias"], head["pooler_norm"]
+        if head.get("transform") is False:
+            del head["activation"], head["dense_bias"]
         if isinstance(options, LmHeadOptions):
             head["scale"] = options.factor((data["decoder"] or data["encoder"])["d_model"])
     data["heads"] = {head.pop("kind"): head for head in data["heads"]}
@@ -120,11 +121,11 @@ def unknown_anywhere(model: Model) -> list[tuple[str, Any]]:
         if any(value == odd and re.fullmatch(pattern, path) for pattern, odd in NOWHERE)
         or any(re.fullmatch(pattern, path) and value not in kinds for pattern, kinds in KNOWN_KINDS)
     ]
-    # Layers may differ in their attention and positions, as in some classes.
+    # Layers may differ in what some classes have by layer.
     return found + [
         (f"model.{side}.layers", stack.layers)
         for side, stack in model.stacks.items()
-        if any(not layer.keys() <= {"attention", "positions"} for layer in stack.layers.values())
+        if any(not layer.keys() <= {"attention", "positions", "attention_norm"} for layer in stack.layers.values())
     ]
 
 

@@ -1,6 +1,6 @@
 """Heads that classify or score sequences and tokens: classifier, regression, next sentence, replaced token.
 
-    classifier       project(dropout(act(dense(pool(x)))))         regression: one number
+    classifier       project(dropout(norm(act(dense(pool(x))))))   regression: one number; the norm is an option
     next_sentence    project(tanh(dense(x_cls)))
     pooler           tanh(dense(x_cls)), a vector without a projection: what published bodies bring along
     replaced_token   project(act(dense(x))), one number per token, ELECTRA (arXiv 2003.10555)
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from tformer.nn.dropout import dropout
 from tformer.nn.feedforward import ACTIVATIONS
 from tformer.nn.linear import Linear
-from tformer.nn.norm import NormOptions
+from tformer.nn.norm import NormOptions, build_norm
 from tformer.nn.taps import Tap, TapSink, tap
 
 HeadActivation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh", "none"]
@@ -138,7 +138,7 @@ else:
 
 
 class PooledHead(nn.Module):
-    """One prediction per sequence: pool → (dense → activation) → dropout → project; without labels no projection.
+    """One prediction per sequence: pool → (dense → activation → norm?) → dropout → project; no labels: no projection.
 
     Attributes:
         reads_every_position: names of the modules that read all positions; the others read the pooled vector.
@@ -156,12 +156,15 @@ class PooledHead(nn.Module):
         activation: str,
         dropout: float,
         label_kind: LabelKind = "classes",
+        pooler_bias: bool = True,
+        norm: NormOptions | None = None,
     ) -> None:
         super().__init__()
         self.pooling, self.dropout, self.label_kind = pooling, dropout, label_kind
         self._pool = POOLINGS[pooling].pool
         self.attend = Linear(d_model, 1, bias=True) if POOLINGS[pooling].is_learned else None
-        self.pooler = Linear(d_model, d_model, bias=True) if pooler else None
+        self.pooler = Linear(d_model, d_model, bias=pooler_bias) if pooler else None
+        self.norm = build_norm(norm, d_model) if pooler and norm is not None else None
         self.activation = HEAD_ACTIVATIONS[activation]
         self.project = None if num_labels is None else Linear(d_model, num_labels, bias=True)
 
@@ -170,6 +173,8 @@ class PooledHead(nn.Module):
         x_BD = tap(taps, "pooled", self.pool(hidden, mask_BT))
         if self.pooler is not None:
             x_BD = self.activation(tap(taps, "pooler", self.pooler(x_BD)))
+        if self.norm is not None:
+            x_BD = tap(taps, "normalized", self.norm(x_BD))
         x_BD = dropout(x_BD, self.dropout, self.training)
         return x_BD.float() if self.project is None else tap(taps, "logits", self.project(x_BD).float())
 
@@ -179,7 +184,11 @@ class PooledHead(nn.Module):
         declared = [Tap("pooled", "B D", meaning, dropout=self.dropout if self.pooler is None else 0.0)]
         if self.pooler is not None:
             meaning = "one more layer, then its activation"
-            declared.append(Tap("pooler", "B D", meaning, parameters=("pooler",), dropout=self.dropout))
+            last = self.dropout if self.norm is None else 0.0
+            declared.append(Tap("pooler", "B D", meaning, parameters=("pooler",), dropout=last))
+        if self.norm is not None:
+            meaning = "each vector normalized"
+            declared.append(Tap("normalized", "B D", meaning, parameters=("norm",), dropout=self.dropout))
         if self.project is not None:
             declared.append(Tap("logits", "B L", "a score for every label", parameters=("project",)))
         return declared
@@ -224,6 +233,8 @@ class ClassifierHeadOptions:
     pooling: HeadPooling = "cls"
     pooler: bool = True  # dense -> activation before the projection
     activation: HeadActivation = "tanh"  # of the pooler
+    pooler_bias: bool = True  # bias of the pooler
+    pooler_norm: bool = False  # normalize what the pooler gives, with the stack's kind of norm (ModernBERT)
     dropout: float | None = None  # null: the stack's dropout
     multi_label: bool = False  # any number of labels per example
 
@@ -250,6 +261,8 @@ class RegressionHeadOptions:
     pooling: HeadPooling = "cls"
     pooler: bool = True  # dense -> activation before the projection
     activation: HeadActivation = "tanh"  # of the pooler
+    pooler_bias: bool = True  # bias of the pooler
+    pooler_norm: bool = False  # normalize what the pooler gives, with the stack's kind of norm (ModernBERT)
     dropout: float | None = None  # null: the stack's dropout
 
     def build(self, context: HeadContext) -> nn.Module:
@@ -307,4 +320,6 @@ def _pooled_head(
         activation=options.activation,
         dropout=context.dropout if options.dropout is None else options.dropout,
         label_kind=options.label_kind,
+        pooler_bias=options.pooler_bias,
+        norm=context.norm if options.pooler_norm else None,
     )

@@ -57,6 +57,7 @@ class VocabularyHead(nn.Module):
         scale: float = 1.0,
         softcap: float | None = None,
         transform: tuple[str, NormOptions] | None = None,
+        dense_bias: bool = True,
         labels_are_few: bool = False,
     ) -> None:
         super().__init__()
@@ -69,7 +70,7 @@ class VocabularyHead(nn.Module):
         self.is_tied = tied is not None
         self.scale, self.softcap, self.fixnorm = scale, softcap, context.fixnorm
         self.labels_are_few = labels_are_few  # most positions have no label: the loss leaves them out
-        self.dense = Linear(d_model, size, bias=True) if transform else None
+        self.dense = Linear(d_model, size, bias=dense_bias) if transform else None
         self.norm = build_norm(transform[1], size) if transform else None
         self.activation = HEAD_ACTIVATIONS[transform[0]] if transform else None
         self.project = Linear(d_model, size, bias=False) if size != d_model and not transform else None
@@ -164,10 +165,13 @@ class MaskedLmHeadOptions:
     bias: bool = True  # a bias for each vocabulary entry
     transform: bool = True  # dense, activation and norm before the projection
     activation: HeadActivation = "gelu"  # activation of the transform
+    dense_bias: bool = True  # bias of the transform
 
     def build(self, context: HeadContext) -> nn.Module:
         transform = (self.activation, context.norm) if self.transform else None
-        return VocabularyHead(context, bias=self.bias, transform=transform, labels_are_few=True)
+        return VocabularyHead(
+            context, bias=self.bias, transform=transform, dense_bias=self.dense_bias, labels_are_few=True
+        )
 
 
 HeadOptions = (

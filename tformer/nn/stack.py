@@ -52,6 +52,7 @@ class Block(nn.Module):
         self_attention, cross_attention, feedforward: the functions; `cross_attention` None in encoders and GPTs.
         build_norm: makes one normalization; called once per function, with `sandwich` twice.
         place: of the norms, see above.
+        attention_norm: False: attention reads the stream as it is, where the embedding ends in a norm (ModernBERT).
         residual: whether the feed-forward network reads what attention added; see above.
         dropout: probability of dropping a number of a function's output before it joins the stream.
         multiplier: of each function's output before it joins the stream.
@@ -65,12 +66,13 @@ class Block(nn.Module):
         cross_attention: MultiHeadAttention | None = None,
         build_norm: Callable[[], nn.Module],
         place: Literal["pre", "post", "res_post", "sandwich"],
+        attention_norm: bool = True,
         residual: Residual = "sequential",
         dropout: float = 0.0,
         multiplier: float = 1.0,
     ) -> None:
         super().__init__()
-        self.self_attention_norm = build_norm()
+        self.self_attention_norm = build_norm() if attention_norm else None
         self.self_attention = self_attention
         self.cross_attention_norm = build_norm() if cross_attention is not None else None
         self.cross_attention = cross_attention
@@ -129,7 +131,7 @@ class Block(nn.Module):
         self,
         x: Tensor,
         name: str,
-        norm: nn.Module,
+        norm: nn.Module | None,
         function: Callable[..., Tensor],
         *arguments: Any,
         reads: Tensor | None = None,
@@ -141,8 +143,8 @@ class Block(nn.Module):
         if taps is None and not self.training and self.fuses_residual:  # the function may do all in fewer pieces
             if self.place == "pre":
                 return function(reads, *arguments, norm=norm, residual=x, taps=None, **named)
-            return norm(function(x, *arguments, residual=x, taps=None, **named))
-        before = tap(taps, "normalized", norm(reads)) if self.norms_input else x
+            return cast("nn.Module", norm)(function(x, *arguments, residual=x, taps=None, **named))
+        before = x if not self.norms_input else reads if norm is None else tap(taps, "normalized", norm(reads))
         update = function(before, *arguments, taps=taps, **named)
         if (after := self.output_norm(name)) is not None:
             update = tap(taps, "normalized_output", after(update))
@@ -151,7 +153,7 @@ class Block(nn.Module):
         if self.dropout:
             update = dropout(update, self.dropout, self.training)
         x = tap(taps, "residual", x + update)
-        return tap(taps, "normalized", norm(x)) if self.place == "post" else x
+        return tap(taps, "normalized", norm(x)) if self.place == "post" and norm is not None else x
 
     def taps(self, positions: Positions) -> dict[str, list[Tap]]:
         """Inner tensors of each function, with the norm and the sum around it.
@@ -174,6 +176,8 @@ class Block(nn.Module):
         if self.place == "res_post":
             around = []
         found = {function: [*around, *taps, *after] for function, taps in inner.items()}
+        if self.self_attention_norm is None:
+            found["self_attention"].remove(around[0])
         return {
             function: [*taps[:-1], taps[-1]._replace(dropout=self.dropout), residual]
             for function, taps in found.items()

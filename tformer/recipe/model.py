@@ -79,6 +79,7 @@ class Stack(Section):
     # parallel: attention and feed-forward layer read the same input, each after its own norm (arXiv 2204.06745);
     # parallel_one_norm: after one norm (arXiv 2204.02311)
     residual: Residual = "sequential"
+    attention_norm: bool = True  # a norm before attention; false in a first layer behind the embedding's (ModernBERT)
     final_norm: bool = True  # a norm after the last block
     residual_multiplier: PositiveFloat = 1.0  # factor of each sublayer's output before it joins the stream (Granite)
     dropout: Probability = 0.0  # dropout of each sublayer's output
@@ -86,7 +87,7 @@ class Stack(Section):
     activation_dropout: Probability = 0.0  # dropout after the activation of the feed-forward layer
     layerdrop: Probability | LayerDropOptions = 0.0  # probability of skipping a layer in training (arXiv 1909.11556)
     drophead: Probability | DropHeadSchedule = 0.0  # probability of dropping a head in training (arXiv 2004.13342)
-    # per-layer overrides of attention, positions, feedforward, norm, dropouts, num_heads
+    # per-layer overrides of attention, positions, feedforward, norm, attention_norm, dropouts, num_heads
     layers: dict[NonNegative, dict[str, Any]] = Field(default_factory=dict)
 
     @property
@@ -170,6 +171,7 @@ LAYER_KEYS = frozenset(
         "positions",
         "feedforward",
         "norm",
+        "attention_norm",
         "num_heads",
         "dropout",
         "attention_dropout",

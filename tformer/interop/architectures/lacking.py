@@ -43,7 +43,6 @@ LACKING: Mapping[str, str] = {
     "mamba2": _STATE_SPACE,
     "mixtral": _EXPERTS,
     "mobilebert": "bottlenecks and several feed-forward networks in a block",
-    "modernbert": "windows and two bases of rotary positions by layer, and a first layer without a norm",
     "mpt": "ALiBi in MPT's layout, without biases",
     "musicgen": _SPEECH,
     "nystromformer": "Nystrom attention",

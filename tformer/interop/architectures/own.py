@@ -22,6 +22,9 @@ from tformer.support.errors import InputError
 MODULE = "modeling_tformer"
 KNOWN: dict[str, tuple[object, ...]] = {
     "attention.kind": ("full",),
+    "attention_norm": (True,),
+    "layer_groups": (None,),
+    "residual": ("sequential",),
     "attention.qk_norm": (False, True, "learned"),
     "attention.softcap": (None,),
     "norm.kind": ("layernorm", "rmsnorm", "scalenorm"),
@@ -89,6 +92,9 @@ def lacks(model: Model) -> Iterator[str]:
     for number, head in enumerate(model.heads):
         if getattr(head, "pooling", None) == "attention":
             yield f"model.heads.{number}.pooling: attention"
+        for option, plain in (("pooler_bias", True), ("pooler_norm", False), ("dense_bias", True)):
+            if getattr(head, option, plain) != plain:
+                yield f"model.heads.{number}.{option}: {str(not plain).lower()}"
     for side, stack in model.stacks.items():
         for path, known in KNOWN.items():
             if (found := attrgetter(path)(stack)) not in known:
@@ -99,10 +105,6 @@ def lacks(model: Model) -> Iterator[str]:
             yield f"model.{side}.positions.share: {share:g}"
         if getattr(stack.positions, "per_layer", False):
             yield f"model.{side}.positions.per_layer: true"
-        if stack.residual != "sequential":
-            yield f"model.{side}.residual: {stack.residual}"
-        if stack.layer_groups is not None:
-            yield f"model.{side}.layer_groups: {stack.layer_groups}"
         if stack.layers:
             yield f"model.{side}.layers: options of single layers"
 

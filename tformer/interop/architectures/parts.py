@@ -11,7 +11,7 @@ from tformer.build import resolve_sizes
 from tformer.interop.config import Config
 from tformer.interop.mapping import SAME, Layout, Link, both, grouped_rows, link, rows
 from tformer.interop.weight_files import WeightFiles
-from tformer.recipe.model import Model, Stack
+from tformer.recipe.model import Model, Stack, layer_sections
 from tformer.support.errors import InputError
 
 ACTIVATIONS: Mapping[str, str] = {
@@ -132,6 +132,7 @@ def layer_links(
         layouts: of modules that are stored in another layout.
     """
     stack, sizes = stack_of(model, side), resolve_sizes(model, side)
+    layers = layer_sections(stack, path=f"model.{side}")
     keys, values = sizes.num_kv_heads * sizes.head_dim, sizes.num_kv_heads * sizes.value_dim
     stacked = {
         "self_attention.qkv": rows(sizes.num_heads * sizes.head_dim, keys, values),
@@ -147,7 +148,7 @@ def layer_links(
                 continue
             if module == "feedforward_norm" and stack.residual == "parallel_one_norm":
                 continue
-            for kind in _parameters_of(stack, module):
+            for kind in _parameters_of(layers[layer], module):
                 theirs = [f"{part}.{kind}" for part in parts]
                 found.append(link(f"{side}.blocks.{layer}.{module}.{kind}", *theirs, layout=layout))
     return found
@@ -166,7 +167,7 @@ def _parameters_of(stack: Stack, module: str) -> Sequence[str]:
         return ["weight"] if isinstance(stack.attention.qk_norm, str) else []
     if name.endswith("_norm"):
         biased = stack.norm.kind == "layernorm" and stack.norm.bias
-        if not stack.norm.learned:
+        if not stack.norm.learned or (name == "self_attention_norm" and not stack.attention_norm):
             return []
     elif name in ("up", "down"):
         biased = stack.feedforward.bias

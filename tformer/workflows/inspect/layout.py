@@ -207,7 +207,8 @@ class _Drawing:
         """
         id_ = f"{block.id}_{name}"
         last, after, kind, place = reads or at, f"{id_}_sum", section.norm.kind, section.norm.place
-        if place in ("pre", "sandwich") and (name != "ff" or section.residual != "parallel_one_norm"):
+        has_norm = section.attention_norm if name == "self" else name != "ff" or section.residual != "parallel_one_norm"
+        if place in ("pre", "sandwich") and has_norm:
             last = self._after(block, last, f"{id_}_norm", kind)
         last = self._after(block, last, id_, *lines, label="Q" if name == "cross" else "")
         if place in ("res_post", "sandwich"):
