@@ -69,6 +69,35 @@ def bart(width: int, heads: int, layers: int, **values: Any) -> dict[str, Any]:
     }
 
 
+def fairseq(width: int, heads: int, layers: int, **values: Any) -> dict[str, Any]:
+    """M2M100's, NLLB's and FSMT's: shorter than BART's."""
+    both = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in
+            (("attention_heads", heads), ("ffn_dim", 4 * width), ("layerdrop", 0.05), ("layers", layers))}  # fmt: skip
+    return {
+        "activation_dropout": 0.0,
+        "activation_function": "relu",
+        "attention_dropout": 0.1,
+        "bos_token_id": 0,
+        "d_model": width,
+        "decoder_start_token_id": 2,
+        "dropout": 0.1,
+        "early_stopping": True,
+        "eos_token_id": 2,
+        "gradient_checkpointing": False,
+        "init_std": 0.02,
+        "is_encoder_decoder": True,
+        "max_length": 200,
+        "max_position_embeddings": 1024,
+        "num_beams": 5,
+        "num_hidden_layers": layers,
+        "pad_token_id": 1,
+        "scale_embedding": True,
+        "use_cache": True,
+        **both,
+        **values,
+    }
+
+
 BASE, LARGE = (768, 12, 6), (1024, 16, 12)  # width, heads, layers
 SUMMARIES = {"task_specific_params": {"summarization": {"length_penalty": 1.0, "max_length": 128, "num_beams": 4}}}
 GATED = {"d_ff": 1024, "feed_forward_proj": "gated-gelu", "num_heads": 6, "num_layers": 8, "num_decoder_layers": 8}
@@ -216,5 +245,82 @@ HUB: dict[str, tuple[dict[str, Any], int]] = {
             vocab_size=58101,
         ),
         73_886_208 + 58_101,
+    ),
+    "facebook/m2m100_418M": (
+        fairseq(
+            1024, 16, 12, model_type="m2m_100", architectures=["M2M100ForConditionalGeneration"], vocab_size=128112
+        ),
+        483_905_536,
+    ),
+    "facebook/nllb-200-distilled-600M": (
+        fairseq(
+            *(1024, 16, 12),
+            architectures=["M2M100ForConditionalGeneration"],
+            decoder_layerdrop=0,
+            encoder_layerdrop=0,
+            model_type="m2m_100",
+            tokenizer_class="NllbTokenizer",
+            vocab_size=256206,
+        ),
+        615_073_792,
+    ),
+    "facebook/wmt19-en-de": (
+        fairseq(
+            *(1024, 16, 6),
+            architectures=["FSMTForConditionalGeneration"],
+            decoder={"bos_token_id": 2, "model_type": "fsmt_decoder", "vocab_size": 42024},
+            encoder_ffn_dim=8192,
+            langs=["en", "de"],
+            length_penalty=1.15,
+            model_type="fsmt",
+            src_vocab_size=42024,
+            tgt_vocab_size=42024,
+            tie_word_embeddings=False,
+        ),
+        355_811_328,
+    ),
+    "facebook/blenderbot-400M-distill": (
+        bart(
+            *(1280, 32, 12),
+            **PRE_NORM,
+            architectures=["BlenderbotForConditionalGeneration"],
+            bos_token_id=1,
+            decoder_start_token_id=1,
+            do_blenderbot_90_layernorm=True,
+            encoder_layers=2,
+            encoder_no_repeat_ngram_size=3,
+            extra_layer_norm=False,
+            extra_pos_embeddings=0,
+            layernorm_variant="prelayernorm",
+            length_penalty=0.65,
+            max_length=60,
+            max_position_embeddings=128,
+            min_length=20,
+            model_type="blenderbot",
+            normalize_embedding=False,
+            num_beams=10,
+            num_hidden_layers=2,
+            pad_token_id=0,
+            static_position_embeddings=False,
+            unk_token_id=3,
+            vocab_size=8008,
+        ),
+        364_802_560 + 8008,
+    ),
+    "google/umt5-small": (
+        t5(
+            **GATED,
+            architectures=["UMT5ForConditionalGeneration"],
+            classifier_dropout=0.0,
+            dense_act_fn="gelu_new",
+            is_gated_act=True,
+            model_type="umt5",
+            relative_attention_max_distance=128,
+            scalable_attention=True,
+            tie_word_embeddings=False,
+            tokenizer_class="T5Tokenizer",
+            vocab_size=256384,
+        ),
+        306_601_984,
     ),
 }

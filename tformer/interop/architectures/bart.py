@@ -239,7 +239,7 @@ OF_M2M100 = body("pre", FAIRSEQ, embedding_norm=False).defaulting(
     **{"encoder_layerdrop": 0.05, "decoder_layerdrop": 0.05},
 )
 OF_MARIAN = body("post", SINUSOIDS, embedding_norm=False).defaulting(vocab_size=58101)
-OF_FSMT = body("post", FAIRSEQ, embedding_norm=False, ignored=("langs",)).defaulting(
+OF_FSMT = body("post", FAIRSEQ, embedding_norm=False, ignored=("langs", "decoder")).defaulting(
     vocab_size=42024, activation_function="relu", scale_embedding=True
 )
 CLASSIFIER = "BartForSequenceClassification"

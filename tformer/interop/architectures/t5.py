@@ -68,7 +68,11 @@ FIXED = {
 CONFIG = ConfigTable((*OF_T5, *BUCKETS), {"tie.source_target": True, **FIXED}, expected={"is_decoder": False})
 WITHOUT_BUCKETS = replace(CONFIG, rows=OF_T5)
 OF_MT5 = CONFIG.defaulting(d_ff=1024, num_layers=8, num_heads=6, vocab_size=250112)
-OF_UMT5 = replace(OF_MT5, fixed={**OF_MT5.fixed, **{f"{side}.positions.per_layer": True for side in SIDES}})
+OF_UMT5 = replace(
+    OF_MT5,
+    fixed={**OF_MT5.fixed, **{f"{side}.positions.per_layer": True for side in SIDES}},
+    ignored=("scalable_attention",),  # no code reads it
+)
 
 
 def encodes_only(class_name: str) -> bool:
