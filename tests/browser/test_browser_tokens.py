@@ -63,8 +63,8 @@ def test_two_runs_stand_side_by_side_with_their_difference(shown: Callable[..., 
     assert f"one {one.bits[2]:.3f} bits, other {other.bits[2]:.3f} bits" in text
     assert "bits of other minus those of one" in page.locator(".bar").first.text_content()
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-    page.locator("#controls input[value=rank]").check(force=True)
-    until(page, "document.querySelector('.bar').textContent.includes('log10(1 + rank)')")
+    page.locator("#controls input[value=bits]").check(force=True)
+    until(page, "document.querySelector('.bar').textContent.includes('loss, bits')")
 
 
 @pytest.mark.slow
@@ -80,7 +80,7 @@ def test_downloads_have_every_token(shown: Callable[..., Any]) -> None:
         with page.expect_download() as download:
             page.locator("#texts button", has_text=suffix).click()
         assert download.value.path().read_bytes().startswith(start)
-    assert page.locator("#hardest tbody tr").count() == 5 and page.locator("#calibration svg.lines").count() == 1
+    assert page.locator("#hardest tbody tr").count() == 5 and page.locator("#plots svg.lines").count() == 1
 
 
 @pytest.mark.slow

@@ -49,16 +49,20 @@ def plots_of(report: Mapping[str, Any]) -> list[Plot]:
         ]
         about = "AP: average precision, the area under a curve."
         plots.append(Lines("recall", "precision", lines, title="Precision and recall", caption=about, **UNIT_SQUARE))
-        bins = curves["calibration"]
-        lines = [_line("model", bins["confidence"], bins["accuracy"]), _line("perfect", [0, 1], [0, 1])]
-        about = "Ten bins of probability: below the diagonal the model is too sure."
-        plots.append(Lines("probability", "share that is right", lines, points=True, title="Calibration", caption=about,
-                           **UNIT_SQUARE))  # fmt: skip
+        plots.append(calibration({"model": curves["calibration"]}, bins=10))
     if "by" in report:
         axis, rows = report["by"]["axis"], report["by"]["rows"]
         line = _line("loss", [middle(row) for row in rows], [row["loss"] for row in rows])
         plots.append(Lines(axis, "loss", [line], points=True, log_x=axis == "length", title=f"Loss by {axis}"))
     return plots
+
+
+def calibration(curves: Mapping[str, Mapping[str, list[float]]], *, bins: int) -> Lines:
+    """How often the most probable answer is right against its probability, by the names of curves."""
+    lines = [_line(name, found["confidence"], found["accuracy"]) for name, found in curves.items()]
+    about = f"{bins} equal bins of probability: below the diagonal the model is too sure."
+    return Lines("probability", "share that is right", [*lines, _line("perfect", [0, 1], [0, 1])], points=True,
+                 title="Calibration", caption=about, **UNIT_SQUARE)  # fmt: skip
 
 
 def middle(row: Mapping[str, Any]) -> float:

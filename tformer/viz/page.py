@@ -18,12 +18,14 @@ from importlib.resources import files
 from typing import Any
 
 from tformer.support import __version__
-from tformer.support.errors import visible
+from tformer.support.errors import InputError, visible
+from tformer.support.files import encode_text
 from tformer.support.formatting import finite_or_none
 from tformer.viz.plots import COLOUR_MAPS, PALETTE, colour_table
 
 # Scripts of every page, before those of the view: state and theme first, then the parts that use them.
 SHELL_SCRIPTS = ("page.js", "controls.js", "pictures.js", "heatmap.js", "lines.js", "table.js")
+MAX_BYTES = 20e6
 _ESCAPES = str.maketrans({"<": "\\u003c", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
@@ -82,6 +84,13 @@ def render_page(
         "</body>\n</html>\n",
     ]
     return "\n".join(parts)
+
+
+def within(page: str, max_bytes: float, hint: str) -> str:
+    """The page. Raises InputError for one of more than `max_bytes`."""
+    if (size := len(encode_text(page))) > max_bytes:
+        raise InputError(f"a page of {size / 1e6:.1f} MB does not fit into {max_bytes / 1e6:g} MB", hint=hint)
+    return page
 
 
 def _script(name: str) -> str:

@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 
 from tformer.inside.tokens import BINS, TokenReport, segments
-from tformer.support.errors import InputError, visible
-from tformer.support.files import encode_text
-from tformer.support.formatting import aligned, columns_of, csv_text, fitted, json_text
+from tformer.support.errors import visible
+from tformer.support.formatting import aligned, csv_text, fitted, json_text
 from tformer.viz.attention.scene import run_name
+from tformer.viz.evaluation import calibration
 from tformer.viz.lens.text import signs
-from tformer.viz.page import render_page
+from tformer.viz.page import MAX_BYTES, render_page, within
 from tformer.viz.picture import FILE_WIDTH, LARGEST_WIDTH, for_page, render_plots
-from tformer.viz.plots import UNIT_SQUARE, Heat, Line, Lines, Plot, colour_at
+from tformer.viz.plots import Heat, Lines, Plot, colour_at
 from tformer.viz.terminal import RESET, Colours, colour_code, colour_support, draw_plot
 
-MAX_BYTES = 20e6
 MOST_BITS = 16.0  # at the end of the colour scale, where a token has as many
 ROWS, COLUMNS = 20, 8  # of tokens in a picture, as many as have room for words
 WORD, CONTEXT = 12, 32  # characters of a word in a picture, and of a context in the terminal
@@ -31,7 +30,7 @@ BODY = """\
 <section id="texts" class="panels" aria-label="The text, each token coloured"></section>
 <section id="cell" aria-label="The token at the cursor" aria-live="polite"></section>
 <section id="hardest" aria-label="The hardest tokens"></section>
-<section id="calibration" aria-label="Calibration"></section>
+<section id="plots" aria-label="Calibration"></section>
 """
 
 
@@ -93,10 +92,11 @@ def as_document(reports: Sequence[TokenReport], *, hardest: int) -> dict[str, An
     if len(reports) == 2 and reports[0].text is not None and reports[0].text == reports[1].text:
         found, of_tokens = segments(*reports)
         common = [{"start": each.start, "end": each.stop, "text": reports[0].text[each.start : each.stop],
-                   "bits": each.bits} for each in found]  # fmt: skip
+                   "bits": each.bits, "difference": each.bits[1] - each.bits[0]} for each in found]  # fmt: skip
         for run, numbers in zip(runs, of_tokens, strict=True):
             for token, number in zip(run["tokens"], numbers, strict=True):
                 token["segment"] = None if number < 0 else number
+                token["difference"] = None if number < 0 else common[number]["difference"]
     return {"runs": runs, "segments": common}
 
 
@@ -128,16 +128,24 @@ def _as_csv(reports: Sequence[TokenReport], *, hardest: int) -> str:
 
 def as_page(reports: Sequence[TokenReport], *, hardest: int, command: str = "", max_bytes: float = MAX_BYTES) -> str:
     """The page. Raises InputError for one of more than `max_bytes`."""
-    first, calibration = reports[0], for_page(calibration_plot(reports))
-    summaries = [f"{report.read}: {summary_line(report)}" for report in reports]
+    first, high, document = reports[0], most_bits(reports), as_document(reports, hardest=hardest)
+    measures: dict[str, Any] = {"bits": ("loss, bits" + ", at most" * (high == MOST_BITS), "viridis", 0.0, high)}
+    if document["segments"] is not None:
+        most = np.nanmax([0.0, *(abs(each["difference"]) for each in document["segments"])]) or 1.0
+        one, other = names_of(reports)
+        measures["difference"] = (f"bits of {other} minus those of {one}", "RdBu_r", -most, most)
     page = render_page(
         title="Tokens",
         subtitle=f"{', '.join(names_of(reports))}: {fitted(first.read if first.text is None else first.text, 160)}",
         style="tokens.css",
         body=BODY,
-        scripts=("tokens.js",),
-        data={"most": most_bits(reports), "curve": calibration, "summaries": summaries}
-        | as_document(reports, hardest=hardest),
+        scripts=("tokens.js", "plots.js"),
+        data=document
+        | {
+            "measures": measures,
+            "captions": [f"{report.read}: {summary_line(report)}" for report in reports],
+            "plots": [for_page(calibration_plot(reports))],
+        },
         notes=[
             CAUTION,
             *dict.fromkeys(note for report in reports for note in report.notes),
@@ -146,41 +154,29 @@ def as_page(reports: Sequence[TokenReport], *, hardest: int, command: str = "", 
             *([f"Command: {command}"] if command else []),
         ],
     )
-    if (size := len(encode_text(page))) > max_bytes:
-        hint = "a shorter text or a smaller --top-k makes it smaller; --format csv has no limit"
-        raise InputError(f"a page of {size / 1e6:.1f} MB does not fit into {max_bytes / 1e6:g} MB", hint=hint)
-    return page
+    return within(page, max_bytes, "a shorter text or a smaller --top-k makes it smaller; --format csv has no limit")
 
 
 def plots_of(reports: Sequence[TokenReport]) -> list[Plot]:
     """The tokens of a text in rows, as maps of their losses; then the calibration."""
     high, plots = most_bits(reports), list[Plot]()
     for name, report in zip(names_of(reports), reports, strict=True):
-        count = 0 if report.text is None else -(-len(report.ids) // COLUMNS)  # of rows
-        bits_RC = np.pad(report.bits[: count * COLUMNS], (0, max(0, count * COLUMNS - len(report.ids))),
-                         constant_values=np.nan).reshape(count, COLUMNS)  # fmt: skip
-        words = [fitted(signs(token), WORD) for token in report.tokens] + [""] * COLUMNS
-        for start in range(0, count, ROWS):
-            rows = range(start, min(count, start + ROWS))
-            plots.append(
-                Heat(
-                    bits_RC[start : start + ROWS], [str(row * COLUMNS) for row in rows], [""] * COLUMNS, "position", "",
-                    "viridis", 0.0, high, "bits", f"Loss of each token, {name}", summary_line(report), numbers=True,
-                    words=[words[row * COLUMNS : (row + 1) * COLUMNS] for row in rows],
-                )
-            )  # fmt: skip
+        words = [fitted(signs(token), WORD) for token in report.tokens]
+        for start in range(0, 0 if report.text is None else len(words), ROWS * COLUMNS):
+            rows = range(start, min(start + ROWS * COLUMNS, len(words)), COLUMNS)
+            bits_RC = np.full((len(rows), COLUMNS), np.nan)
+            bits_RC.flat[: len(words) - start] = report.bits[start : start + bits_RC.size]
+            shown = [[*words[row : row + COLUMNS], *[""] * COLUMNS][:COLUMNS] for row in rows]
+            plots.append(Heat(bits_RC, rows, [""] * COLUMNS, "position", "", "viridis", 0.0, high, "bits",
+                              f"Loss of each token, {name}", summary_line(report), numbers=True,
+                              words=shown))  # fmt: skip
     return [*plots, calibration_plot(reports)]
 
 
 def calibration_plot(reports: Sequence[TokenReport]) -> Lines:
-    """The share of right predictions against their probability; a calibrated model is on the diagonal."""
-    lines = [Line("perfect", np.array([0.0, 1.0]), np.array([0.0, 1.0]))]
-    for name, report in zip(names_of(reports), reports, strict=True):
-        sure, right, _ = map(np.array, report.calibration.values())
-        lines.insert(-1, Line(f"{name}, ECE {report.summary['ece']:.3f}", sure, right))
-    caption = f"Most probable tokens in {BINS} equal bins of probability: below the diagonal the model is too sure."
-    return Lines("probability", "share that is right", lines, points=True, title="Calibration", caption=caption,
-                 **UNIT_SQUARE)  # fmt: skip
+    """The calibration of all runs."""
+    named = zip(names_of(reports), reports, strict=True)
+    return calibration({f"{name}, ECE {each.summary['ece']:.3f}": each.calibration for name, each in named}, bins=BINS)
 
 
 def as_text(reports: Sequence[TokenReport], *, hardest: int, width: int, colour: Colours) -> str:
@@ -188,7 +184,7 @@ def as_text(reports: Sequence[TokenReport], *, hardest: int, width: int, colour:
     lines, high = list[str](), most_bits(reports)
     for name, report in zip(names_of(reports), reports, strict=True):
         lines += [f"{name}, {report.read}", summary_line(report), ""]
-        lines += [] if report.text is None else [*_flow(report, high, width, colour), ""]
+        lines += [] if report.text is None else [_coloured(report, high, colour), ""]
         rows = [("bits", "rank", "before", "token", "after", "most probable")]
         for place in report.hardest(hardest):
             (before, after), (answer, share) = map(signs, report.context(place)), report.top(place)[0]
@@ -198,22 +194,15 @@ def as_text(reports: Sequence[TokenReport], *, hardest: int, width: int, colour:
     return "\n".join([*lines, draw_plot(calibration_plot(reports), width=min(width, 72), colour=colour)])
 
 
-def _flow(report: TokenReport, high: float, width: int, colour: Colours) -> list[str]:
-    """The text in lines, every token on the colour of its loss."""
-    lines, used = [""], 0
+def _coloured(report: TokenReport, high: float, colour: Colours) -> str:
+    """The text, every token on the colour of its loss; the terminal breaks its lines."""
+    parts = list[str]()
     for piece, bits in zip(report.pieces, report.bits.tolist(), strict=True):
         text = visible(piece.replace("\n", "↵"))
-        if used and used + columns_of(text) > width:
-            lines.append("")
-            used = 0
-        used += columns_of(text)
         if colour != "none" and np.isfinite(bits):
             ground = colour_at("viridis", bits / high)
             ink = (0, 0, 0) if np.dot(ground, (0.3, 0.6, 0.1)) > 127 else (255, 255, 255)
             codes = f"{colour_code(ground, colour, ground=True)};{colour_code(ink, colour, ground=False)}"
             text = f"\x1b[{codes}m{text}{RESET}"
-        lines[-1] += text
-        if "\n" in piece:
-            lines.append("")
-            used = 0
-    return lines
+        parts.append(text + "\n" * ("\n" in piece))
+    return "".join(parts)

@@ -8,15 +8,11 @@ from typing import Any
 import numpy as np
 
 from tformer.inside.lens import MEASURES, Lens
-from tformer.support.errors import InputError
-from tformer.support.files import encode_text
 from tformer.support.formatting import fitted
 from tformer.viz.attention.scene import run_name
 from tformer.viz.lens.report import LensReport
-from tformer.viz.page import render_page
+from tformer.viz.page import MAX_BYTES, render_page, within
 
-MAX_BYTES = 20e6
-SMALLER = "--positions, --top-k or --max-tokens make it smaller"
 CAUTION = (
     "A lens reads inner states as if they were the last: what it shows early need not be what the model uses. Parts "
     "are direct effects on the logit; what a part changes through later layers counts for those."
@@ -80,10 +76,7 @@ def render(report: LensReport, *, max_bytes: float = MAX_BYTES) -> str:
             *([f"Command: {report.command}"] if report.command else []),
         ],
     )
-    size = len(encode_text(page))
-    if size > max_bytes:
-        raise InputError(f"a page of {size / 1e6:.1f} MB does not fit into {max_bytes / 1e6:g} MB", hint=SMALLER)
-    return page
+    return within(page, max_bytes, "--positions, --top-k or --max-tokens make it smaller")
 
 
 def _pack(name: str, lens: Lens, numbers: dict[int, int], blobs: dict[str, bytes]) -> None:
