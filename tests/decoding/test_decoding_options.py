@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +11,9 @@ import torch
 
 from tformer.build import build_model
 from tformer.decoding import compilation
-from tformer.decoding.compilation import AUTO_STEPS, RECORDED_STEPS
 from tformer.decoding.options import GenerateOptions
 from tformer.decoding.settings import BeamSettings, GenerationSettings
-from tformer.decoding.writers import count_lines, decoding_steps, names_of_models
+from tformer.decoding.writers import names_of_models
 from tformer.recipe.model import Model
 from tformer.recipe.sections import Generation
 from tformer.support.errors import InputError
@@ -66,14 +64,11 @@ def test_the_settings_have_the_defaults_of_the_recipe() -> None:
 
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-MANY = AUTO_STEPS
 
 
 def way_of(options: GenerateOptions, one: Any, device: torch.device) -> str:
     """How steps run; the note on it goes to the model's notes."""
-    way, note = compilation.decide_way(
-        one.model, device, options.compile, quantize=options.quantize, steps=lambda: decoding_steps(options, one)
-    )
+    way, note = compilation.decide_way(one.model, device, options.compile, quantize=options.quantize)
     one.notes += [] if note is None else [note]
     return way
 
@@ -94,30 +89,17 @@ def compilers(monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "device", "expected"),
     [
         ({}, CPU, "plain"),
-        ({"max_new_tokens": MANY}, CPU, "plain"),
         ({"compile": "on"}, CPU, "compiled"),
-        ({"max_new_tokens": MANY}, CUDA, "compiled"),
-        ({"max_new_tokens": MANY - 1}, CUDA, "recorded"),
         ({}, CUDA, "recorded"),
-        ({"max_new_tokens": RECORDED_STEPS - 1}, CUDA, "plain"),
+        ({"compile": "on"}, CUDA, "compiled"),
+        ({"compile": "off"}, CUDA, "plain"),
         ({"quantize": "int8"}, CUDA, "plain"),
-        ({"max_new_tokens": MANY, "compile": "off"}, CUDA, "plain"),
     ],
 )
-def test_auto_records_on_a_gpu_and_compiles_when_many_tokens_are_asked_for(
+def test_auto_records_on_a_gpu_and_compiles_nowhere(
     options: dict[str, Any], device: torch.device, expected: str
 ) -> None:
     assert way_of(GenerateOptions(**options), loaded(), device) == expected
-
-
-def test_lines_of_a_file_count_as_steps(tmp_path: Path) -> None:
-    path = tmp_path / "lines.txt"
-    path.write_text("a line\n" * MANY, encoding="utf-8")
-    assert count_lines(str(path)) == MANY
-    assert count_lines("-") == count_lines(None) == count_lines(str(tmp_path / "none")) == 1
-    few = GenerateOptions(input_path=str(path), batch_size=1024)
-    assert way_of(GenerateOptions(input_path=str(path), batch_size=32), loaded(), CUDA) == "compiled"  # 128 times 100
-    assert way_of(few, loaded(), CUDA) == "recorded"
 
 
 def test_a_kind_that_cannot_be_compiled_is_told_once_and_decoded_as_it_is() -> None:
@@ -126,11 +108,10 @@ def test_a_kind_that_cannot_be_compiled_is_told_once_and_decoded_as_it_is() -> N
     assert [note for note in one.notes if note.startswith("decoded uncompiled: layer 0 of the decoder")] == one.notes
 
 
-def test_without_a_compiler_auto_goes_on_and_on_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_steps_are_recorded_and_on_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compilation, "missing_compiler", lambda device: "Triton")
     one = loaded()
-    assert way_of(GenerateOptions(max_new_tokens=MANY), one, CUDA) == "recorded"
-    assert one.notes == ["decoded uncompiled: found no Triton"]
+    assert way_of(GenerateOptions(), one, CUDA) == "recorded" and not one.notes
     with pytest.raises(InputError, match="found no Triton"):
         way_of(GenerateOptions(compile="on"), one, CUDA)
 
@@ -138,7 +119,7 @@ def test_without_a_compiler_auto_goes_on_and_on_is_refused(monkeypatch: pytest.M
 def test_8_bits_and_compiling_exclude_each_other() -> None:
     with pytest.raises(InputError, match="--compile on and --quantize int8 exclude each other"):
         GenerateOptions(compile="on", quantize="int8").check()
-    assert way_of(GenerateOptions(max_new_tokens=MANY, quantize="int8"), loaded(), CUDA) == "plain"
+    assert way_of(GenerateOptions(quantize="int8"), loaded(), CUDA) == "plain"
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ class SamplingSession:
     def answer_lines(self, path: str, table: LabelledSource | None = None) -> None:
         """Each line of a file or of standard input: one line of output. Each row of a table: its answers beside it."""
         options = self.options
-        size = options.texts_at_once(encoder_decoder=False)
+        size = options.texts_at_once(self.sampler.loaded.model)
         names, samples = ["output", *(["logprob"] if options.logprobs else [])], self.sampler.settings.num_samples
         columns = answer_columns(names, samples)
         out = Answers(self.output, options, table, inputs=["prompt"], columns=columns)

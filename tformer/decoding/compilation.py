@@ -6,7 +6,6 @@ import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -21,8 +20,6 @@ from tformer.support.errors import InputError
 Compilation = Literal["auto", "on", "off"]
 Way = Literal["plain", "recorded", "compiled"]
 """Of a decoding step: operation by operation, as a recorded CUDA graph, or as a graph of compiled kernels."""
-RECORDED_STEPS = 8  # from which recording a step on a GPU pays
-AUTO_STEPS = 4096  # of decoding: on a GPU, compilation costs as much time as a few thousand steps of a small model save
 CPP_COMPILERS = {"darwin": "clang++", "win32": "cl"}  # PyTorch's choice without $CXX; on other systems g++
 C_COMPILERS = ("gcc", "clang")  # Triton's choice without $CC
 
@@ -49,22 +46,19 @@ def prepare_decoding(
     compile: Compilation,
     quantize: str,
     rows: int | None,
-    steps: Callable[[], int],
 ) -> str | None:
     """Make the decoding steps graphs where it is requested or faster, else call `prepare_inference`.
 
     Returns a note for the user.
 
     Args:
-        compile: `auto` records steps on a GPU, where starting many small operations takes the time, and compiles them
-            for `AUTO_STEPS` or more; neither on a CPU.
+        compile: `auto` records steps on a GPU, where starting many small operations takes the time; `on` compiles them.
         rows: see `prepare_inference`.
-        steps: the number of decoding steps; called only where it matters.
 
     Raises InputError for `compile` "on" without a compiler.
     """
     device = next(model.parameters()).device
-    way, note = decide_way(model, device, compile, quantize=quantize, steps=steps)
+    way, note = decide_way(model, device, compile, quantize=quantize)
     if way == "compiled":
         compile_decoding(model, dtype)
     elif way == "recorded":
@@ -80,21 +74,16 @@ def prepare_decoding(
 
 
 def decide_way(
-    model: Transformer, device: torch.device, compile: Compilation, *, quantize: str, steps: Callable[[], int]
+    model: Transformer, device: torch.device, compile: Compilation, *, quantize: str
 ) -> tuple[Way, str | None]:
     """(How `prepare_decoding` lets steps run, its note). Raises InputError for `compile` "on" without a compiler."""
     if compile == "off" or (compile == "auto" and (device.type != "cuda" or quantize != "none")):
         return "plain", None
-    number = steps() if compile == "auto" else AUTO_STEPS
     reason = no_compiled_steps(model)
-    if number < RECORDED_STEPS or (number < AUTO_STEPS and reason is not None):
-        return "plain", None
+    if compile == "auto":
+        return "plain" if reason else "recorded", None
     if reason is not None:
         return "plain", f"decoded uncompiled: {reason}"
-    if number < AUTO_STEPS:
-        return "recorded", None
-    if compile == "auto" and (missing := missing_compiler(device)) is not None:
-        return "recorded", f"decoded uncompiled: found no {missing}"
     require_compiler(device)
     return "compiled", "decoding is compiled: the first tokens take a while"
 

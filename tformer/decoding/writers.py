@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -78,7 +77,6 @@ def prepare_models(models: Sequence[Loaded], options: GenerateOptions) -> list[L
             compile=options.compile,
             quantize=options.quantize,
             rows=rows,
-            steps=partial(decoding_steps, options, loaded),
         )
         loaded.notes.extend(line for line in (dtype_note, note) if line is not None)
     return chosen
@@ -86,8 +84,7 @@ def prepare_models(models: Sequence[Loaded], options: GenerateOptions) -> list[L
 
 def rows_to_prepare(options: GenerateOptions, loaded: Loaded) -> int | None:
     """The number of rows in a decoding step for which a model is prepared (`row_class`)."""
-    is_encoder_decoder = loaded.model.is_encoder_decoder
-    return row_class(options.rows_of_a_step(loaded.recipe.generation, encoder_decoder=is_encoder_decoder))
+    return row_class(options.rows_of_a_step(loaded.recipe.generation, loaded.model))
 
 
 def names_of_models(arguments: Sequence[str], ensemble: Sequence[str]) -> list[str | None]:
@@ -105,21 +102,6 @@ def names_of_models(arguments: Sequence[str], ensemble: Sequence[str]) -> list[s
         return list(arguments) or [None]
     words = [part for word in ensemble for part in ([word] if Path(word).exists() else word.split(","))]
     return [word for word in dict.fromkeys([*words, *arguments]) if word]
-
-
-def decoding_steps(options: GenerateOptions, loaded: Loaded) -> int:
-    """About how many decoding steps the command will take: batches of lines times the longest completion."""
-    longest = options.max_new_tokens or loaded.recipe.generation.max_new_tokens
-    texts = options.texts_at_once(encoder_decoder=loaded.model.is_encoder_decoder)
-    return longest * -(-count_lines(options.input_path) // texts)
-
-
-def count_lines(path: str | None) -> int:
-    """The lines of a file; 1 where the number is not known ahead: a prompt, standard input, a missing file."""
-    if path is None or not Path(path).is_file():
-        return 1
-    with Path(path).open("rb") as file:
-        return max(1, sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b"")))
 
 
 def fills_masks(loaded: Loaded) -> bool:
@@ -263,7 +245,7 @@ def _translations(
     options: GenerateOptions, models: Sequence[Loaded], settings: BeamSettings | GenerationSettings
 ) -> Searcher:
     """A searcher of encoder-decoders, which turn sources into targets."""
-    first, batch_size, reach = models[0], options.texts_at_once(encoder_decoder=True), Reach(models)
+    first, batch_size, reach = models[0], options.texts_at_once(models[0].model), Reach(models)
     translator = translator_of(
         *models,
         settings=settings,
@@ -293,7 +275,7 @@ def _continuations(
     options: GenerateOptions, models: Sequence[Loaded], settings: BeamSettings, on_cut: OnCut
 ) -> Searcher:
     """A searcher of decoder-only models, which continue prompts by beam search."""
-    tokenizer, batch_size, reach = models[0].text_tokenizer, options.texts_at_once(encoder_decoder=False), Reach(models)
+    tokenizer, batch_size, reach = models[0].text_tokenizer, options.texts_at_once(models[0].model), Reach(models)
     continuer = Continuer(
         [loaded.model for loaded in models],
         tokenizer,

@@ -19,8 +19,9 @@ from tformer.data.permutation import spread_evenly
 from tformer.data.shards.pair_tokens import PairRowSource, PairTokens, join_pairs, source_hashes, tokenize_pairs
 from tformer.data.sources.pairs import PairSource, open_pairs, shared_columns
 from tformer.data.sources.tables import PairRow
-from tformer.decoding.inference import prepare_inference
+from tformer.decoding.compilation import prepare_decoding
 from tformer.decoding.loaded import make_translator, translator_of
+from tformer.decoding.options import batch_on
 from tformer.decoding.prompts import task_prefix
 from tformer.decoding.score import score_targets
 from tformer.decoding.settings import BeamSettings, fitting_beam_settings
@@ -497,11 +498,14 @@ def _decoded(
 ) -> dict[str, Any]:
     """Metrics of the model's own outputs. `sources`: of the pairs."""
     if options.quantize == "none":  # else it was prepared when it was quantized
-        # The first process compiles kernels for all.
-        work.worker.in_turn(lambda: prepare_inference(loaded.model, loaded.model.compute_dtype))
+        dtype = loaded.model.compute_dtype
+        prepare = partial(prepare_decoding, loaded.model, dtype, compile="auto", quantize="none", rows=None)
+        work.worker.in_turn(prepare)  # the first process compiles kernels for all
     began = time.perf_counter()
     with work.part("decoding", unit="pairs") as part:
-        outputs = translate_pairs(translator, pairs, batch_size=options.batch_size or BATCH_SENTENCES, work=part)
+        outputs = translate_pairs(
+            translator, pairs, batch_size=options.batch_size or batch_on(loaded.model, BATCH_SENTENCES), work=part
+        )
     work.raise_if_stopped("before every pair was read")
     seconds = time.perf_counter() - began
     if translator.cut:
