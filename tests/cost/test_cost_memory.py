@@ -101,6 +101,7 @@ MODELS = {
     "res_post, qk_norm of the width": section(decoder=stack(norm={"kind": "rmsnorm", "place": "res_post"},
                                                             attention={"qk_norm": "width"})),
     "softcap": section(decoder=stack(attention={"softcap": 5.0})),
+    "window, softcap": section(decoder=stack(attention={"kind": "sliding_window", "window": 16, "softcap": 5.0})),
     "t5_bias": section(decoder=stack(positions={"kind": "t5_bias"})),
     "both": section(encoder=stack(), decoder=stack(dropout=0.1)),
     "linformer": section(encoder=stack(attention={"kind": "linformer", "rank": 16}), decoder=stack()),

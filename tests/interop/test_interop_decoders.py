@@ -187,6 +187,48 @@ def test_normalized_queries_and_keys_are_exported_as_qwen3(kind: bool | str) -> 
     torch.testing.assert_close(other(ids).logits, built(ids).logits, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("name", "norm", "attention"),
+    [
+        ("Olmo2ForCausalLM", {"place": "res_post"}, {"qk_norm": "width", "qk_norm_eps": 1e-5}),
+        ("Gemma3ForCausalLM", {"place": "sandwich", "unit_offset": True},
+         {"qk_norm": "unit_offset", "qk_norm_eps": 1e-5, "scale": 0.25}),
+        ("Gemma2ForCausalLM", {"place": "sandwich", "unit_offset": True}, {"softcap": 5.0, "scale": 0.25}),
+        ("GraniteForCausalLM", {}, {"scale": 0.3}),
+    ],
+)  # fmt: skip
+def test_own_models_are_exported_as_the_class_that_computes_them(
+    name: str, norm: dict[str, Any], attention: dict[str, Any]
+) -> None:
+    """Adjacent rotary pairs become halves, with the gains of their norms."""
+    is_gemma = name.startswith("Gemma")
+    section = Model.model_validate({
+        "d_model": 16,
+        "vocab_size": 61,
+        "embedding": {"scale": {"Granite": 3.0}.get(name[:7], "rounded" if is_gemma else False)},
+        "decoder": {
+            "num_layers": 2,
+            "num_heads": 4,
+            "num_kv_heads": 2,
+            "positions": {"kind": "rope", "layout": "interleaved"},
+            "attention": {"qkv_bias": False, "out_bias": False, **attention},
+            "feedforward": {"activation": "gelu_tanh" if is_gemma else "silu", "gated": True, "bias": False},
+            "norm": {"kind": "rmsnorm", "eps": 1e-5, **norm},
+            "residual_multiplier": 0.7 if name.startswith("Granite") else 1.0,
+        },
+    })  # fmt: skip
+    choice = choose_class(section, family="gpt")
+    assert choice.class_name == name and len(choice.steps) == 1
+    built = build_model(section).eval()
+    randomized(built)
+    weights = {key: value for key, value in built.state_dict().items() if key not in built.tied_names()}
+    model, weights = choice.steps[0].apply(section, weights)
+    other = build_model(model).eval()
+    other.load_state_dict(weights, strict=False)
+    ids = tokens(2, 9, vocabulary=61)
+    torch.testing.assert_close(other(ids).logits, built(ids).logits, atol=1e-4, rtol=1e-5)
+
+
 def test_without_being_asked_heads_that_do_not_divide_the_width_are_exported_as_mistral() -> None:
     values: dict[str, Any] = {
         "d_model": 20,

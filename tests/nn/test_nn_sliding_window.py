@@ -22,6 +22,7 @@ from tests.nn.kind_cases import (
     padding,
     tensors,
 )
+from tformer.nn.attention import FullAttentionOptions
 from tformer.nn.attention.block_sparse.flex import attend_flex
 from tformer.nn.attention.context import AttentionInputs
 from tformer.nn.attention.sliding_window import SlidingWindowAttention, SlidingWindowOptions, flex_rule, global_tokens
@@ -94,6 +95,12 @@ def test_a_step_reads_the_window_alone() -> None:
     for x in (k, v):
         x[:, :, 1:51] = float("nan")
     assert run(mechanism, q, k, v, **call_of(context_of(1, True, keys=60)))[0].isfinite().all()
+
+
+def test_a_soft_cap_costs_the_scores_of_all_keys() -> None:
+    plain, capped = (mechanism_of(SlidingWindowOptions(window=8, softcap=cap), causal=True) for cap in (None, 5.0))
+    full = mechanism_of(FullAttentionOptions(), causal=True)
+    assert plain.flops(2000, 2000) < capped.flops(2000, 2000) == full.flops(2000, 2000)
 
 
 def test_named_global_tokens_and_a_cache_do_not_go_together() -> None:

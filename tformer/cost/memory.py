@@ -290,7 +290,7 @@ def _forms_scores(layer: Stack, shape: _Shape) -> bool:
 
 def _weight_bytes(layer: Stack, sizes: Sizes, shape: _Shape, num_keys: int, causal: bool) -> int:
     """Bytes of the attention weights that one call saves: all of them where it is small, else none."""
-    if not layer.attention.mechanism.cross:
+    if not layer.attention.mechanism.cross and layer.attention.softcap is None:
         return 0
     scores = shape.rows * sizes.num_heads * shape.length * num_keys
     if _forms_scores(layer, shape):
@@ -298,7 +298,8 @@ def _weight_bytes(layer: Stack, sizes: Sizes, shape: _Shape, num_keys: int, caus
         if shape.length > max(1, CHUNK_ELEMENTS // max(1, shape.rows * sizes.num_heads * num_keys * size)):
             return 0
         narrow = shape.itemsize if shape.itemsize < FP32_BYTES else 0
-        return scores * (FP32_BYTES + (2 * shape.itemsize if layer.attention_dropout else narrow))
+        kept = FP32_BYTES if layer.attention.softcap is None else 2 * FP32_BYTES  # weights, and tanh of the scores
+        return scores * (kept + (2 * shape.itemsize if layer.attention_dropout else narrow))
     if shape.on_cpu and shape.dtype == torch.bfloat16 and scores <= KEPT_ELEMENTS:
         seen = (shape.length + min(QUERY_BLOCK, shape.length)) / (2 * shape.length) if causal else 1.0
         return int(scores * seen) * shape.itemsize

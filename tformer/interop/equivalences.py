@@ -101,8 +101,8 @@ def reorder_heads(model: Model, weights: Mapping[str, Tensor], *, side: str) -> 
     def reordered(name: str, tensor: Tensor) -> Tensor:
         if (found := pattern.fullmatch(name)) is None:
             return tensor
-        if found["gain"]:  # of all heads
-            return tensor.index_select(0, of_head.to(tensor.device))
+        if found["gain"]:  # of one head, which all share, or of all heads
+            return tensor.index_select(0, order[: len(tensor)].to(tensor.device))
         rest = torch.arange(len(order), tensor.shape[0])  # values are not rotated
         return tensor.index_select(0, torch.cat([order, rest]).to(tensor.device))
 

@@ -195,7 +195,7 @@ class SlidingWindowAttention(Mechanism):
         options, sizes, length = self.options, self.sizes, round(keys)
         tokens, rows = min(options.global_tokens, length), 0.0
         is_dense = dense_is_faster(length, length, self.block + 2 * self.reach + tokens)
-        is_dense = is_dense and options.implementation == "auto"
+        is_dense = (is_dense and options.implementation == "auto") or options.softcap is not None
         if tokens and (options.global_projections or not (is_dense or sizes.causal)):
             rows = super().flops(tokens, keys, training=training)
         if options.global_projections:
