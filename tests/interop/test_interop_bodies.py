@@ -31,7 +31,10 @@ BODIES: dict[str, dict[str, Any]] = {
     "OPTModel": {"tie_word_embeddings": False},
     "BloomModel": {"tie_word_embeddings": False},
     **{f"{name}Model": {"head_dim": 6, "tie_word_embeddings": False} for name in ("Llama", "Qwen2", "Qwen3")},
-    **{f"{name}Model": {"tie_word_embeddings": False} for name in ("GPTNeoX", "GPTJ", "Phi", "StableLm")},
+    **{
+        f"{name}Model": {"tie_word_embeddings": False}
+        for name in ("GPTNeoX", "GPTJ", "Phi", "StableLm", "Phi3", "SmolLM3", "Falcon")
+    },
     **{f"{name}Model": {"tie_word_embeddings": False} for name in ("GPTNeo", "GPTBigCode", "XGLM")},
     **{f"{name}Model": {"tie_word_embeddings": False} for name in ("Gemma", "Gemma2", "Gemma3Text")},
     **{f"{name}Model": {"tie_word_embeddings": False} for name in ("Olmo", "Olmo2", "Granite", "Starcoder2")},

@@ -15,6 +15,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tests.interop.decoder_configs import (
     BLOOM_560M,
+    FALCON_7B,
+    FALCON_40B,
     GEMMA2_2B,
     GEMMA3_1B,
     GEMMA_2B,
@@ -28,7 +30,10 @@ from tests.interop.decoder_configs import (
     OPT_125M,
     OPT_350M,
     PARAMETERS,
+    PHI_2,
+    PHI_3_MINI_4K,
     QWEN2_05B,
+    SMOLLM3_3B,
     STARCODER_1B,
     XGLM_564M,
 )
@@ -191,7 +196,15 @@ def test_features_that_switch_nothing_on_are_read(config: dict[str, Any]) -> Non
             "rope_scaling: the key short_factor",
         ),
         (LLAMA_2_7B | {"rope_parameters": {"rope_type": "yarn", "mscale": 0.7}}, "rope_parameters: mscale"),
-        (LLAMA_2_7B | {"partial_rotary_factor": 0.5}, "partial_rotary_factor: found 0.5"),
+        (PHI_2 | {"qk_layernorm": True}, "qk_layernorm"),
+        (PHI_3_MINI_4K | {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type: found 'linear'"),
+        (
+            SMOLLM3_3B | {"no_rope_layers": [1, 0]},
+            "no_rope_layers: found [1, 0], expected 0 or 1 for each of 36 layers",
+        ),
+        (SMOLLM3_3B | {"layer_types": ["sliding_attention"]}, "layer_types"),
+        (FALCON_7B | {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn"),
+        (FALCON_40B | {"parallel_attn": False}, "parallel_attn"),
         (LLAMA_3_2_1B | {"rope_scaling": {**LLAMA3_ROPE, "beta_fast": 32}}, "rope_scaling: beta_fast"),
         (LLAMA_3_2_1B | {"rope_scaling": {**LLAMA3_ROPE, "factor": None}}, "rope_scaling: the key factor"),
         (LLAMA_2_7B | {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "rope_parameters: full_attention"),

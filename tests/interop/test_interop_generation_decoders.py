@@ -21,7 +21,9 @@ BY_LENGTH = {  # beyond 6 and 8 tokens the frequencies follow the length
     },
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    **{name: (name, {}) for name in ("GPTNeoX", "GPTJ", "Phi", "StableLm")},
+    **{name: (name, {}) for name in ("GPTNeoX", "GPTJ", "Phi", "StableLm", "Phi3", "SmolLM3", "Falcon")},
+    "falcon, 40B": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon, alibi": ("Falcon", {"alibi": True, "multi_query": False, "parallel_attn": False}),
     **{name: (name, {}) for name in ("Gemma", "Olmo", "Olmo2", "GPTNeo", "XGLM")},
     "GPTBigCode": ("GPTBigCode", {"n_positions": 40}),
     "OPT": ("OPT", {"do_layer_norm_before": False, "word_embed_proj_dim": 12}),

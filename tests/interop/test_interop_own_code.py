@@ -287,9 +287,10 @@ def test_a_class_of_transformers_goes_before_the_own_code(tmp_path: Path) -> Non
         ({"layers": {"0": {"norm": {"eps": 0.1}}}}, "model.decoder.layers"),
         ({"residual": "parallel"}, "model.decoder.residual: parallel"),
         ({"positions": {"kind": "rope", "share": 0.5}}, "model.decoder.positions.share: 0.5"),
+        ({"positions": {"kind": "alibi", "rounded": True}}, "model.decoder.positions.rounded: true"),
         ({"positions": {"kind": "rope", "scaling": {"kind": "linear"}}}, "model.decoder.positions.scaling"),
     ],
-    ids=["attention", "norm", "positions", "layers", "residual", "share", "scaling"],
+    ids=["attention", "norm", "positions", "layers", "residual", "share", "rounded", "scaling"],
 )
 @pytest.mark.parametrize("model_type", [None, "tformer"])
 def test_what_the_code_lacks_is_refused_by_name(

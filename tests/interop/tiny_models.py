@@ -79,7 +79,6 @@ WIDE: dict[str, Any] = {  # heads of 8
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "max_position_embeddings": 29,
-    "layer_norm_eps": 0.03,
     **IDS,
 }
 OTHERS: dict[str, dict[str, Any]] = {
@@ -101,12 +100,18 @@ OTHERS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("Bart", "MBart", "Pegasus", "Blenderbot", "M2M100"), BART),
     "Marian": {**BART, "decoder_vocab_size": VOCABULARY},
     "Bloom": {"vocab_size": VOCABULARY, "hidden_size": 20, "n_layer": 2, "n_head": 4, **IDS},
-    "GPTNeoX": {**WIDE, "intermediate_size": 36},
+    "GPTNeoX": {**WIDE, "intermediate_size": 36, "layer_norm_eps": 0.03},
     "GPTJ": {
         **{"vocab_size": VOCABULARY, "n_positions": 29, "n_embd": 32, "n_layer": 2, "n_head": 4},
         **{"rotary_dim": 4, **IDS},
     },
-    **{name: {**WIDE, "intermediate_size": 36, "num_key_value_heads": 2} for name in ("Phi", "StableLm")},
+    **{
+        name: {**WIDE, "intermediate_size": 36, "num_key_value_heads": 2, "layer_norm_eps": 0.03}
+        for name in ("Phi", "StableLm")
+    },
+    "Phi3": {**WIDE, "intermediate_size": 27, "num_key_value_heads": 2, "rms_norm_eps": 0.03},
+    "SmolLM3": {**WIDE, "intermediate_size": 27, "num_key_value_heads": 2, "num_hidden_layers": 5},
+    "Falcon": {**WIDE, "ffn_hidden_size": 36, "layer_norm_epsilon": 0.03},
     **dict.fromkeys(("Llama", "Mistral", "Qwen2", "Qwen3"), DECODER),
     **dict.fromkeys(("Olmo2", "Granite"), DECODER | {"hidden_size": 24}),
     "GPTNeo": {

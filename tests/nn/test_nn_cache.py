@@ -26,7 +26,8 @@ KINDS = [
     NoPositionsOptions(), SinusoidalOptions(), LearnedOptions(), RopeOptions(), RopeOptions(layout="interleaved"),
     RopeOptions(share=0.67), RopeOptions(scaling=RopeScaling(kind="yarn", original_max_seq_len=8)),
     RopeOptions(scaling=RopeScaling(kind="dynamic", original_max_seq_len=8)),
-    RopeOptions(scaling=RopeScaling(original_max_seq_len=8)), AlibiOptions(), T5BiasOptions(), ShawOptions(clip=2),
+    RopeOptions(scaling=RopeScaling(original_max_seq_len=8)), AlibiOptions(), AlibiOptions(rounded=True),
+    T5BiasOptions(), ShawOptions(clip=2),
 ]  # fmt: skip
 
 

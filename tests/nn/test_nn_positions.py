@@ -368,6 +368,18 @@ def test_alibi_bias_against_loops() -> None:
         assert bias[b, h, t, s].item() == pytest.approx(expected)
 
 
+def test_rounded_alibi_is_the_papers_but_for_bf16_and_the_scale() -> None:
+    """What is equal for all keys of a query changes nothing after the softmax."""
+    later = torch.ones(12, 12).triu(1).bool()
+    exact, rounded = (
+        (make(options, head_dim=4).bias(arange(12), arange(12)) * scale).masked_fill(later, -1e9).softmax(-1)
+        for options, scale in ((AlibiOptions(), 1.0), (AlibiOptions(rounded=True), 2.0))
+    )
+    torch.testing.assert_close(rounded, exact, atol=1e-2, rtol=0)
+    with pytest.raises(ValueError, match="rounded must be false in an encoder"):
+        make(AlibiOptions(rounded=True), bidirectional=True)
+
+
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("buckets,max_distance", [(32, 128), (8, 20), (6, 16)])
 def test_t5_buckets_agree_with_transformers(bidirectional: bool, buckets: int, max_distance: int) -> None:

@@ -52,17 +52,24 @@ OLD_TYPES = {"su": "longrope"}
 
 
 def read_rope(
-    config: Config, *, max_seq_len: int, share: float | None = None, names: tuple[str, str] = ROPE_NAMES
+    config: Config,
+    *,
+    max_seq_len: int,
+    share: float | None = None,
+    names: tuple[str, str] = ROPE_NAMES,
+    base: float = 10000.0,
+    original: int | None = None,
 ) -> dict[str, Any]:
     """The `positions` of a stack. InputError for a RoPE type, or a key of it, that tformer lacks.
 
     share: part of each head that is rotated where the config states none; None: the class rotates whole heads.
     names: of base and share outside of `rope_parameters`.
+    base, original: the base, and the context length of pre-training, where the config states none.
     """
     newer = config.take("rope_parameters", default={}, kind=dict)
     older = config.take("rope_scaling", default={}, kind=dict)
     name, found = ("rope_scaling", older) if older else ("rope_parameters", newer)
-    before = config.size(ORIGINAL, default=None)  # Phi's place for it, which goes first
+    before = config.size(ORIGINAL, default=original)  # Phi's place for it, which goes first
     rope = Config(found, name=f"{config.name}: {name}")
     rope_type = str(found.get("rope_type", found.get("type", "default")))
     rope_type = OLD_TYPES.get(rope_type, rope_type)
@@ -74,7 +81,7 @@ def read_rope(
             raise InputError(
                 f"{rope.name}: {key}: found {value!r}, a key that tformer does not support for {rope_type}"
             )
-    base = config.take(names[0], default=10000.0, kind=float)
+    base = config.take(names[0], default=base, kind=float)
     positions = {"kind": "rope", "layout": "halves", "base": rope.take(ROPE_NAMES[0], default=base, kind=float)}
     if share is None:
         for each in (config, rope):

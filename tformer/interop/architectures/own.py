@@ -105,6 +105,8 @@ def lacks(model: Model) -> Iterator[str]:
             yield f"model.{side}.positions.share: {share:g}"
         if getattr(stack.positions, "per_layer", False):
             yield f"model.{side}.positions.per_layer: true"
+        if getattr(stack.positions, "rounded", False):
+            yield f"model.{side}.positions.rounded: true"
         if stack.layers:
             yield f"model.{side}.layers: options of single layers"
 

@@ -38,21 +38,28 @@ def alibi_slopes(num_heads: int) -> list[float]:
 
 
 class AlibiPositions(TabledPositions):
-    """Subtracts slope · distance from the scores; the table holds the slopes [H]."""
+    """Subtracts slope · distance from the scores; the table holds the slopes [H].
+
+    rounded_scale: None: as in the paper. Else the product of the slope with the position of the key is computed in bf16
+        and multiplied by this scale of the scores (Falcon).
+    """
 
     kind = "alibi"
     about = "Each head subtracts a slope times the distance from its scores (arXiv 2108.12409)."
     per_head = True
 
-    def __init__(self, *, num_heads: int) -> None:
+    def __init__(self, *, num_heads: int, rounded_scale: float | None = None) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        self.num_heads, self.rounded_scale = num_heads, rounded_scale
         self.build_table(num_heads)
 
     def formula(self, pos: Tensor) -> Tensor:
         return torch.tensor(alibi_slopes(self.num_heads), device=pos.device)
 
     def bias(self, q_pos_BT: Tensor, k_pos_BS: Tensor) -> Tensor:
+        if self.rounded_scale is not None:  # of the key alone: what is equal for all keys of a query changes nothing
+            by_key = self.table.bfloat16().view(1, -1, 1, 1) * k_pos_BS[:, None, None]
+            return by_key.float().expand(-1, -1, q_pos_BT.shape[1], -1) * self.rounded_scale
         distance = (k_pos_BS.unsqueeze(1) - q_pos_BT.unsqueeze(2)).abs_()
         return distance.unsqueeze(1) * -self.table.view(1, -1, 1, 1)
 
@@ -120,9 +127,12 @@ class AlibiOptions:
 
     module: ClassVar = AlibiPositions
     kind: Literal["alibi"] = "alibi"
+    # Falcon's: the product of slope and position of the key in bf16, added before the scores are scaled
+    rounded: bool = False
 
     def build(self, sizes: PositionSizes) -> Positions:
-        return AlibiPositions(num_heads=sizes.num_heads)
+        require(not (self.rounded and sizes.bidirectional), "rounded must be false in an encoder, found true")
+        return AlibiPositions(num_heads=sizes.num_heads, rounded_scale=sizes.head_dim**-0.5 if self.rounded else None)
 
 
 @dataclass(frozen=True)

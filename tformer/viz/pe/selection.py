@@ -58,10 +58,10 @@ def read_run(
     if not 0 <= layer < section.num_layers:
         raise InputError(f"--layer {layer}: the {side} of {loaded.path} has layers 0 to {section.num_layers - 1}")
     module, options = stacks[side].positions_of(layer), layers[side][layer].positions
-    share = getattr(options, "share", 1.0)
-    if getattr(options, "scaling", None) is not None or share != 1.0:
-        what = "scaling" if share == 1.0 else f"a share of {share:g} of each head"
-        raise InputError(f"rope with {what} cannot be shown: the views assume frequencies of base^(-2i/h)")
+    changed = ("scaling", None), ("share", 1.0), ("rounded", False)
+    for name, plain in changed:
+        if getattr(options, name, plain) != plain:
+            raise InputError(f"{options.kind} with {name} cannot be shown: the views assume the formula of the paper")
     d_model, heads = stacks[side].d_model, section.num_heads
     if options.kind == "rope" and module.head_dim * heads != d_model:
         d_model = module.head_dim * heads
