@@ -39,6 +39,13 @@ def compile_decoding(model: Transformer, dtype: torch.dtype, *, backend: str = "
     model.compiled_decoder = CompiledDecoder(model, backend=backend)
 
 
+def record_decoding(model: Transformer, dtype: torch.dtype) -> None:
+    """Record the decoding steps of a model on a GPU, with its matrices in `dtype`; not if `no_compiled_steps`."""
+    model.eval()
+    cast_matrices(model, dtype)
+    model.compiled_decoder = RecordedDecoder(model)
+
+
 def prepare_decoding(
     model: Transformer,
     dtype: torch.dtype,
@@ -62,9 +69,7 @@ def prepare_decoding(
     if way == "compiled":
         compile_decoding(model, dtype)
     elif way == "recorded":
-        model.eval()
-        cast_matrices(model, dtype)
-        model.compiled_decoder = RecordedDecoder(model)
+        record_decoding(model, dtype)
     else:
         note = prepare_inference(model, dtype, quantize=quantize, rows=rows) or note
         is_large = model.num_parameters() >= WORTH_A_BUILD

@@ -12,7 +12,12 @@ from tformer.bench.workloads.train import SPECIAL, random_ids
 from tformer.build import layer_sizes
 from tformer.cost.flops import HEADS, attention_flops, product_flops, product_shape
 from tformer.decoding.beam_search import beam_search
-from tformer.decoding.compilation import compile_decoding, no_compiled_steps, require_compiler
+from tformer.decoding.compilation import (
+    compile_decoding,
+    no_compiled_steps,
+    record_decoding,
+    require_compiler,
+)
 from tformer.decoding.generate import generate
 from tformer.decoding.inference import cast_matrices, prepare_inference
 from tformer.decoding.prompts import suppressed_tokens
@@ -109,6 +114,8 @@ class Decoding(Workload):
         model = inference_model(self.task, self.precision, rows=rows)
         if self.task.compile:
             compile_decoding(model, DTYPES[self.task.precision])
+        elif torch.device(self.task.device).type == "cuda" and no_compiled_steps(model) is None:
+            record_decoding(model, DTYPES[self.task.precision])
         return model
 
 
