@@ -51,6 +51,8 @@ def test_tokens_have_the_colours_of_their_losses_and_the_cursor_shows_alternativ
     until(page, "location.hash.includes('token=2')")
     span.nth(7).hover()
     until(page, "document.querySelector('#cell h2').textContent === 'It (7)'")
+    assert span.nth(7).get_attribute("title").splitlines()[0].endswith(f"bits, rank {report.rank[7]}")
+    assert len(span.nth(7).get_attribute("title").splitlines()) == 4 and page.locator("#controls input").count() == 0
 
 
 @pytest.mark.slow

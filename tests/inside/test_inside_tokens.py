@@ -144,6 +144,11 @@ def test_words_of_wordpieces_stand_apart_in_a_context() -> None:
     assert report.pieces[place] == "the" and "".join(report.pieces[1:-1]) == "the unbelievable dog"
 
 
+def test_further_bytes_of_a_character_are_dots() -> None:
+    report = token_report(["a", "Ã", "©", "b"], text="aéb", spans=((0, 1), (1, 2), (1, 2), (2, 3)))
+    assert report.pieces == ["a", "é", "·", "b"]
+
+
 # --- calibration ------------------------------------------------------------------------------------------------------
 
 

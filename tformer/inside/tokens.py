@@ -82,10 +82,14 @@ class TokenReport:
 
     @cached_property
     def pieces(self) -> list[str]:
-        """The characters of the text that each token stands for, white space before it too; else its own text [T]."""
+        """The characters of the text that each token stands for, white space before it too [T].
+
+        A dot for further bytes of a character, and the own text of a token of the template.
+        """
         found, done = list[str](), 0
-        for word, (_, stop) in zip(self.tokens, [span or (0, 0) for span in self.spans], strict=True):
-            found.append((self.text or "")[done:stop] or word)
+        for word, span in zip(self.tokens, self.spans, strict=True):
+            _, stop = span or (0, 0)
+            found.append((self.text or "")[done:stop] or ("·" if span else word))
             done = max(done, stop)
         return found
 

@@ -24,7 +24,10 @@ from tformer.viz.terminal import RESET, Colours, colour_code, colour_support, dr
 MOST_BITS = 16.0  # at the end of the colour scale, where a token has as many
 ROWS, COLUMNS = 20, 8  # of tokens in a picture, as many as have room for words
 WORD, CONTEXT = 12, 32  # characters of a word in a picture, and of a context in the terminal
-CAUTION = "Equal losses have equal colours. A loss says how surprising a token is to the model, not how right it is."
+CAUTION = (
+    f"Equal losses have equal colours, and all above {MOST_BITS:g} bits the same. A loss says how surprising a token is "
+    "to the model, not how right it is."
+)
 BODY = """\
 <div id="controls" class="controls" role="group" aria-label="What is shown"></div>
 <section id="texts" class="panels" aria-label="The text, each token coloured"></section>
@@ -129,7 +132,7 @@ def _as_csv(reports: Sequence[TokenReport], *, hardest: int) -> str:
 def as_page(reports: Sequence[TokenReport], *, hardest: int, command: str = "", max_bytes: float = MAX_BYTES) -> str:
     """The page. Raises InputError for one of more than `max_bytes`."""
     first, high, document = reports[0], most_bits(reports), as_document(reports, hardest=hardest)
-    measures: dict[str, Any] = {"bits": ("loss, bits" + ", at most" * (high == MOST_BITS), "viridis", 0.0, high)}
+    measures: dict[str, Any] = {"bits": ("loss, bits", "viridis", 0.0, high)}
     if document["segments"] is not None:
         most = np.nanmax([0.0, *(abs(each["difference"]) for each in document["segments"])]) or 1.0
         one, other = names_of(reports)

@@ -29,7 +29,12 @@
     const box = element("div", { class: "tokens", tabindex: 0, role: "application", "aria-roledescription": "coloured text", dir: "auto",
       "aria-label": `tokens of ${run.name}; arrow keys move, the alternatives follow below` },
       ...run.tokens.map((token, n) => element("span", { "data-token": n }, shown(token))));
-    const look = ({ target }) => { if (target.dataset.token) state.set({ run: number, token: target.dataset.token }); };
+    const look = ({ target }) => {
+      const token = run.tokens[target.dataset.token];
+      if (!token) return;
+      target.title = [`${tformer.number(token.bits)} bits, rank ${tformer.number(token.rank)}`, ...token.top.map(([word, share]) => `${share.toFixed(4)} ${tformer.token(word)}`)].join("\n");
+      state.set({ run: number, token: target.dataset.token });
+    };
     box.addEventListener("mouseover", look);
     box.addEventListener("click", look);
     box.addEventListener("keydown", (event) => {
@@ -91,7 +96,7 @@
       rows: token.top.map(([word, share]) => [tformer.token(word), share]) });
   }
   if (texts.length) {
-    tformer.control("buttons", { id: "measure", label: "Colour", value: "bits", options: Object.entries(data.measures).map(([key, [label]]) => [key, label]) });
+    if (segments) tformer.control("buttons", { id: "measure", label: "Colour", value: "bits", options: Object.entries(data.measures).map(([key, [label]]) => [key, label]) });
     place("texts").before(bar);
     place("cell").append(heading, facts, list);
     paint();
@@ -108,7 +113,7 @@
   runs.forEach((run, number) => {
     const table = element("div", {}), rows = run.hardest.map(({ before, token, after, bits, rank, top }) => [before, token, after, bits, rank, ...top[0]]);
     const save = () => tformer.download("hardest.csv", "text/csv", tformer.csv([columns.map((column) => column.label || column), ...rows]));
-    place("hardest").append(element("h2", { dir: "auto" }, `The hardest tokens, ${run.name}`), element("p", { class: "caption" }, data.captions[number]), table,
+    place("hardest").append(element("h2", { dir: "auto" }, `The hardest tokens, ${run.name}`), ...(run.tokens ? [] : [element("p", { class: "caption" }, data.captions[number])]), table,
       element("div", { class: "row" }, "Save:", tformer.button("CSV", save)));
     tformer.table(table, { caption: "The tokens with the highest loss", columns, rows: rows.map((row) => row.map((cell) => (typeof cell === "string" ? tformer.token(cell) : cell))) });
   });
