@@ -16,7 +16,7 @@ bins; the expected calibration error is the mean gap, weighted by the bins' size
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -37,6 +37,7 @@ from tformer.metrics.text import perplexity
 from tformer.model import Transformer
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.support.errors import InputError, require_finite
+from tformer.workers.work import QUIET, Work
 
 BINS = 15  # of the calibration
 CONTEXT_TOKENS = 8  # on each side of a token
@@ -171,7 +172,7 @@ def predict(
     return {name: torch.cat([each[name] for each in found]).cpu().numpy() for name in found[0]}
 
 
-def read_tokens(loaded: Loaded, batches: Iterable[Batch], *, top_k: int) -> dict[str, np.ndarray]:
+def read_tokens(loaded: Loaded, batches: Sequence[Batch], *, top_k: int, work: Work = QUIET) -> dict[str, np.ndarray]:
     """The arrays of a report, over the tokens [T] of all rows of the batches; padding is left out.
 
     A masked model reads each row as often as it has tokens, whatever the batch masks.
@@ -183,7 +184,9 @@ def read_tokens(loaded: Loaded, batches: Iterable[Batch], *, top_k: int) -> dict
     options: dict[str, Any] = {"head": head, "vocab_size": tokenizer.vocab_size, "top_k": top_k}
     parts, rows = list[dict[str, np.ndarray]](), 0
     with inference(loaded.model):
-        for batch in batches:
+        for number, batch in enumerate(batches):
+            work.raise_if_stopped("while predicting tokens, nothing written")
+            work.report(number, len(batches))
             inputs = {name: value.to(device) for name, value in batch.model_inputs().items()}
             side = "decoder_" if loaded.model.is_encoder_decoder else ""
             read_BT, mask_BT = inputs[f"{side}input_ids"], inputs.get(f"{side}attention_mask")

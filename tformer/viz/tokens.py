@@ -25,8 +25,8 @@ MOST_BITS = 16.0  # at the end of the colour scale, where a token has as many
 ROWS, COLUMNS = 20, 8  # of tokens in a picture, as many as have room for words
 WORD, CONTEXT = 12, 32  # characters of a word in a picture, and of a context in the terminal
 CAUTION = (
-    f"Equal losses have equal colours, and all above {MOST_BITS:g} bits the same. A loss says how surprising a token is "
-    "to the model, not how right it is."
+    f"Equal losses have equal colours, and all above {MOST_BITS:g} bits the same. A loss says how surprising a token "
+    "is to the model, not how right it is."
 )
 BODY = """\
 <div id="controls" class="controls" role="group" aria-label="What is shown"></div>

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -29,12 +28,9 @@ def score_tokens(loaded: Loaded, options: TokenOptions, work: Work) -> TokenRepo
     Raises InputError for a model that predicts no tokens, and for input that it cannot read.
     """
     require_kind(loaded.path, loaded.recipe, TOKEN_HEADS)
-    source: str | None = None
-    text, notes = options.text, tuple[str, ...]()
+    text, source, encoded, notes = options.text, None, None, tuple[str, ...]()
     if text is None:
         batches, name = read_examples(loaded, options, work)
-        found = read_tokens(loaded, _watched(batches, work), top_k=options.top_k)
-        spans: tuple[tuple[int, int] | None, ...] = (None,) * len(found["ids"])
     else:
         if options.special_tokens:
             loaded = replace(loaded, tokenizer=loaded.text_tokenizer.reading_special())
@@ -42,38 +38,33 @@ def score_tokens(loaded: Loaded, options: TokenOptions, work: Work) -> TokenRepo
             source, text, encoded, batches, notes = _translation(loaded, text, options)
         else:
             encoded, batches = _text(loaded, text, options)
-        found = read_tokens(loaded, _watched(batches, work), top_k=options.top_k)
-        if len(batches) > 1:  # each window begins with the last token of the one before it
+        name = f"a text of {len(encoded.ids):,} tokens"
+    with work.part("predicting tokens", total=len(batches), unit="batches") as part:
+        found = read_tokens(loaded, batches, top_k=options.top_k, work=part)
+    if encoded is not None:
+        if len(batches) > 1:  # each window begins with tokens of the one before it
             kept = found["rank"] >= 0
             kept[0] = True
             found = {name: values[kept] for name, values in found.items()}
-        spans, name = encoded.spans, f"a text of {len(encoded.ids):,} tokens"
         found["example"] = found["example"] * 0
+    spans = (None,) * len(found["ids"]) if encoded is None else encoded.spans
     assert len(spans) == len(found["ids"])
     words, spaced = words_of(loaded, found), loaded.target_tokenizer.kind in ("word", "wordpiece")
     return TokenReport(str(loaded.path), loaded.step, name, text, source, spans=spans, words=words, spaced=spaced,
                        notes=notes, **found)  # fmt: skip
 
 
-def _watched(batches: Sequence[Batch], work: Work) -> Iterator[Batch]:
-    with work.part("predicting tokens", total=len(batches), unit="batches") as part:
-        for number, batch in enumerate(batches):
-            work.raise_if_stopped("while predicting tokens, nothing written")
-            yield batch
-            part.report(number + 1, len(batches))
-
-
 def _text(loaded: Loaded, text: str, options: TokenOptions) -> tuple[EncodedText, list[Batch]]:
     """A text for a model of one stack; a decoder reads a long one in windows that overlap by half."""
-    for flag, value in (("--target", options.target), ("--prefix", options.prefix)):
-        if value is not None:
-            raise InputError(f"{flag}: {loaded.path} is no encoder-decoder", hint="give the whole text with --text")
+    for flag in ("target", "prefix"):
+        if getattr(options, flag) is not None:
+            raise InputError(f"--{flag}: {loaded.path} is no encoder-decoder", hint="give the whole text with --text")
     encoded, length = loaded.reader.encode(text), loaded.recipe.seq_len
     if "lm" in loaded.model.heads:
-        cut = windows(len(encoded.ids), length, max(1, length // 2))
+        cut = window_batches(windows(len(encoded.ids), length, max(1, length // 2)), max(1, BATCH_TOKENS // length))
         corpus = TokenCorpus.from_ids(encoded.ids)
-        return encoded, [load_batch(corpus, each) for each in window_batches(cut, max(1, BATCH_TOKENS // length))]
-    ids = torch.tensor([_fitting(loaded, encoded, "text")])
+        return encoded, [load_batch(corpus, each) for each in cut]
+    ids = _fitting(loaded, encoded, "text")
     return encoded, [Batch(input_ids=ids, labels=torch.full_like(ids, IGNORED_LABEL))]
 
 
@@ -83,25 +74,22 @@ def _translation(
     """(source, target, its tokens, batches, notes) of an encoder-decoder."""
     prefix, note = task_prefix(loaded.recipe, options.prefix)
     source, target, notes = prefix + text, options.target, () if note is None else (note,)
-    source_ids = torch.tensor([_fitting(loaded, loaded.reader.encode(source), "source")])
+    source_ids = _fitting(loaded, loaded.reader.encode(source), "source")
     if target is None:
         reading = read(loaded, Inputs(source))
         target, notes = reading.texts["translation"], (*notes, *reading.notes)
     encoded = target_reader(loaded.recipe, loaded.target_tokenizer).encode(target)
-    ids = torch.tensor([_fitting(loaded, encoded, "target")])
-    labels = ids[:, 1:].clone()
-    given = [span is None for span in encoded.spans[1:-1]]  # of the decoder's start, which the model does not write
-    labels[:, :-1][:, torch.tensor(given, dtype=torch.bool)] = IGNORED_LABEL
+    ids = _fitting(loaded, encoded, "target")
+    given = torch.tensor([[*encoded.from_template[:-1], False]])  # the decoder's start; the end is predicted
+    labels = ids.masked_fill(given, IGNORED_LABEL)[:, 1:]
     return source, target, encoded, [Batch(source_ids, decoder_input_ids=ids[:, :-1], labels=labels)], notes
 
 
-def _fitting(loaded: Loaded, encoded: EncodedText, name: str) -> tuple[int, ...]:
-    """The ids. Raises InputError for more of them than the model reads, and for none."""
-    longest = loaded.model.max_seq_len
-    if len(encoded.ids) > longest:
-        raise InputError(
-            f"the {name} has {len(encoded.ids):,} tokens, but the model reads at most {longest:,}", hint="shorten it"
-        )
-    if not encoded.ids:
+def _fitting(loaded: Loaded, encoded: EncodedText, name: str) -> torch.Tensor:
+    """The ids [1, T]. Raises InputError for more of them than the model reads, and for none."""
+    count, longest = len(encoded.ids), loaded.model.max_seq_len
+    if count > longest:
+        raise InputError(f"the {name} has {count:,} tokens, but the model reads at most {longest:,}", hint="shorten it")
+    if not count:
         raise InputError(f"the {name} has no tokens")
-    return encoded.ids
+    return torch.tensor([encoded.ids])
