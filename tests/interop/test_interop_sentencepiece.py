@@ -26,7 +26,7 @@ from tformer.interop.exporting import export_checkpoint
 from tformer.interop.foreign_checkpoint import open_folder
 from tformer.interop.importing import import_folder
 from tformer.interop.opening import open_checkpoint
-from tformer.interop.sentencepiece_files import M2M100
+from tformer.interop.sentencepiece_files import M2M100, piece_files
 from tformer.interop.tokenizer_files import read_target_tokenizer, read_tokenizer
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
@@ -284,6 +284,34 @@ def test_a_text_that_spells_a_special_token_stays_text(tmp_path: Path) -> None:
     assert not {found.special.eos, found.special.pad} & set(found.encode("</s> <pad> the</s>"))
 
 
+def separate(folder: Path) -> Path:
+    """Marian with a vocabulary for each side."""
+    sides = [model("english", size=120), model("other", size=150)]
+    files = dict(zip(("source.spm", "target.spm"), sides, strict=True))
+    for name, side in zip(("vocab.json", "target_vocab.json"), sides, strict=True):
+        files[name] = in_json("</s>", "<unk>", *pieces(side)[3:-4], "<pad>")
+    return write(folder, "marian", files, tokenizer_class="MarianTokenizer", separate_vocabs=True)
+
+
+@pytest.mark.parametrize("target", [False, True], ids=["source", "target"])
+def test_marian_with_a_vocabulary_for_each_side(tmp_path: Path, target: bool) -> None:
+    folder = separate(tmp_path)
+    theirs = transformers.MarianTokenizer.from_pretrained(folder)
+    name, found = "text_target" if target else "text", ours(folder, target=target)
+    for text in strings(200):
+        ids = found.encode(text)
+        if "<pad>" in text or theirs.pad_token_id in ids:  # special by the source's id in `transformers`
+            continue
+        assert found.reading_special().encode(text, template=True) == theirs(**{name: text})["input_ids"], text
+        if target:
+            assert found.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    sides = [ours(folder, target=side) for side in (False, True)]
+    written = piece_files(sides[0], sides[1])
+    assert json.loads(written["vocab.json"]) == json.loads((folder / "vocab.json").read_text())
+    assert json.loads(written["target_vocab.json"]) == json.loads((folder / "target_vocab.json").read_text())
+    assert json.loads(written["tokenizer_config.json"])["separate_vocabs"] is True
+
+
 # --- import, translation, export --------------------------------------------------------------------------------------
 
 
@@ -381,6 +409,25 @@ def test_languages_are_chosen_on_the_command_line(
     assert ours(tmp_path / "again").to_json() == found.to_json()
     wrong = cli("generate", folder, "--prompt", "x", "--target-language", "tlh")
     assert wrong.code == 2 and "has no token for the language 'tlh'; it has " in wrong.err
+
+
+def test_mbart_starts_from_the_language_of_its_outputs(tmp_path: Path) -> None:
+    folder = write(tmp_path, "mbart", {"sentencepiece.bpe.model": model()}, tokenizer_class="MBartTokenizer")
+    found = ours(folder)
+    languages = found.languages
+    sizes = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in
+             (("layers", 1), ("attention_heads", 2), ("ffn_dim", 24))}  # fmt: skip
+    start = {"decoder_start_token_id": languages["ro_RO"], "forced_eos_token_id": None}
+    config = transformers.MBartConfig(
+        vocab_size=found.vocab_size, d_model=16, max_position_embeddings=64, **start, **sizes
+    )
+    randomized(transformers.MBartForConditionalGeneration(config)).save_pretrained(folder)  # type: ignore[operator]
+    network = transformers.MBartForConditionalGeneration.from_pretrained(folder).eval()
+    ids = torch.tensor([[*found.encode(TEXTS[0]), 2, languages["fr_XX"]]])
+    theirs = network.generate(ids, decoder_start_token_id=languages["de_DE"], num_beams=1, max_new_tokens=9)[0].tolist()
+    languages_of = {"source_language": "fr_XX", "target_language": "de_DE"}
+    [one] = tformer.load(folder).translate(TEXTS[0], beam_size=1, max_new_tokens=9, **languages_of).completions
+    assert list(one.ids) == theirs[1:] and theirs[0] == languages["de_DE"]
 
 
 def test_a_model_without_languages_refuses_them(tmp_path: Path, cli: Callable[..., Any]) -> None:
