@@ -40,6 +40,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma": decoder(norm=GEMMA, attention={"softcap": 2.0, "qk_norm": "unit_offset"}, positions={"kind": "alibi"},
                      residual_multiplier=0.5),
     "opt-350m": {**decoder(norm={"place": "post"}), "embedding": {"size": 8, "project": "first", "norm": True}},
+    "blenderbot-small": {**encoder(positions={"kind": "learned"}), **decoder(positions={"kind": "learned"}),
+                         "embedding": {"norm": True, "target_norm": "tokens"}},
     "olmo": decoder(norm={"kind": "rmsnorm", "place": "res_post"}, attention={"qk_norm": "width"}, num_kv_heads=2),
     "bloom": decoder(positions={"kind": "alibi"}),
     "shaw": encoder(positions={"kind": "shaw"}),

@@ -166,6 +166,7 @@ def _token_embedding(model: Model, side: str, vocab_size: int | None) -> TokenEm
         norm=_section(model, side).norm if options.norm else None,
         dropout=options.dropout,
         project_first=options.project == "first",
+        norm_first=side == "decoder" and options.target_norm == "tokens",
     )
 
 

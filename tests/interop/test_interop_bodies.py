@@ -75,7 +75,9 @@ def pairs() -> dict[str, Tensor]:
     return {**batch(pad=0), "decoder_input_ids": tokens(3, 7, vocabulary=61)}
 
 
-@pytest.mark.parametrize("family", ["Bart", "MBart", "Pegasus", "Marian", "T5", "MT5", "UMT5", "Blenderbot", "M2M100"])
+@pytest.mark.parametrize(
+    "family", ["Bart", "MBart", "Pegasus", "Marian", "T5", "MT5", "UMT5", "Blenderbot", "BlenderbotSmall", "M2M100"]
+)
 def test_an_encoder_decoder_without_a_head_is_read_with_the_tied_one(tmp_path: Path, family: str) -> None:
     """Its file lacks nothing, because the output of these classes is the embedding table."""
     reference = randomized(getattr(transformers, f"{family}Model")(config_of(family)))

@@ -119,6 +119,7 @@ FAMILY = {
     "pegasus": (transformers.PegasusConfig, transformers.PegasusForConditionalGeneration),
     "marian": (transformers.MarianConfig, transformers.MarianMTModel),
     "blenderbot": (transformers.BlenderbotConfig, transformers.BlenderbotForConditionalGeneration),
+    "blenderbot-small": (transformers.BlenderbotSmallConfig, transformers.BlenderbotSmallForConditionalGeneration),
 }
 
 

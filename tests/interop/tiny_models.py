@@ -97,7 +97,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         **{"num_attention_heads": 4, "max_position_embeddings": 29, "word_embed_proj_dim": 20, **IDS},
     },
     **dict.fromkeys(("T5", "MT5", "UMT5"), T5),
-    **dict.fromkeys(("Bart", "MBart", "Pegasus", "Blenderbot", "M2M100"), BART),
+    **dict.fromkeys(("Bart", "MBart", "Pegasus", "Blenderbot", "BlenderbotSmall", "M2M100"), BART),
     "Marian": {**BART, "decoder_vocab_size": VOCABULARY},
     "Bloom": {"vocab_size": VOCABULARY, "hidden_size": 20, "n_layer": 2, "n_head": 4, **IDS},
     "GPTNeoX": {**WIDE, "intermediate_size": 36, "layer_norm_eps": 0.03},

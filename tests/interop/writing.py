@@ -71,6 +71,11 @@ def blenderbot() -> Any:
     )
 
 
+def blenderbot_small() -> Any:
+    values = {**blenderbot().config.to_dict(), "model_type": "blenderbot-small"}
+    return transformers.BlenderbotSmallForConditionalGeneration(transformers.BlenderbotSmallConfig(**values))
+
+
 def m2m100() -> Any:
     sizes = {"vocab_size": VOCABULARY, "d_model": 16, "max_position_embeddings": 40, **SIDES}
     return transformers.M2M100ForConditionalGeneration(
@@ -131,6 +136,7 @@ MODELS: dict[str, tuple[Callable[[], Any], int | None, int]] = {
 FURTHER: dict[str, tuple[Callable[[], Any], int | None, int]] = {
     "umt5": (umt5, PAD, 19),
     "blenderbot": (blenderbot, 1, 2),
+    "blenderbot-small": (blenderbot_small, 1, 2),
     "m2m100": (m2m100, EOS, 2),
     "fsmt": (fsmt, EOS, 2),
 }

@@ -61,6 +61,12 @@ def test_a_projection_that_comes_first_stands_before_positions_and_norm() -> Non
     torch.testing.assert_close(module(IDS, positions=Plus(), pos_BT=POS), module.norm(wide))
 
 
+def test_a_norm_that_comes_first_stands_before_positions() -> None:
+    module = randomized(TokenEmbedding(7, 8, norm=NormOptions(), norm_first=True))
+    expected = module.norm(module.weight[IDS]) + POS.unsqueeze(-1)
+    torch.testing.assert_close(module(IDS, positions=Plus(), pos_BT=POS), expected)
+
+
 def test_segments_default_to_the_first() -> None:
     module = randomized(TokenEmbedding(7, 8, token_types=2))
     zeros = torch.zeros_like(IDS)

@@ -42,6 +42,8 @@ FAMILIES = {
     "modernbert": section(encoder=stack(num_layers=1, layers={0: {"attention_norm": False}}), embedding={"norm": True},
                           heads=[{"kind": "classifier", "num_labels": 3, "pooler_norm": True, "pooler_bias": False}]),
     "shared": section(encoder=stack(layer_groups=1), heads=[{"kind": "masked_lm"}]),
+    "target norm": section(encoder=stack(positions={"kind": "learned"}), decoder=stack(positions={"kind": "learned"}),
+                           embedding={"norm": True, "target_norm": "tokens"}),
     "replaced": section(encoder=stack(), heads=[{"kind": "replaced_token"}]),
     "regression": section(encoder=stack(), heads=[{"kind": "regression", "pooling": "mean"}]),
 }  # fmt: skip

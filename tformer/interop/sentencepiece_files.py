@@ -173,6 +173,8 @@ def read_pieces(config: TokenizerConfig, name: str, unk: str, *, target: bool) -
     if config.options.get("language_codes") == "wmt21":
         last = [kind.code.format(code) for code in WMT21.split()]
     if name == "T5Tokenizer" and (sentinels := config.options.get("extra_ids")) is not None:
+        if not isinstance(sentinels, int):
+            raise InputError(f"{folder / TOKENIZER_CONFIG}: extra_ids: found {sentinels!r}, expected a number")
         last = [f"<extra_id_{number}>" for number in reversed(range(sentinels))]
     if kind.in_json:
         own = target and (folder / TARGET_VOCAB).exists()

@@ -93,7 +93,8 @@ def convert_slow(config: TokenizerConfig, model_config: Mapping[str, Any], *, ta
     if target and len(kind.files) == 1:
         return None
     roles = _roles(config, kind.roles)
-    tokenizer, section = read_pieces(config, name, roles["unk"].content, target=target)
+    unk = roles["unk"].content if "unk" in roles else kind.roles["unk"]
+    tokenizer, section = read_pieces(config, name, unk, target=target)
     placing = partial(placed, kind) if kind.single else partial(_ends_of_gpt2, bos=True)
     text, names = _finished(tokenizer, config, roles, placing)
     section["config"] |= {f"{role}_token": token for role, token in names.items()}

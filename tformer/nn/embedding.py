@@ -36,17 +36,26 @@ class Embedding(nn.Module):
     """Base class of embeddings: the steps after the table, which are positions, norm, dropout, projection."""
 
     def __init__(
-        self, size: int, d_model: int, *, norm: NormOptions | None, dropout: float, project_first: bool = False
+        self,
+        size: int,
+        d_model: int,
+        *,
+        norm: NormOptions | None,
+        dropout: float,
+        project_first: bool = False,
+        norm_first: bool = False,
     ) -> None:
         super().__init__()
         self.norm = build_norm(norm, d_model if project_first else size) if norm is not None else None
         self.dropout = dropout
         self.project = Linear(size, d_model, bias=not project_first) if size != d_model else None
-        self.project_first = project_first
+        self.project_first, self.norm_first = project_first, norm_first
 
     def finish(self, x_BTE: Tensor, positions: Positions, pos_BT: Tensor, taps: TapSink | None) -> Tensor:
         if self.project is not None and self.project_first:
             x_BTE = tap(taps, "projected", self.project(x_BTE))
+        if self.norm is not None and self.norm_first:
+            x_BTE = tap(taps, "normalized", self.norm(x_BTE))
         if taps is None or not positions.has_embed:
             x_BTE = positions.embed(x_BTE, pos_BT)
         else:
@@ -55,7 +64,7 @@ class Embedding(nn.Module):
             replaced = tap(taps, "positions", added)
             x_BTE = positions.embed(x_BTE, pos_BT) if replaced is added else x_BTE + replaced
             x_BTE = tap(taps, "sum", x_BTE)
-        if self.norm is not None:
+        if self.norm is not None and not self.norm_first:
             x_BTE = tap(taps, "normalized", self.norm(x_BTE))
         if self.dropout:
             x_BTE = dropout(x_BTE, self.dropout, self.training)
@@ -68,6 +77,9 @@ class Embedding(nn.Module):
         wide = Tap("projected", "B T D", "projected to the model's width", None, ("project",), title="widened")
         if self.project is not None and self.project_first:
             declared, e = [*declared, wide], "D"
+        normalized = Tap("normalized", f"B T {e}", "each vector normalized", parameters=("norm",))
+        if self.norm is not None and self.norm_first:
+            declared = [*declared, normalized]
         if positions.has_embed:
             rows = "waves" if isinstance(positions, TabledPositions) else "row of the table"
             declared += [
@@ -76,8 +88,8 @@ class Embedding(nn.Module):
                     beside=True),
                 Tap("sum", f"B T {e}", f"with the {positions.kind} vector of each position added"),
             ]  # fmt: skip
-        if self.norm is not None:
-            declared.append(Tap("normalized", f"B T {e}", "each vector normalized", parameters=("norm",)))
+        if self.norm is not None and not self.norm_first:
+            declared.append(normalized)
         output = Tap("", "B T D", "what enters the first layer", title="input")
         if self.project is None or self.project_first:
             return [*declared, output._replace(dropout_before=self.dropout)]
@@ -103,6 +115,7 @@ class TokenEmbedding(Embedding):
         norm: of the sum (BERT, BART, Bloom); None: no norm.
         dropout: of the sum.
         project_first: widen narrow rows before positions are added, else after the dropout.
+        norm_first: normalize before positions are added, else their sum.
     """
 
     def __init__(
@@ -119,9 +132,10 @@ class TokenEmbedding(Embedding):
         norm: NormOptions | None = None,
         dropout: float = 0.0,
         project_first: bool = False,
+        norm_first: bool = False,
     ) -> None:
         size = d_model if size is None else size
-        super().__init__(size, d_model, norm=norm, dropout=dropout, project_first=project_first)
+        super().__init__(size, d_model, norm=norm, dropout=dropout, project_first=project_first, norm_first=norm_first)
         self.weight = nn.Parameter(torch.empty(vocab_size, size))
         self.token_types = nn.Parameter(torch.empty(token_types, size)) if token_types else None
         self.ngrams = ngrams

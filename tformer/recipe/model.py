@@ -30,6 +30,8 @@ class Embedding(Section):
     # width of the embeddings; null: d_model; smaller: factorized, with a projection to d_model
     size: Size | None = None
     norm: bool = False  # normalize the sum of the embeddings
+    # what a decoder's norm is of: the sum, or the tokens before positions are added (Blenderbot-Small)
+    target_norm: Literal["sum", "tokens"] = "sum"
     dropout: Probability = 0.0  # dropout of the sum of the embeddings
     # where narrow embeddings widen: after positions, norm and dropout (ELECTRA), or first and without bias (OPT-350m)
     project: Literal["last", "first"] = "last"

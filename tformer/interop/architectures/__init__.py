@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures.albert import ALBERT
-from tformer.interop.architectures.bart import BART, BLENDERBOT, FSMT, M2M100, MARIAN, MBART, PEGASUS
+from tformer.interop.architectures.bart import BART, BLENDERBOT, BLENDERBOT_SMALL, FSMT, M2M100, MARIAN, MBART, PEGASUS
 from tformer.interop.architectures.bert import BERT
 from tformer.interop.architectures.bloom import BLOOM
 from tformer.interop.architectures.distilbert import DISTILBERT
@@ -30,7 +30,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         *(GPT_NEOX, GPTJ, PHI, STABLELM, PHI3, SMOLLM3, FALCON),
         *(GEMMA, GEMMA2, GEMMA3, OLMO, OLMO2, GRANITE, STARCODER2, GPT_BIGCODE, GPT_NEO, XGLM),
         *(BERT, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, ELECTRA, MPNET, ALBERT, MODERNBERT, VIT),
-        *(T5, MT5, UMT5, BART, MBART, PEGASUS, MARIAN, M2M100, BLENDERBOT, FSMT),
+        *(T5, MT5, UMT5, BART, MBART, PEGASUS, MARIAN, M2M100, BLENDERBOT, BLENDERBOT_SMALL, FSMT),
         OWN,
     )
 }

@@ -2,7 +2,7 @@
 
     BART          post-norm, learned positions, norm of the embeddings
     mBART         pre-norm, learned positions, norm of the embeddings
-    Blenderbot    pre-norm, learned positions
+    Blenderbot    pre-norm, learned positions; Small: as BART, but the decoder normalizes before it adds positions
     Pegasus       pre-norm, sinusoids
     M2M100, NLLB  pre-norm, fairseq's sinusoids, no bias of the logits
     FSMT          post-norm, fairseq's sinusoids, two vocabularies, no bias of the logits
@@ -233,6 +233,13 @@ OF_BLENDERBOT = body("pre", {"kind": "learned"}, embedding_norm=False, ignored=B
     **{"encoder_layers": 2, "encoder_attention_heads": 32, "encoder_ffn_dim": 10240},
     **{"decoder_layers": 24, "decoder_attention_heads": 32, "decoder_ffn_dim": 10240},
 )
+OF_BLENDERBOT_SMALL = body("post", {"kind": "learned"}, embedding_norm=True, ignored=BLENDERBOT_KEYS).defaulting(
+    **{"max_position_embeddings": 512, "d_model": 512},
+    **{"encoder_layers": 8, "encoder_ffn_dim": 2048, "decoder_layers": 8, "decoder_ffn_dim": 2048},
+)
+OF_BLENDERBOT_SMALL = replace(
+    OF_BLENDERBOT_SMALL, fixed={**OF_BLENDERBOT_SMALL.fixed, "embedding.target_norm": "tokens"}
+)
 OF_PEGASUS = body("pre", SINUSOIDS, embedding_norm=False)
 OF_M2M100 = body("pre", FAIRSEQ, embedding_norm=False).defaulting(
     **{"vocab_size": 128112, "activation_function": "relu", "attention_dropout": 0.1, "scale_embedding": True},
@@ -319,6 +326,14 @@ BLENDERBOT = replace(
     special_ids={"pad": 0, "bos": 1, "eos": 2, "decoder_start": 1, "forced_eos": 2},
     slow_tokenizer="BlenderbotTokenizer",
     ctranslate2=None,
+)
+BLENDERBOT_SMALL = replace(
+    BLENDERBOT,
+    model_type="blenderbot-small",
+    classes={"BlenderbotSmallForConditionalGeneration": ("lm",), "BlenderbotSmallModel": ()},
+    read=partial(read_generator, table=OF_BLENDERBOT_SMALL),
+    write=OF_BLENDERBOT_SMALL.write,
+    slow_tokenizer="BlenderbotSmallTokenizer",
 )
 M2M100 = replace(
     PEGASUS,

@@ -15,7 +15,6 @@ _TABLE = "a table of the names of its tensors (tformer has every part of the mod
 LACKING: Mapping[str, str] = {
     "beit": "relative position biases of patches and layer scale",
     "big_bird": "its random blocks as transformers counts them, and rescaled embeddings",
-    "blenderbot-small": "a norm of the target's tokens before positions are added",
     "blip": _IMAGES_AND_TEXT,
     "clip": _IMAGES_AND_TEXT,
     "codegen": f"{_PARALLEL} and {_PARTIAL}",

@@ -85,6 +85,8 @@ def lacks(model: Model) -> Iterator[str]:
         yield f"model.embedding.ngram: {model.embedding.ngram}"
     if not isinstance(model.embedding.scale, bool):
         yield f"model.embedding.scale: {model.embedding.scale}"
+    if model.embedding.target_norm != "sum":
+        yield f"model.embedding.target_norm: {model.embedding.target_norm}"
     if model.embedding.project != "last":
         yield f"model.embedding.project: {model.embedding.project}"
     if model.embedding.convolution:
