@@ -6,6 +6,7 @@ except empty ones and those that concern training, storage or generation only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -133,6 +134,13 @@ class Config:
         if value is not None and not 1 <= value <= MAX_SIZE:
             bound = "at least 1" if value < 1 else f"at most {MAX_SIZE:,}"
             raise InputError(f"{self.name}: {key}: found {value}, expected {bound}")
+        return value
+
+    def positive(self, key: str, *, default: float) -> float:
+        """The value of a key that must be a number above 0."""
+        value = float(self.take(key, default=default, kind=float))
+        if not 0 < value < math.inf:
+            raise InputError(f"{self.name}: {key}: found {value:g}, expected a number above 0")
         return value
 
     def expect(self, key: str, *allowed: Any, default: Any = ABSENT) -> Any:

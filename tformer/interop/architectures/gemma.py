@@ -61,7 +61,7 @@ def read_later(config: Config, *, caps: Sequence[float | None], **options: Any) 
         config.take(key, default=None, kind=float) if key in config.values else missing
         for key, missing in zip(("attn_logit_softcapping", "final_logit_softcapping"), caps, strict=True)
     )
-    scalar = config.take("query_pre_attn_scalar", default=256, kind=float)
+    scalar = config.positive("query_pre_attn_scalar", default=256)
     section["decoder"]["attention"] |= {"scale": scalar**-0.5, "softcap": cap}
     return section | {"heads": [{"kind": "lm", "softcap": last_cap}]}
 

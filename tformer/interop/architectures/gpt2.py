@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
@@ -170,7 +171,8 @@ def read_neo(config: Config, class_name: str) -> dict[str, Any]:
     section = OF_NEO.read(config)
     types, layers = config.take("attention_types", default=OF_LAYERS, kind=list), section["decoder"]["num_layers"]
     try:
-        kinds = [kind for several, times in types for _ in range(times) for kind in several]
+        every = (kind for several, times in types for _ in range(times) for kind in several)
+        kinds = list(islice(every, layers + 1))
     except (TypeError, ValueError):
         kinds = []
     if len(kinds) != layers or not set(kinds) <= {"global", "local"}:

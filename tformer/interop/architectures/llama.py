@@ -256,9 +256,12 @@ def read_llama(config: Config, class_name: str) -> dict[str, Any]:
     return section
 
 
-def read_mistral(config: Config, class_name: str) -> dict[str, Any]:
-    section = read(config, class_name, table=OF_MISTRAL, kv_heads=8)
-    window = size_or_missing(config, "sliding_window", MISSING_WINDOW)
+def read_mistral(
+    config: Config, class_name: str, *, table: ConfigTable, kv_heads: int, missing: int | None = MISSING_WINDOW
+) -> dict[str, Any]:
+    """The model section with a window in every layer or none. missing: the window if the key is missing."""
+    section = read(config, class_name, table=table, kv_heads=kv_heads)
+    window = size_or_missing(config, "sliding_window", missing)
     return with_windows(config, section, window, [True] * section["decoder"]["num_layers"])
 
 
@@ -278,8 +281,8 @@ def write(model: Model, class_name: str, *, table: ConfigTable) -> dict[str, Any
     return {**table.write(model), "num_key_value_heads": sizes.num_kv_heads, **write_rope(decoder)}
 
 
-def write_mistral(model: Model, class_name: str) -> dict[str, Any]:
-    return {**write(model, class_name, table=OF_MISTRAL), "sliding_window": windows_of(model)[0]}
+def write_mistral(model: Model, class_name: str, *, table: ConfigTable) -> dict[str, Any]:
+    return {**write(model, class_name, table=table), "sliding_window": windows_of(model)[0]}
 
 
 def write_qwen(model: Model, class_name: str, *, table: ConfigTable) -> dict[str, Any]:
@@ -334,8 +337,8 @@ MISTRAL = replace(
     LLAMA,
     model_type="mistral",
     classes={"MistralForCausalLM": ("lm",), "MistralModel": ()},
-    read=read_mistral,
-    write=write_mistral,
+    read=partial(read_mistral, table=OF_MISTRAL, kv_heads=8),
+    write=partial(write_mistral, table=OF_MISTRAL),
     ctranslate2=None,
     gguf=None,
 )

@@ -61,9 +61,9 @@ OF_GRANITE = replace(llama.OF_LLAMA, rows=(*llama.OF_LLAMA.rows, *MULTIPLIERS))
 
 def read_granite(config: Config, class_name: str) -> dict[str, Any]:
     section = llama.read(config, class_name, table=OF_GRANITE)
-    factor = float(config.take("embedding_multiplier", default=1.0, kind=float))
+    factor = config.positive("embedding_multiplier", default=1.0)
     section["embedding"] = {"scale": factor if factor != 1.0 else False}
-    section["heads"] = [{"kind": "lm", "scale": 1.0 / config.take("logits_scaling", default=1.0, kind=float)}]
+    section["heads"] = [{"kind": "lm", "scale": 1.0 / config.positive("logits_scaling", default=1.0)}]
     return section
 
 
@@ -101,24 +101,12 @@ OF_STARCODER2 = ConfigTable(
         *("scale_attention_softmax_in_fp32", "scale_attn_weights"),
     ),
 ).defaulting(**SIZES, hidden_act="gelu_pytorch_tanh", norm_epsilon=1e-5, tie_word_embeddings=True)
-
-
-def read_starcoder2(config: Config, class_name: str) -> dict[str, Any]:
-    section = llama.read(config, class_name, table=OF_STARCODER2, kv_heads=2)
-    window = config.take("sliding_window", default=None)
-    return llama.with_windows(config, section, window, [True] * section["decoder"]["num_layers"])
-
-
-def write_starcoder2(model: Model, class_name: str) -> dict[str, Any]:
-    return {**llama.write(model, class_name, table=OF_STARCODER2), "sliding_window": llama.windows_of(model)[0]}
-
-
 STARCODER2 = replace(
     PLAIN,
     model_type="starcoder2",
     classes={"Starcoder2ForCausalLM": ("lm",), "Starcoder2Model": ()},
-    read=read_starcoder2,
-    write=write_starcoder2,
+    read=partial(llama.read_mistral, table=OF_STARCODER2, kv_heads=2, missing=None),
+    write=partial(llama.write_mistral, table=OF_STARCODER2),
     links=partial(llama.links, layer=llama.LAYER | {"feedforward.up": "mlp.c_fc", "feedforward.down": "mlp.c_proj"}),
     special_ids={"bos": 50256, "eos": 50256},
 )
