@@ -34,7 +34,8 @@ LINEAR: dict[str, dict[str, Any]] = {
     "performer": {"kind": "performer", "features": 16},
     "performer-relu": {"kind": "performer", "features": 16, "kernel": "relu"},
 }
-OTHERS = {**LINEAR, "additive": {"kind": "additive"}}
+DISENTANGLED = {"kind": "disentangled", "buckets": 8, "max_distance": 20}
+OTHERS = {**LINEAR, "additive": {"kind": "additive"}, "disentangled": DISENTANGLED}
 every_sparse_kind = pytest.mark.parametrize("attention", list(ATTENTION.values()), ids=list(ATTENTION))
 every_kind = pytest.mark.parametrize("attention", [*ATTENTION.values(), *OTHERS.values()], ids=[*ATTENTION, *OTHERS])
 every_position = pytest.mark.parametrize("positions", list(POSITIONS.values()), ids=list(POSITIONS))

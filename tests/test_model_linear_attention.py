@@ -37,8 +37,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "performer": {"kind": "performer", "features": 16},
     "performer-relu": {"kind": "performer", "features": 16, "kernel": "relu"},
     "additive": {"kind": "additive"},
+    "disentangled": {"kind": "disentangled", "buckets": 8, "max_distance": 20},
 }
-CAUSAL = ["performer", "performer-relu", "additive"]
+CAUSAL = ["performer", "performer-relu", "additive", "disentangled"]
 PROMPTS = [[1, 3, 4, 5, 6, 7], [8], [9, 10, 11], [12, 13, 14, 15]]
 
 

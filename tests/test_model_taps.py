@@ -46,6 +46,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "bloom": decoder(positions={"kind": "alibi"}),
     "shaw": encoder(positions={"kind": "shaw"}),
     "additive": encoder(attention={"kind": "additive"}),
+    "disentangled": encoder(attention={"kind": "disentangled", "buckets": 8, "max_distance": 20}),
     "longformer": encoder(attention=GLOBAL),
     "bigbird": encoder(attention={"kind": "bigbird", "block": 2}),
     "linformer": encoder(attention={"kind": "linformer", "rank": 6}),

@@ -26,6 +26,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "ElectraModel": {"embedding_size": 12},
     "AlbertModel": {},
     "ModernBertModel": {},
+    "DebertaV2Model": {},
     "ViTModel": {},
     "GPT2Model": {"tie_word_embeddings": False},
     "OPTModel": {"tie_word_embeddings": False},

@@ -19,7 +19,7 @@ from tformer.model import Transformer
 
 MODEL_TYPES = {"Camembert": "camembert", "XLMRoberta": "xlm-roberta"}  # of classes that others go before
 ROBERTAS = ("Roberta", *MODEL_TYPES)
-NO_TYPES = ("DistilBert", "MPNet", "ModernBert")
+NO_TYPES = ("DistilBert", "MPNet", "ModernBert", "DebertaV2")
 UNTIED = {"tie_word_embeddings": False}
 
 # case: (name, task and values of a class)
@@ -34,6 +34,19 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "albert": ("Albert", "MaskedLM", {}),
     "albert, one group": ("Albert", "MaskedLM", {"num_hidden_groups": 1, "hidden_act": "relu"}),
     "albert, no shared layers": ("Albert", "MaskedLM", {"num_hidden_groups": 5}),
+    "deberta": ("DebertaV2", "MaskedLM", {}),
+    "deberta, own projections": ("DebertaV2", "MaskedLM", {"share_att_key": False, "norm_rel_ebd": "none"}),
+    "deberta, c2p, all distances": (
+        "DebertaV2",
+        "MaskedLM",
+        {"pos_att_type": "c2p", "position_buckets": -1, "share_att_key": False, "max_relative_positions": 7},
+    ),
+    "deberta, p2c": ("DebertaV2", "MaskedLM", {"pos_att_type": ["p2c"], "position_biased_input": True}),
+    "deberta, plain attention": (
+        "DebertaV2",
+        "MaskedLM",
+        {"relative_attention": False, "pos_att_type": None, "position_biased_input": True, "norm_rel_ebd": "none"},
+    ),
     "modernbert": ("ModernBert", "MaskedLM", {}),
     "modernbert, untied, full layers": (
         "ModernBert",
@@ -67,7 +80,11 @@ def test_an_encoder_there_and_back(tmp_path: Path, case: str, left: bool) -> Non
     mask = LEFT if left else MASK
     name, task, values = CASES[case]
     inputs = batch(mask, pad=1, types=1 if name in NO_TYPES else 3)
-    places = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)} if name in ("Bert", "Electra", "Albert") else {}
+    places = (
+        {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+        if name in ("Bert", "Electra", "Albert", "DebertaV2")
+        else {}
+    )
     model, foreign = assert_parity(
         make(name, task, **values),
         inputs,
@@ -76,9 +93,9 @@ def test_an_encoder_there_and_back(tmp_path: Path, case: str, left: bool) -> Non
         model_type=MODEL_TYPES.get(name),
         their_inputs=inputs | places,
     )
-    of_tables = {name for name in model.tied_names() if not name.startswith("encoder.blocks")}
+    of_tables = {tied for tied in model.tied_names() if not tied.startswith("encoder.blocks")}
     assert bool(of_tables) == (task == "MaskedLM" and values.get("tie_word_embeddings", True))
-    if name == "ModernBert":
+    if name in ("ModernBert", "DebertaV2"):
         return
     size = 12 if name == "Albert" else values.get("embedding_size", 20)
     assert foreign.model.embedding.size == (None if size == 20 else size)
@@ -129,7 +146,32 @@ def test_an_untied_output_computes_with_the_bias_of_its_projection(
     assert not model.tied_names()
 
 
-CLASSIFIERS = ["Bert", "DistilBert", "Roberta", "Camembert", "XLMRoberta", "Electra", "MPNet", "Albert", "ModernBert"]
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_newer_head_of_deberta_is_read_and_written_as_the_older_one(tmp_path: Path, tied: bool) -> None:
+    """`legacy: false` names the same tensors otherwise and multiplies with the embeddings, tied or not."""
+    reference = randomized(make("DebertaV2", "MaskedLM", legacy=False, tie_word_embeddings=tied))
+    model, foreign = imported(saved(reference, tmp_path / "original"))
+    again = exported(foreign, model, tmp_path / "again")
+    loaded, report = type(reference).from_pretrained(again, output_loading_info=True)  # type: ignore[attr-defined]
+    assert not report["missing_keys"] and not report["unexpected_keys"] and loaded.config.legacy
+    with torch.no_grad():
+        expected = reference(**batch()).logits
+        assert_agree(model(**batch()).logits, expected, MASK)
+        assert_agree(loaded.eval()(**batch()).logits, expected, MASK)
+
+
+CLASSIFIERS = [
+    "Bert",
+    "DistilBert",
+    "Roberta",
+    "Camembert",
+    "XLMRoberta",
+    "Electra",
+    "MPNet",
+    "Albert",
+    "ModernBert",
+    "DebertaV2",
+]
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)

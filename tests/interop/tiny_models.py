@@ -88,6 +88,11 @@ OTHERS: dict[str, dict[str, Any]] = {
         **{"hidden_size": 30, "num_hidden_layers": 5, "local_attention": 6, "norm_eps": 0.02, **IDS},
         **{"cls_token_id": 1, "sep_token_id": 2, "classifier_pooling": "mean"},
     },
+    "DebertaV2": {
+        **{**SIZES, "type_vocab_size": 0, "position_biased_input": False, "relative_attention": True},
+        **{"position_buckets": 6, "max_relative_positions": 9, "pos_att_type": ["p2c", "c2p"]},
+        **{"share_att_key": True, "norm_rel_ebd": "layer_norm"},
+    },
     "Albert": {**SIZES, "embedding_size": 12, "num_hidden_layers": 5, "num_hidden_groups": 2},
     "MPNet": {key: value for key, value in SIZES.items() if key != "type_vocab_size"},
     "GPT2": GPT2,

@@ -13,6 +13,7 @@ from tformer.nn.attention import AttentionContext, AttentionSizes, FullAttention
 from tformer.nn.attention.additive import AdditiveAttention, AdditiveOptions
 from tformer.nn.attention.bigbird import BigBirdAttention, BigBirdOptions
 from tformer.nn.attention.bigbird_blocks import Blocks
+from tformer.nn.attention.disentangled import DisentangledAttention, DisentangledOptions, log_bucket
 from tformer.nn.attention.linformer import LinformerAttention, LinformerOptions
 from tformer.nn.attention.performer import PerformerAttention, PerformerOptions
 from tformer.nn.attention.sliding_window import SlidingWindowAttention, SlidingWindowOptions
@@ -37,6 +38,7 @@ BIGBIRDS: list[dict[str, Any]] = [
 KINDS: dict[str, ProjectionOptions] = {
     "full": FullAttentionOptions(),
     "additive": AdditiveOptions(),
+    "disentangled": DisentangledOptions(buckets=8, max_distance=20, share_projections=False),
     **{f"window-{n}": SlidingWindowOptions(implementation="blocks", **x) for n, x in enumerate(WINDOWS)},
     **{f"bigbird-{n}": BigBirdOptions(block=4, implementation="blocks", **x) for n, x in enumerate(BIGBIRDS)},
     **{f"linformer-{x}": LinformerOptions(rank=5, sharing=x) for x in ("none", "headwise", "key_value", "layerwise")},
@@ -131,7 +133,25 @@ def definition(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, context: A
         activations = (q.unsqueeze(3) + k.unsqueeze(2)).tanh()
         scores = torch.einsum("bhtsd,hd->bhts", activations, mechanism.weight.to(q.dtype)) * mechanism.scale
         return (scores.masked_fill(~mask, -1e30).softmax(-1) * mask.any(-1, keepdim=True)) @ v
+    if isinstance(mechanism, DisentangledAttention):
+        scores = _disentangled(mechanism, q, k, context) * mechanism.scale
+        return (scores.masked_fill(~mask, -1e30).softmax(-1) * mask.any(-1, keepdim=True)) @ v
     return naive(q, k, v, mask)
+
+
+def _disentangled(mechanism: DisentangledAttention, q: Tensor, k: Tensor, context: AttentionContext) -> Tensor:
+    """q_i . k_j + q_i . K_r + k_j . Q_r, with the projected row of every pair."""
+    assert mechanism.position_q is not None and mechanism.position_k is not None and mechanism.norm is not None
+    table, heads = mechanism.norm(mechanism.table).to(q.dtype), q.shape[1]
+    queries, keys = (
+        each(table).unflatten(-1, (-1, HEAD)).transpose(0, 1) for each in (mechanism.position_q, mechanism.position_k)
+    )
+    keys = keys.repeat_interleave(heads // len(keys), dim=0)
+    distance = context.q_pos.unsqueeze(2) - context.k_pos.unsqueeze(1)
+    index = (log_bucket(distance, buckets=8, max_distance=20) + 8).clamp(0, 15)
+    of_keys = torch.einsum("bhtd,hbtsd->bhts", q, keys[:, index].expand(-1, len(q), -1, -1, -1))
+    of_queries = torch.einsum("bhsd,hbtsd->bhts", k, queries[:, index].expand(-1, len(q), -1, -1, -1))
+    return q @ k.transpose(-1, -2) + of_keys + of_queries
 
 
 def _linformer(mechanism: LinformerAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

@@ -90,9 +90,9 @@ def test_a_chunk_holds_a_bounded_number_of_activations(monkeypatch: pytest.Monke
     layer, qkv = mechanism(), draw(t=40, s=40)
     scores = layer._scores
 
-    def counted(q: Tensor, k: Tensor) -> Tensor:
+    def counted(q: Tensor, k: Tensor, rows: slice) -> Tensor:
         sizes.append(q.numel() * k.shape[2])
-        return scores(q, k)
+        return scores(q, k, rows)
 
     monkeypatch.setattr(layer, "_scores", counted)
     monkeypatch.setattr(routes, "CHUNK_ELEMENTS", 2 * 4 * 40 * 5 * 7)

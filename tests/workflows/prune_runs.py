@@ -23,6 +23,7 @@ EFFICIENT = {
     "linformer shared": "attention: {kind: linformer, rank: 4, sharing: layerwise}",
     "performer": "attention: {kind: performer, features: 8}",
     "additive": "attention: {kind: additive}",
+    "disentangled": "attention: {kind: disentangled, buckets: 8, max_distance: 20}",
 }
 TEMPLATE = """
 schema: 1

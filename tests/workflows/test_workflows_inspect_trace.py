@@ -48,7 +48,7 @@ FAMILIES = {
     "regression": section(encoder=stack(), heads=[{"kind": "regression", "pooling": "mean"}]),
 }  # fmt: skip
 POSITIONS = ["none", "sinusoidal", "learned", "rope", "alibi", "t5_bias", "shaw"]
-ATTENTIONS = ["full", "additive", "sliding_window", "bigbird", "linformer", "performer"]
+ATTENTIONS = ["full", "additive", "disentangled", "sliding_window", "bigbird", "linformer", "performer"]
 
 
 def traced(model: Transformer | Model) -> Trace:
@@ -221,7 +221,8 @@ LINKED = {
         tie={"source_target": True, "output": True},
     ),
     **{kind: section(decoder=stack(positions={"kind": kind})) for kind in POSITIONS},
-    **{f"{kind} attention": section(encoder=stack(attention={"kind": kind})) for kind in ("additive", "performer")},
+    **{f"{kind} attention": section(encoder=stack(attention={"kind": kind})) for kind in ATTENTIONS[1:3]},
+    "performer attention": section(encoder=stack(attention={"kind": "performer"})),
     "linformer": section(encoder=stack(attention={"kind": "linformer", "rank": 6})),
     "global tokens": section(encoder=stack(attention={"kind": "sliding_window", "window": 4, "global_tokens": 2,
                                                       "global_projections": True})),

@@ -7,6 +7,7 @@ from tformer.interop.architectures.albert import ALBERT
 from tformer.interop.architectures.bart import BART, BLENDERBOT, BLENDERBOT_SMALL, FSMT, M2M100, MARIAN, MBART, PEGASUS
 from tformer.interop.architectures.bert import BERT
 from tformer.interop.architectures.bloom import BLOOM
+from tformer.interop.architectures.deberta import DEBERTA_V2
 from tformer.interop.architectures.distilbert import DISTILBERT
 from tformer.interop.architectures.electra import ELECTRA
 from tformer.interop.architectures.falcon import FALCON
@@ -29,7 +30,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         *(GPT2, OPT, BLOOM, LLAMA, MISTRAL, QWEN2, QWEN3),
         *(GPT_NEOX, GPTJ, PHI, STABLELM, PHI3, SMOLLM3, FALCON),
         *(GEMMA, GEMMA2, GEMMA3, OLMO, OLMO2, GRANITE, STARCODER2, GPT_BIGCODE, GPT_NEO, XGLM),
-        *(BERT, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, ELECTRA, MPNET, ALBERT, MODERNBERT, VIT),
+        *(BERT, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, ELECTRA, MPNET, ALBERT, MODERNBERT, DEBERTA_V2, VIT),
         *(T5, MT5, UMT5, BART, MBART, PEGASUS, MARIAN, M2M100, BLENDERBOT, BLENDERBOT_SMALL, FSMT),
         OWN,
     )

@@ -21,7 +21,6 @@ LACKING: Mapping[str, str] = {
     "cohere": f"{_PARALLEL} and scaled logits",
     "convbert": "convolutions beside attention",
     "deberta": "attention with separate terms for content and positions (disentangled)",
-    "deberta-v2": "attention with separate terms for content and positions (disentangled)",
     "deepseek_v2": f"{_EXPERTS} and attention with compressed keys and values",
     "deepseek_v3": f"{_EXPERTS} and attention with compressed keys and values",
     "deit": "a distillation token",

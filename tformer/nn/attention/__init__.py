@@ -8,13 +8,20 @@ from tformer.nn.attention.additive import AdditiveOptions
 from tformer.nn.attention.bigbird import BigBirdOptions
 from tformer.nn.attention.context import AttentionContext
 from tformer.nn.attention.core import FullAttentionOptions
+from tformer.nn.attention.disentangled import DisentangledOptions
 from tformer.nn.attention.linformer import LinformerOptions
 from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, ProjectionOptions
 from tformer.nn.attention.performer import PerformerOptions
 from tformer.nn.attention.sliding_window import SlidingWindowOptions
 
 AttentionOptions = (
-    FullAttentionOptions | AdditiveOptions | SlidingWindowOptions | BigBirdOptions | LinformerOptions | PerformerOptions
+    FullAttentionOptions
+    | AdditiveOptions
+    | DisentangledOptions
+    | SlidingWindowOptions
+    | BigBirdOptions
+    | LinformerOptions
+    | PerformerOptions
 )
 
 ATTENTION: dict[str, type[ProjectionOptions]] = {options.kind: options for options in get_args(AttentionOptions)}

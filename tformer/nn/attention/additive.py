@@ -50,7 +50,7 @@ class AdditiveAttention(Mechanism):
         """A score costs a sum, a tanh and a product with w: 4 h instead of 2 h. A tanh counts as one operation."""
         return 1.5 * super().flops(queries, keys, training=training)
 
-    def _scores(self, q_BHth: Tensor, k_BKsh: Tensor) -> Tensor:
+    def _scores(self, q_BHth: Tensor, k_BKsh: Tensor, rows: slice) -> Tensor:
         """[B, H, t, s]."""
         q_BKGt1h = q_BHth.unflatten(1, (k_BKsh.shape[1], -1)).unsqueeze(-2)
         activations = (q_BKGt1h + k_BKsh[:, :, None, None]).tanh_()

@@ -8,6 +8,7 @@ Shape legend: B batch, T queries, S keys. Queries are the last T of the S slots 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -139,6 +140,7 @@ class AttentionInputs(NamedTuple):
         taps_weights: the weights of these scores are those of the tap; False: the caller makes those from them.
         kernels: the C kernels of a model that was prepared for inference; None: only PyTorch's operators.
         x_BTD: the input of the projections that made queries, keys and values.
+        project: makes queries, keys and values of vectors [*, D], as it did of x_BTD; None in cross-attention.
         state: the layer's decoding state, which already holds the new keys and values; None outside decoding.
     """
 
@@ -156,6 +158,7 @@ class AttentionInputs(NamedTuple):
     x_BTD: Tensor | None = None
     state: LayerState | None = None
     softcap: float | None = None
+    project: Callable[[Tensor], Tensor] | None = None
 
     @property
     def need_weights(self) -> bool:

@@ -208,6 +208,7 @@ class MultiHeadAttention(nn.Module):
             x_BTD=x_BTD,
             state=state,
             softcap=mechanism.options.softcap,
+            project=None if self.is_cross else self.qkv,
         )
         out_BHTv, weights = mechanism(inputs)
         if self.training and self.drophead.rate > 0.0:

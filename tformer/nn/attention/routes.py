@@ -38,7 +38,7 @@ CHUNK_ELEMENTS = 2**24  # scores of one chunk, over batch and heads: 64 MiB in f
 # --- chunked ---------------------------------------------------------------------------------------------------------
 
 
-def dot_products(q_BHth: Tensor, k_BKsh: Tensor) -> Tensor:
+def dot_products(q_BHth: Tensor, k_BKsh: Tensor, rows: slice = slice(None)) -> Tensor:
     """q.k, [B, H, t, s]. The G query heads that share a key head are stacked: [B, K, G t, h] x [B, K, h, s]."""
     q_BKGth = q_BHth.unflatten(1, (k_BKsh.shape[1], -1))
     products = q_BKGth.flatten(2, 3) @ k_BKsh.transpose(-1, -2)
@@ -48,13 +48,13 @@ def dot_products(q_BHth: Tensor, k_BKsh: Tensor) -> Tensor:
 def attend_chunked(
     inputs: AttentionInputs,
     *,
-    compute_scores: Callable[[Tensor, Tensor], Tensor] = dot_products,
+    compute_scores: Callable[[Tensor, Tensor, slice], Tensor] = dot_products,
     numbers_per_pair: int = 1,
 ) -> Weighted:
     """Attention by explicit scores. Returned weights are T x S by nature.
 
-    compute_scores(q_BHth, k_BKsh) -> [B, H, t, s], in fresh memory: the scores before positions and scale, made of
-    `numbers_per_pair` numbers for each query and key, which count in the size of a chunk.
+    compute_scores(q_BHth, k_BKsh, rows) -> [B, H, t, s], in fresh memory: the scores of the queries in `rows` before
+    positions and scale, made of `numbers_per_pair` numbers for each query and key, which count in the size of a chunk.
     """
     batch, heads, num_queries, _ = inputs.q_BHTh.shape
     num_keys = inputs.k_BKSh.shape[2]
@@ -85,12 +85,12 @@ def attend_chunked(
 
 
 def _attend_chunk(
-    inputs: AttentionInputs, rows: slice, compute_scores: Callable[[Tensor, Tensor], Tensor]
+    inputs: AttentionInputs, rows: slice, compute_scores: Callable[[Tensor, Tensor, slice], Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Output [B, H, t, v] and weights [B, H, t, s] of the given query rows, s <= S the keys that were read."""
     context, positions, q = inputs.context, inputs.positions, inputs.q_BHTh[:, :, rows]
     end = rows.stop if context.is_causal else inputs.k_BKSh.shape[2]
-    scores = compute_scores(q, inputs.k_BKSh[:, :, :end])
+    scores = compute_scores(q, inputs.k_BKSh[:, :, :end], rows)
     scores = scores if scores.dtype == torch.float64 else scores.float()
     if positions is not None and positions.has_score:
         of_positions = positions.score(q, context.q_pos[:, rows], context.k_pos)
