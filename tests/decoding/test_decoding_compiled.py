@@ -36,6 +36,7 @@ POSITIONS: dict[str, dict[str, Any]] = {
     "learned": {"kind": "learned", "offset": 2},
     "alibi": {"kind": "alibi"},
     "t5_bias": {"kind": "t5_bias", "buckets": 8, "max_distance": 16},
+    "dynamic": {"kind": "rope", "scaling": {"kind": "dynamic", "factor": 4.0, "original_max_seq_len": 8}},
 }
 slow = pytest.mark.slow
 every_position = pytest.mark.parametrize(
@@ -122,6 +123,17 @@ def test_a_recording_serves_the_next_batch_and_goes_with_its_cache(monkeypatch: 
     recorded = record_without_gpu(model, monkeypatch, smallest=64)
     first = write(model)
     assert tokens(write(model)) == tokens(first) and len(recorded) == 1
+
+
+def test_rows_that_left_do_not_lengthen_frequencies_by_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frequencies of `dynamic` follow the longest row in use; a longer batch used the same memory before."""
+    model = make("dynamic")
+    settings = GenerationSettings(max_new_tokens=12, temperature=0.0, logprobs=True)
+    batches = [[[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [3, 4, 5]], [[7, 8], [5]], PROMPTS]
+    expected = [generate(model, batch, settings) for batch in batches]
+    record_without_gpu(model, monkeypatch, smallest=64)
+    for batch, alone in zip(batches, expected, strict=True):
+        assert_same(generate(model, batch, settings), alone)
 
 
 def test_a_recording_goes_with_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:

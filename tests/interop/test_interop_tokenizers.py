@@ -24,6 +24,7 @@ MODEL_TYPES = (
     *("gpt2", "llama", "mistral", "opt", "bloom", "bert", "roberta", "electra", "distilbert"),
     *("t5", "bart", "mbart", "pegasus", "marian", "longformer", "big_bird"),
     *("gemma", "gemma2", "gemma3_text", "olmo", "olmo2", "granite", "starcoder2", "gpt_bigcode", "gpt_neo", "xglm"),
+    *("gpt_neox", "gptj", "phi", "phi3", "stablelm", "smollm3", "falcon"),
 )
 
 
@@ -164,6 +165,40 @@ def test_gemmas_own_tokenizer_goes_in_and_out(tmp_path: Path, model_type: str) -
         ids = theirs(text)["input_ids"]
         assert [*ours.opening, *ours.encode(text)] == ids == again(text)["input_ids"]
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    [("gpt_neox", "GPTNeoXTokenizer"), ("gptj", "GPT2Tokenizer"), ("phi", "CodeGenTokenizer")],
+)
+def test_byte_bpe_of_a_class_of_its_own_goes_in_and_out(tmp_path: Path, model_type: str, name: str) -> None:
+    """GPT-NeoX composes characters first (NFC)."""
+    bpe = json.loads(trained("byte-bpe", "none").to_json())["model"]
+    vocabulary = {"<|endoftext|>": len(bpe["vocab"]), "<|padding|>": len(bpe["vocab"]) + 1, **bpe["vocab"]}
+    theirs = getattr(transformers, name)(vocabulary, [tuple(pair) for pair in bpe["merges"]])
+    theirs.save_pretrained(tmp_path / "in")
+    (tmp_path / "in" / "config.json").write_text(json.dumps({"model_type": model_type}))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "in")
+    found = read_tokenizer(tmp_path / "in", {"model_type": model_type})
+    ours = Tokenizer.from_json(found.json)
+    assert {found.roles[role] for role in ("bos", "eos")} == {vocabulary["<|endoftext|>"]}
+    again = transformers.AutoTokenizer.from_pretrained(written(ours, tmp_path / "out", model_type=model_type))
+    for text in [*TEXTS, "e\u0301te\u0301"]:
+        ids = theirs(text)["input_ids"]
+        assert ours.encode(text) == ids == again(text)["input_ids"], text
+        assert ours.decode(ids) == theirs.decode(ids, clean_up_tokenization_spaces=False)
+
+
+def test_a_folder_of_codegens_vocabulary_alone_is_read(tmp_path: Path) -> None:
+    bpe = json.loads(trained("byte-bpe", "none").to_json())["model"]
+    vocabulary = {**bpe["vocab"], "<|endoftext|>": len(bpe["vocab"])}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    merges = "".join(" ".join(pair) + "\n" for pair in bpe["merges"])
+    (tmp_path / "merges.txt").write_text(f"#version: 0.2\n{merges}")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CodeGenTokenizer"}))
+    ours = Tokenizer.from_json(read_tokenizer(tmp_path, {"model_type": "phi"}).json)
+    theirs = transformers.CodeGenTokenizer.from_pretrained(tmp_path)
+    assert [ours.encode(text) for text in TEXTS] == [theirs(text)["input_ids"] for text in TEXTS]
 
 
 def test_a_template_of_bytes_and_then_of_tokens_opens_texts(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ WORDPIECE_CLASSES = {
     "MPNetTokenizer": MPNET,
 }
 BYTE_BPE_CLASSES = {
-    "GPT2Tokenizer": GPT2,
+    **dict.fromkeys(("GPT2Tokenizer", "CodeGenTokenizer"), GPT2),
     **{f"{name}Tokenizer": ROBERTA for name in ("Roberta", "Bart", "Longformer")},
 }
 JSON_HINT = (

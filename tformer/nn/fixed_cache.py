@@ -162,6 +162,7 @@ class FixedCache:
         self.move_rows(rows, length=length)
         _move(self.key_positions, rows)
         _move(self.key_valid, rows)
+        self.positions.zero_()
         for cross in self.cross:
             for part in cross.read():
                 _move(part, index)
@@ -178,6 +179,7 @@ class FixedCache:
 
     def _clear_masks(self, length: int) -> None:
         self.key_valid.zero_()
+        self.positions.zero_()  # of rows that are not in use: frequencies by length follow the last position of all
         self.slot.fill_(length)
 
 

@@ -14,6 +14,7 @@ Shape legend: B batch, T positions, H query heads, K kv heads, h head_dim, p = h
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -75,6 +76,11 @@ class RopeScaling:
         return self.kind in ("dynamic", "longrope")
 
     @property
+    def divisors(self) -> Tensor:
+        """longrope's divisors [2, p], short and long, on the CPU."""
+        return torch.tensor([self.short_factors, self.long_factors], device="cpu")
+
+    @property
     def size(self) -> float:
         """The factor of cosines and sines, and so of queries and keys."""
         if self.kind not in ("yarn", "longrope") or self.attention_factor is not None:
@@ -95,9 +101,17 @@ OWN_OPTIONS = {
 
 
 def scale_frequencies(
-    frequencies: Tensor, scaling: RopeScaling, *, base: float = 10000.0, length: Tensor | int = 0
+    frequencies: Tensor,
+    scaling: RopeScaling,
+    *,
+    base: float = 10000.0,
+    length: Tensor | int = 0,
+    divisors: Tensor | None = None,
 ) -> Tensor:
-    """The frequencies base^(-i/p) of p pairs, as `scaling` changes them in a text of `length` tokens."""
+    """The frequencies base^(-i/p) of p pairs, as `scaling` changes them in a text of `length` tokens.
+
+    divisors: of longrope, `scaling.divisors` on the device of `frequencies`.
+    """
     pairs, factor, original = len(frequencies), scaling.factor, scaling.original_max_seq_len
     number = torch.arange(pairs, dtype=frequencies.dtype, device=frequencies.device)
     match scaling.kind:
@@ -107,7 +121,7 @@ def scale_frequencies(
             growth = factor * torch.as_tensor(length).to(frequencies).clamp(min=original) / original - (factor - 1)
             return frequencies * growth ** (-number / max(pairs - 1, 1))
         case "longrope":
-            short, long = (frequencies.new_tensor(each) for each in (scaling.short_factors, scaling.long_factors))
+            short, long = (scaling.divisors if divisors is None else divisors).to(frequencies)
             return frequencies / torch.where(torch.as_tensor(length, device=short.device) > original, long, short)
         case "yarn":  # the pair that makes so many turns in the original context
             first, last = (
@@ -220,7 +234,20 @@ class RopePositions(TabledPositions):
             for name in ("short_factors", "long_factors"):
                 if (count := len(getattr(scaling, name))) != (pairs := self.width // 2):
                     raise ValueError(f"scaling.{name} has {count} numbers, expected {pairs}, one for each pair")
+        self.divisors: Tensor | None = None
         self.build_table(max_seq_len)
+        self._place_divisors()
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> RopePositions:
+        self.divisors = None
+        super()._apply(fn, recurse)
+        self._place_divisors()
+        return self
+
+    def _place_divisors(self) -> None:
+        """Put longrope's divisors where the table is; a copy from the CPU has no place in a CUDA graph."""
+        if self.options.scaling is not None and self.options.scaling.kind == "longrope":
+            self.divisors = self.options.scaling.divisors.to(self.table.device)
 
     def formula(self, pos: Tensor) -> Tensor:
         """[*] -> [*, 2p]: p cosines, then p sines."""
@@ -228,7 +255,8 @@ class RopePositions(TabledPositions):
         frequencies = inverse_frequencies(half, half, self.options.base, pos.device)
         if scaling is not None:
             length = pos.max() + 1 if scaling.by_length else 0
-            frequencies = scale_frequencies(frequencies, scaling, base=self.options.base, length=length)
+            base, divisors = self.options.base, self.divisors
+            frequencies = scale_frequencies(frequencies, scaling, base=base, length=length, divisors=divisors)
         angles = pos.unsqueeze(-1) * frequencies
         table = torch.cat((angles.cos(), angles.sin()), dim=-1)
         return table if scaling is None else table * scaling.size
