@@ -65,6 +65,8 @@ NUMBERS = {
     "patch {decoder} --ablate zero --data {text} --format json": "max-examples batch-size",
     "lens {decoder} --text abc --format json": "max-tokens positions top-k steps",
     "attribute {decoder} --text abc --format json": "max-tokens positions steps",
+    "viz-tokens {decoder} --text abc --format json": "hardest top-k",
+    "viz-tokens {decoder} --data {text} --format json": "max-examples batch-size",
     "export {decoder} --out {new}": "shard-size",
     "bench attention --kinds full": "lengths batch-size num-heads head-dim",
     "bench train --arch gpt --preset char-cpu": "threads",
