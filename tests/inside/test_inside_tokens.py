@@ -189,9 +189,9 @@ def test_segments_are_the_shortest_pieces_of_whole_tokens_of_both() -> None:
     one = token_report(["The", " ca", "ts", " sat"], bits=np.array([np.nan, 1.0, 2.0, 4.0]))
     other = token_report(["The", " cat", "s", " s", "at"], bits=np.array([np.nan, 8.0, 16.0, 32.0, 64.0]))
     found, (of_one, of_other) = segments(one, other)
-    numbers = [(each.start, each.stop, each.bits[0], each.bits[1]) for each in found[1:]]
+    numbers = [(each["start"], each["end"], each["bits"][0], each["bits"][1]) for each in found[1:]]
     assert numbers == [(3, 8, 3.0, 24.0), (8, 12, 4.0, 96.0)]
-    assert np.isnan(found[0].bits).all() and (of_one, of_other) == ([0, 1, 1, 2], [0, 1, 1, 2, 2])
+    assert np.isnan(found[0]["bits"]).all() and (of_one, of_other) == ([0, 1, 1, 2], [0, 1, 1, 2, 2])
 
 
 def test_white_space_belongs_to_what_follows_it_in_every_tokenization() -> None:
@@ -200,7 +200,7 @@ def test_white_space_belongs_to_what_follows_it_in_every_tokenization() -> None:
     without = token_report(["a", "bc", "d"], text="a bc d", spans=((0, 1), (2, 4), (5, 6)))
     for other in (apart, without):
         found, numbers = segments(with_space, other)
-        assert [(each.start, each.stop) for each in found] == [(0, 1), (1, 4), (4, 6)] and numbers[0] == [0, 1, 2]
+        assert [(each["start"], each["end"]) for each in found] == [(0, 1), (1, 4), (4, 6)] and numbers[0] == [0, 1, 2]
     assert segments(with_space, apart)[1][1] == [0, 1, 1, 1, 2, 2]
 
 
@@ -214,10 +214,10 @@ def test_bits_of_segments_add_up_to_those_of_the_tokens(seed: int) -> None:
         reports.append(token_report(pieces, bits=draw.uniform(0, 9, len(pieces)), rank=np.ones(len(pieces), dtype=int)))
         assert reports[number].text == text
     found, _ = segments(*reports)
-    assert [found[0].start, found[-1].stop] == [0, len(text)]
-    assert all(a.stop == b.start for a, b in itertools.pairwise(found))
+    assert [found[0]["start"], found[-1]["end"]] == [0, len(text)]
+    assert all(a["end"] == b["start"] for a, b in itertools.pairwise(found))
     for number, report in enumerate(reports):
-        assert sum(each.bits[number] for each in found) == pytest.approx(report.bits.sum())
+        assert sum(each["bits"][number] for each in found) == pytest.approx(report.bits.sum())
 
 
 def test_tokens_of_the_template_are_of_no_segment() -> None:

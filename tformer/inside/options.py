@@ -40,6 +40,13 @@ def data_of(options: DataOptions) -> DataOptions:
     return DataOptions(**{each.name: getattr(options, each.name) for each in fields(DataOptions)})
 
 
+def _require(flag: str, value: int | None, least: int, most: int | None = None) -> None:
+    """Raise InputError for a number outside of least … most."""
+    if value is not None and (value < least or value > (most or value)):
+        bounds = f"at least {least}" if most is None else f"{least} to {most:,}"
+        raise InputError(f"{flag} must be {bounds}, found {value:,}")
+
+
 def _named(flag: str, value: str | None, known: Collection[str]) -> tuple[str, ...]:
     """The words between commas, or all of them. Raises InputError for one that is not known."""
 
@@ -102,10 +109,7 @@ class HeadOptions(ExampleOptions):
         """Raise InputError for what can be refused before anything is loaded."""
         super().check()
         for name, least, most in (("length", 2, None), ("copies", 2, None), ("samples", 1, MOST_SAMPLES)):
-            value = getattr(self, name)
-            if value is not None and (value < least or value > (most or value)):
-                bounds = f"at least {least}" if most is None else f"{least} to {most:,}"
-                raise InputError(f"--{name} must be {bounds}, found {value:,}")
+            _require(f"--{name}", getattr(self, name), least, most)
         if self.of_data and self.random_option is not None:
             raise InputError(f"{self.random_option} is for random tokens; examples of data replace them")
 
@@ -140,10 +144,8 @@ class TokenOptions(ExampleOptions):
 
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is loaded."""
-        if not 1 <= self.top_k <= MOST_TOP:
-            raise InputError(f"--top-k must be 1 to {MOST_TOP}, found {self.top_k}")
-        if self.hardest < 1:
-            raise InputError(f"--hardest must be at least 1, found {self.hardest}")
+        _require("--top-k", self.top_k, 1, MOST_TOP)
+        _require("--hardest", self.hardest, 1)
         if self.text is None:
             if self.special_tokens:
                 raise InputError("--special-tokens is for --text, which was not given")
@@ -343,10 +345,8 @@ class LensOptions(AnswerOptions):
         ):
             if value is not None and value not in known:
                 raise InputError(f"{option} {value}: unknown", hint=did_you_mean(value, known))
-        if not 1 <= self.top_k <= MOST_TOP:
-            raise InputError(f"--top-k must be 1 to {MOST_TOP}, found {self.top_k}")
-        if self.steps < 1:
-            raise InputError(f"--steps must be at least 1, found {self.steps}")
+        _require("--top-k", self.top_k, 1, MOST_TOP)
+        _require("--steps", self.steps, 1)
         super().check()
         if self.tuned is not None and self.lens == "logit":
             raise InputError("--tuned and --lens logit exclude each other")
@@ -418,8 +418,7 @@ class AttributeOptions(AnswerOptions):
         """Raise InputError for values that are invalid for every model."""
         super().check()
         methods = self.chosen_methods
-        if self.steps is not None and not 1 <= self.steps <= MOST_STEPS:
-            raise InputError(f"--steps must be 1 to {MOST_STEPS:,}, found {self.steps:,}")
+        _require("--steps", self.steps, 1, MOST_STEPS)
         for flag, given, needs in (
             ("--steps", self.steps is not None, ("integrated",)),
             ("--baseline", self.baseline is not None, ("integrated", "occlusion")),
@@ -467,5 +466,4 @@ class EmbeddingOptions:
         """Raise InputError for values that are invalid for every model."""
         if self.table is not None and self.table not in EMBEDDING_TABLES:
             raise InputError(f"--table {self.table}: unknown", hint=did_you_mean(self.table, EMBEDDING_TABLES))
-        if not 1 <= self.top_k <= MOST_TOP:
-            raise InputError(f"--top-k must be 1 to {MOST_TOP}, found {self.top_k}")
+        _require("--top-k", self.top_k, 1, MOST_TOP)

@@ -19,6 +19,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -251,23 +252,13 @@ def words_of(loaded: Loaded, found: Mapping[str, np.ndarray]) -> dict[int, str]:
 # --- two runs ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Segment:
-    """The shortest piece of a text that consists of whole tokens of both runs: characters start … stop - 1.
-
-    bits: of each run, the sum over its tokens; NaN where a token has no prediction.
-    """
-
-    start: int
-    stop: int
-    bits: tuple[float, float]
-
-
-def segments(one: TokenReport, other: TokenReport) -> tuple[list[Segment], tuple[list[int], list[int]]]:
+def segments(one: TokenReport, other: TokenReport) -> tuple[list[dict[str, Any]], tuple[list[int], list[int]]]:
     """(the common segments of two reports on one text, the number of the segment of each token, -1: of none).
 
-    White space counts as part of what follows it: some tokenizers put it into tokens, others leave it out. The bits of
-    all segments add up to those of the tokens, so that runs with different tokenizers are compared without rounding.
+    A segment is the shortest piece of the text that consists of whole tokens of both: {start, end, text, bits: of each
+    report, NaN without a prediction, difference: of the other minus the one}. White space counts as part of what
+    follows it: some tokenizers put it into tokens, others leave it out. The bits of all segments add up to those of the
+    tokens, so that runs with different tokenizers are compared without rounding.
 
     Raises InputError for reports on two texts.
     """
@@ -281,10 +272,12 @@ def segments(one: TokenReport, other: TokenReport) -> tuple[list[Segment], tuple
     edges = sorted(set(starts[0]) & set(starts[1]) - {-1})
     edges[:1] = [0]
     numbers = [(np.searchsorted(edges, each, side="right") - 1).tolist() for each in starts]
-    sums = [
+    first, second = (
         np.bincount(np.array(of) + 1, report.bits, len(edges) + 1)[1:].tolist()
         for report, of in zip((one, other), numbers, strict=True)
+    )
+    found = [
+        {"start": start, "end": end, "text": text[start:end], "bits": (a, b), "difference": b - a}
+        for (start, end), a, b in zip(pairwise([*edges, len(text)]), first, second, strict=True)
     ]
-    stops = [*edges[1:], len(text)]
-    found = [Segment(*each) for each in zip(edges, stops, zip(*sums, strict=True), strict=True)]
     return found, (numbers[0], numbers[1])

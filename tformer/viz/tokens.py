@@ -91,11 +91,9 @@ def as_document(reports: Sequence[TokenReport], *, hardest: int) -> dict[str, An
                             for n in report.hardest(hardest)],
             }
         )  # fmt: skip
-    common = None
+    common: list[dict[str, Any]] | None = None
     if len(reports) == 2 and reports[0].text is not None and reports[0].text == reports[1].text:
-        found, of_tokens = segments(*reports)
-        common = [{"start": each.start, "end": each.stop, "text": reports[0].text[each.start : each.stop],
-                   "bits": each.bits, "difference": each.bits[1] - each.bits[0]} for each in found]  # fmt: skip
+        common, of_tokens = segments(*reports)
         for run, numbers in zip(runs, of_tokens, strict=True):
             for token, number in zip(run["tokens"], numbers, strict=True):
                 token["segment"] = None if number < 0 else number
