@@ -68,21 +68,23 @@ class TformerConfig(PretrainedConfig):
 
 
 class Norm(nn.Module):
-    """LayerNorm, RMSNorm or ScaleNorm (x / |x| times a learned length) over the last dimension."""
+    """LayerNorm, RMSNorm or ScaleNorm (x / |x| times a learned length) over the last dimension; gains w or 1 + w."""
 
     def __init__(self, dim: int, options: dict[str, Any]) -> None:
         super().__init__()
         self.dim, self.kind, self.eps = dim, options["kind"], options["eps"]
+        self.unit_offset = options["unit_offset"]
         has_bias = options["learned"] and options["bias"] and self.kind == "layernorm"
         gains = 1 if self.kind == "scalenorm" else dim
         self.weight = nn.Parameter(torch.ones(gains)) if options["learned"] else None
         self.bias = nn.Parameter(torch.zeros(dim)) if has_bias else None
 
     def forward(self, x: Tensor) -> Tensor:
+        gain = 1.0 + self.weight if self.unit_offset and self.weight is not None else self.weight
         if self.kind == "layernorm":
-            return F.layer_norm(x, (self.dim,), self.weight, self.bias, self.eps)
+            return F.layer_norm(x, (self.dim,), gain, self.bias, self.eps)
         if self.kind == "rmsnorm":
-            return F.rms_norm(x, (self.dim,), self.weight, self.eps)
+            return F.rms_norm(x, (self.dim,), gain, self.eps)
         length = math.sqrt(self.dim) if self.weight is None else self.weight
         return F.normalize(x, dim=-1, eps=self.eps) * length
 
@@ -170,10 +172,11 @@ class Attention(nn.Module):
         super().__init__()
         options, d_model = stack["attention"], stack["d_model"]
         self.heads, self.kv_heads, self.scale = stack["num_heads"], stack["num_kv_heads"], options["scale"]
-        bias, head_norm = options["qkv_bias"], {"kind": "rmsnorm", "eps": options["qk_norm_eps"], "bias": False}
-        head_norm["learned"] = options["qk_norm"] == "learned"
-        self.q_norm = Norm(stack["head_dim"], head_norm) if options["qk_norm"] else None
-        self.k_norm = Norm(stack["head_dim"], head_norm) if options["qk_norm"] else None
+        self.softcap, self.qk_norm, bias = options["softcap"], options["qk_norm"], options["qkv_bias"]
+        head_norm = {"kind": "rmsnorm", "eps": options["qk_norm_eps"], "bias": False}
+        head_norm |= {"learned": self.qk_norm is not True, "unit_offset": self.qk_norm == "unit_offset"}
+        sizes = [stack["head_dim"] * (n if self.qk_norm == "width" else 1) for n in (self.heads, self.kv_heads)]
+        self.q_norm, self.k_norm = (Norm(size, head_norm) if self.qk_norm else None for size in sizes)
         queries = self.heads * stack["head_dim"]
         self.sizes = [queries, self.kv_heads * stack["head_dim"], self.kv_heads * stack["value_dim"]]
         if memory_dim is None:
@@ -199,9 +202,8 @@ class Attention(nn.Module):
             q, k, v = self.qkv(x_BTD).split(self.sizes, dim=-1)
         else:
             q, (k, v) = self.q(x_BTD), self.kv(memory).split(self.sizes[1:], dim=-1)
-        q, k, v = self._split(q, self.heads), self._split(k, self.kv_heads), self._split(v, self.kv_heads)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = self._split(q, self.heads, self.q_norm), self._split(k, self.kv_heads, self.k_norm)
+        v = self._split(v, self.kv_heads)
         bias: Tensor | float = 0.0
         if positions is not None and pos is not None:
             q, k = positions.rotate(q, pos[0]), positions.rotate(k, pos[0])
@@ -209,14 +211,21 @@ class Attention(nn.Module):
         if cache is not None and memory is None:
             k, v = cache.update(k, v, layer)
         k, v = (x.repeat_interleave(self.heads // self.kv_heads, dim=1) for x in (k, v))
-        scores = (q @ k.transpose(-1, -2)).float() * self.scale + bias
+        scores = (q @ k.transpose(-1, -2)).float() * self.scale
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        scores = scores + bias
         if visible is not None:
             scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
         out = scores.softmax(dim=-1).to(v.dtype) @ v
         return self.out(out.transpose(1, 2).flatten(2))
 
-    def _split(self, x_BTx: Tensor, heads: int) -> Tensor:
-        return x_BTx.unflatten(-1, (heads, -1)).transpose(1, 2)
+    def _split(self, x_BTx: Tensor, heads: int, norm: Norm | None = None) -> Tensor:
+        """[B, heads, T, size], each head normalized or (`width`) all of them as one vector."""
+        if norm is not None and self.qk_norm == "width":
+            x_BTx, norm = norm(x_BTx), None
+        x_BTHh = x_BTx.unflatten(-1, (heads, -1))
+        return (x_BTHh if norm is None else norm(x_BTHh)).transpose(1, 2)
 
 
 class FeedForward(nn.Module):
@@ -241,23 +250,31 @@ class Block(nn.Module):
     def __init__(self, stack: dict[str, Any], memory_dim: int | None) -> None:
         super().__init__()
         d_model, norm = stack["d_model"], stack["norm"]
-        self.place = norm["place"]
+        self.place, self.multiplier = norm["place"], stack["residual_multiplier"]
         self.self_attention, self.self_attention_norm = Attention(stack), Norm(d_model, norm)
         if memory_dim is not None:
             self.cross_attention, self.cross_attention_norm = Attention(stack, memory_dim), Norm(d_model, norm)
         self.feedforward, self.feedforward_norm = FeedForward(d_model, stack["feedforward"]), Norm(d_model, norm)
+        if self.place == "sandwich":
+            for name in ("self_attention", *(["cross_attention"] if memory_dim is not None else []), "feedforward"):
+                setattr(self, f"{name}_out_norm", Norm(d_model, norm))
 
     def forward(
         self, x: Tensor, visible: Tensor | None, memory: Tensor | None, memory_visible: Tensor | None, **of_self: Any
     ) -> Tensor:
-        x = self._residual(x, self.self_attention_norm, partial(self.self_attention, visible=visible, **of_self))
+        x = self._residual(x, "self_attention", partial(self.self_attention, visible=visible, **of_self))
         if memory is not None:
             cross = partial(self.cross_attention, visible=memory_visible, memory=memory)
-            x = self._residual(x, self.cross_attention_norm, cross)
-        return self._residual(x, self.feedforward_norm, self.feedforward)
+            x = self._residual(x, "cross_attention", cross)
+        return self._residual(x, "feedforward", self.feedforward)
 
-    def _residual(self, x: Tensor, norm: Norm, function: Any) -> Tensor:
-        return x + function(norm(x)) if self.place == "pre" else norm(x + function(x))
+    def _residual(self, x: Tensor, name: str, function: Any) -> Tensor:
+        norm = getattr(self, f"{name}_norm")
+        update = function(norm(x) if self.place in ("pre", "sandwich") else x)
+        if self.place in ("res_post", "sandwich"):
+            update = (norm if self.place == "res_post" else getattr(self, f"{name}_out_norm"))(update)
+        x = x + update * self.multiplier
+        return norm(x) if self.place == "post" else x
 
 
 class Embedding(nn.Module):
@@ -268,20 +285,25 @@ class Embedding(nn.Module):
         d_model = stack["d_model"]
         size = options["size"] or d_model
         self.fixnorm = options["fixnorm"]
-        self.factor = math.sqrt(d_model) if options["scale"] or options["fixnorm"] else 1.0
+        self.scale, self.project_first = options["scale"], options["project"] == "first"
+        number = self.scale if isinstance(self.scale, float) and not self.fixnorm else None
+        self.factor = number or (math.sqrt(d_model) if self.scale or self.fixnorm else 1.0)
         self.weight = nn.Parameter(torch.zeros(vocab_size, size))
         self.token_types = nn.Parameter(torch.zeros(token_types, size)) if token_types else None
-        self.norm = Norm(size, stack["norm"]) if options["norm"] else None
-        self.project = nn.Linear(size, d_model) if size != d_model else None
+        self.norm = Norm(d_model if self.project_first else size, stack["norm"]) if options["norm"] else None
+        self.project = nn.Linear(size, d_model, bias=not self.project_first) if size != d_model else None
 
     def forward(self, ids_BT: Tensor, types_BT: Tensor | None, positions: Positions, pos_BT: Tensor) -> Tensor:
         x = F.embedding(ids_BT, self.weight)
-        x = (F.normalize(x, dim=-1) if self.fixnorm else x) * self.factor
+        factor = torch.tensor(self.factor).to(x.dtype) if self.scale == "rounded" else self.factor
+        x = (F.normalize(x, dim=-1) if self.fixnorm else x) * factor
         if self.token_types is not None:
             x = x + (self.token_types[0] if types_BT is None else F.embedding(types_BT, self.token_types))
+        if self.project is not None and self.project_first:
+            x = self.project(x)
         x = positions.embed(x, pos_BT)
         x = x if self.norm is None else self.norm(x)
-        return x if self.project is None else self.project(x)
+        return x if self.project is None or self.project_first else self.project(x)
 
 
 class Stack(nn.Module):
@@ -297,7 +319,7 @@ class Stack(nn.Module):
         vocab_size = model["vocab_size"] if first else model["target_vocab_size"] or model["vocab_size"]
         token_types = model["embedding"]["token_types"] if first else 0
         self.embedding = Embedding(vocab_size, stack, model["embedding"], token_types=token_types)
-        width = model["embedding"]["size"] or stack["d_model"]
+        width = (None if self.embedding.project_first else model["embedding"]["size"]) or stack["d_model"]
         self.positions = Positions(stack, width, model["max_seq_len"], bidirectional=not self.causal)
         self.blocks = nn.ModuleList(Block(stack, memory_dim) for _ in range(stack["num_layers"]))
         self.final_norm = Norm(stack["d_model"], stack["norm"]) if stack["final_norm"] else None

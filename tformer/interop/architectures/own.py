@@ -25,13 +25,8 @@ KNOWN: dict[str, tuple[object, ...]] = {
     "attention_norm": (True,),
     "layer_groups": (None,),
     "residual": ("sequential",),
-    "attention.qk_norm": (False, True, "learned"),
-    "attention.softcap": (None,),
     "norm.kind": ("layernorm", "rmsnorm", "scalenorm"),
-    "norm.place": ("pre", "post"),
-    "norm.unit_offset": (False,),
     "positions.kind": ("none", "sinusoidal", "learned", "rope", "alibi", "t5_bias"),
-    "residual_multiplier": (1.0,),
 }
 """Dotted path in a stack -> the values that the code computes."""
 CLASSES: dict[str, tuple[str, ...]] = {
@@ -83,12 +78,8 @@ def lacks(model: Model) -> Iterator[str]:
         yield "model.patches: images"
     if model.embedding.ngram > 1:
         yield f"model.embedding.ngram: {model.embedding.ngram}"
-    if not isinstance(model.embedding.scale, bool):
-        yield f"model.embedding.scale: {model.embedding.scale}"
     if model.embedding.target_norm != "sum":
         yield f"model.embedding.target_norm: {model.embedding.target_norm}"
-    if model.embedding.project != "last":
-        yield f"model.embedding.project: {model.embedding.project}"
     if model.embedding.convolution:
         yield f"model.embedding.convolution: {model.embedding.convolution}"
     for number, head in enumerate(model.heads):
