@@ -209,7 +209,7 @@ class GenerateOptions:
         replace(
             COMPILE,
             metavar=None,
-            help="Compile the decoding step (torch.compile); auto: on a GPU for long outputs.",
+            help="The decoding step: auto records it as a CUDA graph on a GPU, on runs it through torch.compile.",
         ),
     ] = "auto"
 

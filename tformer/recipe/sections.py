@@ -209,7 +209,7 @@ class Training(Section):
     ema_decay: Probability | None = None  # decay of averaged weights, which are validated and saved; null: off
     activation_checkpointing: bool = False  # recompute activations to save memory (arXiv 1604.06174)
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # number format of the computation (arXiv 1710.03740)
-    compile: Literal["auto", "on", "off"] = "auto"  # use torch.compile; auto: on a GPU, for 200 steps or more
+    compile: Literal["auto", "on", "off"] = "auto"  # use torch.compile; auto: on a GPU, for 5,000 steps or more
     parallel: Parallelism = Parallelism()  # several processes
     device: str = "auto"  # where the model runs: auto, cpu, cuda or cuda:N
     # CPU threads, which several processes on a machine share; null: PyTorch's choice

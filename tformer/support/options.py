@@ -194,9 +194,7 @@ PRECISION = MACHINE(
     "--precision", metavar="auto|fp32|bf16|fp16", help="Number format; auto: that of the training.", rare=True
 )
 Precision = Annotated[str, PRECISION]
-COMPILE = MACHINE(
-    "--compile", metavar="auto|on|off", help="torch.compile; auto: on a GPU, for 200 steps or more.", rare=True
-)
+COMPILE = MACHINE("--compile", metavar="auto|on|off", help="torch.compile; auto: long trainings on a GPU.", rare=True)
 Quantize = Annotated[
     Literal["none", "int8", "int4"],
     MACHINE(
