@@ -27,6 +27,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "AlbertModel": {},
     "ModernBertModel": {},
     "DebertaV2Model": {},
+    "LongformerModel": {},
     "ViTModel": {},
     "GPT2Model": {"tie_word_embeddings": False},
     "OPTModel": {"tie_word_embeddings": False},

@@ -34,6 +34,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "albert": ("Albert", "MaskedLM", {}),
     "albert, one group": ("Albert", "MaskedLM", {"num_hidden_groups": 1, "hidden_act": "relu"}),
     "albert, no shared layers": ("Albert", "MaskedLM", {"num_hidden_groups": 5}),
+    "longformer": ("Longformer", "MaskedLM", {}),
+    "longformer, one window": ("Longformer", "MaskedLM", {"attention_window": 8}),
     "deberta": ("DebertaV2", "MaskedLM", {}),
     "deberta, own projections": ("DebertaV2", "MaskedLM", {"share_att_key": False, "norm_rel_ebd": "none"}),
     "deberta, c2p, all distances": (
@@ -146,6 +148,13 @@ def test_an_untied_output_computes_with_the_bias_of_its_projection(
     assert not model.tied_names()
 
 
+def test_global_tokens_of_longformer_are_those_of_the_mask(tmp_path: Path) -> None:
+    chosen = (torch.arange(MASK.shape[1]) % 4 == 1).long() * MASK
+    assert_parity(
+        make("Longformer", "MaskedLM"), {**batch(pad=1), "global_attention_mask": chosen}, tmp_path, mask=MASK
+    )
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_newer_head_of_deberta_is_read_and_written_as_the_older_one(tmp_path: Path, tied: bool) -> None:
     """`legacy: false` names the same tensors otherwise and multiplies with the embeddings, tied or not."""
@@ -171,6 +180,7 @@ CLASSIFIERS = [
     "Albert",
     "ModernBert",
     "DebertaV2",
+    "Longformer",
 ]
 
 

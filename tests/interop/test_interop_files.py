@@ -53,12 +53,13 @@ def test_what_is_written_says_what_was_read(name: str) -> None:
     """Dropouts too, which no comparison of logits shows."""
     dropouts = {"hidden_dropout_prob": 0.11, "attention_probs_dropout_prob": 0.12, "classifier_dropout": 0.13}
     distil = {"dropout": 0.11, "attention_dropout": 0.12, "seq_classif_dropout": 0.13}
-    config = PUBLISHED[name] | (distil if "distilbert" in name else dropouts)
+    modern = {"embedding_dropout": 0.11, "attention_dropout": 0.12, "mlp_dropout": 0.13}
+    config = PUBLISHED[name] | (distil if "distilbert" in name else modern if "Modern" in name else dropouts)
     architecture, class_name = ARCHITECTURES[config["model_type"]], config["architectures"][0]
     written = architecture.write(section_of(config), class_name)
     kept = {key: value for key, value in written.items() if key in config}
     assert kept == {key: config[key] for key in kept} and len(kept) >= 10
-    assert set(written) - set(config) <= {"tie_word_embeddings", "pad_token_id"}
+    assert set(written) - set(config) <= {"tie_word_embeddings", "pad_token_id", "layer_types", "rope_parameters"}
 
 
 def test_bert_base_with_its_pooler_has_the_published_number_of_parameters() -> None:

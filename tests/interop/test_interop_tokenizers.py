@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import transformers
 from tokenizers import Tokenizer as RustTokenizer
-from tokenizers import decoders, models, normalizers, processors
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from tformer.interop.tokenizer_files import read_tokenizer, tokenizer_documents
 from tformer.recipe.recipe import SpecialTokens
@@ -199,6 +199,31 @@ def test_a_folder_of_codegens_vocabulary_alone_is_read(tmp_path: Path) -> None:
     ours = Tokenizer.from_json(read_tokenizer(tmp_path, {"model_type": "phi"}).json)
     theirs = transformers.CodeGenTokenizer.from_pretrained(tmp_path)
     assert [ours.encode(text) for text in TEXTS] == [theirs(text)["input_ids"] for text in TEXTS]
+
+
+@pytest.mark.parametrize("name", ["Albert", "DebertaV2"])
+def test_unigrams_of_encoders_come_as_they_are(tmp_path: Path, name: str) -> None:
+    """ALBERT's lowers the case and drops accents, DeBERTa's keeps both; [CLS] and [SEP] stand around a text."""
+    special = {"Albert": ("<pad>", "<unk>"), "DebertaV2": ("[PAD]", "[UNK]")}[name]
+    pieces = RustTokenizer(models.Unigram())
+    pieces.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=90, special_tokens=[*special], unk_token=special[1], show_progress=False
+    )
+    pieces.train_from_iterator(CORPUS, trainer)
+    vocabulary = [tuple(piece) for piece in json.loads(pieces.to_str())["model"]["vocab"]]
+    vocabulary[2:2] = [(token, 0.0) for token in ("[CLS]", "[SEP]", "[MASK]")]
+    theirs = getattr(transformers, f"{name}Tokenizer")(vocab=vocabulary)
+    theirs.save_pretrained(tmp_path)
+    model_type = {"Albert": "albert", "DebertaV2": "deberta-v2"}[name]
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    found = read_tokenizer(tmp_path, {"model_type": model_type})
+    ours, again = Tokenizer.from_json(found.json), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in TEXTS:
+        assert ours.encode(text, template=True) == theirs(text)["input_ids"] == again(text)["input_ids"], text
+    assert ours.encode_pair("the cat", "sat")[0] == theirs("the cat", "sat")["input_ids"]
+    assert found.roles["cls"] == theirs.cls_token_id == 2 and found.roles["mask"] == theirs.mask_token_id == 4
+    assert (ours.encode("THE CAT") == ours.encode("the cat")) == (name == "Albert")
 
 
 def test_a_template_of_bytes_and_then_of_tokens_opens_texts(tmp_path: Path) -> None:

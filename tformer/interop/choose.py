@@ -39,7 +39,7 @@ NOWHERE: tuple[tuple[str, Any], ...] = (
 KNOWN_KINDS: tuple[tuple[str, frozenset[Any]], ...] = (
     (r"model\.embedding\.convolution", frozenset({0})),
     (r"model\.patches\.stem", frozenset({"conv"})),
-    (r"model\.encoder\.attention\.kind", frozenset({"full", "disentangled"})),
+    (r"model\.encoder\.attention\.kind", frozenset({"full", "disentangled", "sliding_window"})),
     (r"model\.decoder\.attention\.kind", frozenset({"full", "sliding_window"})),
     (r"model\.(encoder|decoder)\.norm\.kind", frozenset({"layernorm", "rmsnorm"})),
     (

@@ -16,6 +16,7 @@ from tformer.interop.architectures.gpt2 import GPT2, GPT_BIGCODE, GPT_NEO
 from tformer.interop.architectures.gpt_neox import GPT_NEOX, GPTJ, PHI, STABLELM
 from tformer.interop.architectures.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from tformer.interop.architectures.llama_kin import GRANITE, OLMO, OLMO2, PHI3, SMOLLM3, STARCODER2
+from tformer.interop.architectures.longformer import LONGFORMER
 from tformer.interop.architectures.modernbert import MODERNBERT
 from tformer.interop.architectures.mpnet import MPNET
 from tformer.interop.architectures.opt import OPT, XGLM
@@ -30,7 +31,20 @@ ARCHITECTURES: dict[str, Architecture] = {
         *(GPT2, OPT, BLOOM, LLAMA, MISTRAL, QWEN2, QWEN3),
         *(GPT_NEOX, GPTJ, PHI, STABLELM, PHI3, SMOLLM3, FALCON),
         *(GEMMA, GEMMA2, GEMMA3, OLMO, OLMO2, GRANITE, STARCODER2, GPT_BIGCODE, GPT_NEO, XGLM),
-        *(BERT, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, ELECTRA, MPNET, ALBERT, MODERNBERT, DEBERTA_V2, VIT),
+        *(
+            BERT,
+            DISTILBERT,
+            ROBERTA,
+            CAMEMBERT,
+            XLM_ROBERTA,
+            ELECTRA,
+            MPNET,
+            ALBERT,
+            MODERNBERT,
+            DEBERTA_V2,
+            LONGFORMER,
+            VIT,
+        ),
         *(T5, MT5, UMT5, BART, MBART, PEGASUS, MARIAN, M2M100, BLENDERBOT, BLENDERBOT_SMALL, FSMT),
         OWN,
     )

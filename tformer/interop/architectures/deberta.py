@@ -1,7 +1,7 @@
 """DeBERTa v2 and v3 (2006.03654, 2111.09543): BERT with disentangled attention and, as a rule, no absolute positions.
 
 Not read: the convolution of v2-xlarge, and narrow embeddings. The head of a masked language model has two sets of names
-in files; one is written (`legacy`).
+in files (`legacy`); the usual one is written.
 """
 
 from __future__ import annotations
@@ -91,17 +91,13 @@ def read(config: Config, class_name: str) -> dict[str, Any]:
 def write(model: Model, class_name: str) -> dict[str, Any]:
     stack = stack_of(model, "encoder")
     options, own = stack.attention, isinstance(stack.positions, LearnedOptions)
-    found: dict[str, Any] = {
-        "type_vocab_size": model.embedding.token_types,
-        "position_biased_input": own,
-        "legacy": True,
-    }
+    found: dict[str, Any] = {"type_vocab_size": model.embedding.token_types, "position_biased_input": own}
     if isinstance(options, DisentangledOptions):
         found |= {
             "relative_attention": True,
             "position_buckets": options.buckets or -1,
-            "max_relative_positions": options.max_distance,
-            "pos_att_type": TERMS[options.terms],
+            "max_relative_positions": -1 if options.max_distance == model.max_seq_len else options.max_distance,
+            "pos_att_type": "|".join(TERMS[options.terms]),
             "share_att_key": options.share_projections,
             "norm_rel_ebd": "layer_norm" if options.table_norm else "none",
         }

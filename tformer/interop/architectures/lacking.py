@@ -34,7 +34,6 @@ LACKING: Mapping[str, str] = {
     "layoutlm": "positions of words on a page",
     "led": "Longformer's attention in BART's layout",
     "llama4": f"{_EXPERTS} and rotary positions on some layers only",
-    "longformer": _TABLE,
     "longt5": "local and transient-global attention with T5's biases",
     "mamba": _STATE_SPACE,
     "mamba2": _STATE_SPACE,

@@ -1,0 +1,88 @@
+"""Longformer (2004.05150): RoBERTa with sliding windows, and separate projections of tokens that see all.
+
+The class for labels makes the first token global; the others none, unless `global_attention_mask` names some.
+`attention_window` counts the keys of both sides, as a recipe's `window` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tformer.interop.architectures import roberta
+from tformer.interop.architectures.bert import CONFIG, buffers, is_classifier
+from tformer.interop.architectures.parts import stack_of
+from tformer.interop.config import Config
+from tformer.interop.mapping import Link, both
+from tformer.nn.attention.sliding_window import SlidingWindowOptions
+from tformer.recipe.model import Model, layer_sections
+from tformer.support.errors import InputError
+
+WINDOW = 512  # where the key is missing
+
+
+def read(config: Config, class_name: str) -> dict[str, Any]:
+    config.ignore("attention_mode", "ignore_attention_mask", "onnx_export")
+    values = roberta.read(config, class_name, table=CONFIG)
+    stack = values["encoder"]
+    found = config.take("attention_window", default=WINDOW, kind=(int, list))
+    windows = found if isinstance(found, list) else [found] * stack["num_layers"]
+    if len(windows) != stack["num_layers"] or not all(
+        isinstance(one, int) and one > 0 and one % 2 == 0 for one in windows
+    ):
+        raise InputError(
+            f"{config.name}: attention_window: found {found!r}, expected an even number for each of "
+            f"{stack['num_layers']} layers, or one for all"
+        )
+    stack["attention"] = {
+        "kind": "sliding_window",
+        "window": windows[0],
+        "global_tokens": int(is_classifier(class_name)),
+        "global_projections": True,
+    }
+    others = {layer: {"attention": {"window": one}} for layer, one in enumerate(windows) if one != windows[0]}
+    return values | {"encoder": {**stack, "layers": others}}
+
+
+def write(model: Model, class_name: str) -> dict[str, Any]:
+    layers = [layer.attention for layer in layer_sections(stack_of(model, "encoder"), path="model.encoder")]
+    windows = [one.window if isinstance(one, SlidingWindowOptions) else WINDOW for one in layers]
+    return roberta.write(model, class_name) | {"attention_window": windows}
+
+
+def links(model: Model, class_name: str) -> list[Link]:
+    table = [
+        replace(one, theirs=tuple(name.replace("roberta.", "longformer.", 1) for name in one.theirs))
+        for one in roberta.links(model, class_name)
+    ]
+    for layer in range(stack_of(model, "encoder").num_layers):
+        ours, theirs = (
+            f"encoder.blocks.{layer}.self_attention.mechanism",
+            f"longformer.encoder.layer.{layer}.attention.self",
+        )
+        for ending, name in (("q", "query"), ("k", "key"), ("v", "value")):
+            table += both(f"{ours}.global_{ending}", f"{theirs}.{name}_global")
+    return table
+
+
+LONGFORMER = replace(
+    roberta.ROBERTA,
+    model_type="longformer",
+    classes={
+        "LongformerForMaskedLM": ("masked_lm",),
+        "LongformerForSequenceClassification": ("classifier",),
+        "LongformerModel": (),
+    },
+    family="longformer",
+    read=read,
+    write=write,
+    links=links,
+    prefix="longformer.",
+    pooler="longformer.pooler.dense",
+    skipped=(
+        buffers("longformer"),
+        r"longformer\.pooler\.dense\.(weight|bias)",
+        r"lm_head\.(bias|(dense|layer_norm|decoder)\.(weight|bias))",
+    ),
+    slow_tokenizer="LongformerTokenizer",
+)
