@@ -153,6 +153,8 @@ def assert_equal(found: Tokenizer, encode: Callable[[str], list[int]], decode: A
     for text in texts:
         ids = encode(text)
         assert reading.encode(text, template=True) == ids, text
+        inner = reading.encode(text)  # by another way
+        assert not inner or any(ids[start : start + len(inner)] == inner for start in range(3)), text
         assert found.decode(ids) == decode(ids, skip_special_tokens=True), text
 
 

@@ -42,6 +42,7 @@ class SentencePieces:
         self._content = {token["content"] for token in whole}
         self._hidden = {token["content"] for token in added} - self._content  # special tokens are no text
         self._unk = document["model"]["unk_token"]
+        self._ids = {**document["model"]["vocab"], **{token["content"]: token["id"] for token in added}}
         trainer = dict(_fields(dict(_fields(model)).get(2, b"")))
         self.kind: TokenizerModel = KINDS[trainer.get(3, 1)]
 
@@ -66,6 +67,11 @@ class SentencePieces:
             found = [[piece for _, part in self._parts(text) for piece in self._cut(part)] for text in texts]
         hidden = self._hidden
         return [[self._unk if p in hidden else p for p in one] if hidden & set(one) else one for one in found]
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of every text, without a template: several times as fast as the library is with pieces."""
+        ids, unk = self._ids, self._ids[self._unk]
+        return [[ids.get(piece, unk) for piece in pieces] for pieces in self.cut_all(texts)]
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """The characters of every piece: the first and the one after the last."""

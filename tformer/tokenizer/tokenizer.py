@@ -237,16 +237,15 @@ class Tokenizer:
     def _encode_whole(self, texts: list[str], *, template: bool = False) -> list[list[int]]:
         if self._characters is not None and not template:
             return [self._characters.encode(self.normalize(text)) for text in texts]
-        return [e.ids for e in self._call_on(self._rust.encode_batch_fast, texts, add_special_tokens=template)]
+        if self._sentences is not None and not template:
+            return self._sentences.encode_all(texts)
+        encode, given = self._rust.encode_batch_fast, self._given(texts)
+        encodings = self._call(encode, given, add_special_tokens=template, is_pretokenized=given is not texts)
+        return [encoding.ids for encoding in encodings]
 
-    def _call_on(self, function: Callable[..., Any], *texts: Any, add_special_tokens: bool) -> Any:
-        """What an encoding function of the library returns for texts, or for their pieces by SentencePiece."""
-        if self._sentences is None:
-            return self._call(function, *texts, add_special_tokens=add_special_tokens)
-        given = [
-            self._sentences.cut_all([one])[0] if isinstance(one, str) else self._sentences.cut_all(one) for one in texts
-        ]
-        return self._call(function, *given, add_special_tokens=add_special_tokens, is_pretokenized=True)
+    def _given(self, texts: list[str]) -> list[Any]:
+        """What the library is given for texts: the pieces by SentencePiece, or the texts themselves."""
+        return texts if self._sentences is None else self._sentences.cut_all(texts)
 
     def _call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """What a function of the library returns. InputError, with the tokenizer's file, where it fails on a text."""
@@ -308,13 +307,16 @@ class Tokenizer:
         return ids, spans
 
     def _encode_at(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        encoding = self._call_on(self._rust.encode, text, add_special_tokens=False)
-        return encoding.ids, encoding.offsets if self._sentences is None else self._sentences.spans(text)
+        if self._sentences is not None:
+            return self._encode_whole([text])[0], self._sentences.spans(text)
+        encoding = self._call(self._rust.encode, text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """Two texts in the pair template: (ids, token type ids)."""
         try:
-            encoding = self._call_on(self._rust.encode, first, second, add_special_tokens=True)
+            given, cut = self._given([first, second]), self._sentences is not None
+            encoding = self._call(self._rust.encode, *given, add_special_tokens=True, is_pretokenized=cut)
         except (TypeError, UnicodeEncodeError) as error:
             raise _not_unicode([first, second], error) from error
         return encoding.ids, encoding.type_ids
