@@ -129,7 +129,7 @@ def test_rows_that_left_do_not_lengthen_frequencies_by_length(monkeypatch: pytes
     """The frequencies of `dynamic` follow the longest row in use; a longer batch used the same memory before."""
     model = make("dynamic")
     settings = GenerationSettings(max_new_tokens=12, temperature=0.0, logprobs=True)
-    batches = [[[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [3, 4, 5]], [[7, 8], [5]], PROMPTS]
+    batches = [[[*range(1, 21)]] * 4, [[7, 8], [5], [6, 7]]]
     expected = [generate(model, batch, settings) for batch in batches]
     record_without_gpu(model, monkeypatch, smallest=64)
     for batch, alone in zip(batches, expected, strict=True):
