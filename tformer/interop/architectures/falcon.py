@@ -13,6 +13,7 @@ from typing import Any
 
 from tformer.build import resolve_sizes
 from tformer.interop.architecture import Architecture
+from tformer.interop.architectures.bloom import LAYER
 from tformer.interop.architectures.llama import ROPE_NAMES, with_rope, write_rope
 from tformer.interop.architectures.parts import decoder_links, qkv_by_group, stack_of
 from tformer.interop.architectures.table import ConfigTable, Row
@@ -81,14 +82,6 @@ def write(model: Model, class_name: str) -> dict[str, Any]:
     }
 
 
-LAYER = {
-    "self_attention_norm": "input_layernorm",
-    "self_attention.qkv": "self_attention.query_key_value",
-    "self_attention.out": "self_attention.dense",
-    "feedforward_norm": "post_attention_layernorm",
-    "feedforward.up": "mlp.dense_h_to_4h",
-    "feedforward.down": "mlp.dense_4h_to_h",
-}
 TWO_NORMS = LAYER | {"self_attention_norm": "ln_attn", "feedforward_norm": "ln_mlp"}
 
 

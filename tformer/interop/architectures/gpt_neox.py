@@ -14,8 +14,7 @@ from typing import Any
 
 from tformer.build import resolve_sizes
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures import llama
-from tformer.interop.architectures.gpt2 import OF_OTHERS
+from tformer.interop.architectures import gpt2, llama
 from tformer.interop.architectures.llama import ROPE_NAMES, with_rope, write_rope
 from tformer.interop.architectures.parts import decoder_links, qkv_by_group, stack_of
 from tformer.interop.architectures.table import ConfigTable, Row
@@ -25,16 +24,8 @@ from tformer.nn.positions.rope import RopeOptions
 from tformer.recipe.model import Model
 
 ROWS = (
-    Row("vocab_size", "vocab_size", 50432),
-    Row("hidden_size", "d_model", 6144),
-    Row("intermediate_size", "decoder.feedforward.d_ff", 24576),
-    Row("num_hidden_layers", "decoder.num_layers", 44),
-    Row("num_attention_heads", "decoder.num_heads", 64),
-    Row("hidden_act", "decoder.feedforward.activation", "gelu"),
-    Row("max_position_embeddings", "max_seq_len", 2048),
+    *(row for row in llama.ROWS if row.keys not in ("head_dim", "rms_norm_eps")),
     Row("layer_norm_eps", "decoder.norm.eps", 1e-5),
-    Row("attention_dropout", "decoder.attention_dropout", 0.0),
-    Row("tie_word_embeddings", "tie.output", False),
 )
 FIXED = {"decoder.norm.place": "pre", "decoder.final_norm": True, "heads": [{"kind": "lm"}]}
 
@@ -57,6 +48,13 @@ OF_NEOX = ConfigTable(
         Row("use_parallel_residual", "decoder.residual", True, values={True: "parallel", False: "sequential"}),
     ),
     fixed=FIXED,
+).defaulting(
+    vocab_size=50432,
+    hidden_size=6144,
+    intermediate_size=24576,
+    num_hidden_layers=44,
+    num_attention_heads=64,
+    hidden_act="gelu",
 )
 NEOX_NAMES = ("rotary_emb_base", "rotary_pct")
 NEOX_LAYER = {
@@ -94,21 +92,8 @@ GPT_NEOX = Architecture(
     special_ids={"bos": 0, "eos": 2},
 )
 
-OF_GPTJ = ConfigTable(
-    rows=(
-        Row("vocab_size", "vocab_size", 50400),
-        Row("n_positions max_position_embeddings", "max_seq_len", 2048),
-        Row("n_embd hidden_size", "d_model", 4096),
-        Row("n_layer num_hidden_layers", "decoder.num_layers", 28),
-        Row("n_head num_attention_heads", "decoder.num_heads", 16),
-        Row("n_inner", "decoder.feedforward.d_ff", lambda section: 4 * section["d_model"]),
-        Row("activation_function", "decoder.feedforward.activation", "gelu_new"),
-        Row("layer_norm_epsilon", "decoder.norm.eps", 1e-5),
-        Row("resid_pdrop", "decoder.dropout", 0.0),
-        Row("attn_pdrop", "decoder.attention_dropout", 0.0),
-        Row("embd_pdrop", "embedding.dropout", 0.0),
-        Row("tie_word_embeddings", "tie.output", False),
-    ),
+OF_GPTJ = replace(
+    gpt2.CONFIG,
     fixed=FIXED
     | {
         "decoder.residual": "parallel_one_norm",
@@ -116,7 +101,16 @@ OF_GPTJ = ConfigTable(
         "heads": [{"kind": "lm", "bias": True}],
     },
     expected={"rotary": True, "scale_attn_weights": True},
-    ignored=OF_OTHERS,
+).defaulting(
+    vocab_size=50400,
+    n_positions=2048,
+    n_embd=4096,
+    n_layer=28,
+    n_head=16,
+    resid_pdrop=0.0,
+    attn_pdrop=0.0,
+    embd_pdrop=0.0,
+    tie_word_embeddings=False,
 )
 GPTJ_LAYER = {
     "self_attention_norm": "ln_1",
