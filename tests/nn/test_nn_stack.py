@@ -403,3 +403,32 @@ def test_final_norm_is_optional() -> None:
     model = make(final_norm=False).eval()
     out = model(IDS, taps=["decoder.2.hidden"])
     assert torch.equal(out.hidden, out.taps["decoder.2.hidden"])
+
+
+LONGROPE = {"kind": "longrope", "short_factors": [1.0, 1.5], "long_factors": [1.0, 4.0]}
+VARIANTS: dict[str, dict[str, Any]] = {
+    **{kind: {"positions": {"kind": "rope", "scaling": {"kind": kind}}}
+       for kind in ("linear", "dynamic", "llama3", "yarn")},
+    "longrope, a share": {"head_dim": 8, "positions": {"kind": "rope", "share": 0.5, "scaling": LONGROPE}},
+    "interleaved, a share": {"positions": {"kind": "rope", "share": 0.5, "layout": "interleaved"}},
+    "layers without positions": {"layers": NO_POSITIONS},
+    "rounded alibi": {"positions": {"kind": "alibi", "rounded": True}},
+    **{kind: {"residual": kind} for kind in ("parallel", "parallel_one_norm")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_learns_and_writes_what_it_learned(name: str) -> None:
+    """A sequence of numbers in order, from a cache."""
+    model = make(**VARIANTS[name])
+    text = torch.arange(8).unsqueeze(0) + 2
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    for _ in range(60):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(text[:, :-1]).logits[0], text[0, 1:]).backward()
+        optimizer.step()
+    model.eval()
+    cache, found = model.new_cache(1, 8), [2]
+    while len(found) < 8:
+        found.append(int(model(torch.tensor([found[-1:]]), cache=cache).logits[0, -1].argmax()))
+    assert found == text[0].tolist()

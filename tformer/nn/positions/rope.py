@@ -30,7 +30,7 @@ from tformer.nn.positions.fixed import TabledPositions, inverse_frequencies
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Other frequencies, for contexts longer than those of pre-training.
+    """Other frequencies of rotary positions.
 
     linear divides them all, dynamic raises the base with the current length, llama3 divides those of long wavelengths,
     yarn (arXiv 2309.00071) those with few turns, longrope (arXiv 2402.13753) each by a factor of its own.
