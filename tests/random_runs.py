@@ -47,14 +47,16 @@ def random_contents(
     from tformer.checkpoint.save import CheckpointContents
     from tformer.recipe.load import recipe_from_yaml
 
-    sections = recipe_from_yaml(recipe, name="test").model
+    read = recipe_from_yaml(recipe, name="test")
+    sections, labels = read.model, len(read.data.labels) or None
     if template is None:
         template = "none" if sections.encoder is None else "bert" if sections.decoder is None else "seq2seq"
     source = letters_tokenizer(letters, template, **options)
     target = None if targets is None else letters_tokenizer(targets, template, **options)
     torch.manual_seed(seed)
     target_size = None if target is None else target.vocab_size
-    model = build_model(sections, vocab_size=source.vocab_size, target_vocab_size=target_size)
+    sizes = {"vocab_size": source.vocab_size, "target_vocab_size": target_size, "num_labels": labels}
+    model = build_model(sections, **sizes)
     averages = change(model, target or source)
     return CheckpointContents(
         weights=model.state_dict(),

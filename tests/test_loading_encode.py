@@ -98,7 +98,7 @@ def test_a_decoder_reads_the_end_of_a_text_only_where_training_adds_it(
     cli: Callable[..., Any], tmp_path: Path, heads: str, ends: bool
 ) -> None:
     """A classifier reads the end of text, a body without a head a text that may go on; in pictures of attention too."""
-    from tformer.viz.attention.reading import Inputs, read
+    from tformer.inside.reading import Inputs, read
 
     recipe = TAGGER.replace("encoder:", "decoder:").replace("[{kind: classifier, num_labels: 2}]", f"[{heads}]")
     path = written(tmp_path, recipe, "gpt")

@@ -55,6 +55,7 @@ from tformer.evaluation.options import EvaluationOptions
 from tformer.inside.attribution import AttributionReport
 from tformer.inside.embeddings import EmbeddingReport, embedding_report
 from tformer.inside.heads import HeadReport
+from tformer.inside.lens import LensReport
 from tformer.inside.options import (
     AttributeOptions,
     EmbeddingOptions,
@@ -80,10 +81,10 @@ from tformer.training.options import TrainOptions
 from tformer.training.request import find_start
 from tformer.training.session import run_training
 from tformer.viz.evaluation import choose_plot, draw_report
-from tformer.viz.lens.report import LensReport, make_report
 from tformer.workers.work import QUIET, Work, never
 from tformer.workflows.attribution import attribute_inputs
 from tformer.workflows.heads import score_heads
+from tformer.workflows.lens import make_report
 from tformer.workflows.patching import ablate, patch_prompts
 from tformer.workflows.tokens import score_tokens
 

@@ -8,6 +8,7 @@ A checkpoint folder alone is enough: nothing outside it is read.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import index
@@ -39,6 +40,10 @@ HEADS = "heads."  # prefix of the names of head tensors
 MAX_LABELS = 6  # in a message
 TOKEN_TABLE = "embedding.weight"  # one row per token id
 TARGET_TABLE = "decoder_embedding.weight"
+
+
+Identity = dict[str, str | int]
+"""What a document says of its model: name (the path), step, and sha256 of the weights."""
 
 
 @dataclass
@@ -119,6 +124,20 @@ class Loaded:
         if self.tokenizer is None:
             raise InputError(f"{self.path} is a model of images: it reads no text")
         return self.tokenizer
+
+    @property
+    def identity(self) -> Identity:
+        """Name, step and hash; the hash reads all weights."""
+        return {"name": str(self.path), "step": self.step, "sha256": weights_hash(self)}
+
+
+def weights_hash(loaded: Loaded) -> str:
+    """SHA-256 of all parameters, in the order of their names."""
+    digest = hashlib.sha256()
+    for name, value in sorted(loaded.model.named_parameters()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().float().contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 def _require_texts(**values: object) -> None:

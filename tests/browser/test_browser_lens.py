@@ -12,8 +12,8 @@ import pytest
 
 from tests.browser.waiting import until
 from tests.viz.lens_reports import HOSTILE, random_lens, random_report
+from tformer.inside.lens import LensReport
 from tformer.viz.lens.page import render
-from tformer.viz.lens.report import LensReport
 from tformer.viz.plots import colour_table
 
 

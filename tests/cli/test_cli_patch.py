@@ -15,6 +15,7 @@ import pytest
 import tformer
 from tests.end_to_end.translate_runs import DECODER, SEQ2SEQ, build_run
 from tests.random_runs import random_run
+from tests.viz.attention_models import IMAGES
 from tformer.inside.patching import AblationReport, PatchReport
 
 Cli = Callable[..., Any]
@@ -84,7 +85,7 @@ def test_options_choose_what_is_patched_and_measured(decoder: Path, cli: Cli) ->
 
 
 def test_a_translator_and_a_masked_model_are_patched(translator: Path, masked: Path, cli: Cli) -> None:
-    found = document(cli, translator, *PROMPTS, "--target-prefix", "ab", "--metric", "logit")
+    found = document(cli, translator, *PROMPTS, "--target", "ab", "--metric", "logit")
     assert found["tokens"]["decoder"][1:] == ["a", "b"]
     assert {(each["side"], each["part"]) for each in found["maps"]} >= {
         ("encoder", "heads"),
@@ -92,6 +93,61 @@ def test_a_translator_and_a_masked_model_are_patched(translator: Path, masked: P
     }
     found = document(cli, masked, "--clean", "ab[MASK]a", "--corrupted", "hb[MASK]a", "--metric", "loss")
     assert found["tokens"]["encoder"] == ["[CLS]", "a", "b", "[MASK]", "a", "[SEP]"]
+
+
+@pytest.mark.usefixtures("texts")
+def test_the_model_is_named_as_in_the_lens(decoder: Path, cli: Cli) -> None:
+    found = [
+        document(cli, decoder, *PROMPTS, "--estimate"),
+        document(cli, decoder, "--ablate", "zero", "--data", "abc.txt"),
+    ]
+    for command, words in (("lens", ("--text", "abc")), ("heads", ())):
+        found.append(json.loads(cli(command, decoder, *words, "--format", "json").out))
+    assert found[0]["model"]["step"] == 3 and len(found[0]["model"]["sha256"]) == 64
+    assert all(each["model"] == found[0]["model"] for each in found)
+
+
+def test_a_target_precedes_the_answer_and_a_prefix_the_sources(translator: Path, cli: Cli) -> None:
+    plain = document(cli, translator, *PROMPTS, "--metric", "logit", "--estimate")
+    longer = document(cli, translator, *PROMPTS, "--metric", "logit", "--estimate", "--target", "ab", "--prefix", "h")
+    assert plain["tokens"]["decoder"] == longer["tokens"]["decoder"][:-2] and longer["tokens"]["decoder"][-2:] == [
+        "a",
+        "b",
+    ]
+    words = {side: [token for token in found["tokens"]["encoder"] if len(token) == 1]
+             for side, found in (("plain", plain), ("longer", longer))}  # fmt: skip
+    assert words["longer"] == ["h", *words["plain"]]
+
+
+def test_a_classifier_of_pairs_is_patched_in_either_text(cli: Cli, tmp_path: Path) -> None:
+    recipe = ENCODER.replace("kind: lm, bias: true", "kind: classifier, pooling: mean").replace(
+        "d_model", "embedding: {token_types: 2}\n  d_model"
+    )
+    run = random_run(
+        tmp_path / "runs",
+        recipe + "data: {labels: [bad, good]}\nobjectives: [{kind: classification}]\n",
+        letters=LETTERS,
+    )
+    words = (run, "--clean", "ab", "--corrupted", "ab", "--text2", "cd", "--corrupted-text2", "fd", "--metric", "logit")
+    residual = document(cli, *words)["maps"][0]
+    changed = [place for place, value in enumerate(residual["exact"][0]) if abs(value) > 1e-4]
+    assert len(changed) == 1, "only one token of the second text differs"
+
+
+def test_two_images_are_patched_by_patch(cli: Cli, tmp_path: Path) -> None:
+    from PIL import Image
+
+    draws = np.random.default_rng(0)
+    for name in ("clean.png", "corrupted.png"):
+        Image.fromarray(draws.integers(0, 255, (8, 8), dtype=np.uint8)).save(tmp_path / name)
+    run = random_run(tmp_path / "runs", IMAGES, letters=LETTERS)
+    words = ("--clean-image", tmp_path / "clean.png", "--corrupted-image", tmp_path / "corrupted.png")
+    found = document(cli, run, *words, "--metric", "probability")
+    assert found["tokens"]["encoder"][:2] == ["CLS", "0,0"]
+    assert len(found["maps"][0]["exact"][0]) == len(found["tokens"]["encoder"])
+    refused = cli("patch", run, *PROMPTS)
+    assert refused.code == 2 and "is an image model: it reads no text" in refused.err
+    assert cli("patch", run, *words, "-o", tmp_path / "clean.png").code == 2
 
 
 @pytest.mark.usefixtures("texts")
@@ -140,7 +196,15 @@ def test_python_returns_what_the_command_prints(decoder: Path, cli: Cli) -> None
         (("RUN", *PROMPTS, "--ablate", "zero"), "--ablate and --clean exclude each other"),
         (("RUN", *PROMPTS, "--data", "abc.txt"), "--data is for --ablate, which was not given"),
         (("RUN", *PROMPTS, "--max-examples", "4"), "--max-examples is for --ablate, which was not given"),
-        (("RUN", *PROMPTS, "--target-prefix", "a"), "--target-prefix:"),
+        (("RUN", *PROMPTS, "--target", "a"), "--target:"),
+        (("RUN", *PROMPTS, "--prefix", "a"), "--prefix:"),
+        (("RUN", *PROMPTS, "--text2", "a"), "--text2:"),
+        (("RUN", *PROMPTS, "--clean-image", "a.png"), "--clean-image and --clean exclude each other"),
+        (("RUN", "--clean-image", "a.png"), "--corrupted-image is missing"),
+        (("RUN", "--clean-image", "a.png", "--corrupted-image", "b.png"), "reads text, not images"),
+        (("RUN", "--ablate", "zero", "--special-tokens"), "--ablate and --special-tokens exclude each other"),
+        (("RUN", "--ablate", "zero", "--target", "a"), "--target without --source"),
+        (("RUN", *PROMPTS, "--max-tokens", "0"), "--max-tokens"),
         (("RUN", "--ablate", "half"), "--ablate"),
         (("RUN", "--ablate", "zero", "--noising"), "--ablate and --noising exclude each other"),
         (("RUN", "--ablate", "zero", "--data", "missing.txt"), "missing.txt"),

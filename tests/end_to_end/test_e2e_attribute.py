@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import tformer
+from tformer.inside.reading import Inputs, read
 from tformer.support.errors import InputError
-from tformer.viz.attention.reading import Inputs, read
 
 Cli = Callable[..., Any]
 

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from tformer.build import build_model
+from tformer.inside.reading import Reading, Side
 from tformer.loading import Loaded
 from tformer.recipe.load import recipe_from_yaml
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
-from tformer.viz.attention.reading import Reading, Side
 from tformer.viz.attention.scene import Scene
 from tformer.viz.attention.weights import Attention, Kind, Layer
 

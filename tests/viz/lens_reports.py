@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tformer.inside.lens import Lens
+from tformer.inside.lens import Lens, LensReport
 from tformer.inside.logits import Contributions, Part
-from tformer.viz.lens.report import LensReport
 
 VOCABULARY, TOP = 1000, 10
 HOSTILE = ("</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "\u202eabc", "שלום", "😀", " \n\t")

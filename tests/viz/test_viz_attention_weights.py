@@ -28,10 +28,10 @@ from tests.viz.attention_models import (
     with_attention,
 )
 from tformer.decoding.loaded import translator_of
+from tformer.inside.reading import Inputs, Side, read, side_of
 from tformer.loading import Loaded
 from tformer.support.errors import InputError
 from tformer.viz.attention.page import COARSEST, FINEST, ZERO, Packed, pack
-from tformer.viz.attention.reading import Inputs, Side, read, side_of
 from tformer.viz.attention.scene import Scene, divergence, make_scene, summarize
 from tformer.viz.attention.text import as_json
 from tformer.viz.attention.weights import (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tformer.cli.command import examples, takes_options
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tformer.inside.heads import HeadReport
+    from tformer.loading import Loaded
     from tformer.viz.output import Output
 
 EPILOG = examples(
@@ -42,16 +42,16 @@ def heads(options: HeadOptions) -> None:
 
         reports = score_heads(loaded, options, work)
     show_notes((f"read: {reports[-1].read}", *best_lines(reports[-1])), dim=True)
-    emit_document(chosen, _content(reports, chosen, str(loaded.path)))
+    emit_document(chosen, _content(reports, chosen, loaded))
 
 
-def _content(reports: Sequence[HeadReport], chosen: Output, path: str) -> str | bytes:
+def _content(reports: Sequence[HeadReport], chosen: Output, loaded: Loaded) -> str | bytes:
     from tformer.viz.attention.scene import run_name
     from tformer.viz.heads import as_csv, as_json, plots_of, tables_of
     from tformer.viz.picture import render_plots
 
     if chosen.format == "json":
-        return as_json(reports, run=path)
+        return as_json(reports, model=loaded.identity)
     if chosen.format == "csv":
         return as_csv(reports)
     if chosen.format == "terminal" and len(reports) == 1:
@@ -59,6 +59,6 @@ def _content(reports: Sequence[HeadReport], chosen: Output, path: str) -> str | 
         for heading, rows in tables_of(reports[0]):
             lines += [heading, *aligned(rows, right=rows[0][1:]), ""]
         return "\n".join(lines)
-    name, notes = run_name(Path(path)), (f"Model: {path}.", f"Command: {command_line()}")
+    name, notes = run_name(loaded.path), (f"Model: {loaded.path}.", f"Command: {command_line()}")
     title = f"Heads of {name}, " + (f"step {reports[0].step:,}" if len(reports) == 1 else f"{len(reports)} checkpoints")
     return render_plots(plots_of(reports), chosen.format, title=title, to_file=chosen.path is not None, notes=notes)

@@ -11,7 +11,7 @@ from tformer.inside.options import LENS_HEADS, LensOptions
 from tformer.support.errors import InputError
 
 if TYPE_CHECKING:
-    from tformer.viz.lens.report import LensReport
+    from tformer.inside.lens import LensReport
     from tformer.viz.output import Output
 
 EPILOG = examples(
@@ -34,7 +34,7 @@ def lens(options: LensOptions) -> None:
     """
     reads = (options.image, options.tuned)
     with looking_inside(options, "lens", reads, kinds=LENS_HEADS) as (chosen, loaded, work):
-        from tformer.viz.lens.report import make_report
+        from tformer.workflows.lens import make_report
 
         report = make_report(loaded, options, work=work, command=command_line())
     show_notes(report.notes, dim=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tformer.cli.command import examples, takes_options
@@ -13,6 +12,7 @@ from tformer.support.formatting import aligned
 
 if TYPE_CHECKING:
     from tformer.inside.patching import AblationReport, PatchReport
+    from tformer.loading import Loaded
     from tformer.viz.output import Output
 
 EPILOG = examples(
@@ -32,7 +32,9 @@ def patch(options: PatchOptions) -> None:
     Attribution patching estimates all cells by gradients; its correlation with them is shown. --ablate measures on
     --data how much loss each head, attention and feed-forward network saves.
     """
-    with looking_inside(options, "patch", options.files) as (chosen, loaded, work):
+    images = (options.clean_image, options.corrupted_image)
+    reads = images if options.ablate is None else options.files
+    with looking_inside(options, "patch", reads) as (chosen, loaded, work):
         from tformer.viz import patching as viz
         from tformer.workflows.patching import ablate, patch_prompts
 
@@ -43,23 +45,27 @@ def patch(options: PatchOptions) -> None:
         else:
             report = ablate(loaded, options, work)
             show_notes([f"measured on {report.data}"], dim=True)
-    emit_document(chosen, _content(report, chosen, str(loaded.path)))
+    emit_document(chosen, _content(report, chosen, loaded))
 
 
-def _content(report: PatchReport | AblationReport, chosen: Output, path: str) -> str | bytes:
+def _content(report: PatchReport | AblationReport, chosen: Output, loaded: Loaded) -> str | bytes:
     from tformer.inside.patching import PatchReport
     from tformer.viz import patching as viz
     from tformer.viz.attention.scene import run_name
     from tformer.viz.picture import render_plots
 
-    name, notes = run_name(Path(path)), (f"Model: {path}.", f"Command: {command_line()}")
+    name, notes = run_name(loaded.path), (f"Model: {loaded.path}.", f"Command: {command_line()}")
     if isinstance(report, PatchReport):
         if chosen.format in ("json", "csv"):
-            return viz.patch_json(report, run=path) if chosen.format == "json" else viz.patch_csv(report)
+            return viz.patch_json(report, model=loaded.identity) if chosen.format == "json" else viz.patch_csv(report)
         plots, title = viz.patch_plots(report), f"{'Noising' if report.noising else 'Denoising'} of {name}"
     else:
         if chosen.format in ("json", "csv"):
-            return viz.ablation_json(report, run=path) if chosen.format == "json" else viz.ablation_csv(report)
+            return (
+                viz.ablation_json(report, model=loaded.identity)
+                if chosen.format == "json"
+                else viz.ablation_csv(report)
+            )
         if chosen.format == "terminal":
             table = viz.ablation_table(report)
             return "\n".join([*aligned(table, right=table[0][2:]), ""])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import sys
 from dataclasses import dataclass
@@ -10,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tformer.cli.command import examples, takes_options
+from tformer.cli.look_inside import command_line, looking_inside
 from tformer.cli.report import emit_document, show_notes
 from tformer.inside.options import PICTURE, SHOWN, ReadOptions
 from tformer.support.errors import InputError, did_you_mean
-from tformer.support.files import refuse_to_replace
 from tformer.support.options import Checkpoint, Device, PictureFormat, parse_numbers
 
 if TYPE_CHECKING:
@@ -162,26 +161,17 @@ def viz_attention(options: AttentionOptions) -> None:
     encoder-decoder without --target shows its own translation. Cells that cannot be seen (later tokens, or outside a
     sparse pattern) are hatched, and null in JSON. The numbers are those that the model computes with.
     """
-    options.check()
-    from tformer.viz.output import choose_output
-
-    chosen = choose_output(options.output, options.format, stem="attention")
-    refuse_to_replace(chosen.path, [] if options.image is None else [options.image], option="-o")
-    from tformer.loading import load
-    from tformer.support.device import resolve_device
-
-    loaded = load(options.run, device=resolve_device(options.device), which=options.checkpoint)
-    if options.special_tokens:
-        loaded.tokenizer = loaded.text_tokenizer.reading_special()
-    show_notes((f"model: {loaded.path}", *loaded.notes), dim=True)
-    scene = _scene(loaded, options, chosen.format)
+    with looking_inside(options, "attention", [options.image]) as (chosen, loaded, _):
+        if options.special_tokens:
+            loaded.tokenizer = loaded.text_tokenizer.reading_special()
+        scene = _scene(loaded, options, chosen.format)
     show_notes((*scene.notes, *(scene.changes.notes() if chosen.format != "html" else [])), dim=True)
     emit_document(chosen, _content(scene, options, chosen))
 
 
 def _scene(loaded: Loaded, options: AttentionOptions, format_: str) -> Scene:
     from tformer.decoding.prompts import task_prefix
-    from tformer.viz.attention.reading import Inputs
+    from tformer.inside.reading import Inputs
     from tformer.viz.attention.scene import make_scene
     from tformer.viz.attention.weights import Changes
 
@@ -195,7 +185,7 @@ def _scene(loaded: Loaded, options: AttentionOptions, format_: str) -> Scene:
         Inputs(text, options.text2, options.target, options.image, options.max_tokens, options.max_new_tokens),
         options.chosen_in(format_, loaded),
         rollouts=format_ == "html" or options.view_in(format_) == "rollout",
-        command=shlex.join(["tformer", *sys.argv[1:]]),
+        command=command_line(),
         changes=Changes(options.hide_special, options.merge_subwords),
         **options.limits_in(format_),
     )

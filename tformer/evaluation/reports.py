@@ -36,7 +36,7 @@ from tformer.metrics.statistics import (
 from tformer.nn.classification_heads import LabelKind
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError, visible
-from tformer.support.formatting import as_cell, fitted
+from tformer.support.formatting import aligned, as_cell, fitted
 
 TOP = 5
 
@@ -190,7 +190,8 @@ def report_lines(report: dict[str, Any]) -> Iterator[str]:
             ]
             for name, scores in report["per_class"].items()
         ]
-        yield from _aligned([["class", "precision", "recall", "f1", "support"], *rows])
+        heading = ["class", "precision", "recall", "f1", "support"]
+        yield from aligned([heading, *rows], right=heading[1:])
     if "confusion" in report:
         yield ""
         yield from _confusion_lines(list(report["per_class"]), report["confusion"])
@@ -207,7 +208,7 @@ def breakdown_lines(by: dict[str, Any]) -> Iterator[str]:
         ]
         for row in by["rows"]
     ]
-    yield from _aligned([[by["axis"], *names], *rows])
+    yield from aligned([[by["axis"], *names], *rows], right=names)
 
 
 def _confusion_lines(names: Sequence[str], counts: Sequence[Sequence[int]]) -> Iterator[str]:
@@ -215,7 +216,7 @@ def _confusion_lines(names: Sequence[str], counts: Sequence[Sequence[int]]) -> I
         yield "confusion (line: label, column: prediction)"
         heading = ["", *(_label(name, HEADING_WIDTH) for name in names)]
         rows = [[_label(name, NAME_WIDTH), *map(str, row)] for name, row in zip(names, counts, strict=True)]
-        yield from _aligned([heading, *rows])
+        yield from aligned([heading, *rows], right=heading[1:])
         return
     wrong = [
         (count, label, guess)
@@ -226,18 +227,7 @@ def _confusion_lines(names: Sequence[str], counts: Sequence[Sequence[int]]) -> I
     wrong.sort(key=lambda error: (-error[0], error[1:]))
     yield f"most frequent confusions of {len(wrong):,}"
     cells = [[_label(names[label], NAME_WIDTH), _label(names[guess], NAME_WIDTH), str(n)] for n, label, guess in wrong]
-    yield from _aligned([["label", "prediction", "count"], *cells[:MAX_CONFUSIONS]], text_columns=2)
-
-
-def _aligned(rows: Sequence[Sequence[str]], *, text_columns: int = 1) -> Iterator[str]:
-    """Columns two spaces apart: texts are aligned left, numbers right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [
-            cell.ljust(width) if index < text_columns else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(cells).rstrip()
+    yield from aligned([["label", "prediction", "count"], *cells[:MAX_CONFUSIONS]], right=["count"])
 
 
 def _label(name: str, width: int) -> str:

@@ -8,5 +8,6 @@ logits                direct logit attribution: what each head and each feed-for
 tuned                 tuned lens: an affine map for each layer before the answer
 embeddings            nearest neighbours and principal components of vectors of tokens and labels
 answers               tokens and labels by name
+reading               one text or image as model inputs with the tokens along each axis
 options               options of the commands, which are also keywords in Python
 """

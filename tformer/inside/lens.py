@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tformer.decoding.inference import inference
+from tformer.inside.logits import Contributions
 from tformer.model import Transformer
 from tformer.nn.classification_heads import PooledHead
 from tformer.nn.heads import VocabularyHead
@@ -61,6 +62,53 @@ class Lens:
     rank: np.ndarray
     entropy: np.ndarray
     kl: np.ndarray
+
+
+@dataclass(frozen=True)
+class LensReport:
+    """What `tformer lens` shows, and what `Run.lens` returns. Shapes as in `Lens`.
+
+    Attributes:
+        lens: the logit lens, or the tuned one that was asked for.
+        logit_lens: the logit lens.
+        tokens: that were read at the shown positions [N].
+        positions: numbers of these positions [N].
+        words: texts of the ids of tokens, or names of labels.
+        parts: what each part of the model adds to the logits of the targets; None where no sum divides them.
+        without_parts: why there are none.
+        against: the token whose logit was subtracted; None: the logit itself is divided.
+        tuned_kl: nats of each row of the logit lens and of the tuned one on held-out text [2, R - 1].
+        pools: there is one answer, of a classifier. every: a terminal shows all positions, else the last.
+        stack: whose layers are shown.
+        model: name, step and hash.
+    """
+
+    lens: Lens
+    logit_lens: Lens
+    tokens: tuple[str, ...]
+    positions: tuple[int, ...]
+    words: dict[int, str]
+    parts: Contributions | None
+    without_parts: str
+    against: str | None
+    tuned_kl: np.ndarray | None
+    pools: bool
+    every: bool
+    stack: str
+    model: dict[str, str | int]
+    texts: dict[str, str]
+    notes: tuple[str, ...]
+    command: str = ""
+
+    @property
+    def targets(self) -> list[str]:
+        """The words whose probability and rank follow [N]."""
+        return [self.words[token] for token in self.lens.targets.tolist()]
+
+    @property
+    def top(self) -> np.ndarray:
+        """The most probable words after each layer [R, N, K]."""
+        return np.vectorize(self.words.__getitem__, otypes=[object])(self.lens.top_ids)
 
 
 def states_of(model: Transformer, inputs: Mapping[str, Tensor], side: str) -> Tensor:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Literal, get_type_hints
+from typing import Annotated, Literal
 
 from tformer.evaluation.options import PAIRS, DataOptions
 from tformer.support.errors import InputError, did_you_mean
@@ -19,14 +19,12 @@ from tformer.support.options import (
     SpecialTokens,
     argument,
     comma_list,
-    declared_option,
     flag_of,
     parse_numbers,
 )
 
 RANDOM, SHOWN = Panel("Random tokens"), Panel("What is shown")
 READ, TUNED, PICTURE = Panel("What the model reads"), Panel("Tuned lens"), Panel("The picture")
-LENSES, VIEWS, STACKS = ("logit", "tuned"), ("layers", "parts"), ("decoder", "encoder")
 MOST_TOP = 100
 MOST_SAMPLES = 10_000
 MAX_EXAMPLES = 64
@@ -84,9 +82,11 @@ class HeadOptions(ExampleOptions):
     length: Annotated[
         int | None, RANDOM("--length", metavar="T", help="Tokens of a sequence.", default="25, or as many as fit")
     ] = None
-    copies: Annotated[int, RANDOM("--copies", metavar="N", help="Number of times that each sequence is read.")] = 4
-    samples: Annotated[int, RANDOM("--samples", metavar="N", help="Number of sequences.")] = 10
-    seed: Annotated[int, RANDOM("--seed", help="Seed of the tokens.")] = 0
+    copies: Annotated[
+        int | None, RANDOM("--copies", metavar="N", help="Number of times that each sequence is read.", default="4")
+    ] = None
+    samples: Annotated[int | None, RANDOM("--samples", metavar="N", help="Number of sequences.", default="10")] = None
+    seed: Annotated[int | None, RANDOM("--seed", help="Seed of the tokens.", default="0")] = None
     over_training: Annotated[
         bool, SHOWN("--over-training", help="Score every checkpoint of the run, and draw a curve for each head.")
     ] = False
@@ -99,19 +99,18 @@ class HeadOptions(ExampleOptions):
     device: Device = "auto"
 
     @property
-    def random_option(self) -> str | None:
-        """The flag of an option of random tokens that was given."""
-        values = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
-        names = ("length", "copies", "samples", "seed")
-        return next((f"--{name}" for name in names if values[name][0] != values[name][1]), None)
+    def of_random(self) -> dict[str, int]:
+        """The options of random tokens that were given."""
+        values = {name: getattr(self, name) for name in ("length", "copies", "samples", "seed")}
+        return {name: value for name, value in values.items() if value is not None}
 
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is loaded."""
         super().check()
         for name, least, most in (("length", 2, None), ("copies", 2, None), ("samples", 1, MOST_SAMPLES)):
             _require(f"--{name}", getattr(self, name), least, most)
-        if self.of_data and self.random_option is not None:
-            raise InputError(f"{self.random_option} is for random tokens; examples of data replace them")
+        if self.of_data and self.of_random:
+            raise InputError(f"--{next(iter(self.of_random))} is for random tokens; examples of data replace them")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,10 +166,34 @@ class PatchOptions(ExampleOptions):
     corrupted: Annotated[
         str | None, PROMPTS("--corrupted", metavar="TEXT", help="A prompt of as many tokens with another answer.")
     ] = None
-    target_prefix: Annotated[
-        str | None,
-        PROMPTS("--target-prefix", metavar="TEXT", help="Encoder-decoders: text before the answer.", rare=True),
+    clean_image: Annotated[
+        Path | None,
+        PROMPTS("--clean-image", metavar="FILE", help="Image models: an image in place of --clean.", rare=True),
     ] = None
+    corrupted_image: Annotated[
+        Path | None, PROMPTS("--corrupted-image", metavar="FILE", help="An image with another answer.", rare=True)
+    ] = None
+    text2: Annotated[
+        str | None,
+        PROMPTS("--text2", metavar="TEXT", help="Second text of both, for a model trained on pairs.", rare=True),
+    ] = None
+    corrupted_text2: Annotated[
+        str | None,
+        PROMPTS("--corrupted-text2", metavar="TEXT", help="Second text of --corrupted.", default="--text2", rare=True),
+    ] = None
+    target: Annotated[
+        str | None,
+        PAIRS(
+            "--target",
+            metavar="TEXT|FILE",
+            help="With --clean the target before the answer; with --source the file of references.",
+        ),
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        PROMPTS("--max-tokens", metavar="N", help="Maximum number of tokens to read of a text.", rare=True),
+    ] = None
+    special_tokens: Annotated[SpecialTokens, PROMPTS] = False
     answer: Annotated[
         str | None,
         PROMPTS("--answer", metavar="TOKEN", help="Answer to --clean: a token or label.", default="the model's own"),
@@ -210,6 +233,21 @@ class PatchOptions(ExampleOptions):
     device: Device = "auto"
 
     @property
+    def prompts(self) -> tuple[ReadOptions, ReadOptions]:
+        """What the model reads: the clean prompt and the corrupted one."""
+        clean = ReadOptions(
+            text=self.clean,
+            text2=self.text2,
+            target=self.target,
+            image=self.clean_image,
+            max_tokens=self.max_tokens,
+            prefix=self.prefix,
+            special_tokens=self.special_tokens,
+        )
+        text2 = self.text2 if self.corrupted_text2 is None else self.corrupted_text2
+        return clean, replace(clean, text=self.corrupted, text2=text2, image=self.corrupted_image)
+
+    @property
     def chosen_parts(self) -> tuple[str, ...]:
         """The parts to patch; those of cross-attention belong to attention and heads."""
         with_cross = {"attention": ("attention", "cross"), "heads": ("heads", "cross_heads")}
@@ -221,22 +259,23 @@ class PatchOptions(ExampleOptions):
 
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is loaded."""
-        super().check()
-        hints = get_type_hints(PatchOptions, include_extras=True)
-        prompts = [
-            each.name
-            for each in fields(self)
-            if getattr(self, each.name) != each.default and declared_option(hints[each.name]).panel == PROMPTS.title
-        ]
-        if self.ablate is not None and prompts:
-            raise InputError(f"--ablate and {flag_of(PatchOptions, prompts[0])} exclude each other")
-        if self.ablate is None and self.of_data:
-            raise InputError(f"{flag_of(PatchOptions, self.of_data[0])} is for --ablate, which was not given")
-        if self.ablate is None and None in (self.clean, self.corrupted):
-            missing = "--clean" if self.clean is None else "--corrupted"
-            raise InputError(
-                f"{missing} is missing", hint="two prompts: --clean TEXT --corrupted TEXT, or --ablate zero"
-            )
+        if self.ablate is not None:
+            super().check()
+        of_both = {"target", "prefix", "run", "ablate", "output", "format", "checkpoint", "device"}
+        for name in self.given():
+            flag = flag_of(PatchOptions, name) if name not in of_both else ""
+            if flag and self.ablate is None and name in self.of_data:
+                raise InputError(f"{flag} is for --ablate, which was not given")
+            if flag and self.ablate is not None and name not in self.of_data:
+                raise InputError(f"--ablate and {flag} exclude each other")
+        images = "-image" if (self.clean_image or self.corrupted_image) is not None else ""
+        if images and (texts := [name for name in ("clean", "corrupted", "text2", "target") if getattr(self, name)]):
+            raise InputError(f"--clean-image and --{texts[0]} exclude each other")
+        pair = (self.clean_image, self.corrupted_image) if images else (self.clean, self.corrupted)
+        if self.ablate is None and None in pair:
+            missing = f"--{'clean' if pair[0] is None else 'corrupted'}{images}"
+            two = "two images: --clean-image FILE" if images else "two prompts: --clean TEXT"
+            raise InputError(f"{missing} is missing", hint=f"{two} --corrupted{images} ..., or --ablate zero")
         if self.metric in ("logit", "probability", "loss") and self.wrong is not None:
             raise InputError(f"--wrong has no meaning with --metric {self.metric}")
         _ = self.chosen_parts
@@ -312,14 +351,13 @@ class LensOptions(AnswerOptions):
     ] = None
     top_k: Annotated[int, SHOWN("--top-k", metavar="K", help="Number of most probable tokens of each layer.")] = 10
     stack: Annotated[
-        str | None,
-        SHOWN("--stack", metavar="decoder|encoder", help="Stack of an encoder-decoder.", default="decoder", rare=True),
+        Literal["decoder", "encoder"] | None,
+        SHOWN("--stack", help="Stack of an encoder-decoder.", default="decoder", rare=True),
     ] = None
     view: Annotated[
-        str,
+        Literal["layers", "parts"],
         SHOWN(
             "--view",
-            metavar="layers|parts",
             help="Of pictures, csv and terminal: the answer after each layer, or what each part adds to the logit.",
         ),
     ] = "layers"
@@ -328,8 +366,8 @@ class LensOptions(AnswerOptions):
     ] = None
     steps: Annotated[int, TUNED("--steps", metavar="N", help="Steps of that training.", rare=True)] = 250
     lens: Annotated[
-        str | None,
-        TUNED("--lens", metavar="logit|tuned", help="tuned: the one that was saved.", default="tuned with --tuned"),
+        Literal["logit", "tuned"] | None,
+        TUNED("--lens", help="tuned: the one that was saved.", default="tuned with --tuned"),
     ] = None
     output: Annotated[
         Path | None,
@@ -338,13 +376,6 @@ class LensOptions(AnswerOptions):
 
     def check(self) -> None:
         """Raise InputError for values that are invalid for every model."""
-        for option, value, known in (
-            ("--view", self.view, VIEWS),
-            ("--stack", self.stack, STACKS),
-            ("--lens", self.lens, LENSES),
-        ):
-            if value is not None and value not in known:
-                raise InputError(f"{option} {value}: unknown", hint=did_you_mean(value, known))
         _require("--top-k", self.top_k, 1, MOST_TOP)
         _require("--steps", self.steps, 1)
         super().check()

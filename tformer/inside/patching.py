@@ -191,34 +191,44 @@ def patch(
     Raises InputError where the metric is the same on both inputs, so that there is nothing to restore.
     """
     taps = taps_of(model, parts)
+    names = [name for each in taps.values() for name in each]
     base, source = (question.clean, question.corrupted) if noising else (question.corrupted, question.clean)
     with inference(model):
-        clean, corrupted = (float(question.measure(model, each)) for each in (question.clean, question.corrupted))
-    require_finite(np.array([clean, corrupted]), "outputs")
-    span, start = clean - corrupted, clean - corrupted if noising else 0.0
+        output = model(**source, taps=names)
+        other, own = float(question.metric_of(logits_of(output, question.at))), float(question.measure(model, base))
+    require_finite(np.array([own, other]), "outputs")
+    clean, corrupted = (own, other) if noising else (other, own)
+    span = clean - corrupted
     if abs(span) < 1e-6:
         raise InputError(f"the {question.metric} is {clean:.4g} after both prompts: there is nothing to restore")
-    names = [name for each in taps.values() for name in each]
-    estimates = estimated_changes(model, question, base, source, names)
-    with inference(model):
-        values = model(**source, taps=names).taps
-    maps, done = [], 0
-    for (side, part), each in taps.items():
-        rows = []
-        for name in each:
-            work.raise_if_stopped("while patching, nothing written")
-            if not only_estimate:
-                rows.append(patched(model, question, base, name, values[name]) - corrupted)
-            done += 1
-            work.report(done, len(names))
-        exact = None if only_estimate else padded(rows) / span
-        maps.append(PatchMap(side, part, exact, (padded([estimates[name] for name in each]) + start) / span))
+    estimates = estimated_changes(model, question, base, output.taps)
+    exact = {} if only_estimate else patched_changes(model, question, base, output.taps, own=own, work=work)
+
+    def cells(changes: Mapping[str, np.ndarray], names: Sequence[str]) -> np.ndarray:
+        return (padded([changes[name] for name in names]) + (own - corrupted)) / span
+
+    maps = [
+        PatchMap(side, part, cells(exact, each) if exact else None, cells(estimates, each))
+        for (side, part), each in taps.items()
+    ]
     return maps, clean, corrupted
+
+
+def patched_changes(
+    model: Transformer, question: Question, base: Inputs, values: Mapping[str, Tensor], *, own: float, work: Work
+) -> dict[str, np.ndarray]:
+    """fp64 [N] of each tap: what the metric on `base`, which is `own`, changes by with each entry of dimension 1."""
+    changes: dict[str, np.ndarray] = {}
+    for name, value in values.items():
+        work.raise_if_stopped("while patching, nothing written")
+        changes[name] = patched(model, question, base, name, value) - own
+        work.report(len(changes), len(values))
+    return changes
 
 
 def patched(model: Transformer, question: Question, base: Inputs, name: str, value: Tensor) -> np.ndarray:
     """fp64 [N]: the metric on `base` with entry n of dimension 1 of a tap taken from `value`, for each n."""
-    width = max(each.shape[1] for each in base.values() if each.dim() > 1)
+    width = max([value.shape[-2], *(each.shape[1] for each in base.values() if each.dim() == 2)])
     found = []
     with inference(model):
         for places in torch.arange(value.shape[1], device=value.device).split(max(1, BATCH_TOKENS // width)):
@@ -237,19 +247,17 @@ def with_entries(places: Tensor, value: Tensor, base: Tensor) -> Tensor:
 
 
 def estimated_changes(
-    model: Transformer, question: Question, base: Inputs, source: Inputs, names: Sequence[str]
+    model: Transformer, question: Question, base: Inputs, values: Mapping[str, Tensor]
 ) -> dict[str, np.ndarray]:
-    """fp64 [N] of each tap: (source - base) . dM/d(base) of each entry of dimension 1."""
-    with torch.no_grad():
-        other = model(**source, taps=names).taps
+    """fp64 [N] of each tap: (value - base) . dM/d(base) of each entry of dimension 1."""
     with torch.enable_grad():
-        output = model(**base, taps=names)
+        output = model(**base, taps=list(values))
         metric = question.metric_of(logits_of(output, question.at)).sum()
-        own = [output.taps[name] for name in names]
+        own = [output.taps[name] for name in values]
         gradients = torch.autograd.grad(metric, own, allow_unused=True)  # the last positions of some are not read
     changes = {}
-    for name, value, gradient in zip(names, own, gradients, strict=True):
-        product = torch.zeros_like(value) if gradient is None else (other[name] - value.detach()) * gradient
+    for (name, value), here, gradient in zip(values.items(), own, gradients, strict=True):
+        product = torch.zeros_like(here) if gradient is None else (value - here.detach()) * gradient
         changes[name] = product[0].flatten(1).double().sum(1).cpu().numpy()
     return changes
 

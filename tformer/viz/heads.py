@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tformer.inside.heads import KINDS, MEANINGS, HeadReport, Kind
+from tformer.loading import Identity
 from tformer.support.formatting import csv_text, json_text
 from tformer.viz.plots import Heat, Line, Lines, Plot
 
@@ -85,7 +86,7 @@ def tables_of(report: HeadReport) -> Iterator[tuple[str, list[tuple[str, ...]]]]
         yield KINDS[kind], rows
 
 
-def as_json(reports: Sequence[HeadReport], *, run: str) -> str:
+def as_json(reports: Sequence[HeadReport], *, model: Identity) -> str:
     """One document: for each checkpoint the scores [layer][head], the best head of each score, and copying."""
     checkpoints = [
         {
@@ -98,7 +99,7 @@ def as_json(reports: Sequence[HeadReport], *, run: str) -> str:
         }
         for report in reports
     ]  # fmt: skip
-    return json_text({"run": run, "read": reports[0].read, "checkpoints": checkpoints})
+    return json_text({"model": model, "read": reports[0].read, "checkpoints": checkpoints})
 
 
 def as_csv(reports: Sequence[HeadReport]) -> str:

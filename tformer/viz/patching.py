@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tformer.inside.patching import PARTS, Ablation, AblationReport, PatchMap, PatchReport
+from tformer.loading import Identity
 from tformer.support.formatting import csv_text, json_text
 from tformer.viz.plots import Heat, Plot
 
@@ -59,7 +60,7 @@ def patch_lines(report: PatchReport) -> Iterator[str]:
         yield f"{PARTS[each.part]} ({each.side}): {found} {values[layer, place]:.3f}{agree}"
 
 
-def patch_json(report: PatchReport, *, run: str) -> str:
+def patch_json(report: PatchReport, *, model: Identity) -> str:
     """One document: prompts' tokens, answers, the metric after both, and the cells [layer][token or head]."""
     maps = [
         {
@@ -72,7 +73,7 @@ def patch_json(report: PatchReport, *, run: str) -> str:
         for each in report.maps
     ]
     facts = {name: getattr(report, name) for name in ("answer", "wrong", "metric", "noising", "clean", "corrupted")}
-    return json_text({"run": run, **facts, "tokens": report.tokens, "maps": maps})
+    return json_text({"model": model, **facts, "tokens": report.tokens, "maps": maps})
 
 
 def patch_csv(report: PatchReport) -> str:
@@ -136,14 +137,16 @@ def ablation_table(report: AblationReport) -> list[tuple[str, ...]]:
     return rows + [row(each.name, each.side, each.metrics, f"{change(report, each):+.4f}") for each in ordered]
 
 
-def ablation_json(report: AblationReport, *, run: str) -> str:
+def ablation_json(report: AblationReport, *, model: Identity) -> str:
     """One document: the data, the metrics of the whole model, and those without each part."""
     parts = [
         {"side": each.side, "part": each.part, "layer": each.layer, "head": each.head, "metrics": dict(each.metrics),
          "added_loss": change(report, each)}
         for each in report.parts
     ]  # fmt: skip
-    return json_text({"run": run, "data": report.data, "ablate": report.mode, "whole": report.whole, "parts": parts})
+    return json_text(
+        {"model": model, "data": report.data, "ablate": report.mode, "whole": report.whole, "parts": parts}
+    )
 
 
 def ablation_csv(report: AblationReport) -> str:

@@ -15,11 +15,10 @@ from tformer.inside.attribution import STEPS, AttributionReport, Values, attribu
 from tformer.inside.lens import OWN
 from tformer.inside.options import AttributeOptions
 from tformer.inside.patching import Question, logits_of
+from tformer.inside.reading import Reading, places_of, read_options
 from tformer.loading import Loaded
 from tformer.support.errors import InputError, require_finite
-from tformer.viz.attention.reading import Reading
 from tformer.viz.attention.weights import Chosen, compute, kinds_of, rollout
-from tformer.viz.lens.report import places_of, read_options
 from tformer.workers.work import Work
 from tformer.workflows.patching import head_of
 

@@ -36,14 +36,13 @@ def score_heads(loaded: Loaded, options: HeadOptions, work: Work) -> list[HeadRe
         )
     repeated: Repeated | None = None
     if options.of_data or "cross" in maps:
-        if options.random_option is not None:
-            raise InputError(f"{options.random_option} is for random tokens: {loaded.path} reads pairs of texts")
+        if options.of_random:
+            flag = f"--{next(iter(options.of_random))}"
+            raise InputError(f"{flag} is for random tokens: {loaded.path} reads pairs of texts")
         examples, read = read_examples(loaded, options, work)
         batches = [batch.model_inputs() for batch in examples]
     else:
-        repeated = repeated_tokens(
-            loaded, length=options.length, copies=options.copies, samples=options.samples, seed=options.seed
-        )
+        repeated = repeated_tokens(loaded, **options.of_random)
         rows = max(1, BATCH_TOKENS // repeated.ids_BT.shape[1])
         batches, read = [{"input_ids": ids_BT} for ids_BT in repeated.ids_BT.split(rows)], str(repeated)
 

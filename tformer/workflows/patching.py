@@ -6,33 +6,26 @@ from dataclasses import replace
 from typing import Any
 
 from tformer.decoding.inference import inference
-from tformer.decoding.prompts import task_prefix
 from tformer.inside.answers import CLASSIFIERS, answer_id, answer_text
-from tformer.inside.options import ANSWERING_HEADS, MAX_EXAMPLES, PatchOptions, data_of
+from tformer.inside.options import ANSWERING_HEADS, MAX_EXAMPLES, PatchOptions, ReadOptions, data_of
 from tformer.inside.patching import AblationReport, PatchReport, Question, ablations, answers, patch
+from tformer.inside.reading import Reading, read_options
 from tformer.loading import Loaded
 from tformer.support.errors import InputError, require_finite
 from tformer.tasks.base import require_finite_loss
 from tformer.tasks.evaluate import held_out_data
-from tformer.viz.attention.reading import Inputs, Reading, read
 from tformer.workers.work import Work
 
 
 def patch_prompts(loaded: Loaded, options: PatchOptions, work: Work) -> PatchReport:
-    """Patch between `options.clean` and `options.corrupted`.
+    """Patch between the clean and the corrupted prompt or image.
 
     Raises InputError for a model without an answer at one place, prompts of different numbers of tokens, answers that
     are no token or label, and prompts with the same answer.
     """
-    if loaded.recipe.model.patches is not None:
-        raise InputError(
-            f"{loaded.path} reads images: patching needs two prompts", hint="--ablate zero measures its parts"
-        )
     head = head_of(loaded)
-    if head == "masked_lm":
-        loaded = replace(loaded, tokenizer=loaded.text_tokenizer.reading_special())
-    assert options.clean is not None and options.corrupted is not None
-    clean, corrupted = (_reading(loaded, text, options) for text in (options.clean, options.corrupted))
+    (loaded, clean), (_, corrupted) = (_reading(loaded, each, head) for each in options.prompts)
+    work.note_all(clean, corrupted)
     for side, one in clean.sides.items():
         if len(one) != len(corrupted.sides[side]):
             raise InputError(
@@ -91,14 +84,17 @@ def head_of(loaded: Loaded) -> str:
     return head
 
 
-def _reading(loaded: Loaded, text: str, options: PatchOptions) -> Reading:
-    """A prompt as inputs; the decoder of an encoder-decoder reads what it starts from and `target_prefix`."""
-    writes = loaded.model.is_encoder_decoder and "lm" in loaded.model.heads
-    if options.target_prefix is not None and not writes:
-        raise InputError(f"--target-prefix: {loaded.path} has no decoder beside an encoder")
-    if loaded.model.is_encoder_decoder:
-        text = task_prefix(loaded.recipe, None)[0] + text
-    return read(loaded, Inputs(text, target=(options.target_prefix or "") if writes else None))
+def _reading(loaded: Loaded, prompt: ReadOptions, head: str) -> tuple[Loaded, Reading]:
+    """`read_options` of a prompt; the decoder of a translator reads what it starts from and the given target."""
+    if loaded.recipe.model.patches is None and prompt.image is not None:
+        raise InputError(f"--clean-image: {loaded.path} reads text, not images", hint="give --clean TEXT")
+    if loaded.recipe.model.patches is not None and prompt.image is None:
+        raise InputError(f"--clean: {loaded.path} is an image model: it reads no text", hint="give --clean-image FILE")
+    if loaded.model.is_encoder_decoder and head == "lm":
+        prompt = replace(prompt, target=prompt.target or "")
+    elif prompt.prefix is not None:
+        raise InputError(f"--prefix: {loaded.path} is no translator, so a prefix is a part of the prompt")
+    return read_options(loaded, prompt, head)
 
 
 def _place_of_answer(loaded: Loaded, head: str, clean: dict[str, Any], corrupted: dict[str, Any]) -> int | None:

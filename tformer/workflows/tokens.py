@@ -13,11 +13,11 @@ from tformer.decoding.prompts import task_prefix
 from tformer.evaluation.lm import batches as window_batches
 from tformer.evaluation.lm import load_batch, windows
 from tformer.inside.options import TOKEN_HEADS, TokenOptions
+from tformer.inside.reading import Inputs, read
 from tformer.inside.tokens import TokenReport, read_tokens, words_of
 from tformer.loading import Loaded, require_kind, target_reader
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.support.errors import InputError
-from tformer.viz.attention.reading import Inputs, read
 from tformer.workers.work import Work
 from tformer.workflows.heads import BATCH_TOKENS, read_examples
 

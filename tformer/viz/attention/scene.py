@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from tformer.inside.reading import Inputs, Reading, read
 from tformer.loading import Loaded
 from tformer.support.errors import InputError, visible
-from tformer.viz.attention.reading import Inputs, Reading, read
 from tformer.viz.attention.weights import (
     BASIC,
     HEURISTIC,
@@ -270,8 +269,7 @@ def make_scene(
                     of_encoder = Chosen() if part == "encoder" else chosen
                     parts |= compute(loaded, reading, [part], of_encoder)
             rolled[kind] = rollout(kind, parts)
-    model: dict[str, str | int] = {"name": str(loaded.path), "step": loaded.step, "sha256": weights_hash(loaded)}
-    return Scene(reading, found, rolled, model, command, changes)
+    return Scene(reading, found, rolled, loaded.identity, command, changes)
 
 
 def too_large(max_bytes: float, found: str) -> InputError:
@@ -280,15 +278,6 @@ def too_large(max_bytes: float, found: str) -> InputError:
         f"{found} do not fit into {max_bytes / 1e6:g} MB",
         hint=f"{SMALLER}; --max-megabytes raises the limit",
     )
-
-
-def weights_hash(loaded: Loaded) -> str:
-    """SHA-256 of all parameters, in the order of their names."""
-    digest = hashlib.sha256()
-    for name, value in sorted(loaded.model.named_parameters()):
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().float().contiguous().numpy().data)
-    return digest.hexdigest()
 
 
 def heading(scene: Scene, kind: Kind) -> str:

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tformer.inside.reading import Side
 from tformer.support.errors import visible
 from tformer.support.formatting import TOKEN_SIGNS, columns_of
-from tformer.viz.attention.reading import Side
 from tformer.viz.attention.scene import CAUTION, MEASURES, Scene, heading, summarize
 from tformer.viz.attention.weights import Attention, Kind
 from tformer.viz.plots import colour_at

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from tformer.decoding.inference import inference
+from tformer.inside.reading import Reading, Side
 from tformer.loading import Loaded
 from tformer.nn.attention import AttentionContext
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.support.errors import InputError, require_finite
 from tformer.support.formatting import plural
-from tformer.viz.attention.reading import Reading, Side
 
 # Shapes: H heads, T queries, S keys.
 

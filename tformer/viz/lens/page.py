@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tformer.inside.lens import MEASURES, Lens
+from tformer.inside.lens import MEASURES, Lens, LensReport
 from tformer.support.formatting import fitted
 from tformer.viz.attention.scene import run_name
-from tformer.viz.lens.report import LensReport
 from tformer.viz.page import MAX_BYTES, render_page, within
 
 CAUTION = (

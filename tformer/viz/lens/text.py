@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from tformer.inside.lens import MEASURES, Lens
+from tformer.inside.lens import MEASURES, Lens, LensReport
 from tformer.support.errors import visible
 from tformer.support.formatting import TOKEN_SIGNS, aligned, csv_text, fitted, json_text
 from tformer.viz.attention.scene import run_name
-from tformer.viz.lens.report import LensReport
 from tformer.viz.plots import Heat, Plot
 
 DECIMALS = 9

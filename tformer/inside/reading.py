@@ -1,4 +1,4 @@
-"""Model inputs of viz-attention: texts or an image as tensors, with the tokens along each axis.
+"""Model inputs of one text or image: tensors, with the tokens along each axis; and the positions that answer.
 
     encoder only         the text, or two texts, inside the tokenizer's template; or an image
     decoder only         the text, and optionally its greedy continuation
@@ -9,6 +9,7 @@ The decoder reads token t and predicts token t + 1: its rows are named by the to
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -21,13 +22,18 @@ from torch import Tensor
 from tformer.data.encoding import EncodedText, TextReader, encode_prompt, token_text
 from tformer.data.sources.image_files import read_image
 from tformer.data.sources.images import to_pixels
+from tformer.decoding.fill_mask import SPACE_BEFORE_WORD, SPELLINGS
 from tformer.decoding.generate import generate
 from tformer.decoding.loaded import translator_of
-from tformer.decoding.prompts import suppressed_tokens
+from tformer.decoding.prompts import suppressed_tokens, task_prefix
 from tformer.decoding.settings import GenerationSettings, fitting_beam_settings
+from tformer.inside.answers import CLASSIFIERS, answer_id
+from tformer.inside.lens import OWN
+from tformer.inside.options import AttributeOptions, LensOptions, ReadOptions
 from tformer.loading import Loaded, reads_prompts
 from tformer.nn.patches import PatchEmbedding
 from tformer.support.errors import InputError
+from tformer.support.options import parse_numbers
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.decoding import word_starts
 
@@ -306,3 +312,61 @@ def _room(loaded: Loaded, given: Inputs, length: int, *, what: str = "text") -> 
 
 def _cut_note(given: Inputs, length: int) -> str:
     return f"the text has {length:,} tokens, its first {given.max_tokens:,} are shown (--max-tokens)"
+
+
+# --- options ---------------------------------------------------------------------------------------------------------
+
+
+def read_options(loaded: Loaded, options: ReadOptions, head: str) -> tuple[Loaded, Reading]:
+    """(the model, whose tokenizer may read special tokens, what it reads)."""
+    if head == "masked_lm" or options.special_tokens:
+        loaded = replace(loaded, tokenizer=loaded.text_tokenizer.reading_special())
+    text, notes = _text_of(loaded, options, head)
+    given = Inputs(text, options.text2, options.target, options.image, options.max_tokens, options.max_new_tokens)
+    reading = read(loaded, given)
+    return loaded, replace(reading, notes=(*notes, *reading.notes))
+
+
+def _text_of(loaded: Loaded, options: ReadOptions, head: str) -> tuple[str | None, tuple[str, ...]]:
+    """(the text to read, notes): a source behind its task's prefix, masks in the tokenizer's spelling."""
+    text, tokenizer = options.text, loaded.tokenizer
+    if text is None or tokenizer is None:
+        return text, ()
+    if loaded.model.is_encoder_decoder:
+        prefix, note = task_prefix(loaded.recipe, options.prefix)
+        return prefix + text, () if note is None else (note,)
+    if head == "masked_lm" and (mask := tokenizer.special.mask) is not None:
+        name = tokenizer.token(mask)
+        space = " ?" if tokenizer.kind in SPACE_BEFORE_WORD else ""  # the mask stands for it
+        text = re.sub(f"{space}(?:{'|'.join(map(re.escape, {*SPELLINGS, name}))})", lambda _: name, text)
+    return text, ()
+
+
+def places_of(
+    loaded: Loaded, reading: Reading, options: LensOptions | AttributeOptions, head: str
+) -> tuple[list[int], list[int]]:
+    """(the chosen or all positions, the target of each)."""
+    chosen, target = parse_numbers(options.positions, "--positions"), OWN
+    if options.target_token is not None:
+        target = answer_id(loaded, head, options.target_token, option="--target-token")
+    if head in CLASSIFIERS:
+        if chosen is not None:
+            raise InputError(f"--positions: {loaded.path} is a classifier, which answers once")
+        return [0], [target]
+    ids = reading.inputs["decoder_input_ids" if loaded.model.is_encoder_decoder else "input_ids"][0].tolist()
+    places, known = list(range(len(ids))), f"0 to {len(ids) - 1}"
+    if head == "masked_lm":
+        mask = loaded.text_tokenizer.special.mask
+        places = [place for place in places if ids[place] == mask]
+        known = ", ".join(map(str, places))
+        if not places:
+            spelled = SPELLINGS[0] if mask is None else loaded.text_tokenizer.token(mask)
+            raise InputError(
+                f"the text has no {spelled}: a masked language model answers there",
+                hint=f'for example --text "The {spelled} sat."',
+            )
+    if wrong := [place for place in chosen or () if place not in places]:
+        raise InputError(f"--positions: found {wrong[0]}, expected {known}")
+    places = places if chosen is None else list(chosen)
+    following = [*ids[1:], OWN] if target == OWN and head == "lm" else [target] * len(ids)
+    return places, [following[place] for place in places]
