@@ -186,7 +186,7 @@ class PatchOptions(ExampleOptions):
         PAIRS(
             "--target",
             metavar="TEXT|FILE",
-            help="With --clean the target before the answer; with --source the file of references.",
+            help="Target before the answer; --ablate: references.",
         ),
     ] = None
     max_tokens: Annotated[
