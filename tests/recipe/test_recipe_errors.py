@@ -53,7 +53,7 @@ IN_FILES = {
     "unknown kind": (
         "model: {decoder: {positions: {kind: rop}}}",
         "model.decoder.positions.kind: found the text 'rop', expected one of none, sinusoidal, learned, rope, alibi, "
-        "t5_bias, shaw, patch2d, did you mean 'rope'?",
+        "t5_bias, learned_t5_bias, shaw, patch2d, did you mean 'rope'?",
     ),
     "no kind": ("model: {heads: [{bias: true}]}", "model.heads.0.kind: missing, expected one of lm, masked_lm, "),
     "unknown objective": (

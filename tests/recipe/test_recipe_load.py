@@ -131,7 +131,7 @@ def test_setting_a_kind_drops_only_what_the_new_kind_lacks() -> None:
     assert rope.recipe.model.decoder.positions == RopeOptions(layout="halves", base=500.0)
     assert rope.origins["model.decoder.positions.base"] == "--set"
     alibi = load_recipe(arch="gpt", sets=[*base, "model.decoder.positions.kind=alibi"])
-    assert recipe_to_data(alibi.recipe)["model"]["decoder"]["positions"] == {"kind": "alibi"}
+    assert recipe_to_data(alibi.recipe)["model"]["decoder"]["positions"] == {"kind": "alibi", "rounded": False}
 
 
 def test_a_union_without_a_kind_is_of_the_default_kind(write: Write) -> None:

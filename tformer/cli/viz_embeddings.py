@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 EPILOG = examples(
     "`tformer viz-embeddings`",
-    '`tformer viz-embeddings runs/first --token " king" --token " river" --format terminal`',
+    "`tformer viz-embeddings runs/first --token king --token river --format terminal`",
     '`tformer viz-embeddings --tokens "one,two,three,four" --centred -o numbers.svg`',
     "`tformer viz-embeddings runs/classifier --table labels -o labels.png`",
 )
