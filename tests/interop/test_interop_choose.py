@@ -28,6 +28,7 @@ CLASSES = {
     **dict.fromkeys(("electra/small", "electra/base"), "ElectraForPreTraining"),
     **dict.fromkeys(("t5/small", "t5/base", "t5/v1_1-small", "t5/v1_1-base"), "T5ForConditionalGeneration"),
     "bart/base": "BartForConditionalGeneration",
+    "transformer/tiny": "FSMTForConditionalGeneration",
     **dict.fromkeys(("vit/tiny", "vit/small", "vit/base"), "ViTForImageClassification"),
     **dict.fromkeys((f"transformer/{name}" for name in ("base", "big", "base-enfr", "big-enfr")), "MarianMTModel"),
 }
@@ -46,7 +47,6 @@ REFUSED = {
     **dict.fromkeys(("performer/base", "performer/classify"), "model.encoder.attention.kind: performer"),
     "performer/char": "model.decoder.attention.kind: performer",
     "vit/mnist": "model.encoder.positions.kind: patch2d",
-    "transformer/tiny": "model.encoder.positions.layout: fairseq",
     "transformer/tears": "model.encoder.norm.kind: scalenorm",
     "transformer/iwslt": "model.encoder.norm.eps is 1e-06, expected 1e-05",
 }

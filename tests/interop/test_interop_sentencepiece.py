@@ -211,6 +211,11 @@ OFFSETS: dict[str, tuple[str, int, dict[int, int], list[int], list[int], str]] =
     "MBart50Tokenizer": ("sentencepiece.bpe.model", 1, FAIRSEQ, [-50], [2], "mbart"),
     "NllbTokenizer": ("sentencepiece.bpe.model", 1, FAIRSEQ, [-157], [2], "m2m_100"),
     "LlamaTokenizer": ("tokenizer.model", 0, {}, [1], [], "llama"),
+    "DebertaV2Tokenizer": ("spm.model", 0, {}, [1], [2], "deberta-v2"),
+}
+DEBERTA = {
+    **{"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3},
+    **{"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"},
 }
 
 
@@ -221,6 +226,7 @@ def test_a_class_gives_the_ids_of_its_model_plus_its_offset(tmp_path: Path, name
     options: dict[str, Any] = (
         {"bos_id": -1, "pad_id": 0, "eos_id": 1, "unk_id": 2} if name == "PegasusTokenizer" else {}
     )
+    options = DEBERTA if name == "DebertaV2Tokenizer" else options
     if name == "LlamaTokenizer":
         options = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "byte_fallback": True}
         options |= {"model_type": "bpe", "size": 450}
@@ -251,6 +257,23 @@ def test_transformers_gives_the_same_ids_for_texts_of_words(tmp_path: Path, name
     for text in TEXTS[:40]:
         assert found.encode(text) == theirs(text, add_special_tokens=False)["input_ids"], text
         assert found.decode(found.encode(text)) == text
+
+
+def test_a_folder_of_deberta_as_it_is_published(tmp_path: Path) -> None:
+    """microsoft/deberta-v3-base has spm.model and no class; [MASK] comes after the pieces."""
+    folder = write(tmp_path, "deberta-v2", {"spm.model": model(**DEBERTA)}, do_lower_case=False)
+    theirs, found = transformers.AutoTokenizer.from_pretrained(folder), ours(folder)
+    assert type(theirs).__name__ == "DebertaV2Tokenizer"
+    for text in TEXTS[:40]:
+        assert found.encode(text, template=True) == theirs(text)["input_ids"], text
+    assert found.token_id("[MASK]") == theirs.mask_token_id == found.vocab_size - 1
+    assert found.encode_pair("the cat", "sat")[0] == theirs("the cat", "sat")["input_ids"]
+
+
+def test_a_folder_of_albert_with_sentencepiece_alone_is_refused(tmp_path: Path) -> None:
+    """Its class lowers the case and drops accents before the model reads a text."""
+    with pytest.raises(InputError, match="tokenizer_class: found AlbertTokenizer"):
+        ours(write(tmp_path, "albert", {"spiece.model": model()}))
 
 
 def test_ids_are_where_published_models_have_them(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Folders whose vocabulary is a SentencePiece model, read and written: one row of a table for each tokenizer class.
 
     ids of a row     `first`, the model's pieces from number `skip` on, `last`; or those of vocab.json
-    T5, Llama        the model's own ids; T5 has its sentinels after them
+    T5, Llama        the model's own ids; T5 has its sentinels after them, DeBERTa [MASK]
     fairseq's        <s> <pad> </s> <unk>, the pieces from the fourth on, codes of languages, <mask>
     Pegasus          two masks and <unk_2> ... <unk_102> after <pad> </s>
     Marian, M2M100   vocab.json has the ids; Marian cuts each side with its own model
@@ -27,7 +27,7 @@ from tformer.support.errors import InputError
 from tformer.support.files import read_bounded, read_object
 from tformer.tokenizer import Tokenizer
 
-FILES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
+FILES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.model")
 MARIAN_FILES = ("source.spm", "target.spm")
 VOCAB_JSON, TARGET_VOCAB = "vocab.json", "target_vocab.json"
 MAX_BYTES = 256 << 20
@@ -134,7 +134,22 @@ KINDS: Mapping[str, Kind] = {
     "MBartTokenizer": _fairseq(*SUFFIXED, MBART, "en_XX"),
     "MBart50Tokenizer": _fairseq(*PREFIXED, MBART50, "en_XX"),
     "NllbTokenizer": _fairseq(*PREFIXED, NLLB, "eng_Latn"),
-    "LlamaTokenizer": Kind(FILES[2:], {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}, "", "", trims=False),
+    "LlamaTokenizer": Kind(FILES[2:3], {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}, "", "", trims=False),
+    "DebertaV2Tokenizer": Kind(
+        FILES[3:],
+        {
+            "bos": "[CLS]",
+            "cls": "[CLS]",
+            "eos": "[SEP]",
+            "sep": "[SEP]",
+            "unk": "[UNK]",
+            "pad": "[PAD]",
+            "mask": "[MASK]",
+        },
+        "{cls} $A {sep}",
+        "{cls} $A {sep} $B {sep}",
+        last=("[MASK]",),
+    ),
     "M2M100Tokenizer": Kind(
         FILES[1:2],
         {role: token for role, token in ROLES.items() if role not in ("cls", "mask")},

@@ -114,4 +114,5 @@ ALBERT = Architecture(
         r"predictions\.(bias|(dense|LayerNorm|decoder)\.(weight|bias))",
     ),
     special_ids={"pad": 0, "bos": 2, "eos": 3},
+    slow_tokenizer="AlbertTokenizer",
 )

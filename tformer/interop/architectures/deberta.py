@@ -158,4 +158,5 @@ DEBERTA_V2 = Architecture(
         r"cls\.predictions\.(bias|(decoder|transform\.(dense|LayerNorm))\.(weight|bias))",
     ),
     special_ids={"pad": 0},
+    slow_tokenizer="DebertaV2Tokenizer",
 )
