@@ -186,6 +186,34 @@ def test_captum_finds_the_same_in_the_class_of_transformers(name: str, folders: 
             assert known.any()
 
 
+MONTHS = ("", "January", "", "March", "April", "", "", "", "August", "", "October", "", "December")
+
+
+@pytest.mark.slow  # 150 s of training
+def test_a_translation_follows_the_alignment_of_a_trained_model(cli: Cli, tmp_path: Path) -> None:
+    """Dates, whose alignment is known: years come from years, months from months, days from days."""
+    run = tmp_path / "dates"
+    outcome = cli("train", "--arch", "transformer", "--preset", "dates", "--max-steps", 400, "--out", run)
+    assert outcome.code == 0, outcome.err
+    loaded, found = tformer.load(run), dict[str, list[bool]]()
+    for number, month in enumerate((1, 3, 4, 8, 10, 12, 1, 3, 4, 8)):
+        year, day, name = 1917 + 17 * number, 11 + 2 * number, MONTHS[month]
+        spelled = f"{day} {name} {year}"
+        report = loaded.attribute(spelled)
+        assert "".join(report.targets[:10]) == f"{year}-{month:02}-{day}"
+        assert report.gaps is not None and (np.abs(report.gaps) <= 0.01 * np.abs(report.changes)).all()
+        sources = {0: str(year), 1: str(year), 2: str(year), 3: str(year), 5: name, 6: name, 8: str(day), 9: str(day)}
+        letters = report.tokens["encoder"]
+        first = letters.index(spelled[0])
+        for answer, source in sources.items():
+            start = first + spelled.index(source)
+            for method, by_side in report.scores.items():
+                place = int(np.nan_to_num(by_side["encoder"][answer], nan=-np.inf).argmax())
+                found.setdefault(method, []).append(start <= place < start + len(source))
+    shares = {method: sum(each) / len(each) for method, each in found.items()}
+    assert min(shares.values()) > 0.7, shares
+
+
 def test_python_returns_the_numbers_of_the_command_as_arrays(decoder: Path, cli: Cli) -> None:
     run, found = tformer.load(decoder), document(cli, decoder, "--text", "fed cab", "--against", "b")
     report = run.attribute("fed cab", against="b")

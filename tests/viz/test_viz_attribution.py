@@ -67,6 +67,13 @@ def test_the_lines_say_the_change_from_the_baseline_and_what_integrated_gradient
     assert len(list(attribution_lines(without))) == 1 and without.gaps is None
 
 
+def test_a_map_of_several_answers_has_only_the_gap_below_it() -> None:
+    report = random_report({"encoder": words(2), "decoder": words(4)}, answers=3)
+    first, *others = plots_of(report)
+    assert first.caption == list(attribution_lines(report))[-1] and not any(plot.caption for plot in others)
+    assert not plots_of(replace(report, scores={"rollout": report.scores["rollout"]}))[0].caption
+
+
 def rendered(report: AttributionReport, format_: str) -> str:
     found = render(report, format_, run="runs/x", command="tformer attribute", to_file=True)
     assert isinstance(found, str)

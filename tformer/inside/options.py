@@ -406,33 +406,18 @@ class AttributeOptions(AnswerOptions):
     ] = None
     positions: Annotated[
         str | None,
-        SHOWN(
-            "--positions",
-            metavar="0,3-5",
-            help="Positions whose answers to explain.",
-            default="those before generated or translated tokens, else the last; every [MASK]",
-        ),
+        SHOWN("--positions", metavar="0,3-5", help="Positions to explain.", default="of new tokens, else the last"),
     ] = None
     methods: Annotated[
-        str | None,
-        METHOD("--methods", metavar=",".join(METHODS), help="Methods to compute.", default="all"),
+        str | None, METHOD("--methods", metavar=",".join(METHODS), help="Methods to compute.", default="all")
     ] = None
     baseline: Annotated[
         Literal["mask", "pad", "zero"] | None,
-        METHOD(
-            "--baseline",
-            help="What stands in place of a token: that of a special token, or zeros (of images the mean colour).",
-            default="the first that the vocabulary has",
-        ),
+        METHOD("--baseline", help="In place of a token: a special one, or zeros.", default="the first that exists"),
     ] = None
     steps: Annotated[
         int | None,
-        METHOD(
-            "--steps",
-            metavar="N",
-            help="Points of integrated gradients.",
-            default="50, or 300 where these miss more than 1 %",
-        ),
+        METHOD("--steps", metavar="N", help="Points of integrated gradients.", default="50, or 300 for a small gap"),
     ] = None
     output: Annotated[
         Path | None,
@@ -448,14 +433,14 @@ class AttributeOptions(AnswerOptions):
     def check(self) -> None:
         """Raise InputError for values that are invalid for every model."""
         super().check()
-        methods = self.chosen_methods
+        methods = {*self.chosen_methods}
         _require("--steps", self.steps, 1, MOST_STEPS)
         for flag, given, needs in (
-            ("--steps", self.steps is not None, ("integrated",)),
-            ("--baseline", self.baseline is not None, ("integrated", "occlusion")),
+            ("--steps", self.steps, {"integrated"}),
+            ("--baseline", self.baseline, {"integrated", "occlusion"}),
         ):
-            if given and not set(needs) & set(methods):
-                raise InputError(f"{flag} has no meaning with --methods {self.methods}", hint=f"add {needs[0]}")
+            if given is not None and not needs & methods:
+                raise InputError(f"{flag} has no meaning with --methods {self.methods}", hint="add integrated")
         if self.against is not None and self.metric is not None:
             raise InputError(f"--against and --metric {self.metric} exclude each other")
 

@@ -47,11 +47,12 @@ def render(report: AttributionReport, format_: str, *, run: str, command: str, t
 def plots_of(report: AttributionReport) -> list[Plot]:
     """Of an image its patches by each method; of one answer all methods by token; else a map of answers and tokens."""
     plots: list[Plot] = []
-    answers, lines = [_what(report, n) for n in range(len(report.targets))], f"{'. '.join(attribution_lines(report))}."
+    answers = [_what(report, n) for n in range(len(report.targets))]
+    about = "; ".join((attribution_lines if len(answers) == 1 else gap_lines)(report))
     units = {method: "attention" if method == "rollout" else report.metric for method in report.scores}
     if report.pixels is not None:
         bright = np.round(report.pixels.mean(axis=2))
-        plots.append(counted_heat(bright, "row", "column", "cividis", 0.0, 255.0, "brightness", "the image", lines))
+        plots.append(counted_heat(bright, "row", "column", "cividis", 0.0, 255.0, "brightness", "the image", about))
         rows, columns = map(range, report.grid)
         axes: Axes = rows, columns, "row of patches", "column of patches"
         for method, by_side in report.scores.items():
@@ -67,13 +68,13 @@ def plots_of(report: AttributionReport) -> list[Plot]:
             shares = np.stack([row / (np.nanmax(np.abs(row), initial=0.0) or 1.0) for [row] in found.values()])
             axes = list(found), names, "method", "token read"
             if np.isfinite(shares).any():  # a target of one token has none that may change
-                caption = f"Each row divided by its largest number. {lines}"
+                caption = f"Each row divided by its largest number. {about}"
                 plots.append(_heat(shares.round(2), axes, "share", f"what mattered for {answers[0]}{where}", caption))
             continue
         axes = answers, names, "position: answer", "token read"
         for (method, values), unit in zip(found.items(), units.values(), strict=True):
             if np.isfinite(values).any():
-                plots.append(_heat(values, axes, unit, f"{method}{where}", "" if plots else lines))
+                plots.append(_heat(values, axes, unit, f"{method}{where}", "" if plots else about))
     return plots
 
 
@@ -92,7 +93,7 @@ def _what(report: AttributionReport, n: int) -> str:
 
 
 def attribution_lines(report: AttributionReport) -> Iterator[str]:
-    """The metric of each answer with the input and with the baseline; the gap of integrated gradients."""
+    """The metric of each answer with the input and with the baseline; `gap_lines`."""
     minus = "" if report.against is None else f" to {signs(report.against)}"
     for n, (value, base) in enumerate(zip(report.values, report.baseline_values, strict=True)):
         if n == MOST_LINES:
@@ -100,6 +101,11 @@ def attribution_lines(report: AttributionReport) -> Iterator[str]:
             break
         what = f"{_what(report, n)}: {report.metric}{minus}"
         yield f"{what} {value:.4g}, {base:.4g} with the baseline ({report.baseline})"
+    yield from gap_lines(report)
+
+
+def gap_lines(report: AttributionReport) -> Iterator[str]:
+    """What integrated gradients miss, where they were computed."""
     if (gaps := report.gaps) is not None:
         shares = np.abs(gaps) / np.maximum(np.abs(report.changes), 1e-12)
         worst = int(shares.argmax())
