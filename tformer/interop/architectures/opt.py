@@ -139,5 +139,5 @@ XGLM = Architecture(
     links=links_of_xglm,
     prefix="model.",
     skipped=(r"model\.embed_positions\.weights",),
-    special_ids={"pad": 1, "bos": 0, "eos": 2},
+    special_ids={"pad": 1, "bos": 0, "eos": 2, "decoder_start": 2},
 )
