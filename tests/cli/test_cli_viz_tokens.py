@@ -110,6 +110,8 @@ def test_a_terminal_has_each_token_on_the_colour_of_its_loss() -> None:
     report = token_report(["ab", " c\n", "d"], bits=np.array([np.nan, 0.0, 8.0]))
     drawn = as_text([report], hardest=1, width=80, colour="truecolor")
     assert "ab\x1b[48;2;68;1;84;38;2;255;255;255m c↵\x1b[0m\n\x1b[48;2;253;231;37;38;2;0;0;0md\x1b[0m\n" in drawn
+    plain = as_text([token_report(["ab", "\n\n  c", "d"])], hardest=1, width=80, colour="none")
+    assert "\nab↵\n↵\n  cd\n" in plain
 
 
 def test_two_runs_with_different_tokenizers_are_aligned_by_characters(decoder: Path, other: Path, cli: Cli) -> None:

@@ -168,8 +168,8 @@ def plots_of(reports: Sequence[TokenReport]) -> list[Plot]:
             bits_RC = np.full((len(rows), COLUMNS), np.nan)
             bits_RC.flat[: len(words) - start] = report.bits[start : start + bits_RC.size]
             shown = [[*words[row : row + COLUMNS], *[""] * COLUMNS][:COLUMNS] for row in rows]
-            plots.append(Heat(bits_RC, rows, [""] * COLUMNS, "position", "", "viridis", 0.0, high, "bits",
-                              f"Loss of each token, {name}", summary_line(report), numbers=True,
+            plots.append(Heat(bits_RC, list(map(str, rows)), [""] * COLUMNS, "position", "", "viridis", 0.0, high,
+                              "bits", f"Loss of each token, {name}", summary_line(report), numbers=True,
                               words=shown))  # fmt: skip
     return [*plots, calibration_plot(reports)]
 
@@ -197,13 +197,13 @@ def as_text(reports: Sequence[TokenReport], *, hardest: int, width: int, colour:
 
 def _coloured(report: TokenReport, high: float, colour: Colours) -> str:
     """The text, every token on the colour of its loss; the terminal breaks its lines."""
-    parts = list[str]()
+    pieces = list[str]()
     for piece, bits in zip(report.pieces, report.bits.tolist(), strict=True):
-        text = visible(piece.replace("\n", "↵"))
+        parts = [visible(part) for part in piece.replace("\n", "↵\n").split("\n")]
         if colour != "none" and np.isfinite(bits):
             ground = colour_at("viridis", bits / high)
             ink = (0, 0, 0) if np.dot(ground, (0.3, 0.6, 0.1)) > 127 else (255, 255, 255)
             codes = f"{colour_code(ground, colour, ground=True)};{colour_code(ink, colour, ground=False)}"
-            text = f"\x1b[{codes}m{text}{RESET}"
-        parts.append(text + "\n" * ("\n" in piece))
-    return "".join(parts)
+            parts = [f"\x1b[{codes}m{part}{RESET}" if part else "" for part in parts]
+        pieces.append("\n".join(parts))
+    return "".join(pieces)
