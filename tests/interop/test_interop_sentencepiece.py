@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 from collections.abc import Callable
 from functools import cache
@@ -30,6 +31,7 @@ from tformer.interop.sentencepiece_files import M2M100, piece_files
 from tformer.interop.tokenizer_files import read_target_tokenizer, read_tokenizer
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.segmentation import segmenter_of
 
 WORDS = (
     "the cat sat on a mat and saw two big red dogs that ran under small blue trees near our old house",
@@ -198,6 +200,24 @@ def test_m2m100_gives_the_ids_and_texts_of_the_slow_tokenizer(tmp_path: Path, mo
     texts = [text for text in codes + strings(count) if "<mask>" not in text]
     assert_equal(found, lambda text: theirs(text)["input_ids"], theirs.decode, texts)
     assert found.kind == model_type
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("TFORMER_DATA"), reason="TFORMER_DATA names no folder of real data")
+@pytest.mark.parametrize("folder_of", [marian, m2m100], ids=["Marian", "M2M100"])
+def test_real_lines_of_four_languages_have_the_ids_of_the_slow_tokenizer(
+    tmp_path: Path, folder_of: Callable[[Path], Path]
+) -> None:
+    theirs = transformers.AutoTokenizer.from_pretrained(folder_of(tmp_path))
+    names = ("multi30k/val.en", "multi30k/val.de", "multi30k/val.fr", "tanaka_enja/valid.ja")
+    files = [Path(os.environ["TFORMER_DATA"]) / name for name in names]
+    lines = [line for file in files for line in file.read_text("utf-8").splitlines()]
+    assert_equal(ours(tmp_path), lambda text: theirs(text)["input_ids"], theirs.decode, lines)
+
+
+def test_one_segmentation_alone_is_said_where_several_are_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="with a SentencePiece tokenizer, expected 0"):
+        segmenter_of(ours(marian(tmp_path)), 0.1)
 
 
 FAIRSEQ = {0: 3, 1: 0, 2: 2}  # <unk> <s> </s>

@@ -175,12 +175,13 @@ class UnigramSegmenter(Segmenter):
 def segmenter_of(tokenizer: Tokenizer, rate: float) -> Segmenter:
     """The segmenter of a tokenizer. Raises InputError for one whose texts have one segmentation only."""
     model = json.loads(tokenizer.to_json())["model"]
-    if tokenizer.kind in ("bpe", "byte-bpe") and model.get("merges"):
+    kind = tokenizer.kind if tokenizer.sentencepiece is None else "SentencePiece"
+    if kind in ("bpe", "byte-bpe") and model.get("merges"):
         return BpeSegmenter(tokenizer, model, rate)
-    if tokenizer.kind == "unigram" and model.get("type") == "Unigram":
+    if kind == "unigram":
         return UnigramSegmenter(tokenizer, model, rate)
     raise InputError(
-        f"data.subword_sampling: found {rate:g} with a {tokenizer.kind} tokenizer, expected 0: only bpe, byte-bpe and "
+        f"data.subword_sampling: found {rate:g} with a {kind} tokenizer, expected 0: only bpe, byte-bpe and "
         "unigram have several segmentations of a text",
         hint="train one of these with --set tokenizer.train.model=bpe",
     )
