@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
-from tests.interop.parity import assert_parity, imported, padding, randomized, saved, tokens
-from tests.interop.tiny_models import config_of, make
+from tests.interop.parity import assert_agree, assert_parity, imported, padding, randomized, saved, tokens
+from tests.interop.tiny_models import IDS, config_of, make
 from tformer.build import build_model
 from tformer.interop.choose import choose_class
+from tformer.interop.weight_files import outgoing
 from tformer.recipe.model import Model, layer_sections
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -270,3 +273,50 @@ def test_biases_on_queries_keys_and_values_alone_are_exported_as_qwen2(tmp_path:
     reference = make("Qwen2", "CausalLM", head_dim=6)
     _, foreign = imported(saved(randomized(reference), tmp_path / "model"))
     assert choose_class(foreign.model, family="llama").class_name == "Qwen2ForCausalLM"
+
+
+BIASED: dict[str, Any] = {"num_layers": 2, "num_heads": 4, "positions": {"kind": "rope", "share": 0.5}}
+UNBIASED = {"kind": "full", "qkv_bias": False, "out_bias": False}
+LLAMA = {
+    **{"num_layers": 2, "num_heads": 4, "attention": UNBIASED, "norm": {"kind": "rmsnorm"}},
+    "feedforward": {"activation": "silu", "gated": True, "bias": False},
+}
+OWN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # class -> (decoder, head)
+    "GPTNeoXForCausalLM": ({**BIASED, "residual": "parallel"}, {}),
+    "PhiForCausalLM": ({**BIASED, "residual": "parallel_one_norm"}, {"bias": True}),
+    "GPTJForCausalLM": (
+        {**BIASED, "residual": "parallel_one_norm", "attention": UNBIASED,
+         "positions": {"kind": "rope", "layout": "interleaved", "share": 0.25}},
+        {"bias": True},
+    ),
+    "StableLmForCausalLM": (
+        {**LLAMA, "norm": {"kind": "layernorm"}, "positions": {"kind": "rope", "share": 0.25}}, {}),
+    "Phi3ForCausalLM": ({**LLAMA, "positions": {"kind": "rope", "share": 0.75}}, {}),
+    "SmolLM3ForCausalLM": (
+        {**LLAMA, "positions": {"kind": "rope"}, "layers": {1: {"positions": {"kind": "none"}}}}, {}),
+    "FalconForCausalLM": (
+        {**BIASED, "residual": "parallel_one_norm", "attention": UNBIASED, "feedforward": {"bias": False},
+         "positions": {"kind": "alibi", "rounded": True}}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("class_name", OWN)
+def test_a_model_of_ones_own_is_exported_as_the_class_that_computes_it(tmp_path: Path, class_name: str) -> None:
+    decoder, head = OWN[class_name]
+    values = {"d_model": 32, "vocab_size": 61, "decoder": decoder, "heads": [{"kind": "lm", **head}]}
+    section = Model.model_validate({**values, "tie": {"output": False}})
+    choice = choose_class(section, family="gpt")
+    assert choice.class_name == class_name
+    ours = randomized(build_model(section)).eval()
+    model, weights = section, dict(ours.state_dict())
+    for step in choice.steps:
+        model, weights = step.apply(model, weights)
+    tensors = outgoing(*choice.architecture.written(model, class_name), weights)
+    config = {"model_type": choice.architecture.model_type, "architectures": [class_name], **IDS, **choice.config}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    made = {name: tensors.make(name).contiguous() for name in tensors.shapes}
+    save_file(made, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    ids = tokens(2, 9, vocabulary=61)
+    with torch.no_grad():
+        assert_agree(ours(ids).logits, theirs(ids).logits)
