@@ -82,7 +82,8 @@ def with_rope_of(config: Config, section: dict[str, Any], *, kind: str) -> dict[
     }
     if unknown := newer.keys() - bases.keys():
         raise InputError(f"{config.name}: rope_parameters: found {min(unknown)}, expected {' and '.join(bases)}")
-    values = {"rope_theta": bases[kind], **(newer.get(kind) or {}), **(scaling if kind == llama.FULL else {})}
+    own = Config(newer, name=f"{config.name}: rope_parameters").take(kind, default={}, kind=dict)
+    values = {"rope_theta": bases[kind], **own, **(scaling if kind == llama.FULL else {})}
     return llama.with_rope(Config({"rope_parameters": values}, name=config.name), section)
 
 

@@ -175,7 +175,7 @@ def read_neo(config: Config, class_name: str) -> dict[str, Any]:
         kinds = list(islice(every, layers + 1))
     except (TypeError, ValueError):
         kinds = []
-    if len(kinds) != layers or not set(kinds) <= {"global", "local"}:
+    if len(kinds) != layers or any(kind not in ("global", "local") for kind in kinds):
         expected = f"expected [[names, times], ...] of global and local for {layers} layers"
         raise InputError(f"{config.name}: attention_types: found {types!r}, {expected}")
     window = config.size("window_size", default=NEO_WINDOW)

@@ -165,7 +165,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 def sliding_layers(config: Config, missing: Sequence[bool]) -> list[bool]:
     """Whether each layer has a window by `layer_types`; missing: the same without that key."""
     kinds = config.take("layer_types", default=[], kind=list)
-    if kinds and (len(kinds) != len(missing) or not set(kinds) <= {FULL, SLIDING}):
+    if kinds and (len(kinds) != len(missing) or any(kind not in (FULL, SLIDING) for kind in kinds)):
         raise InputError(
             f"{config.name}: layer_types: found {kinds!r}, expected {FULL} or {SLIDING} for each of "
             f"{len(missing)} layers"
