@@ -107,6 +107,21 @@ def test_the_terminal_shows_every_head_of_a_layer_that_is_chosen(decoder: Path, 
     assert "head 0" in shown and "head 1" in shown and "mean of heads" not in shown
 
 
+def test_heads_are_chosen_by_the_names_that_other_commands_print(decoder: Path, translator: Path, cli: Cli) -> None:
+    def shown(run: Path, *words: str) -> list[tuple[str, str, str]]:
+        outcome = cli("viz-attention", run, "--text", "fed", *words, "--view", "summary", "--format", "csv")
+        assert outcome.code == 0, outcome.err
+        return [(row["attention"], row["layer"], row["head"]) for row in csv.DictReader(io.StringIO(outcome.out))]
+
+    found = json.loads(cli("lens", translator, "--text", "fed", "--target", "abc", "--format", "json").out)
+    assert {"L0H0", "L0H1", "L0C0", "L0C1", "L0 feedforward"} <= set(found["parts"]["names"])
+    assert shown(translator, "--heads", "L0C1") == [("cross", "0", "1")]
+    assert shown(translator, "--heads", "l0h1, L0H0") == [("decoder", "0", "0"), ("decoder", "0", "1")]
+    assert shown(translator, "--heads", "L0H1", "--attention", "encoder") == [("encoder", "0", "1")]
+    best = json.loads(cli("heads", decoder, "--format", "json").out)["checkpoints"][0]["best"][0]
+    assert shown(decoder, "--heads", best["name"]) == [("decoder", str(best["layer"]), str(best["head"]))]
+
+
 def test_a_decoder_shows_its_own_continuation(decoder: Path, cli: Cli) -> None:
     outcome = show(cli, decoder, "--text", "abc", "--max-new-tokens", "4", "--format", "json")
     side = json.loads(outcome.out)["attention"]["decoder"]["queries"]

@@ -60,7 +60,7 @@ def test_every_part_has_its_name_once() -> None:
     names = [part.name for part in parts_of(loaded_of("bart"), [0] * 5).parts]
     assert len(set(names)) == len(names)
     assert names[:2] == ["embedding", "positions"] and names[-1] == "bias"
-    assert {"0.self_attention.3", "2.cross_attention.0", "1.attention_bias", "2.feedforward"} <= set(names)
+    assert {"L0H3", "L2C0", "L1 attention_bias", "L2 feedforward"} <= set(names)
 
 
 def value_of(found: Contributions, *part: Any) -> np.ndarray:

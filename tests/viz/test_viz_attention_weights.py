@@ -390,7 +390,7 @@ def test_measures_of_heads_made_by_hand() -> None:
     assert by_head[1].previous == pytest.approx(1) and by_head[0].itself == pytest.approx(1 / size)
     assert by_head[2].first == pytest.approx(1) == by_head[2].special, "[CLS] is special"
     assert by_head[0].max == pytest.approx(1 / size) and by_head[2].distance == pytest.approx((size - 1) / 2)
-    assert by_head[0].nearest == "0.3" and by_head[0].nearest_divergence == pytest.approx(0, abs=1e-6)
+    assert by_head[0].nearest == "L0H3" and by_head[0].nearest_divergence == pytest.approx(0, abs=1e-6)
     np.testing.assert_allclose(divergences.between_NN, divergences.between_NN.T)
     assert (divergences.rows, divergences.of) == (size, size)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tformer.cli.command import examples, takes_options
 from tformer.cli.look_inside import command_line, looking_inside
 from tformer.cli.report import emit_document, show_notes
-from tformer.inside.options import PICTURE, SHOWN, ReadOptions
+from tformer.inside.options import PICTURE, SHOWN, ReadOptions, parse_heads
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.options import Checkpoint, Device, PictureFormat, parse_numbers
 
@@ -64,8 +64,8 @@ class AttentionOptions(ReadOptions):
         str | None,
         SHOWN(
             "--heads",
-            metavar="0,3-5|mean",
-            help="Heads to show; mean: the mean of each layer's heads.",
+            metavar="0,3-5|L3H5|mean",
+            help="Heads to show, of all layers or by name; mean: the mean of each layer's heads.",
             default="all",
         ),
     ] = None
@@ -111,6 +111,12 @@ class AttentionOptions(ReadOptions):
         super().check()
         parse_numbers(self.layers, "--layers")
         self.head_numbers()
+        named = parse_heads(self.heads) or ()
+        if named and self.layers is not None:
+            raise InputError(f"--layers and --heads {self.heads} exclude each other: the names have their layers")
+        crosses = {cross for *_, cross in named}
+        if len(crosses) > 1 or (crosses and self.attention is not None and crosses != {self.attention == "cross"}):
+            raise InputError(f"--heads {self.heads}: C is a head of cross-attention, H of self-attention; show one")
 
     def view_in(self, format_: str) -> str:
         """The chosen view, or the default: a picture shows all heads unless one was chosen."""
@@ -121,6 +127,8 @@ class AttentionOptions(ReadOptions):
 
     def head_numbers(self) -> tuple[int, ...] | None:
         """The chosen heads; None: all, also for their mean."""
+        if (named := parse_heads(self.heads)) is not None:
+            return tuple(sorted({head for _, head, _ in named}))
         return None if self.heads == MEAN else parse_numbers(self.heads, "--heads")
 
     def is_brief(self, format_: str) -> bool:
@@ -137,6 +145,11 @@ class AttentionOptions(ReadOptions):
             known = kinds_of(loaded)
             kinds = ("cross",) if "cross" in known else known[:1]
         layers = parse_numbers(self.layers, "--layers")
+        if named := parse_heads(self.heads):
+            own = ("cross",) if named[0][2] else kinds_of(loaded)[:2][-1:]
+            pairs = frozenset((layer, head) for layer, head, _ in named)
+            layers = tuple(sorted({layer for layer, _ in pairs}))
+            return Chosen(own if self.attention is None else kinds, layers, self.head_numbers(), pairs)
         if self.is_brief(format_):
             layers = (len(modules_of(loaded, kinds[0])) - 1,) if kinds[0] in kinds_of(loaded) else None
         return Chosen(kinds, layers, self.head_numbers())

@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tformer.inside.options import head_name
 from tformer.model import Transformer
 from tformer.nn.classification_heads import POOLINGS, PooledHead
 from tformer.nn.embedding import Embedding
@@ -51,8 +52,11 @@ class Part(NamedTuple):
 
     @property
     def name(self) -> str:
-        """`embedding`, `3.feedforward`, `3.self_attention.5`."""
-        return ".".join(str(each) for each in (self.layer, self.kind, self.head) if each is not None)
+        """`embedding`, `L3 feedforward`, `L3H5`, of cross-attention `L3C5`."""
+        if self.layer is None:
+            return self.kind
+        cross = self.kind == "cross_attention"
+        return f"L{self.layer} {self.kind}" if self.head is None else head_name(self.layer, self.head, cross=cross)
 
     @property
     def column(self) -> str:

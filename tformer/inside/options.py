@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -31,6 +32,17 @@ MAX_EXAMPLES = 64
 TOKEN_HEADS, LENS_HEADS = ("lm", "masked_lm"), ("lm", "masked_lm", "classifier")
 ANSWERING_HEADS = (*LENS_HEADS, "regression")
 """Heads that viz-tokens, lens, attribute and patch can read, the first that a model has."""
+
+
+def head_name(layer: int, head: int, *, cross: bool = False) -> str:
+    """The name of a head in every output: L3H5, of cross-attention L3C5."""
+    return f"L{layer}{'C' if cross else 'H'}{head}"
+
+
+def parse_heads(text: str | None) -> tuple[tuple[int, int, bool], ...] | None:
+    """(layer, head, whether of cross-attention) of each of the names L3H5,L3C5; None for a text of other things."""
+    found = [re.fullmatch(r"L(\d{1,6})([HC])(\d{1,6})", word.strip()) for word in (text or "").upper().split(",")]
+    return tuple((int(name[1]), int(name[3]), name[2] == "C") for name in found if name) if all(found) else None
 
 
 def data_of(options: DataOptions) -> DataOptions:

@@ -33,6 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tformer.decoding.inference import inference
+from tformer.inside.options import head_name
 from tformer.model import Transformer
 from tformer.nn.heads import Output
 from tformer.nn.taps import Replacement
@@ -285,7 +286,9 @@ class Ablation:
 
     @property
     def name(self) -> str:
-        return f"L{self.layer}H{self.head}" if self.head is not None else f"L{self.layer} {self.part}"
+        if self.head is None:
+            return f"L{self.layer} {self.part}"
+        return head_name(self.layer, self.head, cross=self.part == "cross_heads")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tformer.inside.heads import KINDS, MEANINGS, HeadReport, Kind
+from tformer.inside.options import head_name
 from tformer.loading import Identity
 from tformer.support.formatting import csv_text, json_text
 from tformer.viz.plots import Heat, Line, Lines, Plot
@@ -47,7 +48,10 @@ def _curves(reports: Sequence[HeadReport], kind: Kind, name: str, title: str, ca
         caption += f"; the {MOST_CURVES} of {total} heads with the highest values"
     shown = np.sort(np.argsort(-highest_LH, axis=None, kind="stable")[: min(total, MOST_CURVES)])
     places = [divmod(int(place), highest_LH.shape[1]) for place in shown]
-    lines = [Line(head_name(layer, head), _steps(reports), found_NLH[:, layer, head]) for layer, head in places]
+    cross = kind == "cross"
+    lines = [
+        Line(head_name(layer, head, cross=cross), _steps(reports), found_NLH[:, layer, head]) for layer, head in places
+    ]
     return Lines("step", name, lines, points=len(reports) <= 40, title=title, caption=caption)
 
 
@@ -55,14 +59,10 @@ def _steps(reports: Sequence[HeadReport]) -> Any:
     return np.array([report.step for report in reports], dtype=float)
 
 
-def head_name(layer: int, head: int) -> str:
-    return f"L{layer}H{head}"
-
-
 def best_lines(report: HeadReport) -> Iterator[str]:
     """The head with the highest value of each score, one a line; then how well the model copies."""
     for kind, name, layer, head, value in _best(report):
-        yield f"{name}: {head_name(layer, head)} {value:.3f} ({KINDS[kind]})"
+        yield f"{name}: {head_name(layer, head, cross=kind == 'cross')} {value:.3f} ({KINDS[kind]})"
     if report.copying:
         first, repeated, right = report.copying.values()
         yield f"loss {first:.3f} on new tokens, {repeated:.3f} on repeated ones, {right:.1%} of which are right"
@@ -82,7 +82,12 @@ def tables_of(report: HeadReport) -> Iterator[tuple[str, list[tuple[str, ...]]]]
         rows: list[tuple[str, ...]] = [("head", *scores)]
         for place in np.ndindex(next(iter(scores.values())).shape):
             values = [found_LH[place] for found_LH in scores.values()]
-            rows.append((head_name(*place), *("-" if np.isnan(value) else f"{value:.3f}" for value in values)))
+            rows.append(
+                (
+                    head_name(*place, cross=kind == "cross"),
+                    *("-" if np.isnan(value) else f"{value:.3f}" for value in values),
+                )
+            )
         yield KINDS[kind], rows
 
 
@@ -93,7 +98,8 @@ def as_json(reports: Sequence[HeadReport], *, model: Identity) -> str:
             "step": report.step,
             "scores": {kind: {name: found_LH.tolist() for name, found_LH in scores.items()}
                        for kind, scores in report.scores.items()},
-            "best": [{"attention": kind, "score": name, "layer": layer, "head": head, "value": value}
+            "best": [{"attention": kind, "score": name, "name": head_name(layer, head, cross=kind == "cross"),
+                      "layer": layer, "head": head, "value": value}
                      for kind, name, layer, head, value in _best(report)],
             "copying": report.copying or None,
         }

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tformer.inside.options import head_name
 from tformer.inside.patching import PARTS, Ablation, AblationReport, PatchMap, PatchReport
 from tformer.loading import Identity
 from tformer.support.formatting import csv_text, json_text
@@ -55,7 +56,8 @@ def patch_lines(report: PatchReport) -> Iterator[str]:
         values = each.estimate if each.exact is None else each.exact
         extreme = np.nanargmin if report.noising else np.nanargmax
         layer, place = np.unravel_index(int(extreme(values)), values.shape)
-        found = f"L{layer}H{place}" if each.is_of_heads else f"L{layer} '{report.tokens[each.side][place]}'"
+        of_head = head_name(int(layer), int(place), cross=each.part == "cross_heads")
+        found = of_head if each.is_of_heads else f"L{layer} '{report.tokens[each.side][place]}'"
         agree = "" if each.correlation is None else f"; estimate: correlation {each.correlation:.2f}"
         yield f"{PARTS[each.part]} ({each.side}): {found} {values[layer, place]:.3f}{agree}"
 
@@ -140,7 +142,8 @@ def ablation_table(report: AblationReport) -> list[tuple[str, ...]]:
 def ablation_json(report: AblationReport, *, model: Identity) -> str:
     """One document: the data, the metrics of the whole model, and those without each part."""
     parts = [
-        {"side": each.side, "part": each.part, "layer": each.layer, "head": each.head, "metrics": dict(each.metrics),
+        {"side": each.side, "part": each.part, "layer": each.layer, "head": each.head, "name": each.name,
+         "metrics": dict(each.metrics),
          "added_loss": change(report, each)}
         for each in report.parts
     ]  # fmt: skip

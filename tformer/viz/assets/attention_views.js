@@ -262,10 +262,10 @@
     if (rows.length > 1) {
       const values = new Float32Array((await tformer.blob(`${kind.kind}-divergence`)).slice().buffer);
       right.append(element("h3", {}, "Divergence between heads (Jensen–Shannon, bits)"), second);
-      const name = (n) => `${rows[n][0]}.${rows[n][1]}`;
+      const name = (n) => `L${rows[n][0]}${kind.kind === "cross" ? "C" : "H"}${rows[n][1]}`;
       tformer.heatmap(second, {
         rows: rows.length, cols: rows.length, values, min: 0, colours: now.colours, rowLabel: name, colLabel: name,
-        rowTitle: "layer.head", colTitle: "layer.head", barLabel: "bits", label: "divergence between heads", cellSize: 24,
+        rowTitle: "head", colTitle: "head", barLabel: "bits", label: "divergence between heads", cellSize: 24,
       });
       if (divergenceQueries[0] < divergenceQueries[1]) {
         right.append(element("p", { class: "caption" }, `From ${divergenceQueries[0]} of ${divergenceQueries[1]} tokens, evenly spaced.`));

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from tformer.inside.options import head_name
 from tformer.inside.reading import Inputs, Reading, read
 from tformer.loading import Loaded
 from tformer.support.errors import InputError, visible
@@ -66,7 +67,8 @@ class Divergences:
 
 def summarize(attention: Attention) -> tuple[list[HeadSummary], Divergences]:
     """Measures of each shown head, and the divergence between every two."""
-    names = [f"{layer.number}.{head}" for layer in attention.layers for head in layer.heads]
+    cross = attention.kind == "cross"
+    names = [head_name(layer.number, head, cross=cross) for layer in attention.layers for head in layer.heads]
     found = [row for layer in attention.layers for row in _of_layer(attention, layer)]
     divergences = divergence(attention)
     rows = []

@@ -70,11 +70,12 @@ class Attention:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The attentions, layers and heads to show; None: all."""
+    """The attentions, layers and heads to show; None: all. pairs: of these only the (layer, head)."""
 
     kinds: tuple[Kind, ...] | None = None
     layers: tuple[int, ...] | None = None
     heads: tuple[int, ...] | None = None
+    pairs: frozenset[tuple[int, int]] | None = None
 
 
 def kinds_of(loaded: Loaded) -> tuple[Kind, ...]:
@@ -107,6 +108,9 @@ def check(loaded: Loaded, chosen: Chosen) -> tuple[Kind, ...]:
         shown = modules if chosen.layers is None else [modules[layer] for layer in chosen.layers]
         most = max(module.num_heads for module in shown)
         _check_range("--heads", chosen.heads, most, f"the {NAMES[kind]} has {plural(most, 'head')} a layer")
+        for layer, head in sorted(chosen.pairs or ()):
+            most = modules[layer].num_heads
+            _check_range("--heads", [head], most, f"layer {layer} has {plural(most, 'head')}")
     return kinds
 
 
@@ -120,7 +124,7 @@ def num_cells(loaded: Loaded, reading: Reading, kind: Kind, chosen: Chosen) -> i
     """The number of weights that would be shown; needs no forward pass."""
     modules = modules_of(loaded, kind)
     layers = range(len(modules)) if chosen.layers is None else chosen.layers
-    heads = sum(len(_heads(modules[layer].num_heads, chosen)) for layer in layers)
+    heads = sum(len(_heads(layer, modules[layer].num_heads, chosen)) for layer in layers)
     queries, keys = axes_of(reading, kind)
     return heads * len(queries) * len(keys)
 
@@ -158,9 +162,10 @@ def _tap(kind: Kind, layer: int) -> str:
     return f"{kind}.{layer}.self_attention.weights"
 
 
-def _heads(count: int, chosen: Chosen) -> tuple[int, ...]:
+def _heads(layer: int, count: int, chosen: Chosen) -> tuple[int, ...]:
     """The chosen heads of a layer with `count` heads; pruned layers have fewer than others."""
-    return tuple(head for head in (range(count) if chosen.heads is None else chosen.heads) if head < count)
+    found = (head for head in (range(count) if chosen.heads is None else chosen.heads) if head < count)
+    return tuple(head for head in found if chosen.pairs is None or (layer, head) in chosen.pairs)
 
 
 def _attention(
@@ -171,7 +176,7 @@ def _attention(
     context = AttentionContext.for_length(len(queries), len(keys), causal=kind == "decoder")
     layers = []
     for number, weights in taps.items():
-        heads, module = _heads(weights.shape[0], chosen), modules[number]
+        heads, module = _heads(number, weights.shape[0], chosen), modules[number]
         shown = weights if len(heads) == weights.shape[0] else weights[list(heads)]
         layers.append(
             Layer(
