@@ -7,6 +7,7 @@ gradients are added over the processes, never averaged.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
@@ -164,6 +165,13 @@ class FullySharded(ProcessGroup):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+        uses = Counter(id(parameter) for block in models.blocks for parameter in block.parameters())
+        if shared := [name for name, each in models.named_parameters() if uses[id(each)] > 1]:
+            raise InputError(
+                f"training.parallel.kind: several layers have one {shared[0]}, and fsdp and hsdp divide weights "
+                "by layers",
+                hint="--set training.parallel.kind=ddp",
+            )
         assert rows is not None
         kept = rows.take(models.named_parameters())
         mesh = init_device_mesh(device.type, (self.world_size,))
