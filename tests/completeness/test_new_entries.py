@@ -233,7 +233,7 @@ ENTRIES = {
         files={"tformer/nn/attention/averaging.py": AVERAGING},
         rows={
             "tformer/nn/attention/__init__.py": [
-                before("AdditiveOptions |", "AveragingOptions | "),
+                before("| AdditiveOptions", "| AveragingOptions "),
                 before(
                     "from tformer.nn.attention.bigbird import",
                     "from tformer.nn.attention.averaging import AveragingOptions\n",
