@@ -289,6 +289,7 @@ def test_a_model_that_took_a_step_by_the_kernels_can_be_copied() -> None:
 KINDS: dict[str, dict[str, Any]] = {
     "full": {"kind": "full", "qk_norm": True},
     "additive": {"kind": "additive"},
+    "disentangled": {"kind": "disentangled", "buckets": 8, "max_distance": 20},
     "linformer": {"kind": "linformer", "rank": 4},
     "performer": {"kind": "performer"},
     "sliding_window": {"kind": "sliding_window", "window": 4, "global_tokens": 1, "global_projections": True},
