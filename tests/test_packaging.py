@@ -47,6 +47,7 @@ def test_extras_are_those_agreed() -> None:
     assert extras["tensorboard"] == {"tensorboard"} and "transformers" in extras["test"]
     assert extras["bench"] == {"transformers", "ctranslate2", "scikit-learn"}
     assert extras["remote"] == {"fsspec", "huggingface_hub"}
+    assert extras["gguf"] == {"gguf"} <= extras["test"]
     assert extras["llama-cpp"] == {"llama-cpp-python", "gguf"}
 
 

@@ -1,4 +1,4 @@
-"""`tformer export`: a checkpoint as a folder for Hugging Face's `from_pretrained` or for CTranslate2."""
+"""`tformer export`: a checkpoint as a folder for `from_pretrained` or CTranslate2, or as a GGUF file."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ EPILOG = examples(
     "`tformer export runs/gpt-small-1 --out gpt-hf`",
     "`tformer export runs/bert-base-1 --out bert-hf --dtype bf16 --shard-size 2GB`",
     "`tformer export --out base-ct2 --to ctranslate2 --dtype int8`",
+    "`tformer export --out gpt.gguf --to gguf --dtype q8_0`",
 )
 
 
@@ -30,13 +31,15 @@ class ExportOptions:
     run: Run = None
     out: Annotated[NewFolder, RESULT] = None
     checkpoint: Annotated[Checkpoint, RESULT] = "best"
-    to: Annotated[Literal["huggingface", "ctranslate2"], FORMAT("--to", help="Format of the folder.")] = "huggingface"
+    to: Annotated[
+        Literal["huggingface", "ctranslate2", "gguf"], FORMAT("--to", help="Format of the folder or file.")
+    ] = "huggingface"
     dtype: Annotated[
-        Literal["fp32", "bf16", "fp16", "int8", "int16"] | None,
+        Literal["fp32", "bf16", "fp16", "int8", "int16", "q8_0", "q4_0"] | None,
         FORMAT(
             "--dtype",
             metavar="fp32|bf16|fp16",
-            help="Number format of the weights; for ctranslate2 also int8 and int16.",
+            help="Number format of the weights; for ctranslate2 also int8 and int16, for gguf q8_0 and q4_0.",
             default="as stored",
         ),
     ] = None
@@ -57,20 +60,21 @@ class ExportOptions:
         """Raise InputError for options that can be refused before anything is read."""
         if self.out is None:
             raise InputError("--out is missing: name the new folder", hint="--out NAME-hf")
-        if self.dtype in ("int8", "int16") and self.to != "ctranslate2":
-            raise InputError(
-                f"--dtype {self.dtype} is a number format of CTranslate2 only", hint="add --to ctranslate2"
-            )
+        only = {**dict.fromkeys(("int8", "int16"), "ctranslate2"), **dict.fromkeys(("q8_0", "q4_0"), "gguf")}
+        if (needed := only.get(self.dtype or "", self.to)) != self.to:
+            name = {"ctranslate2": "CTranslate2", "gguf": "GGUF"}[needed]
+            raise InputError(f"--dtype {self.dtype} is a number format of {name} only", hint=f"add --to {needed}")
 
 
 @takes_options
 def export(options: ExportOptions) -> None:
-    """Write a run as a folder for `transformers` or CTranslate2.
+    """Write a run as a folder for `transformers` or CTranslate2, or as a GGUF file for llama.cpp.
 
     `from_pretrained` loads weights, config, tokenizer and labels. The class of transformers that computes exactly the
     recipe's model is found automatically. For a model that no class computes, the
     folder gets the code that does, for `trust_remote_code=True`; what that code lacks is refused by its recipe field.
-    Averaged weights are exported if the run keeps them.
+    Averaged weights are exported if the run keeps them. A GGUF file (extra `gguf`) has decoders of GPT-2's, Llama's,
+    Mistral's and Qwen's shapes, with their vocabulary.
     """
     options.check()
     shard_bytes = parse_bytes(options.shard_size)
@@ -82,6 +86,7 @@ def export(options: ExportOptions) -> None:
         from tformer.interop.exporting import export_checkpoint
         from tformer.interop.opening import open_checkpoint
         from tformer.interop.to_ctranslate2 import export_ctranslate2
+        from tformer.interop.to_gguf import export_gguf
         from tformer.support.device import DTYPES
         from tformer.workers.work import Work
 
@@ -96,6 +101,8 @@ def export(options: ExportOptions) -> None:
                     model_type=options.model_type,
                     work=part,
                 )
+            elif options.to == "gguf":
+                report = export_gguf(checkpoint, out, dtype=options.dtype, model_type=options.model_type, work=part)
             else:
                 report = export_checkpoint(
                     checkpoint,

@@ -34,11 +34,13 @@ class Gguf:
     name: in `general.architecture`.
     activation: the one that llama.cpp computes.
     stored: (model, name on disk, tensor on disk) -> the tensor in a GGUF file.
+    biases: whether llama.cpp reads biases.
     """
 
     name: str
     activation: str
     stored: Callable[[Model, str, Tensor], Tensor]
+    biases: bool = True
 
 
 @dataclass(frozen=True)

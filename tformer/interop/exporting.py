@@ -84,7 +84,7 @@ class ExportReport:
 
     def how_to_load(self) -> str:
         """The Python call that opens the folder."""
-        if self.auto_class.startswith("ctranslate2."):
+        if self.auto_class.startswith(("ctranslate2.", "llama_cpp.")):
             return f'{self.auto_class}("{self.path}")'
         trust = ", trust_remote_code=True" if self.carries_code else ""
         return f'transformers.{self.auto_class}.from_pretrained("{self.path}"{trust})'
@@ -139,7 +139,7 @@ def export_checkpoint(
     keys = special_keys(recipe, tokenizers.source, tokenizers.target)
     choice = choose_class_or_code(model, family=recipe.arch, model_type=model_type, common=keys)
     files.require_writable_folder(target)
-    weights = _weights_of(checkpoint, model)
+    weights = stored_weights(checkpoint, model)
     for step in choice.steps:
         model, weights = step.apply(model, weights)
     links, fixed = choice.architecture.written(model, choice.class_name)
@@ -194,7 +194,7 @@ def export_checkpoint(
     )
 
 
-def _weights_of(checkpoint: Checkpoint, model: Model) -> dict[str, Tensor]:
+def stored_weights(checkpoint: Checkpoint, model: Model) -> dict[str, Tensor]:
     """The model's tensors (owners only), after a check of names and shapes."""
     weights = (checkpoint.ema() or {}) if checkpoint.has("ema") else {}
     built = build_model(model, device="meta")

@@ -1,32 +1,124 @@
-"""Weights as a GGUF file, which llama.cpp reads (optional): a decoder in fp32, without a vocabulary.
+"""A decoder as a GGUF file, which llama.cpp reads (optional).
 
 A Hugging Face class that llama.cpp knows gives the names of tensors, and its `Architecture.gguf` how they are stored.
-The file has no vocabulary, because llama.cpp's ways to split text do not include that of tformer's tokenizers; texts go
-in and out as ids.
+As in the files of llama.cpp's own tools, vectors and positions are fp32 in every file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib.util
+import math
+import signal
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tformer.build import resolve_sizes
+from tformer.checkpoint.average import require_new
+from tformer.checkpoint.read import Checkpoint
+from tformer.interop.architecture import Gguf
 from tformer.interop.architectures import ARCHITECTURES
-from tformer.interop.choose import choose_class
-from tformer.interop.weight_files import outgoing
+from tformer.interop.architectures.llama import windows_of
+from tformer.interop.architectures.parts import stack_of
+from tformer.interop.choose import Choice, choose_class
+from tformer.interop.exporting import ExportReport, resolved, stored_weights, tokenizers_of
+from tformer.interop.gguf_vocabulary import Vocabulary, vocabulary_of
+from tformer.interop.tokenizer_config import special_keys
+from tformer.interop.tokenizer_files import with_text_ends
+from tformer.interop.weight_files import converted, outgoing
 from tformer.nn.positions.rope import RopeOptions, scale_frequencies
 from tformer.recipe.model import Model
-from tformer.support.errors import InputError
+from tformer.recipe.recipe import with_own_roles
+from tformer.support import files
+from tformer.support.errors import InputError, Interrupted
+from tformer.workers.work import QUIET, Work
 
-NO_VOCABULARY = "none"  # llama.cpp's name
+SUFFIX = ".gguf"
+NO_VOCABULARY = Vocabulary({"model": "none"})  # llama.cpp's name; texts go in and out as ids
+TYPES = {
+    "fp32": ("F32", "ALL_F32"),
+    "fp16": ("F16", "MOSTLY_F16"),
+    "bf16": ("BF16", "MOSTLY_BF16"),
+    "q8_0": ("Q8_0", "MOSTLY_Q8_0"),
+    "q4_0": ("Q4_0", "MOSTLY_Q4_0"),
+}
+"""--dtype -> the type of a matrix and that of the file."""
+FULL = ("position_embd.weight",)
+BLOCK = 32  # numbers of a row that share a scale
+
+
+def export_gguf(
+    checkpoint: Checkpoint,
+    out: str | Path,
+    *,
+    dtype: str | None = None,
+    model_type: str | None = None,
+    work: Work = QUIET,
+) -> ExportReport:
+    """Write a GGUF file with weights and vocabulary.
+
+    Args:
+        checkpoint, model_type, work: see `export_checkpoint`.
+        out: a file NAME.gguf that does not exist yet.
+        dtype: a key of `TYPES`; None: as most weights are stored.
+
+    Raises:
+        InputError: as `export_checkpoint`; also where gguf is not installed, llama.cpp does not compute the model
+            equally, or it would cut texts into other tokens.
+    """
+    if importlib.util.find_spec("gguf") is None:
+        raise InputError("--to gguf needs the package gguf, which is not installed", hint="pip install 'tformer[gguf]'")
+    target, recipe = Path(out), checkpoint.recipe
+    if target.suffix != SUFFIX:
+        raise InputError(f"--out: found {target}, expected the name of a file", hint=f"--out {target.name}{SUFFIX}")
+    require_new(target)
+    tokenizers = tokenizers_of(checkpoint)
+    model = resolved(recipe, tokenizers)
+    keys = special_keys(recipe, tokenizers.source, tokenizers.target)
+    choice = choose_class(model, family=recipe.arch, model_type=model_type, common=keys)
+    _form_of(choice)
+    vocabulary = NO_VOCABULARY
+    if tokenizers.source is not None and model.vocab_size is not None:
+        special = with_text_ends(with_own_roles(recipe.tokenizer.special_ids, tokenizers.source).special)
+        vocabulary = vocabulary_of(tokenizers.source, special, rows=model.vocab_size)
+    weights = stored_weights(checkpoint, model)
+    if dtype is None:
+        kinds = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+        dtype = kinds.get(max(weights.values(), key=Tensor.numel).dtype, "fp32")
+    files.require_writable_folder(target.absolute().parent)
+    with files.storage_errors(target):
+        files.make_folders(target.absolute().parent)
+        with files.replacing(target) as temporary:
+            shapes, notes = _write(temporary, choice, model, weights, dtype=dtype, vocabulary=vocabulary, work=work)
+            files.sync_file(temporary)
+    return ExportReport(
+        path=target,
+        model_type=choice.architecture.model_type,
+        class_name=choice.class_name,
+        auto_class="llama_cpp.Llama",
+        dtype=dtype,
+        num_tensors=len(shapes),
+        num_parameters=sum(map(math.prod, shapes.values())),
+        num_bytes=target.stat().st_size,
+        files=(target.name,),
+        step=checkpoint.step,
+        notes=(
+            *checkpoint.notes,
+            *(step.note for step in choice.steps),
+            *vocabulary.notes,
+            *notes,
+            *(["averaged weights are exported"] if checkpoint.has("ema") else []),
+        ),
+    )
 
 
 def write_gguf(path: Path, model: Model, weights: Mapping[str, Tensor], *, family: str) -> None:
-    """Write a model that `llama_cpp` loads. It needs the package `gguf`.
+    """Write a model without a vocabulary in fp32. It needs the package `gguf`.
 
     Args:
         model: resolved: the vocabulary has a size.
@@ -35,56 +127,112 @@ def write_gguf(path: Path, model: Model, weights: Mapping[str, Tensor], *, famil
 
     Raises InputError for a model that llama.cpp does not compute equally.
     """
-    import gguf
-
     choice = choose_class(model, family=family)
+    _form_of(choice)
+    _write(path, choice, model, weights, dtype="fp32", vocabulary=NO_VOCABULARY)
+
+
+def _form_of(choice: Choice) -> Gguf:
+    """How a GGUF file has the class. InputError for what llama.cpp does not compute equally."""
     known = [name for name, architecture in ARCHITECTURES.items() if architecture.gguf is not None]
-    form = choice.architecture.gguf
-    if form is None:
+    form, decoder = choice.architecture.gguf, choice.model.decoder
+    if form is None or decoder is None or not choice.architecture.classes[choice.class_name]:
         raise InputError(
-            f"GGUF: {choice.class_name} is not among the models that llama.cpp computes equally: {', '.join(known)}"
+            f"GGUF: {choice.class_name} is not among the models that llama.cpp computes equally: {', '.join(known)}",
+            hint="--to huggingface writes it",
         )
-    assert choice.model.decoder is not None
-    if (found := choice.model.decoder.feedforward.activation) != form.activation:
+    if (found := decoder.feedforward.activation) != form.activation:
         raise InputError(
             f"GGUF: model.decoder.feedforward.activation is {found}, llama.cpp computes {choice.class_name} with "
             f"{form.activation}"
         )
+    if any(windows_of(choice.model)):
+        raise InputError(f"GGUF: model.decoder.attention: llama.cpp computes {choice.class_name} without a window")
+    scaling = getattr(decoder.positions, "scaling", None)
+    if scaling is not None and (form.name != "llama" or scaling.kind not in ("llama3", "linear")):
+        raise InputError(f"GGUF: model.decoder.positions.scaling.kind: {scaling.kind} is not written")
+    return form
+
+
+def _write(
+    path: Path,
+    choice: Choice,
+    model: Model,
+    weights: Mapping[str, Tensor],
+    *,
+    dtype: str,
+    vocabulary: Vocabulary,
+    work: Work = QUIET,
+) -> tuple[dict[str, tuple[int, ...]], list[str]]:
+    """The shapes of all tensors, and notes; one tensor at a time is in memory beside the weights."""
+    import gguf
+
+    form = _form_of(choice)
     for step in choice.steps:
         model, weights = step.apply(model, weights)
-    assert model.decoder is not None
     links, fixed = choice.architecture.written(model, choice.class_name)
     tensors = outgoing(links, fixed, weights, dtype=torch.float32)
-    architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == form.name)
-    names = gguf.get_tensor_name_map(architecture, model.decoder.num_layers)
+    decoder, shapes = stack_of(model, "decoder"), {}
+    made: dict[str, Callable[[], Tensor]] = {}
+    notes: list[str] = []
+    arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == form.name)
+    names = gguf.get_tensor_name_map(arch, decoder.num_layers)
+    for name, tensor in tensors.shapes.items():
+        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if theirs is None or (theirs.endswith(".bias") and not form.biases):
+            raise InputError(f"GGUF: llama.cpp computes {choice.class_name} without {name}")
+        made[theirs] = partial(lambda name: form.stored(model, name, tensors.make(name)), name)
+        shapes[theirs] = tuple(form.stored(model, name, tensor).shape)
+    positions = decoder.positions
+    if isinstance(positions, RopeOptions) and positions.scaling is not None:
+        divisors = rope_divisors(model)
+        made["rope_freqs.weight"], shapes["rope_freqs.weight"] = lambda: divisors, tuple(divisors.shape)
+    matrix, of_file = TYPES[dtype]
     writer = gguf.GGUFWriter(path, form.name)
     _describe(writer, model)
-    for name in tensors.shapes:
-        tensor = form.stored(model, name, tensors.make(name))
-        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert theirs is not None, name
-        writer.add_tensor(theirs, tensor.contiguous().numpy())
-    positions = model.decoder.positions
-    if isinstance(positions, RopeOptions) and positions.scaling is not None:
-        if positions.scaling.kind not in ("llama3", "linear"):
-            raise InputError(f"GGUF: model.decoder.positions.scaling.kind: {positions.scaling.kind} is not written")
-        size = positions.width(resolve_sizes(model, "decoder").head_dim)
-        frequencies = positions.base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
-        divisors = frequencies / scale_frequencies(frequencies, positions.scaling, base=positions.base)
-        writer.add_tensor("rope_freqs.weight", divisors.float().numpy())
+    writer.add_file_type(getattr(gguf.LlamaFileType, of_file))
+    for key, value in vocabulary.values.items():
+        add: Any = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}.get(type(value))
+        (add or writer.add_array)(f"tokenizer.ggml.{key}", value)
+    kinds = {}
+    for name, shape in shapes.items():
+        kind = "F32" if len(shape) == 1 or name in FULL else matrix
+        if kind.startswith("Q") and shape[-1] % BLOCK:
+            kind = "F16"
+            notes = [f"matrices whose rows are no multiple of {BLOCK} numbers are stored as fp16"]
+        kinds[name] = gguf.GGMLQuantizationType[kind]
+        size = math.prod(gguf.quant_shape_to_byte_shape(shape, kinds[name]))
+        writer.add_tensor_info(name, shape, np.dtype(np.float32), size, kinds[name])
     try:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
+        writer.write_ti_data_to_file()
+        for done, (name, make) in enumerate(made.items(), start=1):
+            tensor = make().contiguous()
+            if kinds[name] == gguf.GGMLQuantizationType.F16:
+                converted(tensor, torch.float16, name=name)  # refuses a number that is too large
+            writer.write_tensor_data(gguf.quants.quantize(tensor.numpy(), kinds[name]))
+            work.report(done, len(made))
+            if work.should_stop():
+                raise Interrupted("export interrupted, nothing written", signal_number=signal.SIGINT)
     finally:
         writer.close()
+    return shapes, notes
+
+
+def rope_divisors(model: Model) -> Tensor:
+    """How much slower each pair of coordinates turns than without scaling [rotated width / 2]."""
+    positions = stack_of(model, "decoder").positions
+    assert isinstance(positions, RopeOptions) and positions.scaling is not None
+    size = positions.width(resolve_sizes(model, "decoder").head_dim)
+    frequencies = positions.base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    return (frequencies / scale_frequencies(frequencies, positions.scaling, base=positions.base)).float()
 
 
 def _describe(writer: Any, model: Model) -> None:
     """Sizes and constants, under the keys of the writer's architecture."""
     decoder, sizes = model.decoder, resolve_sizes(model, "decoder")
     assert decoder is not None and model.vocab_size is not None
-    writer.add_tokenizer_model(NO_VOCABULARY)
     writer.add_vocab_size(model.vocab_size)
     writer.add_context_length(model.max_seq_len)
     writer.add_embedding_length(model.d_model)

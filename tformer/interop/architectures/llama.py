@@ -340,7 +340,6 @@ MISTRAL = replace(
     read=partial(read_mistral, table=OF_MISTRAL, kv_heads=8),
     write=partial(write_mistral, table=OF_MISTRAL),
     ctranslate2=None,
-    gguf=None,
 )
 QWEN2 = replace(
     MISTRAL,
@@ -351,6 +350,7 @@ QWEN2 = replace(
     special_ids={},
     slow_tokenizer=None,
     own_tokenizer_rules=True,
+    gguf=Gguf("qwen2", "silu", lambda model, name, tensor: tensor),
 )
 QWEN3 = replace(
     QWEN2,
@@ -358,4 +358,5 @@ QWEN3 = replace(
     classes={"Qwen3ForCausalLM": ("lm",), "Qwen3Model": ()},
     read=partial(read_qwen, table=OF_QWEN3),
     write=partial(write_qwen, table=OF_QWEN3),
+    gguf=Gguf("qwen3", "silu", lambda model, name, tensor: tensor, biases=False),
 )
