@@ -57,7 +57,7 @@ def folder_with(path: Path, **values: Any) -> Path:
 @pytest.mark.parametrize("model_type", sorted(ARCHITECTURES.keys() & set(transformers.CONFIG_MAPPING)))
 def test_a_key_that_is_missing_means_what_transformers_takes_it_for(model_type: str) -> None:
     theirs = transformers.AutoConfig.for_model(model_type)
-    names = ("pad", "bos", "eos", "sep", "decoder_start", "forced_bos", "forced_eos")
+    names = ("pad", "bos", "eos", "cls", "sep", "decoder_start", "forced_bos", "forced_eos")
     expected = {name: getattr(theirs, f"{name}_token_id", None) for name in names}
     expected = {name: token for name, token in expected.items() if token is not None}
     assert special_ids({"model_type": model_type}, None, {}) == expected

@@ -271,7 +271,7 @@ class Stack(nn.Module):
 
     def _contexts(self, x_BTD: Tensor, context: AttentionContext) -> list[AttentionContext]:
         """The context of each layer, with the rotation of its positions; layers with the same module share it."""
-        heads = max((block.self_attention.num_heads for block in self.layers), default=1)
+        heads = max([1] + [block.self_attention.num_heads for block in self.layers])
         made: dict[int, AttentionContext] = {}
         for layer in range(len(self.layers) if self.positions is None else 1):
             positions = self.positions_of(layer)

@@ -84,5 +84,6 @@ LONGFORMER = replace(
         r"longformer\.pooler\.dense\.(weight|bias)",
         r"lm_head\.(bias|(dense|layer_norm|decoder)\.(weight|bias))",
     ),
+    special_ids={**roberta.ROBERTA.special_ids, "sep": 2},
     slow_tokenizer="LongformerTokenizer",
 )
