@@ -192,6 +192,7 @@ def divergence(answer_NVO: Tensor, other_NVO: Tensor) -> Tensor:
 def _measure(head: nn.Module, block: Tensor, targets_N: Tensor, top_k: int) -> dict[str, Tensor]:
     """The columns of a lens, [R, N, ...], for a block of positions: one input of the head for each row."""
     final_NVO = log_probabilities(head, block[-1])
+    shares_NVO = final_NVO.exp()
     targets_N = torch.where(targets_N == OWN, final_NVO[..., 0].argmax(dim=-1), targets_N)
     rows = []
     for states in block:
@@ -207,7 +208,7 @@ def _measure(head: nn.Module, block: Tensor, targets_N: Tensor, top_k: int) -> d
                 "probability": target_N1.squeeze(1).exp(),
                 "rank": (logs_NV > target_N1).sum(dim=-1),
                 "entropy": -(logs_NVO.exp() * logs_NVO).sum((1, 2)),
-                "kl": divergence(final_NVO, logs_NVO),
+                "kl": (shares_NVO * (final_NVO - logs_NVO)).sum((1, 2)),
             }
         )
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
