@@ -455,7 +455,7 @@ class Run(Loaded):
         with flags_as_keywords():
             chosen = from_keywords(TokenOptions, options | {"text": text}, caller="tokens", without=NOT_OF_TOKENS)
             chosen.check()
-            return score_tokens(self if self.model.compute_dtype == torch.float32 else self._copy(), chosen, QUIET)
+            return score_tokens(self._in_fp32(), chosen, QUIET)
 
     # --- copies for inference -----------------------------------------------------------------------------------------
 

@@ -108,6 +108,15 @@ def test_a_topic_precedes_a_heading_and_a_heading_a_text() -> None:
     assert headings("data flags") == ["The csv"] and headings("first steps columns") == []
 
 
+def test_looking_inside_is_the_topic_and_walks_from_loss_to_head_to_circuit() -> None:
+    shown, _ = find("looking-inside")
+    assert shown == sections("inside")[0]
+    walk, _ = find("inside from loss to head to circuit")
+    assert walk is not None
+    commands = re.findall(r"^tformer ([\w-]+)", walk.text, re.M)
+    assert commands == ["train", "viz-tokens", "lens", "heads", "patch", "patch"]
+
+
 def test_other_headings_are_named_beside_the_section(cli: Callable[..., Any]) -> None:
     done = cli("guide", "memory")
     assert done.out.startswith("## Memory\n") and "see also: tformer guide troubleshooting out-of-memory" in done.err

@@ -18,7 +18,7 @@ TOPICS = {
     "data": "text, tables, pairs, images, large corpora; what is held out",
     "training": "early stopping, resume, fine-tuning, distillation, devices",
     "using": "generate, translate, classify, files, Python, serving",
-    "inside": "cost, shapes, tokens, positions, attention, curves, taps",
+    "inside": "cost, shapes, tokens, attention, loss, lens, circuits, taps",
     "recipe": "recipes, presets, variants, optimizers, schedules",
     "commands": "what the help of each command cannot say; words",
     "troubleshooting": "a message or symptom, and what to do",

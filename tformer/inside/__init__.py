@@ -6,8 +6,9 @@ attribution           gradient x input, integrated gradients, occlusion: which t
 lens                  logit lens: the answer after each layer
 logits                direct logit attribution: what each head and each feed-forward adds to a logit
 tuned                 tuned lens: an affine map for each layer before the answer
+tokens                loss, rank and alternatives of each token; calibration; common segments of two runs
 embeddings            nearest neighbours and principal components of vectors of tokens and labels
 answers               tokens and labels by name
-reading               one text or image as model inputs with the tokens along each axis
+reading               one text or image as model inputs with the tokens along each axis; the positions that answer
 options               options of the commands, which are also keywords in Python
 """
