@@ -172,7 +172,7 @@ def without_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 def note_of_decoding(parameters: int, **options: Any) -> str | None:
     model = build([{"kind": "lm"}], decoder={"num_layers": 1, "num_heads": 2}, vocab_size=parameters // 24)
-    given: dict[str, Any] = {"compile": "auto", "quantize": "none", "rows": 1, "steps": lambda: 1}
+    given: dict[str, Any] = {"compile": "auto", "quantize": "none", "rows": 1}
     return prepare_decoding(model, torch.float32, **(given | options))
 
 

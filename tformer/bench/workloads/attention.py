@@ -12,9 +12,11 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tformer.bench.machine import PeakMemory
@@ -177,6 +179,9 @@ def forward_and_backward(
     trained = [*(x.requires_grad_() for x in qkv_BTHh), *mechanism.parameters()]
     positions = torch.arange(length, device=grad_BTHh.device).unsqueeze(0)
     stream_BTD = torch.zeros(1, dtype=grad_BTHh.dtype, device=grad_BTHh.device).expand(batch, length, heads * head_dim)
+    widths = sum(x.shape[2] for x in qkv_BTHh) * head_dim
+    weight = torch.zeros(widths, stream_BTD.shape[-1], dtype=grad_BTHh.dtype, device=grad_BTHh.device)
+    project = partial(F.linear, weight=weight)  # of tables of positions
     mask: Tensor | None = None
 
     def call_once() -> None:
@@ -185,7 +190,7 @@ def forward_and_backward(
             mask = band_mask(length, window, causal=causal, device=grad_BTHh.device)
         context = AttentionContext(positions, positions, causal=causal, mask=mask, is_causal=causal and mask is None)
         q, k, v = (x.transpose(1, 2) for x in qkv_BTHh)
-        out_BHTh, _ = mechanism(AttentionInputs(q, k, v, context, mechanism.scale, x_BTD=stream_BTD))
+        out_BHTh, _ = mechanism(AttentionInputs(q, k, v, context, mechanism.scale, x_BTD=stream_BTD, project=project))
         torch.autograd.grad(out_BHTh, trained, grad_BTHh.transpose(1, 2), allow_unused=True)
 
     return call_once
