@@ -186,6 +186,13 @@ def test_mistakes_are_one_line_and_exit_2(
     assert set(Path().iterdir()) == before
 
 
+@pytest.mark.parametrize("words", ["heads", "patch --ablate zero", "viz-tokens", "evaluate"])
+def test_an_empty_name_of_data_is_refused(words: str, decoder: Path, cli: Cli) -> None:
+    command, *rest = words.split()
+    outcome = cli(command, decoder, *rest, "--data", "")
+    assert outcome.code == 2 and "error: --data is empty" in outcome.err, outcome.err
+
+
 def test_an_encoder_without_maps_is_refused_with_the_reason(cli: Cli, tmp_path: Path) -> None:
     recipe = DECODER.replace("decoder:", "encoder:").replace("kind: lm", "kind: masked_lm")
     recipe = recipe.replace("feedforward", "attention: {kind: performer}, feedforward")

@@ -100,6 +100,8 @@ class DataOptions:
 
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is loaded."""
+        if self.data == "":
+            raise InputError("--data is empty", hint="name a file or folder: --data PATH")
         if (self.source is None) != (self.target is None):
             given, missing = ("--source", "--target") if self.target is None else ("--target", "--source")
             raise InputError(f"{given} without {missing}", hint="two aligned files: --source FILE --target FILE")
