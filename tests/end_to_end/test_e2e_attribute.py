@@ -32,7 +32,7 @@ def document(cli: Cli, run: Path, *arguments: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("suffix", "start"), [("html", b"<!doctype"), ("png", b"\x89PNG"), ("svg", b"<?xml"),
-                         ("csv", b"position,target"), ("txt", b"What mattered for"), ("json", b'{"run"')])  # fmt: skip
+                         ("csv", b"position,target"), ("txt", b"What mattered for"), ("json", b'{"mod')])  # fmt: skip
 def test_every_format(suffix: str, start: bytes, decoder: Path, cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / f"attribute.{suffix}"
     outcome = show(cli, decoder, "--text", "fed cab", "-o", path)

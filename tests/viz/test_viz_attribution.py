@@ -12,9 +12,12 @@ import pytest
 
 from tests.viz.attribution_reports import HOSTILE, random_report
 from tformer.inside.attribution import AttributionReport
+from tformer.loading import Identity
 from tformer.viz.attribution import attribution_lines, plots_of, render
 from tformer.viz.picture import render_plots
 from tformer.viz.plots import Heat
+
+MODEL: Identity = {"name": "runs/x", "step": 3, "sha256": "0"}
 
 
 def words(count: int) -> tuple[str, ...]:
@@ -75,7 +78,7 @@ def test_a_map_of_several_answers_has_only_the_gap_below_it() -> None:
 
 
 def rendered(report: AttributionReport, format_: str) -> str:
-    found = render(report, format_, run="runs/x", command="tformer attribute", to_file=True)
+    found = render(report, format_, model=MODEL, command="tformer attribute", to_file=True)
     assert isinstance(found, str)
     return found
 
@@ -83,7 +86,7 @@ def rendered(report: AttributionReport, format_: str) -> str:
 def test_json_and_csv_have_every_number_and_nothing_for_what_is_not_seen() -> None:
     report = random_report({"encoder": words(3), "decoder": words(3)}, answers=2)
     found = json.loads(rendered(report, "json"))
-    assert found["scores"]["occlusion"]["decoder"][0][2] is None and found["run"] == "runs/x"
+    assert found["scores"]["occlusion"]["decoder"][0][2] is None and found["model"]["name"] == "runs/x"
     assert [each["position"] for each in found["answers"]] == [1, 2] and found["answers"][0]["gap"] is not None
     rows = list(csv.DictReader(io.StringIO(rendered(report, "csv"))))
     assert len(rows) == 2 * 3 + 2 + 3 and {row["side"] for row in rows} == {"encoder", "decoder"}
@@ -104,6 +107,6 @@ def test_a_terminal_has_a_table_of_one_answer(sides: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("format_", ["html", "svg", "png"])
 def test_pictures_and_the_page_of_one_answer(format_: str) -> None:
     report = random_report({"decoder": words(3)}, notes=("a note",))
-    found = render(report, format_, run="runs/x", command="tformer attribute", to_file=True)
+    found = render(report, format_, model=MODEL, command="tformer attribute", to_file=True)
     assert format_ != "html" or all(text in str(found) for text in ("a note", "Model: runs/x.", "Text:  word0 word1"))
     assert len(found) > 1000

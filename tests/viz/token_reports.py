@@ -22,8 +22,7 @@ def token_report(
     words = dict(enumerate(dict.fromkeys([*pieces, *(f" w{n}" for n in range(9))])))
     id_of = {word: token for token, word in words.items()}
     facts: dict[str, Any] = {
-        "path": f"runs/{name}/checkpoints/step-00000003",
-        "step": 3,
+        "model": {"name": f"runs/{name}/checkpoints/step-00000003", "step": 3, "sha256": "0"},
         "read": f"a text of {count} tokens",
         "text": "".join(pieces),
         "source": None,

@@ -30,5 +30,5 @@ def attribute(options: AttributeOptions) -> None:
 
         report = attribute_inputs(loaded, options, work)
     show_notes((*report.notes, *attribution_lines(report)), dim=True)
-    path, to_file = str(loaded.path), chosen.path is not None
-    emit_document(chosen, render(report, chosen.format, run=path, command=command_line(), to_file=to_file))
+    model, to_file = loaded.identity, chosen.path is not None
+    emit_document(chosen, render(report, chosen.format, model=model, command=command_line(), to_file=to_file))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tformer.cli.command import examples, takes_options
@@ -12,6 +11,7 @@ from tformer.inside.options import EmbeddingOptions
 
 if TYPE_CHECKING:
     from tformer.inside.embeddings import EmbeddingReport
+    from tformer.loading import Loaded
     from tformer.viz.output import Output
 
 EPILOG = examples(
@@ -36,19 +36,19 @@ def viz_embeddings(options: EmbeddingOptions) -> None:
 
         report = embedding_report(loaded, options)
         show_notes([described(report)], dim=True)
-        emit_document(chosen, _content(report, chosen, str(loaded.path)))
+        emit_document(chosen, _content(report, chosen, loaded))
 
 
-def _content(report: EmbeddingReport, chosen: Output, path: str) -> str | bytes:
+def _content(report: EmbeddingReport, chosen: Output, loaded: Loaded) -> str | bytes:
     from tformer.viz import embeddings as viz
     from tformer.viz.attention.scene import run_name
     from tformer.viz.picture import render_plots
 
     if chosen.format in ("json", "csv"):
-        return viz.as_json(report, run=path) if chosen.format == "json" else viz.as_csv(report)
+        return viz.as_json(report, model=loaded.identity) if chosen.format == "json" else viz.as_csv(report)
     if chosen.format == "terminal" and (len(report.asked) or len(report.shown) <= viz.MOST_NAMED):
         return viz.as_text(report)
-    title = f"Vectors of {run_name(Path(path))}"
+    title = f"Vectors of {run_name(loaded.path)}"
     if chosen.format == "html":
-        return viz.render(report, title=title, notes=(f"Model: {path}.", f"Command: {command_line()}"))
+        return viz.render(report, title=title, notes=(f"Model: {loaded.path}.", f"Command: {command_line()}"))
     return render_plots(viz.plots_of(report), chosen.format, title=title, to_file=chosen.path is not None)

@@ -32,7 +32,7 @@ from tformer.evaluation.lm import unpredicted
 from tformer.evaluation.predict import default_batch_tokens
 from tformer.inside.answers import answer_text
 from tformer.inside.options import TOKEN_HEADS
-from tformer.loading import Loaded
+from tformer.loading import Identity, Loaded
 from tformer.metrics.classification import calibration_curve, expected_calibration_error
 from tformer.metrics.text import perplexity
 from tformer.model import Transformer
@@ -50,7 +50,7 @@ class TokenReport:
     """The predictions of the tokens of one text, or of examples of data.
 
     Attributes:
-        path, step: of the checkpoint.
+        model: name, step and hash of the checkpoint.
         read: what the model read, in words.
         text: the text whose tokens these are, of an encoder-decoder the target; None: examples of data.
         source: of an encoder-decoder's text.
@@ -61,8 +61,7 @@ class TokenReport:
         words: texts of all these ids. spaced: these are words, or parts of words, without the spaces between them.
     """
 
-    path: str
-    step: int
+    model: Identity
     read: str
     text: str | None
     source: str | None

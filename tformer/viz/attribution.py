@@ -11,6 +11,7 @@ import numpy as np
 
 from tformer.inside.attribution import LARGE_GAP, AttributionReport
 from tformer.inside.options import METHODS
+from tformer.loading import Identity
 from tformer.support.formatting import aligned, csv_text, json_text, plural
 from tformer.viz.attention.scene import run_name
 from tformer.viz.lens.text import signs
@@ -28,11 +29,11 @@ Axes = tuple[Sequence[Any], Sequence[Any], str, str]
 """Names of rows and columns, labels of both."""
 
 
-def render(report: AttributionReport, format_: str, *, run: str, command: str, to_file: bool) -> str | bytes:
-    """The report in one of `output.FORMATS`; in a terminal one answer is a table. run: path of the model."""
+def render(report: AttributionReport, format_: str, *, model: Identity, command: str, to_file: bool) -> str | bytes:
+    """The report in one of `output.FORMATS`; in a terminal one answer is a table."""
     if format_ == "json":
-        return as_json(report, run=run)
-    rows, title = rows_of(report), f"What mattered for {run_name(Path(run))}"
+        return as_json(report, model=model)
+    rows, title = rows_of(report), f"What mattered for {run_name(Path(str(model['name'])))}"
     if format_ == "csv":
         return csv_text(rows)
     if format_ == "terminal" and len(report.targets) == 1 and report.pixels is None:
@@ -40,7 +41,7 @@ def render(report: AttributionReport, format_: str, *, run: str, command: str, t
         cells = [[signs(each) if isinstance(each, str) else f"{each:+.4f}" for each in row] for row in shown]
         return "\n".join([title, "", *attribution_lines(report), "", *aligned(cells, right=tuple(METHODS)), ""])
     texts = (f"{name.capitalize()}: {text}" for name, text in report.texts.items())
-    notes = (CAUTION, *report.notes, f"Model: {run}.", *texts, f"Command: {command}")
+    notes = (CAUTION, *report.notes, f"Model: {model['name']}.", *texts, f"Command: {command}")
     return render_plots(plots_of(report), format_, title=title, to_file=to_file, notes=notes)
 
 
@@ -129,7 +130,7 @@ def rows_of(report: AttributionReport) -> list[tuple[Any, ...]]:
     return rows
 
 
-def as_json(report: AttributionReport, *, run: str) -> str:
+def as_json(report: AttributionReport, *, model: Identity) -> str:
     """One document: the tokens, the answers with their metrics and gaps, scores [answer][token] by method and side."""
     facts = {name: getattr(report, name) for name in ("against", "metric", "baseline", "steps", "notes", "tokens")}
     gaps = [None] * len(report.targets) if report.gaps is None else report.gaps.tolist()
@@ -137,4 +138,4 @@ def as_json(report: AttributionReport, *, run: str) -> str:
     names = ("position", "target", "value", "baseline_value", "gap")
     answers = [dict(zip(names, each, strict=True)) for each in zip(*columns, strict=True)]
     scores = {method: {side: each.tolist() for side, each in found.items()} for method, found in report.scores.items()}
-    return json_text({"run": run, **report.texts, **facts, "answers": answers, "scores": scores})
+    return json_text({"model": model, **report.texts, **facts, "answers": answers, "scores": scores})

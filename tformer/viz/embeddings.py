@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tformer.inside.embeddings import EmbeddingReport, nearest
+from tformer.loading import Identity
 from tformer.support.formatting import aligned, csv_text, json_text
 from tformer.viz.lens.text import signs
 from tformer.viz.page import render_page
@@ -51,14 +52,14 @@ def point_rows(report: EmbeddingReport) -> Rows:
     return [("name", "id", *components), *((report.names[row], row, *values) for row, values in points)]
 
 
-def as_json(report: EmbeddingReport, *, run: str) -> str:
+def as_json(report: EmbeddingReport, *, model: Identity) -> str:
     """One document: the points that are shown, and the neighbours of the rows asked for."""
     points, near = (
         [dict(zip(names, row, strict=True)) for row in rows]
         for names, *rows in (point_rows(report), neighbour_rows(report))
     )
     facts = {"table": report.table, "centred": report.centred, "explained": report.explained.tolist()}
-    return json_text({"run": run, **facts, "nearest": near, "points": points})
+    return json_text({"model": model, **facts, "nearest": near, "points": points})
 
 
 def as_csv(report: EmbeddingReport) -> str:

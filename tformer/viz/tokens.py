@@ -55,9 +55,9 @@ def render(
 
 def names_of(reports: Sequence[TokenReport]) -> list[str]:
     """A name for each run: of two checkpoints of one run with their steps."""
-    names = [run_name(Path(report.path)) for report in reports]
+    names = [run_name(Path(str(report.model["name"]))) for report in reports]
     unique = len(set(names)) == len(names)
-    return names if unique else [f"{name}, step {r.step:,}" for name, r in zip(names, reports, strict=True)]
+    return names if unique else [f"{name}, step {r.model['step']:,}" for name, r in zip(names, reports, strict=True)]
 
 
 def summary_line(report: TokenReport) -> str:
@@ -84,7 +84,7 @@ def as_document(reports: Sequence[TokenReport], *, hardest: int) -> dict[str, An
     for name, report in zip(names_of(reports), reports, strict=True):
         runs.append(
             {
-                "name": name, "run": report.path, "step": report.step, "read": report.read, "text": report.text,
+                "name": name, "model": report.model, "read": report.read, "text": report.text,
                 "source": report.source, "summary": report.summary, "calibration": report.calibration,
                 "tokens": None if report.text is None else [_token(report, n) for n in range(len(report.ids))],
                 "hardest": [{"before": report.context(n)[0], "after": report.context(n)[1], **_token(report, n)}
@@ -150,7 +150,7 @@ def as_page(reports: Sequence[TokenReport], *, hardest: int, command: str = "", 
         notes=[
             CAUTION,
             *dict.fromkeys(note for report in reports for note in report.notes),
-            *(f"Model: {report.path}, step {report.step}." for report in reports),
+            *("Model: {name}, step {step}.".format(**report.model) for report in reports),
             *([] if first.source is None else [f"Source: {first.source}"]),
             *([f"Command: {command}"] if command else []),
         ],

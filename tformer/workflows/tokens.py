@@ -50,8 +50,8 @@ def score_tokens(loaded: Loaded, options: TokenOptions, work: Work) -> TokenRepo
     spans = (None,) * len(found["ids"]) if encoded is None else encoded.spans
     assert len(spans) == len(found["ids"])
     words, spaced = words_of(loaded, found), loaded.target_tokenizer.kind in ("word", "wordpiece")
-    return TokenReport(str(loaded.path), loaded.step, name, text, source, spans=spans, words=words, spaced=spaced,
-                       notes=notes, **found)  # fmt: skip
+    return TokenReport(loaded.identity, name, text, source, spans=spans, words=words, spaced=spaced, notes=notes,
+                       **found)  # fmt: skip
 
 
 def _text(loaded: Loaded, text: str, options: TokenOptions) -> tuple[EncodedText, list[Batch]]:
