@@ -58,7 +58,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing config.json": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
     "config.json is no JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json is damaged"),
     "unknown model_type": (
-        lambda folder: tiny.edit_json(folder / "config.json", {"model_type": "frobnicator"}), "known: bart, bert"
+        lambda folder: tiny.edit_json(folder / "config.json", {"model_type": "frobnicator"}), "known: albert, bart"
     ),
     "a model_type that tformer does not read": (
         lambda folder: tiny.edit_json(folder / "config.json", {"model_type": "mamba2"}), "it lacks state-space layers"

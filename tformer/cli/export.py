@@ -68,7 +68,7 @@ class ExportOptions:
 
 @takes_options
 def export(options: ExportOptions) -> None:
-    """Write a run as a folder for `transformers` or CTranslate2, or as a GGUF file for llama.cpp.
+    """Write a run for `transformers`, CTranslate2 or llama.cpp (GGUF).
 
     `from_pretrained` loads weights, config, tokenizer and labels. The class of transformers that computes exactly the
     recipe's model is found automatically. For a model that no class computes, the

@@ -24,7 +24,7 @@ EPILOG = examples(
 
 @takes_options
 def viz_embeddings(options: EmbeddingOptions) -> None:
-    """Draw vectors of tokens or labels: nearest neighbours and principal components.
+    """Draw vectors of tokens and labels; find the nearest of each.
 
     Neighbours are by cosine among the whole table. The principal components are those of the vectors that are drawn:
     all of them, or --tokens. The page has pan, zoom, search and names. Words between commas are taken as they are: with

@@ -170,7 +170,7 @@ class FullySharded(ProcessGroup):
             raise InputError(
                 f"training.parallel.kind: several layers have one {shared[0]}, and fsdp and hsdp divide weights "
                 "by layers",
-                hint="--set training.parallel.kind=ddp",
+                hint="--parallel ddp",
             )
         assert rows is not None
         kept = rows.take(models.named_parameters())
