@@ -120,7 +120,8 @@ def _as_csv(reports: Sequence[TokenReport], *, hardest: int) -> str:
     rows: list[tuple[Any, ...]] = [("run", *columns, *best)]
     for run in as_document(reports, hardest=hardest)["runs"]:
         for token in run["tokens"] or run["hardest"]:
-            rows.append((run["run"], *map(token.get, columns), *(cell for pair in token["top"] for cell in pair)))
+            best_cells = (cell for pair in token["top"] for cell in pair)
+            rows.append((run["model"]["name"], *map(token.get, columns), *best_cells))
     return csv_text(rows)
 
 
