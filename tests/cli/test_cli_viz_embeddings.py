@@ -193,7 +193,7 @@ def test_a_page_of_fifty_thousand_vectors() -> None:
         (("RUN", "--tokens", "a,a"), "need at least 2 vectors, found 1"),
         (("RUN", "--table", "words"), "--table words: unknown"),
         (("RUN", "--table", "labels"), "has no table 'labels': it has no classifier"),
-        (("RUN", "--table", "target"), "has no table 'target': its decoder has no token table of its own"),
+        (("RUN", "--table", "target"), "has no table 'target': its decoder reads the table 'tokens'"),
         (("LABELLED", "--table", "output"), "has no table 'output'"),
         (("LABELLED", "--table", "labels", "--token", "goood"), "--token goood: no label of"),
         (("LABELLED", "--table", "labels", "--tokens", "good,fine"), "--tokens fine: no label of"),

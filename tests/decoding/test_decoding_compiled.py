@@ -136,6 +136,20 @@ def test_rows_that_left_do_not_lengthen_frequencies_by_length(monkeypatch: pytes
         assert_same(generate(model, batch, settings), alone)
 
 
+def test_a_step_that_cannot_be_recorded_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make()
+    expected, tried = write(model), []
+
+    def record(run: Any) -> Any:
+        tried.append(run)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(buckets, "record", record)
+    model.compiled_decoder = RecordedDecoder(model, smallest=8, ahead=4)
+    assert_same(write(model), expected)
+    assert len(tried) == 1
+
+
 def test_a_recording_goes_with_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make()
     monkeypatch.setattr(buckets, "record", lambda run: lambda: torch.zeros(4, VOCAB))  # a graph holds addresses only

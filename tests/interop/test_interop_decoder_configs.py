@@ -17,9 +17,6 @@ from tests.interop.decoder_configs import (
     BLOOM_560M,
     FALCON_7B,
     FALCON_40B,
-    GEMMA2_2B,
-    GEMMA3_1B,
-    GEMMA_2B,
     GPT2,
     GPT_NEO_125M,
     GRANITE_2B,
@@ -27,7 +24,6 @@ from tests.interop.decoder_configs import (
     LLAMA_3_2_1B,
     LLAMA_3_8B,
     MISTRAL_7B,
-    OLMO_1B,
     OPT_125M,
     OPT_350M,
     PARAMETERS,
@@ -38,6 +34,7 @@ from tests.interop.decoder_configs import (
     STARCODER_1B,
     XGLM_564M,
 )
+from tests.interop.gemma_configs import GEMMA2_2B, GEMMA3_1B, GEMMA_2B, OLMO_1B
 from tests.interop.parity import section_of
 from tformer.build import build_model, count_parameters
 from tformer.interop.architectures import ARCHITECTURES

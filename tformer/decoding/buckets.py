@@ -153,12 +153,13 @@ class CompiledDecoder(GraphDecoder):
 class RecordedDecoder(GraphDecoder):
     """Steps recorded as CUDA graphs, one for each cache, without a compiler.
 
-    The first step of a cache runs as it is, which loads the kernels that recording needs.
+    The first step of a cache runs as it is, which loads the kernels that recording needs. If a step cannot be recorded,
+    for it copies numbers from the host, all run as they are.
     """
 
     def __init__(self, model: Transformer, **sizes: int) -> None:
         super().__init__(model, **sizes)
-        self._run = make_step(model)
+        self._run, self._records = make_step(model), True
         self._replays: weakref.WeakKeyDictionary[FixedCache, Callable[[], Tensor]] = weakref.WeakKeyDictionary()
 
     def step(self, cache: FixedCache) -> Tensor:
@@ -167,7 +168,11 @@ class RecordedDecoder(GraphDecoder):
             if replay is not None:
                 return replay().clone()  # the next replay overwrites the graph's
             logits_RV = self._run(cache)
-            self._replays[cache] = record(partial(self._run, cache))
+            if self._records:
+                try:
+                    self._replays[cache] = record(partial(self._run, cache))
+                except RuntimeError:
+                    self._records = False
             return logits_RV
 
 

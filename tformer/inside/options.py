@@ -460,8 +460,8 @@ class AttributeOptions(AnswerOptions):
 ROWS = Panel("Vectors")
 EMBEDDING_TABLES = {
     "tokens": "it reads no tokens",
-    "target": "its decoder has no token table of its own",
-    "output": "its output has no matrix of its own beside the token table",
+    "target": "its decoder reads the table 'tokens'",
+    "output": "its output multiplies with the table 'tokens'",
     "labels": "it has no classifier",
 }
 """Tables of vectors, and why a model has none."""

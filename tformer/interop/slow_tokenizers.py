@@ -68,7 +68,7 @@ Converted = tuple[str, Mapping[str, str]]
 def convert_slow(config: TokenizerConfig, model_config: Mapping[str, Any], *, target: bool = False) -> Converted | None:
     """The tokenizer of a folder without tokenizer.json; None when it has no vocabulary in these formats.
 
-    target: the tokenizer of the target side; None where it has none of its own.
+    target: the tokenizer of the target side; None where both sides share one.
 
     Raises InputError for damaged files, and for a class whose rules are others.
     """

@@ -7,7 +7,7 @@ A block is self-attention, optional cross-attention and feed-forward, each insid
     res_post  x + dropout(norm(f(x)))        Swin v2 (arXiv 2111.09883), OLMo 2
     sandwich  x + dropout(norm(f(norm(x))))  CogView (arXiv 2105.13290), Gemma 2
 
-Both functions may also read the input of the block, each after a norm of its own or both after one:
+Both functions may also read the input of the block, after two norms or after one:
 
     parallel           x + attention(norm1(x)) + feedforward(norm2(x))      GPT-NeoX (arXiv 2204.06745)
     parallel_one_norm  x + attention(norm(x)) + feedforward(norm(x))        GPT-J, PaLM (arXiv 2204.02311)

@@ -33,7 +33,7 @@ class RopeScaling:
     """Other frequencies of rotary positions.
 
     linear divides them all, dynamic raises the base with the current length, llama3 divides those of long wavelengths,
-    yarn (arXiv 2309.00071) those with few turns, longrope (arXiv 2402.13753) each by a factor of its own.
+    yarn (arXiv 2309.00071) those with few turns, longrope (arXiv 2402.13753) each by another factor.
 
     dynamic and longrope depend on the current length, the last position of the batch plus one. Beyond
     `original_max_seq_len` a cache keeps the keys as they were turned, as `transformers` does, so that decoding differs
@@ -123,7 +123,7 @@ def scale_frequencies(
         case "longrope":
             short, long = (scaling.divisors if divisors is None else divisors).to(frequencies)
             return frequencies / torch.where(torch.as_tensor(length, device=short.device) > original, long, short)
-        case "yarn":  # the pair that makes so many turns in the original context
+        case "yarn":  # number of the pair that turns that often within the original context
             first, last = (
                 pairs * math.log(original / (2 * math.pi * turns)) / math.log(base)
                 for turns in (scaling.beta_fast, scaling.beta_slow)
