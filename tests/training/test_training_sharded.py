@@ -65,7 +65,7 @@ def test_a_table_that_layers_share_is_refused(train: Cli) -> None:
     attention = ("--set", "model.decoder.attention={kind: disentangled, buckets: 8, max_distance: 30}")
     refused = train("--out", "two", *attention, "--devices", 2, *FSDP)
     assert refused.code == 2 and "blocks.0.self_attention.mechanism.table, and fsdp" in refused.err
-    assert "training.parallel.kind=ddp" in refused.err
+    assert "--parallel ddp" in refused.err
 
 
 def test_sharded_models_translate_and_write_samples_as_in_one_process(
