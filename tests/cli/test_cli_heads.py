@@ -163,6 +163,7 @@ def test_python_returns_what_the_command_prints(decoder: Path, cli: Cli) -> None
         (("RUN", "--data", "abc.txt", "--length", "5"), "--length is for random tokens"),
         (("RUN", "--max-examples", "2", "--seed", "5"), "--seed is for random tokens"),
         (("RUN", "--max-examples", "2", "--copies", "4"), "--copies is for random tokens"),
+        (("RUN", "--over-training", "--checkpoint", "last"), "--over-training and --checkpoint exclude each other"),
         (("TRANSLATOR", "--copies", "2"), "reads pairs of texts"),
         (("RUN", "--data", "abc.txt", "--label-column", "x"), "--label-column has no meaning here"),
         (("RUN", "--data", "abc.txt", "-o", "abc.txt"), "would replace"),

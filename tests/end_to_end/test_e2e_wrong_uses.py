@@ -344,6 +344,7 @@ WRONG = [
     ("lens runs/x --text a --max-tokens 0", "--max-tokens must be at least 1, found 0"),
     ("lens runs/x --text a --image b.png", "--image and --text exclude each other"),
     ("lens runs/x --text a --tuned text.txt --lens logit", "--tuned and --lens logit exclude each other"),
+    ("lens runs/x --text a --steps 9", "--steps is for --tuned, which was not given"),
     ("lens runs/x --text a --stack encoder --view parts", "--view parts: an encoder's layers answer"),
     ("lens runs/x --text a --stack encoder --against b", "--against: an encoder's layers answer through the decoder"),
     ("lens runs/x --text a --format pdf", "--format pdf: unknown"),

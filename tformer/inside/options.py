@@ -123,6 +123,8 @@ class HeadOptions(ExampleOptions):
             _require(f"--{name}", getattr(self, name), least, most)
         if self.of_data and self.of_random:
             raise InputError(f"--{next(iter(self.of_random))} is for random tokens; examples of data replace them")
+        if self.over_training and self.checkpoint != HeadOptions.checkpoint:
+            raise InputError("--over-training and --checkpoint exclude each other")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -391,6 +393,8 @@ class LensOptions(AnswerOptions):
         _require("--top-k", self.top_k, 1, MOST_TOP)
         _require("--steps", self.steps, 1)
         super().check()
+        if self.tuned is None and self.steps != LensOptions.steps:
+            raise InputError("--steps is for --tuned, which was not given")
         if self.tuned is not None and self.lens == "logit":
             raise InputError("--tuned and --lens logit exclude each other")
         if self.stack == "encoder" and (self.view == "parts" or self.against is not None):
