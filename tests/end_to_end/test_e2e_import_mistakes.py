@@ -61,7 +61,8 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda folder: tiny.edit_json(folder / "config.json", {"model_type": "frobnicator"}), "known: albert, bart"
     ),
     "a model_type that tformer does not read": (
-        lambda folder: tiny.edit_json(folder / "config.json", {"model_type": "mamba2"}), "it lacks state-space layers"
+        lambda folder: tiny.edit_json(folder / "config.json", {"model_type": "mamba2", "state_size": 16}),
+        "it lacks state-space layers in place of attention (state_size)",
     ),
     "a feature that tformer lacks": (
         lambda folder: tiny.edit_json(folder / "config.json", {"scale_attn_by_inverse_layer_idx": True}),

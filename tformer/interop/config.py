@@ -104,18 +104,21 @@ INERT = frozenset(
 
 
 class Config:
-    """The values of a `config.json`. Every method raises InputError that names the file and the key."""
+    """The values of a `config.json`. Every method raises InputError that names the file and the key.
+
+    Attributes: `values`, `name` (of the file, in messages), `taken` (the keys that were read).
+    """
 
     def __init__(self, values: Mapping[str, Any], *, name: str = "config.json") -> None:
         self.values, self.name = dict(values), name
-        self._taken: set[str] = set()
+        self.taken: set[str] = set()
 
     def take(self, key: str, *, default: Any = ABSENT, kind: type | tuple[type, ...] = int) -> Any:
         """The value of a key. `kind`: `int`, `float` (which a whole number is too), `bool`, `str`, `dict`, `list`.
 
         A missing key, and null unless the default is None, gives `default`; without one it is an error.
         """
-        self._taken.add(key)
+        self.taken.add(key)
         value = self.values.get(key)
         if value is None:
             if default is ABSENT:
@@ -145,7 +148,7 @@ class Config:
 
     def expect(self, key: str, *allowed: Any, default: Any = ABSENT) -> Any:
         """The value of a key that must be one of `allowed`; `default` is the value of a missing key (first allowed)."""
-        self._taken.add(key)
+        self.taken.add(key)
         value = self.values.get(key)
         if value is None:
             value = allowed[0] if default is ABSENT else default
@@ -163,16 +166,19 @@ class Config:
 
     def ignore(self, *keys: str) -> None:
         """Mark keys as read that change nothing in the models tformer reads."""
-        self._taken.update(keys)
+        self.taken.update(keys)
+
+    def left(self) -> list[str]:
+        """The keys that were not read, except empty ones (null, false, empty lists and mappings) and INERT ones."""
+        empty: tuple[Any, ...] = ("", [], {})
+        stated = {key: value for key, value in self.values.items() if value is not None and value is not False}
+        return sorted(key for key in stated if key not in self.taken | INERT and stated[key] not in empty)
 
     def finish(self) -> None:
-        """Raise InputError for keys that were not read, except empty ones (null, false, empty lists and mappings)."""
-        empty: tuple[Any, ...] = ("", [], {})
-        left = {key: value for key, value in self.values.items() if value is not None and value is not False}
-        odd = sorted(key for key in left if key not in self._taken | INERT and left[key] not in empty)
-        if odd:
+        """Raise InputError for keys that were not read and may change what the model computes, see `left`."""
+        if odd := self.left():
             raise InputError(
-                f"{self.name}: {odd[0]}: found {left[odd[0]]!r}, a key that tformer does not support for "
+                f"{self.name}: {odd[0]}: found {self.values[odd[0]]!r}, a key that tformer does not support for "
                 f"{self.values.get('model_type', 'this architecture')}",
                 hint=f"if it does not change what the model computes: tformer import ... --ignore {odd[0]}",
             )

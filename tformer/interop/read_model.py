@@ -17,9 +17,9 @@ from tformer.build import build_model
 from tformer.checkpoint.tensor_files import TensorSpec
 from tformer.interop.architecture import Architecture, kind_in_classes
 from tformer.interop.architectures import ARCHITECTURES
-from tformer.interop.architectures.lacking import LACKING
 from tformer.interop.config import Config
 from tformer.interop.mapping import Fixed, Link, check_fixed, to_ours
+from tformer.interop.unknown_types import unknown_type
 from tformer.interop.weight_files import CONFIG, FileRead, WeightFiles, open_weights
 from tformer.model import Transformer
 from tformer.nn.heads import HeadOptions
@@ -176,20 +176,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _architecture(folder: Path, config: Mapping[str, Any]) -> Architecture:
-    model_type, known = config.get("model_type"), ", ".join(sorted(ARCHITECTURES))
+    model_type = config.get("model_type")
     if isinstance(model_type, str) and model_type in ARCHITECTURES:
         return ARCHITECTURES[model_type]
-    if isinstance(model_type, str) and model_type in LACKING:
-        raise InputError(
-            f"{folder / CONFIG}: model_type: found {model_type!r}, which tformer does not read: it lacks "
-            f"{LACKING[model_type]}"
-        )
-    found = "the key is missing" if model_type is None else f"found {model_type!r}, an unknown model type"
-    swapped = next((name for name in ARCHITECTURES if sorted(name) == sorted(str(model_type))), None)
-    raise InputError(
-        f"{folder / CONFIG}: model_type: {found}; known: {known}",
-        hint=f"did you mean '{swapped}'?" if swapped else None,
-    )
+    raise unknown_type(config, name=str(folder / CONFIG))
 
 
 def _best_fit(

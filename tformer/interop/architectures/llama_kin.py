@@ -169,7 +169,7 @@ def read_smollm3(config: Config, class_name: str) -> dict[str, Any]:
     count, every = section["decoder"]["num_layers"], config.size("no_rope_layer_interval", default=4)
     usual = [int((layer + 1) % every != 0) for layer in range(count)]
     rotates = config.take("no_rope_layers", default=usual, kind=list)[:count]
-    if len(rotates) < count or not set(rotates) <= {0, 1}:
+    if len(rotates) < count or any(each not in (0, 1) for each in rotates):
         raise InputError(
             f"{config.name}: no_rope_layers: found {rotates!r}, expected 0 or 1 for each of {count} layers"
         )

@@ -1,0 +1,135 @@
+"""Refusals of configurations that `transformers` writes and tformer does not read: each names what is missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from tests.interop import tiny_folders as tiny
+from tformer.interop.architectures import ARCHITECTURES
+
+EXPERTS, STATES, TOWERS = "mixture-of-experts layers", "state-space layers in place of attention", "two towers or more"
+AUDIO, COMPRESSED = "an encoder of audio", "attention with compressed keys and values"
+
+# model_type -> what the refusal says that tformer lacks; the configuration is that of the class's defaults
+LACKING: dict[str, str] = {
+    "mixtral": f"{EXPERTS} (num_experts_per_tok, num_local_experts, router_aux_loss_coef, router_jitter_noise)",
+    "qwen2_moe": EXPERTS,
+    "qwen3_moe": EXPERTS,
+    "olmoe": EXPERTS,
+    "phimoe": EXPERTS,
+    "granitemoe": EXPERTS,
+    "switch_transformers": EXPERTS,
+    "deepseek_v2": COMPRESSED,
+    "deepseek_v3": COMPRESSED,
+    "gpt_oss": "a feed-forward network with a clipped gate (swiglu_alpha, swiglu_limit)",
+    "llama4_text": "attention in chunks of a text",
+    "qwen3_next": "linear attention layers with gates",
+    "jamba": STATES,
+    "mamba": STATES,
+    "mamba2": STATES,
+    "falcon_mamba": STATES,
+    "zamba": STATES,
+    "recurrent_gemma": "recurrent layers in place of attention",
+    "rwkv": "recurrent layers in place of attention (rescale_every)",
+    "lfm2": "short convolutions in place of attention",
+    "diffllama": "differences of two attentions (differential) (lambda_std_dev)",
+    "cohere": "Cohere's scaled logits and interleaved rotary positions (logit_scale)",
+    "mpt": "ALiBi in MPT's layout, without biases",
+    "openai-gpt": "post-norm decoder in GPT's first layout (afn)",
+    "xlnet": "two-stream attention with relative positions",
+    "xlm": "language embeddings",
+    "xmod": "an adapter for each language",
+    "ernie": "embeddings of tasks (task_type_vocab_size)",
+    "reformer": "attention by hashing and reversible layers",
+    "funnel": "pooling between layers",
+    "fnet": "Fourier transforms in place of attention (tpu_short_seq_length)",
+    "nystromformer": "Nystrom attention (num_landmarks, segment_means_seq_len)",
+    "convbert": "convolutions beside attention (head_ratio)",
+    "squeezebert": "grouped convolutions in place of matrices",
+    "mobilebert": "bottlenecks and several feed-forward networks in a block",
+    "ibert": "integer arithmetic (force_dequant)",
+    "layoutlm": "positions of words on a page (max_2d_position_embeddings)",
+    "big_bird": "random blocks of attention as transformers counts them (num_random_blocks)",
+    "led": "Longformer's attention in an encoder-decoder (attention_window, max_encoder_position_embeddings)",
+    "longt5": "local and transient-global attention with T5's biases (global_block_size, local_radius)",
+    "prophetnet": "prediction of several next tokens at once (ngram)",
+    "rembert": "embeddings of input and output of different widths (input_embedding_size, output_embedding_size)",
+    "beit": "layer scale (layer_scale_init_value)",
+    "dinov2": "layer scale (layerscale_value)",
+    "swin": "stages of a growing width with windows of patches (depths)",
+    "clip": TOWERS,
+    "siglip": TOWERS,
+    "blip": TOWERS,
+    "llama4": TOWERS,
+    "gemma3": TOWERS,
+    "qwen2_vl": TOWERS,
+    "whisper": f"{AUDIO} (mask_feature_length, mask_feature_prob, num_mel_bins)",
+    "speech_to_text": AUDIO,
+    "wav2vec2": AUDIO,
+}
+
+# A key states no feature, but its value is one that the nearest type refuses: model_type -> (nearest, key).
+REFUSED_BY_VALUE = {"persimmon": ("stablelm", "qk_layernorm"), "bitnet": ("llama", "hidden_act")}
+
+# The keys are those of a known type.
+FITTING = {"deit": "vit", "codegen": "gptj", "xlm-roberta-xl": "xlm-roberta", "roberta-prelayernorm": "roberta"}
+
+
+def write_config(folder: Path, name: str) -> None:
+    transformers.CONFIG_MAPPING[name]().save_pretrained(folder)
+    assert json.loads((folder / "config.json").read_text())["model_type"] == name
+
+
+def test_there_are_forty_and_none_is_read() -> None:
+    assert len(LACKING) >= 40 and not (LACKING | REFUSED_BY_VALUE | FITTING).keys() & ARCHITECTURES.keys()
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_a_configuration_is_refused_by_the_feature_that_its_keys_ask_for(name: str, tmp_path: Path, out: Path) -> None:
+    write_config(tmp_path, name)
+    error = tiny.refusal(tmp_path, out)
+    start, _, lacks = error.message.partition(f"model_type: found {name!r}, which tformer does not read: it lacks ")
+    assert start == f"{tmp_path / 'config.json'}: " and LACKING[name] in lacks and error.hint is None
+
+
+@pytest.mark.parametrize("name", REFUSED_BY_VALUE)
+def test_a_configuration_is_refused_by_the_value_that_the_nearest_type_lacks(
+    name: str, tmp_path: Path, out: Path
+) -> None:
+    write_config(tmp_path, name)
+    nearest, key = REFUSED_BY_VALUE[name]
+    assert f"its keys are those of {nearest!r}, but {key}: found" in tiny.refusal(tmp_path, out).message
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_a_configuration_with_the_keys_of_a_known_type_suggests_it(name: str, tmp_path: Path, out: Path) -> None:
+    write_config(tmp_path, name)
+    error = tiny.refusal(tmp_path, out)
+    assert f"its keys are those of {FITTING[name]!r}" in (error.hint or "") and "known: albert, " in error.message
+
+
+@pytest.mark.parametrize("model_type", ["frobnicator", None, 3, ["gpt2"]])
+def test_a_key_without_a_name_for_its_feature_is_listed(model_type: Any, tmp_path: Path, out: Path) -> None:
+    folder = tiny.gpt2(tmp_path / "folder")
+    tiny.edit_json(folder / "config.json", {"model_type": model_type, "mystery_gate": 0.5, "other_gate": False})
+    message = tiny.refusal(folder, out).message
+    assert "the keys mystery_gate are unknown beside those of 'gpt2'" in message and "other_gate" not in message
+
+
+def test_a_configuration_of_few_keys_suggests_nothing(tmp_path: Path, out: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "frobnicator", "vocab_size": 5}')
+    error = tiny.refusal(tmp_path, out)
+    assert "known: albert, " in error.message and error.hint is None
+
+
+def test_the_suggested_type_reads_the_model(tmp_path: Path, out: Path) -> None:
+    folder = tiny.gpt2(tmp_path / "folder")
+    tiny.edit_json(folder / "config.json", {"model_type": "my_gpt2", "architectures": ["MyGPT2"]})
+    assert "'gpt2'" in (tiny.refusal(folder, out).hint or "")
+    tiny.edit_json(folder / "config.json", {"model_type": "gpt2", "architectures": None})
+    assert tiny.import_folder(folder, out).class_name == "GPT2LMHeadModel"

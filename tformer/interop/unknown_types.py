@@ -1,0 +1,113 @@
+"""Refusal of a config.json whose `model_type` tformer does not read, by the features that its keys ask for.
+
+The keys are compared with those that each architecture reads. Keys that the nearest one does not read are features that
+tformer lacks; if it reads all, its name is suggested.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from difflib import SequenceMatcher
+from functools import cache
+from typing import Any
+
+from tformer.interop.architectures import ARCHITECTURES
+from tformer.interop.config import Config
+from tformer.support.errors import InputError
+from tformer.support.formatting import listed
+
+MAX_LISTED = 4
+FEWEST_KEYS = 5  # fewer keys fit too many architectures to suggest one
+
+FEATURES: Mapping[str, str] = {
+    r"(text|vision|audio|image|video|speech|qformer)_config|(text|audio)_encoder": "two towers or more in one model",
+    r".*experts?(_.*)?|(.*_)?moe_.*|router_.*|n_group|.*topk.*|decoder_sparse_step": "mixture-of-experts layers",
+    r"(kv|q)_lora_rank|qk_(nope|rope)_head_dim|v_head_dim": "attention with compressed keys and values",
+    r"(n_)?mamba_.*|use_mambapy|state_size|time_step_.*": "state-space layers in place of attention",
+    r"linear_(conv|key|value|num)_.*": "linear attention layers with gates",
+    r"lru_width|block_types|rescale_every": "recurrent layers in place of attention",
+    r"conv_bias|full_attn_idxs|conv_L_cache": "short convolutions in place of attention",
+    r"num_mel_bins|input_feat_per_channel|feat_extract_.*|mask_feature_.*|num_codebooks": "an encoder of audio",
+    r"attention_chunk_size|attn_temperature_tuning": "attention in chunks of a text",
+    r"swiglu_.*": "a feed-forward network with a clipped gate",
+    r"lambda_std_dev": "differences of two attentions (differential)",
+    r"mem_len|clamp_len|bi_data|same_length": "two-stream attention with relative positions",
+    r"n_langs|use_lang_emb": "language embeddings",
+    r"languages|adapter_.*": "an adapter for each language",
+    r"task_type_vocab_size": "embeddings of tasks",
+    r"lsh_.*|axial_.*|num_hashes": "attention by hashing and reversible layers",
+    r"block_sizes|pool_q_only|pooling_type": "pooling between layers",
+    r"tpu_short_seq_length|.*fourier.*": "Fourier transforms in place of attention",
+    r"num_landmarks|segment_means_seq_len": "Nystrom attention",
+    r"head_ratio": "convolutions beside attention",
+    r"[qkv]_groups|(output|intermediate|post_attention)_groups": "grouped convolutions in place of matrices",
+    r".*bottleneck.*|num_feedforward_networks": "bottlenecks and several feed-forward networks in a block",
+    r"quant_mode|force_dequant": "integer arithmetic",
+    r".*_2d_.*": "positions of words on a page",
+    r"num_random_blocks|rescale_embeddings": "random blocks of attention as transformers counts them",
+    r"attention_window|max_encoder_position_embeddings": "Longformer's attention in an encoder-decoder",
+    r"local_radius|global_block_size": "local and transient-global attention with T5's biases",
+    r"ngram|disable_ngram_loss": "prediction of several next tokens at once",
+    r"(in|out)put_embedding_size": "embeddings of input and output of different widths",
+    r"layer_?scale_.*": "layer scale",
+    r"use_(shared_)?relative_position_bias|use_mean_pooling": "relative position biases of patches",
+    r"depths": "stages of a growing width with windows of patches",
+    r"expansion_ratio|attn_config|learned_pos_emb": "ALiBi in MPT's layout, without biases",
+    r"afn": "post-norm decoder in GPT's first layout",
+    r"logit_scale": "Cohere's scaled logits and interleaved rotary positions",
+    r"quantization_config": "quantized weights",
+}
+"""Pattern (`re.fullmatch`) of keys that no architecture reads, or not beside the others -> the feature they ask for."""
+
+
+def unknown_type(config: Mapping[str, Any], *, name: str) -> InputError:
+    """The refusal: what the keys of a config.json, which messages call `name`, ask for, or the type that they fit."""
+    model_type = config.get("model_type")
+    found = "the key is missing" if model_type is None else f"found {model_type!r}, which tformer does not read"
+    found = f"{name}: model_type: {found}"
+
+    def distance(known: str) -> tuple[int, int, float]:
+        likeness = SequenceMatcher(None, str(model_type), known).ratio()
+        return len(_left(config, known)), len(_read_by(known) - config.keys()), -likeness
+
+    nearest = min(ARCHITECTURES, key=distance)
+    left = _left(config, nearest)
+    asked = {feature: [key for key in left if re.fullmatch(keys, key)] for keys, feature in FEATURES.items()}
+    named = [f"{feature} ({listed(keys, MAX_LISTED)})" for feature, keys in asked.items() if keys]
+    others = [key for key in left if not any(key in keys for keys in asked.values())]
+    parts = [f"it lacks {' and '.join(named)}"] if named else []
+    parts += [f"the keys {listed(others, MAX_LISTED)} are unknown beside those of {nearest!r}"] if others else []
+    if parts:
+        return InputError(f"{found}: {'; '.join(parts)}")
+    if len(Config(config).left()) < FEWEST_KEYS:
+        return InputError(f"{found}; known: {', '.join(sorted(ARCHITECTURES))}")
+    try:
+        architecture = ARCHITECTURES[nearest]
+        architecture.section(Config(config, name=name), next(iter(architecture.classes)))
+    except InputError as refusal:
+        reason = refusal.message.removeprefix(f"{name}: ")
+        return InputError(f"{found}; its keys are those of {nearest!r}, but {reason}")
+    return InputError(
+        f"{found}; known: {', '.join(sorted(ARCHITECTURES))}",
+        hint=f"its keys are those of {nearest!r}: if it computes the same, write this type into config.json and leave "
+        "out architectures; the import checks the names and shapes of its tensors",
+    )
+
+
+def _left(config: Mapping[str, Any], known: str) -> list[str]:
+    """The keys with values that a known type does not read."""
+    reader = Config(config)
+    reader.ignore(*_read_by(known))
+    return reader.left()
+
+
+@cache
+def _read_by(known: str) -> frozenset[str]:
+    """The keys that a known type reads from a config without any."""
+    reader, architecture = Config({}), ARCHITECTURES[known]
+    for class_name in architecture.classes:
+        with suppress(InputError):
+            architecture.section(reader, class_name, pooler=architecture.pooler is not None)
+    return frozenset(reader.taken)
