@@ -42,6 +42,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "opt-350m": {**decoder(norm={"place": "post"}), "embedding": {"size": 8, "project": "first", "norm": True}},
     "target norm": {**decoder(positions={"kind": "learned"}), "embedding": {"norm": True, "target_norm": "tokens"}},
     "olmo": decoder(norm={"kind": "rmsnorm", "place": "res_post"}, attention={"qk_norm": "width"}, num_kv_heads=2),
+    "phi": decoder(attention={"qk_norm": "layernorm"}, positions={"kind": "rope", "share": 0.5}),
+    "stablelm": decoder(attention={"qk_norm": "groupnorm"}, num_kv_heads=2),
     "bloom": decoder(positions={"kind": "alibi"}),
     "shaw": encoder(positions={"kind": "shaw"}),
     "additive": encoder(attention={"kind": "additive"}),

@@ -45,6 +45,7 @@ STACKS: dict[str, dict[str, Any]] = {
         "attention": {"qk_norm": "width"},
         "residual_multiplier": 0.5,
     },
+    "norms-of-heads": {"positions": {"kind": "rope"}, "num_kv_heads": 1, "attention": {"qk_norm": "groupnorm"}},
     "shaw-wide-values": {"positions": {"kind": "shaw", "clip": 3}, "head_dim": 4, "value_dim": 10},
 }
 SOURCES = [[5, 6, 7, 2], [8, 9, 10, 11, 12, 13, 2], [14, 2], [15, 16, 17, 2]]

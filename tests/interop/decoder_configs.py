@@ -311,6 +311,22 @@ STABLELM_3B: dict[str, Any] = {
     "use_qkv_bias": False,
     "vocab_size": 50304,
 }
+STABLELM_2_12B: dict[str, Any] = {
+    **STABLELM_3B,
+    "attention_dropout": 0.0,
+    "bos_token_id": 100257,
+    "eos_token_id": 100257,
+    "hidden_dropout": 0.0,
+    "hidden_size": 5120,
+    "intermediate_size": 13824,
+    "layer_norm_eps": 1e-05,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 8,
+    "qk_layernorm": True,
+    "use_parallel_residual": True,
+    "use_qkv_bias": False,
+    "vocab_size": 100352,
+}
 GRANITE_2B: dict[str, Any] = {
     "architectures": ["GraniteForCausalLM"],
     "attention_bias": False,
@@ -600,6 +616,7 @@ PARAMETERS: dict[str, tuple[dict[str, Any], int]] = {
     "falcon-40b": (FALCON_40B, 41_303_293_952),
     "falcon-rw-1b": (FALCON_RW_1B, 1_311_625_216),
     "stablelm-3b-4e1t": (STABLELM_3B, 2_795_443_200),
+    "stablelm-2-12b": (STABLELM_2_12B, 12_143_185_920),
     "gemma-2b": (GEMMA_2B, 2_506_172_416),
     "gemma-7b": (GEMMA_7B, 8_537_680_896),
     "gemma-2-2b": (GEMMA2_2B, 2_614_341_888),

@@ -194,7 +194,7 @@ def test_features_that_switch_nothing_on_are_read(config: dict[str, Any]) -> Non
             "rope_scaling: the key short_factor",
         ),
         (LLAMA_2_7B | {"rope_parameters": {"rope_type": "yarn", "mscale": 0.7}}, "rope_parameters: mscale"),
-        (PHI_2 | {"qk_layernorm": True}, "qk_layernorm"),
+        (PHI_2 | {"qk_layernorm": "yes"}, "qk_layernorm"),
         (PHI_3_MINI_4K | {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type: found 'linear'"),
         (
             SMOLLM3_3B | {"no_rope_layers": [1, 0]},

@@ -76,7 +76,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi": ("Phi", {}),
     "phi, longer": ("Phi", {"partial_rotary_factor": 0.75, "max_position_embeddings": 8,
                             "rope_parameters": {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 100.0}}),
+    "phi, norms of queries and keys": ("Phi", {"qk_layernorm": True}),
     "stablelm": ("StableLm", {}),
+    "stablelm, norms of each head": ("StableLm", {"qk_layernorm": True, "use_parallel_residual": True}),
     "stablelm, side by side": ("StableLm", {"use_parallel_residual": True, "use_qkv_bias": True,
                                             "tie_word_embeddings": True}),
     "opt, post-norm and narrow": ("OPT", {"do_layer_norm_before": False, "word_embed_proj_dim": 12}),
@@ -214,6 +216,7 @@ def test_normalized_queries_and_keys_are_exported_as_qwen3(kind: bool | str) -> 
          {"qk_norm": "unit_offset", "qk_norm_eps": 1e-5, "scale": 0.25}),
         ("Gemma2ForCausalLM", {"place": "sandwich", "unit_offset": True}, {"softcap": 5.0, "scale": 0.25}),
         ("GraniteForCausalLM", {}, {"scale": 0.3}),
+        ("StableLmForCausalLM", {"kind": "layernorm"}, {"qk_norm": "groupnorm", "qk_norm_eps": 1e-5}),
     ],
 )  # fmt: skip
 def test_own_models_are_exported_as_the_class_that_computes_them(
@@ -283,7 +286,9 @@ LLAMA = {
 }
 OWN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # class -> (decoder, head)
     "GPTNeoXForCausalLM": ({**BIASED, "residual": "parallel"}, {}),
-    "PhiForCausalLM": ({**BIASED, "residual": "parallel_one_norm"}, {"bias": True}),
+    "PhiForCausalLM": (
+        {**BIASED, "residual": "parallel_one_norm", "positions": {"kind": "rope", "layout": "interleaved"},
+         "attention": {"qk_norm": "layernorm", "qk_norm_eps": 1e-5}}, {"bias": True}),
     "GPTJForCausalLM": (
         {**BIASED, "residual": "parallel_one_norm", "attention": UNBIASED,
          "positions": {"kind": "rope", "layout": "interleaved", "share": 0.25}},

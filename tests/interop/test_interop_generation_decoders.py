@@ -22,6 +22,7 @@ BY_LENGTH = {  # beyond 6 and 8 tokens the frequencies follow the length
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in ("GPTNeoX", "GPTJ", "Phi", "StableLm", "Phi3", "SmolLM3", "Falcon")},
+    **{f"{name}, norms of heads": (name, {"qk_layernorm": True}) for name in ("Phi", "StableLm")},
     "falcon, 40B": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon, alibi": ("Falcon", {"alibi": True, "multi_query": False, "parallel_attn": False}),
     **{name: (name, {}) for name in ("Gemma", "Olmo", "Olmo2", "GPTNeo", "XGLM")},

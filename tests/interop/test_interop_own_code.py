@@ -288,6 +288,7 @@ def test_a_class_of_transformers_goes_before_the_own_code(tmp_path: Path) -> Non
     [
         ({"attention": {"kind": "additive"}}, "model.decoder.attention.kind: additive"),
         ({"norm": {"kind": "batchnorm"}}, "model.decoder.norm.kind: batchnorm"),
+        ({"attention": {"qk_norm": "groupnorm"}}, "model.decoder.attention.qk_norm: groupnorm"),
         ({"positions": {"kind": "shaw"}}, "model.decoder.positions.kind: shaw"),
         ({"layers": {"0": {"norm": {"eps": 0.1}}}}, "model.decoder.layers"),
         ({"residual": "parallel"}, "model.decoder.residual: parallel"),
@@ -295,7 +296,7 @@ def test_a_class_of_transformers_goes_before_the_own_code(tmp_path: Path) -> Non
         ({"positions": {"kind": "alibi", "rounded": True}}, "model.decoder.positions.rounded: true"),
         ({"positions": {"kind": "rope", "scaling": {"kind": "linear"}}}, "model.decoder.positions.scaling"),
     ],
-    ids=["attention", "norm", "positions", "layers", "residual", "share", "rounded", "scaling"],
+    ids=["attention", "norm", "qk_norm", "positions", "layers", "residual", "share", "rounded", "scaling"],
 )
 @pytest.mark.parametrize("model_type", [None, "tformer"])
 def test_what_the_code_lacks_is_refused_by_name(

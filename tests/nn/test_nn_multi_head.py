@@ -173,6 +173,24 @@ def test_one_norm_of_the_whole_width_is_that_of_all_heads_side_by_side() -> None
     torch.testing.assert_close(layer(x, context_of(5)), layer.out(out.transpose(1, 2).flatten(2)), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["layernorm", "groupnorm"])
+def test_layer_norms_of_heads_share_gains_and_biases_or_have_gains_of_their_own(kind: str) -> None:
+    x = torch.randn(2, 5, 16)
+    layer = self_attention(num_kv_heads=2, options=FullAttentionOptions(qk_norm=kind, qk_norm_eps=1e-3))
+    shapes = {name: tuple(value.shape) for name, value in layer.named_parameters() if "norm" in name}
+    shared = {f"{one}_norm.{part}": (4,) for one in "qk" for part in ("weight", "bias")}
+    assert shapes == (shared if kind == "layernorm" else {"q_norm.weight": (16,), "k_norm.weight": (8,)})
+    with torch.no_grad():
+        for value in (*layer.q_norm.parameters(), *layer.k_norm.parameters()):
+            value.normal_(1.0, 0.3)
+    q, k, v = (y.unflatten(-1, (-1, 4)).transpose(1, 2) for y in layer.qkv(x).split([16, 8, 8], dim=-1))
+    q, k = (torch.nn.functional.layer_norm(y, (4,), eps=1e-3) * norm.weight.view(-1, 1, 4)
+            + (0.0 if norm.bias is None else norm.bias)
+            for y, norm in ((q, layer.q_norm), (k, layer.k_norm)))  # fmt: skip
+    out, _ = naive(q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), mask=None, scale=0.5)
+    torch.testing.assert_close(layer(x, context_of(5)), layer.out(out.transpose(1, 2).flatten(2)), atol=1e-5, rtol=1e-5)
+
+
 def test_gains_of_1_plus_w_of_queries_and_keys_start_at_zero() -> None:
     plain, offset = (self_attention(options=FullAttentionOptions(qk_norm=kind)) for kind in (True, "unit_offset"))
     offset.load_state_dict(plain.state_dict(), strict=False)

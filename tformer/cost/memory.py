@@ -242,7 +242,10 @@ def _layer_bytes(
     dropped = width if layer.dropout else 0  # by the dropout of a function's output
     # Numbers of a token. Self-attention: input, Q K V, rotated or normalized Q and K, joined heads, and the kind's own.
     numbers: float = width + queries + keys + values + joined + dropped
-    numbers += (queries + keys) * (bool(layer.attention.qk_norm) + layer.positions.module.has_rotate)
+    normed = NORMS["groupnorm"].fp32_copies * FP32_BYTES / shape.itemsize  # numbers that a norm of heads saves
+    if layer.attention.qk_norm != "groupnorm":
+        normed = bool(layer.attention.qk_norm)
+    numbers += (queries + keys) * (normed + layer.positions.module.has_rotate)
     numbers += layer.attention.saved_values(
         queries=queries, keys=keys, values=values, itemsize=shape.itemsize, max_seq_len=max_seq_len
     )

@@ -96,7 +96,7 @@ def reorder_heads(model: Model, weights: Mapping[str, Tensor], *, side: str) -> 
     turned_part = positions.width(sizes.head_dim)
     of_head = torch.cat([halves(turned_part), torch.arange(turned_part, sizes.head_dim)])
     order = (starts + of_head).flatten()
-    pattern = re.compile(rf"{side}\.blocks\.\d+\.self_attention\.(qkv\.(weight|bias)|(?P<gain>[qk]_norm\.weight))")
+    pattern = re.compile(rf"{side}\.blocks\.\d+\.self_attention\.(qkv\.(weight|bias)|(?P<gain>[qk]_norm\.\w+))")
 
     def reordered(name: str, tensor: Tensor) -> Tensor:
         if (found := pattern.fullmatch(name)) is None:

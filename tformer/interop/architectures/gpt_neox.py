@@ -2,8 +2,9 @@
 
 GPT-NeoX   attention and feed-forward network side by side, by a key; q, k and v fused head by head
 GPT-J      side by side after one norm; neighbouring coordinates are rotated; attention has no biases, the output one
-Phi        side by side after one norm; biases everywhere
-StableLM   a gated network without biases; by a key side by side after one norm
+Phi        side by side after one norm; biases everywhere; by a key LayerNorm of queries and keys
+StableLM   a gated network without biases; by keys side by side after one norm, LayerNorm of the queries and keys of
+           each head, with gains of its own
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ ROWS = (
     *(row for row in llama.ROWS if row.keys not in ("head_dim", "rms_norm_eps")),
     Row("layer_norm_eps", "decoder.norm.eps", 1e-5),
 )
+QK_EPS = Row("layer_norm_eps", "decoder.norm.eps decoder.attention.qk_norm_eps", 1e-5)
 FIXED = {"decoder.norm.place": "pre", "decoder.final_norm": True, "heads": [{"kind": "lm"}]}
 
 
@@ -155,9 +157,10 @@ OF_PHI = replace(
         Row("num_key_value_heads", "decoder.num_kv_heads", lambda section: section["decoder"]["num_heads"]),
         Row("resid_pdrop", "decoder.dropout", 0.0),
         Row("embd_pdrop", "embedding.dropout", 0.0),
+        Row("qk_layernorm", "decoder.attention.qk_norm", False, values={False: False, True: "layernorm"}),
+        QK_EPS,
     ),
     fixed=FIXED | {"decoder.residual": "parallel_one_norm", "heads": [{"kind": "lm", "bias": True}]},
-    expected={"qk_layernorm": False},
 ).defaulting(
     vocab_size=51200,
     hidden_size=2048,
@@ -170,6 +173,8 @@ PHI_LAYER = {
     "self_attention_norm": "input_layernorm",
     "self_attention.qkv": "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
     "self_attention.out": "self_attn.dense",
+    "self_attention.q_norm": "self_attn.q_layernorm",
+    "self_attention.k_norm": "self_attn.k_layernorm",
     "feedforward.up": "mlp.fc1",
     "feedforward.down": "mlp.fc2",
 }
@@ -199,13 +204,14 @@ OF_STABLELM = ConfigTable(
             False,
             values={False: "sequential", True: "parallel_one_norm"},
         ),
+        Row("qk_layernorm", "decoder.attention.qk_norm", False, values={False: False, True: "groupnorm"}),
+        QK_EPS,
     ),
     fixed=FIXED
     | {
         "decoder.feedforward": {"gated": True, "bias": False},
         "decoder.attention": {"kind": "full", "out_bias": False},
     },
-    expected={"qk_layernorm": False},
 ).defaulting(
     vocab_size=50304,
     hidden_size=2560,
@@ -215,13 +221,25 @@ OF_STABLELM = ConfigTable(
     hidden_act="silu",
     max_position_embeddings=4096,
 )
+
+
+def stablelm_links(model: Model, class_name: str) -> list[Link]:
+    """Each head has norms of its own, if there are any."""
+    sizes = resolve_sizes(model, "decoder")
+    norms = {
+        f"self_attention.{one}_norm": " ".join(f"self_attn.{one}_layernorm.norms.{head}" for head in range(heads))
+        for one, heads in (("q", sizes.num_heads), ("k", sizes.num_kv_heads))
+    }
+    return llama.links(model, class_name, layer=llama.LAYER | norms)
+
+
 STABLELM = Architecture(
     model_type="stablelm",
     classes={"StableLmForCausalLM": ("lm",), "StableLmModel": ()},
     family="llama",
     read=partial(read, table=OF_STABLELM, share=0.25),
     write=partial(write, table=OF_STABLELM),
-    links=llama.links,
+    links=stablelm_links,
     prefix="model.",
     special_ids={"bos": 0, "eos": 0},
 )

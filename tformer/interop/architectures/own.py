@@ -22,6 +22,7 @@ from tformer.support.errors import InputError
 MODULE = "modeling_tformer"
 KNOWN: dict[str, tuple[object, ...]] = {
     "attention.kind": ("full",),
+    "attention.qk_norm": (False, True, "learned", "unit_offset", "width"),
     "attention_norm": (True,),
     "layer_groups": (None,),
     "residual": ("sequential",),

@@ -136,6 +136,8 @@ def layer_links(
     keys, values = sizes.num_kv_heads * sizes.head_dim, sizes.num_kv_heads * sizes.value_dim
     stacked = {
         "self_attention.qkv": rows(sizes.num_heads * sizes.head_dim, keys, values),
+        "self_attention.q_norm": rows(*[sizes.head_dim] * sizes.num_heads),
+        "self_attention.k_norm": rows(*[sizes.head_dim] * sizes.num_kv_heads),
         "cross_attention.kv": rows(keys, values),
         "feedforward.up": rows(*[stack.feedforward.hidden_size(sizes.d_model)] * 2),
     }
@@ -164,7 +166,8 @@ def _parameters_of(stack: Stack, module: str) -> Sequence[str]:
     """The parameters of a module in a layer, `weight` or `bias`."""
     name = module.rpartition(".")[2]
     if name in ("q_norm", "k_norm"):
-        return ["weight"] if isinstance(stack.attention.qk_norm, str) else []
+        kind = stack.attention.qk_norm
+        return ["weight", "bias"] if kind == "layernorm" else ["weight"] if isinstance(kind, str) else []
     if name.endswith("_norm"):
         biased = stack.norm.kind == "layernorm" and stack.norm.bias
         if not stack.norm.learned or (name == "self_attention_norm" and not stack.attention_norm):

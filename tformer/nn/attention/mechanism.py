@@ -39,8 +39,9 @@ class ProjectionOptions:
     out_bias: bool = True  # bias of the output projection
     scale: Literal["auto"] | float = "auto"  # factor of the scores; auto: 1/sqrt(head_dim); T5 uses 1.0
     # RMS-normalize queries and keys per head. true: without gains; learned: with a gain for each coordinate (Qwen3);
-    # unit_offset: with gains 1 + w (Gemma 3); width: all heads side by side as one vector, with gains (OLMo 2)
-    qk_norm: bool | Literal["learned", "unit_offset", "width"] = False
+    # unit_offset: with gains 1 + w (Gemma 3); width: all heads side by side as one vector, with gains (OLMo 2).
+    # LayerNorm of each head: layernorm: with a gain and bias that all share (Phi); groupnorm: own gains (StableLM 2)
+    qk_norm: bool | Literal["learned", "unit_offset", "width", "layernorm", "groupnorm"] = False
     qk_norm_eps: float = 1.0e-6  # added to the mean square of a head in qk_norm
     softcap: float | None = None  # c * tanh(score / c), before biases and masks (Gemma 2, arXiv 2408.00118)
 

@@ -24,8 +24,9 @@ from tformer.nn.attention import AttentionSizes, FullAttentionOptions, Projectio
 from tformer.nn.attention.context import AttentionContext, AttentionInputs
 from tformer.nn.cache import CrossCache, LayerCache, LayerState
 from tformer.nn.fixed_cache import FixedLayer
-from tformer.nn.layer_norm import RMSNorm
+from tformer.nn.layer_norm import LayerNorm, Norm, RMSNorm
 from tformer.nn.linear import Linear
+from tformer.nn.norm import GroupNorm
 from tformer.nn.positions.base import Positions
 from tformer.nn.structured_dropout import DropHead
 from tformer.nn.taps import Tap, TapSink, tap
@@ -35,7 +36,7 @@ class MultiHeadAttention(nn.Module):
     """Self-attention, or cross-attention when `memory_dim` is given.
 
     qkv: Linear D -> (H + K) h + K v, rows ordered queries, keys, values, each head by head; cross-attention has
-    q: D -> H h and kv: memory_dim -> K (h + v) instead. out: H v -> D. q_norm, k_norm: RMSNorm of each head's h
+    q: D -> H h and kv: memory_dim -> K (h + v) instead. out: H v -> D. q_norm, k_norm: a norm of each head's h
     numbers, one for all heads, or of the H h and K h numbers of all heads, where the options want it.
     """
 
@@ -66,14 +67,7 @@ class MultiHeadAttention(nn.Module):
         self.value_dim = value_dim or self.head_dim
         self.qk_norm = options.qk_norm
         self.q_norm, self.k_norm = (
-            RMSNorm(
-                self.head_dim * (heads if options.qk_norm == "width" else 1),
-                eps=options.qk_norm_eps,
-                learned=options.qk_norm is not True,
-                unit_offset=options.qk_norm == "unit_offset",
-            )
-            if options.qk_norm
-            else None
+            _head_norm(options, self.head_dim, heads) if options.qk_norm else None
             for heads in (self.num_heads, self.num_kv_heads)
         )
         self.drophead = DropHead(0.0) if drophead is None else drophead
@@ -285,9 +279,9 @@ class MultiHeadAttention(nn.Module):
             Tap("projection", "B T D", "mixed, at the model's width", parameters=("out",)),
         ]  # fmt: skip
 
-    def _heads(self, norm: RMSNorm | None, x_BTx: Tensor, heads: int) -> Tensor:
+    def _heads(self, norm: Norm | None, x_BTx: Tensor, heads: int) -> Tensor:
         """[B, T, heads * size] -> [B, heads, T, size], normalized: in memory order [B, T, H, h], without a copy."""
-        if self.qk_norm == "width" and norm is not None:
+        if self.qk_norm in ("width", "groupnorm") and norm is not None:
             x_BTx, norm = norm(x_BTx), None
         x_BHTh = self._split_heads(x_BTx, heads)
         return x_BHTh if norm is None else norm(x_BHTh.transpose(1, 2)).transpose(1, 2)
@@ -317,3 +311,14 @@ class MultiHeadAttention(nn.Module):
                 scale=self.mechanism.scale,
             )
         return cache.kernel_step
+
+
+def _head_norm(options: ProjectionOptions, size: int, heads: int) -> Norm:
+    """The norm of queries or keys of some heads of `size` numbers."""
+    kind, eps = options.qk_norm, options.qk_norm_eps
+    if kind == "layernorm":
+        return LayerNorm(size, eps=eps)
+    if kind == "groupnorm":
+        return GroupNorm(size * heads, groups=heads, eps=eps, bias=False)
+    width = size * (heads if kind == "width" else 1)
+    return RMSNorm(width, eps=eps, learned=kind is not True, unit_offset=kind == "unit_offset")
