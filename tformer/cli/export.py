@@ -1,4 +1,4 @@
-"""`tformer export`: a checkpoint as a folder for `from_pretrained` or CTranslate2, or as a GGUF file."""
+"""`tformer export`: a checkpoint as a folder for `from_pretrained`, CTranslate2 or onnxruntime, or as a GGUF file."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tformer.support.options import Checkpoint, Json, NewFolder, Panel, Run
 
 FORMAT, RESULT = Panel("Format"), Panel("Result")
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+NAMES = {"huggingface": "Hugging Face", "ctranslate2": "CTranslate2", "gguf": "GGUF", "onnx": "ONNX"}
 
 EPILOG = examples(
     "`tformer export runs/gpt-small-1 --out gpt-hf`",
@@ -32,14 +33,15 @@ class ExportOptions:
     out: Annotated[NewFolder, RESULT] = None
     checkpoint: Annotated[Checkpoint, RESULT] = "best"
     to: Annotated[
-        Literal["huggingface", "ctranslate2", "gguf"], FORMAT("--to", help="Format of the folder or file.")
+        Literal["huggingface", "ctranslate2", "gguf", "onnx"], FORMAT("--to", help="Format of the folder or file.")
     ] = "huggingface"
     dtype: Annotated[
         Literal["fp32", "bf16", "fp16", "int8", "int16", "q8_0", "q4_0"] | None,
         FORMAT(
             "--dtype",
             metavar="fp32|bf16|fp16",
-            help="Number format of the weights; for ctranslate2 also int8 and int16, for gguf q8_0 and q4_0.",
+            help="Number format of the weights; for ctranslate2 also int8 and int16, for gguf q8_0 and q4_0; onnx takes "
+            "fp32 and int8.",
             default="as stored",
         ),
     ] = None
@@ -54,27 +56,35 @@ class ExportOptions:
             default="chosen by the recipe's arch",
         ),
     ] = None
+    no_cache: Annotated[
+        bool, FORMAT("--no-cache", help="For onnx: decoders without inputs for keys and values.", rare=True)
+    ] = False
     as_json: Annotated[Json, RESULT] = False
 
     def check(self) -> None:
         """Raise InputError for options that can be refused before anything is read."""
         if self.out is None:
             raise InputError("--out is missing: name the new folder", hint="--out NAME-hf")
-        only = {**dict.fromkeys(("int8", "int16"), "ctranslate2"), **dict.fromkeys(("q8_0", "q4_0"), "gguf")}
-        if (needed := only.get(self.dtype or "", self.to)) != self.to:
-            name = {"ctranslate2": "CTranslate2", "gguf": "GGUF"}[needed]
-            raise InputError(f"--dtype {self.dtype} is a number format of {name} only", hint=f"add --to {needed}")
+        only = {"int16": ("ctranslate2",), "int8": ("ctranslate2", "onnx"), **dict.fromkeys(("q8_0", "q4_0"), ("gguf",))}
+        only |= dict.fromkeys(("bf16", "fp16"), ("huggingface", "ctranslate2", "gguf"))
+        if self.to not in (takes := only.get(self.dtype or "", (self.to,))):
+            named = " and ".join(NAMES[to] for to in takes)
+            hint = f"add --to {' or '.join(takes)}"
+            raise InputError(f"--dtype {self.dtype} is a number format of {named} only", hint=hint)
+        if self.no_cache and self.to != "onnx":
+            raise InputError(f"--no-cache is for --to onnx only, found --to {self.to}")
 
 
 @takes_options
 def export(options: ExportOptions) -> None:
-    """Write a run for `transformers`, CTranslate2 or llama.cpp.
+    """Write a run for `transformers`, CTranslate2, onnxruntime or llama.cpp.
 
     `from_pretrained` loads weights, config, tokenizer and labels. The class of transformers that computes exactly the
     recipe's model is found automatically. For a model that no class computes, the
     folder gets the code that does, for `trust_remote_code=True`; what that code lacks is refused by its recipe field.
     Averaged weights are exported if the run keeps them. A GGUF file (extra `gguf`) has decoders of GPT-2's, Llama's,
     Mistral's and Qwen's shapes, with their vocabulary.
+    ONNX files (extra `onnx`) are compared with the model in onnxruntime; the folder loads with the classes of optimum.
     """
     options.check()
     shard_bytes = parse_bytes(options.shard_size)
@@ -87,6 +97,7 @@ def export(options: ExportOptions) -> None:
         from tformer.interop.opening import open_checkpoint
         from tformer.interop.to_ctranslate2 import export_ctranslate2
         from tformer.interop.to_gguf import export_gguf
+        from tformer.interop.to_onnx import export_onnx
         from tformer.support.device import DTYPES
         from tformer.workers.work import Work
 
@@ -103,6 +114,15 @@ def export(options: ExportOptions) -> None:
                 )
             elif options.to == "gguf":
                 report = export_gguf(checkpoint, out, dtype=options.dtype, model_type=options.model_type, work=part)
+            elif options.to == "onnx":
+                report = export_onnx(
+                    checkpoint,
+                    out,
+                    dtype=options.dtype or "fp32",
+                    cache=not options.no_cache,
+                    model_type=options.model_type,
+                    work=part,
+                )
             else:
                 report = export_checkpoint(
                     checkpoint,

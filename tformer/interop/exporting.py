@@ -87,7 +87,8 @@ class ExportReport:
         if self.auto_class.startswith(("ctranslate2.", "llama_cpp.")):
             return f'{self.auto_class}("{self.path}")'
         trust = ", trust_remote_code=True" if self.carries_code else ""
-        return f'transformers.{self.auto_class}.from_pretrained("{self.path}"{trust})'
+        module = "" if "." in self.auto_class else "transformers."
+        return f'{module}{self.auto_class}.from_pretrained("{self.path}"{trust})'
 
     def document(self) -> dict[str, Any]:
         """The JSON document of `tformer export --json`."""

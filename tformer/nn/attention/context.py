@@ -198,6 +198,7 @@ class AttentionInputs(NamedTuple):
             or self.softcap is not None
             or (positions is not None and (positions.has_score or positions.has_mix))
             or (self.dropout > 0.0 and self.q_BHTh.device.type == "cpu")
+            or torch.compiler.is_exporting()  # an exported graph serves all lengths, with operators of every runtime
         )
 
     def bias(self, rows: slice | None = None) -> Tensor:

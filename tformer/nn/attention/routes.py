@@ -59,10 +59,11 @@ def attend_chunked(
     batch, heads, num_queries, _ = inputs.q_BHTh.shape
     num_keys = inputs.k_BKSh.shape[2]
     need_weights = inputs.need_weights
-    size = max(1, CHUNK_ELEMENTS // max(1, batch * heads * num_keys * numbers_per_pair))
-    if inputs.taps_scores or inputs.replaces_weights:
-        size = num_queries
-    chunks = [slice(start, min(start + size, num_queries)) for start in range(0, num_queries, size)]
+    if inputs.taps_scores or inputs.replaces_weights or torch.compiler.is_exporting():
+        chunks = [slice(0, num_queries)]
+    else:
+        size = max(1, CHUNK_ELEMENTS // max(1, batch * heads * num_keys * numbers_per_pair))
+        chunks = [slice(start, min(start + size, num_queries)) for start in range(0, num_queries, size)]
     recompute = len(chunks) > 1 and torch.is_grad_enabled() and not need_weights
     outs, all_weights = [], []
     for rows in chunks:

@@ -1,0 +1,378 @@
+"""A model as ONNX graphs for onnxruntime, in a folder that the classes of optimum load (optional).
+
+    encoder; decoder without cache   model.onnx                     input_ids, attention_mask -> logits
+    decoder                          model.onnx                     also past_key_values.N.* -> present.N.*
+    encoder-decoder                  encoder_model.onnx             input_ids, attention_mask -> last_hidden_state
+                                     decoder_model.onnx             first step: reads the encoder's output
+                                     decoder_with_past_model.onnx   later steps: read its keys and values
+
+PyTorch exports the model itself; a `Graph` only gives its tensors names and an order. One file serves every batch and
+length; the past of a decoder may be empty, then it reads a prompt. Before the folder appears, onnxruntime computes
+every file, and its outputs are compared with the model's.
+
+Shape legend: B batch, T new tokens, S slots (those of the past, then T), K kv heads, h head_dim, v value_dim.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import signal
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tformer.build import build_model
+from tformer.checkpoint.average import require_new
+from tformer.checkpoint.read import Checkpoint
+from tformer.interop.exporting import ExportReport, export_checkpoint, resolved, tokenizers_of
+from tformer.interop.read_model import read_model
+from tformer.model import Transformer
+from tformer.nn.cache import CrossCache
+from tformer.nn.embedding import TokenEmbedding
+from tformer.nn.fixed_cache import FixedCache, FixedLayer
+from tformer.recipe.model import Model, layer_sections
+from tformer.support import files
+from tformer.support.errors import InputError, Interrupted
+from tformer.workers.work import QUIET, Work
+
+TOLERANCE = 1e-4  # largest difference of an output, times its largest number where that exceeds 1
+EXAMPLE = {"batch": 2, "sequence": 3, "past": 4, "total": 7, "source": 5}
+CHECKED = (
+    {"batch": 1, "sequence": 6, "past": 0, "total": 6, "source": 4},
+    {"batch": 3, "sequence": 1, "past": 6, "total": 7, "source": 3},
+)
+"""Sizes of inputs that a graph is traced with (EXAMPLE), and that its file is compared for."""
+TASKS = {"AutoModel": "FeatureExtraction", "AutoModelForTextEncoding": "FeatureExtraction"}
+TASKS |= {"AutoModelForPreTraining": "CustomTasks"}
+"""Class of transformers -> the end of the name of optimum's ORTModelFor..., where it differs."""
+
+
+def export_onnx(
+    checkpoint: Checkpoint,
+    out: str | Path,
+    *,
+    dtype: str = "fp32",
+    cache: bool = True,
+    model_type: str | None = None,
+    work: Work = QUIET,
+) -> ExportReport:
+    """Write a folder with ONNX files beside what `export_checkpoint` writes, without its weights.
+
+    Args:
+        checkpoint, out, model_type, work: see `export_checkpoint`.
+        dtype: fp32, or int8: weights of products in 8 bits, their inputs rounded by their range (dynamic quantization).
+        cache: decoders read and return keys and values; False: they read all tokens in every step.
+
+    Raises:
+        InputError: as `export_checkpoint`; also where a package is not installed, the model has a part that is not
+            written, or onnxruntime computes other numbers.
+    """
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        if importlib.util.find_spec(package) is None:
+            raise InputError(f"--to onnx needs {package}, which is not installed", hint="pip install 'tformer[onnx]'")
+    target = Path(out)
+    require_new(target)
+    refuse_unwritten(resolved(checkpoint.recipe, tokenizers_of(checkpoint)))
+    reports: list[ExportReport] = []
+
+    def fill(folder: Path) -> None:
+        between = folder / "huggingface"
+        report = export_checkpoint(checkpoint, between, dtype=torch.float32, model_type=model_type)
+        foreign = read_model(between)  # the model in the form of its class, as config.json says
+        model = build_model(foreign.model).eval().requires_grad_(False)
+        model.load_state_dict(foreign.weights(), strict=False)  # the further names of tied tensors are missing
+        write_graphs(folder, graphs_of(model, cache=cache), exact=between if dtype == "int8" else folder, work=work)
+        made = [path.name for path in folder.iterdir() if path.is_file()]
+        kept = [name for name in report.files if ".safetensors" not in name]
+        for name in {Path(name).parts[0] for name in kept}:
+            files.rename(between / name, folder / name)
+        files.remove_tree(between)
+        for name in made:
+            files.sync_file(folder / name)
+        task = TASKS.get(report.auto_class, report.auto_class.removeprefix("AutoModelFor"))
+        uncached = ["optimum loads it with use_cache=False"] if model.decoder is not None and not cache else []
+        reports.append(
+            replace(
+                report,
+                path=target,
+                auto_class=f"optimum.onnxruntime.ORTModelFor{task}",
+                dtype=dtype,
+                num_bytes=sum((folder / name).stat().st_size for name in made),
+                files=tuple(sorted([*kept, *made])),
+                notes=(*report.notes, *uncached),
+            )
+        )
+
+    files.require_writable_folder(target)
+    with files.storage_errors(target):
+        files.make_folders(target.absolute().parent)
+        files.publish_directory(target, fill)
+    return reports[0]
+
+
+def refuse_unwritten(model: Model) -> None:
+    """Raise InputError for a model with a part that no graph is written of; the message names it."""
+    found, kinds = [], [head.kind for head in model.heads]
+    if model.is_encoder_decoder and "lm" not in kinds:
+        found.append(f"model.heads: {', '.join(kinds) or 'none'} of an encoder-decoder, expected lm")
+    for side, stack in model.stacks.items():
+        for layer in layer_sections(stack, path=f"model.{side}"):
+            if tokens := getattr(layer.attention, "global_tokens", 0):
+                found.append(f"model.{side}.attention.global_tokens: {tokens}")
+            if getattr(layer.positions, "rounded", False):
+                found.append(f"model.{side}.positions.rounded: true")
+    if found:
+        listed = "; ".join(dict.fromkeys(found))
+        raise InputError(f"--to onnx does not write {listed}", hint="--to huggingface writes it")
+
+
+# --- what a graph computes -------------------------------------------------------------------------------------------
+
+Tensors = dict[str, Tensor]
+Compute = Callable[[Transformer, Tensors], Tensors]
+"""(model, {input: tensor}) -> {output: tensor}."""
+
+
+def slot_names(stem: str, layer: int, part: str) -> tuple[str, str]:
+    """Names of a layer's keys and values; part: .decoder or .encoder beside an encoder, else empty."""
+    return f"{stem}.{layer}{part}.key", f"{stem}.{layer}{part}.value"
+
+
+def answer_names(heads: Sequence[str]) -> dict[str, str | None]:
+    """Output -> kind of the head that gives it; None: the last hidden states."""
+    kinds = [kind for kind in heads if kind != "pooler"]
+    if kinds:
+        return {"logits": kinds[0], **{f"{kind}_logits": kind for kind in kinds[1:]}}
+    return {"last_hidden_state": None, **{"pooler_output": kind for kind in heads}}
+
+
+class JoinedLayer(FixedLayer):
+    """Keys and values of a self-attention layer: the new ones behind those that a graph was given."""
+
+    def __init__(self, *past: Tensor | None) -> None:
+        self.past = past
+
+    def append(self, k_BKTh: Tensor, v_BKTv: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = self.past
+        self.keys = k_BKTh if keys is None else torch.cat((keys, k_BKTh), dim=2)
+        self.values = v_BKTv if values is None else torch.cat((values, v_BKTv), dim=2)
+        return self.keys, self.values
+
+
+class JoinedCache(FixedCache):
+    """A decoder's cache made of inputs of a graph, `past_key_values.N`; its outputs are `present.N`."""
+
+    def __init__(self, model: Transformer, given: Tensors, *, positions_BS: Tensor, valid_BS: Tensor) -> None:
+        self.key_positions, self.key_valid = positions_BS, valid_BS
+        self.key_ids, self.encoder_mask = None, None
+        self.part = "" if model.encoder is None else ".decoder"
+        self.layers, self.cross = [], []
+        for layer in range(len(model.decoder.blocks)):  # type: ignore[union-attr]
+            key, value = slot_names("past_key_values", layer, self.part)
+            self.layers.append(JoinedLayer(given.get(key), given.get(value)))
+            if model.encoder is not None:
+                key, value = slot_names("past_key_values", layer, ".encoder")
+                self.cross.append(CrossCache(given.get(key), given.get(value)))
+
+    def advance(self, positions_R1: Tensor) -> tuple[Tensor, Tensor]:
+        return self.key_positions, self.key_valid
+
+    def present(self) -> Tensors:
+        found = {}
+        for number, layer in enumerate(self.layers):
+            key, value = slot_names("present", number, self.part)
+            found[key], found[value] = layer.keys, layer.values
+        for number, cross in enumerate(self.cross):
+            key, value = slot_names("present", number, ".encoder")
+            found[key], found[value] = cross.read()
+        return found
+
+
+def in_one_pass(model: Transformer, given: Tensors) -> Tensors:
+    """What the heads say of all tokens, or of an image."""
+    mask = given.get("attention_mask")
+    inputs = {name: given.get(name) for name in ("input_ids", "token_type_ids", "pixel_values")}
+    out = model(**inputs, attention_mask=None if mask is None else mask.bool())
+    names = answer_names(list(model.heads.keys())).items()
+    return {name: out.hidden if kind is None else model.heads[kind](out.hidden, out.mask) for name, kind in names}
+
+
+def decoder_step(model: Transformer, given: Tensors) -> Tensors:
+    """Logits of new tokens behind a past, which may be empty. The target of an encoder-decoder is never padded."""
+    ids_BT, source_mask = given["input_ids"], given.get("encoder_attention_mask")
+    if source_mask is None:
+        valid_BS = given["attention_mask"].bool()
+    else:
+        keys = given.get("past_key_values.0.decoder.key")
+        past = 0 if keys is None else keys.shape[2]
+        valid_BS = torch.ones(1, past + ids_BT.shape[1], dtype=torch.bool)
+    pos_BS = (valid_BS.long().cumsum(dim=1) - 1).clamp(min=0)
+    if (padding := model.decoder.positions_of(0).padding_position) is not None:  # type: ignore[union-attr]
+        pos_BS = pos_BS.masked_fill(~valid_BS, padding)
+    cache = JoinedCache(model, given, positions_BS=pos_BS, valid_BS=valid_BS)
+    pos_BT = pos_BS[:, valid_BS.shape[1] - ids_BT.shape[1] :]
+    if source_mask is None:
+        out = model(ids_BT, position_ids=pos_BT, cache=cache)
+    else:
+        memory, target = given.get("encoder_hidden_states"), {"decoder_input_ids": ids_BT}
+        target["decoder_position_ids"] = pos_BT
+        out = model(**target, encoder_hidden=memory, encoder_mask=source_mask.bool(), cache=cache)
+    return {"logits": model.heads["lm"](out.hidden), **cache.present()}
+
+
+# --- graphs and files ------------------------------------------------------------------------------------------------
+
+
+class Input(NamedTuple):
+    """axes: the shape, names of sizes that vary and numbers; below: bound of its integers, None: floating numbers."""
+
+    axes: tuple[str | int, ...]
+    below: int | None = None
+
+
+class Graph(nn.Module):
+    """A function of tensors in a fixed order, which becomes one file; outputs: names of those that the file has."""
+
+    def __init__(
+        self, model: Transformer, compute: Compute, inputs: Mapping[str, Input], outputs: Sequence[str]
+    ) -> None:
+        super().__init__()
+        self.model, self.compute, self.outputs = model, compute, list(outputs)
+        self.names, self.inputs = list(inputs), list(inputs.values())
+        self.eval()
+
+    def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        sizes: dict[str | int, Any] = {}
+        for tensor, wanted in zip(tensors, self.inputs, strict=True):
+            for axis, size in zip(wanted.axes, tensor.shape, strict=True):
+                torch._check(size == sizes.setdefault(axis, size))  # sizes of one name are equal
+        if "total" in sizes:
+            torch._check(sizes["total"] == sizes["past"] + sizes["sequence"])
+        made = self.compute(self.model, dict(zip(self.names, tensors, strict=True)))
+        return tuple(made[name] for name in self.outputs)
+
+    def example(self, sizes: Mapping[str, int]) -> tuple[Tensor, ...]:
+        """Random inputs; the first row of a mask begins with padding."""
+        generator, made = torch.Generator().manual_seed(0), []
+        for name, (axes, below) in zip(self.names, self.inputs, strict=True):
+            shape = [sizes[axis] if isinstance(axis, str) else axis for axis in axes]
+            if below is None:
+                made.append(torch.randn(shape, generator=generator))
+            elif name.endswith("mask"):
+                made.append(torch.ones(shape, dtype=torch.long))
+                made[-1][0, : int(shape[1] > 2)] = 0
+            else:
+                made.append(torch.randint(below, shape, generator=generator))
+        return tuple(made)
+
+
+def graphs_of(model: Transformer, *, cache: bool = True) -> dict[str, Graph]:
+    """The graphs of a model by the names of their files; cache: see `export_onnx`."""
+    embedding, encoder, decoder, tokens = model.embedding, model.encoder, model.decoder, ("batch", "sequence")
+    if isinstance(embedding, TokenEmbedding):
+        inputs = {"input_ids": Input(tokens, len(embedding.weight)), "attention_mask": Input(tokens, 2)}
+        if embedding.token_types is not None and len(embedding.token_types) > 1:
+            inputs["token_type_ids"] = Input(tokens, len(embedding.token_types))
+    else:
+        size = embedding.image_size
+        inputs = {"pixel_values": Input(("batch", embedding.channels, size, size))}
+    if decoder is None or "lm" not in model.heads or (encoder is None and not cache):
+        return {"model.onnx": Graph(model, in_one_pass, inputs, list(answer_names(list(model.heads))))}
+    past: dict[str, Input] = {}
+    for number, block in enumerate(decoder.layers):
+        own, cross = block.self_attention, block.cross_attention
+        for part, attention in ({"": own} if cross is None else {".decoder": own, ".encoder": cross}).items():
+            length = "source" if attention is cross else "past"
+            for name, width in zip(
+                slot_names("past_key_values", number, part), (attention.head_dim, attention.value_dim), strict=True
+            ):
+                past[name] = Input(("batch", attention.num_kv_heads, length, width))
+    present = [name.replace("past_key_values", "present") for name in past]
+    if encoder is None:
+        inputs = {**inputs, "attention_mask": Input(("batch", "total"), 2), **past}
+        return {"model.onnx": Graph(model, decoder_step, inputs, ["logits", *present])}
+    table = model.decoder_embedding or embedding
+    assert isinstance(table, TokenEmbedding)
+    alone = Transformer(embedding=embedding, encoder=encoder, max_seq_len=model.max_seq_len)
+    target = {"encoder_attention_mask": Input(("batch", "source"), 2), "input_ids": Input(tokens, len(table.weight))}
+    first = {**target, "encoder_hidden_states": Input(("batch", "source", encoder.d_model))}
+    graphs = {
+        "encoder_model.onnx": Graph(alone, in_one_pass, inputs, ["last_hidden_state"]),
+        "decoder_model.onnx": Graph(model, decoder_step, first, ["logits", *(present if cache else [])]),
+    }
+    if cache:
+        grown = [name for name in present if ".decoder." in name]
+        later = Graph(model, decoder_step, {**target, **past}, ["logits", *grown])
+        graphs["decoder_with_past_model.onnx"] = later
+    return graphs
+
+
+def write_graphs(folder: Path, graphs: Mapping[str, Graph], *, exact: Path, work: Work = QUIET) -> None:
+    """Write graphs under their names; the weights of a large one go into a file beside it.
+
+    exact: folder of the graphs in fp32; where it is another one, `folder` gets them in int8.
+    InputError: PyTorch cannot translate a graph, or onnxruntime does not compute it equally.
+    """
+    for done, (name, graph) in enumerate(graphs.items(), start=1):
+        _exported(graph, name).save(exact / name)
+        _compare(exact / name, graph, tolerance=TOLERANCE)
+        if exact != folder:
+            _quantize(exact / name, folder / name)
+            _compare(folder / name, graph, tolerance=math.inf)
+        work.report(done, len(graphs))
+        if work.should_stop():
+            raise Interrupted("export interrupted, nothing written", signal_number=signal.SIGINT)
+
+
+def _exported(graph: Graph, name: str) -> Any:
+    """PyTorch's `ONNXProgram` of a graph."""
+    sizes = tuple({at: axis for at, axis in enumerate(axes) if isinstance(axis, str)} for axes, _ in graph.inputs)
+    dynamic = tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in sizes)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        # Strict: PyTorch's compiler follows the code, as it does for training.
+        program = torch.export.export(graph, (graph.example(EXAMPLE),), dynamic_shapes=(dynamic,), strict=True)
+        names: dict[str, Any] = {"input_names": graph.names, "output_names": graph.outputs, "dynamic_shapes": (sizes,)}
+        try:
+            return torch.onnx.export(program, **names, verbose=False)
+        except torch.onnx.OnnxExporterError as error:
+            raise InputError(f"--to onnx: PyTorch cannot translate {name}: {error}") from error
+
+
+def _compare(path: Path, graph: Graph, *, tolerance: float) -> None:
+    """Raise InputError unless onnxruntime computes the file, and its outputs are the graph's."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors have no class in common
+        raise InputError(f"--to onnx: onnxruntime does not compute {path.name}: {error}") from error
+    for inputs in map(graph.example, CHECKED):
+        found = session.run(graph.outputs, dict(zip(graph.names, (each.numpy() for each in inputs), strict=True)))
+        with torch.no_grad():
+            expected = graph(inputs)
+        for name, theirs, ours in zip(graph.outputs, found, expected, strict=True):
+            off = float((torch.from_numpy(theirs) - ours).abs().max()) / max(1.0, float(ours.abs().max()))
+            if not off <= tolerance:
+                problem = f"{name} of {path.name} differs by {off:.1e} in onnxruntime"
+                raise InputError(f"--to onnx: {problem}, {tolerance:.0e} is allowed")
+
+
+def _quantize(path: Path, out: Path) -> None:
+    """Write a file with the weights of products in 8 bits; 7 are used, so that no processor's sums overflow."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    prepared, large = path.with_name(f"prepared-{path.name}"), path.with_name(f"{path.name}.data").exists()
+    # Folds transposed weights into constants: only those are quantized.
+    quant_pre_process(path, prepared, skip_symbolic_shape=True, save_as_external_data=large)
+    options = {"per_channel": True, "reduce_range": True, "weight_type": QuantType.QInt8}
+    quantize_dynamic(prepared, out, use_external_data_format=large, **options)
