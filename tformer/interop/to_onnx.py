@@ -33,6 +33,7 @@ from tformer.checkpoint.read import Checkpoint
 from tformer.interop.exporting import ExportReport, export_checkpoint, resolved, tokenizers_of
 from tformer.interop.read_model import read_model
 from tformer.model import Transformer
+from tformer.nn.attention.mechanism import Mechanism
 from tformer.nn.cache import CrossCache
 from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.fixed_cache import FixedCache, FixedLayer
@@ -334,15 +335,21 @@ def _exported(graph: Graph, name: str) -> Any:
     """PyTorch's `ONNXProgram` of a graph."""
     sizes = tuple({at: axis for at, axis in enumerate(axes) if isinstance(axis, str)} for axes, _ in graph.inputs)
     dynamic = tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in sizes)
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        # Strict: PyTorch's compiler follows the code, as it does for training.
-        program = torch.export.export(graph, (graph.example(EXAMPLE),), dynamic_shapes=(dynamic,), strict=True)
-        names: dict[str, Any] = {"input_names": graph.names, "output_names": graph.outputs, "dynamic_shapes": (sizes,)}
-        try:
+    names: dict[str, Any] = {"input_names": graph.names, "output_names": graph.outputs, "dynamic_shapes": (sizes,)}
+    mechanisms = [module for module in graph.modules() if isinstance(module, Mechanism)]
+    try:
+        for each in mechanisms:
+            each.for_all_sizes = True
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            # Strict: PyTorch's compiler follows the code, as it does for training.
+            program = torch.export.export(graph, (graph.example(EXAMPLE),), dynamic_shapes=(dynamic,), strict=True)
             return torch.onnx.export(program, **names, verbose=False)
-        except torch.onnx.OnnxExporterError as error:
-            raise InputError(f"--to onnx: PyTorch cannot translate {name}: {error}") from error
+    except torch.onnx.OnnxExporterError as error:
+        raise InputError(f"--to onnx: PyTorch cannot translate {name}: {error}") from error
+    finally:
+        for each in mechanisms:
+            each.for_all_sizes = False
 
 
 def _compare(path: Path, graph: Graph, *, tolerance: float) -> None:

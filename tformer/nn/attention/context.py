@@ -140,6 +140,7 @@ class AttentionInputs(NamedTuple):
         taps_weights: the weights of these scores are those of the tap; False: the caller makes those from them.
         kernels: the C kernels of a model that was prepared for inference; None: only PyTorch's operators.
         x_BTD: the input of the projections that made queries, keys and values.
+        for_all_sizes: nothing is chosen by the number of queries and keys.
         project: makes queries, keys and values of vectors [*, D], as it did of x_BTD; None in cross-attention.
         state: the layer's decoding state, which already holds the new keys and values; None outside decoding.
     """
@@ -159,6 +160,7 @@ class AttentionInputs(NamedTuple):
     state: LayerState | None = None
     softcap: float | None = None
     project: Callable[[Tensor], Tensor] | None = None
+    for_all_sizes: bool = False
 
     @property
     def need_weights(self) -> bool:
@@ -195,10 +197,10 @@ class AttentionInputs(NamedTuple):
         return (
             self.need_weights
             or self.taps_scores
+            or self.for_all_sizes
             or self.softcap is not None
             or (positions is not None and (positions.has_score or positions.has_mix))
             or (self.dropout > 0.0 and self.q_BHTh.device.type == "cpu")
-            or torch.compiler.is_exporting()  # an exported graph serves all lengths, with operators of every runtime
         )
 
     def bias(self, rows: slice | None = None) -> Tensor:

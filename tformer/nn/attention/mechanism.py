@@ -97,6 +97,7 @@ class Mechanism(nn.Module):
         options, sizes: what it was built from.
         scale: factor of the scores.
         dropout: probability of dropping a weight while training; `MultiHeadAttention` sets it.
+        for_all_sizes: one traced graph serves all lengths, so that nothing may be chosen by them; `to_onnx` sets it.
     """
 
     causal: ClassVar[bool] = True
@@ -135,7 +136,7 @@ class Mechanism(nn.Module):
     def __init__(self, options: ProjectionOptions, sizes: AttentionSizes) -> None:
         super().__init__()
         self.options, self.sizes = options, sizes
-        self.dropout = 0.0
+        self.dropout, self.for_all_sizes = 0.0, False
         self.kernels: Kernels | None = None  # set by `prepare_inference`
         self.scale = sizes.head_dim**-0.5 if options.scale == "auto" else options.scale
 

@@ -202,6 +202,7 @@ class MultiHeadAttention(nn.Module):
             x_BTD=x_BTD,
             state=state,
             softcap=mechanism.options.softcap,
+            for_all_sizes=mechanism.for_all_sizes,
             project=None if self.is_cross else self.qkv,
         )
         out_BHTv, weights = mechanism(inputs)

@@ -59,7 +59,7 @@ def attend_chunked(
     batch, heads, num_queries, _ = inputs.q_BHTh.shape
     num_keys = inputs.k_BKSh.shape[2]
     need_weights = inputs.need_weights
-    if inputs.taps_scores or inputs.replaces_weights or torch.compiler.is_exporting():
+    if inputs.taps_scores or inputs.replaces_weights or inputs.for_all_sizes:
         chunks = [slice(0, num_queries)]
     else:
         size = max(1, CHUNK_ELEMENTS // max(1, batch * heads * num_keys * numbers_per_pair))

@@ -157,12 +157,12 @@ class SlidingWindowAttention(Mechanism):
         tokens = global_tokens(options, context)
         keys = self.block + 2 * self.reach + (0 if tokens is None else tokens.count)
         has_own_rows, weights = options.global_projections, None
-        exported = torch.compiler.is_exporting()  # one graph for all lengths
-        is_step = not exported and num_queries < num_keys and num_queries <= self.block
-        explicit = exported or inputs.need_weights or inputs.taps_scores or (inputs.softcap is not None and not is_step)
+        any_size = inputs.for_all_sizes
+        is_step = not any_size and num_queries < num_keys and num_queries <= self.block
+        explicit = any_size or inputs.need_weights or inputs.taps_scores or (inputs.softcap is not None and not is_step)
         if explicit or (options.implementation == "auto" and dense_is_faster(num_queries, num_keys, keys)):
             dense = context.with_mask()
-            if exported or options.dilation > 1 or num_keys > self.reach + 1:  # else the window holds everything
+            if any_size or options.dilation > 1 or num_keys > self.reach + 1:  # else the window holds everything
                 dense = replace(context, mask=self.visible_mask(context), is_causal=False)
             taps_weights = tokens is None or not has_own_rows
             out, weights = attend(inputs._replace(context=dense, taps_weights=taps_weights))
