@@ -71,7 +71,8 @@ def test_a_decoder_is_one_file_whose_past_may_be_empty() -> None:
 def test_an_encoder_decoder_is_two_parts_and_the_steps_behind_a_past() -> None:
     found = axes(built(ORIGINAL))
     assert found["encoder_model.onnx"] == ({"input_ids": TOKENS, "attention_mask": TOKENS}, ["last_hidden_state"])
-    slots = [f"{layer}.{side}.{part}" for layer in (0, 1) for side in ("decoder", "encoder") for part in ("key", "value")]
+    parts = [f"{side}.{part}" for side in ("decoder", "encoder") for part in ("key", "value")]
+    slots = [f"{layer}.{part}" for layer in (0, 1) for part in parts]
     first, outputs = found["decoder_model.onnx"]
     assert list(first) == ["encoder_attention_mask", "input_ids", "encoder_hidden_states"]
     assert outputs == ["logits", *(f"present.{slot}" for slot in slots)]
@@ -284,9 +285,8 @@ def test_the_command_writes_a_folder(cli: Any, tmp_path: Path) -> None:
 
 
 ENCODERS = ("Bert", "Roberta", "DistilBert", "Electra", "Albert", "MPNet", "ModernBert", "DebertaV2")
-DECODERS = ("GPT2", "OPT", "Bloom", "GPTNeoX", "GPTJ", "Phi", "StableLm", "Phi3", "SmolLM3", "Falcon", "Llama", "Mistral",
-            "Qwen2", "Qwen3", "Olmo2", "Granite", "GPTNeo", "GPTBigCode", "XGLM", "Olmo", "Gemma", "Gemma2", "Gemma3Text",
-            "Starcoder2")  # fmt: skip
+DECODERS = ("GPT2 OPT Bloom GPTNeoX GPTJ Phi StableLm Phi3 SmolLM3 Falcon Llama Mistral Qwen2 Qwen3 Olmo2 Granite GPTNeo "
+            "GPTBigCode XGLM Olmo Gemma Gemma2 Gemma3Text Starcoder2").split()  # fmt: skip
 PAIRS = ("T5", "MT5", "UMT5", "Bart", "MBart", "Pegasus", "Blenderbot", "BlenderbotSmall", "M2M100")
 TASKS = (
     {(name, "MaskedLM"): {} for name in ENCODERS}
@@ -323,7 +323,8 @@ def test_every_class_is_equal_at_lengths_beyond_those_of_the_trace(name: str, ta
 def test_buckets_of_far_distances_are_those_of_the_model(tmp_path: Path) -> None:
     """A logarithm that is rounded otherwise would move a distance to another bucket."""
     positions = {"kind": "t5_bias", "buckets": 32, "max_distance": 128}
-    model = built({**BERT, "model": {**BERT["model"], "max_seq_len": 512, "encoder": {**SIZES, "positions": positions}}})
+    section = {**BERT["model"], "max_seq_len": 512, "encoder": {**SIZES, "positions": positions}}
+    model = built({**BERT, "model": section})
     with torch.no_grad():
         model.encoder.positions.weight.normal_()  # type: ignore[union-attr]
     graphs = graphs_of(model.requires_grad_(False))

@@ -40,8 +40,7 @@ class ExportOptions:
         FORMAT(
             "--dtype",
             metavar="fp32|bf16|fp16",
-            help="Number format of the weights; for ctranslate2 also int8 and int16, for gguf q8_0 and q4_0; onnx takes "
-            "fp32 and int8.",
+            help="Number format of the weights; also int8, int16 (ctranslate2), q8_0, q4_0 (gguf); onnx: fp32 and int8.",
             default="as stored",
         ),
     ] = None
@@ -65,7 +64,8 @@ class ExportOptions:
         """Raise InputError for options that can be refused before anything is read."""
         if self.out is None:
             raise InputError("--out is missing: name the new folder", hint="--out NAME-hf")
-        only = {"int16": ("ctranslate2",), "int8": ("ctranslate2", "onnx"), **dict.fromkeys(("q8_0", "q4_0"), ("gguf",))}
+        only: dict[str, tuple[str, ...]] = {"int16": ("ctranslate2",), "int8": ("ctranslate2", "onnx")}
+        only |= dict.fromkeys(("q8_0", "q4_0"), ("gguf",))
         only |= dict.fromkeys(("bf16", "fp16"), ("huggingface", "ctranslate2", "gguf"))
         if self.to not in (takes := only.get(self.dtype or "", (self.to,))):
             named = " and ".join(NAMES[to] for to in takes)

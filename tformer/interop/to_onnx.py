@@ -49,8 +49,8 @@ CHECKED = (
     {"batch": 3, "sequence": 1, "past": 6, "total": 7, "source": 3},
 )
 """Sizes of inputs that a graph is traced with (EXAMPLE), and that its file is compared for."""
-TASKS = {"AutoModel": "FeatureExtraction", "AutoModelForTextEncoding": "FeatureExtraction"}
-TASKS |= {"AutoModelForPreTraining": "CustomTasks"}
+TASKS = {"AutoModelForPreTraining": "CustomTasks"}
+TASKS |= dict.fromkeys(("AutoModel", "AutoModelForTextEncoding"), "FeatureExtraction")
 """Class of transformers -> the end of the name of optimum's ORTModelFor..., where it differs."""
 
 
@@ -89,26 +89,19 @@ def export_onnx(
         model = build_model(foreign.model).eval().requires_grad_(False)
         model.load_state_dict(foreign.weights(), strict=False)  # the further names of tied tensors are missing
         write_graphs(folder, graphs_of(model, cache=cache), exact=between if dtype == "int8" else folder, work=work)
-        made = [path.name for path in folder.iterdir() if path.is_file()]
-        kept = [name for name in report.files if ".safetensors" not in name]
-        for name in {Path(name).parts[0] for name in kept}:
+        made = [path for path in folder.iterdir() if path.is_file()]
+        for name in {Path(name).parts[0] for name in report.files if ".safetensors" not in name}:
             files.rename(between / name, folder / name)
         files.remove_tree(between)
-        for name in made:
-            files.sync_file(folder / name)
+        for path in made:
+            files.sync_file(path)
         task = TASKS.get(report.auto_class, report.auto_class.removeprefix("AutoModelFor"))
-        uncached = ["optimum loads it with use_cache=False"] if model.decoder is not None and not cache else []
-        reports.append(
-            replace(
-                report,
-                path=target,
-                auto_class=f"optimum.onnxruntime.ORTModelFor{task}",
-                dtype=dtype,
-                num_bytes=sum((folder / name).stat().st_size for name in made),
-                files=tuple(sorted([*kept, *made])),
-                notes=(*report.notes, *uncached),
-            )
-        )
+        own = {"path": target, "dtype": dtype, "auto_class": f"optimum.onnxruntime.ORTModelFor{task}"}
+        own["files"] = tuple(sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()))
+        own["num_bytes"] = sum(path.stat().st_size for path in made)
+        if model.decoder is not None and not cache:
+            own["notes"] = (*report.notes, "optimum loads it with use_cache=False")
+        reports.append(replace(report, **own))
 
     files.require_writable_folder(target)
     with files.storage_errors(target):
@@ -156,7 +149,7 @@ def answer_names(heads: Sequence[str]) -> dict[str, str | None]:
 class JoinedLayer(FixedLayer):
     """Keys and values of a self-attention layer: the new ones behind those that a graph was given."""
 
-    def __init__(self, *past: Tensor | None) -> None:
+    def __init__(self, past: tuple[Tensor | None, Tensor | None]) -> None:
         self.past = past
 
     def append(self, k_BKTh: Tensor, v_BKTv: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,28 +163,27 @@ class JoinedCache(FixedCache):
     """A decoder's cache made of inputs of a graph, `past_key_values.N`; its outputs are `present.N`."""
 
     def __init__(self, model: Transformer, given: Tensors, *, positions_BS: Tensor, valid_BS: Tensor) -> None:
+        def past(layer: int, part: str) -> tuple[Tensor | None, Tensor | None]:
+            key, value = slot_names("past_key_values", layer, part)
+            return given.get(key), given.get(value)
+
+        assert model.decoder is not None
+        numbers = range(len(model.decoder.blocks))
+        self.part = "" if model.encoder is None else ".decoder"
+        self.layers = [JoinedLayer(past(layer, self.part)) for layer in numbers]
+        self.cross = [CrossCache(*past(layer, ".encoder")) for layer in numbers if model.encoder is not None]
         self.key_positions, self.key_valid = positions_BS, valid_BS
         self.key_ids, self.encoder_mask = None, None
-        self.part = "" if model.encoder is None else ".decoder"
-        self.layers, self.cross = [], []
-        for layer in range(len(model.decoder.blocks)):  # type: ignore[union-attr]
-            key, value = slot_names("past_key_values", layer, self.part)
-            self.layers.append(JoinedLayer(given.get(key), given.get(value)))
-            if model.encoder is not None:
-                key, value = slot_names("past_key_values", layer, ".encoder")
-                self.cross.append(CrossCache(given.get(key), given.get(value)))
 
     def advance(self, positions_R1: Tensor) -> tuple[Tensor, Tensor]:
         return self.key_positions, self.key_valid
 
     def present(self) -> Tensors:
-        found = {}
-        for number, layer in enumerate(self.layers):
-            key, value = slot_names("present", number, self.part)
-            found[key], found[value] = layer.keys, layer.values
-        for number, cross in enumerate(self.cross):
-            key, value = slot_names("present", number, ".encoder")
-            found[key], found[value] = cross.read()
+        found: Tensors = {}
+        for part, caches in ((self.part, self.layers), (".encoder", self.cross)):
+            for number, each in enumerate(caches):
+                key, value = slot_names("present", number, part)
+                found[key], found[value] = each.keys, each.values
         return found
 
 
@@ -206,6 +198,7 @@ def in_one_pass(model: Transformer, given: Tensors) -> Tensors:
 
 def decoder_step(model: Transformer, given: Tensors) -> Tensors:
     """Logits of new tokens behind a past, which may be empty. The target of an encoder-decoder is never padded."""
+    assert model.decoder is not None
     ids_BT, source_mask = given["input_ids"], given.get("encoder_attention_mask")
     if source_mask is None:
         valid_BS = given["attention_mask"].bool()
@@ -214,7 +207,7 @@ def decoder_step(model: Transformer, given: Tensors) -> Tensors:
         past = 0 if keys is None else keys.shape[2]
         valid_BS = torch.ones(1, past + ids_BT.shape[1], dtype=torch.bool)
     pos_BS = (valid_BS.long().cumsum(dim=1) - 1).clamp(min=0)
-    if (padding := model.decoder.positions_of(0).padding_position) is not None:  # type: ignore[union-attr]
+    if (padding := model.decoder.positions_of(0).padding_position) is not None:
         pos_BS = pos_BS.masked_fill(~valid_BS, padding)
     cache = JoinedCache(model, given, positions_BS=pos_BS, valid_BS=valid_BS)
     pos_BT = pos_BS[:, valid_BS.shape[1] - ids_BT.shape[1] :]
@@ -259,15 +252,12 @@ class Graph(nn.Module):
         return tuple(made[name] for name in self.outputs)
 
     def example(self, sizes: Mapping[str, int]) -> tuple[Tensor, ...]:
-        """Random inputs; the first row of a mask begins with padding."""
+        """Random inputs; masks have holes anywhere."""
         generator, made = torch.Generator().manual_seed(0), []
-        for name, (axes, below) in zip(self.names, self.inputs, strict=True):
+        for axes, below in self.inputs:
             shape = [sizes[axis] if isinstance(axis, str) else axis for axis in axes]
             if below is None:
                 made.append(torch.randn(shape, generator=generator))
-            elif name.endswith("mask"):
-                made.append(torch.ones(shape, dtype=torch.long))
-                made[-1][0, : int(shape[1] > 2)] = 0
             else:
                 made.append(torch.randint(below, shape, generator=generator))
         return tuple(made)
@@ -288,12 +278,11 @@ def graphs_of(model: Transformer, *, cache: bool = True) -> dict[str, Graph]:
     past: dict[str, Input] = {}
     for number, block in enumerate(decoder.layers):
         own, cross = block.self_attention, block.cross_attention
-        for part, attention in ({"": own} if cross is None else {".decoder": own, ".encoder": cross}).items():
-            length = "source" if attention is cross else "past"
-            for name, width in zip(
-                slot_names("past_key_values", number, part), (attention.head_dim, attention.value_dim), strict=True
-            ):
-                past[name] = Input(("batch", attention.num_kv_heads, length, width))
+        parts = {"": own} if cross is None else {".decoder": own, ".encoder": cross}
+        for part, attention in parts.items():
+            key, value = slot_names("past_key_values", number, part)
+            rows: tuple[str | int, ...] = ("batch", attention.num_kv_heads, "source" if attention is cross else "past")
+            past |= {key: Input((*rows, attention.head_dim)), value: Input((*rows, attention.value_dim))}
     present = [name.replace("past_key_values", "present") for name in past]
     if encoder is None:
         inputs = {**inputs, "attention_mask": Input(("batch", "total"), 2), **past}
