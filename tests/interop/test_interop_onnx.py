@@ -285,8 +285,8 @@ def test_the_command_writes_a_folder(cli: Any, tmp_path: Path) -> None:
 
 
 ENCODERS = ("Bert", "Roberta", "DistilBert", "Electra", "Albert", "MPNet", "ModernBert", "DebertaV2")
-DECODERS = ("GPT2 OPT Bloom GPTNeoX GPTJ Phi StableLm Phi3 SmolLM3 Falcon Llama Mistral Qwen2 Qwen3 Olmo2 Granite GPTNeo "
-            "GPTBigCode XGLM Olmo Gemma Gemma2 Gemma3Text Starcoder2").split()  # fmt: skip
+DECODERS = ("GPT2 OPT Bloom GPTNeoX GPTJ Phi StableLm Phi3 SmolLM3 Falcon Llama Mistral Qwen2 Qwen3 Olmo2 Granite "
+            "GPTNeo GPTBigCode XGLM Olmo Gemma Gemma2 Gemma3Text Starcoder2").split()  # fmt: skip
 PAIRS = ("T5", "MT5", "UMT5", "Bart", "MBart", "Pegasus", "Blenderbot", "BlenderbotSmall", "M2M100")
 TASKS = (
     {(name, "MaskedLM"): {} for name in ENCODERS}

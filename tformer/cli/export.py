@@ -40,7 +40,7 @@ class ExportOptions:
         FORMAT(
             "--dtype",
             metavar="fp32|bf16|fp16",
-            help="Number format of the weights; also int8, int16 (ctranslate2), q8_0, q4_0 (gguf); onnx: fp32 and int8.",
+            help="Number format of the weights; also int8, int16 (ctranslate2), q8_0, q4_0 (gguf); onnx: fp32, int8.",
             default="as stored",
         ),
     ] = None

@@ -16,6 +16,7 @@ Shape legend: B batch, T new tokens, S slots (those of the past, then T), K kv h
 from __future__ import annotations
 
 import importlib.util
+import logging
 import math
 import signal
 import warnings
@@ -143,7 +144,7 @@ def answer_names(heads: Sequence[str]) -> dict[str, str | None]:
     kinds = [kind for kind in heads if kind != "pooler"]
     if kinds:
         return {"logits": kinds[0], **{f"{kind}_logits": kind for kind in kinds[1:]}}
-    return {"last_hidden_state": None, **{"pooler_output": kind for kind in heads}}
+    return {"last_hidden_state": None, **({"pooler_output": "pooler"} if heads else {})}
 
 
 class JoinedLayer(FixedLayer):
@@ -329,14 +330,19 @@ def _exported(graph: Graph, name: str) -> Any:
     try:
         for each in mechanisms:
             each.for_all_sizes = True
+        logging.disable(logging.WARNING)  # about packages that are not installed
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             # Strict: PyTorch's compiler follows the code, as it does for training.
             program = torch.export.export(graph, (graph.example(EXAMPLE),), dynamic_shapes=(dynamic,), strict=True)
-            return torch.onnx.export(program, **names, verbose=False)
+            made: Any = torch.onnx.export(program, **names, verbose=False)
+        for node in made.model.graph:  # where each operator comes from in this installation
+            node.metadata_props.clear()
+        return made
     except torch.onnx.OnnxExporterError as error:
         raise InputError(f"--to onnx: PyTorch cannot translate {name}: {error}") from error
     finally:
+        logging.disable(logging.NOTSET)
         for each in mechanisms:
             each.for_all_sizes = False
 
