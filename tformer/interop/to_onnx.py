@@ -97,7 +97,7 @@ def export_onnx(
         for path in made:
             files.sync_file(path)
         task = TASKS.get(report.auto_class, report.auto_class.removeprefix("AutoModelFor"))
-        own = {"path": target, "dtype": dtype, "auto_class": f"optimum.onnxruntime.ORTModelFor{task}"}
+        own: dict[str, Any] = {"path": target, "dtype": dtype, "auto_class": f"optimum.onnxruntime.ORTModelFor{task}"}
         own["files"] = tuple(sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()))
         own["num_bytes"] = sum(path.stat().st_size for path in made)
         if model.decoder is not None and not cache:
@@ -181,9 +181,11 @@ class JoinedCache(FixedCache):
 
     def present(self) -> Tensors:
         found: Tensors = {}
-        for part, caches in ((self.part, self.layers), (".encoder", self.cross)):
+        parts: dict[str, Sequence[FixedLayer | CrossCache]] = {self.part: self.layers, ".encoder": self.cross}
+        for part, caches in parts.items():
             for number, each in enumerate(caches):
                 key, value = slot_names("present", number, part)
+                assert each.keys is not None and each.values is not None
                 found[key], found[value] = each.keys, each.values
         return found
 

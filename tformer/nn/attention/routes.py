@@ -101,7 +101,7 @@ def _attend_chunk(
     if inputs.softcap is not None:
         scores = scores.div_(inputs.softcap).tanh_() * inputs.softcap
     if inputs.has_bias:
-        bias = inputs.tap("bias", inputs.bias(rows))
+        bias = inputs.tap("bias", inputs.bias(None if inputs.for_all_sizes else rows))
         scores.add_(bias[..., :end])
     visible = None  # broadcastable to [B, H, t, end]; None: every key is visible
     if context.mask is not None:
