@@ -269,6 +269,9 @@ class Graph(nn.Module):
 def graphs_of(model: Transformer, *, cache: bool = True) -> dict[str, Graph]:
     """The graphs of a model by the names of their files; cache: see `export_onnx`."""
     embedding, encoder, decoder, tokens = model.embedding, model.encoder, model.decoder, ("batch", "sequence")
+    for stack in (encoder, decoder):
+        if stack is not None:
+            stack.layerdrop = None  # of training; PyTorch's compiler does not enter its loop
     if isinstance(embedding, TokenEmbedding):
         inputs = {"input_ids": Input(tokens, len(embedding.weight)), "attention_mask": Input(tokens, 2)}
         if embedding.token_types is not None and len(embedding.token_types) > 1:
