@@ -50,6 +50,7 @@ def test_extras_are_those_agreed() -> None:
     assert extras["gguf"] == {"gguf"} <= extras["test"]
     assert extras["llama-cpp"] == {"llama-cpp-python", "gguf"}
     assert extras["onnx"] == {"onnx", "onnxscript", "onnxruntime"} <= extras["test"]
+    assert extras["lm-eval"] == {"lm-eval"}
 
 
 def test_every_extra_has_a_row_in_the_guide() -> None:

@@ -144,3 +144,16 @@ def test_interruption_leaves_the_rest_without_a_number():
 def test_what_is_longer_than_the_context_is_named(source, target, words):
     with pytest.raises(InputError, match=f"{words} tokens.* {CONTEXT}"):
         score_targets(tiny_model(), [[2], [2] * source], [[2], [2] * target], start_ids=[START])
+
+
+def test_greedy_targets_are_known():
+    model = tiny_model(encoder=False).eval()
+    ids = [3, 4, 5]
+    with torch.no_grad():
+        for _ in range(4):
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1, :10].argmax()))
+    prompts, targets = [ids[:3]] * 3, [ids[3:], [*ids[3:6], (ids[6] + 1) % 10], []]
+    options = {"vocab_size": 10, "batch_tokens": 1}
+    found = [score.is_greedy for score in score_continuations(model, prompts, targets, greedy=True, **options)]
+    assert found == [True, False, None]
+    assert score_continuations(model, prompts, targets, **options)[0].is_greedy is None

@@ -11,6 +11,7 @@ import transformers
 
 from tests.interop import tiny_folders as tiny
 from tformer.interop.architectures import ARCHITECTURES
+from tformer.interop.importing import import_folder
 
 EXPERTS, STATES, TOWERS = "mixture-of-experts layers", "state-space layers in place of attention", "two towers or more"
 AUDIO, COMPRESSED = "an encoder of audio", "attention with compressed keys and values"
@@ -68,13 +69,13 @@ LACKING: dict[str, str] = {
     "llama4": TOWERS,
     "gemma3": TOWERS,
     "qwen2_vl": TOWERS,
-    "whisper": f"{AUDIO} (mask_feature_length, mask_feature_prob, num_mel_bins)",
+    "whisper": f"{AUDIO} (mask_feature_length, mask_feature_min_masks, mask_feature_prob, num_mel_bins)",
     "speech_to_text": AUDIO,
     "wav2vec2": AUDIO,
 }
 
 # A key states no feature, but its value is one that the nearest type refuses: model_type -> (nearest, key).
-REFUSED_BY_VALUE = {"persimmon": ("stablelm", "qk_layernorm"), "bitnet": ("llama", "hidden_act")}
+REFUSED_BY_VALUE = {"persimmon": ("stablelm", "qk_layernorm"), "bitnet": ("olmo2", "hidden_act")}
 
 # The keys are those of a known type.
 FITTING = {"deit": "vit", "codegen": "gptj", "xlm-roberta-xl": "xlm-roberta", "roberta-prelayernorm": "roberta"}
@@ -132,4 +133,4 @@ def test_the_suggested_type_reads_the_model(tmp_path: Path, out: Path) -> None:
     tiny.edit_json(folder / "config.json", {"model_type": "my_gpt2", "architectures": ["MyGPT2"]})
     assert "'gpt2'" in (tiny.refusal(folder, out).hint or "")
     tiny.edit_json(folder / "config.json", {"model_type": "gpt2", "architectures": None})
-    assert tiny.import_folder(folder, out).class_name == "GPT2LMHeadModel"
+    assert import_folder(folder, out).class_name == "GPT2LMHeadModel"

@@ -24,6 +24,7 @@ EPILOG = examples(
     "`tformer evaluate --source test.en --target test.de --beam-size 5 --lowercase`",
     "`tformer evaluate runs/gpt-small-1 --data valid.txt --stride 32 --checkpoint latest`",
     "`tformer evaluate runs/gpt-small-1 --score --source prompts.txt --target continuations.txt`",
+    "`tformer evaluate runs/gpt-small-1 --tasks lambada_openai,my-task.yaml`",
     "`tformer evaluate runs/gpt-small-1 --data book.txt --devices 2`",
 )
 

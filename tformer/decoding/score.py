@@ -35,10 +35,12 @@ class TargetScore:
 
     `alignment`: fp32 [u, t], the attention of each target token to each source token (special ones included) when it
     was predicted: the mean over the heads of one layer. None unless requested.
+    `is_greedy`: whether every token is the most probable one. None unless requested.
     """
 
     logprobs: tuple[float, ...]
     alignment: np.ndarray | None = None
+    is_greedy: bool | None = None
 
     @property
     def logprob(self) -> float:
@@ -111,6 +113,7 @@ def _score(
     vocab_size: int | None = None,
     batch_tokens: int = 4096,
     tap: str | None = None,
+    greedy: bool = False,
     work: Work = QUIET,
 ) -> list[TargetScore]:
     """The score of each row.
@@ -119,6 +122,7 @@ def _score(
         vocab_size: the tokenizer's; a model's vocabulary may be rounded up. None: the model's.
         batch_tokens: number of tokens of sources and targets in a batch with their padding; at least one pair.
         tap: name of the attention that becomes the alignment.
+        greedy: also find `is_greedy`.
         work: reports the pairs done, and is polled before every batch; once it is stopped, the probabilities of the
             rest are NaN. Several workers divide the batches, and all get all scores, without alignments.
     """
@@ -140,10 +144,10 @@ def _score(
         done = 0
         for batch, found in work.worker.divide(
             _batches(rows, batch_tokens),
-            lambda batch: list(_score_batch(model, [rows[index] for index in batch], vocab_size, tap)),
+            lambda batch: list(_score_batch(model, [rows[index] for index in batch], vocab_size, tap, greedy)),
             should_stop=work.should_stop,
-            to_json=lambda found: [score.logprobs for score in found],
-            from_json=lambda found: [TargetScore(tuple(logprobs)) for logprobs in found],
+            to_json=lambda found: [(score.logprobs, score.is_greedy) for score in found],
+            from_json=lambda found: [TargetScore(tuple(each), is_greedy=best) for each, best in found],
         ):
             for index, score in zip(batch, found, strict=True):
                 scores[index] = score
@@ -163,7 +167,7 @@ def _batches(rows: Sequence[_Row], batch_tokens: int) -> Iterator[list[int]]:
 
 
 def _score_batch(
-    model: Transformer, rows: Sequence[_Row], vocab_size: int | None, tap: str | None
+    model: Transformer, rows: Sequence[_Row], vocab_size: int | None, tap: str | None, greedy: bool
 ) -> Iterator[TargetScore]:
     layout = _layout([row.decoder_length for row in rows], model)
     output = _forward(model, rows, layout, taps={tap} if tap else set())
@@ -174,23 +178,26 @@ def _score_batch(
     device = output.hidden.device
     wanted_N = torch.tensor([token for row in rows for token in row.target], device=device)
     found: list[torch.Tensor] = []
+    best: list[bool] = []
     start = 0
     for logits_NV in output.logit_chunks(HEAD, torch.from_numpy(places_BU).to(device)):
         logprobs_NV = logits_NV[:, :vocab_size].log_softmax(-1)
         ids_N = wanted_N[start : start + len(logprobs_NV)]
         found.append(logprobs_NV.gather(1, ids_N[:, None])[:, 0])
+        if greedy:
+            best += (logprobs_NV.argmax(-1) == ids_N).tolist()
         start += len(ids_N)
     require_finite(flat_N := torch.cat(found), "log-probabilities")
     flat = flat_N.tolist()
     weights_BUT = None if tap is None else output.taps[tap].float().mean(dim=1).cpu().numpy()
     start = 0
     for index, (first, row) in enumerate(zip(firsts, rows, strict=True)):
-        logprobs = tuple(flat[start : start + len(row.target)])
-        start += len(row.target)
+        place = slice(start, start + len(row.target))
+        start = place.stop
         alignment = None
         if weights_BUT is not None:
             alignment = weights_BUT[index, first : first + len(row.target), : len(row.source or ())]
-        yield TargetScore(logprobs, alignment)
+        yield TargetScore(tuple(flat[place]), alignment, all(best[place]) if greedy else None)
 
 
 def _forward(model: Transformer, rows: Sequence[_Row], layout: PadLayout, *, taps: set[str]) -> Output:

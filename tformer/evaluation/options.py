@@ -32,7 +32,7 @@ from tformer.support.options import (
     check_quantize,
 )
 
-PAIRS, MEASURE = Panel("Pairs of texts"), Panel("What is measured")
+PAIRS, MEASURE, BENCHMARKS = Panel("Pairs of texts"), Panel("What is measured"), Panel("Benchmarks")
 ENDINGS = (".csv", ".tsv", ".jsonl")  # of the file of mistakes
 
 
@@ -204,9 +204,31 @@ class EvaluationOptions(DataOptions):
         MEASURE(
             "--predictions",
             metavar="FILE.jsonl",
-            help="Labelled data: write what the model says of each example, as JSON lines with its number.",
+            help="Labelled data and --tasks: write what the model says of each example, as JSON lines with its number.",
             rare=True,
         ),
+    ] = None
+    tasks: Annotated[
+        str | None,
+        BENCHMARKS(
+            "--tasks",
+            metavar="NAME|FILE,...",
+            help="Tasks of lm-evaluation-harness, by name or as YAML files (pip install 'tformer[lm-eval]').",
+        ),
+    ] = None
+    num_fewshot: Annotated[
+        int | None,
+        BENCHMARKS(
+            "--num-fewshot",
+            metavar="K",
+            help="Solved examples before each question.",
+            rare=True,
+            default="the task's",
+        ),
+    ] = None
+    limit: Annotated[
+        int | None,
+        BENCHMARKS("--limit", metavar="N", help="Only the first N examples of each task.", rare=True, default="all"),
     ] = None
     threshold: Annotated[
         str | None,
@@ -266,6 +288,7 @@ class EvaluationOptions(DataOptions):
         super().check()
         if self.max_tokens is not None and not self.pseudo_perplexity:
             raise InputError("--max-tokens limits --pseudo-perplexity, which was not given")
+        self._check_tasks()
         if self.score and self.no_decode:
             raise InputError("--score and --no-decode exclude each other")
         if self.score and (self.by or self.plot):
@@ -297,6 +320,26 @@ class EvaluationOptions(DataOptions):
             require_writable(path, option="--mistakes")
             refuse_to_replace(path, self.files, option="--mistakes")
         check_quantize(self.quantize, self.precision)
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """The names and files of --tasks."""
+        return tuple(name for each in (self.tasks or "").split(",") if (name := each.strip()))
+
+    def _check_tasks(self) -> None:
+        for name, least in (("num_fewshot", 0), ("limit", 1)):
+            value = getattr(self, name)
+            if value is not None and self.tasks is None:
+                raise InputError(f"{flag_of(name)} has no meaning without --tasks")
+            if value is not None and value < least:
+                raise InputError(f"{flag_of(name)} must be at least {least}, found {value}")
+        if self.tasks is None:
+            return
+        if not self.task_names:
+            raise InputError("--tasks is empty", hint="name tasks of lm_eval or YAML files: --tasks NAME,FILE")
+        for name in ("data", "source", "score", "by", "plot", "devices"):
+            if getattr(self, name):
+                raise InputError(f"--tasks and {flag_of(name)} exclude each other")
 
 
 COMMON = frozenset(

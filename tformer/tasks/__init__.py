@@ -7,6 +7,7 @@
     images         labelled images
     pairs          sources and targets
     continuations  prompts and given continuations (`evaluate --score`)
+    benchmarks     tasks of lm_eval (`evaluate --tasks`)
 
 A new kind of data is one file with a subclass of `Task` and one row of `TASKS`. The key of the row is the `data` of the
 objectives that read it.
@@ -21,6 +22,7 @@ from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
 from tformer.support.files import STANDARD_INPUT
 from tformer.tasks.base import Task
+from tformer.tasks.benchmarks import Benchmarks
 from tformer.tasks.continuations import Continuations
 from tformer.tasks.images import Images
 from tformer.tasks.labelled import Labelled
@@ -37,6 +39,7 @@ TASKS: dict[str, Task] = {
     "images": Images(),
     "pairs": Pairs(),
     "continuations": Continuations(),
+    "benchmarks": Benchmarks(),
 }
 
 _SURVEYS: dict[str, Survey | None] = {}

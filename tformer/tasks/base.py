@@ -215,6 +215,10 @@ class ChosenData:
     validation: bool = False
 
 
+NO_DATA = ChosenData((), Columns(), None, Reading(), held_out=False)
+"""Of a task that names its data itself."""
+
+
 def named_columns(options: Any) -> Columns:
     """The columns that the options --ROLE-column name."""
     return Columns(**{role: parse_column(getattr(options, f"{role}_column")) for role in COLUMNS})

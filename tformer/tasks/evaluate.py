@@ -16,7 +16,7 @@ from tformer.support.device import resolve_device
 from tformer.support.errors import InputError
 from tformer.support.files import refuse_to_replace
 from tformer.tasks import TASKS, task_of
-from tformer.tasks.base import ChosenData, EvenlySpread, HeldOut, Task, choose_data
+from tformer.tasks.base import NO_DATA, ChosenData, EvenlySpread, HeldOut, Task, choose_data
 from tformer.tasks.baselines import baseline_lines
 from tformer.tasks.breakdown import at_length, breakdown
 from tformer.workers.work import Work
@@ -56,7 +56,7 @@ def evaluate_loaded(loaded: Loaded, options: EvaluationOptions, work: Work) -> t
         prepare = partial(prepare_inference, model, model.compute_dtype, quantize=options.quantize)
         if (slow := work.worker.in_turn(prepare)) is not None:
             work.note(slow)
-    data = choose_data(loaded, options)
+    data = choose_data(loaded, options) if options.tasks is None else NO_DATA
     _note_prefix(loaded, data, options, work)
     read = [path for spec in data.specs for path in (spec.path, spec.target_path) if path is not None]
     refuse_to_replace(options.mistakes, read, option="--mistakes")
@@ -106,6 +106,8 @@ def evaluation_task(loaded: Loaded, options: DataOptions) -> Task:
     task, continuations = task_of(loaded.recipe), TASKS["continuations"]
     if task is TASKS["text"] and getattr(options, "score", False):
         task = continuations
+    elif task is TASKS["text"] and getattr(options, "tasks", None) is not None:
+        task = TASKS["benchmarks"]
     for name in options.given():
         if name not in task.options | COMMON:
             reads_continuations = task is TASKS["text"] and name in continuations.options

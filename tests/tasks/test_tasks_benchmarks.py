@@ -1,0 +1,244 @@
+"""`tformer evaluate --tasks`: tasks of lm_eval over local data, equal example by example to its `hf` backend."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, processors
+
+import tformer
+from tests.interop import tiny_folders as tiny
+from tformer.evaluation.options import EvaluationOptions
+from tformer.interop.exporting import export_checkpoint
+from tformer.interop.importing import import_folder
+from tformer.interop.opening import open_checkpoint
+from tformer.support.errors import InputError
+from tformer.tasks import TASKS
+
+CHOICES, TEXTS, WRITTEN = 120, 40, 40
+WORDS = tiny.WORDS
+
+
+def words_at(start: int, count: int) -> str:
+    return " ".join(WORDS[(start + 5 * place) % len(WORDS)] for place in range(count))
+
+
+def task_file(folder: Path, name: str, rows: list[dict[str, Any]], **values: Any) -> Path:
+    data = folder / f"{name}.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    path = folder / f"{name}.yaml"
+    files = {"data_files": {"test": str(data)}, "cache_dir": str(folder / "cache")}
+    path.write_text(json.dumps({"task": name, "dataset_path": "json", "dataset_kwargs": files, **values}))
+    return path
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Multiple choice (contexts empty, short, too long, with spaces at the end), perplexity, and generation."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    choices = [
+        {
+            "query": words_at(number, count) + (" " if count and number % 3 == 1 else ""),
+            "choices": [words_at(number + choice, 1 + choice) for choice in range(3)],
+            "gold": number % 3,
+        }
+        for number, count in ((number, (0, 3, 9, 60)[number % 4]) for number in range(CHOICES))
+    ]
+    texts = [{"text": words_at(number, 1 + 2 * number)} for number in range(TEXTS)]
+    prompts = [{"query": words_at(number, 1 + number), "answer": words_at(number, 2)} for number in range(WRITTEN)]
+    generation = {"until": [" a", "\n"], "max_gen_toks": 9, "do_sample": False}
+    kept = {"test_split": "test", "num_fewshot": 0}
+    return [
+        task_file(
+            folder,
+            "tiny_choice",
+            choices,
+            **kept,
+            output_type="multiple_choice",
+            doc_to_text="query",
+            doc_to_choice="choices",
+            doc_to_target="gold",
+            metric_list=[{"metric": "acc"}, {"metric": "acc_norm"}],
+        ),
+        task_file(
+            folder,
+            "tiny_text",
+            texts,
+            **kept,
+            output_type="loglikelihood_rolling",
+            doc_to_text="",
+            doc_to_target="text",
+            metric_list=[{"metric": "word_perplexity"}, {"metric": "bits_per_byte"}],
+        ),
+        task_file(
+            folder,
+            "tiny_writing",
+            prompts,
+            **kept,
+            output_type="generate_until",
+            doc_to_text="query",
+            doc_to_target="answer",
+            generation_kwargs=generation,
+            metric_list=[{"metric": "exact_match"}],
+        ),
+    ]
+
+
+def gpt2(folder: Path) -> Path:
+    """GPT-2 with more rows of output than tokens; what they give counts in every share, and is never the largest."""
+    path = tiny.gpt2(folder)
+    tiny.change_weights(path, lambda tensors: tensors["transformer.wte.weight"][290:].zero_())
+    return path
+
+
+def opened_by_a_token(folder: Path) -> Path:
+    """GPT-2 whose tokenizer opens every text with its only special token, as Llama's does."""
+    path = gpt2(folder)
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+    )
+    tokenizer.save(str(path / "tokenizer.json"))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [gpt2, opened_by_a_token], ids=["gpt2", "opened by a token"])
+def test_every_example_equals_that_of_the_hf_backend_on_the_export(
+    make: Any, files: list[Path], tmp_path: Path
+) -> None:
+    harness = pytest.importorskip("lm_eval")
+    pytest.importorskip("accelerate")
+    run, export, lines = tmp_path / "run", tmp_path / "export", tmp_path / "lines.jsonl"
+    import_folder(make(tmp_path / "folder"), run)
+    export_checkpoint(open_checkpoint(run), export)
+    # `generate` of transformers would prefer this length to the one that the task states.
+    tiny.edit_json(export / "generation_config.json", {"max_new_tokens": None})
+    names = [str(path) for path in files]
+    report = tformer.load(run).evaluate(tasks=",".join(names), predictions=lines)
+    theirs = harness.simple_evaluate(
+        "hf",
+        {"pretrained": str(export), "dtype": "float32"},
+        tasks=names,
+        batch_size=7,
+        device="cpu",
+        task_manager=harness.tasks.TaskManager(include_defaults=False),
+        bootstrap_iters=1000,
+    )
+    ours = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
+    assert len(ours) == CHOICES + TEXTS + WRITTEN == 200
+    for line in ours:
+        [other] = [one for one in theirs["samples"][line["task"]] if one["doc_id"] == line["example"]]
+        assert line["metrics"].keys() == set(other["metrics"])
+        if line["task"] == "tiny_writing":
+            assert line["answers"] == other["filtered_resps"]
+        elif line["task"] == "tiny_choice":
+            for (logprob, greedy), (their_logprob, their_greedy) in zip(
+                line["answers"], other["filtered_resps"], strict=True
+            ):
+                assert logprob == pytest.approx(their_logprob, abs=1e-4) and greedy == their_greedy
+        else:
+            np.testing.assert_allclose(line["answers"], other["filtered_resps"], atol=2e-4)
+        for name in other["metrics"]:
+            np.testing.assert_allclose(line["metrics"][name], other[name], rtol=1e-5)
+    for task, found in report["tasks"].items():
+        assert found.keys() == theirs["results"][task].keys()
+        numbers = {key: value for key, value in found.items() if isinstance(value, float)}
+        assert numbers == pytest.approx({key: theirs["results"][task][key] for key in numbers}, rel=1e-4)
+    assert {line["task"] for line in ours} == report["tasks"].keys()
+    assert any(line["answers"][0] for line in ours if line["task"] == "tiny_writing")
+
+
+def test_the_report_has_values_errors_and_sizes(files: list[Path], tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval")
+    run = tformer.load(tiny.gpt2(tmp_path / "folder"))
+    report = run.evaluate(tasks=str(files[0]), limit=10, num_fewshot=None, batch_size=3)
+    assert report["tasks"].keys() == {"tiny_choice"} and report["examples"] == {"tiny_choice": 10}
+    values = report["tasks"]["tiny_choice"]
+    assert 0 <= values["acc,none"] <= 1 and values["acc_stderr,none"] > 0
+    shown = list(TASKS["benchmarks"].lines(report))
+    assert shown[0] == f"tiny_choice acc {values['acc,none']:.4f} ± {values['acc_stderr,none']:.4f}"
+
+
+def test_the_name_of_the_model_in_lm_eval(files: list[Path], tmp_path: Path) -> None:
+    harness = pytest.importorskip("lm_eval")
+    import tformer.evaluation.harness_model  # noqa: F401  (registers it)
+
+    found = harness.simple_evaluate(
+        "tformer",
+        {"pretrained": str(tiny.gpt2(tmp_path / "folder"))},
+        tasks=[str(files[1])],
+        device="cpu",
+        limit=3,
+        task_manager=harness.tasks.TaskManager(include_defaults=False),
+    )
+    assert found["results"]["tiny_text"]["word_perplexity,none"] > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tasks": " , "}, "--tasks is empty"),
+        ({"tasks": "x.yaml", "data": "x.txt"}, "--tasks and --data exclude each other"),
+        ({"tasks": "x.yaml", "score": True}, "--tasks and --score exclude each other"),
+        ({"tasks": "x.yaml", "by": "length"}, "--tasks and --by exclude each other"),
+        ({"tasks": "x.yaml", "devices": "2"}, "--tasks and --devices exclude each other"),
+        ({"tasks": "x.yaml", "limit": 0}, "--limit must be at least 1, found 0"),
+        ({"tasks": "x.yaml", "num_fewshot": -1}, "--num-fewshot must be at least 0, found -1"),
+        ({"limit": 5}, "--limit has no meaning without --tasks"),
+        ({"num_fewshot": 0}, "--num-fewshot has no meaning without --tasks"),
+    ],
+)
+def test_options_that_contradict_one_another(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        EvaluationOptions(**options).check()
+
+
+def refused(folder: Path, **options: Any) -> InputError:
+    with pytest.raises(InputError) as caught:
+        tformer.load(folder).evaluate(**options)
+    assert "\n" not in caught.value.message
+    return caught.value
+
+
+def test_what_cannot_be_run_is_refused(files: list[Path], tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval")
+    folder, broken = tiny.gpt2(tmp_path / "folder"), tmp_path / "broken.yaml"
+    assert "there is no file missing.yaml" in refused(folder, tasks="missing.yaml").message
+    broken.write_text('{"task": "broken", "dataset_path": "json", "dataset_kwargs": {"data_files": "none.jsonl"}}')
+    assert "lm_eval cannot load it" in refused(folder, tasks=str(broken)).message
+    long = files[2].read_text().replace('"max_gen_toks": 9', '"max_gen_toks": 32')
+    files[2].write_text(long)
+    assert "writes 32 tokens (max_gen_toks)" in refused(folder, tasks=str(files[2])).message
+    files[2].write_text(long.replace('"do_sample"', '"num_beams": 4, "do_sample"').replace(": 32", ": 9"))
+    assert "num_beams, which tformer does not support" in refused(folder, tasks=str(files[2])).message
+    wide = files[0].read_text().replace("tiny_choice.jsonl", "wide.jsonl")
+    row = {"query": "a", "choices": [words_at(0, 60), "a"], "gold": 1}
+    (files[0].parent / "wide.jsonl").write_text(json.dumps(row) + "\n")
+    files[0].write_text(wide)
+    assert "the model's context holds 32" in refused(folder, tasks=str(files[0])).message
+
+
+def test_other_models_have_no_tasks(tmp_path: Path) -> None:
+    folder = tiny.bert(tmp_path / "folder", "SequenceClassification")
+    assert "tasks has no meaning here" in refused(folder, tasks="x.yaml").message
+
+
+@pytest.mark.slow  # lm_eval looks through the files of all its tasks
+def test_a_name_that_lm_eval_lacks_has_a_suggestion(tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval")
+    error = refused(tiny.gpt2(tmp_path / "folder"), tasks="hellaswagg")
+    assert "lm_eval has no task 'hellaswagg'" in error.message and "'hellaswag'" in (error.hint or "")
+
+
+def test_without_the_extra_the_way_to_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    error = refused(tiny.gpt2(tmp_path / "folder"), tasks="x.yaml")
+    assert "not installed" in error.message and "tformer[lm-eval]" in (error.hint or "")
