@@ -32,7 +32,7 @@ from tformer.support.options import (
     check_quantize,
 )
 
-PAIRS, MEASURE, BENCHMARKS = Panel("Pairs of texts"), Panel("What is measured"), Panel("Benchmarks")
+PAIRS, MEASURE = Panel("Pairs of texts"), Panel("What is measured")
 ENDINGS = (".csv", ".tsv", ".jsonl")  # of the file of mistakes
 
 
@@ -210,15 +210,15 @@ class EvaluationOptions(DataOptions):
     ] = None
     tasks: Annotated[
         str | None,
-        BENCHMARKS(
+        MEASURE(
             "--tasks",
             metavar="NAME|FILE,...",
-            help="Tasks of lm-evaluation-harness, by name or as YAML files (pip install 'tformer[lm-eval]').",
+            help="Tasks of lm-evaluation-harness (extra lm-eval), by name or as YAML.",
         ),
     ] = None
     num_fewshot: Annotated[
         int | None,
-        BENCHMARKS(
+        MEASURE(
             "--num-fewshot",
             metavar="K",
             help="Solved examples before each question.",
@@ -228,7 +228,7 @@ class EvaluationOptions(DataOptions):
     ] = None
     limit: Annotated[
         int | None,
-        BENCHMARKS("--limit", metavar="N", help="Only the first N examples of each task.", rare=True, default="all"),
+        MEASURE("--limit", metavar="N", help="Only the first N examples of each task.", rare=True, default="all"),
     ] = None
     threshold: Annotated[
         str | None,
