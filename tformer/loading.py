@@ -24,6 +24,7 @@ from tformer.checkpoint.resolve import newest_checkpoint
 from tformer.data.encoding import TextReader
 from tformer.interop.opening import open_checkpoint
 from tformer.model import Transformer
+from tformer.nn.classification_heads import PoolerHeadOptions
 from tformer.nn.heads import HeadOptions
 from tformer.nn.init import NoDraws
 from tformer.nn.structured_dropout import LEARNED
@@ -38,6 +39,8 @@ from tformer.tokenizer.special import DecoderTokens, decoder_tokens
 
 HEADS = "heads."  # prefix of the names of head tensors
 MAX_LABELS = 6  # in a message
+BODY = "it is a body: tformer train --init-from gives it a head"
+FROM_PYTHON = "no command reads it yet; from Python: tformer.load(RUN).model(input_ids=ids).logits"
 TOKEN_TABLE = "embedding.weight"  # one row per token id
 TARGET_TABLE = "decoder_embedding.weight"
 
@@ -217,9 +220,9 @@ def load(
             num_labels=len(recipe.data.labels) or None,
             device=device,
         )
-    load_weights(model, checkpoint, ema=checkpoint.has("ema"))
     if dtype is not None:
-        convert(model, dtype)
+        convert(model, dtype)  # first: parameters that nothing was written to take no memory
+    load_weights(model, checkpoint, ema=checkpoint.has("ema"))
     notes = list(checkpoint.notes)
     if checkpoint.has("ema"):
         notes.append("averaged weights are used")
@@ -250,10 +253,11 @@ def load_tokenizers(checkpoint: Checkpoint) -> tuple[Tokenizer | None, Tokenizer
 
 
 class _Stored:
-    """The tensors of a checkpoint: whole; with `shards` on the meta device, until `copy` reads this process's rows."""
+    """The tensors of a checkpoint: whole, or on the meta device until `copy` reads each, or its rows in `shards`."""
 
     def __init__(self, checkpoint: Checkpoint, shards: Shards | None) -> None:
         self._checkpoint, self._shards = checkpoint, shards
+        self._whole = shards is None and not checkpoint.streams
         self._places: dict[Tensor, tuple[str, str]] = {}  # (role, name) of each on the meta device
 
     def tensors(self, role: str) -> dict[str, Tensor]:
@@ -261,7 +265,7 @@ class _Stored:
         checkpoint = self._checkpoint
         if not checkpoint.has(role):
             return {}
-        if self._shards is None:
+        if self._whole:
             whole = {"weights": checkpoint.weights, "ema": checkpoint.ema, "generator": checkpoint.generator}[role]()
             return whole or {}
         found = {name: torch.empty(spec.shape, dtype=spec.dtype, device="meta")
@@ -272,16 +276,25 @@ class _Stored:
 
     def shapes(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """A model's tensors to compare with `tensors`: whole shapes."""
-        if self._shards is None:
+        if self._whole:
             return state
         return {name: torch.empty(each.shape, dtype=each.dtype, device="meta") for name, each in state.items()}
 
     @torch.no_grad()
     def copy(self, tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
         """Copy tensors into those of a model's state that have their names."""
-        if self._shards is None:
+        if self._whole:
             for name, target in state.items():
                 target.copy_(tensors[name])
+            return
+        if self._shards is None:
+            targets: dict[str, list[Tensor]] = {}
+            for name, target in state.items():
+                targets.setdefault(self._places[tensors[name]][1], []).append(target)
+            for stored, tensor in self._checkpoint.each_weight():
+                for target in targets.get(stored, ()):
+                    target.copy_(tensor)
+                del tensor  # before the next one is read
             return
         shards, whole = self._shards, slice(None)
         wanted: dict[str, dict[str, slice]] = {}
@@ -297,6 +310,8 @@ class _Stored:
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint, *, ema: bool = False, shards: Shards | None = None) -> None:
     """Copy a checkpoint's weights into a model: all of them, or none and an InputError.
+
+    From a folder of Hugging Face they come one tensor at a time, and a damaged file shows when it is reached.
 
     Args:
         model: on any device, in any floating type.
@@ -413,11 +428,12 @@ def _suits(folder: Path, kinds: Collection[str] | None) -> bool:
 def require_kind(folder: Path, recipe: Recipe, kinds: Collection[str] | None) -> None:
     """Raise InputError for a model without a head of these kinds; None: any."""
     if kinds is not None and set(kinds).isdisjoint(_heads(recipe)):
+        is_body = all(isinstance(head, PoolerHeadOptions) for head in recipe.model.heads)
         trained = {objective.head.kind for objective in OBJECTIVES.values()} & set(_heads(recipe))
         raise InputError(
             f"{folder} has no head this command can use: found {', '.join(_heads(recipe)) or 'none'}, "
             f"expected {' or '.join(sorted(kinds))}",
-            hint=None if trained else "it is a body: tformer train --init-from gives it a head",
+            hint=None if trained else BODY if is_body else FROM_PYTHON,
         )
 
 

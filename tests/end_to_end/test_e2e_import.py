@@ -68,13 +68,13 @@ def test_offline_and_without_the_hub(cli: Cli, tmp_path: Path, monkeypatch: pyte
 
 
 def test_an_interrupt_leaves_nothing(cli: Cli, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = weight_files.read_tensors
+    read = weight_files.each_tensor
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
         return read(*arguments, **options)
 
-    monkeypatch.setattr(weight_files, "read_tensors", interrupted)
+    monkeypatch.setattr(weight_files, "each_tensor", interrupted)
     outcome = cli("import", folders / "gpt2", "--out", tmp_path / "out")
     assert outcome.code == 130 and outcome.out == "" and "interrupted" in outcome.err
     assert not list(tmp_path.iterdir())
@@ -130,6 +130,70 @@ def test_lines_and_tables_of_texts_and_of_pairs(cli: Cli, folders: Path, tmp_pat
     assert len(cli("classify", folders / "classifier", "--input", single).out.splitlines()) == 3
     columns = ("--text-column", "premise", "--text2-column", "hypothesis")
     assert len(cli("classify", folders / "classifier", "--input", both, *columns).out.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("task", "kind"),
+    [("TokenClassification", "token_classifier"), ("QuestionAnswering", "span"), ("MultipleChoice", "multiple_choice")],
+)
+def test_heads_on_tokens_are_imported_inspected_and_exported_and_commands_that_lack_them_say_so(
+    cli: Cli, tmp_path: Path, task: str, kind: str
+) -> None:
+    labels = {"id2label": tiny.LABELS} if kind == "token_classifier" else {}
+    folder, run, again = tiny.bert(tmp_path / "folder", task, **labels), tmp_path / "run", tmp_path / "again"
+    said = cli("import", folder, "--out", run).err
+    assert f"BertFor{task} (bert)" in said and ("labels: bad, so-so, good" in said) == bool(labels)
+    report = json.loads(cli("inspect", run, "--json").out)
+    reference = getattr(transformers, f"BertFor{task}").from_pretrained(folder).eval()
+    assert report["parameters"] == reference.num_parameters()
+    assert f"head {kind}" in cli("inspect", run, "--shapes").out
+    [document] = documents(cli("export", run, "--out", again, "--json"))
+    assert document["class"] == f"BertFor{task}" and f"AutoModelFor{task}" in document["load"]
+    before, after = (load_file(path / "model.safetensors") for path in (folder, again))
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    if labels:
+        config = json.loads((again / "config.json").read_text())
+        assert config["id2label"] == {str(number): name for number, name in tiny.LABELS.items()}
+    outcome = cli("classify", run, "--text", "the cat")
+    assert outcome.code == 2 and f"has no head this command can use: found {kind}" in refusal(outcome)
+    assert "no command reads it yet; from Python: tformer.load(RUN)" in " ".join(outcome.err.split())
+    labelled = write_data("labelled", tmp_path)
+    training = ("train", "--init-from", run, "--data", labelled, "--max-steps", 2, "--out", tmp_path / "tuned")
+    outcome = cli(*training)
+    assert outcome.code == 2 and f"found {kind}, which no objective trains" in " ".join(outcome.err.split())
+    outcome = cli(*training, "--objective", "classification")
+    assert outcome.code == 0 and "new head: classifier (the checkpoint has none)" in " ".join(outcome.err.split())
+
+
+def files_under(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "classifier", "t5"])
+def test_a_dry_run_says_what_an_import_would_do_and_writes_nothing(
+    cli: Cli, folders: Path, tmp_path: Path, name: str
+) -> None:
+    before = files_under(folders), files_under(tmp_path)
+    planned = cli("import", folders / name, "--dtype", "bf16", "--dry-run")
+    assert planned.code == 0 and "nothing was written" in planned.out
+    for words in ("parameters from", "would be written as bf16", "MiB of memory for tensors", "tokenizer: ", "special"):
+        assert words in planned.out
+    [document] = documents(cli("import", folders / name, "--dtype", "bf16", "--dry-run", "--json"))
+    assert (files_under(folders), files_under(tmp_path)) == before and document["path"] is None
+    [done] = documents(cli("import", folders / name, "--dtype", "bf16", "--out", tmp_path / "out", "--json"))
+    assert document == done | {"path": None}
+    size = sum(tensor.nbytes for tensor in load_file(tmp_path / "out" / "model.safetensors").values())
+    assert document["bytes"] == size < document["memory"]
+
+
+def test_a_dry_run_refuses_what_the_import_refuses(cli: Cli, folders: Path, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    outcome = cli("import", folders / "gpt2", "--out", tmp_path / "there", "--dry-run")
+    assert outcome.code == 2 and "exists already" in refusal(outcome)
+    shutil.copytree(folders / "gpt2", tmp_path / "odd")
+    tiny.edit_json(tmp_path / "odd" / "config.json", {"mystery_gate": 0.5})
+    outcome = cli("import", tmp_path / "odd", "--dry-run")
+    assert outcome.code == 2 and "mystery_gate" in refusal(outcome)
 
 
 def test_a_body_is_imported_inspected_and_trained_and_commands_that_need_a_head_say_so(

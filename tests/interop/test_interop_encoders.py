@@ -196,6 +196,101 @@ def test_sequence_classification(tmp_path: Path, name: str, problem: str | None)
     assert getattr(head, "multi_label", False) == (problem == "multi_label_classification")
 
 
+def answers(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """[..., 2]: the logits of where the answer starts and ends."""
+    found = model(**inputs)
+    if isinstance(model, Transformer):
+        return found.logits
+    return torch.stack([found.start_logits, found.end_logits], dim=-1)
+
+
+def pairs_of_choices(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """[N, 1]: the score of each row, which `transformers` takes as the choices of one question."""
+    if isinstance(model, Transformer):
+        return model(**inputs).logits
+    found: Tensor = model(**{name: value.unsqueeze(0) for name, value in inputs.items()}).logits
+    return found.squeeze(0).unsqueeze(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [(name, left) for name in CLASSIFIERS for left in (False, True) if not (left and name == "DistilBert")],
+)
+@pytest.mark.parametrize("task", ["TokenClassification", "QuestionAnswering"])
+def test_heads_on_tokens(tmp_path: Path, name: str, left: bool, task: str) -> None:
+    """DistilBERT cannot be told the positions under left padding; Longformer's question is given as a mask."""
+    mask = LEFT if left else MASK
+    inputs = batch(mask, pad=1, types=1 if name in NO_TYPES else 3)
+    if (name, task) == ("Longformer", "QuestionAnswering"):
+        inputs["global_attention_mask"] = (torch.arange(mask.shape[1]) < 4).long() * mask
+    counted = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    of_tokens = task == "TokenClassification"
+    read: Any = {} if of_tokens else {"theirs": answers, "ours": answers}
+    model, foreign = assert_parity(
+        make(name, task, **({"num_labels": 5} if of_tokens else {})),
+        inputs,
+        tmp_path,
+        mask=None if name in ROBERTAS else mask,
+        model_type=MODEL_TYPES.get(name),
+        their_inputs=inputs | (counted if name in ("Bert", "Electra", "Albert", "DebertaV2") else {}),
+        **read,
+    )
+    (head,) = foreign.model.heads
+    assert foreign.class_name == f"{name}For{task}" and head.kind == ("token_classifier" if of_tokens else "span")
+    with torch.no_grad():
+        assert model(**inputs).logits.shape == (*MASK.shape, 5 if of_tokens else 2)
+
+
+@pytest.mark.parametrize("name", ["T5", "MT5"])
+def test_tokens_of_the_encoder_of_t5(tmp_path: Path, name: str) -> None:
+    reference = make(name, "TokenClassification", num_labels=5, classifier_dropout=0.3)
+    model_type = reference.config.model_type
+    _, foreign = assert_parity(reference, batch(), tmp_path, mask=MASK, model_type=model_type)
+    (head,) = foreign.model.heads
+    assert (head.kind, getattr(head, "dropout", None)) == ("token_classifier", 0.3) and foreign.model.decoder is None
+
+
+@pytest.mark.parametrize("name", ["Bert", *ROBERTAS])
+def test_multiple_choice(tmp_path: Path, name: str) -> None:
+    _, foreign = assert_parity(
+        make(name, "MultipleChoice"),
+        batch(pad=1, types=3),
+        tmp_path,
+        theirs=pairs_of_choices,
+        ours=pairs_of_choices,
+        model_type=MODEL_TYPES.get(name),
+    )
+    assert [head.kind for head in foreign.model.heads] == ["multiple_choice"]
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "key", "rate"),
+    [
+        ("Bert", "TokenClassification", "classifier_dropout", 0.3),
+        ("DistilBert", "QuestionAnswering", "qa_dropout", 0.25),
+        ("Albert", "TokenClassification", "classifier_dropout_prob", 0.35),
+        ("ModernBert", "QuestionAnswering", "classifier_dropout", 0.2),
+        ("Bert", "QuestionAnswering", "classifier_dropout", 0.0),
+        ("MPNet", "TokenClassification", "hidden_dropout_prob", None),
+    ],
+)
+def test_dropout_of_a_head_on_tokens_is_the_one_of_its_class(
+    tmp_path: Path, name: str, task: str, key: str, rate: float | None
+) -> None:
+    """There and back; None is the dropout of the layers."""
+    _, foreign = imported(saved(make(name, task, **{key: 0.4 if rate is None else rate}), tmp_path / "original"))
+    assert getattr(foreign.model.heads[0], "dropout", "none") == rate
+    written = foreign.architecture.write(foreign.model, foreign.class_name)
+    assert written.get(key, 0.0) == (0.4 if rate is None else rate)
+
+
+def test_a_pooler_that_a_file_holds_beside_a_head_on_tokens_is_kept(tmp_path: Path) -> None:
+    reference = make("Bert", "QuestionAnswering")
+    reference.bert = type(reference.bert)(reference.config, add_pooling_layer=True)
+    _, foreign = imported(saved(randomized(reference), tmp_path / "original"))
+    assert [head.kind for head in foreign.model.heads] == ["span", "pooler"] and foreign.skipped == ()
+
+
 def test_one_label_without_a_problem_type_is_a_regression(tmp_path: Path) -> None:
     _, foreign = assert_parity(make("Bert", "SequenceClassification", num_labels=1), batch(), tmp_path)
     assert foreign.model.heads[0].kind == "regression"

@@ -124,6 +124,9 @@ def test_sinusoids_beside_positions_of_another_kind() -> None:
         [{"kind": "classifier", "num_labels": 3, "pooler": False}],
         [{"kind": "regression"}],
         [{"kind": "replaced_token"}],
+        [{"kind": "token_classifier", "num_labels": 3}, {"kind": "pooler"}],
+        [{"kind": "span", "transform": True}],
+        [{"kind": "multiple_choice"}],
     ],
     ids=lambda heads: heads[0]["kind"],
 )

@@ -169,7 +169,7 @@ def test_a_tied_copy_that_differs_is_refused(tmp_path: Path) -> None:
         ("Bert", "MaskedLM", "hidden_size", "20"),
         ("Bert", "MaskedLM", "embedding_size", 8),
         ("Bert", "SequenceClassification", "problem_type", "regression"),
-        ("Bert", "MaskedLM", "architectures", ["BertForQuestionAnswering"]),
+        ("Bert", "MaskedLM", "architectures", ["BertForNextSentencePrediction"]),
         ("Roberta", "MaskedLM", "pad_token_id", 61),
         ("Roberta", "MaskedLM", "pad_token_id", 22),
         ("Roberta", "MaskedLM", "pad_token_id", -1),

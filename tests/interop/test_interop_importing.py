@@ -186,10 +186,10 @@ def test_images_bring_their_statistics(tmp_path: Path, out: Path) -> None:
 
 
 def test_a_config_that_names_no_class(tmp_path: Path) -> None:
-    masked, classifier = tiny.bert(tmp_path / "masked"), tiny.bert(tmp_path / "classifier", "SequenceClassification")
-    for folder, name in ((masked, "BertForMaskedLM"), (classifier, "BertForSequenceClassification")):
+    for task in ("MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice"):
+        folder = tiny.bert(tmp_path / task, task)
         tiny.edit_json(folder / "config.json", {"architectures": None})
-        assert read_model(folder).class_name == name
+        assert read_model(folder).class_name == f"BertFor{task}"
 
 
 def test_a_config_that_names_the_bare_body(tmp_path: Path) -> None:

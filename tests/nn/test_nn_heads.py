@@ -15,10 +15,13 @@ from tformer.nn.classification_heads import (
     POOLINGS,
     ClassifierHeadOptions,
     HeadContext,
+    MultipleChoiceHeadOptions,
     NextSentenceHeadOptions,
     Pooling,
     RegressionHeadOptions,
     ReplacedTokenHeadOptions,
+    SpanHeadOptions,
+    TokenClassifierHeadOptions,
 )
 from tformer.nn.heads import HEADS, LmHeadOptions, MaskedLmHeadOptions, Output
 from tformer.nn.losses import linear_cross_entropy
@@ -172,6 +175,28 @@ def test_shapes_of_the_other_heads() -> None:
     assert RegressionHeadOptions(pooler=False).build(context())(x).shape == (2, 1)
     assert NextSentenceHeadOptions().build(context())(x).shape == (2, 2)
     assert ReplacedTokenHeadOptions().build(context())(x).shape == (2, 3)
+    assert TokenClassifierHeadOptions(num_labels=5).build(context())(x).shape == (2, 3, 5)
+    assert SpanHeadOptions().build(context())(x).shape == (2, 3, 2)
+    assert MultipleChoiceHeadOptions().build(context())(x).shape == (2, 1)
+
+
+def test_a_head_on_tokens_reads_each_position_alone() -> None:
+    """With the transform too, and in evaluation without dropout."""
+    x = torch.randn(2, 3, 8)
+    for options in (SpanHeadOptions(dropout=0.5), TokenClassifierHeadOptions(num_labels=4, transform=True)):
+        head = randomized(options.build(context())).eval()
+        found, changed = head(x), x.clone()
+        changed[:, 1] += 1.0
+        after = head(changed)
+        assert torch.equal(found[:, [0, 2]], after[:, [0, 2]]) and not torch.allclose(found[:, 1], after[:, 1])
+        torch.testing.assert_close(head(x[:, 2:]), found[:, 2:])
+    assert {"project.weight", "project.bias"} == set(SpanHeadOptions().build(context()).state_dict())
+
+
+def test_a_token_classifier_takes_the_number_of_labels_of_the_data() -> None:
+    assert TokenClassifierHeadOptions().build(context(num_labels=7)).project.weight.shape[0] == 7
+    with pytest.raises(ValueError, match="token_classifier head needs num_labels"):
+        TokenClassifierHeadOptions().build(context())
 
 
 def test_logits_are_fp32_of_bf16_hidden_states() -> None:
@@ -180,7 +205,8 @@ def test_logits_are_fp32_of_bf16_hidden_states() -> None:
 
 
 def test_every_kind_has_a_row() -> None:
-    assert set(HEADS) == {"lm", "masked_lm", "classifier", "regression", "next_sentence", "replaced_token", "pooler"}
+    of_sequences = {"classifier", "regression", "next_sentence", "pooler", "multiple_choice"}
+    assert set(HEADS) == {"lm", "masked_lm", "replaced_token", "token_classifier", "span"} | of_sequences
 
 
 SMALL_HEADS: dict[str, Any] = {"lm": LmHeadOptions(), "masked_lm": MaskedLmHeadOptions(transform=False)}

@@ -45,6 +45,8 @@ FAMILIES = {
     "target norm": section(encoder=stack(positions={"kind": "learned"}), decoder=stack(positions={"kind": "learned"}),
                            embedding={"norm": True, "target_norm": "tokens"}),
     "replaced": section(encoder=stack(), heads=[{"kind": "replaced_token"}]),
+    "tokens": section(encoder=stack(), heads=[{"kind": "token_classifier", "num_labels": 5, "transform": True},
+                                              {"kind": "span"}, {"kind": "multiple_choice"}]),
     "regression": section(encoder=stack(), heads=[{"kind": "regression", "pooling": "mean"}]),
 }  # fmt: skip
 POSITIONS = ["none", "sinusoidal", "learned", "rope", "alibi", "t5_bias", "shaw"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -110,6 +110,7 @@ class Checkpoint:
     target_tokenizer_json: str | None = None  # None: one tokenizer for both sides
     notes: list[str] = field(default_factory=list)
     resumed: bool = False
+    streams: ClassVar[bool] = False  # whether `each_weight` reads one tensor at a time
 
     @property
     def step(self) -> int:
@@ -144,6 +145,10 @@ class Checkpoint:
     def weights(self) -> dict[str, Tensor]:
         """The weights by name, on the CPU; an alias is the same tensor object as its owner."""
         return self._with_aliases(self._tensors("weights"))
+
+    def each_weight(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, tensor) of the weights, without aliases."""
+        return iter(self._tensors("weights").items())
 
     def ema(self) -> dict[str, Tensor] | None:
         """The averaged weights, or None when the run keeps none."""
@@ -214,7 +219,8 @@ class Checkpoint:
                 raise InputError(
                     f"{self.path}: the index names tensor {min(index.keys() - tensors.keys())}, no file has it"
                 )
-            self._require_finite(role, tensors)
+            bad = [name for name, t in tensors.items() if t.is_floating_point() and not all_finite(t)]
+            self._refuse_not_finite(role, bad, len(tensors))
         return tensors
 
     def _index(self, role: str) -> dict[str, str] | None:
@@ -245,13 +251,12 @@ class Checkpoint:
                 tensors[alias] = tensors[owner]
         return tensors
 
-    def _require_finite(self, role: str, tensors: Mapping[str, Tensor]) -> None:
-        bad = [name for name, t in tensors.items() if t.is_floating_point() and not _all_finite(t)]
+    def _refuse_not_finite(self, role: str, bad: Sequence[str], count: int) -> None:
+        """Raise NotFiniteError if tensors of a role, `count` in all, are `bad`."""
         if bad:
             listing = ", ".join(bad[:3]) + (", ..." if len(bad) > 3 else "")
-            count = f"{len(bad)} of {len(tensors)} {role} tensors"
             raise NotFiniteError(
-                f"{self.path}: {count} hold NaN or infinity ({listing})",
+                f"{self.path}: {len(bad)} of {count} {role} tensors hold NaN or infinity ({listing})",
                 hint="training diverged, or the file is damaged",
             )
 
@@ -363,7 +368,7 @@ def _check_index(folder: Path, index: Mapping[str, str], name: str, found: set[s
         raise InputError(f"{folder / name} and the index disagree about tensor {odd}")
 
 
-def _all_finite(tensor: Tensor) -> bool:
+def all_finite(tensor: Tensor) -> bool:
     """Whether all values are finite; the sum is tested first, because that is faster."""
     if tensor.dtype.itemsize == 1:  # 8-bit floats have no kernels
         tensor = tensor.to(torch.float32)

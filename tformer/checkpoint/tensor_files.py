@@ -181,28 +181,36 @@ def read_specs(path: Path) -> list[TensorSpec]:
 
 
 def read_tensors(path: Path, *, sha256: str | None) -> dict[str, Tensor]:
-    """All tensors of a file, on the CPU, each with separate storage.
+    """All tensors of a file by name; see `each_tensor`."""
+    return dict(each_tensor(path, sha256=sha256))
+
+
+def each_tensor(path: Path, *, sha256: str | None = None) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of all tensors of a file in the order of their data, on the CPU, each with separate storage.
 
     Raises:
-        InputError: the file is damaged, or its SHA-256 is not the one given.
+        InputError: the file is damaged, or its SHA-256 is not the one given (at the end).
     """
     with open_regular(path) as stream:
         header, specs = read_header(stream, name=str(path))
-        digest = hashlib.sha256(header)
-        tensors: dict[str, Tensor] = {}
+        digest = None if sha256 is None else hashlib.sha256(header)
         for spec in specs:
-            tensor = torch.empty(spec.shape, dtype=spec.dtype)
-            view = _bytes_of(tensor) if tensor.numel() else memoryview(bytearray())
-            for start in range(0, len(view), READ_BYTES):
-                part = view[start : start + READ_BYTES]
-                if _fill(stream, part) != len(part):
-                    raise InputError(f"{path} is truncated: it ends inside tensor {spec.name}")
-                if sha256 is not None:
-                    digest.update(part)
-            tensors[spec.name] = tensor
-    if sha256 is not None and digest.hexdigest() != sha256:
-        raise damaged_file(path, found=digest.hexdigest(), expected=sha256)
-    return tensors
+            yield spec.name, _read(stream, spec, path, digest)
+    if digest is not None and digest.hexdigest() != sha256:
+        raise damaged_file(path, found=digest.hexdigest(), expected=str(sha256))
+
+
+def _read(stream: BufferedReader, spec: TensorSpec, path: Path, digest: Any) -> Tensor:
+    """The tensor at the position of the stream; a digest is updated with its bytes."""
+    tensor = torch.empty(spec.shape, dtype=spec.dtype)
+    view = _bytes_of(tensor) if tensor.numel() else memoryview(bytearray())
+    for start in range(0, len(view), READ_BYTES):
+        part = view[start : start + READ_BYTES]
+        if _fill(stream, part) != len(part):
+            raise InputError(f"{path} is truncated: it ends inside tensor {spec.name}")
+        if digest is not None:
+            digest.update(part)
+    return tensor
 
 
 def damaged_file(path: Path, *, found: str, expected: str) -> InputError:

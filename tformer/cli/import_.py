@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
-from tformer.cli.report import console, progress_reporter, report_result
+from tformer.cli.report import console, emit_json, emit_lines, progress_reporter, report_result
 from tformer.support.errors import InputError
-from tformer.support.formatting import listed
+from tformer.support.formatting import binary_bytes, listed
 from tformer.support.options import Json, NewFolder, Panel, argument
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class ImportOptions:
         ),
     ] = ()
     dtype: Annotated[Literal["fp32", "bf16", "fp16"], RESULT("--dtype", help="Number format of the weights.")] = "fp32"
+    dry_run: Annotated[bool, RESULT("--dry-run", help="Say what would be imported; write nothing.")] = False
     as_json: Annotated[Json, RESULT] = False
 
 
@@ -67,9 +68,10 @@ def import_(options: ImportOptions) -> None:
 
     Every tensor of the files must have its place, with the shape that config.json says; an unknown key of the
     configuration is refused. Pickled weights are never read, and no code of a repository runs. The other commands also
-    take such a folder directly; a checkpoint needs neither the folder nor the network.
+    take such a folder directly; a checkpoint needs neither the folder nor the network. --dry-run downloads a repository
+    into the hub's cache, where the import finds it.
     """
-    if options.out is None:
+    if options.out is None and not options.dry_run:
         raise InputError("--out is missing: name the folder of the new checkpoint", hint="--out runs/NAME")
     with StopFlag() as flag:
         from tformer.checkpoint.average import require_new
@@ -77,7 +79,8 @@ def import_(options: ImportOptions) -> None:
         from tformer.support.device import DTYPES
         from tformer.workers.work import Work
 
-        require_new(options.out)
+        if options.out is not None:
+            require_new(options.out)
         folder = _folder(options.folder)
         with Work(progress_reporter, flag.should_stop).part("reading the weights", unit="files") as part:
             report = import_folder(
@@ -87,9 +90,16 @@ def import_(options: ImportOptions) -> None:
                 target_tokenizer=options.target_tokenizer,
                 ignore=options.ignore,
                 dtype=DTYPES[options.dtype],
+                dry_run=options.dry_run,
                 work=part,
             )
-    report_result(_lines(report), report.path, report.document() if options.as_json else None)
+    lines, document = _lines(report, dry_run=options.dry_run), report.document() if options.as_json else None
+    if not options.dry_run and report.path is not None:
+        report_result(lines, report.path, document)
+    elif document is None:
+        emit_lines(lines)
+    else:
+        emit_json(document)
 
 
 def _folder(name: str) -> Path:
@@ -106,7 +116,7 @@ def _folder(name: str) -> Path:
     raise InputError(f"{name} does not exist", hint=f"for the hub's repository: hf:{name}" if like_hub_name else None)
 
 
-def _lines(report: ImportReport) -> list[str]:
+def _lines(report: ImportReport, *, dry_run: bool) -> list[str]:
     """The report as text lines."""
     sides = [
         f"{'' if len(report.layers) == 1 else side + ' '}{count} layers of {report.heads[side]} heads"
@@ -115,8 +125,11 @@ def _lines(report: ImportReport) -> list[str]:
     lines = [
         f"{report.class_name} ({report.model_type}) as arch {report.arch}: {', '.join(sides)}, width {report.d_model}",
         f"{report.parameters:,} parameters from {report.tensors:,} tensors ({report.stored_as}), "
-        f"written as {report.dtype}",
+        f"{'would be ' if dry_run else ''}written as {report.dtype}",
     ]
+    if dry_run:
+        disk, memory = binary_bytes(report.bytes), binary_bytes(report.memory)
+        lines.append(f"the import needs {memory} of memory for tensors; the checkpoint {disk} on the disk")
     if report.left_out:
         lines.append(f"left out, not part of this class: {listed(report.left_out, MAX_NAMED)}")
     if report.tokenizer_size is not None:
@@ -126,4 +139,5 @@ def _lines(report: ImportReport) -> list[str]:
     if report.labels:
         lines.append(f"labels: {listed(report.labels, MAX_NAMED)}")
     lines += [f"note: {note}" for note in report.notes]
-    return [*lines, "checked: every tensor has its place; none is missing or left over"]
+    checked = "checked: every tensor has its place; none is missing or left over"
+    return [*lines, f"{checked}; nothing was written" if dry_run else checked]

@@ -133,6 +133,9 @@ AUTO_CLASSES = {
     "AutoModelForMaskedLM": ("ForMaskedLM",),
     "AutoModelForSequenceClassification": ("ForSequenceClassification",),
     "AutoModelForImageClassification": ("ForImageClassification",),
+    "AutoModelForTokenClassification": ("ForTokenClassification",),
+    "AutoModelForQuestionAnswering": ("ForQuestionAnswering",),
+    "AutoModelForMultipleChoice": ("ForMultipleChoice",),
     "AutoModelForTextEncoding": ("EncoderModel",),
     "AutoModel": ("Model",),
 }

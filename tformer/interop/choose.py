@@ -252,16 +252,19 @@ def label_keys(model: Model, names: Sequence[str] = ()) -> dict[str, Any]:
     names: of the labels in order; without them they get `transformers`' own, LABEL_0 and so on.
     """
     for head in model.heads:
+        problem = None
         if head.kind == "classifier":
             count = head.num_labels or 0
             problem = "multi_label_classification" if head.multi_label else "single_label_classification"
+        elif head.kind == "token_classifier":
+            count = head.num_labels or 0
         elif head.kind == "regression":
             count, problem = 1, "regression"
         else:
             continue
         shown = names if len(names) == count else [f"LABEL_{number}" for number in range(count)]
         return {
-            "problem_type": problem,
+            **({} if problem is None else {"problem_type": problem}),
             "id2label": {str(number): name for number, name in enumerate(shown)},
             "label2id": {name: number for number, name in enumerate(shown)},
         }

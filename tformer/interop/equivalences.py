@@ -41,12 +41,9 @@ HEADS = (
     (r"heads\.masked_lm\.weight", (1,)),
     (r"heads\.masked_lm\.dense\.weight", (0, 1)),
     (r"heads\.masked_lm\.(dense\.bias|norm\.weight|norm\.bias)", (0,)),
-    (r"heads\.(classifier|regression|next_sentence)\.pooler\.weight", (1,)),
-    (r"heads\.replaced_token\.dense\.weight", (1,)),
+    (r"heads\.(classifier|regression|next_sentence|multiple_choice|pooler)\.pooler\.weight", (1,)),
+    (r"heads\.(replaced_token|token_classifier|span)\.dense\.weight", (1,)),
 )
-UNPOOLED = (
-    (r"heads\.(classifier|regression)\.project\.weight", (1,)),
-)  # reads the stream directly when the head has no pooler
 
 
 def halves(size: int) -> Tensor:
@@ -74,8 +71,9 @@ def reorder_streams(model: Model, weights: Mapping[str, Tensor]) -> dict[str, Te
     if len(sides) == 2:
         add(MEMORY, widths["encoder"])
     add(HEADS, widths[sides[-1]])
-    if any(getattr(head, "pooler", True) is False for head in model.heads):
-        add(UNPOOLED, widths[sides[-1]])
+    for head in model.heads:
+        if getattr(head, "pooler", getattr(head, "transform", True)) is False:  # it reads the stream directly
+            add(((rf"heads\.{head.kind}\.project\.weight", (1,)),), widths[sides[-1]])
 
     def reordered(name: str, tensor: Tensor) -> Tensor:
         for pattern, dimensions, width in rules:

@@ -57,7 +57,7 @@ def resolved(recipe: Recipe, tokenizers: Tokenizers) -> Model:
             sizes[key] = tokenizer.vocab_size
     heads = model.model_dump(mode="json")["heads"]
     for head in heads:
-        if head["kind"] == "classifier" and head["num_labels"] is None:
+        if head.get("num_labels", 0) is None:
             head["num_labels"] = len(recipe.data.labels) or None
     return Model.model_validate({**model.model_dump(mode="json"), **sizes, "heads": heads})
 

@@ -6,15 +6,16 @@ are first needed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from torch import Tensor
 
 from tformer.build import build_model
 from tformer.checkpoint.manifest import Manifest
-from tformer.checkpoint.read import Checkpoint
+from tformer.checkpoint.read import Checkpoint, all_finite
 from tformer.checkpoint.tensor_files import TensorSpec
 from tformer.interop.architectures.parts import label_names
 from tformer.interop.config import Config
@@ -41,6 +42,7 @@ NEEDED_IDS = ("decoder_start", "forced_bos", "eos")  # ids that decoding needs
 class ForeignCheckpoint(Checkpoint):
     """A checkpoint that reads a folder in the layout of Hugging Face."""
 
+    streams: ClassVar[bool] = True
     foreign: ForeignModel = field(kw_only=True)
 
     def has(self, role: str) -> bool:
@@ -49,11 +51,25 @@ class ForeignCheckpoint(Checkpoint):
     def specs(self, role: str) -> dict[str, TensorSpec]:
         return self.foreign.specs() if self.has(role) else {}
 
-    def weights(self, *, file_read: FileRead = lambda done, total: None) -> dict[str, Tensor]:
-        """Tensors by name, in the number formats of the files; `file_read` is called after each file."""
-        tensors = self.foreign.weights(file_read=file_read)
-        self._require_finite("weights", tensors)
-        return self._with_aliases(tensors)
+    def weights(self) -> dict[str, Tensor]:
+        """Tensors by name, in the number formats of the files."""
+        return self._with_aliases(dict(self.each_weight()))
+
+    def each_weight(self, *, file_read: FileRead = lambda done, total: None) -> Iterator[tuple[str, Tensor]]:
+        """(name, tensor) of the weights without aliases, in the number formats of the files, as `ForeignModel.each`.
+
+        file_read: called after each file.
+        Raises NotFiniteError, at the end.
+        """
+        bad: list[str] = []
+        count = 0
+        for name, tensor in self.foreign.each(file_read=file_read):
+            count += 1
+            if not all_finite(tensor):
+                bad.append(name)
+            yield name, tensor
+            del tensor  # before the next one is read
+        self._refuse_not_finite("weights", bad, count)
 
 
 def open_folder(
@@ -111,11 +127,11 @@ def open_folder(
     generation = read_generation(folder, config)
     notes += generation_notes(folder, config)
     ids, dropped = _known_ids(folder, special_ids(config, generation_document(folder), roles), tokenizers)
-    labels: tuple[str, ...] = ()  # of a classifier, in the order of their ids
+    labels: tuple[str, ...] = ()  # of a classifier of texts or tokens, in the order of their ids
     for head in model.heads:
-        if head.kind == "classifier" and head.num_labels is not None:
+        if (count := getattr(head, "num_labels", None)) is not None:
             names = label_names(Config(config, name=str(folder / CONFIG)))
-            labels = names or tuple(f"LABEL_{number}" for number in range(head.num_labels))
+            labels = names or tuple(f"LABEL_{number}" for number in range(count))
     pixels = read_preprocessor(folder) if model.patches is not None else {}
     if model.patches is not None and not pixels:
         notes.append("no preprocessor_config.json: images are scaled to mean and deviation 0.5")

@@ -68,7 +68,7 @@ def download(name: str) -> Path:
         raise InputError(f"{name} is no name on the hub: {_first_line(error)}") from None
     except LocalEntryNotFoundError:
         raise TformerError(
-            f"{name}: the hub cannot be reached, and the repository was not downloaded before",
+            f"{name}: the hub cannot be reached, and the repository was not downloaded whole before",
             hint="try again with a network, or name a folder on this machine",
         ) from None
     except (OSError, RuntimeError) as error:

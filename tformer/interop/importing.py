@@ -6,6 +6,7 @@ none is missing, all have the shapes that config.json promises, and every id of 
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
@@ -17,7 +18,6 @@ from torch import Tensor
 
 from tformer.build import build_model
 from tformer.checkpoint.average import require_new
-from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.save import CheckpointContents, write_checkpoint
 from tformer.interop.foreign_checkpoint import ForeignCheckpoint, open_folder
 from tformer.support import files
@@ -29,9 +29,12 @@ from tformer.workers.work import QUIET, Work
 
 @dataclass(frozen=True)
 class ImportReport:
-    """Result of an import: the architecture, sizes, tokens and labels that were read, and the new checkpoint."""
+    """Result of an import: the architecture, sizes, tokens and labels that were read, and the new checkpoint.
 
-    path: Path
+    bytes: of the written tensors. memory: bytes that the tensors take at most while they are read, converted and held.
+    """
+
+    path: Path | None  # None: nothing was written, and no place was named
     class_name: str
     model_type: str
     arch: str
@@ -43,6 +46,8 @@ class ImportReport:
     left_out: tuple[str, ...]  # tensors of the files that are no part of this class
     stored_as: str  # in the folder
     dtype: str  # of the tensors that were written: fp32, bf16, fp16
+    bytes: int
+    memory: int
     vocab_size: int | None  # rows of the embedding
     tokenizer_size: int | None  # ids
     special_tokens: Mapping[str, str]  # role -> token, of a model of text
@@ -53,25 +58,27 @@ class ImportReport:
         """The JSON document of `tformer import --json`."""
         found = {"class" if name == "class_name" else name: value for name, value in asdict(self).items()}
         lists = {name: list(value) for name, value in found.items() if isinstance(value, tuple)}
-        return found | lists | {"path": str(self.path)}
+        return found | lists | {"path": None if self.path is None else str(self.path)}
 
 
 def import_folder(
     folder: str | Path,
-    out: str | Path,
+    out: str | Path | None,
     *,
     tokenizer: Path | None = None,
     target_tokenizer: Path | None = None,
     ignore: Collection[str] = (),
     dtype: torch.dtype = torch.float32,
+    dry_run: bool = False,
     work: Work = QUIET,
 ) -> ImportReport:
     """Write a Hugging Face folder as a checkpoint of step 0, which every command takes.
 
     Args:
         folder, tokenizer, target_tokenizer, ignore: see `open_folder`.
-        out: a folder that does not exist yet.
+        out: a folder that does not exist yet; None: none, for a dry run.
         dtype: of the tensors to write.
+        dry_run: check configuration, headers of the weights and tokenizer, and write nothing.
         work: reports the weight files read, and is polled after each; once the checkpoint is being written, it is
             finished.
 
@@ -80,19 +87,25 @@ def import_folder(
         StorageError: the disk refuses; no part of the result is left.
         Interrupted: `work` was stopped; nothing is written.
     """
-    target = Path(out)
-    require_new(target)
+    target = None if out is None else Path(out)
+    if target is not None:
+        require_new(target)
     checkpoint = open_folder(folder, tokenizer=tokenizer, target_tokenizer=target_tokenizer, ignore=ignore)
-    specs = checkpoint.specs("weights").values()
+    report = _report(checkpoint, target, dtype)
+    if dry_run or target is None:
+        return report
     files.require_writable_folder(target)
-    files.require_room(target, sum(spec.stop // spec.dtype.itemsize * dtype.itemsize for spec in specs))
+    files.require_room(target, report.bytes)
 
     def file_read(done: int, total: int) -> None:
         work.report(done, total)
         if work.should_stop():
             raise Interrupted("import interrupted, nothing written", signal_number=signal.SIGINT)
 
-    weights = _cast(checkpoint.weights(file_read=file_read), checkpoint, dtype)
+    weights = {
+        name: _cast(name, tensor, checkpoint.path, dtype)
+        for name, tensor in checkpoint.each_weight(file_read=file_read)
+    }
     bare = build_model(checkpoint.foreign.model, device="meta").state_dict()
     expected = {name: tuple(tensor.shape) for name, tensor in bare.items() if name not in checkpoint.tied}
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
@@ -103,32 +116,29 @@ def import_folder(
     with files.storage_errors(target):
         files.make_folders(target.absolute().parent)
     require_new(target)  # again: reading may have taken minutes
-    report = _report(checkpoint, target, weights)
     write_checkpoint(target, checkpoint.step, CheckpointContents.derived(checkpoint, weights, checkpoint.trainer))
     return report
 
 
-def _cast(weights: dict[str, Tensor], checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The stored tensors (no aliases) in another number format. InputError for a finite number that overflows in it."""
-    result = {}
-    for name in list(weights):
-        tensor = weights.pop(name)
-        if name in checkpoint.tied:
-            continue
-        result[name] = tensor.to(dtype)
-        if torch.finfo(dtype).max < torch.finfo(tensor.dtype).max and bool(
-            (tensor.isfinite() & ~result[name].isfinite()).any()
-        ):
-            largest = float(tensor[tensor.isfinite()].abs().max())
-            raise InputError(
-                f"--dtype {name_of(dtype)}: {name} of {checkpoint.path} holds {largest:.4g}, which does not fit",
-                hint="bf16 and fp32 hold larger numbers",
-            )
+def _cast(name: str, tensor: Tensor, folder: Path, dtype: torch.dtype) -> Tensor:
+    """The tensor in another number format. InputError for a finite number that overflows in it."""
+    result = tensor.to(dtype)
+    narrower = torch.finfo(dtype).max < torch.finfo(tensor.dtype).max
+    if narrower and bool((tensor.isfinite() & ~result.isfinite()).any()):
+        largest = float(tensor[tensor.isfinite()].abs().max())
+        raise InputError(
+            f"--dtype {name_of(dtype)}: {name} of {folder} holds {largest:.4g}, which does not fit",
+            hint="bf16 and fp32 hold larger numbers",
+        )
     return result
 
 
-def _report(checkpoint: ForeignCheckpoint, target: Path, weights: Mapping[str, Tensor]) -> ImportReport:
+def _report(checkpoint: ForeignCheckpoint, target: Path | None, dtype: torch.dtype) -> ImportReport:
     foreign, recipe = checkpoint.foreign, checkpoint.recipe
+    specs = foreign.specs().values()
+    parameters = sum(math.prod(spec.shape) for spec in specs)
+    # Beside the result: a tensor of a file, the one that is made of it, and its copy in the other format.
+    passing = max(math.prod(spec.shape) * (2 * spec.dtype.itemsize + dtype.itemsize) for spec in specs)
     model = foreign.model
     stacks = model.stacks
     text = checkpoint.tokenizer_json
@@ -150,11 +160,13 @@ def _report(checkpoint: ForeignCheckpoint, target: Path, weights: Mapping[str, T
         layers={side: stack.num_layers for side, stack in stacks.items()},
         heads={side: stack.num_heads for side, stack in stacks.items()},
         d_model=model.d_model,
-        parameters=sum(tensor.numel() for tensor in weights.values()),
+        parameters=parameters,
         tensors=len(foreign.names),
         left_out=foreign.skipped,
-        stored_as=", ".join(sorted({name_of(spec.dtype) for spec in foreign.specs().values()})),
-        dtype=name_of(next(iter(weights.values())).dtype),
+        stored_as=", ".join(sorted({name_of(spec.dtype) for spec in specs})),
+        dtype=name_of(dtype),
+        bytes=parameters * dtype.itemsize,
+        memory=parameters * dtype.itemsize + passing,
         vocab_size=rows,
         tokenizer_size=size,
         special_tokens=special,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -86,14 +87,38 @@ class ForeignModel:
         return [head for head in self.model.heads if kind_in_classes(head) in kinds]
 
     def weights(self, *, file_read: FileRead = lambda done, total: None) -> dict[str, Tensor]:
-        """tformer's tensors by name (owners only), on the CPU, in the number formats of the files.
+        """tformer's tensors by name (owners only), on the CPU, in the number formats of the files; see `each`."""
+        return dict(self.each(file_read=file_read))
+
+    def each(self, *, file_read: FileRead = lambda done, total: None) -> Iterator[tuple[str, Tensor]]:
+        """(name, tensor) of tformer's tensors, each when its parts have been read, which then are dropped.
+
+        What the caller does not keep takes no memory. Parts wait for the other parts of their tensor.
 
         file_read: called after each weight file; what it raises ends the reading.
         """
-        stored = self.files.read(self.names.values(), file_read=file_read)
-        named = {name: stored[found] for name, found in self.names.items()}
-        check_fixed(self.architecture.fixed(self.model, self.class_name), named)
-        return to_ours(self.links, named)
+        fixed = {entry.name: entry for entry in self.architecture.fixed(self.model, self.class_name)}
+        parts = {entry.ours: {*entry.theirs, *(set(entry.also) & self.names.keys())} for entry in self.links}
+        missing = {ours: set(names) for ours, names in parts.items()}
+        uses = Counter(name for names in parts.values() for name in names)
+        named, read = {found: name for name, found in self.names.items()}, dict[str, Tensor]()
+        for found, tensor in self.files.each(named, file_read=file_read):
+            name = named[found]
+            if name in fixed:
+                check_fixed([fixed[name]], {name: tensor})
+            if name in uses:
+                read[name] = tensor
+            del tensor
+            for entry in [entry for entry in self.links if name in missing[entry.ours]]:
+                missing[entry.ours].remove(name)
+                if missing[entry.ours]:
+                    continue
+                made = to_ours([entry], read)
+                for part in parts[entry.ours]:
+                    uses[part] -= 1
+                    if not uses[part]:
+                        del read[part]
+                yield made.popitem()
 
     def specs(self) -> dict[str, TensorSpec]:
         """Names, number formats and shapes of tformer's tensors (owners only), without reading any."""
@@ -185,7 +210,7 @@ def _architecture(folder: Path, config: Mapping[str, Any]) -> Architecture:
 def _best_fit(
     folder: Path, read_as: Callable[[str], ForeignModel], architecture: Architecture, named: str | None
 ) -> ForeignModel:
-    """The first class with the fewest tensors left out.
+    """The first class with the fewest tensors left out, or kept as a pooler that it does not use.
 
     Tried are the named class and those that have its heads and more; all if config.json names none.
     InputError for none, and for several with other heads where config.json names none.
@@ -213,7 +238,8 @@ def _best_fit(
             f"{folder / CONFIG} does not say which class this is (architectures), and its weights fit none of "
             f"{', '.join(classes)}; of the first: {first.message}"
         )
-    best = [fit for fit in fits if len(fit.skipped) == min(len(other.skipped) for other in fits)]
+    left = [len(fit.skipped) + 2 * any(head.kind == "pooler" for head in fit.model.heads) for fit in fits]
+    best = [fit for fit, count in zip(fits, left, strict=True) if count == min(left)]
     rivals = {architecture.classes[fit.class_name]: fit.class_name for fit in reversed(best)}
     rivals.pop((), None)
     if len(rivals) > 1 and named is None:
@@ -356,6 +382,6 @@ def _section(model: Model, labels: Sequence[str], *, separate: bool) -> dict[str
     if separate and model.target_vocab_size is None:
         values["target_vocab_size"] = model.vocab_size
     for head in values["heads"]:
-        if head["kind"] == "classifier" and labels:
+        if labels and head.get("num_labels") is not None:
             head["num_labels"] = None
     return values

@@ -8,7 +8,7 @@ Weights in any other format are refused by name; a pickle is never opened.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -20,8 +20,8 @@ from tformer.checkpoint.manifest import plain_name
 from tformer.checkpoint.tensor_files import (
     MAX_HEADER_BYTES,
     TensorSpec,
+    each_tensor,
     read_specs,
-    read_tensors,
 )
 from tformer.interop.mapping import Fixed, Link
 from tformer.support.errors import InputError
@@ -66,20 +66,28 @@ class WeightFiles:
     files: Mapping[str, Path]
 
     def read(self, names: Iterable[str], *, file_read: FileRead = lambda done, total: None) -> dict[str, Tensor]:
-        """Tensors by name, on the CPU, as stored. `file_read` is called after each file.
+        """Tensors by name; see `each`."""
+        return dict(self.each(names, file_read=file_read))
+
+    def each(
+        self, names: Iterable[str], *, file_read: FileRead = lambda done, total: None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """(name, tensor) file by file, on the CPU, as stored; one at a time. `file_read` is called after each file.
 
         Raises InputError for a file that has changed since its header was read, or is damaged.
         """
-        wanted = set(names)
-        found: dict[str, Tensor] = {}
-        paths = sorted({self.files[name] for name in wanted})
+        left = set(names)
+        paths = sorted({self.files[name] for name in left})
         for done, path in enumerate(paths, start=1):
-            found |= {name: tensor for name, tensor in read_tensors(path, sha256=None).items() if name in wanted}
+            for name, tensor in each_tensor(path):
+                if name in left and tuple(tensor.shape) == self.specs[name].shape:
+                    left.remove(name)
+                    yield name, tensor
+                del tensor
             file_read(done, len(paths))
-        for name in wanted:
-            if name not in found or tuple(found[name].shape) != self.specs[name].shape:
-                raise InputError(f"{self.files[name]} has changed while it was read: tensor {name} is not what it was")
-        return found
+        if left:
+            name = min(left)
+            raise InputError(f"{self.files[name]} has changed while it was read: tensor {name} is not what it was")
 
 
 def open_weights(folder: Path) -> WeightFiles:

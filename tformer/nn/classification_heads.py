@@ -1,9 +1,11 @@
-"""Heads that classify or score sequences and tokens: classifier, regression, next sentence, replaced token.
+"""Heads that classify or score sequences and tokens: classifier, regression, next sentence, tokens, spans, choices.
 
     classifier       project(dropout(norm(act(dense(pool(x))))))   regression: one number; the norm is an option
     next_sentence    project(tanh(dense(x_cls)))
     pooler           tanh(dense(x_cls)), a vector without a projection: what published bodies bring along
     replaced_token   project(act(dense(x))), one number per token, ELECTRA (arXiv 2003.10555)
+    token_classifier project(dropout(x)), L numbers per token; span: two, of the start and the end of an answer
+    multiple_choice  project(dropout(tanh(dense(x_cls)))), one number per pair of a question and a choice
 
 Each options dataclass states facts about its head:
     over_vocabulary  it predicts tokens
@@ -221,6 +223,51 @@ class ReplacedTokenHead(nn.Module):
         ]
 
 
+class TokenHead(nn.Module):
+    """Scores of every token: (dense → activation → norm)? → dropout → project.
+
+    Attributes:
+        chooses: what a label names: "labels", one of each token; "positions", one of the text for each column.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        outputs: int,
+        *,
+        dropout: float,
+        chooses: Literal["labels", "positions"] = "labels",
+        transform: tuple[str, NormOptions] | None = None,
+        dense_bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.dropout, self.chooses = dropout, chooses
+        self.dense = Linear(d_model, d_model, bias=dense_bias) if transform else None
+        self.norm = build_norm(transform[1], d_model) if transform else None
+        self.activation = HEAD_ACTIVATIONS[transform[0] if transform else "none"]
+        self.project = Linear(d_model, outputs, bias=True)
+
+    def forward(self, hidden: Tensor, mask_BT: Tensor | None = None, *, taps: TapSink | None = None) -> Tensor:
+        """fp32 logits [B, T, L] of hidden states [B, T, D]."""
+        if self.dense is not None and self.norm is not None:
+            hidden = self.activation(tap(taps, "features", self.dense(hidden)))
+            hidden = tap(taps, "normalized", self.norm(hidden))
+        return tap(taps, "logits", self.project(dropout(hidden, self.dropout, self.training)).float())
+
+    def taps(self) -> list[Tap]:
+        """Inner tensors."""
+        inner = []
+        if self.dense is not None:
+            inner.append(Tap("features", "B T D", "one more layer, at every position", parameters=("dense",)))
+            meaning = "activated and normalized"
+            inner.append(Tap("normalized", "B T D", meaning, parameters=("norm",), dropout=self.dropout))
+        meaning = "a score for every label, at every position"
+        letters = "B T L"
+        if self.chooses == "positions":
+            meaning, letters = "does the answer start here, does it end here?", f"B T {self.project.out_features}"
+        return [*inner, Tap("logits", letters, meaning, parameters=("project",))]
+
+
 @dataclass(frozen=True)
 class ClassifierHeadOptions:
     """Class scores of a whole text or image, from one pooled hidden state (arXiv 1810.04805)."""
@@ -307,6 +354,70 @@ class ReplacedTokenHeadOptions:
 
     def build(self, context: HeadContext) -> nn.Module:
         return ReplacedTokenHead(context.d_model, activation=self.activation)
+
+
+@dataclass(frozen=True)
+class TokenClassifierHeadOptions:
+    """Scores of L labels for each token, as for named entities (BERT, arXiv 1810.04805, section 5.3)."""
+
+    over_vocabulary: ClassVar[bool] = False
+    pools: ClassVar[bool] = False
+    label_kind: ClassVar[LabelKind | None] = None
+    kind: Literal["token_classifier"] = "token_classifier"
+    num_labels: int | None = None  # null: taken from the data's labels
+    transform: bool = False  # dense, activation and norm before the projection (ModernBERT)
+    activation: HeadActivation = "gelu"  # activation of the transform
+    dense_bias: bool = True  # bias of the transform
+    dropout: float | None = None  # null: the stack's dropout
+
+    def build(self, context: HeadContext) -> nn.Module:
+        num_labels = context.num_labels if self.num_labels is None else self.num_labels
+        if num_labels is None:
+            raise ValueError("a token_classifier head needs num_labels")
+        return _token_head(self, context, num_labels)
+
+
+@dataclass(frozen=True)
+class SpanHeadOptions:
+    """Two scores for each token: the answer starts here, it ends here (SQuAD; BERT, arXiv 1810.04805, section 4.2)."""
+
+    over_vocabulary: ClassVar[bool] = False
+    pools: ClassVar[bool] = False
+    label_kind: ClassVar[LabelKind | None] = None
+    kind: Literal["span"] = "span"
+    transform: bool = False  # dense, activation and norm before the projection (ModernBERT)
+    activation: HeadActivation = "gelu"  # activation of the transform
+    dense_bias: bool = True  # bias of the transform
+    dropout: float | None = 0.0  # null: the stack's dropout
+
+    def build(self, context: HeadContext) -> nn.Module:
+        return _token_head(self, context, 2)
+
+
+@dataclass(frozen=True)
+class MultipleChoiceHeadOptions:
+    """One score for each pair of a question and a choice (SWAG; BERT, arXiv 1810.04805, section 4.4)."""
+
+    over_vocabulary: ClassVar[bool] = False
+    pools: ClassVar[bool] = True
+    label_kind: ClassVar[LabelKind | None] = None
+    kind: Literal["multiple_choice"] = "multiple_choice"
+    dropout: float | None = None  # null: the stack's dropout
+
+    def build(self, context: HeadContext) -> nn.Module:
+        rate = context.dropout if self.dropout is None else self.dropout
+        return PooledHead(context.d_model, 1, pooling="cls", pooler=True, activation="tanh", dropout=rate)
+
+
+def _token_head(options: TokenClassifierHeadOptions | SpanHeadOptions, context: HeadContext, outputs: int) -> nn.Module:
+    return TokenHead(
+        context.d_model,
+        outputs,
+        dropout=context.dropout if options.dropout is None else options.dropout,
+        chooses="positions" if options.kind == "span" else "labels",
+        transform=(options.activation, context.norm) if options.transform else None,
+        dense_bias=options.dense_bias,
+    )
 
 
 def _pooled_head(

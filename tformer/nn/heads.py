@@ -28,10 +28,13 @@ from tformer.nn.classification_heads import (
     HeadActivation,
     HeadContext,
     LabelKind,
+    MultipleChoiceHeadOptions,
     NextSentenceHeadOptions,
     PoolerHeadOptions,
     RegressionHeadOptions,
     ReplacedTokenHeadOptions,
+    SpanHeadOptions,
+    TokenClassifierHeadOptions,
 )
 from tformer.nn.linear import Linear
 from tformer.nn.losses import IGNORED_LABEL, LOGIT_ELEMENTS, CrossEntropy, cross_entropy_of, linear_cross_entropy
@@ -182,6 +185,9 @@ HeadOptions = (
     | NextSentenceHeadOptions
     | PoolerHeadOptions
     | ReplacedTokenHeadOptions
+    | TokenClassifierHeadOptions
+    | SpanHeadOptions
+    | MultipleChoiceHeadOptions
 )
 """The table of heads: the options of each, which build it."""
 

@@ -10,7 +10,7 @@ from math import sqrt
 from operator import attrgetter
 
 from tformer.nn.classification_heads import POOLINGS
-from tformer.objectives import check_combination, unused_keys
+from tformer.objectives import OBJECTIVES, check_combination, unused_keys
 from tformer.objectives.base import WINDOWED, Objective
 from tformer.optim.optimizers import OPTIMIZERS
 from tformer.optim.schedules import READS_VALIDATION_LOSS
@@ -150,7 +150,9 @@ def _unfit_head(recipe: Recipe, path: KeyPath, kind: str, objective: type[Object
     """A missing head, or one whose pooling or labels do not fit the objective."""
     heads, wanted = recipe.model.heads, objective.head
     if wanted.kind not in [head.kind for head in heads]:
-        found = ", ".join(head.kind for head in heads) or "none"
+        known = {each.head.kind for each in OBJECTIVES.values()}
+        others = [f"{head.kind}{'' if head.kind in known else ', which no objective trains'}" for head in heads]
+        found = ", ".join(others) or "none"
         hint = f"--objective {kind} adds it, as --objective NAME the head of another objective"
         yield Problem(path, f"{kind} needs a head of kind {wanted.kind}, found {found}", hint)
     for number, head in enumerate(heads):

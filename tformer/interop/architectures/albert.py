@@ -7,7 +7,14 @@ from typing import Any
 
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures import bert
-from tformer.interop.architectures.parts import head_dropout, layer_links, pooled_links, sequence_head, stack_of
+from tformer.interop.architectures.parts import (
+    head_dropout,
+    layer_links,
+    pooled_links,
+    sequence_head,
+    stack_of,
+    with_tasks,
+)
 from tformer.interop.architectures.table import Row
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both, link
@@ -94,7 +101,7 @@ def links(model: Model, class_name: str) -> list[Link]:
     return table
 
 
-ALBERT = Architecture(
+PLAIN = Architecture(
     model_type="albert",
     classes={
         "AlbertForPreTraining": ("masked_lm", "next_sentence"),
@@ -116,3 +123,4 @@ ALBERT = Architecture(
     special_ids={"pad": 0, "bos": 2, "eos": 3},
     slow_tokenizer="AlbertTokenizer",
 )
+ALBERT = with_tasks(PLAIN, dropouts={"token_classifier": "classifier_dropout_prob"})

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.parts import head_dropout, layer_links, pooled_links, sequence_head
+from tformer.interop.architectures.parts import head_dropout, layer_links, pooled_links, sequence_head, with_tasks
 from tformer.interop.architectures.table import ConfigTable, Row
 from tformer.interop.config import Config
 from tformer.interop.mapping import Layout, Link, both, link
@@ -160,7 +160,7 @@ def links(model: Model, class_name: str) -> list[Link]:
     return table
 
 
-BERT = Architecture(
+PLAIN = Architecture(
     model_type="bert",
     classes={
         "BertForPreTraining": ("masked_lm", "next_sentence"),
@@ -183,4 +183,9 @@ BERT = Architecture(
     ),
     special_ids={"pad": 0},
     slow_tokenizer="BertTokenizer",
+)
+BERT = with_tasks(
+    PLAIN,
+    dropouts={"token_classifier": "classifier_dropout", "multiple_choice": "classifier_dropout"},
+    chooses=True,
 )

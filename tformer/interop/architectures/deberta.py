@@ -19,6 +19,7 @@ from tformer.interop.architectures.parts import (
     pooled_links,
     sequence_head,
     stack_of,
+    with_tasks,
 )
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both, link
@@ -134,7 +135,7 @@ def links(model: Model, class_name: str) -> list[Link]:
     return table + bert.prediction_links(model, bias="cls.predictions.bias", output=output)
 
 
-DEBERTA_V2 = Architecture(
+PLAIN = Architecture(
     model_type="deberta-v2",
     classes={
         "DebertaV2ForMaskedLM": ("masked_lm",),
@@ -160,3 +161,4 @@ DEBERTA_V2 = Architecture(
     special_ids={"pad": 0},
     slow_tokenizer="DebertaV2Tokenizer",
 )
+DEBERTA_V2 = with_tasks(PLAIN)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures.bert import LEGACY_NAMES, buffers, refuse_odd_heads
-from tformer.interop.architectures.parts import head_dropout, layer_links, pooled_links, sequence_head
+from tformer.interop.architectures.parts import head_dropout, layer_links, pooled_links, sequence_head, with_tasks
 from tformer.interop.architectures.table import ConfigTable, Row
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both, link
@@ -85,7 +85,7 @@ def links(model: Model, class_name: str) -> list[Link]:
     return table if model.tie.output else [*table, link("heads.masked_lm.weight", f"{output}.weight")]
 
 
-DISTILBERT = Architecture(
+PLAIN = Architecture(
     model_type="distilbert",
     classes={MASKED: ("masked_lm",), CLASSIFIER: ("classifier",), "DistilBertModel": ()},
     family="bert",
@@ -98,3 +98,4 @@ DISTILBERT = Architecture(
     special_ids={"pad": 0},
     slow_tokenizer="BertTokenizer",
 )
+DISTILBERT = with_tasks(PLAIN, dropouts={"span": "qa_dropout"})

@@ -10,7 +10,7 @@ from typing import Any
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures import bert
 from tformer.interop.architectures.bert import is_classifier
-from tformer.interop.architectures.parts import pooled_links
+from tformer.interop.architectures.parts import pooled_links, with_tasks
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both, link
 from tformer.recipe.model import Model
@@ -59,7 +59,7 @@ def links(model: Model, class_name: str) -> list[Link]:
     return table if model.tie.output else [*table, link("heads.masked_lm.weight", f"{output}.weight")]
 
 
-ELECTRA = Architecture(
+PLAIN = Architecture(
     model_type="electra",
     classes={
         "ElectraForPreTraining": ("replaced_token",),
@@ -81,3 +81,4 @@ ELECTRA = Architecture(
     special_ids={"pad": 0},
     slow_tokenizer="BertTokenizer",
 )
+ELECTRA = with_tasks(PLAIN, dropouts={"token_classifier": "classifier_dropout"})

@@ -1,6 +1,7 @@
 """Longformer (2004.05150): RoBERTa with sliding windows, and separate projections of tokens that see all.
 
-The class for labels makes the first token global; the others none, unless `global_attention_mask` names some.
+The class for labels makes the first token global; the others none, unless `global_attention_mask` names some (in
+`transformers` the class that answers questions names those of the question by itself).
 `attention_window` counts the keys of both sides, as a recipe's `window` does.
 """
 
@@ -11,7 +12,7 @@ from typing import Any
 
 from tformer.interop.architectures import roberta
 from tformer.interop.architectures.bert import CONFIG, buffers, is_classifier
-from tformer.interop.architectures.parts import stack_of
+from tformer.interop.architectures.parts import stack_of, with_tasks
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both
 from tformer.nn.attention.sliding_window import SlidingWindowOptions
@@ -65,8 +66,8 @@ def links(model: Model, class_name: str) -> list[Link]:
     return table
 
 
-LONGFORMER = replace(
-    roberta.ROBERTA,
+PLAIN = replace(
+    roberta.PLAIN,
     model_type="longformer",
     classes={
         "LongformerForMaskedLM": ("masked_lm",),
@@ -84,6 +85,7 @@ LONGFORMER = replace(
         r"longformer\.pooler\.dense\.(weight|bias)",
         r"lm_head\.(bias|(dense|layer_norm|decoder)\.(weight|bias))",
     ),
-    special_ids={**roberta.ROBERTA.special_ids, "sep": 2},
+    special_ids={**roberta.PLAIN.special_ids, "sep": 2},
     slow_tokenizer="LongformerTokenizer",
 )
+LONGFORMER = with_tasks(PLAIN)

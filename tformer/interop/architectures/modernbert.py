@@ -18,12 +18,18 @@ from tformer.interop.architectures.parts import (
     layer_links,
     sequence_head,
     stack_of,
+    token_head,
 )
 from tformer.interop.architectures.table import ConfigTable, Row
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, link
 from tformer.nn.attention.sliding_window import SlidingWindowOptions
-from tformer.nn.classification_heads import ClassifierHeadOptions, RegressionHeadOptions
+from tformer.nn.classification_heads import (
+    ClassifierHeadOptions,
+    RegressionHeadOptions,
+    SpanHeadOptions,
+    TokenClassifierHeadOptions,
+)
 from tformer.nn.heads import MaskedLmHeadOptions
 from tformer.recipe.model import Model, layer_sections
 from tformer.support.errors import InputError
@@ -102,8 +108,9 @@ def read(config: Config, class_name: str) -> dict[str, Any]:
         dropout = config.take("classifier_dropout", default=0.0, kind=float)
         pooled = {"pooling": pooling, "pooler_bias": bias, "pooler_norm": True}
         return values | {"heads": [sequence_head(config, activation=activation, dropout=dropout, **pooled)]}
-    head = {"kind": "masked_lm", "activation": activation, "dense_bias": bias, "bias": bias_of_output}
-    return values | {"heads": [head]}
+    transform = {"activation": activation, "dense_bias": bias}
+    of_tokens = token_head(config, class_name, dropout="classifier_dropout", transform=True, **transform)
+    return values | {"heads": [of_tokens or {"kind": "masked_lm", "bias": bias_of_output, **transform}]}
 
 
 def write(model: Model, class_name: str) -> dict[str, Any]:
@@ -120,6 +127,8 @@ def write(model: Model, class_name: str) -> dict[str, Any]:
     for head in model.heads:
         if isinstance(head, MaskedLmHeadOptions):
             found |= {"classifier_bias": head.dense_bias, "decoder_bias": head.bias}
+        elif isinstance(head, TokenClassifierHeadOptions | SpanHeadOptions):
+            found |= {"classifier_bias": head.dense_bias, "classifier_dropout": head.dropout or 0.0}
         elif isinstance(head, ClassifierHeadOptions | RegressionHeadOptions):
             found |= {"classifier_bias": head.pooler_bias, "classifier_pooling": head.pooling}
             found["classifier_dropout"] = head_dropout(model) or 0.0
@@ -148,6 +157,9 @@ def links(model: Model, class_name: str) -> list[Link]:
             table += _parameters(f"{name}.dense", "head.dense", biased=head.dense_bias)
             table += [] if model.tie.output else [link(f"{name}.weight", "decoder.weight")]
             table += [link(f"{name}.bias", "decoder.bias")] if head.bias else []
+        elif isinstance(head, TokenClassifierHeadOptions | SpanHeadOptions):
+            table += _parameters(f"{name}.dense", "head.dense", biased=head.dense_bias)
+            table += _parameters(f"{name}.project", "classifier", biased=True)
         elif isinstance(head, ClassifierHeadOptions | RegressionHeadOptions):
             table += _parameters(f"{name}.pooler", "head.dense", biased=head.pooler_bias)
             table += _parameters(f"{name}.project", "classifier", biased=True)
@@ -167,6 +179,8 @@ MODERNBERT = Architecture(
     classes={
         "ModernBertForMaskedLM": ("masked_lm",),
         "ModernBertForSequenceClassification": ("classifier",),
+        "ModernBertForTokenClassification": ("token_classifier",),
+        "ModernBertForQuestionAnswering": ("span",),
         "ModernBertModel": (),
     },
     family="bert",

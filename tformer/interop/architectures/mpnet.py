@@ -7,7 +7,7 @@ from typing import Any
 
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures import bert
-from tformer.interop.architectures.parts import layer_links, pooled_links, sequence_head
+from tformer.interop.architectures.parts import layer_links, pooled_links, sequence_head, with_tasks
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both, link
 from tformer.recipe.model import Model
@@ -69,7 +69,7 @@ def links(model: Model, class_name: str) -> list[Link]:
     ]
 
 
-MPNET = Architecture(
+PLAIN = Architecture(
     model_type="mpnet",
     classes={
         "MPNetForMaskedLM": ("masked_lm",),
@@ -90,3 +90,4 @@ MPNET = Architecture(
     special_ids={"pad": 1, "bos": 0, "eos": 2},
     slow_tokenizer="MPNetTokenizer",
 )
+MPNET = with_tasks(PLAIN)

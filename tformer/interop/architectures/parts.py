@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from tformer.build import resolve_sizes
+from tformer.interop.architecture import Architecture
 from tformer.interop.config import Config
 from tformer.interop.mapping import SAME, Layout, Link, both, grouped_rows, link, rows
 from tformer.interop.weight_files import WeightFiles
@@ -91,6 +93,65 @@ def sequence_head(config: Config, *, default_labels: int = 2, **options: Any) ->
 def head_dropout(model: Model) -> float | None:
     """The dropout of a head over labels; None: the stack's."""
     return next((head.dropout for head in model.heads if head.kind in ("classifier", "regression")), None)
+
+
+TASKS = {
+    "ForTokenClassification": ("token_classifier", "classifier"),
+    "ForQuestionAnswering": ("span", "qa_outputs"),
+    "ForMultipleChoice": ("multiple_choice", "classifier"),
+}
+"""Endings of classes -> the kind of their head, and the name on disk of its projection."""
+
+
+def token_head(config: Config, class_name: str, *, dropout: str | None = None, **options: Any) -> dict[str, Any] | None:
+    """The head of one of `TASKS`; None for another class.
+
+    dropout: the key of config.json with the head's; None, or without the key: that of the stack (of spans 0).
+    """
+    kind = next((kind for task, (kind, _) in TASKS.items() if class_name.endswith(task)), None)
+    if kind is None:
+        return None
+    head = {"kind": kind, **options}
+    if kind == "token_classifier":
+        head["num_labels"] = len(label_names(config)) or config.size("num_labels", default=2)
+    rate = None if dropout is None else config.take(dropout, default=None, kind=float)
+    return head if rate is None else head | {"dropout": rate}
+
+
+def with_tasks(architecture: Architecture, *, dropouts: Mapping[str, str] = {}, chooses: bool = False) -> Architecture:
+    """An encoder with the classes of `TASKS`, whose heads are one projection each.
+
+    dropouts: kind of head -> the key of config.json with its dropout.
+    chooses: with ...ForMultipleChoice, whose projection reads the body's pooler.
+    """
+    body = next(name for name, heads in architecture.classes.items() if not heads)
+    own = {
+        f"{body.removesuffix('Model')}{task}": (kind, output)
+        for task, (kind, output) in TASKS.items()
+        if chooses or kind != "multiple_choice"
+    }
+
+    def read(config: Config, class_name: str) -> dict[str, Any]:
+        if class_name not in own:
+            return architecture.read(config, class_name)
+        section = architecture.read(config, body)
+        return section | {"heads": [token_head(config, class_name, dropout=dropouts.get(own[class_name][0]))]}
+
+    def write(model: Model, class_name: str) -> dict[str, Any]:
+        if class_name not in own:
+            return architecture.write(model, class_name)
+        keys = {dropouts[head.kind]: getattr(head, "dropout", None) for head in model.heads if head.kind in dropouts}
+        return architecture.write(model, body) | {key: rate for key, rate in keys.items() if rate is not None}
+
+    def links(model: Model, class_name: str) -> Sequence[Link]:
+        if class_name not in own:
+            return architecture.links(model, class_name)
+        kind, output = own[class_name]
+        pooler = both(f"heads.{kind}.pooler", str(architecture.pooler)) if kind == "multiple_choice" else []
+        return [*architecture.links(model, body), *pooler, *both(f"heads.{kind}.project", output)]
+
+    classes = {**architecture.classes, **{name: (kind,) for name, (kind, _) in own.items()}}
+    return replace(architecture, classes=classes, read=read, write=write, links=links)
 
 
 def token_links(model: Model, table: str, output: str = "lm_head") -> list[Link]:

@@ -13,7 +13,7 @@ from typing import Any
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures import bert
 from tformer.interop.architectures.bert import CONFIG, body_links, is_classifier
-from tformer.interop.architectures.parts import pooled_links, stack_of
+from tformer.interop.architectures.parts import pooled_links, stack_of, with_tasks
 from tformer.interop.architectures.table import ConfigTable
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both
@@ -60,7 +60,7 @@ def links(model: Model, class_name: str) -> list[Link]:
     ]
 
 
-ROBERTA = Architecture(
+PLAIN = Architecture(
     model_type="roberta",
     classes={
         "RobertaForMaskedLM": ("masked_lm",),
@@ -82,25 +82,35 @@ ROBERTA = Architecture(
     special_ids={"pad": 1, "bos": 0, "eos": 2},
     slow_tokenizer="RobertaTokenizer",
 )
-CAMEMBERT = replace(
-    ROBERTA,
-    model_type="camembert",
-    classes={
-        "CamembertForMaskedLM": ("masked_lm",),
-        "CamembertForSequenceClassification": ("classifier",),
-        "CamembertModel": (),
-    },
-    read=read,
-    slow_tokenizer="CamembertTokenizer",
+DROPOUTS = {"token_classifier": "classifier_dropout"}
+ROBERTA = with_tasks(PLAIN, dropouts=DROPOUTS, chooses=True)
+CAMEMBERT = with_tasks(
+    replace(
+        PLAIN,
+        model_type="camembert",
+        classes={
+            "CamembertForMaskedLM": ("masked_lm",),
+            "CamembertForSequenceClassification": ("classifier",),
+            "CamembertModel": (),
+        },
+        read=read,
+        slow_tokenizer="CamembertTokenizer",
+    ),
+    dropouts=DROPOUTS,
+    chooses=True,
 )
-XLM_ROBERTA = replace(
-    ROBERTA,
-    model_type="xlm-roberta",
-    classes={
-        "XLMRobertaForMaskedLM": ("masked_lm",),
-        "XLMRobertaForSequenceClassification": ("classifier",),
-        "XLMRobertaModel": (),
-    },
-    read=read,
-    slow_tokenizer="XLMRobertaTokenizer",
+XLM_ROBERTA = with_tasks(
+    replace(
+        PLAIN,
+        model_type="xlm-roberta",
+        classes={
+            "XLMRobertaForMaskedLM": ("masked_lm",),
+            "XLMRobertaForSequenceClassification": ("classifier",),
+            "XLMRobertaModel": (),
+        },
+        read=read,
+        slow_tokenizer="XLMRobertaTokenizer",
+    ),
+    dropouts=DROPOUTS,
+    chooses=True,
 )

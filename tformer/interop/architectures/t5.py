@@ -20,10 +20,11 @@ from tformer.interop.architectures.parts import (
     layer_links,
     output_is_tied,
     stack_of,
+    token_head,
 )
 from tformer.interop.architectures.table import ConfigTable, Row, both_stacks
 from tformer.interop.config import Config
-from tformer.interop.mapping import Link, link
+from tformer.interop.mapping import Link, both, link
 from tformer.interop.weight_files import WeightFiles
 from tformer.nn.positions.biases import T5BiasOptions
 from tformer.recipe.model import Model
@@ -31,6 +32,7 @@ from tformer.support.errors import InputError
 
 TABLE = "shared.weight"
 COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+TOKENS = "ForTokenClassification"  # of the encoder alone
 SIDES = {"encoder": 1, "decoder": 2}  # index of the feed-forward network in a layer's list of parts
 
 
@@ -76,7 +78,7 @@ OF_UMT5 = replace(
 
 
 def encodes_only(class_name: str) -> bool:
-    return class_name.endswith("EncoderModel")
+    return class_name.endswith(("EncoderModel", TOKENS))
 
 
 def read(
@@ -98,7 +100,8 @@ def read(
         scaled = config.expect("scale_decoder_outputs", True)
     for side in SIDES:
         section[side]["feedforward"] |= _activation(config, projection)
-    section["heads"] = [{"kind": "lm", "scale": "inverse_sqrt_d" if scaled else "none"}]
+    of_tokens = token_head(config, class_name, dropout="classifier_dropout")
+    section["heads"] = [of_tokens or {"kind": "lm", "scale": "inverse_sqrt_d" if scaled else "none"}]
     decoder = section.pop("decoder")
     if encodes_only(class_name):
         return section
@@ -161,7 +164,14 @@ def links(model: Model, class_name: str) -> list[Link]:
             "cross_attention.out": "layer.1.EncDecAttention.o",
         }
         table += layer_links(model, side, f"{side}.block", modules)
-    return table
+    if not class_name.endswith(TOKENS):
+        return table
+
+    def inside(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(f"transformer.{name}" for name in names)
+
+    table = [replace(one, theirs=inside(one.theirs), also=inside(one.also)) for one in table]
+    return [*table, *both("heads.token_classifier.project", "classifier")]
 
 
 def of_files(section: dict[str, Any], files: WeightFiles) -> dict[str, Any]:
@@ -177,6 +187,7 @@ T5 = Architecture(
         "T5WithLMHeadModel": ("lm",),
         "T5Model": (),
         "T5EncoderModel": (),
+        "T5ForTokenClassification": ("token_classifier",),
     },
     family="t5",
     read=read,
@@ -191,7 +202,12 @@ T5 = Architecture(
 MT5 = replace(
     T5,
     model_type="mt5",
-    classes={"MT5ForConditionalGeneration": ("lm",), "MT5Model": (), "MT5EncoderModel": ()},
+    classes={
+        "MT5ForConditionalGeneration": ("lm",),
+        "MT5Model": (),
+        "MT5EncoderModel": (),
+        "MT5ForTokenClassification": ("token_classifier",),
+    },
     read=partial(read, table=OF_MT5, projection="gated-gelu", scales="never"),
     special_ids={**T5.special_ids, "decoder_start": 0},
     ctranslate2=None,

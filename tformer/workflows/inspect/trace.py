@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tformer.model import Transformer
-from tformer.nn.classification_heads import LabelKind, PooledHead
+from tformer.nn.classification_heads import LabelKind, PooledHead, TokenHead
 from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.heads import VocabularyHead
 from tformer.nn.patches import PatchEmbedding
@@ -362,6 +362,17 @@ def _loss(head: nn.Module, logits: Tensor) -> tuple[Tap, Tensor, Tensor]:
         labels = torch.zeros(logits.shape[:-1], dtype=torch.long, device=logits.device)
         tap = Tap("labels", "B T", "the token that is right at each position", ())
         return tap, labels, F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    if isinstance(head, TokenHead):
+        rows, length, outputs = logits.shape
+        of_tokens = head.chooses == "labels"
+        shape = (rows, length) if of_tokens else (rows, outputs)
+        labels = torch.zeros(shape, dtype=torch.long, device=logits.device)
+        meaning = "the label of each token" if of_tokens else "where the answer starts, where it ends"
+        tap = Tap("labels", "B T" if of_tokens else f"B {outputs}", meaning, ())
+        return tap, labels, F.cross_entropy(logits.transpose(1, 2) if of_tokens else logits, labels)
+    if isinstance(head, PooledHead) and head.label_kind == "classes" and logits.shape[1] == 1:
+        labels = torch.zeros(1, dtype=torch.long, device=logits.device)
+        return Tap("labels", "1", "the number of the right choice", ()), labels, F.cross_entropy(logits.T, labels)
     kind: LabelKind = head.label_kind if isinstance(head, PooledHead) else "labels"
     letters, meaning = LABELS[kind] if isinstance(head, PooledHead) else ("B T", "1 where the token was replaced")
     tap = Tap("labels", letters, meaning, ())
