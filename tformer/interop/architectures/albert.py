@@ -123,4 +123,4 @@ PLAIN = Architecture(
     special_ids={"pad": 0, "bos": 2, "eos": 3},
     slow_tokenizer="AlbertTokenizer",
 )
-ALBERT = with_tasks(PLAIN, dropouts={"token_classifier": "classifier_dropout_prob"})
+ALBERT = with_tasks(PLAIN, dropouts={"token_classifier": ("classifier_dropout_prob", 0.1)})

@@ -186,6 +186,6 @@ PLAIN = Architecture(
 )
 BERT = with_tasks(
     PLAIN,
-    dropouts={"token_classifier": "classifier_dropout", "multiple_choice": "classifier_dropout"},
+    dropouts=dict.fromkeys(("token_classifier", "multiple_choice"), ("classifier_dropout", None)),
     chooses=True,
 )

@@ -98,4 +98,4 @@ PLAIN = Architecture(
     special_ids={"pad": 0},
     slow_tokenizer="BertTokenizer",
 )
-DISTILBERT = with_tasks(PLAIN, dropouts={"span": "qa_dropout"})
+DISTILBERT = with_tasks(PLAIN, dropouts={"span": ("qa_dropout", 0.1)})

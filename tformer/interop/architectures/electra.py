@@ -81,4 +81,4 @@ PLAIN = Architecture(
     special_ids={"pad": 0},
     slow_tokenizer="BertTokenizer",
 )
-ELECTRA = with_tasks(PLAIN, dropouts={"token_classifier": "classifier_dropout"})
+ELECTRA = with_tasks(PLAIN, dropouts={"token_classifier": ("classifier_dropout", None)})

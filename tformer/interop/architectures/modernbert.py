@@ -109,7 +109,7 @@ def read(config: Config, class_name: str) -> dict[str, Any]:
         pooled = {"pooling": pooling, "pooler_bias": bias, "pooler_norm": True}
         return values | {"heads": [sequence_head(config, activation=activation, dropout=dropout, **pooled)]}
     transform = {"activation": activation, "dense_bias": bias}
-    of_tokens = token_head(config, class_name, dropout="classifier_dropout", transform=True, **transform)
+    of_tokens = token_head(config, class_name, dropout=("classifier_dropout", 0.0), transform=True, **transform)
     return values | {"heads": [of_tokens or {"kind": "masked_lm", "bias": bias_of_output, **transform}]}
 
 

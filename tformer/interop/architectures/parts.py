@@ -103,25 +103,30 @@ TASKS = {
 """Endings of classes -> the kind of their head, and the name on disk of its projection."""
 
 
-def token_head(config: Config, class_name: str, *, dropout: str | None = None, **options: Any) -> dict[str, Any] | None:
-    """The head of one of `TASKS`; None for another class.
+DropoutKey = tuple[str, float | None]
+"""The key of config.json with the dropout of a head, and what a missing key means; None: as if there were no key."""
 
-    dropout: the key of config.json with the head's; None, or without the key: that of the stack (of spans 0).
-    """
+
+def token_head(
+    config: Config, class_name: str, *, dropout: DropoutKey | None = None, **options: Any
+) -> dict[str, Any] | None:
+    """The head of one of `TASKS`; None for another class. dropout: without a key that of the stack, of spans 0."""
     kind = next((kind for task, (kind, _) in TASKS.items() if class_name.endswith(task)), None)
     if kind is None:
         return None
     head = {"kind": kind, **options}
     if kind == "token_classifier":
         head["num_labels"] = len(label_names(config)) or config.size("num_labels", default=2)
-    rate = None if dropout is None else config.take(dropout, default=None, kind=float)
+    rate = None if dropout is None else config.take(dropout[0], default=dropout[1], kind=float)
     return head if rate is None else head | {"dropout": rate}
 
 
-def with_tasks(architecture: Architecture, *, dropouts: Mapping[str, str] = {}, chooses: bool = False) -> Architecture:
+def with_tasks(
+    architecture: Architecture, *, dropouts: Mapping[str, DropoutKey] = {}, chooses: bool = False
+) -> Architecture:
     """An encoder with the classes of `TASKS`, whose heads are one projection each.
 
-    dropouts: kind of head -> the key of config.json with its dropout.
+    dropouts: by the kind of the head.
     chooses: with ...ForMultipleChoice, whose projection reads the body's pooler.
     """
     body = next(name for name, heads in architecture.classes.items() if not heads)
@@ -140,7 +145,7 @@ def with_tasks(architecture: Architecture, *, dropouts: Mapping[str, str] = {}, 
     def write(model: Model, class_name: str) -> dict[str, Any]:
         if class_name not in own:
             return architecture.write(model, class_name)
-        keys = {dropouts[head.kind]: getattr(head, "dropout", None) for head in model.heads if head.kind in dropouts}
+        keys = {dropouts[head.kind][0]: getattr(head, "dropout", None) for head in model.heads if head.kind in dropouts}
         return architecture.write(model, body) | {key: rate for key, rate in keys.items() if rate is not None}
 
     def links(model: Model, class_name: str) -> Sequence[Link]:

@@ -82,7 +82,7 @@ PLAIN = Architecture(
     special_ids={"pad": 1, "bos": 0, "eos": 2},
     slow_tokenizer="RobertaTokenizer",
 )
-DROPOUTS = {"token_classifier": "classifier_dropout"}
+DROPOUTS = {"token_classifier": ("classifier_dropout", None)}
 ROBERTA = with_tasks(PLAIN, dropouts=DROPOUTS, chooses=True)
 CAMEMBERT = with_tasks(
     replace(

@@ -100,7 +100,7 @@ def read(
         scaled = config.expect("scale_decoder_outputs", True)
     for side in SIDES:
         section[side]["feedforward"] |= _activation(config, projection)
-    of_tokens = token_head(config, class_name, dropout="classifier_dropout")
+    of_tokens = token_head(config, class_name, dropout=("classifier_dropout", 0.0))
     section["heads"] = [of_tokens or {"kind": "lm", "scale": "inverse_sqrt_d" if scaled else "none"}]
     decoder = section.pop("decoder")
     if encodes_only(class_name):
