@@ -10,6 +10,7 @@ import math
 import signal
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from tformer.build import build_model
 from tformer.checkpoint.average import require_new
+from tformer.checkpoint.read import all_finite
 from tformer.checkpoint.save import CheckpointContents, write_checkpoint
 from tformer.interop.foreign_checkpoint import ForeignCheckpoint, open_folder
 from tformer.support import files
@@ -102,10 +104,8 @@ def import_folder(
         if work.should_stop():
             raise Interrupted("import interrupted, nothing written", signal_number=signal.SIGINT)
 
-    weights = {
-        name: _cast(name, tensor, checkpoint.path, dtype)
-        for name, tensor in checkpoint.each_weight(file_read=file_read)
-    }
+    # `map` holds no tensor while the next one is read, as a loop would.
+    weights = dict(map(partial(_cast, checkpoint.path, dtype), checkpoint.each_weight(file_read=file_read)))
     bare = build_model(checkpoint.foreign.model, device="meta").state_dict()
     expected = {name: tuple(tensor.shape) for name, tensor in bare.items() if name not in checkpoint.tied}
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
@@ -120,17 +120,17 @@ def import_folder(
     return report
 
 
-def _cast(name: str, tensor: Tensor, folder: Path, dtype: torch.dtype) -> Tensor:
-    """The tensor in another number format. InputError for a finite number that overflows in it."""
+def _cast(folder: Path, dtype: torch.dtype, found: tuple[str, Tensor]) -> tuple[str, Tensor]:
+    """A named tensor in another number format. InputError for a finite number that overflows in it."""
+    name, tensor = found
     result = tensor.to(dtype)
-    narrower = torch.finfo(dtype).max < torch.finfo(tensor.dtype).max
-    if narrower and bool((tensor.isfinite() & ~result.isfinite()).any()):
-        largest = float(tensor[tensor.isfinite()].abs().max())
+    if not all_finite(result) and all_finite(tensor):
+        largest = float(tensor.abs().max())
         raise InputError(
             f"--dtype {name_of(dtype)}: {name} of {folder} holds {largest:.4g}, which does not fit",
             hint="bf16 and fp32 hold larger numbers",
         )
-    return result
+    return name, result
 
 
 def _report(checkpoint: ForeignCheckpoint, target: Path | None, dtype: torch.dtype) -> ImportReport:

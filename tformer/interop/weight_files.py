@@ -77,13 +77,15 @@ class WeightFiles:
         Raises InputError for a file that has changed since its header was read, or is damaged.
         """
         left = set(names)
+
+        def is_wanted(found: tuple[str, Tensor]) -> bool:
+            wanted = found[0] in left and tuple(found[1].shape) == self.specs[found[0]].shape
+            left.discard(found[0] if wanted else "")
+            return wanted
+
         paths = sorted({self.files[name] for name in left})
         for done, path in enumerate(paths, start=1):
-            for name, tensor in each_tensor(path):
-                if name in left and tuple(tensor.shape) == self.specs[name].shape:
-                    left.remove(name)
-                    yield name, tensor
-                del tensor
+            yield from filter(is_wanted, each_tensor(path))  # a loop would hold the tensor while the caller works
             file_read(done, len(paths))
         if left:
             name = min(left)
