@@ -31,7 +31,7 @@ from tformer.data.shards.caches import ROWS
 from tformer.data.sources.rows import is_path, keep_rows, rows_in_messages
 from tformer.data.sources.tables import table_format
 from tformer.decoding.fill_mask import Candidate, fill_mask
-from tformer.decoding.inference import inference_dtype, prepare_inference
+from tformer.decoding.inference import prepare_loaded
 from tformer.decoding.lines import WINDOW_BATCHES, open_texts_or_pairs, row_blocks, text_windows
 from tformer.decoding.options import GenerateOptions
 from tformer.decoding.settings import Generated
@@ -50,8 +50,9 @@ from tformer.decoding.writers import (
 from tformer.evaluation.answers import AnswerFormat, ClassifyOptions
 from tformer.evaluation.classifier import HEADS as CLASSIFIER_HEADS
 from tformer.evaluation.classifier import Classifier
-from tformer.evaluation.embed import EmbedOptions, embed_images, embed_texts
+from tformer.evaluation.embed import embed_images, embed_texts
 from tformer.evaluation.options import EvaluationOptions
+from tformer.evaluation.vector_options import EmbedOptions
 from tformer.inside.attribution import AttributionReport
 from tformer.inside.embeddings import EmbeddingReport, embedding_report
 from tformer.inside.heads import HeadReport
@@ -119,6 +120,14 @@ NOT_OF_CLASSIFY = OF_LOAD | {
     "output": RETURNED,
     "json": RETURNED,
 }
+NOT_OF_EMBED = (
+    OF_LOAD
+    | OF_TABLES
+    | {
+        **dict.fromkeys(("text", "input"), "the inputs are the first argument; a pair is a tuple"),
+        **dict.fromkeys(("output", "dtype"), RETURNED),
+    }
+)
 NOT_OF_EVALUATE = OF_LOAD | {"json": RETURNED}
 NOT_OF_INSIDE = OF_LOAD | {"output": RETURNED, "format": RETURNED}
 NOT_OF_LENS = NOT_OF_INSIDE | {"view": RETURNED}
@@ -325,12 +334,12 @@ class Run(Loaded):
     def embed(self, inputs: Any, **options: Any) -> np.ndarray:
         """Pooled hidden states: fp32 [D] of a text, a pair (tuple) of texts or an image's path; a list gives [N, D].
 
-        Keywords: `pooling` (cls, mean, max or eos; default: that of the model's head, else mean), `layer` (from 0;
-        default: the model's last hidden states), `batch_size`, `precision`, `quantize`.
+        Keywords, as of `tformer embed`: `pooling` (cls, mean, max or last; default: that of the model's head, else
+        mean), `normalize`, `dimensions`, `layer` (from 0; default: the model's last hidden states), `batch_size`, ...
         """
         each, is_one = _as_list(inputs, INPUTS)
         with flags_as_keywords():
-            chosen = from_keywords(EmbedOptions, options, caller="embed")
+            chosen = from_keywords(EmbedOptions, options, caller="embed", without=NOT_OF_EMBED)
             chosen.check()
             loaded = self._classifier(chosen.precision, chosen.quantize)
             _warn(loaded.notes, stacklevel=3)
@@ -478,10 +487,7 @@ class Run(Loaded):
         """This model, prepared for whole batches of inputs."""
 
         def prepare(own: Loaded) -> list[Loaded]:
-            device = next(own.model.parameters()).device
-            dtype = inference_dtype(precision, trained_in=own.recipe.training.precision, device=device)
-            if (note := prepare_inference(own.model, dtype, quantize=quantize)) is not None:
-                own.notes.append(note)
+            prepare_loaded(own, precision, quantize)
             return [own]
 
         [loaded] = self._ready((precision, quantize), prepare)

@@ -157,8 +157,8 @@ def text_reader(recipe: Recipe, tokenizer: Tokenizer) -> TextReader:
 
 
 def reads_prompts(recipe: Recipe) -> bool:
-    """Whether a recipe's model reads texts that may go on: a decoder alone, without a head over labels."""
-    return recipe.model.encoder is None and all(head.label_kind is None for head in recipe.model.heads)
+    """Whether a recipe's model reads texts that may go on: a decoder alone, without a head over whole texts."""
+    return recipe.model.encoder is None and not any(head.pools for head in recipe.model.heads)
 
 
 def target_reader(recipe: Recipe, tokenizer: Tokenizer) -> TextReader:

@@ -81,6 +81,8 @@ SCENARIOS = (
     Scenario("evaluate", ("evaluate", "runs/gpt", "--data", "text.txt"), (GPT, "work/text.txt")),
     Scenario("classify --output", ("classify", "runs/bert", "--input", "prompts.txt", "--output", "answers.txt"),
              (BERT, "work/prompts.txt", "work/answers.txt"), targets=("answers.txt",)),
+    Scenario("embed", ("embed", "runs/gpt", "--input", "prompts.txt", "--output", "v.npy"), (GPT, "work/prompts.txt"),
+             targets=("v.npy", "v.npy.jsonl")),
     Scenario("average", ("average", "--last", "2", "runs/bert", "--out", "new/mean"), (BERT,), targets=("new/mean",)),
     Scenario("export", ("export", "runs/gpt", "--out", "new/hf"), (GPT,), targets=("new/hf",)),
     Scenario("import", ("import", "hf", "--out", "new/imported"), ("work/hf",), targets=("new/imported",)),

@@ -14,6 +14,7 @@ from tformer.nn import losses
 from tformer.nn.classification_heads import (
     POOLINGS,
     ClassifierHeadOptions,
+    EmbeddingHeadOptions,
     HeadContext,
     MultipleChoiceHeadOptions,
     NextSentenceHeadOptions,
@@ -205,7 +206,7 @@ def test_logits_are_fp32_of_bf16_hidden_states() -> None:
 
 
 def test_every_kind_has_a_row() -> None:
-    of_sequences = {"classifier", "regression", "next_sentence", "pooler", "multiple_choice"}
+    of_sequences = {"classifier", "regression", "next_sentence", "pooler", "multiple_choice", "embedding"}
     assert set(HEADS) == {"lm", "masked_lm", "replaced_token", "token_classifier", "span"} | of_sequences
 
 
@@ -293,3 +294,13 @@ def test_a_frozen_heads_loss_is_that_of_its_own_product(
     torch.testing.assert_close(found, exact, check_dtype=False)
     assert not found.loss.requires_grad and [x.dtype for x in found] == [x.dtype for x in before]
     torch.testing.assert_close(found.loss, before.loss.detach(), rtol=0.1 if quantize == "int8" else 1e-5, atol=0.2)
+
+
+def test_the_embedding_head_pools_to_vectors_of_length_1_and_has_no_parameters() -> None:
+    hidden, mask = torch.randn(3, 5, 8), torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 1, 1]]).bool()
+    for how in ("cls", "mean", "max", "eos"):
+        pooled = POOLINGS[how].pool(hidden, mask)
+        unit, plain = (EmbeddingHeadOptions(pooling=how, normalize=each).build(context()) for each in (True, False))
+        torch.testing.assert_close(plain(hidden, mask), pooled)
+        torch.testing.assert_close(unit(hidden, mask), pooled / pooled.norm(dim=-1, keepdim=True))
+        assert not list(unit.parameters()) and [each.name for each in unit.taps()] == ["pooled", "vector"]

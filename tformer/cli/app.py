@@ -87,6 +87,8 @@ COMMANDS = {
         "classify",
         "Label texts, pairs of texts or images with a trained model.",
     ),
+    "embed": Command(USE, "embed", "Turn texts into vectors, to compare or to search them."),
+    "search": Command(USE, "search", "Find the texts of an embedded file nearest to a query."),
     "sweep": Command(COMPARE, "sweep", "Train every variant of a recipe, and compare them in a table."),
     "runs": Command(COMPARE, "runs", "List, show and compare the runs of `tformer train`.", is_group=True),
     "plot": Command(
@@ -117,7 +119,7 @@ COMMANDS = {
     "heads": Command(
         LOOK_INSIDE,
         "heads",
-        "Score attention heads: previous token, first token, duplicate, induction, alignment.",
+        "Score attention heads: induction, previous token, alignment.",
     ),
     "patch": Command(
         LOOK_INSIDE,
@@ -127,7 +129,7 @@ COMMANDS = {
     "lens": Command(
         LOOK_INSIDE,
         "lens",
-        "Show the answer after each layer (logit lens), and what each part adds to a logit.",
+        "Show the answer after each layer, and what adds to a logit.",
     ),
     "attribute": Command(
         LOOK_INSIDE,

@@ -68,20 +68,17 @@ def classify(options: ClassifyOptions) -> None:
 
 
 def _load(run: str | None, options: ClassifyOptions) -> Loaded:
-    from tformer.decoding.inference import inference_dtype, prepare_inference
+    from tformer.decoding.inference import prepare_loaded
     from tformer.evaluation.classifier import HEADS
     from tformer.loading import load
     from tformer.support.device import resolve_device
 
-    place = resolve_device(options.device)
     try:
-        loaded = load(run, device=place, which=options.checkpoint, kinds=HEADS)
+        loaded = load(run, device=resolve_device(options.device), which=options.checkpoint, kinds=HEADS)
     except InputError as error:  # `load` hints at training a language model
         error.hint = error.hint and error.hint.replace("train --arch gpt", TRAIN)
         raise
-    dtype = inference_dtype(options.precision, trained_in=loaded.recipe.training.precision, device=place)
-    if (note := prepare_inference(loaded.model, dtype, quantize=options.quantize)) is not None:
-        loaded.notes.append(note)
+    prepare_loaded(loaded, options.precision, options.quantize)
     return loaded
 
 

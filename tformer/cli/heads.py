@@ -28,7 +28,7 @@ EPILOG = examples(
 
 @takes_options
 def heads(options: HeadOptions) -> None:
-    """Score attention heads: previous token, first token, duplicate, induction, alignment.
+    """Score attention heads: induction, previous token, alignment.
 
     The model reads random tokens that repeat, or --data. A score is the mean attention to the token before, to the
     first token, to other places of the same token, or to the tokens that came after those (induction). An

@@ -21,6 +21,7 @@ from torch import nn
 
 from tformer.kernels import library
 from tformer.kernels.functions import Kernels, find
+from tformer.loading import Loaded
 from tformer.model import Transformer
 from tformer.nn.attention import Mechanism
 from tformer.nn.heads import VocabularyHead
@@ -153,6 +154,14 @@ def cast_matrices(model: Transformer, dtype: torch.dtype, compute_dtype: torch.d
         if isinstance(module, Linear) or (isinstance(module, VocabularyHead) and not module.fixnorm):
             for parameter in module.parameters(recurse=False):
                 parameter.data = parameter.data.to(dtype if parameter.ndim > 1 else model.compute_dtype)
+
+
+def prepare_loaded(loaded: Loaded, precision: str, quantize: str) -> None:
+    """Prepare a loaded model for whole batches of inputs in the format of --precision; its notes say what is slow."""
+    device = next(loaded.model.parameters()).device
+    dtype = inference_dtype(precision, trained_in=loaded.recipe.training.precision, device=device)
+    if (note := prepare_inference(loaded.model, dtype, quantize=quantize)) is not None:
+        loaded.notes.append(note)
 
 
 def prepare_inference(

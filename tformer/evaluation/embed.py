@@ -9,13 +9,13 @@ Shapes: N inputs, B of a batch, T tokens, D width.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from tformer.data.batching.batch import Batch
 from tformer.data.batching.mixture import Samples
@@ -23,53 +23,29 @@ from tformer.data.encoding import EncodedText
 from tformer.decoding.lines import Text
 from tformer.evaluation.classifier import image_context, image_samples
 from tformer.evaluation.predict import GivenSamples, predict
+from tformer.evaluation.vector_options import EmbedOptions
 from tformer.loading import Loaded
-from tformer.nn.classification_heads import (
-    POOLINGS,
-    ClassifierHeadOptions,
-    PooledHead,
-    Pooling,
-    RegressionHeadOptions,
-)
+from tformer.nn.classification_heads import POOLINGS, PooledHead
 from tformer.nn.heads import Output
 from tformer.objectives.labelled import collate_images
 from tformer.support.errors import InputError
-from tformer.support.options import MACHINE, Panel, Precision, Quantize, check_quantize
+from tformer.workers.work import QUIET, Work
 
-VECTOR = Panel("The vector")
-
-
-@dataclass(frozen=True)
-class EmbedOptions:
-    """The options of `run.embed`."""
-
-    pooling: Annotated[
-        Pooling | None,
-        VECTOR(
-            "--pooling",
-            help="One vector of many: cls, mean, max or eos.",
-            default="that of the model's head, else mean",
-        ),
-    ] = None
-    layer: Annotated[
-        int | None,
-        VECTOR("--layer", help="States after this layer, from 0; negative: from the end.", default="the model's last"),
-    ] = None
-    batch_size: Annotated[int | None, MACHINE("--batch-size", help="Inputs per batch. Affects only the speed.")] = None
-    precision: Precision = "auto"
-    quantize: Quantize = "none"
-
-    def check(self) -> None:
-        """Raise InputError for what can be refused before anything is computed."""
-        check_quantize(self.quantize, self.precision)
+LAST = "last"  # the pooling eos under the name that others use
 
 
 def embed_texts(
-    loaded: Loaded, texts: Sequence[Text], options: EmbedOptions, *, on_cut: Callable[[int, int], None]
+    loaded: Loaded,
+    texts: Sequence[Text],
+    options: EmbedOptions,
+    *,
+    on_cut: Callable[[int, int], None],
+    work: Work = QUIET,
 ) -> np.ndarray:
     """fp32 [N, D]: a vector for each text, or pair of texts, in order.
 
     on_cut: called with (number of texts that are longer than in training, that length in tokens). They are cut.
+    work: see `predict`.
     """
     reader, seq_len = loaded.reader, loaded.recipe.seq_len
     encoded = [reader.encode(text, text2, cut=True, count_cut=False) for text, text2 in texts]
@@ -89,7 +65,7 @@ def embed_texts(
             decoder_input_ids=None if start is None else start.expand(len(examples), -1),
         )
 
-    return _embed(loaded, samples, collate, options)
+    return _embed(loaded, samples, collate, options, work)
 
 
 def embed_images(loaded: Loaded, paths: Sequence[Path], options: EmbedOptions) -> np.ndarray:
@@ -98,35 +74,53 @@ def embed_images(loaded: Loaded, paths: Sequence[Path], options: EmbedOptions) -
     return _embed(loaded, image_samples(loaded.recipe, paths), collate, options)
 
 
-def _embed(loaded: Loaded, samples: Samples, collate: Callable[..., Batch], options: EmbedOptions) -> np.ndarray:
-    model = loaded.model
+def _embed(
+    loaded: Loaded, samples: Samples, collate: Callable[..., Batch], options: EmbedOptions, work: Work = QUIET
+) -> np.ndarray:
+    model, width = loaded.model, loaded.recipe.model.d_model
     side, stack = ("decoder", model.decoder) if model.encoder is None else ("encoder", model.encoder)
     assert stack is not None
-    pooled, taps = _pooling(loaded, options.pooling), []
+    pool, taps = _pooling(loaded, options), []
     if options.layer is not None:
         count = len(stack.layers)
         if not -count <= options.layer < count:
             raise InputError(f"--layer must be between {-count} and {count - 1}, found {options.layer}")
         taps = [f"{side}.{options.layer % count}.hidden"]
+    if options.dimensions is not None and not 0 < options.dimensions <= width:
+        raise InputError(f"--dimensions must be between 1 and {width}, found {options.dimensions}")
 
     def read(output: Output, batch: Batch) -> torch.Tensor:
         hidden_BTD = output.encoder_hidden if model.is_encoder_decoder else output.hidden
         for name in taps:
             hidden_BTD = output.taps[name]
         assert hidden_BTD is not None
-        return pooled(hidden_BTD, batch.attention_mask)
+        return pool(hidden_BTD, batch.attention_mask)
 
     if not len(samples):
-        return np.zeros((0, loaded.recipe.model.d_model), dtype=np.float32)
-    return predict(model, samples, collate, read, taps=taps, batch_size=options.batch_size)
+        return np.zeros((0, options.dimensions or width), dtype=np.float32)
+    return predict(model, samples, collate, read, taps=taps, batch_size=options.batch_size, work=work)
 
 
-def _pooling(loaded: Loaded, how: Pooling | None) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
-    """A function of hidden states and mask; None: that of the model's classifier or regression head, else the mean."""
+def _pooling(loaded: Loaded, options: EmbedOptions) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
+    """A function of hidden states and mask that gives vectors.
+
+    Without a named pooling it is that of the model's embedding, classifier or regression head, else the mean.
+    """
     heads = loaded.recipe.model.heads
-    own = (head.kind for head in heads if isinstance(head, ClassifierHeadOptions | RegressionHeadOptions))
-    if how is None and (name := next(own, None)) is not None:
-        module = loaded.model.heads[name]
+    named = sorted((head for head in heads if hasattr(head, "pooling")), key=lambda head: head.kind != "embedding")
+    how, unit_length = options.pooling, options.normalize
+    if how is None and named:
+        module = loaded.model.heads[named[0].kind]
         assert isinstance(module, PooledHead)
-        return module.pool
-    return POOLINGS[how or "mean"].pool
+        pool, unit_length = module.pool, unit_length or module.unit_length
+    else:
+        known = [name for name, kind in POOLINGS.items() if not kind.is_learned]
+        if how not in (None, LAST, *known):
+            raise InputError(f"--pooling: found {how!r}, expected {', '.join(map(repr, known))} or {LAST!r}")
+        pool = POOLINGS["eos" if how == LAST else how or "mean"].pool
+
+    def vectors(hidden_BTD: torch.Tensor, mask_BT: torch.Tensor | None) -> torch.Tensor:
+        vectors_BD = pool(hidden_BTD, mask_BT).float()[:, : options.dimensions]
+        return F.normalize(vectors_BD, dim=-1) if unit_length else vectors_BD
+
+    return vectors

@@ -3,6 +3,7 @@
     classifier       project(dropout(norm(act(dense(pool(x))))))   regression: one number; the norm is an option
     next_sentence    project(tanh(dense(x_cls)))
     pooler           tanh(dense(x_cls)), a vector without a projection: what published bodies bring along
+    embedding        pool(x), perhaps at length 1: the vector of a text (Sentence-BERT, arXiv 1908.10084)
     replaced_token   project(act(dense(x))), one number per token, ELECTRA (arXiv 2003.10555)
     token_classifier project(dropout(x)), L numbers per token; span: two, of the start and the end of an answer
     multiple_choice  project(dropout(tanh(dense(x_cls)))), one number per pair of a question and a choice
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tformer.nn.dropout import dropout
@@ -160,9 +162,11 @@ class PooledHead(nn.Module):
         label_kind: LabelKind = "classes",
         pooler_bias: bool = True,
         norm: NormOptions | None = None,
+        unit_length: bool = False,
     ) -> None:
         super().__init__()
         self.pooling, self.dropout, self.label_kind = pooling, dropout, label_kind
+        self.unit_length = unit_length
         self._pool = POOLINGS[pooling].pool
         self.attend = Linear(d_model, 1, bias=True) if POOLINGS[pooling].is_learned else None
         self.pooler = Linear(d_model, d_model, bias=pooler_bias) if pooler else None
@@ -178,6 +182,8 @@ class PooledHead(nn.Module):
         if self.norm is not None:
             x_BD = tap(taps, "normalized", self.norm(x_BD))
         x_BD = dropout(x_BD, self.dropout, self.training)
+        if self.unit_length:
+            return tap(taps, "vector", F.normalize(x_BD.float(), dim=-1))
         return x_BD.float() if self.project is None else tap(taps, "logits", self.project(x_BD).float())
 
     def taps(self) -> list[Tap]:
@@ -191,6 +197,8 @@ class PooledHead(nn.Module):
         if self.norm is not None:
             meaning = "each vector normalized"
             declared.append(Tap("normalized", "B D", meaning, parameters=("norm",), dropout=self.dropout))
+        if self.unit_length:
+            declared.append(Tap("vector", "B D", "each vector at length 1"))
         if self.project is not None:
             declared.append(Tap("logits", "B L", "a score for every label", parameters=("project",)))
         return declared
@@ -340,6 +348,29 @@ class PoolerHeadOptions:
 
     def build(self, context: HeadContext) -> nn.Module:
         return PooledHead(context.d_model, None, pooling="cls", pooler=True, activation="tanh", dropout=0.0)
+
+
+@dataclass(frozen=True)
+class EmbeddingHeadOptions:
+    """The vector of a whole text, pooled from the hidden states (arXiv 1908.10084). It has no parameters."""
+
+    over_vocabulary: ClassVar[bool] = False
+    pools: ClassVar[bool] = True
+    label_kind: ClassVar[LabelKind | None] = None
+    kind: Literal["embedding"] = "embedding"
+    pooling: Pooling = "mean"  # which hidden state, or mean or maximum of them, is the vector
+    normalize: bool = True  # vectors of length 1
+
+    def build(self, context: HeadContext) -> nn.Module:
+        return PooledHead(
+            context.d_model,
+            None,
+            pooling=self.pooling,
+            pooler=False,
+            activation="none",
+            dropout=0.0,
+            unit_length=self.normalize,
+        )
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from tformer.kernels.functions import Kernels
 from tformer.nn.classification_heads import (
     HEAD_ACTIVATIONS,
     ClassifierHeadOptions,
+    EmbeddingHeadOptions,
     HeadActivation,
     HeadContext,
     LabelKind,
@@ -184,6 +185,7 @@ HeadOptions = (
     | RegressionHeadOptions
     | NextSentenceHeadOptions
     | PoolerHeadOptions
+    | EmbeddingHeadOptions
     | ReplacedTokenHeadOptions
     | TokenClassifierHeadOptions
     | SpanHeadOptions
