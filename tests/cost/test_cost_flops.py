@@ -274,6 +274,7 @@ def test_every_preset_agrees_with_the_flop_counter(preset: str) -> None:
 @pytest.mark.parametrize(("kind", "length"), [("sliding_window, window: 64", 256), ("sliding_window, window: 64", 1024),
                                               ("sliding_window, window: 32, dilation: 2", 1000), ("performer", 300),
                                               ("linformer", 200), ("additive", 64), ("disentangled", 96),
+                                              ("bigbird, block: 8, dense_up_to: 512, implementation: blocks", 400),
                                               ("disentangled, share_projections: false, buckets: 16", 40)])  # fmt: skip
 def test_every_kind_of_attention_agrees_at_other_lengths(kind: str, length: int) -> None:
     preset = "gpt/tiny" if kind.startswith(("sliding", "performer")) else "bert/mini"

@@ -28,6 +28,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "ModernBertModel": {},
     "DebertaV2Model": {},
     "LongformerModel": {},
+    "BigBirdModel": {},
     "ViTModel": {},
     "GPT2Model": {"tie_word_embeddings": False},
     "OPTModel": {"tie_word_embeddings": False},

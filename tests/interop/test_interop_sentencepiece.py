@@ -232,11 +232,13 @@ OFFSETS: dict[str, tuple[str, int, dict[int, int], list[int], list[int], str]] =
     "NllbTokenizer": ("sentencepiece.bpe.model", 1, FAIRSEQ, [-157], [2], "m2m_100"),
     "LlamaTokenizer": ("tokenizer.model", 0, {}, [1], [], "llama"),
     "DebertaV2Tokenizer": ("spm.model", 0, {}, [1], [2], "deberta-v2"),
+    "BigBirdTokenizer": ("spiece.model", 0, {}, [4], [5], "big_bird"),
 }
 DEBERTA = {
     **{"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3},
     **{"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"},
 }
+BIG_BIRD = {"pad_id": 3, "control_symbols": "[CLS],[SEP],[MASK]"}
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -246,7 +248,7 @@ def test_a_class_gives_the_ids_of_its_model_plus_its_offset(tmp_path: Path, name
     options: dict[str, Any] = (
         {"bos_id": -1, "pad_id": 0, "eos_id": 1, "unk_id": 2} if name == "PegasusTokenizer" else {}
     )
-    options = DEBERTA if name == "DebertaV2Tokenizer" else options
+    options = {"DebertaV2Tokenizer": DEBERTA, "BigBirdTokenizer": BIG_BIRD}.get(name, options)
     if name == "LlamaTokenizer":
         options = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "byte_fallback": True}
         options |= {"model_type": "bpe", "size": 450}

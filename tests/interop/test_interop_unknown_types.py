@@ -55,7 +55,6 @@ LACKING: dict[str, str] = {
     "mobilebert": "bottlenecks and several feed-forward networks in a block",
     "ibert": "integer arithmetic (force_dequant)",
     "layoutlm": "positions of words on a page (max_2d_position_embeddings)",
-    "big_bird": "random blocks of attention as transformers counts them (num_random_blocks)",
     "led": "Longformer's attention in an encoder-decoder (attention_window, max_encoder_position_embeddings)",
     "longt5": "local and transient-global attention with T5's biases (global_block_size, local_radius)",
     "prophetnet": "prediction of several next tokens at once (ngram)",
@@ -75,7 +74,7 @@ LACKING: dict[str, str] = {
 }
 
 # A key states no feature, but its value is one that the nearest type refuses: model_type -> (nearest, key).
-REFUSED_BY_VALUE = {"persimmon": ("stablelm", "qk_layernorm"), "bitnet": ("olmo2", "hidden_act")}
+REFUSED_BY_VALUE = {"persimmon": ("stablelm", "hidden_act"), "bitnet": ("olmo2", "hidden_act")}
 
 # The keys are those of a known type.
 FITTING = {"deit": "vit", "codegen": "gptj", "xlm-roberta-xl": "xlm-roberta", "roberta-prelayernorm": "roberta"}

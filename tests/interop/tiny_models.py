@@ -93,6 +93,13 @@ OTHERS: dict[str, dict[str, Any]] = {
         **{"position_buckets": 6, "max_relative_positions": 9, "pos_att_type": ["p2c", "c2p"]},
         **{"share_att_key": True, "norm_rel_ebd": "layer_norm"},
     },
+    "BigBird": {
+        **SIZES,
+        "block_size": 2,
+        "num_random_blocks": 1,
+        "pad_token_id": 1,
+        "sep_token_id": 2,
+    },  # full up to 14 tokens
     "Longformer": {**SIZES, "attention_window": [4, 6, 4], "pad_token_id": 1},
     "Albert": {**SIZES, "embedding_size": 12, "num_hidden_layers": 5, "num_hidden_groups": 2},
     "MPNet": {key: value for key, value in SIZES.items() if key != "type_vocab_size"},

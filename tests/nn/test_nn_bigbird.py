@@ -57,6 +57,21 @@ def test_causal_random_blocks_do_not_depend_on_the_length() -> None:
     assert drawn(options, 12, 13, True, 0) == drawn(options, 12, 400, True, 0)
 
 
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+def test_up_to_a_length_attention_is_full(side: str) -> None:
+    options = BigBirdOptions(block=4, random_blocks=1, dense_up_to=40, implementation="blocks")
+    whole, full, sparse = map(mechanism_of, (options, KINDS["full"], replace(options, dense_up_to=0)))
+    for length in (40, 41):
+        context = context_of(length, False, padding(length, side))
+        q, k, v = (x.detach() for x in tensors(length))
+        inputs = AttentionInputs(q, k, v, context, SCALE, x_BTD=torch.zeros(2, length, q.shape[1] * q.shape[-1]))
+        found, expected = whole(inputs)[0], (full if length == 40 else sparse)(inputs)[0]
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+        assert whole.visible_mask(context).all(1).equal((full if length == 40 else sparse).visible_mask(context).all(1))
+    with pytest.raises(ValueError, match=r"^dense_up_to: found 40"):
+        mechanism_of(options, causal=True)
+
+
 # --- options ---------------------------------------------------------------------------------------------------------
 
 
@@ -65,6 +80,7 @@ def test_causal_random_blocks_do_not_depend_on_the_length() -> None:
     ({"window_blocks": 4}, "window_blocks: expected an odd number, found 4"),
     ({"global_blocks": -1}, "global_blocks must be at least 0, found -1"),
     ({"random_blocks": -2}, "random_blocks must be at least 0, found -2"),
+    ({"dense_up_to": -1}, "dense_up_to must be at least 0, found -1"),
 ])  # fmt: skip
 def test_options_out_of_range_are_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=f"^{words}"):

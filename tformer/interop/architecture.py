@@ -64,6 +64,7 @@ class Architecture:
     of_files: (section as read, weight files) -> the section with the values that only the files decide.
     undecided: dotted paths of the section that only `of_files` decides.
     fixed: (model, class) -> tensors on disk that follow from the section by a formula.
+    differs: model -> a note for the user about each case in which the class computes something else.
     special_ids: ids of special tokens that `transformers` assumes where config.json lacks the key.
     slow_tokenizer: the tokenizer class of folders without tokenizer.json; None: the vocabulary file decides.
     own_tokenizer_rules: `AutoTokenizer` reads every tokenizer of this type by fixed rules and ignores the class that a
@@ -86,6 +87,7 @@ class Architecture:
     of_files: Callable[[dict[str, Any], WeightFiles], dict[str, Any]] | None = None
     undecided: tuple[str, ...] = ()
     fixed: Callable[[Model, str], Sequence[Fixed]] = lambda model, class_name: ()
+    differs: Callable[[Model], Sequence[str]] = lambda model: ()
     special_ids: Mapping[str, int] = field(default_factory=dict)
     slow_tokenizer: str | None = None
     own_tokenizer_rules: bool = False

@@ -39,7 +39,7 @@ NOWHERE: tuple[tuple[str, Any], ...] = (
 KNOWN_KINDS: tuple[tuple[str, frozenset[Any]], ...] = (
     (r"model\.embedding\.convolution", frozenset({0})),
     (r"model\.patches\.stem", frozenset({"conv"})),
-    (r"model\.encoder\.attention\.kind", frozenset({"full", "disentangled", "sliding_window"})),
+    (r"model\.encoder\.attention\.kind", frozenset({"full", "disentangled", "sliding_window", "bigbird"})),
     (r"model\.decoder\.attention\.kind", frozenset({"full", "sliding_window"})),
     (r"model\.(encoder|decoder)\.norm\.kind", frozenset({"layernorm", "rmsnorm"})),
     (
@@ -151,6 +151,8 @@ def _stack(model: Model, stack: Stack) -> dict[str, Any]:
         del data["attention"]["qk_norm_eps"]
     if data["attention"]["kind"] == "sliding_window":
         del data["attention"]["block"], data["attention"]["implementation"]  # ways of computing the same
+    if data["attention"]["kind"] == "bigbird":
+        del data["attention"]["implementation"]
     if data["feedforward"]["d_ff"] is None:
         data["feedforward"]["d_ff"] = 4 * width
     if stack.norm.kind != "layernorm" or not stack.norm.learned:

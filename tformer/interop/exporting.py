@@ -186,6 +186,7 @@ def export_checkpoint(
             *(step.note for step in choice.steps),
             *(["averaged weights are exported"] if checkpoint.has("ema") else []),
             *(["the generator that the model was trained beside is left out"] if checkpoint.has("generator") else []),
+            *(note for note in choice.architecture.differs(recipe.model) if note not in checkpoint.notes),
             *left_unsaid(recipe),
             *own_rules_note(choice.architecture, tokenizers.source),
             *(text_ends_note(tokenizers.source, recipe.tokenizer.special_ids) if _is_language_model(recipe) else ()),

@@ -124,6 +124,7 @@ def open_folder(
         tokenizers.append(_fitting(target, rows, target_tokenizer or folder))
         roles = target.roles  # special ids are those of the target side
         notes += target.notes
+    notes += foreign.architecture.differs(model)
     generation = read_generation(folder, config)
     notes += generation_notes(folder, config)
     ids, dropped = _known_ids(folder, special_ids(config, generation_document(folder), roles), tokenizers)

@@ -135,6 +135,12 @@ KINDS: Mapping[str, Kind] = {
     "MBart50Tokenizer": _fairseq(*PREFIXED, MBART50, "en_XX"),
     "NllbTokenizer": _fairseq(*PREFIXED, NLLB, "eng_Latn"),
     "LlamaTokenizer": Kind(FILES[2:3], {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}, "", "", trims=False),
+    "BigBirdTokenizer": Kind(
+        FILES[:1],
+        ROLES | {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
+        "{cls} $A {sep}",
+        "{cls} $A {sep} $B {sep}",
+    ),
     "DebertaV2Tokenizer": Kind(
         FILES[3:],
         {

@@ -6,6 +6,7 @@ from tformer.interop.architecture import Architecture
 from tformer.interop.architectures.albert import ALBERT
 from tformer.interop.architectures.bart import BART, BLENDERBOT, BLENDERBOT_SMALL, FSMT, M2M100, MARIAN, MBART, PEGASUS
 from tformer.interop.architectures.bert import BERT
+from tformer.interop.architectures.big_bird import BIG_BIRD
 from tformer.interop.architectures.bloom import BLOOM
 from tformer.interop.architectures.deberta import DEBERTA_V2
 from tformer.interop.architectures.distilbert import DISTILBERT
@@ -43,6 +44,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             MODERNBERT,
             DEBERTA_V2,
             LONGFORMER,
+            BIG_BIRD,
             VIT,
         ),
         *(T5, MT5, UMT5, BART, MBART, PEGASUS, MARIAN, M2M100, BLENDERBOT, BLENDERBOT_SMALL, FSMT),

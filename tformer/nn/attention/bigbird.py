@@ -30,7 +30,7 @@ from tformer.nn.attention.block_sparse.kernel import attend_sparse, dense_is_fas
 from tformer.nn.attention.block_sparse.pattern import KeyNumbers, Pattern, RandomBlocks, band_of
 from tformer.nn.attention.context import AttentionContext, AttentionInputs, Weighted, all_true_on_cpu
 from tformer.nn.attention.core import attend
-from tformer.nn.attention.mechanism import Mechanism, ProjectionOptions
+from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, ProjectionOptions
 from tformer.nn.options import require, require_positive
 
 
@@ -39,9 +39,16 @@ class BigBirdAttention(Mechanism):
 
     options: BigBirdOptions
 
+    def __init__(self, options: BigBirdOptions, sizes: AttentionSizes) -> None:
+        super().__init__(options, sizes)
+        if options.dense_up_to and sizes.causal:
+            raise ValueError(f"dense_up_to: found {options.dense_up_to}, a decoder's text grows token by token: 0 only")
+
     def forward(self, inputs: AttentionInputs) -> Weighted:
         q_BHTh, k_BKSh, _, context = inputs[:4]
         num_queries, num_keys, options = q_BHTh.shape[2], k_BKSh.shape[2], self.options
+        if num_keys <= options.dense_up_to:
+            return attend(inputs._replace(context=context.with_mask()))
         is_short = dense_is_faster(num_queries, num_keys, options.keys_of_block)
         if inputs.need_weights or inputs.taps_scores or (options.implementation == "auto" and is_short):
             return attend(inputs._replace(context=replace(context, mask=self.visible_mask(context), is_causal=False)))
@@ -55,7 +62,8 @@ class BigBirdAttention(Mechanism):
 
     def flops(self, queries: float, keys: float, *, training: bool = False) -> float:
         options, causal, length = self.options, self.sizes.causal, round(keys)
-        if options.implementation == "auto" and dense_is_faster(length, length, options.keys_of_block):
+        is_dense = options.implementation == "auto" and dense_is_faster(length, length, options.keys_of_block)
+        if is_dense or length <= options.dense_up_to:
             return super().flops(queries, keys, training=training)
         slots, side = -(-length // options.block) * options.block, options.window_blocks // 2 * options.block
         pattern = Pattern(options.block, side, 0 if causal else side, torch.empty(0))
@@ -66,6 +74,8 @@ class BigBirdAttention(Mechanism):
 
     def visible_mask(self, context: AttentionContext) -> Tensor:
         num_queries, num_keys = context.q_pos.shape[1], context.k_pos.shape[1]
+        if num_keys <= self.options.dense_up_to:
+            return super().visible_mask(context)
         slots = torch.arange(num_keys, device=context.k_pos.device).unsqueeze(0)
         blocks = self.blocks(context)
         places = slots - blocks.offset
@@ -159,6 +169,7 @@ class BigBirdOptions(ProjectionOptions):
     global_blocks: int = 1  # number of first and of last blocks that see all and are seen by all (causal: first only)
     random_blocks: int = 3  # further blocks per block of queries, drawn once for every layer
     seed: int = 0  # random seed of the random blocks
+    dense_up_to: int = 0  # a batch of at most so many positions has full attention; encoders only
     # blocks: also where dense is faster; flex: FlexAttention on CUDA, elsewhere blocks
     implementation: Literal["auto", "blocks", "flex"] = "auto"
 
@@ -168,6 +179,7 @@ class BigBirdOptions(ProjectionOptions):
         require(self.window_blocks % 2 == 1, f"window_blocks: expected an odd number, found {self.window_blocks}")
         require(self.global_blocks >= 0, f"global_blocks must be at least 0, found {self.global_blocks}")
         require(self.random_blocks >= 0, f"random_blocks must be at least 0, found {self.random_blocks}")
+        require(self.dense_up_to >= 0, f"dense_up_to must be at least 0, found {self.dense_up_to}")
 
     @property
     def keys_of_block(self) -> int:

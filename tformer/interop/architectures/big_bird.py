@@ -1,0 +1,110 @@
+"""BigBird (2007.14062): BERT whose queries see a window of blocks, global blocks and random ones.
+
+Batches of up to `(5 + 2 num_random_blocks) block_size` tokens, and all with `attention_type: original_full`, have full
+attention. The random blocks of longer ones are tformer's own: `transformers` draws them in training only, and in
+evaluation reads the first block in their place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tformer.interop.architectures import bert
+from tformer.interop.architectures.parts import pooled_links, stack_of, with_tasks
+from tformer.interop.architectures.table import Row
+from tformer.interop.config import Config
+from tformer.interop.mapping import Link
+from tformer.nn.attention.bigbird import BigBirdOptions
+from tformer.recipe.model import Model
+
+CONFIG = replace(
+    bert.CONFIG,
+    rows=(
+        *bert.CONFIG.rows,
+        Row("use_bias", "encoder.attention.qkv_bias", True),
+        Row("rescale_embeddings", "embedding.scale", False),
+    ),
+).defaulting(vocab_size=50358, hidden_act="gelu_new", max_position_embeddings=4096)
+GLOBAL_AND_WINDOW = 5  # blocks: the first, the last, and three around a query
+
+
+def dense_up_to(block: int, random_blocks: int) -> int:
+    """The length up to which the classes replace their attention by full attention, in tokens."""
+    return (GLOBAL_AND_WINDOW + 2 * random_blocks) * block
+
+
+def read(config: Config, class_name: str) -> dict[str, Any]:
+    values = bert.read_body(config, CONFIG)
+    stack = values["encoder"]
+    block, drawn = config.size("block_size", default=64), config.take("num_random_blocks", default=3)
+    if config.expect("attention_type", "block_sparse", "original_full") == "block_sparse":
+        stack["attention"] |= {
+            **{"kind": "bigbird", "block": block, "window_blocks": 3, "global_blocks": 1},
+            **{"random_blocks": drawn, "dense_up_to": dense_up_to(block, drawn)},
+        }
+    activation = stack["feedforward"]["activation"]
+    if bert.is_classifier(class_name):
+        return values | {"heads": [bert.classifier_head(config, activation)]}
+    heads = [{"kind": "masked_lm", "activation": activation}]
+    return values | {"heads": [*heads, {"kind": "next_sentence"}] if class_name == PRETRAINING else heads}
+
+
+def write(model: Model, class_name: str) -> dict[str, Any]:
+    options, found = stack_of(model, "encoder").attention, bert.write(model, class_name) | CONFIG.write(model)
+    found["type_vocab_size"] = model.embedding.token_types or bert.NO_TYPES
+    if not isinstance(options, BigBirdOptions):
+        return found | {"attention_type": "original_full"}
+    blocks = {"block_size": options.block, "num_random_blocks": options.random_blocks}
+    return found | {"attention_type": "block_sparse", **blocks}
+
+
+def links(model: Model, class_name: str) -> list[Link]:
+    """BERT's, with the pooler as one layer and RoBERTa's names of a classifier."""
+    if bert.is_classifier(class_name):
+        pooled = pooled_links(model, pooler="classifier.dense", project="classifier.out_proj")
+        return [*bert.body_links(model, "bert"), *pooled]
+    return [
+        replace(one, theirs=tuple(name.replace("pooler.dense", "pooler") for name in one.theirs))
+        for one in bert.links(model, class_name.replace("BigBird", "Bert"))
+    ]
+
+
+def differs(model: Model) -> list[str]:
+    options = stack_of(model, "encoder").attention
+    if not isinstance(options, BigBirdOptions) or options.dense_up_to >= model.max_seq_len or not options.random_blocks:
+        return []
+    return [
+        f"texts of more than {options.dense_up_to} tokens have random blocks of tformer's; transformers draws them in "
+        "training only, and in evaluation reads the first block in their place"
+    ]
+
+
+PRETRAINING = "BigBirdForPreTraining"
+PLAIN = replace(
+    bert.PLAIN,
+    model_type="big_bird",
+    classes={
+        PRETRAINING: ("masked_lm", "next_sentence"),
+        "BigBirdForMaskedLM": ("masked_lm",),
+        "BigBirdForSequenceClassification": ("classifier",),
+        "BigBirdModel": (),
+    },
+    family="bigbird",
+    read=read,
+    write=write,
+    links=links,
+    pooler="bert.pooler",
+    differs=differs,
+    skipped=tuple(pattern.replace(r"pooler\.dense", "pooler") for pattern in bert.PLAIN.skipped),
+    special_ids={"pad": 0, "bos": 1, "eos": 2, "sep": 66},
+    slow_tokenizer="BigBirdTokenizer",
+)
+BIG_BIRD = with_tasks(
+    PLAIN,
+    dropouts=dict.fromkeys(("token_classifier", "multiple_choice"), ("classifier_dropout", None)),
+    chooses=True,
+)
+BIG_BIRD = replace(  # its head of answers has further layers
+    BIG_BIRD, classes={name: heads for name, heads in BIG_BIRD.classes.items() if "QuestionAnswering" not in name}
+)
