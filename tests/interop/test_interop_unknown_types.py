@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,13 @@ import transformers
 from tests.interop import tiny_folders as tiny
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.importing import import_folder
+from tformer.interop.unknown_types import unknown_type
 
-EXPERTS, STATES, TOWERS = "mixture-of-experts layers", "state-space layers in place of attention", "two towers or more"
+EXPERTS, STATES, TOWERS = (
+    "mixture-of-experts layers",
+    "state-space layers in place of attention",
+    "two networks or more in one model",
+)
 AUDIO, COMPRESSED = "an encoder of audio", "attention with compressed keys and values"
 
 # model_type -> what the refusal says that tformer lacks; the configuration is that of the class's defaults
@@ -71,6 +77,15 @@ LACKING: dict[str, str] = {
     "whisper": f"{AUDIO} (mask_feature_length, mask_feature_min_masks, mask_feature_prob, num_mel_bins)",
     "speech_to_text": AUDIO,
     "wav2vec2": AUDIO,
+    "encodec": AUDIO,
+    "encoder-decoder": f"{TOWERS} (encoder)",
+    "detr": "detection of objects",
+    "sam_vision_model": "other layers than ViT's",
+    "informer": "forecasts of series of numbers",
+    "luke": "embeddings of entities",
+    "gemma3n_text": "inputs for each layer, as Gemma 3n has them",
+    "nomic_bert": "rotary positions in an encoder (rope_parameters)",
+    "nanochat": "soft caps of scores or logits (final_logit_softcapping)",
 }
 
 # A key states no feature, but its value is one that the nearest type refuses: model_type -> (nearest, key).
@@ -94,7 +109,8 @@ def test_a_configuration_is_refused_by_the_feature_that_its_keys_ask_for(name: s
     write_config(tmp_path, name)
     error = tiny.refusal(tmp_path, out)
     start, _, lacks = error.message.partition(f"model_type: found {name!r}, which tformer does not read: it lacks ")
-    assert start == f"{tmp_path / 'config.json'}: " and LACKING[name] in lacks and error.hint is None
+    assert start == f"{tmp_path / 'config.json'}: " and LACKING[name] in lacks
+    assert "the nearest of the types that tformer reads is" in (error.hint or "")
 
 
 @pytest.mark.parametrize("name", REFUSED_BY_VALUE)
@@ -113,12 +129,64 @@ def test_a_configuration_with_the_keys_of_a_known_type_suggests_it(name: str, tm
     assert f"its keys are those of {FITTING[name]!r}" in (error.hint or "") and "known: albert, " in error.message
 
 
+@pytest.mark.slow
+def test_every_configuration_of_transformers_is_refused_in_one_clear_line() -> None:
+    """It names a feature, a key, a value, or the type whose keys it has."""
+    names = [name for name in transformers.CONFIG_MAPPING if name not in ARCHITECTURES]
+    refused = 0
+    for name in names:
+        try:
+            config = json.loads(transformers.CONFIG_MAPPING[name]().to_json_string())
+        except Exception:  # some have no defaults, or need another package
+            continue
+        error = unknown_type(config, name="config.json")
+        assert "\n" not in error.message and error.message.startswith("config.json: model_type: found ")
+        assert re.search("it lacks |unknown beside those of |its keys are those of |known: ", error.message)
+        refused += 1
+    assert refused > 300
+
+
+QUANTIZED = {
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False},
+    "awq": {"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True},
+    "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    "compressed-tensors": {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+    "mxfp4": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
+    "no quant_method": {"bits": 8},
+}
+
+
+@pytest.mark.parametrize("method", QUANTIZED)
+def test_quantized_weights_of_a_known_type_are_refused_by_their_method(method: str, tmp_path: Path, out: Path) -> None:
+    folder = tiny.gpt2(tmp_path / "folder")
+    tiny.edit_json(folder / "config.json", {"quantization_config": QUANTIZED[method]})
+    error = tiny.refusal(folder, out)
+    assert f"quantization_config: found {method!r}: quantized weights are not read" in error.message
+    assert "take the model that they were made from" in (error.hint or "")
+    assert import_folder(folder, out, ignore={"quantization_config"}).class_name == "GPT2LMHeadModel"
+
+
+@pytest.mark.parametrize(
+    ("file", "what"),
+    [
+        ("adapter_config.json", "an adapter (PEFT), not a model"),
+        ("model_index.json", "a pipeline of several networks (diffusers)"),
+        ("params.json", "Llama in Meta's layout"),
+    ],
+)
+def test_a_folder_of_another_kind_is_refused_by_it(file: str, what: str, tmp_path: Path, out: Path) -> None:
+    (tmp_path / file).write_text("{}")
+    error = tiny.refusal(tmp_path, out)
+    assert error.message == f"{tmp_path} has no config.json: it is {what}" and error.hint
+
+
 @pytest.mark.parametrize("model_type", ["frobnicator", None, 3, ["gpt2"]])
 def test_a_key_without_a_name_for_its_feature_is_listed(model_type: Any, tmp_path: Path, out: Path) -> None:
     folder = tiny.gpt2(tmp_path / "folder")
     tiny.edit_json(folder / "config.json", {"model_type": model_type, "mystery_gate": 0.5, "other_gate": False})
     message = tiny.refusal(folder, out).message
-    assert "the keys mystery_gate are unknown beside those of 'gpt2'" in message and "other_gate" not in message
+    assert "the key mystery_gate is unknown beside those of 'gpt2'" in message and "other_gate" not in message
 
 
 def test_a_configuration_of_few_keys_suggests_nothing(tmp_path: Path, out: Path) -> None:

@@ -57,6 +57,13 @@ def planned(model: Model, files: WeightFiles, *, name: str) -> Transformer:
         raise InputError(f"{name}: its sizes make tensors larger than any memory ({error})") from None
 
 
+# Folders without config.json: (file that tells the kind, what the folder is, hint).
+OTHER_FOLDERS = (
+    ("adapter_config.json", "an adapter (PEFT), not a model", "merge it into its base model and save that"),
+    ("model_index.json", "a pipeline of several networks (diffusers)", "a text encoder in it may be read by itself"),
+    ("params.json", "Llama in Meta's layout", "take the same model as transformers saves it"),
+)
+QUANTIZED = "quantization_config"
 MAX_CONFIG_BYTES = 16 << 20
 MAX_LISTED = 5
 
@@ -145,6 +152,12 @@ def read_model(folder: str | Path, *, ignore: Collection[str] = ()) -> ForeignMo
     folder = Path(folder)
     config = read_config(folder)
     architecture = _architecture(folder, config)
+    if config.get(QUANTIZED) and QUANTIZED not in ignore:
+        found = config[QUANTIZED].get("quant_method", "no quant_method") if isinstance(config[QUANTIZED], dict) else "?"
+        raise InputError(
+            f"{folder / CONFIG}: {QUANTIZED}: found {found!r}: quantized weights are not read",
+            hint=f"take the model that they were made from; if the weights are not quantized: --ignore {QUANTIZED}",
+        )
     files = open_weights(folder)
     named, found = None, config.get("architectures")
     if found:
@@ -196,7 +209,9 @@ def _first(error: ValidationError) -> str:
 def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not path.is_file():
-        raise InputError(f"{folder} has no {CONFIG}", hint="a folder of a Hugging Face model has one")
+        kind = next((each for each in OTHER_FOLDERS if (folder / each[0]).is_file()), None)
+        _, what, hint = kind or ("", "", "a folder of a Hugging Face model has one")
+        raise InputError(f"{folder} has no {CONFIG}{what and f': it is {what}'}", hint=hint)
     return read_object(path, max_bytes=MAX_CONFIG_BYTES)
 
 

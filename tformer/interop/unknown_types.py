@@ -21,15 +21,19 @@ from tformer.support.formatting import listed
 MAX_LISTED = 4
 FEWEST_KEYS = 5  # fewer keys fit too many architectures to suggest one
 
+_NETWORKS, _AUDIO = "two networks or more in one model", "an encoder of audio"
+
 FEATURES: Mapping[str, str] = {
-    r"(text|vision|audio|image|video|speech|qformer)_config|(text|audio)_encoder": "two towers or more in one model",
+    r"(?!quantization_).*_config|encoder|decoder|(text|audio)_encoder|projection_(dim|size)|projector_.*": _NETWORKS,
+    r"(image|video|audio|vision)_(.*_)?(token|vocab).*": _NETWORKS,
     r".*experts?(_.*)?|(.*_)?moe_.*|router_.*|n_group|.*topk.*|decoder_sparse_step": "mixture-of-experts layers",
     r"(kv|q)_lora_rank|qk_(nope|rope)_head_dim|v_head_dim": "attention with compressed keys and values",
-    r"(n_)?mamba_.*|use_mambapy|state_size|time_step_.*": "state-space layers in place of attention",
+    r"(n_)?mamba_.*|use_mambapy|state_size|time_step_.*|ssm_.*": "state-space layers in place of attention",
     r"linear_(conv|key|value|num)_.*": "linear attention layers with gates",
     r"lru_width|block_types|rescale_every": "recurrent layers in place of attention",
     r"conv_bias|full_attn_idxs|conv_L_cache": "short convolutions in place of attention",
-    r"num_mel_bins|input_feat_per_channel|feat_extract_.*|mask_feature_.*|num_codebooks": "an encoder of audio",
+    r"num_mel_bins|input_feat_per_channel|feat_extract_.*|mask_feature_.*": _AUDIO,
+    r"(num_)?codebook.*|upsampl.*": _AUDIO,
     r"attention_chunk_size|attn_temperature_tuning": "attention in chunks of a text",
     r"swiglu_.*": "a feed-forward network with a clipped gate",
     r"lambda_std_dev": "differences of two attentions (differential)",
@@ -45,7 +49,16 @@ FEATURES: Mapping[str, str] = {
     r"[qkv]_groups|(output|intermediate|post_attention)_groups": "grouped convolutions in place of matrices",
     r".*bottleneck.*|num_feedforward_networks": "bottlenecks and several feed-forward networks in a block",
     r"quant_mode|force_dequant": "integer arithmetic",
-    r".*_2d_.*": "positions of words on a page",
+    r".*_2d_.*|dim_bbox.*|max_xpath.*": "positions of words on a page",
+    r"bbox_(cost|loss).*|num_queries": "detection of objects",
+    r"global_attn_indexes|drop_path_rate|mlp_ratios?|num_frames|spatial_merge_size": "other layers than ViT's",
+    r"prediction_length|lags_sequence|horizon_length": "forecasts of series of numbers",
+    r"entity_.*": "embeddings of entities",
+    r"per_layer_.*|num_kv_shared_layers|.*_per_layer_input|altup_.*": "inputs for each layer, as Gemma 3n has them",
+    r"resampler_.*|.*_latents|latent_.*": "latent queries, as Perceiver has them",
+    r"rope_.*": "rotary positions in an encoder",
+    r".*logit_softcapping": "soft caps of scores or logits",
+    r"sliding_window|layer_types|max_window_layers": "windows of attention by layer",
     r"num_random_blocks|rescale_embeddings": "random blocks of attention as transformers counts them",
     r"attention_window|max_encoder_position_embeddings": "Longformer's attention in an encoder-decoder",
     r"local_radius|global_block_size": "local and transient-global attention with T5's biases",
@@ -57,7 +70,7 @@ FEATURES: Mapping[str, str] = {
     r"expansion_ratio|attn_config|learned_pos_emb": "ALiBi in MPT's layout, without biases",
     r"afn": "post-norm decoder in GPT's first layout",
     r"logit_scale": "Cohere's scaled logits and interleaved rotary positions",
-    r"quantization_config": "quantized weights",
+    r"quantization(_config)?": "quantized weights",
 }
 """Pattern (`re.fullmatch`) of keys that no architecture reads, or not beside the others -> the feature they ask for."""
 
@@ -72,15 +85,19 @@ def unknown_type(config: Mapping[str, Any], *, name: str) -> InputError:
         likeness = SequenceMatcher(None, str(model_type), known).ratio()
         return len(_left(config, known)), len(_read_by(known) - config.keys()), -likeness
 
-    nearest = min(ARCHITECTURES, key=distance)
+    nearest = min((known for known, each in ARCHITECTURES.items() if each.code is None), key=distance)
     left = _left(config, nearest)
-    asked = {feature: [key for key in left if re.fullmatch(keys, key)] for keys, feature in FEATURES.items()}
+    asked: dict[str, list[str]] = {}
+    for keys, feature in FEATURES.items():
+        asked.setdefault(feature, []).extend(key for key in left if re.fullmatch(keys, key))
     named = [f"{feature} ({listed(keys, MAX_LISTED)})" for feature, keys in asked.items() if keys]
     others = [key for key in left if not any(key in keys for keys in asked.values())]
     parts = [f"it lacks {' and '.join(named)}"] if named else []
-    parts += [f"the keys {listed(others, MAX_LISTED)} are unknown beside those of {nearest!r}"] if others else []
+    keys = f"keys {listed(others, MAX_LISTED)} are" if len(others) > 1 else f"key {''.join(others)} is"
+    parts += [f"the {keys} unknown beside those of {nearest!r}"] if others else []
     if parts:
-        return InputError(f"{found}: {'; '.join(parts)}")
+        hint = f"the nearest of the types that tformer reads is {nearest!r}: look for a model of that type"
+        return InputError(f"{found}: {'; '.join(parts)}", hint=hint)
     if len(Config(config).left()) < FEWEST_KEYS:
         return InputError(f"{found}; known: {', '.join(sorted(ARCHITECTURES))}")
     try:
