@@ -35,8 +35,8 @@ class ImportOptions:
         str,
         argument(
             "HF_DIR",
-            help="A folder with config.json, safetensors and tokenizer files; or hf:owner/name[@revision], which is "
-            "downloaded (needs the `hub` extra).",
+            help="A folder with config.json, safetensors and tokenizer files; a file NAME.gguf; or "
+            "hf:owner/name[@revision], which is downloaded (needs the `hub` extra).",
         ),
     ]
     out: Annotated[NewFolder, RESULT] = None
@@ -75,6 +75,7 @@ def import_(options: ImportOptions) -> None:
         raise InputError("--out is missing: name the folder of the new checkpoint", hint="--out runs/NAME")
     with StopFlag() as flag:
         from tformer.checkpoint.average import require_new
+        from tformer.interop.from_gguf import unpacked
         from tformer.interop.importing import import_folder
         from tformer.support.device import DTYPES
         from tformer.workers.work import Work
@@ -82,7 +83,10 @@ def import_(options: ImportOptions) -> None:
         if options.out is not None:
             require_new(options.out)
         folder = _folder(options.folder)
-        with Work(progress_reporter, flag.should_stop).part("reading the weights", unit="files") as part:
+        with (
+            unpacked(folder) as folder,
+            Work(progress_reporter, flag.should_stop).part("reading the weights", unit="files") as part,
+        ):
             report = import_folder(
                 folder,
                 options.out,

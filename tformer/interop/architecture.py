@@ -34,12 +34,16 @@ class Gguf:
     name: in `general.architecture`.
     activation: the one that llama.cpp computes.
     stored: (model, name on disk, tensor on disk) -> the tensor in a GGUF file.
+    loaded: the inverse of `stored`.
+    keys: key of the GGUF file, after the name -> key of config.json.
     biases: whether llama.cpp reads biases.
     """
 
     name: str
     activation: str
     stored: Callable[[Model, str, Tensor], Tensor]
+    loaded: Callable[[Model, str, Tensor], Tensor]
+    keys: Mapping[str, str]
     biases: bool = True
 
 

@@ -215,3 +215,72 @@ def joined(text: str, ids: Mapping[str, int], scores: Mapping[str, float], *, pr
         if piece
         for number in ([ids[piece]] if piece in ids else [ids[BYTE_TOKENS[byte]] for byte in piece.encode()])
     ]
+
+
+def document_of(name: object, values: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
+    """The tokenizer.json of the values of `tokenizer.ggml.*`. InputError, with the file's name, for others' kinds."""
+    kind, pre = values.get("model"), values.get("pre")
+    if kind not in ("gpt2", "llama") or (kind == "gpt2" and pre not in CUTS):
+        raise InputError(
+            f"{name}: tokenizer.ggml: found the model {kind!r} with the pre-tokenization {pre!r}, tformer reads llama, "
+            f"and gpt2 with {', '.join(CUTS)}"
+        )
+    ids = {token: number for number, token in enumerate(tokens)}
+    kinds = values.get("token_type") or [NORMAL] * len(tokens)
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    added = [
+        {"id": number, "content": token, "special": kinds[number] != USER_DEFINED, **flags}
+        for number, token in enumerate(tokens)
+        if kinds[number] in (CONTROL, USER_DEFINED, UNKNOWN)
+    ]
+    bos = tokens[values["bos_token_id"]] if values.get("add_bos_token") else None
+    single = [*([{"SpecialToken": {"id": bos, "type_id": 0}}] if bos else []), {"Sequence": {"id": "A", "type_id": 0}}]
+    template = {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [*single, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {bos: {"id": bos, "ids": [ids[bos]], "tokens": [bos]}} if bos else {},
+    }
+    document: dict[str, Any] = {"version": "1.0", "added_tokens": added, "post_processor": template if bos else None}
+    if kind == "gpt2":
+        cuts, whole = CUTS[str(pre)]
+        steps = [{"trim_offsets": False, **cut} if cut["type"] == "ByteLevel" else cut for cut in cuts]
+        merges = [merge.split(" ") for merge in values.get("merges") or ()]
+        return document | {
+            "normalizer": None,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+            "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
+            "model": {"type": "BPE", "vocab": ids, "merges": merges, "ignore_merges": whole},
+        }
+    scores = dict(zip(tokens, values["scores"], strict=True))
+    text = {token for number, token in enumerate(tokens) if kinds[number] == NORMAL}
+    pairs = [(token[:cut], token[cut:]) for token in text for cut in range(1, len(token))]
+    joins = [pair for pair in pairs if pair[0] in text and pair[1] in text]
+    merges = sorted(joins, key=lambda pair: (-scores["".join(pair)], ids[pair[0]], ids[pair[1]]))
+    prefix = bool(values.get("add_space_prefix", True))
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    unk = values.get("unknown_token_id")
+    back = [
+        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    return document | {
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [*([{"type": "Prepend", "prepend": SPACE}] * prefix), spaces],
+        },
+        "pre_tokenizer": None,
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [*back, *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] * prefix)],
+        },
+        "model": {
+            "type": "BPE",
+            "vocab": ids,
+            "merges": merges,
+            "byte_fallback": True,
+            "fuse_unk": True,
+            "unk_token": None if unk is None else tokens[unk],
+        },
+    }

@@ -96,6 +96,15 @@ def stored_in_gguf(model: Model, name: str, tensor: Tensor) -> Tensor:
     return tensor.T if CONV1D.fullmatch(name) else tensor
 
 
+GGUF_KEYS = {
+    "context_length": "n_positions",
+    "embedding_length": "n_embd",
+    "block_count": "n_layer",
+    "feed_forward_length": "n_inner",
+    "attention.head_count": "n_head",
+    "attention.layer_norm_epsilon": "layer_norm_epsilon",
+}
+
 GPT2 = Architecture(
     model_type="gpt2",
     classes={"GPT2LMHeadModel": ("lm",), "GPT2Model": ()},
@@ -108,7 +117,7 @@ GPT2 = Architecture(
     special_ids={"bos": 50256, "eos": 50256},
     slow_tokenizer="GPT2Tokenizer",
     ctranslate2=("GPT2Loader", {}),
-    gguf=Gguf("gpt2", "gelu_tanh", stored_in_gguf),
+    gguf=Gguf("gpt2", "gelu_tanh", stored_in_gguf, stored_in_gguf, GGUF_KEYS),
 )
 
 

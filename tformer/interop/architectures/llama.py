@@ -311,12 +311,38 @@ def links(model: Model, class_name: str, *, layer: Mapping[str, str] = LAYER) ->
 
 def stored_in_gguf(model: Model, name: str, tensor: Tensor) -> Tensor:
     """llama.cpp rotates neighbouring coordinates of a head, Hugging Face those of its two halves."""
-    module = name.split(".")[-2]
-    if module not in ("q_proj", "k_proj"):
-        return tensor
+    heads = _rotated_heads(model, name)
+    return tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).reshape(tensor.shape) if heads else tensor
+
+
+def loaded_from_gguf(model: Model, name: str, tensor: Tensor) -> Tensor:
+    """The inverse of `stored_in_gguf`."""
+    heads = _rotated_heads(model, name)
+    return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(tensor.shape) if heads else tensor
+
+
+def _rotated_heads(model: Model, name: str) -> int:
+    """The number of heads that a tensor makes queries or keys of; 0 for another tensor."""
     sizes = resolve_sizes(model, "decoder")
-    heads = sizes.num_heads if module == "q_proj" else sizes.num_kv_heads
-    return tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).reshape(tensor.shape)
+    return {"q_proj": sizes.num_heads, "k_proj": sizes.num_kv_heads}.get(name.split(".")[-2], 0)
+
+
+def as_it_is(model: Model, name: str, tensor: Tensor) -> Tensor:
+    """Of classes that are stored as on disk."""
+    return tensor
+
+
+GGUF_KEYS = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
 
 
 LLAMA = Architecture(
@@ -331,7 +357,7 @@ LLAMA = Architecture(
     special_ids={"bos": 1, "eos": 2},
     slow_tokenizer="LlamaTokenizer",
     ctranslate2=("LlamaLoader", {}),
-    gguf=Gguf("llama", "silu", stored_in_gguf),
+    gguf=Gguf("llama", "silu", stored_in_gguf, loaded_from_gguf, GGUF_KEYS),
 )
 MISTRAL = replace(
     LLAMA,
@@ -350,7 +376,7 @@ QWEN2 = replace(
     special_ids={},
     slow_tokenizer=None,
     own_tokenizer_rules=True,
-    gguf=Gguf("qwen2", "silu", lambda model, name, tensor: tensor),
+    gguf=Gguf("qwen2", "silu", as_it_is, as_it_is, GGUF_KEYS),
 )
 QWEN3 = replace(
     QWEN2,
@@ -358,5 +384,5 @@ QWEN3 = replace(
     classes={"Qwen3ForCausalLM": ("lm",), "Qwen3Model": ()},
     read=partial(read_qwen, table=OF_QWEN3),
     write=partial(write_qwen, table=OF_QWEN3),
-    gguf=Gguf("qwen3", "silu", lambda model, name, tensor: tensor, biases=False),
+    gguf=Gguf("qwen3", "silu", as_it_is, as_it_is, GGUF_KEYS, biases=False),
 )
