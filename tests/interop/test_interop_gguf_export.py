@@ -249,9 +249,12 @@ ROPE = LLAMA_STACK["positions"]
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        (changed(attention=WINDOW), "without a window"),
-        (changed(attention={"kind": "full", "qk_norm": "learned", "qk_norm_eps": 0.02}), "without .*bias"),
-        (changed(positions=ROPE | {"scaling": {"kind": "linear", "factor": 2.0}}), "linear is not written"),
+        (changed(attention=WINDOW), "attention.kind is sliding_window, expected full"),
+        (
+            changed(attention={"kind": "full", "qk_norm": "learned", "qk_norm_eps": 0.02}),
+            "bias is true, expected false",
+        ),
+        (changed(positions=ROPE | {"scaling": {"kind": "dynamic", "factor": 2.0}}), "positions.scaling is given"),
     ],
     ids=["window", "biases", "scaling"],
 )

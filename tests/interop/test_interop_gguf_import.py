@@ -1,7 +1,12 @@
-"""`tformer import FILE.gguf`: what export wrote comes back."""
+"""`tformer import FILE.gguf`: what export wrote comes back, and damaged files are refused in one line."""
 
 from __future__ import annotations
 
+import json
+import math
+import re
+import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,27 +14,45 @@ import pytest
 import torch
 
 from tests.interop.exports import checkpoint
+from tests.interop.gguf_shapes import SHAPES, shape
 from tests.interop.test_interop_gguf_export import FAMILIES, as_cut, like_llama, recipe
-from tformer.checkpoint.read import read_checkpoint
+from tformer.checkpoint.read import Checkpoint, read_checkpoint
+from tformer.interop.choose import differences
+from tformer.interop.exporting import resolved, tokenizers_of
+from tformer.interop.from_gguf import llama3_scaling
 from tformer.interop.gguf_vocabulary import CUTS, texts_of
 from tformer.interop.to_gguf import TYPES, export_gguf
+from tformer.nn.positions.rope import RopeScaling, scale_frequencies
 from tformer.tokenizer import Tokenizer
 
 gguf = pytest.importorskip("gguf")
 
 
-def returned(cli: Any, run: Any, folder: Path, dtype: str = "fp32") -> Any:
+def returned(cli: Any, run: Checkpoint, folder: Path, dtype: str = "fp32", *options: Any) -> Checkpoint:
     export_gguf(run, folder / "model.gguf", dtype=dtype)
-    outcome = cli("import", folder / "model.gguf", "--out", folder / "back")
+    outcome = cli("import", folder / "model.gguf", "--out", folder / "back", *options)
     assert outcome.code == 0, outcome.err
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "back",
+        "model.gguf",
+        "run",
+    ]  # no temporary folder is left
     return read_checkpoint(folder / "back")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_number_comes_back(family: str, cli: Any, tmp_path: Path) -> None:
-    run = checkpoint(tmp_path / "run", recipe(family), tokenizer=as_cut("gpt-2"))
-    found, ours = returned(cli, run, tmp_path).weights(), run.weights()
-    assert found.keys() == ours.keys() and all(torch.equal(found[name], ours[name]) for name in ours)
+@pytest.mark.parametrize("name", [*FAMILIES, *SHAPES])
+def test_every_number_and_option_comes_back(name: str, cli: Any, tmp_path: Path) -> None:
+    values = shape(name) if name in SHAPES else recipe(name)
+    run = checkpoint(tmp_path / "run", values, tokenizer=as_cut("gpt-2"))
+    back = returned(cli, run, tmp_path)
+    found, ours = back.weights(), run.weights()
+    gains = 1e-6 if "gemma" in name else 0.0  # the file has 1 + w
+    assert found.keys() == ours.keys()
+    assert all((found[key] - ours[key]).abs().max() <= gains for key in ours)
+    first, second = (resolved(one.recipe, tokenizers_of(one)) for one in (run, back))
+    unlike = {path.rpartition(".")[2] for path, *_ in differences(first, second)}
+    # longrope: the file has the factor of cosines that follows from `factor`
+    assert unlike <= ({"factor", "attention_factor"} if "texts" in name else set()), unlike
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -44,23 +67,130 @@ def test_every_type_is_read(dtype: str, cli: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("tokenizer", [*CUTS, "llama"])
 def test_the_tokenizer_comes_back(tokenizer: str, cli: Any, tmp_path: Path) -> None:
     ours = like_llama() if tokenizer == "llama" else as_cut(tokenizer)
-    run = checkpoint(tmp_path / "run", recipe("llama"), tokenizer=ours)
-    text = returned(cli, run, tmp_path).tokenizer_json
-    found = Tokenizer.from_json(text)
+    values = recipe("llama")
+    values["model"]["vocab_size"] = ours.vocab_size + 3  # rows without a token
+    run = checkpoint(tmp_path / "run", values, tokenizer=ours)
+    found = Tokenizer.from_json(returned(cli, run, tmp_path).tokenizer_json)
     texts = [text.lstrip() for text in texts_of(ours, 500)]
     assert found.encode_batch(texts) == ours.encode_batch(texts) and found.special == ours.special
+    assert found.tokens == ours.tokens
 
 
-def test_refusals_name_what_is_not_read(cli: Any, tmp_path: Path) -> None:
-    (tmp_path / "bad.gguf").write_bytes(b"GGUF")
-    outcome = cli("import", tmp_path / "bad.gguf", "--out", tmp_path / "back")
-    assert outcome.code == 2 and "not a usable GGUF file" in outcome.err
-    for key, told in (("arch", "general.architecture"), ("key", "a key that tformer does not read")):
-        writer = gguf.GGUFWriter(tmp_path / f"{key}.gguf", "mamba" if key == "arch" else "llama")
-        writer.add_uint32("llama.expert_count", 4)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        outcome = cli("import", tmp_path / f"{key}.gguf", "--out", tmp_path / "back")
-        assert outcome.code == 2 and told in outcome.err, outcome.err
+def test_a_tokenizer_can_take_the_place_of_the_vocabulary(cli: Any, tmp_path: Path) -> None:
+    ours = as_cut("gpt-2")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "own.json").write_text(ours.to_json())
+    run = checkpoint(tmp_path / "run" / "1", recipe("llama"), tokenizer=ours)
+    back = returned(cli, run, tmp_path, "fp32", "--tokenizer", tmp_path / "run" / "own.json")
+    assert Tokenizer.from_json(back.tokenizer_json).to_json() == ours.to_json()
+
+
+@pytest.mark.parametrize(("size", "base", "original"), [(128, 500000.0, 8192), (64, 500000.0, 8192), (128, 1e6, 16384)])
+def test_the_scaling_of_llama_3_is_found_from_its_divisors(size: int, base: float, original: int) -> None:
+    scaling = RopeScaling(factor=32.0, original_max_seq_len=original)
+    frequencies = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    divisors = (frequencies / scale_frequencies(frequencies, scaling)).float().tolist()
+    found = llama3_scaling(divisors, size=size, base=base)
+    expected = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    assert found == {"rope_type": "llama3", **expected, "original_max_position_embeddings": original}
+    divisors[3] = 7.0
+    assert llama3_scaling(divisors, size=size, base=base) is None
+
+
+SMALL = {"embedding_length": 32, "block_count": 1, "feed_forward_length": 32, "attention.head_count": 2}
+SMALL |= {"context_length": 16, "attention.layer_norm_rms_epsilon": 1e-5}
+
+
+def small(path: Path, *, arch: str = "llama", odd: str = "", **values: Any) -> None:
+    """A Llama of one layer as a file, with changed values.
+
+    odd: the name of a tensor that is left out, or added, or has a type that is not read.
+    """
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in ({f"{arch}.{key}": value for key, value in SMALL.items()} | values).items():
+        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
+        if value is not None:
+            add[type(value)](key, value)
+    matrices = dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"), (32, 32))
+    layer = {
+        f"blk.0.{name}.weight": size for name, size in (matrices | {"attn_norm": (32,), "ffn_norm": (32,)}).items()
+    }
+    shapes = {"token_embd.weight": (4, 32), "output_norm.weight": (32,), **layer}
+    if odd and odd not in shapes:
+        shapes[odd] = (32,)
+    for name, size in shapes.items():
+        if name != odd or name not in layer or "ffn_up" in name:
+            kind = gguf.GGMLQuantizationType.Q5_0 if name == odd and "ffn_up" in name else None
+            tensor = torch.zeros(size).numpy()
+            writer.add_tensor(name, tensor if kind is None else gguf.quants.quantize(tensor, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+VOCABULARY = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "gpt-2",
+    "tokenizer.ggml.tokens": ["a", "b", "c", "d"],
+}
+VOCABULARY |= {"tokenizer.ggml.merges": ["a b"]}
+
+
+def with_bytes(at: int, data: bytes) -> Callable[[bytes], bytes]:
+    return lambda file: file[:at] + data + file[at + len(data) :]
+
+
+DAMAGES: dict[str, tuple[dict[str, Any], Callable[[bytes], bytes], str]] = {
+    "other file": ({}, with_bytes(0, b"PK"), "begins with b'GGUF', found b'PKUF'"),
+    "empty": ({}, lambda file: b"", "begins with b'GGUF', found b''"),
+    "version": ({}, with_bytes(4, struct.pack("<I", 9)), "not a usable GGUF file: .*version 9"),
+    "header cut short": ({}, lambda file: file[:60], "not a usable GGUF file: it has 60 bytes"),
+    "tensors cut short": ({}, lambda file: file[:-64], "not a usable GGUF file: it has .* bytes"),
+    "count of tensors": ({}, with_bytes(8, struct.pack("<Q", 2**60)), "not a usable GGUF file"),
+    "count of keys": ({}, with_bytes(16, struct.pack("<Q", 2**63)), "not a usable GGUF file"),
+    "length of a key": ({}, with_bytes(24, struct.pack("<Q", 2**40)), "not a usable GGUF file: it has"),
+    "architecture": ({"arch": "mamba"}, bytes, "general.architecture: found 'mamba', tformer reads gpt2"),
+    "key": ({"llama.expert_count": 4}, bytes, "llama.expert_count: found 4, a key that tformer does not read"),
+    "missing key": ({"llama.block_count": None}, bytes, "num_hidden_layers|block_count|missing"),
+    "heads by layer": ({"llama.attention.head_count": [2, 2]}, bytes, r"attention.head_count: found \[2, 2\]"),
+    "rotated share": ({"llama.rope.dimension_count": 4}, bytes, "rope.dimension_count: found 4, expected .* 16"),
+    "scaling": ({"llama.rope.scaling.type": "yarn"}, bytes, "scaling.type: found yarn, tformer reads linear, llama3"),
+    "part of a model": ({"split.count": 3}, bytes, "is one of 3 files"),
+    "type": ({"odd": "blk.0.ffn_up.weight"}, bytes, "ffn_up.weight has the type Q5_0, tformer reads F32"),
+    "tensor missing": ({"odd": "blk.0.ffn_norm.weight"}, bytes, "missing blk.0.ffn_norm.weight"),
+    "tensor unknown": ({"odd": "blk.0.attn_sinks.weight"}, bytes, "unknown blk.0.attn_sinks.weight"),
+    "no vocabulary": ({"tokenizer.ggml.tokens": None}, bytes, "has no vocabulary"),
+    "other vocabulary": ({"tokenizer.ggml.model": "bert"}, bytes, "found the model 'bert'"),
+    "other cuts": ({"tokenizer.ggml.pre": "falcon"}, bytes, "pre-tokenization 'falcon', tformer reads llama, and gpt2"),
+    "token twice": ({"tokenizer.ggml.tokens": ["a", "b", "a", "d"]}, bytes, "tokens: found 'a' twice"),
+    "types": ({"tokenizer.ggml.token_type": [1, 1]}, bytes, "token_type: found 2 values for 4 tokens"),
+    "no scores": ({"tokenizer.ggml.model": "llama"}, bytes, "scores: found 0 values for 4 tokens"),
+    "special id": ({"tokenizer.ggml.eos_token_id": 4}, bytes, "eos_token_id: found 4, expected an id below 4"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_or_other_file_is_refused_by_its_name(damage: str, cli: Any, tmp_path: Path) -> None:
+    values, change, told = DAMAGES[damage]
+    path = tmp_path / "model.gguf"
+    small(path, **(VOCABULARY | values))
+    path.write_bytes(change(path.read_bytes()))
+    outcome = cli("import", path, "--out", tmp_path / "back", "--json")
+    error = json.loads(outcome.out)["error"]
+    assert outcome.code == 2 and str(path) in error and "tformer-gguf" not in error
+    assert re.search(told, error), error
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_other_commands_say_how_to_read_the_file(cli: Any, tmp_path: Path) -> None:
+    small(tmp_path / "model.gguf")
+    outcome = cli("generate", tmp_path / "model.gguf", "--prompt", "a")
+    assert outcome.code == 2 and f"tformer import {tmp_path / 'model.gguf'} --out DIR" in outcome.err
+
+
+def test_the_small_file_of_these_tests_is_read_as_it_is(cli: Any, tmp_path: Path) -> None:
+    small(tmp_path / "model.gguf", **VOCABULARY)
+    outcome = cli("import", tmp_path / "model.gguf", "--out", tmp_path / "back")
+    assert outcome.code == 0, outcome.err
+    assert math.prod(read_checkpoint(tmp_path / "back").weights()["embedding.weight"].shape) == 128

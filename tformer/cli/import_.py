@@ -84,7 +84,7 @@ def import_(options: ImportOptions) -> None:
             require_new(options.out)
         folder = _folder(options.folder)
         with (
-            unpacked(folder) as folder,
+            unpacked(folder, beside=options.out, vocabulary=options.tokenizer is None) as folder,
             Work(progress_reporter, flag.should_stop).part("reading the weights", unit="files") as part,
         ):
             report = import_folder(

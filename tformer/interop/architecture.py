@@ -27,24 +27,38 @@ class Code:
     lacks: Callable[[Model], Iterable[str]]
 
 
+def as_it_is(model: Model, name: str, tensor: Tensor) -> Tensor:
+    """The tensor of a GGUF file of a class that is stored there as on disk."""
+    return tensor
+
+
 @dataclass(frozen=True)
 class Gguf:
     """How a GGUF file, which llama.cpp reads, has an architecture.
 
     name: in `general.architecture`.
-    activation: the one that llama.cpp computes.
-    stored: (model, name on disk, tensor on disk) -> the tensor in a GGUF file.
-    loaded: the inverse of `stored`.
-    keys: key of the GGUF file, after the name -> key of config.json.
-    biases: whether llama.cpp reads biases.
+    keys: key of the file, after the name -> key of config.json.
+    stored: (model, name on disk, tensor on disk) -> the tensor in the file; loaded: its inverse.
+    assumed: keys of config.json in the file -> those that llama.cpp takes for granted, unlike the class's defaults.
+    shown: key of config.json -> the tensor that the file has where it is true.
+    scalings: types of RoPE scaling.
     """
 
     name: str
-    activation: str
-    stored: Callable[[Model, str, Tensor], Tensor]
-    loaded: Callable[[Model, str, Tensor], Tensor]
     keys: Mapping[str, str]
-    biases: bool = True
+    stored: Callable[[Model, str, Tensor], Tensor] = as_it_is
+    loaded: Callable[[Model, str, Tensor], Tensor] = as_it_is
+    assumed: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: {}
+    shown: Mapping[str, str] = field(default_factory=dict)
+    scalings: tuple[str, ...] = ("linear",)
+
+    def computed(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The keys of config.json by which llama.cpp computes a file made of `config`."""
+        kept = (*self.keys.values(), *self.shown, "vocab_size", "tie_word_embeddings")
+        found = {key: config[key] for key in kept if config.get(key) is not None}
+        scaling = config.get("rope_scaling") or {}
+        found |= {"rope_scaling": scaling} if scaling.get("rope_type") in self.scalings else {}
+        return {**found, **self.assumed(found)}
 
 
 @dataclass(frozen=True)

@@ -303,13 +303,13 @@ def _attempt(
         wanted = {difference[0]: step_for(model, *difference) for difference in found}
         left = [difference for difference in found if wanted[difference[0]] is None]
         if left:
-            return _distance(left)
+            return distance(left)
         for path, ours, theirs in found:
             step = step_for(model, path, ours, theirs)  # computed again: a change may have removed several differences
             if step is not None and inside(model.model_dump(mode="json"), path.split(".")[1:]) == ours:
                 model, _ = step.apply(model, {})
                 steps.append(step)
-    return _distance(found)
+    return distance(found)
 
 
 def _compare(
@@ -330,7 +330,7 @@ def _compare(
     return config, [one for one in differences(model, found) if one[0] not in architecture.undecided]
 
 
-def _distance(found: Sequence[Difference]) -> tuple[int, str]:
+def distance(found: Sequence[Difference]) -> tuple[int, str]:
     """Distance of a class from the model, and the differences as text.
 
     A stack or head that only one of them has outweighs any number of values.

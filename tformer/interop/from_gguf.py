@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tformer.checkpoint.tensor_files import tensor_chunks
-from tformer.interop.architecture import Architecture
+from tformer.interop.architecture import Architecture, Gguf
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.config import Config
-from tformer.interop.gguf_vocabulary import document_of
+from tformer.interop.gguf_vocabulary import ROLES, document_of
 from tformer.interop.tokenizer_config import TOKENIZER_CONFIG
 from tformer.interop.tokenizer_files import TOKENIZER_JSON
 from tformer.interop.weight_files import CONFIG, SINGLE
@@ -27,111 +29,210 @@ from tformer.support.errors import InputError
 from tformer.support.formatting import listed
 
 READ = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
-COMPUTED = ("vocab_size", "rope.dimension_count", "attention.value_length")  # follow from other keys
-ROLES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+MAGIC = b"GGUF"
+VOCABULARY = "tokenizer.ggml."
+# Keys that follow from others, and those of scaled RoPE.
+COMPUTED = ("vocab_size", "rope.dimension_count", "attention.value_length")
+SCALING = "rope.scaling."
+OF_SCALING = ("type", "factor", "original_context_length", "attn_factor", "finetuned")
+DIVISORS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 
 
 @contextmanager
-def unpacked(path: Path) -> Iterator[Path]:
-    """Context manager of a folder as it is, or of a temporary one for a GGUF file."""
+def unpacked(path: Path, *, beside: Path, vocabulary: bool = True) -> Iterator[Path]:
+    """Context manager of a folder as it is, or of a temporary one for a GGUF file, which messages name.
+
+    Args:
+        beside: the temporary folder, as large as the weights in fp32, is made beside this path.
+        vocabulary: whether the file's vocabulary is read.
+    """
     if not path.is_file():
         yield path
         return
-    with TemporaryDirectory(prefix="tformer-gguf-") as folder:
-        unpack_gguf(path, Path(folder))
-        yield Path(folder)
+    files.require_writable_folder(beside)
+    parent = next(folder for folder in beside.absolute().parents if folder.is_dir())
+    with TemporaryDirectory(prefix=".tformer-gguf-", dir=parent) as folder:
+        try:
+            unpack_gguf(path, Path(folder), vocabulary=vocabulary)
+            yield Path(folder)
+        except InputError as error:
+            raise InputError(error.message.replace(folder, str(path)), hint=error.hint) from error
 
 
-def unpack_gguf(path: Path, folder: Path) -> None:
-    """Write config.json, model.safetensors (fp32) and the tokenizer of a GGUF file into a folder.
+def unpack_gguf(path: Path, folder: Path, *, vocabulary: bool = True) -> None:
+    """Write config.json, model.safetensors (fp32) and, if asked for, the tokenizer of a GGUF file into a folder.
 
     Raises InputError for a damaged file, and for an architecture, a key, a type or a tensor that tformer does not read.
     """
-    if importlib.util.find_spec("gguf") is None:
-        raise InputError(f"{path} needs the package gguf, which is not installed", hint="pip install 'tformer[gguf]'")
+    values, tensors = _read(path)
     import gguf
 
-    try:
-        reader = gguf.GGUFReader(path)
-        values = {name: field.contents() for name, field in reader.fields.items()}
-        tensors = {tensor.name: tensor for tensor in reader.tensors}
-    except (ValueError, IndexError, KeyError, OSError) as error:
-        raise InputError(f"{path} is not a usable GGUF file: {error}") from error
-    for tensor in tensors.values():
-        if tensor.tensor_type.name not in READ:
-            raise InputError(
-                f"{path}: tensor {tensor.name} has the type {tensor.tensor_type.name}, tformer reads {', '.join(READ)}",
-                hint="take a file of the same model in F16 or Q8_0",
-            )
     known = {one.gguf.name: one for one in reversed(ARCHITECTURES.values()) if one.gguf is not None}
     found = values.get("general.architecture")
     if found not in known:
         raise InputError(f"{path}: general.architecture: found {found!r}, tformer reads {', '.join(known)}")
     architecture, form = known[found], known[found].gguf
     assert form is not None
-    config = _config(path, architecture, values, set(tensors))
-    config["vocab_size"] = int(tensors["token_embd.weight"].shape[1])
+    if (parts := values.get("split.count", 1)) > 1:
+        raise InputError(f"{path} is one of {parts} files", hint="llama-gguf-split --merge makes one file of them")
+    for tensor in tensors.values():
+        if tensor.tensor_type.name not in READ:
+            raise InputError(
+                f"{path}: tensor {tensor.name} has the type {tensor.tensor_type.name}, tformer reads {', '.join(READ)}",
+                hint="take a file of the same model in F16 or Q8_0",
+            )
+    config = _config(path, architecture, form, values, tensors)
     class_name = config["architectures"][0]
-    section = architecture.section(Config(config, name=str(path)), class_name)
-    model = Model.model_validate(section)
-    names = gguf.get_tensor_name_map(
-        next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == form.name),
-        model.stacks["decoder"].num_layers,
-    )
+    model = Model.model_validate(architecture.section(Config(config, name=str(path)), class_name))
+    arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == form.name)
+    names = gguf.get_tensor_name_map(arch, model.stacks["decoder"].num_layers)
     wanted = {
         theirs: names.get_name(theirs, try_suffixes=(".weight", ".bias")) or theirs
         for link in architecture.table(model, class_name)
         for theirs in link.theirs
     }
-    missing, left = set(wanted.values()) - set(tensors), set(tensors) - set(wanted.values())
-    if missing or left:
-        problems = {"missing": missing, "unknown": left}
+    missing = set(wanted.values()) - set(tensors)
+    unknown = set(tensors) - set(wanted.values()) - {DIVISORS, SHORT, LONG}
+    if missing or unknown:
+        problems = {"missing": missing, "unknown": unknown}
         said = "; ".join(f"{word} {listed(sorted(some), 5)}" for word, some in problems.items() if some)
         raise InputError(f"{path}: its tensors are not those of {class_name}: {said}")
 
     def make(name: str) -> Tensor:
-        tensor = tensors[wanted[name]]
-        numbers = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        return form.loaded(
-            model, name, torch.from_numpy(numbers.reshape(tensor.shape[::-1].tolist()).copy())
-        ).contiguous()
+        return form.loaded(model, name, _numbers(tensors[wanted[name]])).contiguous()
 
     def shape(name: str) -> Tensor:
         empty = torch.empty(tensors[wanted[name]].shape[::-1].tolist(), device="meta")
         return torch.empty(form.loaded(model, name, empty).shape, device="meta")
 
-    files.write_durably(folder / SINGLE, tensor_chunks({name: shape(name) for name in wanted}, make=make))
-    prefix = "tokenizer.ggml."
-    vocabulary = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
-    ids = {ours: vocabulary[f"{role}_token_id"] for role, ours in ROLES.items() if f"{role}_token_id" in vocabulary}
-    texts: dict[str, Any] = {CONFIG: config | {f"{role}_token_id": token for role, token in ids.items()}}
-    texts[TOKENIZER_JSON] = document_of(path, vocabulary, vocabulary.get("tokens") or [])
-    texts[TOKENIZER_CONFIG] = {f"{role}_token": vocabulary["tokens"][token] for role, token in ids.items()}
+    shapes = {name: shape(name) for name in wanted}
+    files.require_room(folder, sum(tensor.nbytes for tensor in shapes.values()))
+    files.write_durably(folder / SINGLE, tensor_chunks(shapes, make=make))
+    texts: dict[str, Any] = {CONFIG: config}
+    if vocabulary:
+        own = {name.removeprefix(VOCABULARY): value for name, value in values.items() if name.startswith(VOCABULARY)}
+        texts[TOKENIZER_JSON] = document_of(path, own)
+        ids = {ours: own[f"{role}_token_id"] for role, ours in ROLES.items() if f"{role}_token_id" in own}
+        texts[CONFIG] |= {f"{role}_token_id": token for role, token in ids.items()}
+        texts[TOKENIZER_CONFIG] = {f"{role}_token": own["tokens"][token] for role, token in ids.items()}
     for name, document in texts.items():
         files.write_durably(folder / name, [json.dumps(document, ensure_ascii=False).encode()])
 
 
-def _config(path: Path, architecture: Architecture, values: Mapping[str, Any], tensors: set[str]) -> dict[str, Any]:
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The values and the tensors (`gguf.ReaderTensor`, mapped from the file) by name."""
+    with files.open_regular(path) as file:
+        if (start := file.read(len(MAGIC))) != MAGIC:
+            raise InputError(f"{path}: a GGUF file begins with {MAGIC!r}, found {start!r}", hint="name a folder")
+    if importlib.util.find_spec("gguf") is None:
+        raise InputError(f"{path} needs the package gguf, which is not installed", hint="pip install 'tformer[gguf]'")
+    import gguf
+
+    class Reader(gguf.GGUFReader):
+        """It refuses to read beyond the end of the file, where its parent goes on with nothing."""
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            if not 0 <= int(count) <= (len(self.data) - int(offset)) // np.dtype(dtype).itemsize:
+                raise ValueError(f"it has {len(self.data):,} bytes, and says that {count:,} values stand at {offset:,}")
+            return super()._get(offset, dtype, count, override_order)
+
+    single = [gguf.GGUFValueType.FLOAT32]
+    try:
+        reader = Reader(path)
+        values = {name: field.contents() for name, field in reader.fields.items()}
+    except (ValueError, LookupError, OSError, OverflowError, RecursionError) as error:
+        raise InputError(f"{path} is not a usable GGUF file: {error}") from error
+    # The shortest decimals of a number: 1e-6 and not 9.99999997e-07
+    values |= {
+        name: float(str(np.float32(values[name]))) for name, field in reader.fields.items() if field.types == single
+    }
+    return values, {tensor.name: tensor for tensor in reader.tensors}
+
+
+def _numbers(tensor: Any) -> Tensor:
+    """A `gguf.ReaderTensor` in fp32."""
+    import gguf
+
+    numbers = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+    return torch.from_numpy(numbers.reshape(tensor.shape[::-1].tolist()).copy())
+
+
+def _config(
+    path: Path, architecture: Architecture, form: Gguf, values: Mapping[str, Any], tensors: Mapping[str, Any]
+) -> dict[str, Any]:
     """The keys of config.json."""
-    form = architecture.gguf
-    assert form is not None
     stem = f"{form.name}."
     own = {name.removeprefix(stem): value for name, value in values.items() if name.startswith(stem)}
-    odd = sorted(own.keys() - form.keys.keys() - set(COMPUTED))
-    plain = {"attention.head_count_kv": own.get("attention.head_count")}  # of a class without these keys
-    plain["attention.key_length"] = own.get("embedding_length", 0) // (own.get("attention.head_count") or 1)
-    if odd := [key for key in odd if key not in plain or own[key] != plain[key]]:
+    sizes = Config(own, name=f"{path}: {form.name}")
+    heads, width = sizes.size("attention.head_count"), sizes.size("embedding_length")
+    size = sizes.size("attention.key_length", default=width // heads)
+    plain = {"attention.head_count_kv": heads, "attention.key_length": width // heads}  # of a class without these keys
+    known = {*form.keys, *COMPUTED, *(SCALING + key for key in OF_SCALING)}
+    if odd := sorted(key for key in own.keys() - known if own[key] != plain.get(key)):
         raise InputError(f"{path}: {stem}{odd[0]}: found {own[odd[0]]!r}, a key that tformer does not read")
-    config = {name: own[key] for key, name in form.keys.items() if key in own}
-    heads, width = own.get("attention.head_count", 1), own.get("embedding_length", 0)
-    size = own.get("attention.key_length", width // heads)
-    if own.get("rope.dimension_count", size) != size or own.get("attention.value_length", size) != size:
-        raise InputError(f"{path}: {stem}rope.dimension_count: found another size than that of a head, {size}")
-    for key, missing in (("attention.key_length", size), ("attention.head_count_kv", heads)):
-        if key in form.keys:
-            config.setdefault(form.keys[key], missing)
-    biases = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
-    config |= {key: True for key, name in biases.items() if name in tensors and architecture.model_type == "llama"}
+    missing = {"attention.head_count_kv": heads, "attention.key_length": size}
+    config = {name: own.get(key, missing.get(key)) for key, name in form.keys.items() if key in {*own, *missing}}
+    rotated = sizes.size("rope.dimension_count", default=size)
+    if share := form.keys.get("rope.dimension_count"):
+        config[share] = rotated / size
+    elif rotated != size:
+        raise InputError(f"{path}: {stem}rope.dimension_count: found {rotated}, expected the size of a head, {size}")
+    if own.get("attention.value_length", size) != size:
+        raise InputError(f"{path}: {stem}attention.value_length: found another size than that of keys, {size}")
+    if "token_embd.weight" not in tensors:
+        raise InputError(f"{path} has no tensor token_embd.weight")
+    config["vocab_size"] = int(tensors["token_embd.weight"].shape[-1])
+    config["tie_word_embeddings"] = "output.weight" not in tensors
+    config |= {key: True for key, name in form.shown.items() if name in tensors}
+    if scaling := _scaling(path, form, own, tensors, size=rotated, base=own.get("rope.freq_base", 10000.0)):
+        config["rope_scaling"] = scaling
     [class_name] = [name for name, heads_of in architecture.classes.items() if heads_of]
-    tied = {"tie_word_embeddings": "output.weight" not in tensors}
-    return config | tied | {"architectures": [class_name], "model_type": architecture.model_type}
+    named = {"architectures": [class_name], "model_type": architecture.model_type}
+    return {**form.assumed(config), **config, **named}
+
+
+def _scaling(
+    path: Path, form: Gguf, own: Mapping[str, Any], tensors: Mapping[str, Any], *, size: int, base: float
+) -> dict[str, Any] | None:
+    """`rope_scaling` of config.json; None: the frequencies are not scaled."""
+    kind = own.get(f"{SCALING}type", "linear" if f"{SCALING}factor" in own else "none")
+    numbers = {name: _numbers(tensors[name]).tolist() for name in (DIVISORS, SHORT, LONG) if name in tensors}
+    found: dict[str, Any] | None = None
+    if DIVISORS in numbers:
+        found = llama3_scaling(numbers[DIVISORS], size=size, base=base)
+    elif SHORT in numbers and LONG in numbers:
+        found = {"rope_type": "longrope", "short_factor": numbers[SHORT], "long_factor": numbers[LONG]}
+        found["attention_factor"] = own.get(f"{SCALING}attn_factor", 1.0)
+    elif kind == "linear":
+        found = {"rope_type": "linear", "factor": own.get(f"{SCALING}factor", 1.0)}
+    elif kind == "none":
+        return None
+    if found is None or found["rope_type"] not in form.scalings:
+        stated = ", ".join([kind, *numbers])
+        raise InputError(f"{path}: {form.name}.{SCALING}type: found {stated}, tformer reads {', '.join(form.scalings)}")
+    return found
+
+
+def llama3_scaling(divisors: list[float], *, size: int, base: float) -> dict[str, Any] | None:
+    """`rope_scaling` of kind llama3 that divides the frequencies of pairs by these numbers; None: no such.
+
+    1 / divisor is 1 / f + (1 - 1 / f) k, where k is a line in the frequency, from 0 at `low_freq_factor` turns over the
+    original context to 1 at `high_freq_factor`. Only the ratio of these three numbers counts, so the first is 1.
+    """
+    factor = max(divisors)
+    if min(divisors) != 1.0 or factor == 1.0 or len(divisors) != size // 2:
+        return None
+    frequencies = [base ** (-2 * pair / size) for pair in range(len(divisors))]
+    keep = [(factor / divisor - 1) / (factor - 1) for divisor in divisors]
+    between = [(x, y) for x, y in zip(frequencies, keep, strict=True) if 1e-6 < y < 1 - 1e-6]
+    if len(between) < 2:
+        return None
+    (x, y), (last_x, last_y) = between[0], between[-1]
+    slope = (y - last_y) / (x - last_x)
+    high = 1 + 1 / (slope * x - y)
+    original = round(slope * (high - 1) * 2 * math.pi)
+    found = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": round(high, 4)}
+    found["original_max_position_embeddings"] = original
+    line = [(original * x / (2 * math.pi) - 1) / (found["high_freq_factor"] - 1) for x in frequencies]
+    fits = all(abs(min(max(one, 0.0), 1.0) - other) < 1e-5 for one, other in zip(line, keep, strict=True))
+    return found if fits else None

@@ -23,6 +23,7 @@ from tformer.tokenizer.pipeline import BYTE_TOKENS, SPACE
 from tformer.tokenizer.special import SpecialIds
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+ROLES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}  # `tokenizer.ggml.*_token_id` -> role
 NUM_TEXTS = 10_000
 _LETTERS = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _SMALL = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -77,8 +78,8 @@ def vocabulary_of(tokenizer: Tokenizer, special: SpecialIds, *, rows: int) -> Vo
     opening = tokenizer.opening
     if opening and opening != (special.bos,):
         raise InputError(f"--to gguf: texts begin with the ids {opening}, llama.cpp puts one bos token there at most")
-    roles = {"bos": special.bos, "eos": special.eos, "unknown": special.unk, "padding": special.pad}
-    found: dict[str, Any] = {f"{role}_token_id": token for role, token in roles.items() if token is not None}
+    roles = {name: getattr(special, role) for name, role in ROLES.items()}
+    found: dict[str, Any] = {f"{name}_token_id": token for name, token in roles.items() if token is not None}
     found |= {"tokens": tokens, "token_type": kinds, "add_bos_token": bool(opening), "add_eos_token": False}
     model, notes = document["model"], []
     if tokenizer.kind == "byte-bpe":
@@ -94,6 +95,8 @@ def vocabulary_of(tokenizer: Tokenizer, special: SpecialIds, *, rows: int) -> Vo
             "unseen characters that cuts no text",
             hint="tformer train-tokenizer --model byte-bpe",
         )
+    if absent := [token for token in BYTE_TOKENS if tokenizer.token_id(token) is None]:
+        raise InputError(f"--to gguf: the vocabulary lacks {absent[0]}, llama.cpp needs a token for each byte")
     scores = dict.fromkeys(tokens, 0.0)
     for rank, pair in reversed(list(enumerate(model["merges"]))):
         scores["".join(pair if isinstance(pair, list) else pair.split(" "))] = -float(rank + 1)
@@ -217,23 +220,56 @@ def joined(text: str, ids: Mapping[str, int], scores: Mapping[str, float], *, pr
     ]
 
 
-def document_of(name: object, values: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
-    """The tokenizer.json of the values of `tokenizer.ggml.*`. InputError, with the file's name, for others' kinds."""
-    kind, pre = values.get("model"), values.get("pre")
+ALIASES = {
+    "llama3": "llama-bpe",
+    "llama-v3": "llama-bpe",
+    "phi-2": "gpt-2",
+    "deepseek-r1-qwen": "qwen2",
+    "llama4": "gpt-4o",
+}
+"""Further names of llama.cpp for the same pre-tokenization."""
+
+
+def document_of(name: object, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokenizer.json of the values of `tokenizer.ggml.*`.
+
+    Raises InputError, with the file's name, for a missing or damaged vocabulary, and for others' kinds.
+    """
+    kind, pre, tokens = values.get("model"), values.get("pre"), values.get("tokens")
+    pre = ALIASES.get(str(pre), pre)
+    other = "name a vocabulary with --tokenizer FILE"
+    if not tokens:
+        raise InputError(f"{name} has no vocabulary (tokenizer.ggml.tokens)", hint=other)
     if kind not in ("gpt2", "llama") or (kind == "gpt2" and pre not in CUTS):
         raise InputError(
             f"{name}: tokenizer.ggml: found the model {kind!r} with the pre-tokenization {pre!r}, tformer reads llama, "
-            f"and gpt2 with {', '.join(CUTS)}"
+            f"and gpt2 with {', '.join(CUTS)}",
+            hint=other,
         )
     ids = {token: number for number, token in enumerate(tokens)}
+    if len(ids) < len(tokens):
+        twice = next(token for number, token in enumerate(tokens) if ids[token] != number)
+        raise InputError(f"{name}: tokenizer.ggml.tokens: found {twice!r} twice")
     kinds = values.get("token_type") or [NORMAL] * len(tokens)
+    scores = values.get("scores") or ([] if kind == "llama" else [0.0] * len(tokens))
+    for key, numbers in (("token_type", kinds), ("scores", scores)):
+        if len(numbers) != len(tokens):
+            raise InputError(f"{name}: tokenizer.ggml.{key}: found {len(numbers):,} values for {len(tokens):,} tokens")
+    for role in ROLES:
+        if not 0 <= (found := values.get(f"{role}_token_id", 0)) < len(tokens):
+            raise InputError(
+                f"{name}: tokenizer.ggml.{role}_token_id: found {found}, expected an id below {len(tokens):,}"
+            )
+    while kinds[len(ids) - 1] == UNUSED and len(ids) > 1:  # rows of the embedding beyond the vocabulary
+        del ids[tokens[len(ids) - 1]]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     added = [
         {"id": number, "content": token, "special": kinds[number] != USER_DEFINED, **flags}
         for number, token in enumerate(tokens)
         if kinds[number] in (CONTROL, USER_DEFINED, UNKNOWN)
     ]
-    bos = tokens[values["bos_token_id"]] if values.get("add_bos_token") else None
+    begins = values.get("add_bos_token", kind == "llama" or CUTS[str(pre)][1]) and "bos_token_id" in values
+    bos = tokens[values["bos_token_id"]] if begins else None
     single = [*([{"SpecialToken": {"id": bos, "type_id": 0}}] if bos else []), {"Sequence": {"id": "A", "type_id": 0}}]
     template = {
         "type": "TemplateProcessing",
@@ -252,11 +288,11 @@ def document_of(name: object, values: Mapping[str, Any], tokens: Sequence[str]) 
             "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
             "model": {"type": "BPE", "vocab": ids, "merges": merges, "ignore_merges": whole},
         }
-    scores = dict(zip(tokens, values["scores"], strict=True))
+    of_token = dict(zip(tokens, scores, strict=True))
     text = {token for number, token in enumerate(tokens) if kinds[number] == NORMAL}
     pairs = [(token[:cut], token[cut:]) for token in text for cut in range(1, len(token))]
     joins = [pair for pair in pairs if pair[0] in text and pair[1] in text]
-    merges = sorted(joins, key=lambda pair: (-scores["".join(pair)], ids[pair[0]], ids[pair[1]]))
+    merges = sorted(joins, key=lambda pair: (-of_token["".join(pair)], ids[pair[0]], ids[pair[1]]))
     prefix = bool(values.get("add_space_prefix", True))
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     unk = values.get("unknown_token_id")

@@ -29,6 +29,8 @@ def open_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str | Pa
     folder = Path(path)
     if is_hub_name(str(path)):
         raise InputError(f"{path} is a name on the hub, not a folder", hint=f"tformer import {path} --out DIR")
+    if folder.suffix == ".gguf" and folder.is_file():
+        raise InputError(f"{path} is a GGUF file, not a run", hint=f"tformer import {path} --out DIR")
     if is_foreign(folder):
         from tformer.interop.foreign_checkpoint import open_folder
 

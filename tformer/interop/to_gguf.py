@@ -23,10 +23,11 @@ from tformer.checkpoint.average import require_new
 from tformer.checkpoint.read import Checkpoint
 from tformer.interop.architecture import Gguf
 from tformer.interop.architectures import ARCHITECTURES
-from tformer.interop.architectures.llama import windows_of
 from tformer.interop.architectures.parts import stack_of
-from tformer.interop.choose import Choice, choose_class
+from tformer.interop.choose import Choice, choose_class, differences, distance
+from tformer.interop.config import Config
 from tformer.interop.exporting import ExportReport, resolved, stored_weights, tokenizers_of
+from tformer.interop.from_gguf import DIVISORS, LONG, SCALING, SHORT
 from tformer.interop.gguf_vocabulary import Vocabulary, vocabulary_of
 from tformer.interop.tokenizer_config import special_keys
 from tformer.interop.tokenizer_files import with_text_ends
@@ -134,23 +135,16 @@ def write_gguf(path: Path, model: Model, weights: Mapping[str, Tensor], *, famil
 
 def _form_of(choice: Choice) -> Gguf:
     """How a GGUF file has the class. InputError for what llama.cpp does not compute equally."""
-    known = [name for name, architecture in ARCHITECTURES.items() if architecture.gguf is not None]
-    form, decoder = choice.architecture.gguf, choice.model.decoder
-    if form is None or decoder is None or not choice.architecture.classes[choice.class_name]:
+    form, class_name = choice.architecture.gguf, choice.class_name
+    if form is None or not choice.architecture.classes[class_name]:
+        known = [name for name, architecture in ARCHITECTURES.items() if architecture.gguf is not None]
         raise InputError(
-            f"GGUF: {choice.class_name} is not among the models that llama.cpp computes equally: {', '.join(known)}",
+            f"GGUF: {class_name} is not among the models that llama.cpp computes equally: {', '.join(known)}",
             hint="--to huggingface writes it",
         )
-    if (found := decoder.feedforward.activation) != form.activation:
-        raise InputError(
-            f"GGUF: model.decoder.feedforward.activation is {found}, llama.cpp computes {choice.class_name} with "
-            f"{form.activation}"
-        )
-    if any(windows_of(choice.model)):
-        raise InputError(f"GGUF: model.decoder.attention: llama.cpp computes {choice.class_name} without a window")
-    scaling = getattr(decoder.positions, "scaling", None)
-    if scaling is not None and (form.name != "llama" or scaling.kind not in ("llama3", "linear")):
-        raise InputError(f"GGUF: model.decoder.positions.scaling.kind: {scaling.kind} is not written")
+    read = Config(form.computed(choice.config), name="GGUF")
+    if unlike := differences(choice.model, Model.model_validate(choice.architecture.section(read, class_name))):
+        raise InputError(f"GGUF: llama.cpp does not compute this {class_name}: {distance(unlike)[1]}")
     return form
 
 
@@ -179,17 +173,21 @@ def _write(
     names = gguf.get_tensor_name_map(arch, decoder.num_layers)
     for name, tensor in tensors.shapes.items():
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if theirs is None or (theirs.endswith(".bias") and not form.biases):
-            raise InputError(f"GGUF: llama.cpp computes {choice.class_name} without {name}")
+        assert theirs is not None, f"llama.cpp computes {choice.class_name} without {name}"
         made[theirs] = partial(lambda name: form.stored(model, name, tensors.make(name)), name)
         shapes[theirs] = tuple(form.stored(model, name, tensor).shape)
     positions = decoder.positions
-    if isinstance(positions, RopeOptions) and positions.scaling is not None:
-        divisors = rope_divisors(model)
-        made["rope_freqs.weight"], shapes["rope_freqs.weight"] = lambda: divisors, tuple(divisors.shape)
+    scaling = positions.scaling if isinstance(positions, RopeOptions) else None
+    if scaling is not None and scaling.kind == "longrope":
+        notes = [
+            "llama.cpp turns all texts by the long factors where its context is longer than "
+            f"{scaling.original_max_seq_len:,} tokens"
+        ]
+    for name, divisors in rope_divisors(model).items():
+        made[name], shapes[name] = divisors.clone, tuple(divisors.shape)
     matrix, of_file = TYPES[dtype]
     writer = gguf.GGUFWriter(path, form.name)
-    _describe(writer, model)
+    _describe(writer, form, choice.config, model)
     writer.add_file_type(getattr(gguf.LlamaFileType, of_file))
     for key, value in vocabulary.values.items():
         add: Any = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}.get(type(value))
@@ -199,7 +197,8 @@ def _write(
         kind = "F32" if len(shape) == 1 or name in FULL else matrix
         if kind.startswith("Q") and shape[-1] % BLOCK:
             kind = "F16"
-            notes = [f"matrices whose rows are no multiple of {BLOCK} numbers are stored as fp16"]
+            odd_rows = f"matrices whose rows are no multiple of {BLOCK} numbers are stored as fp16"
+            notes += [odd_rows] if odd_rows not in notes else []
         kinds[name] = gguf.GGMLQuantizationType[kind]
         size = math.prod(gguf.quant_shape_to_byte_shape(shape, kinds[name]))
         writer.add_tensor_info(name, shape, np.dtype(np.float32), size, kinds[name])
@@ -220,30 +219,32 @@ def _write(
     return shapes, notes
 
 
-def rope_divisors(model: Model) -> Tensor:
-    """How much slower each pair of coordinates turns than without scaling [rotated width / 2]."""
+def rope_divisors(model: Model) -> dict[str, Tensor]:
+    """Tensors by name: how much slower each pair of coordinates turns than without scaling [rotated width / 2]."""
     positions = stack_of(model, "decoder").positions
-    assert isinstance(positions, RopeOptions) and positions.scaling is not None
+    if not isinstance(positions, RopeOptions) or positions.scaling is None or positions.scaling.kind == "linear":
+        return {}
+    scaling = positions.scaling
+    if scaling.kind == "longrope":
+        return dict(zip((SHORT, LONG), scaling.divisors, strict=True))
     size = positions.width(resolve_sizes(model, "decoder").head_dim)
     frequencies = positions.base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
-    return (frequencies / scale_frequencies(frequencies, positions.scaling, base=positions.base)).float()
+    return {DIVISORS: (frequencies / scale_frequencies(frequencies, scaling, base=positions.base)).float()}
 
 
-def _describe(writer: Any, model: Model) -> None:
+def _describe(writer: Any, form: Gguf, config: Mapping[str, Any], model: Model) -> None:
     """Sizes and constants, under the keys of the writer's architecture."""
-    decoder, sizes = model.decoder, resolve_sizes(model, "decoder")
-    assert decoder is not None and model.vocab_size is not None
-    writer.add_vocab_size(model.vocab_size)
-    writer.add_context_length(model.max_seq_len)
-    writer.add_embedding_length(model.d_model)
-    writer.add_block_count(decoder.num_layers)
-    writer.add_feed_forward_length(decoder.feedforward.hidden_size(model.d_model))
-    writer.add_head_count(sizes.num_heads)
-    writer.add_head_count_kv(sizes.num_kv_heads)
-    writer.add_key_length(sizes.head_dim)
-    writer.add_value_length(sizes.value_dim)
-    add_eps = writer.add_layer_norm_rms_eps if decoder.norm.kind == "rmsnorm" else writer.add_layer_norm_eps
-    add_eps(decoder.norm.eps)
-    if isinstance(decoder.positions, RopeOptions):
-        writer.add_rope_dimension_count(decoder.positions.width(sizes.head_dim))
-        writer.add_rope_freq_base(decoder.positions.base)
+    decoder, sizes = stack_of(model, "decoder"), resolve_sizes(model, "decoder")
+    values = {key: config[name] for key, name in form.keys.items() if config.get(name) is not None}
+    values |= {"vocab_size": model.vocab_size, "attention.value_length": sizes.value_dim}
+    values |= {"attention.head_count_kv": sizes.num_kv_heads, "attention.key_length": sizes.head_dim}
+    positions = decoder.positions
+    if isinstance(positions, RopeOptions):
+        values["rope.dimension_count"] = positions.width(sizes.head_dim)
+        if (scaling := positions.scaling) is not None and scaling.kind != "llama3":
+            values[f"{SCALING}type"] = scaling.kind
+            number = {"factor": scaling.factor} if scaling.kind == "linear" else {"attn_factor": scaling.size}
+            values |= {SCALING + key: value for key, value in number.items()}
+    for key, value in values.items():
+        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+        add(f"{form.name}.{key}", value)

@@ -10,12 +10,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from tformer.build import resolve_sizes
+from tformer.interop.architecture import Gguf
 from tformer.interop.architectures import llama
 from tformer.interop.architectures.parts import size_or_missing, stack_of
 from tformer.interop.architectures.table import ConfigTable, Row
@@ -119,6 +122,23 @@ def write_gemma3(model: Model, class_name: str) -> dict[str, Any]:
     return keys | ropes.get(llama.FULL, {}) | older | {"rope_parameters": of_kind}
 
 
+def stored_in_gguf(model: Model, name: str, tensor: Tensor) -> Tensor:
+    """llama.cpp multiplies by the gains themselves."""
+    return tensor + 1.0 if name.endswith("norm.weight") else tensor
+
+
+def loaded_from_gguf(model: Model, name: str, tensor: Tensor) -> Tensor:
+    """The inverse of `stored_in_gguf`."""
+    return tensor - 1.0 if name.endswith("norm.weight") else tensor
+
+
+def assumed(config: Mapping[str, Any], *, largest: int = 0) -> dict[str, Any]:
+    """llama.cpp's constants. largest: the number of layers of the size whose scores have another factor; 0: none."""
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    scalar = width // heads if config["num_hidden_layers"] == largest else config["head_dim"]
+    return {"tie_word_embeddings": True} | ({"query_pre_attn_scalar": scalar} if largest else {})
+
+
 GEMMA = replace(
     llama.LLAMA,
     model_type="gemma",
@@ -128,8 +148,12 @@ GEMMA = replace(
     special_ids={"pad": 0, "eos": 1, "bos": 2},
     slow_tokenizer=None,
     ctranslate2=None,
-    gguf=None,
+    gguf=Gguf("gemma", llama.GGUF_KEYS, stored_in_gguf, loaded_from_gguf, assumed),
 )
+LATER_KEYS = llama.GGUF_KEYS | {
+    "attention.sliding_window": "sliding_window",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
 OUTPUT_NORMS = {
     "self_attention_out_norm": "post_attention_layernorm",
     "feedforward_norm": "pre_feedforward_layernorm",
@@ -142,6 +166,13 @@ GEMMA2 = replace(
     read=read_gemma2,
     write=partial(write_later, table=OF_GEMMA2),
     links=partial(llama.links, layer=llama.LAYER | OUTPUT_NORMS),
+    gguf=Gguf(
+        "gemma2",
+        LATER_KEYS | {"attn_logit_softcapping": "attn_logit_softcapping"},
+        stored_in_gguf,
+        loaded_from_gguf,
+        partial(assumed, largest=46),
+    ),
 )
 GEMMA3 = replace(
     GEMMA2,
@@ -149,4 +180,14 @@ GEMMA3 = replace(
     classes={"Gemma3ForCausalLM": ("lm",), "Gemma3TextModel": ()},
     read=read_gemma3,
     write=write_gemma3,
+    gguf=Gguf(
+        "gemma3",
+        LATER_KEYS | {"rope.freq_base_swa": "rope_local_base_freq"},
+        stored_in_gguf,
+        loaded_from_gguf,
+        lambda config: (
+            assumed(config, largest=62)
+            | ({} if "sliding_window" in config else {"layer_types": [llama.FULL] * config["num_hidden_layers"]})
+        ),
+    ),
 )

@@ -117,7 +117,7 @@ GPT2 = Architecture(
     special_ids={"bos": 50256, "eos": 50256},
     slow_tokenizer="GPT2Tokenizer",
     ctranslate2=("GPT2Loader", {}),
-    gguf=Gguf("gpt2", "gelu_tanh", stored_in_gguf, stored_in_gguf, GGUF_KEYS),
+    gguf=Gguf("gpt2", GGUF_KEYS, stored_in_gguf, stored_in_gguf, scalings=()),
 )
 
 

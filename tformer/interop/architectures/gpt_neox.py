@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from tformer.build import resolve_sizes
-from tformer.interop.architecture import Architecture
+from tformer.interop.architecture import Architecture, Gguf
 from tformer.interop.architectures import gpt2, llama
 from tformer.interop.architectures.llama import ROPE_NAMES, with_rope, write_rope
 from tformer.interop.architectures.parts import decoder_links, qkv_by_group, stack_of
@@ -190,6 +190,12 @@ PHI = Architecture(
     prefix="model.",
     special_ids={"bos": 1, "eos": 2},
     slow_tokenizer="GPT2Tokenizer",
+    gguf=Gguf(
+        "phi2",
+        {key: name for key, name in llama.GGUF_KEYS.items() if name not in ("head_dim", "rms_norm_eps")}
+        | {"attention.layer_norm_epsilon": "layer_norm_eps", "rope.dimension_count": "partial_rotary_factor"},
+        assumed=lambda config: {"tie_word_embeddings": False},
+    ),
 )
 
 OF_STABLELM = ConfigTable(

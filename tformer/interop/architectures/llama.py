@@ -327,11 +327,6 @@ def _rotated_heads(model: Model, name: str) -> int:
     return {"q_proj": sizes.num_heads, "k_proj": sizes.num_kv_heads}.get(name.split(".")[-2], 0)
 
 
-def as_it_is(model: Model, name: str, tensor: Tensor) -> Tensor:
-    """Of classes that are stored as on disk."""
-    return tensor
-
-
 GGUF_KEYS = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -357,7 +352,14 @@ LLAMA = Architecture(
     special_ids={"bos": 1, "eos": 2},
     slow_tokenizer="LlamaTokenizer",
     ctranslate2=("LlamaLoader", {}),
-    gguf=Gguf("llama", "silu", stored_in_gguf, loaded_from_gguf, GGUF_KEYS),
+    gguf=Gguf(
+        "llama",
+        GGUF_KEYS,
+        stored_in_gguf,
+        loaded_from_gguf,
+        shown={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"},
+        scalings=("linear", "llama3"),
+    ),
 )
 MISTRAL = replace(
     LLAMA,
@@ -366,6 +368,7 @@ MISTRAL = replace(
     read=partial(read_mistral, table=OF_MISTRAL, kv_heads=8),
     write=partial(write_mistral, table=OF_MISTRAL),
     ctranslate2=None,
+    gguf=Gguf("llama", GGUF_KEYS, stored_in_gguf, loaded_from_gguf, assumed=lambda config: {"sliding_window": None}),
 )
 QWEN2 = replace(
     MISTRAL,
@@ -376,7 +379,7 @@ QWEN2 = replace(
     special_ids={},
     slow_tokenizer=None,
     own_tokenizer_rules=True,
-    gguf=Gguf("qwen2", "silu", as_it_is, as_it_is, GGUF_KEYS),
+    gguf=Gguf("qwen2", GGUF_KEYS),
 )
 QWEN3 = replace(
     QWEN2,
@@ -384,5 +387,5 @@ QWEN3 = replace(
     classes={"Qwen3ForCausalLM": ("lm",), "Qwen3Model": ()},
     read=partial(read_qwen, table=OF_QWEN3),
     write=partial(write_qwen, table=OF_QWEN3),
-    gguf=Gguf("qwen3", "silu", as_it_is, as_it_is, GGUF_KEYS, biases=False),
+    gguf=Gguf("qwen3", GGUF_KEYS),
 )

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from tformer.interop.architecture import Gguf
 from tformer.interop.architectures import llama
 from tformer.interop.architectures.parts import size_or_missing, stack_of
 from tformer.interop.architectures.table import ConfigTable, Row
@@ -151,6 +152,14 @@ PHI3 = replace(
     links=partial(llama.links, layer=PHI3_LAYER),
     special_ids={"bos": 1, "eos": 32000, "pad": 32000},
     slow_tokenizer="LlamaTokenizer",
+    gguf=Gguf(
+        "phi3",
+        {key: name for key, name in llama.GGUF_KEYS.items() if name != "head_dim"}
+        | {"rope.dimension_count": "partial_rotary_factor", "attention.sliding_window": "sliding_window"}
+        | {"rope.scaling.original_context_length": llama.ORIGINAL},
+        assumed=lambda config: {"sliding_window": None},  # llama.cpp reads the key and has no windows here
+        scalings=("longrope",),
+    ),
 )
 
 OF_SMOLLM3 = replace(llama.OF_LLAMA, ignored=("max_window_layers",)).defaulting(
