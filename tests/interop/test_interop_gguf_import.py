@@ -32,11 +32,7 @@ def returned(cli: Any, run: Checkpoint, folder: Path, dtype: str = "fp32", *opti
     export_gguf(run, folder / "model.gguf", dtype=dtype)
     outcome = cli("import", folder / "model.gguf", "--out", folder / "back", *options)
     assert outcome.code == 0, outcome.err
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "back",
-        "model.gguf",
-        "run",
-    ]  # no temporary folder is left
+    assert sorted(path.name for path in folder.iterdir()) == ["back", "model.gguf", "run"]  # nothing else is left
     return read_checkpoint(folder / "back")
 
 
@@ -111,10 +107,9 @@ def small(path: Path, *, arch: str = "llama", odd: str = "", **values: Any) -> N
         add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
         if value is not None:
             add[type(value)](key, value)
-    matrices = dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"), (32, 32))
-    layer = {
-        f"blk.0.{name}.weight": size for name, size in (matrices | {"attn_norm": (32,), "ffn_norm": (32,)}).items()
-    }
+    matrices = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    layer: dict[str, tuple[int, ...]] = {f"blk.0.{name}.weight": (32, 32) for name in matrices}
+    layer |= {f"blk.0.{name}.weight": (32,) for name in ("attn_norm", "ffn_norm")}
     shapes = {"token_embd.weight": (4, 32), "output_norm.weight": (32,), **layer}
     if odd and odd not in shapes:
         shapes[odd] = (32,)
@@ -129,12 +124,8 @@ def small(path: Path, *, arch: str = "llama", odd: str = "", **values: Any) -> N
     writer.close()
 
 
-VOCABULARY = {
-    "tokenizer.ggml.model": "gpt2",
-    "tokenizer.ggml.pre": "gpt-2",
-    "tokenizer.ggml.tokens": ["a", "b", "c", "d"],
-}
-VOCABULARY |= {"tokenizer.ggml.merges": ["a b"]}
+VOCABULARY: dict[str, Any] = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2"}
+VOCABULARY |= {"tokenizer.ggml.tokens": ["a", "b", "ab", "c"], "tokenizer.ggml.merges": ["a b"]}
 
 
 def with_bytes(at: int, data: bytes) -> Callable[[bytes], bytes]:
@@ -150,9 +141,9 @@ DAMAGES: dict[str, tuple[dict[str, Any], Callable[[bytes], bytes], str]] = {
     "count of tensors": ({}, with_bytes(8, struct.pack("<Q", 2**60)), "not a usable GGUF file"),
     "count of keys": ({}, with_bytes(16, struct.pack("<Q", 2**63)), "not a usable GGUF file"),
     "length of a key": ({}, with_bytes(24, struct.pack("<Q", 2**40)), "not a usable GGUF file: it has"),
-    "architecture": ({"arch": "mamba"}, bytes, "general.architecture: found 'mamba', tformer reads gpt2"),
+    "architecture": ({"arch": "mamba"}, bytes, "general.architecture: found 'mamba', tformer reads gemma, gemma2"),
     "key": ({"llama.expert_count": 4}, bytes, "llama.expert_count: found 4, a key that tformer does not read"),
-    "missing key": ({"llama.block_count": None}, bytes, "num_hidden_layers|block_count|missing"),
+    "missing key": ({"llama.block_count": None}, bytes, "llama: the key block_count is missing"),
     "heads by layer": ({"llama.attention.head_count": [2, 2]}, bytes, r"attention.head_count: found \[2, 2\]"),
     "rotated share": ({"llama.rope.dimension_count": 4}, bytes, "rope.dimension_count: found 4, expected .* 16"),
     "scaling": ({"llama.rope.scaling.type": "yarn"}, bytes, "scaling.type: found yarn, tformer reads linear, llama3"),

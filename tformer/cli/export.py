@@ -83,7 +83,7 @@ def export(options: ExportOptions) -> None:
     recipe's model is found automatically. For a model that no class computes, the
     folder gets the code that does, for `trust_remote_code=True`; what that code lacks is refused by its recipe field.
     Averaged weights are exported if the run keeps them. A GGUF file (extra `gguf`) has decoders of GPT-2's, Llama's,
-    Mistral's and Qwen's shapes, with their vocabulary.
+    Mistral's, Qwen's, Gemma's and Phi's shapes, with their vocabulary.
     ONNX files (extra `onnx`) are compared with the model in onnxruntime; the folder loads with the classes of optimum.
     """
     options.check()

@@ -31,26 +31,28 @@ from tformer.support.formatting import listed
 READ = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
 MAGIC = b"GGUF"
 VOCABULARY = "tokenizer.ggml."
-# Keys that follow from others, and those of scaled RoPE.
-COMPUTED = ("vocab_size", "rope.dimension_count", "attention.value_length")
+NEEDED = ("context_length", "block_count", "feed_forward_length")  # keys; others have llama.cpp's default values
+COMPUTED = ("vocab_size", "rope.dimension_count", "attention.value_length")  # keys that follow from others
 SCALING = "rope.scaling."
 OF_SCALING = ("type", "factor", "original_context_length", "attn_factor", "finetuned")
 DIVISORS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 
 
 @contextmanager
-def unpacked(path: Path, *, beside: Path, vocabulary: bool = True) -> Iterator[Path]:
+def unpacked(path: Path, *, beside: Path | None = None, vocabulary: bool = True) -> Iterator[Path]:
     """Context manager of a folder as it is, or of a temporary one for a GGUF file, which messages name.
 
     Args:
-        beside: the temporary folder, as large as the weights in fp32, is made beside this path.
+        beside: a path beside which the temporary folder, as large as the weights in fp32, is made; None: where the
+            system has such folders.
         vocabulary: whether the file's vocabulary is read.
     """
     if not path.is_file():
         yield path
         return
-    files.require_writable_folder(beside)
-    parent = next(folder for folder in beside.absolute().parents if folder.is_dir())
+    if beside is not None:
+        files.require_writable_folder(beside)
+    parent = None if beside is None else next(folder for folder in beside.absolute().parents if folder.is_dir())
     with TemporaryDirectory(prefix=".tformer-gguf-", dir=parent) as folder:
         try:
             unpack_gguf(path, Path(folder), vocabulary=vocabulary)
@@ -70,7 +72,7 @@ def unpack_gguf(path: Path, folder: Path, *, vocabulary: bool = True) -> None:
     known = {one.gguf.name: one for one in reversed(ARCHITECTURES.values()) if one.gguf is not None}
     found = values.get("general.architecture")
     if found not in known:
-        raise InputError(f"{path}: general.architecture: found {found!r}, tformer reads {', '.join(known)}")
+        raise InputError(f"{path}: general.architecture: found {found!r}, tformer reads {', '.join(sorted(known))}")
     architecture, form = known[found], known[found].gguf
     assert form is not None
     if (parts := values.get("split.count", 1)) > 1:
@@ -170,7 +172,9 @@ def _config(
     known = {*form.keys, *COMPUTED, *(SCALING + key for key in OF_SCALING)}
     if odd := sorted(key for key in own.keys() - known if own[key] != plain.get(key)):
         raise InputError(f"{path}: {stem}{odd[0]}: found {own[odd[0]]!r}, a key that tformer does not read")
-    missing = {"attention.head_count_kv": heads, "attention.key_length": size}
+    for key in (*NEEDED, *(key for key in form.keys if key.endswith("epsilon"))):
+        sizes.take(key, kind=(int, float))
+    missing = {"attention.head_count_kv": heads, "attention.key_length": size, "rope.freq_base": 10000.0}
     config = {name: own.get(key, missing.get(key)) for key, name in form.keys.items() if key in {*own, *missing}}
     rotated = sizes.size("rope.dimension_count", default=size)
     if share := form.keys.get("rope.dimension_count"):
