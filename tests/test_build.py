@@ -226,3 +226,17 @@ def test_building_is_reproducible() -> None:
     torch.manual_seed(0)
     second = build_model(section(**small(decoder={}))).state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_the_decoder_beside_an_encoder_may_have_fewer_positions() -> None:
+    stack = {"num_layers": 1, "num_heads": 2, "positions": {"kind": "learned", "offset": 2}}
+    values = {"d_model": 8, "vocab_size": 11, "max_seq_len": 16, "max_target_len": 6, "encoder": stack}
+    model = build_model(section(**values, decoder=stack))
+    rows = [side.positions_of(0).weight.shape[0] for side in (model.encoder, model.decoder)]
+    assert (rows, model.longest_target) == ([18, 8], 6)
+    source = torch.ones(1, 16, dtype=torch.long)
+    assert model(source, decoder_input_ids=source[:, :6]).logits.shape == (1, 6, 11)
+    with pytest.raises(ValueError, match="the model has 6 learned positions, the input needs 7"):
+        model(source, decoder_input_ids=source[:, :7])
+    with pytest.raises(ValueError, match="max_target_len: only for models with an encoder and a decoder"):
+        section(**{**values, "heads": [{"kind": "masked_lm"}]})

@@ -139,6 +139,7 @@ def _build(model: Model, vocab: int | None, target_vocab: int | None, num_labels
         decoder=_stack(model, "decoder", patches=None) if model.decoder is not None else None,
         heads=_heads(model, last, output_table, num_labels),
         max_seq_len=patches.seq_len if patches is not None and not both else model.max_seq_len,
+        max_target_len=model.max_target_len,
     )
 
 
@@ -269,7 +270,7 @@ def _positions(
     """The positions of a stack, or of some of its layers."""
     narrow = None if patches is not None or model.embedding.project == "first" else model.embedding.size
     width = sizes.d_model if narrow is None else narrow
-    grid, max_seq_len = None, model.max_seq_len
+    grid, max_seq_len = None, model.max_seq_len if side == "encoder" else model.longest_target
     if patches is not None:
         grid, max_seq_len = (patches.side, patches.side, patches.cls is not None), patches.seq_len
     sizes_of_stack = PositionSizes(

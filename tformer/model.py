@@ -54,6 +54,7 @@ class Transformer(nn.Module):
         encoder, decoder: at least one.
         heads: by name; `Output.logits` are those of the first.
         max_seq_len: positions the model was made for.
+        max_target_len: those of the decoder beside an encoder; None: as many.
 
     Attributes:
         compute_dtype: dtype of the residual stream; parameters may stay in fp32.
@@ -70,6 +71,7 @@ class Transformer(nn.Module):
         decoder: Stack | None = None,
         heads: dict[str, nn.Module] | None = None,
         max_seq_len: int,
+        max_target_len: int | None = None,
     ) -> None:
         super().__init__()
         assert encoder is not None or decoder is not None
@@ -77,7 +79,7 @@ class Transformer(nn.Module):
         self.decoder_embedding = decoder_embedding
         self.encoder, self.decoder = encoder, decoder
         self.heads = nn.ModuleDict(heads or {})
-        self.max_seq_len = max_seq_len
+        self.max_seq_len, self.max_target_len = max_seq_len, max_target_len
         self.compute_dtype = torch.float32
         self.kernels: Kernels | None = None
         self.compiled_decoder: Any = None
@@ -88,6 +90,11 @@ class Transformer(nn.Module):
     @property
     def is_encoder_decoder(self) -> bool:
         return self.encoder is not None and self.decoder is not None
+
+    @property
+    def longest_target(self) -> int:
+        """Positions that the decoder was made for."""
+        return self.max_target_len or self.max_seq_len
 
     def num_parameters(self, *, trainable: bool | None = None, embeddings: bool = True) -> int:
         """Number of distinct parameters; tied ones count once.
@@ -352,8 +359,9 @@ class Transformer(nn.Module):
         length, past = ids.shape[1], cache.length if cache is not None else 0
         # With a cache, given positions were counted by the caller: slots may be padding.
         counted_here = position_ids is None or cache is None
-        if positions.max_positions is not None and counted_here and past + length > self.max_seq_len:
-            raise ValueError(f"the model has {self.max_seq_len} learned positions, the input needs {past + length}")
+        most = positions.max_positions
+        if most is not None and counted_here and past + length > most:
+            raise ValueError(f"the model has {most} learned positions, the input needs {past + length}")
         if position_ids is not None:
             return position_ids
         if attention_mask is not None:

@@ -39,7 +39,7 @@ class ScriptedModel(nn.Module):
         super().__init__()
         self.anchor = nn.Parameter(torch.zeros(1))
         self.rule = rule
-        self.max_seq_len = max_seq_len
+        self.max_seq_len = self.longest_target = max_seq_len
         self.compute_dtype = torch.float32
         self.compiled_decoder = None
         self.kernels = None

@@ -177,6 +177,15 @@ def test_greedy_with_a_forced_start_and_end(pair: Pair) -> None:
     check_greedy(pair, engines, forced={"forced_eos": EOS, "forced_bos": FIRST}, max_new_tokens=6)
 
 
+@pytest.mark.parametrize("pair", ["led"], indirect=True)
+def test_a_decoder_with_fewer_positions_than_its_encoder_writes_no_more_tokens_than_those(pair: Pair) -> None:
+    for settings in (
+        GenerationSettings(max_new_tokens=50, min_new_tokens=45, temperature=0.0),
+        BeamSettings(max_new_tokens=50, min_new_tokens=45),
+    ):
+        assert {len(ids) for ones in ours(pair, settings) for ids, _ in ones} == {pair.ours.longest_target} == {40}
+
+
 @pytest.mark.parametrize("pair", FURTHER, indirect=True)
 def test_relatives_write_the_same_greedily_by_beams_and_from_a_forced_token(pair: Pair) -> None:
     """The forced token is the language of M2M100 and NLLB."""

@@ -136,6 +136,23 @@ def test_a_generator_of_the_family(tmp_path: Path, model_type: str, scale: bool)
     assert model.get_parameter("heads.lm.bias").abs().min() > 0, "the buffer of the logits' bias is random too"
 
 
+@pytest.mark.parametrize("window", [6, [4, 8]])
+def test_led_is_bart_with_windows_a_global_token_and_fewer_positions_of_the_decoder(
+    tmp_path: Path, window: Any
+) -> None:
+    lengths = {"max_encoder_position_embeddings": 48, "max_decoder_position_embeddings": 15}
+    values = {key: value for key, value in sizes(**lengths).items() if key != "max_position_embeddings"}
+    reference = transformers.LEDForConditionalGeneration(transformers.LEDConfig(**values, attention_window=window))
+    inputs = batch(source=41, target=15)
+    first = {"global_attention_mask": (torch.arange(41) == 0).long().expand(3, -1)}
+    mask = inputs["decoder_attention_mask"]
+    model, foreign = assert_parity(reference, inputs, tmp_path, mask=mask, their_inputs=inputs | first)
+    assert (foreign.model.max_seq_len, foreign.model.max_target_len, model.longest_target) == (48, 15, 15)
+    assert foreign.model.encoder and list(foreign.model.encoder.layers) == ([] if window == 6 else [1])
+    with pytest.raises(ValueError, match="the model has 15 learned positions, the input needs 16"):
+        model(**batch(source=41, target=16))
+
+
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_new", "swish"])
 def test_activations_of_the_family(tmp_path: Path, activation: str) -> None:
     reference = transformers.MarianMTModel(transformers.MarianConfig(**sizes(activation_function=activation)))

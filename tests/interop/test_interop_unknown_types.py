@@ -61,7 +61,6 @@ LACKING: dict[str, str] = {
     "mobilebert": "bottlenecks and several feed-forward networks in a block",
     "ibert": "integer arithmetic (force_dequant)",
     "layoutlm": "positions of words on a page (max_2d_position_embeddings)",
-    "led": "Longformer's attention in an encoder-decoder (attention_window, max_encoder_position_embeddings)",
     "longt5": "local and transient-global attention with T5's biases (global_block_size, local_radius)",
     "prophetnet": "prediction of several next tokens at once (ngram)",
     "rembert": "embeddings of input and output of different widths (input_embedding_size, output_embedding_size)",

@@ -111,6 +111,10 @@ OTHERS: dict[str, dict[str, Any]] = {
     },
     **dict.fromkeys(("T5", "MT5", "UMT5"), T5),
     **dict.fromkeys(("Bart", "MBart", "Pegasus", "Blenderbot", "BlenderbotSmall", "M2M100"), BART),
+    "LED": {
+        **{key: value for key, value in BART.items() if key != "max_position_embeddings"},
+        **{"max_encoder_position_embeddings": 29, "max_decoder_position_embeddings": 9, "attention_window": 4},
+    },
     "Marian": {**BART, "decoder_vocab_size": VOCABULARY},
     "Bloom": {"vocab_size": VOCABULARY, "hidden_size": 20, "n_layer": 2, "n_head": 4, **IDS},
     "GPTNeoX": {**WIDE, "intermediate_size": 36, "layer_norm_eps": 0.03},

@@ -49,6 +49,15 @@ def bart() -> Any:
     )
 
 
+def led() -> Any:
+    """Its decoder has fewer positions than its encoder; of every source the first token is global."""
+    sizes = {"vocab_size": VOCABULARY, "d_model": 16, "attention_window": [4, 8, 4], **SIDES}
+    sizes |= {"max_encoder_position_embeddings": 60, "max_decoder_position_embeddings": 40}
+    return transformers.LEDForConditionalGeneration(
+        transformers.LEDConfig(**sizes, **ENDS, bos_token_id=1, decoder_start_token_id=EOS)
+    )
+
+
 def marian() -> Any:
     sizes = {"vocab_size": VOCABULARY, "d_model": 16, "max_position_embeddings": 40, **SIDES}
     return transformers.MarianMTModel(
@@ -139,6 +148,7 @@ FURTHER: dict[str, tuple[Callable[[], Any], int | None, int]] = {
     "blenderbot-small": (blenderbot_small, 1, 2),
     "m2m100": (m2m100, EOS, 2),
     "fsmt": (fsmt, EOS, 2),
+    "led": (led, EOS, 2),
 }
 """Relatives of these, for which a few of the checks are enough."""
 
@@ -181,6 +191,8 @@ def theirs(pair: Pair, *, first: int | None = None, **options: Any) -> Written:
     mask = torch.tensor(
         [[0] * len(b) + [1] * len(r) if left else [1] * len(r) + [0] * len(b) for r, b in zip(rows, fill, strict=True)]
     )
+    if pair.theirs.config.model_type == "led":
+        options["global_attention_mask"] = (torch.arange(longest) == 0).long().expand(len(rows), -1)
     found = pair.theirs.generate(
         input_ids=ids, attention_mask=mask, do_sample=False, return_dict_in_generate=True, output_scores=True, **options
     )

@@ -48,6 +48,8 @@ BOTH = "data.train=[{path: a, target_path: b}]"
 
 CONTRADICTIONS = {
     ("transformer", "data.target_seq_len=9999"): "data.target_seq_len: found 9999, expected at most model.max_seq_len",
+    ("transformer", "model.max_target_len=8", "data.target_seq_len=9"): "found 9, expected at most "
+    "model.max_target_len (8)",
     ("transformer", "training.best_metric=chrf", "training.valid_beam_size=0"): "training.best_metric: found 'chrf', "
     "expected accuracy, loss: with training.valid_beam_size 0 validation does not decode",
     ("transformer", "tokenizer.separate=true", "tokenizer.path=a.json"): "tokenizer.path: found a.json, expected null",

@@ -178,14 +178,14 @@ def start_completions(
         raise ValueError("stop texts need a tokenizer")
     if sources is not None:
         check_sources(model, sources, prompts, first_row=first_row)
-    check_prompts(prompts, context=settings.context, max_seq_len=model.max_seq_len, first_row=first_row)
+    check_prompts(prompts, context=settings.context, max_seq_len=model.longest_target, first_row=first_row)
     return [
         Completion(
             prompt,
             settings,
             row=first_row + row,
             sample=sample,
-            max_seq_len=model.max_seq_len,
+            max_seq_len=model.longest_target,
             limit=None if limits is None else limits[row],
             tokenizer=tokenizer,
             on_token=on_token,
@@ -260,7 +260,7 @@ def _prefill(
     """
     device = next(model.parameters()).device
     longest = max(map(len, windows))
-    capacity = min(model.max_seq_len, longest + steps)
+    capacity = min(model.longest_target, longest + steps)
     dtype = fastest_dtype(model.compute_dtype, device, slots=len(windows) * capacity, kernels=model.kernels)
     room = capacity if model.compiled_decoder is None else longest
     cache = model.new_cache(len(windows), room, device=device, dtype=dtype)
@@ -279,7 +279,7 @@ def _in_buckets(
     """The cache for the steps after a prefill: the same, or the one of compiled steps (that of `full`)."""
     if model.compiled_decoder is None:
         return cache
-    capacity = min(model.max_seq_len, cache.length + steps)
+    capacity = min(model.longest_target, cache.length + steps)
     if isinstance(full, BucketedCache):
         full.refill(cache, capacity=capacity)
         return full

@@ -127,10 +127,13 @@ def _score(
             rest are NaN. Several workers divide the batches, and all get all scores, without alignments.
     """
     for number, row in enumerate(rows, start=1):
-        for side, length in (("source", len(row.source or ())), ("target", row.decoder_length)):
-            if length > model.max_seq_len:
+        for side, length, longest in (
+            ("source", len(row.source or ()), model.max_seq_len),
+            ("target", row.decoder_length, model.longest_target),
+        ):
+            if length > longest:
                 raise InputError(
-                    f"{side} {number} has {length:,} tokens, but the model's context holds {model.max_seq_len:,}",
+                    f"{side} {number} has {length:,} tokens, but the model's context holds {longest:,}",
                     hint="shorten it",
                 )
     scores = [
@@ -169,7 +172,7 @@ def _batches(rows: Sequence[_Row], batch_tokens: int) -> Iterator[list[int]]:
 def _score_batch(
     model: Transformer, rows: Sequence[_Row], vocab_size: int | None, tap: str | None, greedy: bool
 ) -> Iterator[TargetScore]:
-    layout = _layout([row.decoder_length for row in rows], model)
+    layout = _layout([row.decoder_length for row in rows], model.longest_target)
     output = _forward(model, rows, layout, taps={tap} if tap else set())
     firsts = [len(row.context) - 1 for row in rows]
     places_BU = np.zeros((len(rows), layout.width), dtype=bool)
@@ -208,7 +211,7 @@ def _forward(model: Transformer, rows: Sequence[_Row], layout: PadLayout, *, tap
     sources = [np.array(row.source, dtype=np.int64) for row in rows if row.source is not None]
     if not sources:
         return model(ids_BU, taps=taps)
-    source_layout = _layout([len(source) for source in sources], model)
+    source_layout = _layout([len(source) for source in sources], model.max_seq_len)
     mask_BT = source_layout.mask()
     return model(
         torch.from_numpy(source_layout.fill(sources, 0)).to(device),
@@ -218,8 +221,8 @@ def _forward(model: Transformer, rows: Sequence[_Row], layout: PadLayout, *, tap
     )
 
 
-def _layout(lengths: list[int], model: Transformer) -> PadLayout:
-    return pad_layout(lengths, max_len=model.max_seq_len, multiple=WIDTH_MULTIPLE)
+def _layout(lengths: list[int], longest: int) -> PadLayout:
+    return pad_layout(lengths, max_len=longest, multiple=WIDTH_MULTIPLE)
 
 
 # --- alignments -------------------------------------------------------------------------------------------------------

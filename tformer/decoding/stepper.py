@@ -97,11 +97,11 @@ class ModelStepper:
         """
         if sources is not None:
             check_sources(model, sources, prompts)
-        check_prompts(prompts, context="error", max_seq_len=model.max_seq_len)
+        check_prompts(prompts, context="error", max_seq_len=model.longest_target)
         self._model, self._prompts, self._sources = model, prompts, sources
         self._device = next(model.parameters()).device
         # The last token of a hypothesis is chosen, not read: it needs no place in the context.
-        self.rooms = [min(capacity, model.max_seq_len - len(prompt) + 1) for prompt in prompts]
+        self.rooms = [min(capacity, model.longest_target - len(prompt) + 1) for prompt in prompts]
         self.num_sentences = len(prompts)
         if vocab_size is None:
             head = next(iter(model.heads.values()))
@@ -137,7 +137,7 @@ class ModelStepper:
         """See `Stepper`."""
         with inference(self._model):
             # Sentences past their own room stay in the batch: their positions must stay within the table of positions.
-            positions = self._positions.clamp(max=self._model.max_seq_len - 1)
+            positions = self._positions.clamp(max=self._model.longest_target - 1)
             logits_RV = feed(self._model, ids_R.unsqueeze(1), positions, self._cache)
             self._positions = self._positions + 1
         return self._log_probabilities(logits_RV)

@@ -126,7 +126,7 @@ class Translator:
             raise InputError(f"an ensemble of {len(models)} models decodes with beam search, it cannot sample")
         if isinstance(settings, GenerationSettings) and coverage_penalty:
             raise InputError("a coverage penalty ranks the hypotheses of beam search, it cannot be sampled with")
-        context = min(model.max_seq_len for model in models)
+        context = min(model.longest_target for model in models)
         ends: dict[str, Any] = {"eos_id": target.eos, "forced_eos": target.forced_eos}
         if isinstance(settings, BeamSettings):
             ends["counted_start"] = len(target.prefix) - 1

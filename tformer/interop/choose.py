@@ -80,8 +80,9 @@ def canonical(model: Model) -> dict[str, Any]:
         del data["tie"]["source_target"]
     if not {"lm", "masked_lm"} & data["heads"].keys():
         del data["tie"]["output"]
+    data["max_target_len"] = model.longest_target if both else None
     if not any(stack.positions.module.fixed_length for stack in model.stacks.values()):
-        data["max_seq_len"] = None  # no table of positions has this length
+        data["max_seq_len"] = data["max_target_len"] = None  # no table of positions has this length
     if model.patches is not None:
         del data["patches"]["stem_depth"]  # of convolutions, which no class has
         if model.patches.stem == "linear":

@@ -229,7 +229,7 @@ def _texts(recipe: Recipe, model: Model, tokenizers: Tokenizers) -> dict[str, st
         )
     if tokenizers.target is not None and not of_pieces:
         documents = tokenizer_documents(
-            tokenizers.target, recipe.tokenizer.special_ids, model_max_length=model.max_seq_len
+            tokenizers.target, recipe.tokenizer.special_ids, model_max_length=model.longest_target
         )
         texts |= {f"{TARGET_FOLDER}/{name}": text for name, text in documents.items()}
     generation = write_generation(recipe, tokenizers.target or tokenizers.source)

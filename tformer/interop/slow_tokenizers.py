@@ -50,7 +50,7 @@ WORDPIECE_CLASSES = {
 }
 BYTE_BPE_CLASSES = {
     **dict.fromkeys(("GPT2Tokenizer", "CodeGenTokenizer"), GPT2),
-    **{f"{name}Tokenizer": ROBERTA for name in ("Roberta", "Bart", "Longformer")},
+    **{f"{name}Tokenizer": ROBERTA for name in ("Roberta", "Bart", "Longformer", "LED")},
 }
 JSON_HINT = (
     "in an environment with transformers: "

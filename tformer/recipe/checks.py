@@ -31,11 +31,12 @@ def check_recipe(recipe: Recipe) -> list[str]:
 
 def contradictions(recipe: Recipe) -> Iterator[Problem]:
     """Keys with which nothing can be trained."""
-    longest = recipe.model.max_seq_len
-    for name in ("seq_len", "target_seq_len"):
-        length = getattr(recipe.data, name)
+    model = recipe.model
+    target = "max_seq_len" if model.max_target_len is None else "max_target_len"
+    for name, limit in (("seq_len", "max_seq_len"), ("target_seq_len", target)):
+        length, longest = getattr(recipe.data, name), getattr(model, limit)
         if length is not None and length > longest:
-            yield Problem(("data", name), f"found {length}, expected at most model.max_seq_len ({longest})")
+            yield Problem(("data", name), f"found {length}, expected at most model.{limit} ({longest})")
     yield from _unused_sources(recipe)
     yield from _unfit_vocabularies(recipe)
     yield from _unmet_needs(recipe)

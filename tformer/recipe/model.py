@@ -139,6 +139,7 @@ class Model(Section):
 
     d_model: Size = 512  # width of the residual stream
     max_seq_len: Positive = 512  # maximum number of tokens of a sequence
+    max_target_len: Positive | None = None  # of the decoder's beside an encoder; null: max_seq_len
     vocab_size: Positive | None = None  # number of token ids; null: the tokenizer's
     target_vocab_size: Positive | None = None  # number of the target's token ids, with separate vocabularies
     embedding: Embedding = Embedding()
@@ -154,10 +155,17 @@ class Model(Section):
     def is_encoder_decoder(self) -> bool:
         return self.encoder is not None and self.decoder is not None
 
+    @property
+    def longest_target(self) -> int:
+        """Maximum number of tokens that the decoder reads."""
+        return self.max_target_len or self.max_seq_len
+
     @model_validator(mode="after")
     def _has_a_stack(self) -> Model:
         if self.encoder is None and self.decoder is None:
             raise ValueError("a model needs an encoder, a decoder, or both")
+        if self.max_target_len is not None and not self.is_encoder_decoder:
+            raise ValueError("max_target_len: only for models with an encoder and a decoder")
         return self
 
     @property

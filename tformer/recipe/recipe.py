@@ -105,7 +105,7 @@ class Recipe(Section):
     @property
     def target_seq_len(self) -> int:
         """Maximum tokens that the decoder beside an encoder reads."""
-        return self.data.target_seq_len or self.seq_len
+        return self.data.target_seq_len or min(self.seq_len, self.model.max_target_len or self.seq_len)
 
     @property
     def data_kind(self) -> DataKind:

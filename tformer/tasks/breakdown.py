@@ -113,7 +113,7 @@ def at_length(loaded: Loaded, seq_len: int) -> Loaded:
         _require_length(loaded, seq_len)
         loaded.model.max_seq_len = seq_len
     recipe = loaded.recipe
-    target_seq_len = seq_len if recipe.model.is_encoder_decoder else None
+    target_seq_len = min(seq_len, recipe.model.max_target_len or seq_len) if recipe.model.is_encoder_decoder else None
     data = recipe.data.model_copy(update={"seq_len": seq_len, "target_seq_len": target_seq_len})
     model = recipe.model.model_copy(update={"max_seq_len": loaded.model.max_seq_len})
     return replace(loaded, recipe=recipe.model_copy(update={"data": data, "model": model}))

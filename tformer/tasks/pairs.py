@@ -433,10 +433,12 @@ def _tokenize(
         keep_all: for evaluation: no pair is left out; too long ones are cut.
         whole: nothing is cut: both sides may be as long as the model reads, and a longer pair that stays is an error.
     """
-    target, longest = decoder_tokens_of(recipe, tokenizers[1]), recipe.model.max_seq_len
+    target, model = decoder_tokens_of(recipe, tokenizers[1]), recipe.model
     drops_overlong = recipe.data.overlong == "drop" and not keep_all  # then nothing is ever cut
     refuses = whole and not drops_overlong
-    seq_len, target_seq_len = (longest, longest) if refuses else (recipe.seq_len, recipe.target_seq_len)
+    seq_len, target_seq_len = (
+        (model.max_seq_len, model.longest_target) if refuses else (recipe.seq_len, recipe.target_seq_len)
+    )
     with work.part(f"tokenizing {source.name}", unit="B") as part:
         return tokenize_pairs(
             [source],

@@ -316,7 +316,7 @@ def _with_body(recipe: Recipe, stored: Recipe) -> Recipe:
     target_seq_len = recipe.data.target_seq_len
     lengths = {
         "seq_len": min(recipe.seq_len, body.max_seq_len),
-        "target_seq_len": None if target_seq_len is None else min(target_seq_len, body.max_seq_len),
+        "target_seq_len": None if target_seq_len is None else min(target_seq_len, body.longest_target),
     }
     paths = {name: getattr(recipe.tokenizer, name) for name in ("path", "source_path", "target_path")}
     return recipe.model_copy(

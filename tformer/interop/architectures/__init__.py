@@ -15,6 +15,7 @@ from tformer.interop.architectures.falcon import FALCON
 from tformer.interop.architectures.gemma import GEMMA, GEMMA2, GEMMA3
 from tformer.interop.architectures.gpt2 import GPT2, GPT_BIGCODE, GPT_NEO
 from tformer.interop.architectures.gpt_neox import GPT_NEOX, GPTJ, PHI, STABLELM
+from tformer.interop.architectures.led import LED
 from tformer.interop.architectures.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from tformer.interop.architectures.llama_kin import GRANITE, OLMO, OLMO2, PHI3, SMOLLM3, STARCODER2
 from tformer.interop.architectures.longformer import LONGFORMER
@@ -47,7 +48,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             BIG_BIRD,
             VIT,
         ),
-        *(T5, MT5, UMT5, BART, MBART, PEGASUS, MARIAN, M2M100, BLENDERBOT, BLENDERBOT_SMALL, FSMT),
+        *(T5, MT5, UMT5, BART, MBART, PEGASUS, MARIAN, M2M100, BLENDERBOT, BLENDERBOT_SMALL, FSMT, LED),
         OWN,
     )
 }

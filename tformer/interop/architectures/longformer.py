@@ -25,7 +25,11 @@ WINDOW = 512  # where the key is missing
 def read(config: Config, class_name: str) -> dict[str, Any]:
     config.ignore("attention_mode", "ignore_attention_mask", "onnx_export")
     values = roberta.read(config, class_name, table=CONFIG)
-    stack = values["encoder"]
+    return values | {"encoder": with_windows(config, values["encoder"], global_tokens=int(is_classifier(class_name)))}
+
+
+def with_windows(config: Config, stack: dict[str, Any], *, global_tokens: int) -> dict[str, Any]:
+    """A stack's section with the windows of `attention_window`."""
     found = config.take("attention_window", default=WINDOW, kind=(int, list))
     windows = found if isinstance(found, list) else [found] * stack["num_layers"]
     if len(windows) != stack["num_layers"] or not all(
@@ -38,17 +42,20 @@ def read(config: Config, class_name: str) -> dict[str, Any]:
     stack["attention"] = {
         "kind": "sliding_window",
         "window": windows[0],
-        "global_tokens": int(is_classifier(class_name)),
+        "global_tokens": global_tokens,
         "global_projections": True,
     }
     others = {layer: {"attention": {"window": one}} for layer, one in enumerate(windows) if one != windows[0]}
-    return values | {"encoder": {**stack, "layers": others}}
+    return {**stack, "layers": others}
+
+
+def window_per_layer(model: Model) -> list[int]:
+    layers = [layer.attention for layer in layer_sections(stack_of(model, "encoder"), path="model.encoder")]
+    return [one.window if isinstance(one, SlidingWindowOptions) else WINDOW for one in layers]
 
 
 def write(model: Model, class_name: str) -> dict[str, Any]:
-    layers = [layer.attention for layer in layer_sections(stack_of(model, "encoder"), path="model.encoder")]
-    windows = [one.window if isinstance(one, SlidingWindowOptions) else WINDOW for one in layers]
-    return roberta.write(model, class_name) | {"attention_window": windows}
+    return roberta.write(model, class_name) | {"attention_window": window_per_layer(model)}
 
 
 def links(model: Model, class_name: str) -> list[Link]:
@@ -56,14 +63,19 @@ def links(model: Model, class_name: str) -> list[Link]:
         replace(one, theirs=tuple(name.replace("roberta.", "longformer.", 1) for name in one.theirs))
         for one in roberta.links(model, class_name)
     ]
-    for layer in range(stack_of(model, "encoder").num_layers):
-        ours, theirs = (
-            f"encoder.blocks.{layer}.self_attention.mechanism",
-            f"longformer.encoder.layer.{layer}.attention.self",
+    return table + global_links(model, "longformer.encoder.layer.{}.attention.self")
+
+
+def global_links(model: Model, path: str) -> list[Link]:
+    """Links of the projections of global tokens. path: of a layer's attention on disk, `{}` for its number."""
+    return [
+        one
+        for layer in range(stack_of(model, "encoder").num_layers)
+        for ending, name in (("q", "query"), ("k", "key"), ("v", "value"))
+        for one in both(
+            f"encoder.blocks.{layer}.self_attention.mechanism.global_{ending}", f"{path.format(layer)}.{name}_global"
         )
-        for ending, name in (("q", "query"), ("k", "key"), ("v", "value")):
-            table += both(f"{ours}.global_{ending}", f"{theirs}.{name}_global")
-    return table
+    ]
 
 
 PLAIN = replace(

@@ -77,6 +77,8 @@ def lacks(model: Model) -> Iterator[str]:
         yield f"model.heads: {named} on {' and '.join(model.stacks)}"
     if model.patches is not None:
         yield "model.patches: images"
+    if model.max_target_len not in (None, model.max_seq_len):
+        yield f"model.max_target_len: {model.max_target_len}"
     if model.embedding.ngram > 1:
         yield f"model.embedding.ngram: {model.embedding.ngram}"
     if model.embedding.target_norm != "sum":

@@ -200,4 +200,4 @@ def _lengths(recipe: Recipe, model: Transformer, asked: int | None) -> tuple[int
                 f"--seq-len {asked}: the model has {model.max_seq_len} learned positions",
                 hint=f"to compute the cost of a longer model: --set model.max_seq_len={asked}",
             )
-    return asked, asked
+    return asked, min(asked, model.longest_target)
