@@ -18,6 +18,7 @@ from tformer.nn.classification_heads import HeadContext
 from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.init import NoDraws, initialize
+from tformer.nn.lora import LoraOptions, adapt
 from tformer.nn.ngrams import NgramEmbedding
 from tformer.nn.norm import build_norm
 from tformer.nn.own_rows import OwnRows
@@ -27,6 +28,7 @@ from tformer.nn.stack import Block, Stack
 from tformer.nn.structured_dropout import DropHead, LayerDrop
 from tformer.recipe.model import Model, layer_sections
 from tformer.recipe.model import Stack as StackSection
+from tformer.recipe.sections import Lora
 from tformer.support.errors import InputError
 
 
@@ -74,6 +76,19 @@ def build_model(
     except ValueError as error:
         raise InputError(f"model: {error}") from error
     return built
+
+
+def add_adapters(model: Transformer, recipe: Model, lora: Lora) -> None:
+    """Freeze a recipe's model and add its adapters. Heads over labels are trained in full, as they belong to the data.
+
+    Raises InputError for patterns that match nothing.
+    """
+    heads = tuple(f"heads.{head.kind}.*" for head in recipe.heads if head.label_kind is not None)
+    options = LoraOptions(lora.rank, lora.scale, lora.dropout, lora.dora, lora.targets, (*lora.train, *heads))
+    try:
+        model.base_names = adapt(model, options)
+    except ValueError as error:
+        raise InputError(f"lora.{error}") from error
 
 
 def count_parameters(model: Model, vocab_size: int | None = None, **sizes: Any) -> int:

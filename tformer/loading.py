@@ -9,7 +9,7 @@ A checkpoint folder alone is enough: nothing outside it is read.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import index
 from pathlib import Path
@@ -27,6 +27,7 @@ from tformer.model import Transformer
 from tformer.nn.classification_heads import PoolerHeadOptions
 from tformer.nn.heads import HeadOptions
 from tformer.nn.init import NoDraws
+from tformer.nn.lora import ADAPTER
 from tformer.nn.structured_dropout import LEARNED
 from tformer.objectives import OBJECTIVES
 from tformer.optim.shards import Shards, is_spread, local
@@ -252,12 +253,19 @@ def load_tokenizers(checkpoint: Checkpoint) -> tuple[Tokenizer | None, Tokenizer
     return with_roles(recipe.tokenizer.special_ids, tokenizer, target)
 
 
-class _Stored:
-    """The tensors of a checkpoint: whole, or on the meta device until `copy` reads each, or its rows in `shards`."""
+Place = Callable[[str, Tensor], None]
+"""Takes a tensor of a checkpoint for the model's tensor of this name."""
 
-    def __init__(self, checkpoint: Checkpoint, shards: Shards | None) -> None:
-        self._checkpoint, self._shards = checkpoint, shards
-        self._whole = shards is None and not checkpoint.streams
+
+class _Stored:
+    """The tensors of a checkpoint: whole, or on the meta device until `copy` reads each, or its rows in `shards`.
+
+    place: takes each tensor that is read, of a tied one for its first name.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, shards: Shards | None, place: Place | None = None) -> None:
+        self._checkpoint, self._shards, self._place = checkpoint, shards, place
+        self._whole = shards is None and place is None and not checkpoint.streams
         self._places: dict[Tensor, tuple[str, str]] = {}  # (role, name) of each on the meta device
 
     def tensors(self, role: str) -> dict[str, Tensor]:
@@ -288,13 +296,18 @@ class _Stored:
                 target.copy_(tensors[name])
             return
         if self._shards is None:
-            targets: dict[str, list[Tensor]] = {}
-            for name, target in state.items():
-                targets.setdefault(self._places[tensors[name]][1], []).append(target)
-            for stored, tensor in self._checkpoint.each_weight():
-                for target in targets.get(stored, ()):
-                    target.copy_(tensor)
-                del tensor  # before the next one is read
+            names: dict[tuple[str, str], list[str]] = {}
+            for name in state:
+                names.setdefault(self._places[tensors[name]], []).append(name)
+            for role in dict.fromkeys(role for role, _ in names):
+                for stored, tensor in self._checkpoint.each(role):
+                    own = names.get((role, stored), [])
+                    if self._place is not None and own:
+                        self._place(own[0], tensor)
+                        own = []
+                    for name in own:
+                        state[name].copy_(tensor)
+                    del tensor  # before the next one is read
             return
         shards, whole = self._shards, slice(None)
         wanted: dict[str, dict[str, slice]] = {}
@@ -319,10 +332,14 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, *, ema: bool = False,
         ema: take the averaged weights, and the plain ones only for what has no average.
         shards: of a model that is spread over processes: each reads its rows.
 
+    Of a model with adapters, these are all but the base's.
+
     Raises:
         InputError: names or shapes differ; lists what is missing, unexpected, and of another shape.
     """
-    state, stored = model.state_dict(), _Stored(checkpoint, shards)
+    base: frozenset[str] = getattr(model, "base_names", frozenset())
+    state = {name: tensor for name, tensor in model.state_dict().items() if name not in base}
+    stored = _Stored(checkpoint, shards)
     weights = stored.tensors("ema") if ema else {}
     if not state.keys() <= weights.keys():
         weights = stored.tensors("weights") | weights
@@ -336,18 +353,24 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, *, ema: bool = False,
 
 
 def load_body(
-    model: nn.Module, checkpoint: Checkpoint, *, keep_heads: Collection[str] = (), shards: Shards | None = None
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    *,
+    keep_heads: Collection[str] = (),
+    shards: Shards | None = None,
+    place: Place | None = None,
 ) -> list[str]:
     """Copy a checkpoint's weights except the heads; of these, the ones in `keep_heads` with equal shapes.
 
     Learned LayerDrop rates belong to training: they are copied where both models have them, and else left alone.
     Averaged weights take precedence. Returns the names of the tensors of heads that stay as freshly initialized.
-    shards: see `load_weights`.
+    shards: see `load_weights`. place: takes each tensor instead of the model, whose adapters are left alone.
 
     Raises:
         InputError: the bodies differ: lists what is missing and what has another shape.
     """
-    state, stored = model.state_dict(), _Stored(checkpoint, shards)
+    state = {name: tensor for name, tensor in model.state_dict().items() if ADAPTER not in name}
+    stored = _Stored(checkpoint, shards, place)
     weights = stored.tensors("ema")
     if not state.keys() <= weights.keys():
         weights = stored.tensors("weights") | weights

@@ -59,6 +59,7 @@ class Transformer(nn.Module):
     Attributes:
         compute_dtype: dtype of the residual stream; parameters may stay in fp32.
         kernels: the C kernels of its decoding, set by `prepare_inference`; None: only PyTorch's operators.
+        base_names: parameters of a frozen base, which adapters change (`nn.lora`) and checkpoints do not repeat.
         compiled_decoder: if set, takes the steps of decoding instead of `forward`.
     """
 
@@ -82,6 +83,7 @@ class Transformer(nn.Module):
         self.max_seq_len, self.max_target_len = max_seq_len, max_target_len
         self.compute_dtype = torch.float32
         self.kernels: Kernels | None = None
+        self.base_names: frozenset[str] = frozenset()
         self.compiled_decoder: Any = None
         self._tied = self.tied_names()
 

@@ -29,7 +29,15 @@ from tformer.workers.work import QUIET, Work
 
 AVERAGED_ROLES = ("weights", "generator")
 # Parts of the recipe that must agree for weights to be averaged; all others may differ (another seed, more steps).
-RECIPE_PARTS = ("model", "generator", "tokenizer.special_ids", "data.labels", "data.image_mean", "data.image_std")
+RECIPE_PARTS = (
+    "model",
+    "generator",
+    "lora",
+    "tokenizer.special_ids",
+    "data.labels",
+    "data.image_mean",
+    "data.image_std",
+)
 
 
 def require_distinct(checkpoints: Sequence[Checkpoint]) -> None:

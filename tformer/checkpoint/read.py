@@ -32,6 +32,7 @@ from tformer.checkpoint.tensor_files import (
     MAX_HEADER_BYTES,
     TensorSpec,
     damaged_file,
+    each_tensor,
     read_rows,
     read_specs,
     read_tensors,
@@ -110,7 +111,7 @@ class Checkpoint:
     target_tokenizer_json: str | None = None  # None: one tokenizer for both sides
     notes: list[str] = field(default_factory=list)
     resumed: bool = False
-    streams: ClassVar[bool] = False  # whether `each_weight` reads one tensor at a time
+    streams: ClassVar[bool] = False  # whether loading into a model reads one tensor at a time
 
     @property
     def step(self) -> int:
@@ -145,10 +146,6 @@ class Checkpoint:
     def weights(self) -> dict[str, Tensor]:
         """The weights by name, on the CPU; an alias is the same tensor object as its owner."""
         return self._with_aliases(self._tensors("weights"))
-
-    def each_weight(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) of the weights, without aliases."""
-        return iter(self._tensors("weights").items())
 
     def ema(self) -> dict[str, Tensor] | None:
         """The averaged weights, or None when the run keeps none."""
@@ -200,6 +197,21 @@ class Checkpoint:
             if wanted.keys() != found.keys():
                 raise InputError(f"{self.path} has no tensor {min(wanted.keys() - found.keys())} among its {role}")
         return found
+
+    def each(self, role: str) -> Iterator[tuple[str, Tensor]]:
+        """(name, tensor) of each stored tensor of a role, one at a time; errors as of `weights`, at the last one."""
+        with _recovery_hint(self.path, resumed=self.resumed):
+            for record in self.manifest.by_role(role):
+                _check_size(self.path / record.name, record)
+                for name, tensor in each_tensor(self.path / record.name, sha256=record.sha256 if self.verify else None):
+                    self._refuse_not_finite(role, [] if all_finite(tensor) else [name], len(self.specs(role)))
+                    yield name, tensor
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 of the file of the weights that are used, averaged ones first; of several, of their list."""
+        records = self.manifest.by_role("ema") or self.manifest.by_role("weights")
+        return joint_sha256([record.sha256 for record in records])
 
     def _tensors(self, role: str) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
@@ -259,6 +271,11 @@ class Checkpoint:
                 f"{self.path}: {len(bad)} of {count} {role} tensors hold NaN or infinity ({listing})",
                 hint="training diverged, or the file is damaged",
             )
+
+
+def joint_sha256(hashes: Sequence[str]) -> str:
+    """The SHA-256 of one file, or of the lines of several files' hashes."""
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(sorted(hashes)).encode()).hexdigest()
 
 
 def read_checkpoint(path: str | Path, *, verify: bool = True, resumed: bool = False) -> Checkpoint:

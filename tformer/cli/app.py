@@ -25,6 +25,7 @@ from tformer.cli.report import console, emit, emit_json, spinner
 from tformer.support import __version__
 from tformer.support.errors import InputError, InputErrors, OutOfMemoryError, StorageError, TformerError, visible
 from tformer.support.formatting import as_cell
+from tformer.support.options import with_bare_values
 
 if TYPE_CHECKING:
     import typer
@@ -80,6 +81,7 @@ COMMANDS = {
         "average",
         "Average checkpoints of one model, often better than each.",
     ),
+    "merge": Command(TRAIN, "merge", "Merge adapters (LoRA) into their base, as an ordinary checkpoint."),
     "prune": Command(TRAIN, "prune", "Remove layers or attention heads, and measure the change."),
     "generate": Command(USE, "generate", "Continue or translate texts with a trained model."),
     "classify": Command(
@@ -262,6 +264,8 @@ def main(arguments: list[str] | None = None) -> None:
         from tformer.cli.completion import words_to_complete
 
         program = make_program(words_to_complete() or words)
+        if (command := COMMANDS.get(words[0] if words else "")) is not None and not command.is_group:
+            words = with_bare_values(words, command.imported().options_type)
         with spinner.shown() if "-" not in words else nullcontext():  # what is typed on a terminal is echoed there
             code = program(words, prog_name="tformer", standalone_mode=False)
         sys.stdout.flush()

@@ -6,6 +6,7 @@ are first needed.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from tformer.build import build_model
 from tformer.checkpoint.manifest import Manifest
-from tformer.checkpoint.read import Checkpoint, all_finite
+from tformer.checkpoint.read import Checkpoint, all_finite, joint_sha256
 from tformer.checkpoint.tensor_files import TensorSpec
 from tformer.interop.architectures.parts import label_names
 from tformer.interop.config import Config
@@ -33,6 +34,7 @@ from tformer.interop.tokenizer_files import (
 from tformer.interop.weight_files import CONFIG, FileRead
 from tformer.recipe import recipe_to_yaml
 from tformer.support.errors import InputError
+from tformer.support.files import open_regular
 from tformer.tokenizer import Tokenizer
 
 NEEDED_IDS = ("decoder_start", "forced_bos", "eos")  # ids that decoding needs
@@ -50,6 +52,17 @@ class ForeignCheckpoint(Checkpoint):
 
     def specs(self, role: str) -> dict[str, TensorSpec]:
         return self.foreign.specs() if self.has(role) else {}
+
+    @property
+    def sha256(self) -> str:
+        hashes = []
+        for path in sorted(set(self.foreign.files.files.values())):
+            with open_regular(path) as stream:
+                hashes.append(hashlib.file_digest(stream, "sha256").hexdigest())
+        return joint_sha256(hashes)
+
+    def each(self, role: str) -> Iterator[tuple[str, Tensor]]:
+        return self.each_weight() if self.has(role) else iter(())
 
     def weights(self) -> dict[str, Tensor]:
         """Tensors by name, in the number formats of the files."""

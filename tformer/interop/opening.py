@@ -16,7 +16,7 @@ RECIPE = "recipe.yaml"  # only checkpoints of tformer have one
 
 
 def open_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str | Path = "runs") -> Checkpoint:
-    """The checkpoint at `path`: of a run, a checkpoint directory, or a Hugging Face folder.
+    """The checkpoint at `path`: of a run, a checkpoint directory, or a Hugging Face folder; adapters with their base.
 
     Args:
         path: see above.
@@ -35,7 +35,12 @@ def open_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str | Pa
         from tformer.interop.foreign_checkpoint import open_folder
 
         return open_folder(folder)
-    return read_checkpoint(resolve_checkpoint(path, which, runs_dir=runs_dir))
+    checkpoint = read_checkpoint(resolve_checkpoint(path, which, runs_dir=runs_dir))
+    if checkpoint.recipe.lora is None:
+        return checkpoint
+    from tformer.interop.adapters import with_base
+
+    return with_base(checkpoint)
 
 
 def is_foreign(folder: Path) -> bool:

@@ -7,7 +7,7 @@ the residual stream decides the precision of every product. y = x W^T + b.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -58,6 +58,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
         nn.init.normal_(self.weight, std=0.02)  # `init.initialize` draws again
         self.product: Product | None = None  # replaces the weight in inference
+        self.adapter: Any = None  # `nn.lora.Adapter`, trained beside a frozen weight
 
     def forward(
         self,
@@ -83,6 +84,8 @@ class Linear(nn.Module):
         else:  # `Tensor.to` copies nothing when dtypes agree
             bias = None if self.bias is None else self.bias.to(x.dtype)
             out = F.linear(x, self.weight.to(x.dtype), bias)
+        if self.adapter is not None:
+            out = self.adapter(x, out, self)
         if activation is not None:
             out = activation(out)
         return out if residual is None else residual + out
@@ -90,7 +93,7 @@ class Linear(nn.Module):
     @torch.no_grad()
     def freeze(self, quantize: Quantize, rows: int | None = None, *, kernels: Kernels | None = None) -> None:
         """Prepare the product for inference and free the weight: its shape stays, its numbers become NaN."""
-        assert self.product is None, "already frozen"
+        assert self.product is None and self.adapter is None, "already frozen, or with an adapter"
         self.product = prepare_product(self.weight.detach(), self.bias, quantize, kernels=kernels, rows=rows)
         if self.product is not None:
             self.weight = nn.Parameter(self.weight.new_full((1, 1), torch.nan).expand_as(self.weight), False)

@@ -74,7 +74,7 @@ class Int8Product:
         out_dtype: torch.dtype | None = None,
         kernels: Kernels | None = None,
     ) -> None:
-        rounded_OD, self.scale_O = _rounded(weight_OD)
+        rounded_OD, self.scale_O = rounded_rows(weight_OD)
         self.zero_O = torch.zeros(len(rounded_OD), dtype=torch.long)
         self.packed = torch.ops.onednn.qlinear_prepack(rounded_OD, None)
         self.bias = None if bias_O is None else bias_O.float()
@@ -121,7 +121,7 @@ class PlainProduct:
         return F.linear(x.to(self.weight_OD.dtype), self.weight_OD, self.bias).to(self.out_dtype or x.dtype)
 
 
-def _rounded(weight_OD: Tensor) -> tuple[Tensor, Tensor]:
+def rounded_rows(weight_OD: Tensor) -> tuple[Tensor, Tensor]:
     """The weight in int8 [O, D] and the scale of each row, fp32 [O]."""
     parts = []
     for rows_ND in weight_OD.split(ROWS_AT_ONCE):
@@ -188,7 +188,7 @@ def _by_kernels(
         return KernelProduct(kernels.linear(packed, bias_O, scales=scales, in_features=size, out_dtype=out_dtype))
     if quantize == "int8":
         if _is_few(rows, FEW_ROWS["int8"]) or not _onednn_has_int8(weight_OD.device):
-            rounded_OD, scale_O = _rounded(weight_OD)
+            rounded_OD, scale_O = rounded_rows(weight_OD)
             return KernelProduct(kernels.linear(rounded_OD, bias_O, scales=scale_O, out_dtype=out_dtype))
         return None
     plain = PlainProduct(weight_OD, bias_O, out_dtype)

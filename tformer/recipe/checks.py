@@ -43,6 +43,7 @@ def contradictions(recipe: Recipe) -> Iterator[Problem]:
     yield from _unfit_attention(recipe)
     yield from _unfit_teaching(recipe)
     yield from _unfit_embeddings(recipe)
+    yield from _unfit_adapters(recipe)
     yield from _unfit_regularization(recipe)
     yield from _unfit_clock(recipe)
     yield from _unfit_folds(recipe)
@@ -231,6 +232,18 @@ def _unfit_embeddings(recipe: Recipe) -> Iterator[Problem]:
     if section.target_path is not None and not model.is_encoder_decoder:
         text = f"found {section.target_path}, expected null: only an encoder-decoder has a target side"
         yield Problem(("embeddings", "target_path"), text)
+
+
+def _unfit_adapters(recipe: Recipe) -> Iterator[Problem]:
+    """Adapters where two models are trained, or where processes have some rows of each weight."""
+    if recipe.lora is None:
+        return
+    if recipe.generator is not None:
+        text = "found a rank, expected null: the objective trains two models, and adapters change one"
+        yield Problem(("lora", "rank"), text)
+    if (kind := recipe.training.parallel.kind) in ("fsdp", "hsdp"):
+        text = f"found {kind}, expected auto or ddp with adapters: each process reads the base"
+        yield Problem(("training", "parallel", "kind"), text, "--parallel ddp")
 
 
 def _unfit_regularization(recipe: Recipe) -> Iterator[Problem]:

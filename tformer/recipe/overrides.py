@@ -42,6 +42,9 @@ FLAG_NAMES = {
     "model.heads": "--objective",
     "teacher.path": "--teacher",
     "teacher.kind": "--distil",
+    "lora.rank": "--lora",
+    "lora.targets": "--lora-targets",
+    "lora.weights": "--lora-weights",
     "embeddings.path": "--embeddings",
     "embeddings.target_path": "--target-embeddings",
 }

@@ -14,6 +14,7 @@ from tformer.recipe.model import Model
 from tformer.recipe.sections import (
     Data,
     Generation,
+    Lora,
     NonNegative,
     NonNegativeFloat,
     Optimizer,
@@ -86,6 +87,7 @@ class Recipe(Section):
     generator: Model | None = None  # ELECTRA's second model
     teacher: Teacher | None = None  # null: no distillation
     embeddings: Embeddings = Embeddings()
+    lora: Lora | None = None  # null: all weights are trained
     # what the model learns; several are added up
     objectives: tuple[Annotated[ObjectiveOptions, Field(discriminator="kind")], ...] = (CausalLmOptions(),)
     optimizer: Optimizer = Optimizer()

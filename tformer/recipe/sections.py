@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -9,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from tformer.data.sources.augmentation import AugmentationName
 from tformer.data.sources.reading import Reading
 from tformer.metrics import Metric
+from tformer.nn.lora import BaseFormat
 from tformer.optim.optimizers import OptimizerName
 from tformer.optim.schedules import ScheduleName
 from tformer.support import decoding as row
@@ -148,6 +150,34 @@ class Schedule(Section):
     # plateau: factor of the rate after too many validations without a better loss
     factor: Annotated[float, Field(gt=0, lt=1)] = 0.8
     patience: NonNegative = 3  # plateau: more validations than this without a better loss lower the rate
+
+
+class LoraBase(Section):
+    """The model whose weights the adapters change."""
+
+    path: str  # a checkpoint, or a Hugging Face folder
+    sha256: str  # of its weight file, or of the list of these where there are several
+
+
+class Lora(Section):
+    """Low-rank adapters of a frozen base (arXiv 2106.09685), which are trained and saved without it."""
+
+    rank: Annotated[int, Field(gt=0, le=MAX_SIZE)] = 16  # of the change of each matrix
+    alpha: PositiveFloat = 32.0  # the change is scaled by alpha / rank
+    rslora: bool = False  # by alpha / sqrt(rank) instead (arXiv 2312.03732)
+    dora: bool = False  # also learn the length of each row (arXiv 2402.09353)
+    dropout: Probability = 0.0  # of what the adapters read
+    # patterns of matrices, such as q, v, self_attention.*, decoder.blocks.0.*; empty: all inside the stacks
+    targets: tuple[str, ...] = ()
+    # patterns of parameters that are trained in full, beside heads that are new or tell labels
+    train: tuple[str, ...] = ()
+    weights: BaseFormat = "fp32"  # number format of the frozen matrices in training (QLoRA, arXiv 2305.14314)
+    base: LoraBase | None = None  # set by train --init-from
+
+    @property
+    def scale(self) -> float:
+        """The factor of the change."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
 
 class EarlyStopping(Section):

@@ -18,6 +18,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, make_dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
@@ -38,6 +39,7 @@ class Option:
         panel: title of the group of options that `--help` shows it in.
         default: words for the default where its value says nothing: "the preset's"; None: the value, if there is one.
         rare: only `--help-all` shows it.
+        bare: the value of a flag for a number that stands alone; None: it needs a value.
     """
 
     flags: tuple[str, ...]
@@ -46,6 +48,7 @@ class Option:
     panel: str | None = None
     default: str | None = None
     rare: bool = False
+    bare: str | None = None
 
 
 def option(*flags: str, **facts: Any) -> Option:
@@ -140,6 +143,19 @@ def declared_option(hint: Any) -> Option:
 def flag_of(options_type: type[Any], name: str) -> str:
     """The flag of a field."""
     return declared_option(get_type_hints(options_type, include_extras=True)[name]).flags[0]
+
+
+def with_bare_values(words: Sequence[str], options_type: type[Any]) -> list[str]:
+    """The words of a command line with the value of each flag that may stand alone and does."""
+    hints = get_type_hints(options_type, include_extras=True)
+    declared = (declared_option(hint) for hint in hints.values() if not is_dataclass(hint))
+    bare = {flag: each.bare for each in declared if each.bare is not None for flag in each.flags}
+    found: list[str] = []
+    for word, after in zip_longest(words, words[1:]):
+        found.append(word)
+        if word in bare and re.fullmatch(r"-?\d+(\.\d*)?", after or "") is None:
+            found.append(bare[word])
+    return found
 
 
 def command_line(words: Sequence[str], options: Any) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tformer.build import build_model
+from tformer.build import add_adapters, build_model
 from tformer.data.batching.batch import Batch, Share
 from tformer.data.batching.mixture import Samples
 from tformer.data.batching.padding import padded_lengths
@@ -201,9 +201,11 @@ def make_models(recipe: Recipe, device: torch.device, *, dtype: torch.dtype, row
     """Models with random weights from the recipe's seed, drawn on the CPU so that they are equal on every device.
 
     On the meta device they have shapes only, and nothing is drawn. With `rows`, of `Parallel.own_rows`, they have
-    shapes until `Parallel.shard`.
+    shapes until `Parallel.shard`; beside adapters, until the base is read (`training.adapters`).
     """
     torch.manual_seed(recipe.seed)
+    if recipe.lora is not None and device.type != "meta":
+        rows = OwnRows(lambda count: slice(0))
     labels = len(recipe.data.labels) or None
     maker = "meta" if device.type == "meta" else "cpu"
     main = build_model(recipe.model, num_labels=labels, device=maker, rows=rows)
@@ -215,6 +217,9 @@ def make_models(recipe: Recipe, device: torch.device, *, dtype: torch.dtype, row
         model.compute_dtype = dtype
         if rows is None:
             model.to(device)
+    if recipe.lora is not None:
+        with torch.device(maker):
+            add_adapters(main, recipe.model, recipe.lora)
     if generator is not None and "embedding.weight" not in tie_embeddings(generator, main):
         raise InputError(
             "generator: it must share the token table of the model, but its rows have another size",
@@ -296,7 +301,7 @@ def make_ema(recipe: Recipe, models: Models, shards: Shards | None = None) -> Em
     """Averages of the main model's weights; None without `ema_decay`. With shards, averages of this process's rows."""
     if recipe.training.ema_decay is None:
         return None
-    parameters = models.main.named_parameters()
+    parameters = [(name, each) for name, each in models.main.named_parameters() if name not in models.main.base_names]
     own = parameters if shards is None else ((name, nn.Parameter(local(each))) for name, each in parameters)
     return Ema(own, decay=recipe.training.ema_decay)
 

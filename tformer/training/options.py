@@ -62,6 +62,38 @@ class TrainOptions:
     init_from: Annotated[
         Path | None, MODEL("--init-from", metavar="RUN", help="Fine-tune this run, checkpoint or Hugging Face folder.")
     ] = None
+    lora: Annotated[
+        int | None,
+        MODEL(
+            "--lora",
+            metavar="[RANK]",
+            help="With --init-from: train adapters of this rank (LoRA) beside the frozen model.",
+            default="all weights are trained",
+            bare="16",
+        ),
+        Key("lora.rank"),
+    ] = None
+    lora_targets: Annotated[
+        str | None,
+        MODEL(
+            "--lora-targets",
+            metavar="A,B",
+            help="Matrices with an adapter, by name or pattern: q, k, v, out, gate, up, down, decoder.blocks.0.*.",
+            default="all of the layers",
+            rare=True,
+        ),
+    ] = None
+    lora_weights: Annotated[
+        str | None,
+        MODEL(
+            "--lora-weights",
+            metavar="fp32|bf16|int8|int4",
+            help="Number format of the frozen matrices in training; int8, int4: QLoRA.",
+            default="fp32",
+            rare=True,
+        ),
+        Key("lora.weights"),
+    ] = None
     data: Annotated[
         tuple[str, ...],
         DATA(
@@ -437,6 +469,8 @@ class TrainOptions:
                     values[fact.path] = parse_column(plain) if is_column else plain
         if self.labels is not None:
             values["data.labels"] = [name.strip() for name in self.labels.split(",")]
+        if self.lora_targets is not None:
+            values["lora.targets"] = [pattern.strip() for pattern in self.lora_targets.split(",")]
         if self.objective is not None:
             values["objectives"] = [{"kind": kind.strip()} for kind in self.objective.split(",")]
         return values | self._data_values() | self._vocabulary_values()

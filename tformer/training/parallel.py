@@ -112,6 +112,10 @@ class DataParallel(ProcessGroup):
         # torch 2.13 has a new name for the copy of buffers from process 0 at every forward. They are equal already.
         renamed = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
         options: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+        # A frozen base is equal in all processes already; a rounded matrix has no numbers that could be sent.
+        base = {id(each) for each in models.parameters() if not each.requires_grad}
+        names = [name for name, each in models.named_parameters(remove_duplicate=False) if id(each) in base]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(models, names)
         wrapped = DistributedDataParallel(
             models, find_unused_parameters=some_unused, gradient_as_bucket_view=True, **options
         )

@@ -323,6 +323,8 @@ def plan_devices(
 
 def choose_parallel(prepared: Prepared, *, processes: int, machine_processes: int) -> tuple[str, str]:
     """(kind, reason) of `training.parallel` for a training by several processes, some of them on this machine."""
+    if prepared.recipe.lora is not None:
+        return "ddp", "adapters are small"
     available = device_memory(prepared.device, processes=machine_processes)
     plan = plan_devices(prepared, processes, machine_ranks=machine_processes, available=available)
     return plan.layout.kind, plan.reason

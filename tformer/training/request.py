@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tformer.checkpoint.read import read_checkpoint
+from tformer.checkpoint.read import Checkpoint, read_checkpoint
 from tformer.checkpoint.run import RunDirectory, is_run, list_runs
+from tformer.interop.adapters import AdaptedCheckpoint, open_base
 from tformer.interop.opening import open_checkpoint
 from tformer.loading import load
 from tformer.objectives import OBJECTIVES, unused_keys
@@ -18,7 +19,7 @@ from tformer.recipe.data_defaults import DataChoice, choose_by_data
 from tformer.recipe.followers import UNLIMITED_STEPS
 from tformer.recipe.overrides import DEFAULT
 from tformer.recipe.recipe import Embeddings, Recipe, Teacher, Tokenizer
-from tformer.recipe.sections import Columns
+from tformer.recipe.sections import Columns, Lora, LoraBase
 from tformer.recipe.sizes import DEFAULT_MINUTES, MOST_LENGTH, STACKS, ladder_of, sized
 from tformer.support.errors import InputError
 from tformer.support.files import RUNS
@@ -178,6 +179,13 @@ def _resume(options: TrainOptions, run: RunDirectory | None) -> Start:
             f"--embeddings: the tables of the run in {out} have been trained since step 0, so no file can be read now",
             hint="leave the option out, or start another run with another --out",
         )
+    elif checkpoint.recipe.lora != recipe.lora:
+        has, sets = _in_words(checkpoint.recipe.lora), _in_words(recipe.lora)
+        raise InputError(
+            f"lora: the run in {out} has {has}, this command sets {sets}",
+            hint="leave --lora and its settings out, or start another run with another --out",
+        )
+    base = open_base(recipe) if checkpoint is None and recipe.lora is not None else None
     points = recipe.schedule.points
     if options.minutes is not None and points is not None and (checkpoint is None or checkpoint.step >= points[-1][0]):
         # A rate that has fallen to its floor rises again, and the clock decides when it falls.
@@ -189,8 +197,31 @@ def _resume(options: TrainOptions, run: RunDirectory | None) -> Start:
         may_exist=True,
         tokenizer_file=out / "tokenizer.json",
         resumed=checkpoint,
+        weights=base,
         new_time=options.minutes is not None,
     )
+
+
+def _in_words(lora: Lora | None) -> str:
+    """What differs most between two sections, for a message."""
+    if lora is None:
+        return "no adapters"
+    kind = "DoRA" if lora.dora else "LoRA"
+    targets = ", ".join(lora.targets) or "all matrices"
+    return f"{kind} of rank {lora.rank}, alpha {lora.alpha:g}, on {targets} in {lora.weights}"
+
+
+def _on_base(recipe: Recipe, checkpoint: Checkpoint) -> Recipe:
+    """The recipe whose adapters name their base. Raises InputError for a base that is made of adapters itself."""
+    if recipe.lora is None:
+        return recipe
+    if isinstance(checkpoint, AdaptedCheckpoint):
+        raise InputError(
+            f"--lora: {checkpoint.path} holds adapters itself, expected a whole model",
+            hint=f"make it one: tformer merge {checkpoint.path} --out DIR; or train all its weights without --lora",
+        )
+    base = LoraBase(path=str(checkpoint.path.absolute()), sha256=checkpoint.sha256)
+    return recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"base": base})})
 
 
 def _named(options: TrainOptions) -> tuple[str | None, str | None]:
@@ -251,6 +282,7 @@ def _init_from(options: TrainOptions, path: Path) -> Start:
             f"--init-from and --embeddings exclude each other: the tables of {checkpoint.path} would be replaced, "
             f"found {vectors}"
         )
+    recipe = _on_base(recipe, checkpoint)
     note = f"{taken} from {checkpoint.path} (step {checkpoint.step})"
     return Start(recipe=recipe, notes=(note, *extra, *resolved.notes), out=options.out, weights=checkpoint)
 
@@ -288,6 +320,7 @@ def _with_new_data(stored: Recipe, options: TrainOptions) -> Recipe:
             "tokenizer": _own_tokenizers(stored, {"path": None, "source_path": None, "target_path": None}),
             "generator": stored.generator if needs_generator else None,
             "teacher": None,
+            "lora": None,
             "embeddings": Embeddings(),
         }
     )
@@ -351,6 +384,8 @@ def _new(options: TrainOptions) -> Start:
     """
     load = _loader(options)
     resolved = load()
+    if resolved.recipe.lora is not None:
+        raise InputError("--lora needs a model to adapt, found none", hint="name one: --init-from MODEL")
     if not resolved.preset_by_default:
         return Start(recipe=resolved.recipe, notes=tuple(resolved.notes))
     choice = choose_by_data(resolved.recipe.arch, survey_of(resolved.recipe)) if resolved.has_data else None

@@ -51,7 +51,9 @@ class Checkpoints:
     def bytes_needed(self) -> int:
         """Size in bytes of the weights and the optimizer's state on disk."""
         optimizer = {name: piece.outline() for name, piece in self._parts.optimizer.pieces().items()}
-        return checkpoint_bytes(dict(self._parts.model.main.named_parameters()), optimizer)
+        main = self._parts.model.main
+        own = {name: each for name, each in main.named_parameters() if name not in main.base_names}
+        return checkpoint_bytes(own, optimizer)
 
     def save(self, run: RunDirectory, state: TrainerState, score: float | None) -> None:
         """Save a checkpoint, or begin to, after the previous one is on disk.
@@ -73,6 +75,7 @@ class Checkpoints:
         here = {key: pieces[key].tensor for key in division.own(self._worker.rank) if key not in moved}
         own = {**moved, **self.saver.hold(here)}
         together = Companions(self._worker, self._count, division, self.saver.gave_up.is_set)
+        main = self._parts.model.main
         if self._worker.leads:
             tokenizer, target = self._prepared.data.tokenizer, self._prepared.data.target_tokenizer
             roles: dict[str, dict[str, Tensor]] = {"weights": {}}
@@ -80,7 +83,7 @@ class Checkpoints:
                 roles.setdefault(role, {})[name] = tensor
             contents = CheckpointContents(
                 **roles,
-                tied=self._parts.model.main.tied_names(),
+                tied={alias: owner for alias, owner in main.tied_names().items() if owner not in main.base_names},
                 recipe_yaml=self.recipe_yaml,
                 tokenizer_json=None if tokenizer is None else tokenizer.to_json(),
                 trainer=state.to_json(),
@@ -137,10 +140,11 @@ class Checkpoints:
         return found if models.generator is None else found | self._weights("generator", models.generator)
 
     def _weights(self, role: str, model: Transformer) -> dict[Name, Piece]:
-        """Parameters and buffers, tied ones once; buffers are equal in all processes."""
-        state, aliases = model.state_dict(), model.tied_names()
-        found = {(role, name): Piece(tensor, tensor.shape) for name, tensor in state.items() if name not in aliases}
-        return found | {(role, name): self._piece(parameter) for name, parameter in model.named_parameters()}
+        """Parameters and buffers but those of a frozen base, tied ones once; buffers are equal in all processes."""
+        state, left_out = model.state_dict(), model.tied_names().keys() | model.base_names
+        own = [(name, parameter) for name, parameter in model.named_parameters() if name not in model.base_names]
+        found = {(role, name): Piece(tensor, tensor.shape) for name, tensor in state.items() if name not in left_out}
+        return found | {(role, name): self._piece(parameter) for name, parameter in own}
 
     def _piece(self, parameter: nn.Parameter, tensor: Tensor | None = None) -> Piece:
         """This process's part of a parameter, or of a tensor of its shape."""

@@ -21,6 +21,7 @@ from tformer.checkpoint.run import RunDirectory
 from tformer.cost.flops import mean_lengths, training_flops_per_token
 from tformer.data.shards.array_files import BackgroundCheck
 from tformer.decoding.inference import state_of_kernels
+from tformer.interop.adapters import open_base
 from tformer.loading import load_body, load_generator, load_weights, why_new
 from tformer.model import Transformer
 from tformer.objectives.base import Objective
@@ -31,6 +32,7 @@ from tformer.support.files import RUNS, in_blocks, require_room, write_file, wri
 from tformer.support.formatting import in_words
 from tformer.support.processes import ScratchFolder
 from tformer.training import assemble
+from tformer.training.adapters import BasePlaces, describe_adapters
 from tformer.training.clock import MOST_VALIDATING, Clock, Pace, Points, expected_seconds
 from tformer.training.display import Console, TrainingDisplay, formats_of
 from tformer.training.embeddings import write_embeddings
@@ -216,20 +218,27 @@ class Session:
 
     def _start_weights(self) -> None:
         """Weights to resume or fine-tune from, or token vectors; a new regression head's bias is the scores' mean."""
-        start, data, model = self.prepared.start, self.prepared.data, self.model
-        fresh_heads = True
+        start, data, model, own = self.prepared.start, self.prepared.data, self.model, self.prepared.recipe
+        fresh_heads, base = True, None
+        if own.lora is not None:
+            base = BasePlaces(model, own, self.prepared.device)
         if start.resumed is not None:
+            if base is not None:
+                load_body(model, open_base(own), keep_heads=base.kept_heads(start.resumed), place=base)
+                base.finish()
             load_weights(model, start.resumed, shards=self.shards)
             if self.models.generator is not None:
                 load_generator(self.models.generator, start.resumed, shards=self.shards)
             fresh_heads = False
         elif start.weights is not None:
-            own, stored = self.prepared.recipe, start.weights.recipe
+            stored = start.weights.recipe
             reasons: dict[str, str | None] = {
                 head.kind: why_new(head, own, stored, given=start.recipe.data.labels) for head in own.model.heads
             }
             keep = {kind for kind, reason in reasons.items() if reason is None}
-            fresh = load_body(model, start.weights, keep_heads=keep, shards=self.shards)
+            fresh = load_body(model, start.weights, keep_heads=keep, shards=self.shards, place=base)
+            if base is not None:
+                base.finish()
             new = list(dict.fromkeys(name.split(".")[1] for name in fresh))
             kept, fresh_heads = [head for head in model.heads if head not in new], bool(new)
             lines = [f"new head: {head} ({reasons.get(head) or 'another shape'})" for head in new]
@@ -237,6 +246,8 @@ class Session:
                 self.console.print(line, markup=False)
             if self.models.generator is not None and start.weights.has("generator"):
                 load_generator(self.models.generator, start.weights, shards=self.shards)
+        if own.lora is not None:
+            self.console.print(describe_adapters(model, own.lora), markup=False)
         write_embeddings(self.prepared.vectors, model, shards=self.shards)
         if fresh_heads and data.label_mean is not None:
             head = data.recipe.objectives[0].objective.head.kind

@@ -1,0 +1,176 @@
+"""Checkpoints of adapters: small, because they name their base instead of holding it, and read as one merged model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tformer.build import add_adapters, build_model
+from tformer.checkpoint.read import Checkpoint, differences, read_checkpoint
+from tformer.checkpoint.resolve import resolve_checkpoint
+from tformer.checkpoint.save import CheckpointContents, write_checkpoint
+from tformer.checkpoint.tensor_files import TensorSpec
+from tformer.interop.foreign_checkpoint import open_folder
+from tformer.kernels.functions import find
+from tformer.model import Transformer
+from tformer.nn.lora import ADAPTER, FrozenMatrix, projections
+from tformer.recipe import Recipe, recipe_to_yaml
+from tformer.support import files
+from tformer.support.errors import InputError
+from tformer.support.files import MANIFEST
+from tformer.support.formatting import short_hash
+
+
+def open_base(recipe: Recipe, *, instead: str | Path | None = None) -> Checkpoint:
+    """The base that a recipe's adapters belong to. `instead`: where it is now.
+
+    Raises InputError when it is missing or has other weights.
+    """
+    assert recipe.lora is not None and recipe.lora.base is not None
+    base = recipe.lora.base
+    path = Path(base.path if instead is None else instead)
+    if not path.is_dir():
+        raise InputError(
+            f"{path}, the base of these adapters, does not exist",
+            hint="put it back, or name where it is: tformer merge RUN --base DIR --out NEW",
+        )
+    checkpoint = read_checkpoint(path) if (path / MANIFEST).is_file() else open_folder(path)
+    if checkpoint.sha256 != base.sha256:
+        raise InputError(
+            f"{path} is not the base of these adapters: the sha256 of its weights is {short_hash(checkpoint.sha256)}, "
+            f"expected {short_hash(base.sha256)}",
+            hint="adapters fit only the weights that they were trained with",
+        )
+    return checkpoint
+
+
+@dataclass
+class AdaptedCheckpoint(Checkpoint):
+    """A checkpoint of adapters as an ordinary one: weights of the base, changed by the adapters, in fp32.
+
+    Matrices that were rounded in training (`lora.weights`) are rounded here too, for the adapters belong to these.
+    """
+
+    own: Checkpoint = field(kw_only=True)
+    base: Checkpoint = field(kw_only=True)
+
+    @cached_property
+    def _model(self) -> Transformer:
+        """The model on the meta device, with its adapters."""
+        recipe = self.own.recipe
+        assert recipe.lora is not None
+        model = build_model(recipe.model, num_labels=len(recipe.data.labels) or None, device="meta")
+        with torch.device("meta"):
+            add_adapters(model, recipe.model, recipe.lora)
+        return model
+
+    @property
+    def tied(self) -> dict[str, str]:
+        return {alias: owner for alias, owner in self._model.tied_names().items() if ADAPTER not in alias}
+
+    def has(self, role: str) -> bool:
+        return role == "weights"
+
+    def specs(self, role: str) -> dict[str, TensorSpec]:
+        if role != "weights":
+            return {}
+        shapes = {name: tensor.shape for name, tensor in self._model.state_dict().items()}
+        return {name: TensorSpec(name, torch.float32, tuple(shape), 0, 4 * math.prod(shape))
+                for name, shape in shapes.items() if ADAPTER not in name and name not in self.tied}  # fmt: skip
+
+    def each(self, role: str) -> Iterator[tuple[str, Tensor]]:
+        weights = self.weights() if role == "weights" else {}
+        yield from ((name, tensor) for name, tensor in weights.items() if name not in self.tied)
+
+    def rows(self, role: str, wanted: Mapping[str, slice], *, rank: int = 0, processes: int = 1) -> dict[str, Tensor]:
+        weights = self.weights()
+        return {name: weights[name][rows] for name, rows in wanted.items()}
+
+    def weights(self) -> dict[str, Tensor]:
+        lora, model = self.own.recipe.lora, self._model
+        assert lora is not None
+        own = self.own.ema() or {}
+        own = self.own.weights() | own
+        found = self.base.ema() or {}
+        found = (self.base.weights() | found if self.base.has("weights") else found) | own
+        state = {name: tensor for name, tensor in model.state_dict().items() if name not in model.tied_names()}
+        if problems := differences(state, {name: found[name] for name in state if name in found}, aliases={}):
+            raise InputError(f"{self.path}: the adapters do not fit {self.base.path}: {'; '.join(problems)}")
+        kernels = find() if lora.weights == "int4" else None
+        matrices = dict(projections(model))
+        merged = {}
+        for name in self.specs("weights"):
+            tensor = found.pop(name)
+            tensor = tensor.float() if tensor.is_floating_point() else tensor
+            path, _, kind = name.rpartition(".")
+            if kind == "weight" and path in matrices and name in model.base_names:
+                if lora.weights != "fp32":
+                    tensor = FrozenMatrix(tensor, lora.weights, kernels).dense()
+                if (adapter := matrices[path][0].adapter) is not None:
+                    adapter.to_empty(device="cpu")
+                    adapter.load_state_dict({key: own[f"{path}{ADAPTER}{key}"] for key in adapter.state_dict()})
+                    tensor = adapter.merged(tensor)
+                    adapter.to("meta")
+            merged[name] = tensor
+        return self._with_aliases(merged)
+
+
+def with_base(own: Checkpoint, *, instead: str | Path | None = None) -> Checkpoint:
+    """A checkpoint of adapters together with its base; any other one as it is. instead, errors: of `open_base`."""
+    lora = own.recipe.lora
+    if lora is None:
+        return own
+    base = open_base(own.recipe, instead=instead)
+    note = f"adapters of rank {lora.rank} on {base.path}" + ("; averaged ones" if own.has("ema") else "")
+    return AdaptedCheckpoint(
+        own.path,
+        own.manifest,
+        recipe_to_yaml(own.recipe.model_copy(update={"lora": None})),
+        own.tokenizer_json,
+        own.trainer,
+        target_tokenizer_json=own.target_tokenizer_json,
+        notes=[*own.notes, note],
+        own=own,
+        base=base,
+    )
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What `merge_adapters` has written: the step and the base of the adapters, and notes for the user."""
+
+    step: int
+    base: Path
+    num_parameters: int
+    notes: list[str]
+
+
+def merge_adapters(
+    run: str | Path, out: Path, *, which: str = "best", base: Path | None = None, dtype: torch.dtype = torch.float32
+) -> Merged:
+    """Write a run with adapters as an ordinary checkpoint in a new folder, without optimizer state.
+
+    base: where the base is now; None: where it was. Raises InputError for a run without adapters, and those of
+    `open_base`; nothing is written then.
+    """
+    own = read_checkpoint(resolve_checkpoint(run, which))
+    checkpoint = with_base(own, instead=base)
+    if not isinstance(checkpoint, AdaptedCheckpoint):
+        raise InputError(f"{own.path} has no adapters: it is a whole model already", hint="no need to merge it")
+    weights = checkpoint.weights()
+    for alias in checkpoint.tied:
+        del weights[alias]
+    weights = {name: each.to(dtype) if each.is_floating_point() else each for name, each in weights.items()}
+    files.require_writable_folder(out)
+    with files.storage_errors(out):
+        files.make_folders(out.absolute().parent)
+    trainer = {"step": own.step, "merged": {"sha256": checkpoint.base.sha256}}
+    write_checkpoint(out, own.step, CheckpointContents.derived(checkpoint, weights, trainer))
+    parameters = sum(each.numel() for each in weights.values())
+    return Merged(own.step, checkpoint.base.path, parameters, checkpoint.notes)
