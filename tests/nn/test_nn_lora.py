@@ -1,0 +1,169 @@
+"""Adapters of linear layers: they start at the base, merge into one matrix, and leave the base without gradient."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tformer.build import build_model
+from tformer.kernels.functions import find
+from tformer.model import Transformer
+from tformer.nn.linear import Linear
+from tformer.nn.lora import Adapter, FrozenMatrix, FrozenProduct, LoraOptions, Projection, adapt, place
+from tformer.recipe.model import Model
+
+WHOLE = [Projection("x", 0, 12)]
+PARTS = [Projection("q", 0, 4), Projection("v", 8, 10)]
+OPTIONS = LoraOptions(rank=3, scale=0.7)
+
+
+def adapted(projections: list[Projection], **options: Any) -> tuple[Linear, Tensor]:
+    """A layer of 12 rows and 7 columns with adapters that change it, and an input."""
+    torch.manual_seed(1)
+    linear = Linear(7, 12)
+    linear.requires_grad_(False)
+    nn.init.normal_(linear.weight)
+    assert linear.bias is not None
+    nn.init.normal_(linear.bias)
+    linear.adapter = Adapter(7, projections, rank=3, scale=0.7, **options)
+    linear.adapter.start_from(linear.weight)
+    return linear, torch.randn(2, 5, 7)
+
+
+def model(**decoder: Any) -> Transformer:
+    torch.manual_seed(0)
+    stack = {"num_layers": 2, "num_heads": 2, "positions": {"kind": "learned"}, "feedforward": {"d_ff": 32}} | decoder
+    return build_model(Model.model_validate({"d_model": 16, "max_seq_len": 8, "decoder": stack}), vocab_size=11)
+
+
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("projections", [WHOLE, PARTS])
+def test_a_new_adapter_changes_nothing_and_a_trained_one_is_one_matrix(
+    projections: list[Projection], dora: bool
+) -> None:
+    linear, x = adapted(projections, dora=dora)
+    bias = linear.bias
+    assert torch.allclose(linear(x), nn.functional.linear(x, linear.weight, bias), atol=1e-6)
+    nn.init.normal_(linear.adapter.b)
+    if dora:
+        nn.init.uniform_(linear.adapter.magnitude, 0.5, 2.0)
+    merged = linear.adapter.merged(linear.weight)
+    assert torch.allclose(linear(x), nn.functional.linear(x, merged, bias), atol=1e-5)
+    changed = (merged != linear.weight).any(dim=1)
+    assert changed.tolist() == [any(p.start <= row < p.stop for p in projections) for row in range(12)]
+
+
+def test_the_change_is_s_b_a() -> None:
+    linear, _ = adapted(WHOLE)
+    nn.init.normal_(linear.adapter.b)
+    expected = linear.weight + 0.7 * linear.adapter.b @ linear.adapter.a
+    assert torch.allclose(linear.adapter.merged(linear.weight), expected, atol=1e-6)
+    assert linear.adapter.a.abs().max() <= 1 / math.sqrt(7)
+
+
+def test_dropout_is_of_what_the_adapter_reads_and_only_in_training() -> None:
+    linear, x = adapted(WHOLE, dropout=0.5)
+    nn.init.normal_(linear.adapter.b)
+    torch.manual_seed(3)
+    first = linear(x)
+    assert not torch.equal(first, linear(x))
+    linear.eval()
+    assert torch.equal(linear(x), linear(x))
+
+
+@pytest.mark.parametrize("form", ["bf16", "int8", "int4"])
+def test_a_rounded_matrix_passes_the_gradient_to_its_input(form: Any) -> None:
+    if form == "int4" and find() is None:
+        pytest.skip("no C kernels")
+    torch.manual_seed(2)
+    linear = Linear(100, 12)
+    linear.requires_grad_(False)
+    matrix = FrozenMatrix(linear.weight, form, find())
+    error = (matrix.dense() - linear.weight).abs().max() / linear.weight.abs().max()
+    assert 0 < error < {"bf16": 0.005, "int8": 0.01, "int4": 0.15}[form]
+    linear.product = FrozenProduct(matrix, linear)
+    x, same = (torch.randn(3, 100).requires_grad_() for _ in range(2))
+    with torch.no_grad():
+        same.copy_(x)
+    out, expected = linear(x), nn.functional.linear(same, matrix.dense(), linear.bias)
+    assert torch.equal(out, expected)
+    out.square().sum().backward()
+    expected.square().sum().backward()
+    assert x.grad is not None and same.grad is not None and torch.allclose(x.grad, same.grad, atol=1e-6)
+
+
+def test_the_rounding_of_int4_is_that_of_decoding() -> None:
+    if (kernels := find()) is None:
+        pytest.skip("no C kernels")
+    weight = torch.randn(5, 100)
+    packed, scales = kernels.round_groups(weight)
+    product = kernels.linear(packed, None, scales=scales, in_features=100)
+    x = torch.randn(2, 100)
+    expected = x @ FrozenMatrix(weight, "int4", kernels).dense().T
+    assert torch.allclose(product(x), expected, rtol=0.05, atol=0.2)  # which also rounds x to 8 bits
+
+
+def test_only_adapters_are_trained_and_frozen_parameters_get_no_gradient() -> None:
+    adapted = model()
+    frozen = adapt(adapted, OPTIONS)
+    adapted(torch.tensor([[1, 2, 3]])).logits.sum().backward()
+    for name, parameter in adapted.named_parameters():
+        is_adapter = ".adapter." in name
+        assert parameter.requires_grad == is_adapter and (name in frozen) != is_adapter
+        assert (parameter.grad is not None) == is_adapter
+
+
+@pytest.mark.parametrize(("targets", "found"), [
+    ((), {"q", "k", "v", "out", "up", "down"}), (("q", "v"), {"q", "v"}),
+    (("self_attention.*",), {"q", "k", "v", "out"}),
+    (("decoder.blocks.1.*",), {"q", "k", "v", "out", "up", "down"}),
+])  # fmt: skip
+def test_targets_are_patterns_of_names(targets: tuple[str, ...], found: set[str]) -> None:
+    made = model()
+    adapt(made, LoraOptions(rank=2, scale=1.0, targets=targets))
+    adapters = [module for module in made.modules() if isinstance(module, Adapter)]
+    names = [each.name for adapter in adapters for each in adapter.projections]
+    assert {name.rpartition(".")[2] for name in names} == found
+    if targets and "1" in targets[0]:
+        assert all(name.startswith("decoder.blocks.1.") for name in names)
+
+
+def test_a_gated_feedforward_has_an_adapter_for_each_half() -> None:
+    made = model(feedforward={"d_ff": 32, "gated": True, "activation": "silu"})
+    adapt(made, LoraOptions(rank=2, scale=1.0, targets=("gate",)))
+    assert made.decoder is not None
+    assert [tuple(each[1:]) for each in made.decoder.layers[0].feedforward.up.adapter.projections] == [(0, 32)]
+
+
+def test_parameters_that_match_train_are_trained_in_full_and_have_no_adapter() -> None:
+    made = model()
+    frozen = adapt(made, LoraOptions(rank=2, scale=1.0, train=("final_norm.*", "down.weight")))
+    trained = {name for name, each in made.named_parameters() if each.requires_grad and ".adapter." not in name}
+    assert {"decoder.blocks.0.feedforward.down.weight", "decoder.blocks.1.feedforward.down.weight"} <= trained
+    assert not trained & frozen and made.decoder is not None
+    assert made.decoder.layers[0].feedforward.down.adapter is None
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"targets": ("qq",)}, "targets: found 'qq', expected names or patterns of q, k, v, out, up, down"),
+    ({"train": ("nothing",)}, "train: no parameter matches 'nothing'"),
+])  # fmt: skip
+def test_patterns_that_match_nothing_are_refused(options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        adapt(model(), LoraOptions(rank=2, scale=1.0, **options))
+
+
+def test_a_placed_matrix_is_rounded_and_keeps_its_shape_without_numbers() -> None:
+    made = model()
+    adapt(made, LoraOptions(rank=2, scale=1.0, dora=True))
+    name = "decoder.blocks.0.self_attention.out.weight"
+    weight = torch.randn(16, 16)
+    place(made, name, weight, "bf16", device=torch.device("cpu"), kernels=None)
+    assert made.get_parameter(name).shape == (16, 16) and made.get_parameter(name).untyped_storage().nbytes() == 4
+    assert made.decoder is not None
+    magnitude = made.decoder.layers[0].self_attention.out.adapter.magnitude
+    assert torch.equal(magnitude, weight.bfloat16().float().norm(dim=1))
