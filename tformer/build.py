@@ -5,7 +5,9 @@ Everything that two fields must agree on is checked here, with messages that nam
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +20,7 @@ from tformer.nn.classification_heads import HeadContext
 from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.init import NoDraws, initialize
-from tformer.nn.lora import LoraOptions, adapt
+from tformer.nn.lora import adapt, projections
 from tformer.nn.ngrams import NgramEmbedding
 from tformer.nn.norm import build_norm
 from tformer.nn.own_rows import OwnRows
@@ -81,14 +83,31 @@ def build_model(
 def add_adapters(model: Transformer, recipe: Model, lora: Lora) -> None:
     """Freeze a recipe's model and add its adapters. Heads over labels are trained in full, as they belong to the data.
 
-    Raises InputError for patterns that match nothing.
+    A pattern is like a whole name or its end, from a dot on. Raises InputError for one that matches nothing.
     """
-    heads = tuple(f"heads.{head.kind}.*" for head in recipe.heads if head.label_kind is not None)
-    options = LoraOptions(lora.rank, lora.scale, lora.dropout, lora.dora, lora.targets, (*lora.train, *heads))
-    try:
-        model.base_names = adapt(model, options)
-    except ValueError as error:
-        raise InputError(f"lora.{error}") from error
+
+    def matching(names: Sequence[str], patterns: Sequence[str], key: str, expected: str) -> set[str]:
+        found: set[str] = set()
+        for pattern in patterns:
+            new = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")}
+            if not new:
+                raise InputError(f"lora.{key}: found '{pattern}', expected names or patterns of {expected}")
+            found |= new
+        return found
+
+    heads = [f"heads.{head.kind}.*" for head in recipe.heads if head.label_kind is not None]
+    every = [part.name for _, parts in projections(model).values() for part in parts]
+    ends = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in every))
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    model.base_names = adapt(
+        model,
+        targets=matching(every, lora.targets or ("*",), "targets", ends),
+        train=matching(names, (*lora.train, *heads), "train", f"parameters, such as {names[0]}"),
+        rank=lora.rank,
+        scale=lora.scale,
+        dropout=lora.dropout,
+        dora=lora.dora,
+    )
 
 
 def count_parameters(model: Model, vocab_size: int | None = None, **sizes: Any) -> int:

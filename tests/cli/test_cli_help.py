@@ -92,7 +92,7 @@ def test_the_help_of_train_shows_every_usual_limit_and_says_what_the_rare_option
     common = text_of(PAGES["train"])
     for flag in ("--max-epochs X", "--valid-source PATH", "--valid-target PATH"):
         assert f"  {flag}" in common
-    assert re.search(r"--help-all shows \d+ more options: distillation, precision, several machines\.$", common)
+    assert re.search(r"--help-all shows \d+ more options: LoRA, distillation, several machines\.$", common)
 
 
 def test_narrow_terminals_get_the_meaning_below_the_name() -> None:

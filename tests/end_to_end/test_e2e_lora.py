@@ -171,7 +171,10 @@ REFUSALS: dict[str, tuple[tuple[object, ...], str]] = {
     "unknown format": (("--lora-weights", "int3"), "--lora-weights: lora.weights: found the text 'int3', expected"),
     "unknown key": (("--set", "lora.ranks=3"), "lora.ranks"),
     "unknown target": (("--lora-targets", "query"), "lora.targets: found 'query', expected names or patterns of q, k"),
-    "unknown parameter": (("--set", "lora.train=[classifier]"), "lora.train: no parameter matches 'classifier'"),
+    "unknown parameter": (
+        ("--set", "lora.train=[classifier]"),
+        "lora.train: found 'classifier', expected names",
+    ),
     "fsdp": (("--parallel", "fsdp"), "training.parallel.kind: found fsdp, expected auto or ddp with adapters"),
     "embeddings": (("--embeddings", "vectors.txt"), "--init-from and --embeddings exclude each other"),
 }

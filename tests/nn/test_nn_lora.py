@@ -13,12 +13,12 @@ from tformer.build import build_model
 from tformer.kernels.functions import find
 from tformer.model import Transformer
 from tformer.nn.linear import Linear
-from tformer.nn.lora import Adapter, FrozenMatrix, FrozenProduct, LoraOptions, Projection, adapt, place
+from tformer.nn.lora import Adapter, FrozenMatrix, FrozenProduct, Projection, adapt, place, projections
 from tformer.recipe.model import Model
 
 WHOLE = [Projection("x", 0, 12)]
 PARTS = [Projection("q", 0, 4), Projection("v", 8, 10)]
-OPTIONS = LoraOptions(rank=3, scale=0.7)
+OPTIONS = {"rank": 2, "scale": 0.7}
 
 
 def adapted(projections: list[Projection], **options: Any) -> tuple[Linear, Tensor]:
@@ -38,6 +38,11 @@ def model(**decoder: Any) -> Transformer:
     torch.manual_seed(0)
     stack = {"num_layers": 2, "num_heads": 2, "positions": {"kind": "learned"}, "feedforward": {"d_ff": 32}} | decoder
     return build_model(Model.model_validate({"d_model": 16, "max_seq_len": 8, "decoder": stack}), vocab_size=11)
+
+
+def every(made: Transformer) -> list[str]:
+    """The names of all projections."""
+    return [part.name for _, parts in projections(made).values() for part in parts]
 
 
 @pytest.mark.parametrize("dora", [False, True])
@@ -109,7 +114,7 @@ def test_the_rounding_of_int4_is_that_of_decoding() -> None:
 
 def test_only_adapters_are_trained_and_frozen_parameters_get_no_gradient() -> None:
     adapted = model()
-    frozen = adapt(adapted, OPTIONS)
+    frozen = adapt(adapted, targets=every(adapted), **OPTIONS)
     adapted(torch.tensor([[1, 2, 3]])).logits.sum().backward()
     for name, parameter in adapted.named_parameters():
         is_adapter = ".adapter." in name
@@ -117,53 +122,30 @@ def test_only_adapters_are_trained_and_frozen_parameters_get_no_gradient() -> No
         assert (parameter.grad is not None) == is_adapter
 
 
-@pytest.mark.parametrize(("targets", "found"), [
-    ((), {"q", "k", "v", "out", "up", "down"}), (("q", "v"), {"q", "v"}),
-    (("self_attention.*",), {"q", "k", "v", "out"}),
-    (("decoder.blocks.1.*",), {"q", "k", "v", "out", "up", "down"}),
-])  # fmt: skip
-def test_targets_are_patterns_of_names(targets: tuple[str, ...], found: set[str]) -> None:
-    made = model()
-    adapt(made, LoraOptions(rank=2, scale=1.0, targets=targets))
-    adapters = [module for module in made.modules() if isinstance(module, Adapter)]
-    names = [each.name for adapter in adapters for each in adapter.projections]
-    assert {name.rpartition(".")[2] for name in names} == found
-    if targets and "1" in targets[0]:
-        assert all(name.startswith("decoder.blocks.1.") for name in names)
-
-
-def test_a_gated_feedforward_has_an_adapter_for_each_half() -> None:
+def test_targets_are_projections_and_a_gated_feedforward_has_two() -> None:
     made = model(feedforward={"d_ff": 32, "gated": True, "activation": "silu"})
-    adapt(made, LoraOptions(rank=2, scale=1.0, targets=("gate",)))
-    assert made.decoder is not None
-    assert [tuple(each[1:]) for each in made.decoder.layers[0].feedforward.up.adapter.projections] == [(0, 32)]
+    ends = ["q", "k", "v", "out", "gate", "up", "down"]
+    assert [name.rpartition(".")[2] for name in every(made)] == ends * 2
+    adapt(made, targets={"decoder.blocks.1.feedforward.gate"}, **OPTIONS)
+    [adapter] = [module for module in made.modules() if isinstance(module, Adapter)]
+    assert [tuple(each[1:]) for each in adapter.projections] == [(0, 32)]
 
 
-def test_parameters_that_match_train_are_trained_in_full_and_have_no_adapter() -> None:
+def test_a_matrix_that_is_trained_in_full_has_no_adapter() -> None:
     made = model()
-    frozen = adapt(made, LoraOptions(rank=2, scale=1.0, train=("final_norm.*", "down.weight")))
+    name = "decoder.blocks.0.feedforward.down.weight"
+    frozen = adapt(made, targets=every(made), train={name, "decoder.final_norm.weight"}, **OPTIONS)
     trained = {name for name, each in made.named_parameters() if each.requires_grad and ".adapter." not in name}
-    assert {"decoder.blocks.0.feedforward.down.weight", "decoder.blocks.1.feedforward.down.weight"} <= trained
-    assert not trained & frozen and made.decoder is not None
-    assert made.decoder.layers[0].feedforward.down.adapter is None
-
-
-@pytest.mark.parametrize(("options", "message"), [
-    ({"targets": ("qq",)}, "targets: found 'qq', expected names or patterns of q, k, v, out, up, down"),
-    ({"train": ("nothing",)}, "train: no parameter matches 'nothing'"),
-])  # fmt: skip
-def test_patterns_that_match_nothing_are_refused(options: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        adapt(model(), LoraOptions(rank=2, scale=1.0, **options))
+    assert trained == {name, "decoder.final_norm.weight"} and not trained & frozen
+    assert made.get_submodule(name.removesuffix(".weight")).adapter is None
 
 
 def test_a_placed_matrix_is_rounded_and_keeps_its_shape_without_numbers() -> None:
     made = model()
-    adapt(made, LoraOptions(rank=2, scale=1.0, dora=True))
-    name = "decoder.blocks.0.self_attention.out.weight"
+    adapt(made, targets=every(made), dora=True, **OPTIONS)
+    name = "decoder.blocks.0.self_attention.out"
     weight = torch.randn(16, 16)
-    place(made, name, weight, "bf16", device=torch.device("cpu"), kernels=None)
-    assert made.get_parameter(name).shape == (16, 16) and made.get_parameter(name).untyped_storage().nbytes() == 4
-    assert made.decoder is not None
-    magnitude = made.decoder.layers[0].self_attention.out.adapter.magnitude
-    assert torch.equal(magnitude, weight.bfloat16().float().norm(dim=1))
+    place(made, f"{name}.weight", weight, "bf16", device=torch.device("cpu"), kernels=None)
+    left = made.get_parameter(f"{name}.weight")
+    assert left.shape == (16, 16) and left.untyped_storage().nbytes() == 4
+    assert torch.equal(made.get_submodule(name).adapter.magnitude, weight.bfloat16().float().norm(dim=1))

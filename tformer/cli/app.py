@@ -74,14 +74,14 @@ COMMANDS = {
         TRAIN, "train_tokenizer", "Train a tokenizer on your text and report how it encodes it."
     ),
     "data": Command(TRAIN, "data", "Look at data: columns, labels, lengths, duplicates, bad rows."),
-    "train": Command(TRAIN, "train", "Train a Transformer from scratch, fine-tune another run, or resume a run."),
+    "train": Command(TRAIN, "train", "Train a Transformer from scratch, fine-tune or resume a run."),
     "config": Command(TRAIN, "config", "Show, validate, explain and list recipes, which define runs.", is_group=True),
     "average": Command(
         TRAIN,
         "average",
         "Average checkpoints of one model, often better than each.",
     ),
-    "merge": Command(TRAIN, "merge", "Merge adapters (LoRA) into their base, as an ordinary checkpoint."),
+    "merge": Command(TRAIN, "merge", "Merge adapters (LoRA) into their base model."),
     "prune": Command(TRAIN, "prune", "Remove layers or attention heads, and measure the change."),
     "generate": Command(USE, "generate", "Continue or translate texts with a trained model."),
     "classify": Command(

@@ -37,11 +37,11 @@ class MergeOptions:
 
 @takes_options
 def merge(options: MergeOptions) -> None:
-    """Merge adapters (LoRA) into their base, as an ordinary checkpoint.
+    """Merge adapters (LoRA) into their base model.
 
-    Its matrices are W + s B A, computed in fp32. Other commands merge in memory as they load the run, so this is for
-    a model that goes elsewhere, is trained on in full, or gets other adapters. In bf16 and fp16 small changes may be
-    rounded away.
+    The result is an ordinary checkpoint, whose matrices are W + s B A in fp32. Other commands merge as they load the
+    run, so this is for a model that goes elsewhere, is trained on in full, or gets other adapters. In bf16 and fp16
+    small changes may be rounded away.
     """
     if options.out is None:
         raise InputError("--out is missing: name the folder of the new checkpoint", hint="--out runs/NAME")

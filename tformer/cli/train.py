@@ -29,7 +29,7 @@ EPILOG = examples(
 
 @takes_options
 def train(options: TrainOptions) -> None:
-    """Train a Transformer from scratch, fine-tune another run, or resume a run.
+    """Train a Transformer from scratch, fine-tune or resume a run.
 
     Heads of another shape than those of --init-from are initialized from scratch. --max-steps and --max-epochs replace
     the preset's limits. A table's columns are found by usual names: text, label, source, target and the like.

@@ -12,9 +12,7 @@ Shape legend: * leading dimensions, O out_features, D in_features, P projections
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -168,21 +166,6 @@ class FrozenProduct:
         return out if bias is None else out + bias.to(x.dtype)
 
 
-@dataclass(frozen=True)
-class LoraOptions:
-    """What `adapt` makes: rank, scale and dropout of the adapters, whether they are DoRA's, and what is trained.
-
-    targets: patterns of projections, with * and ?; none: all inside the stacks. train: of parameters to train in full.
-    """
-
-    rank: int
-    scale: float
-    dropout: float = 0.0
-    dora: bool = False
-    targets: tuple[str, ...] = ()
-    train: tuple[str, ...] = ()
-
-
 def projections(model: nn.Module) -> dict[str, tuple[Linear, list[Projection]]]:
     """The matrices inside the stacks of a model by name, each with its projections."""
     sizes = {matrix: rows for _, matrix, rows in block_matrices(model)}
@@ -199,41 +182,22 @@ def projections(model: nn.Module) -> dict[str, tuple[Linear, list[Projection]]]:
     return found
 
 
-def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a pattern is like a name or its end, from a dot on: `q`, `self_attention.*`, `decoder.blocks.0.*`."""
-    return any(fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}") for pattern in patterns)
-
-
-def adapt(model: nn.Module, options: LoraOptions) -> frozenset[str]:
+def adapt(model: nn.Module, *, targets: Collection[str], train: Collection[str] = (), **options: Any) -> frozenset[str]:
     """Freeze a model and give its matrices adapters; returns the names of the frozen parameters.
 
-    Raises ValueError, which begins with `targets` or `train`, for a pattern that matches nothing.
+    targets: names of projections that get one. train: names of parameters that are trained in full; a matrix among them
+    has no adapter. options: those of `Adapter`.
     """
-    trained = {name for name, _ in model.named_parameters() if matches(name, options.train)}
     found = projections(model)
-    every = [part.name for _, parts in found.values() for part in parts]
-    for pattern in options.targets:
-        if not any(matches(name, [pattern]) for name in every):
-            ends = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in every))
-            raise ValueError(f"targets: found '{pattern}', expected names or patterns of {ends}")
-    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    for pattern in options.train:
-        if not any(matches(name, [pattern]) for name in names):
-            raise ValueError(f"train: no parameter matches '{pattern}'")
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in trained)
-    frozen = frozenset(names) - {name for name in names if model.get_parameter(name).requires_grad}
-    for name, (linear, parts) in found.items():
-        chosen = [part for part in parts if not options.targets or matches(part.name, options.targets)]
-        if chosen and f"{name}.weight" not in trained:
-            linear.adapter = Adapter(
-                linear.in_features,
-                chosen,
-                rank=options.rank,
-                scale=options.scale,
-                dropout=options.dropout,
-                dora=options.dora,
-            )
+    trained = {id(model.get_parameter(name)) for name in train}
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) in trained)
+    named = model.named_parameters(remove_duplicate=False)
+    frozen = frozenset(name for name, parameter in named if id(parameter) not in trained)
+    for linear, parts in found.values():
+        chosen = [part for part in parts if part.name in targets]
+        if chosen and id(linear.weight) not in trained:
+            linear.adapter = Adapter(linear.in_features, chosen, **options)
     return frozen
 
 

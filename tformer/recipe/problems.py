@@ -146,7 +146,7 @@ def _unknown_key(path: KeyPath, data: Any) -> Problem:
     if kinds:
         owners = ", ".join(str(kind) for section in kinds for kind in kinds_of(section))
         return Problem(path, f"unknown key for this kind, expected with kind {owners}", hint)
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.6) or _elsewhere(key, data)
+    near = _elsewhere(key, data) or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     return Problem(path, f"unknown key{f', did you mean {near[0]!r}?' if near else ''}", hint)
 
 

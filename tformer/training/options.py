@@ -48,7 +48,7 @@ class Key:
 class TrainOptions:
     """The options of `tformer train`; None: not given."""
 
-    HELP_ALL = "distillation, precision, several machines"
+    HELP_ALL = "LoRA, distillation, several machines"
 
     arch: Annotated[str | None, MODEL("--arch", help="Family, for example gpt or llama.", default="gpt")] = None
     preset: Annotated[
@@ -67,8 +67,9 @@ class TrainOptions:
         MODEL(
             "--lora",
             metavar="[RANK]",
-            help="With --init-from: train adapters of this rank (LoRA) beside the frozen model.",
+            help="With --init-from: train adapters of this rank (LoRA) beside the frozen model; 16 if none is given.",
             default="all weights are trained",
+            rare=True,
             bare="16",
         ),
         Key("lora.rank"),
