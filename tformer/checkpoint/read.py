@@ -204,7 +204,8 @@ class Checkpoint:
             for record in self.manifest.by_role(role):
                 _check_size(self.path / record.name, record)
                 for name, tensor in each_tensor(self.path / record.name, sha256=record.sha256 if self.verify else None):
-                    self._refuse_not_finite(role, [] if all_finite(tensor) else [name], len(self.specs(role)))
+                    if not all_finite(tensor):
+                        self._refuse_not_finite(role, [name], len(self.specs(role)))
                     yield name, tensor
 
     @property
