@@ -1,7 +1,7 @@
 """A model as ONNX graphs for onnxruntime, in a folder that the classes of optimum load (optional).
 
     encoder; decoder without cache   model.onnx                     input_ids, attention_mask -> logits
-    decoder                          model.onnx                     also past_key_values.N.* -> present.N.*
+    decoder                          model.onnx                     also position_ids; past_key_values.N.* -> present.N.*
     encoder-decoder                  encoder_model.onnx             input_ids, attention_mask -> last_hidden_state
                                      decoder_model.onnx             first step: reads the encoder's output
                                      decoder_with_past_model.onnx   later steps: read its keys and values
@@ -80,7 +80,8 @@ def export_onnx(
             raise InputError(f"--to onnx needs {package}, which is not installed", hint="pip install 'tformer[onnx]'")
     target = Path(out)
     require_new(target)
-    refuse_unwritten(resolved(checkpoint.recipe, tokenizers_of(checkpoint)))
+    if lacking := refusal(resolved(checkpoint.recipe, tokenizers_of(checkpoint))):
+        raise InputError(f"--to onnx does not write {lacking}", hint="--to huggingface writes it")
     reports: list[ExportReport] = []
 
     def fill(folder: Path) -> None:
@@ -111,20 +112,16 @@ def export_onnx(
     return reports[0]
 
 
-def refuse_unwritten(model: Model) -> None:
-    """Raise InputError for a model with a part that no graph is written of; the message names it."""
+def refusal(model: Model) -> str | None:
+    """The keys of a recipe's model that no graph is written of; None: all of it is."""
     found, kinds = [], [head.kind for head in model.heads]
     if model.is_encoder_decoder and "lm" not in kinds:
         found.append(f"model.heads: {', '.join(kinds) or 'none'} of an encoder-decoder, expected lm")
     for side, stack in model.stacks.items():
         for layer in layer_sections(stack, path=f"model.{side}"):
-            if tokens := getattr(layer.attention, "global_tokens", 0):
-                found.append(f"model.{side}.attention.global_tokens: {tokens}")
-            if getattr(layer.positions, "rounded", False):
-                found.append(f"model.{side}.positions.rounded: true")
-    if found:
-        listed = "; ".join(dict.fromkeys(found))
-        raise InputError(f"--to onnx does not write {listed}", hint="--to huggingface writes it")
+            if not layer.attention.mechanism.traces_lengths:
+                found.append(f"model.{side}.attention.kind: {layer.attention.kind}")
+    return "; ".join(dict.fromkeys(found)) or None
 
 
 # --- what a graph computes -------------------------------------------------------------------------------------------
@@ -193,7 +190,8 @@ class JoinedCache(FixedCache):
 def in_one_pass(model: Transformer, given: Tensors) -> Tensors:
     """What the heads say of all tokens, or of an image."""
     mask = given.get("attention_mask")
-    inputs = {name: given.get(name) for name in ("input_ids", "token_type_ids", "pixel_values")}
+    names = ("input_ids", "position_ids", "token_type_ids", "pixel_values")
+    inputs = {name: given.get(name) for name in names}
     out = model(**inputs, attention_mask=None if mask is None else mask.bool())
     names = answer_names(list(model.heads.keys())).items()
     return {name: out.hidden if kind is None else model.heads[kind](out.hidden, out.mask) for name, kind in names}
@@ -201,7 +199,6 @@ def in_one_pass(model: Transformer, given: Tensors) -> Tensors:
 
 def decoder_step(model: Transformer, given: Tensors) -> Tensors:
     """Logits of new tokens behind a past, which may be empty. The target of an encoder-decoder is never padded."""
-    assert model.decoder is not None
     ids_BT, source_mask = given["input_ids"], given.get("encoder_attention_mask")
     if source_mask is None:
         valid_BS = given["attention_mask"].bool()
@@ -210,15 +207,12 @@ def decoder_step(model: Transformer, given: Tensors) -> Tensors:
         past = 0 if keys is None else keys.shape[2]
         valid_BS = torch.ones(1, past + ids_BT.shape[1], dtype=torch.bool)
     pos_BS = (valid_BS.long().cumsum(dim=1) - 1).clamp(min=0)
-    if (padding := model.decoder.positions_of(0).padding_position) is not None:
-        pos_BS = pos_BS.masked_fill(~valid_BS, padding)
     cache = JoinedCache(model, given, positions_BS=pos_BS, valid_BS=valid_BS)
-    pos_BT = pos_BS[:, valid_BS.shape[1] - ids_BT.shape[1] :]
     if source_mask is None:
-        out = model(ids_BT, position_ids=pos_BT, cache=cache)
+        out = model(ids_BT, position_ids=given["position_ids"], cache=cache)
     else:
         memory, target = given.get("encoder_hidden_states"), {"decoder_input_ids": ids_BT}
-        target["decoder_position_ids"] = pos_BT
+        target["decoder_position_ids"] = pos_BS[:, valid_BS.shape[1] - ids_BT.shape[1] :]
         out = model(**target, encoder_hidden=memory, encoder_mask=source_mask.bool(), cache=cache)
     return {"logits": model.heads["lm"](out.hidden), **cache.present()}
 
@@ -279,6 +273,8 @@ def graphs_of(model: Transformer, *, cache: bool = True) -> dict[str, Graph]:
     else:
         size = embedding.image_size
         inputs = {"pixel_values": Input(("batch", embedding.channels, size, size))}
+    if decoder is not None and encoder is None and "lm" in model.heads:
+        inputs["position_ids"] = Input(tokens, model.max_seq_len)
     if decoder is None or "lm" not in model.heads or (encoder is None and not cache):
         return {"model.onnx": Graph(model, in_one_pass, inputs, list(answer_names(list(model.heads))))}
     past: dict[str, Input] = {}
@@ -328,6 +324,8 @@ def write_graphs(folder: Path, graphs: Mapping[str, Graph], *, exact: Path, work
 
 def _exported(graph: Graph, name: str) -> Any:
     """PyTorch's `ONNXProgram` of a graph."""
+    from torch._dynamo.exc import TorchDynamoException
+
     sizes = tuple({at: axis for at, axis in enumerate(axes) if isinstance(axis, str)} for axes, _ in graph.inputs)
     dynamic = tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in sizes)
     names: dict[str, Any] = {"input_names": graph.names, "output_names": graph.outputs, "dynamic_shapes": (sizes,)}
@@ -335,21 +333,27 @@ def _exported(graph: Graph, name: str) -> Any:
     try:
         for each in mechanisms:
             each.for_all_sizes = True
-        logging.disable(logging.WARNING)  # about packages that are not installed
+        logging.disable(logging.ERROR)  # packages that are not installed, and errors that are raised as well
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             # Strict: PyTorch's compiler follows the code, as it does for training.
             program = torch.export.export(graph, (graph.example(EXAMPLE),), dynamic_shapes=(dynamic,), strict=True)
+            program = program.run_decompositions({torch.ops.aten.searchsorted.Tensor: _searchsorted})
             made: Any = torch.onnx.export(program, **names, verbose=False)
         for node in made.model.graph:  # where each operator comes from in this installation
             node.metadata_props.clear()
         return made
-    except torch.onnx.OnnxExporterError as error:
-        raise InputError(f"--to onnx: PyTorch cannot translate {name}: {error}") from error
+    except (torch.onnx.OnnxExporterError, TorchDynamoException) as error:
+        raise InputError(f"--to onnx: PyTorch cannot translate {name}: {str(error).splitlines()[0]}") from error
     finally:
         logging.disable(logging.NOTSET)
         for each in mechanisms:
             each.for_all_sizes = False
+
+
+def _searchsorted(sorted_BS: Tensor, wanted_BR: Tensor) -> Tensor:
+    """`torch.searchsorted`, which has no operator in ONNX."""
+    return (sorted_BS.unsqueeze(1) < wanted_BR.unsqueeze(2)).sum(dim=2)
 
 
 def _compare(path: Path, graph: Graph, *, tolerance: float) -> None:
@@ -358,12 +362,14 @@ def _compare(path: Path, graph: Graph, *, tolerance: float) -> None:
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors
+    checked = list(map(graph.example, CHECKED))
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        given = (dict(zip(graph.names, (each.numpy() for each in inputs), strict=True)) for inputs in checked)
+        answers = [session.run(graph.outputs, each) for each in given]
     except Exception as error:  # onnxruntime's errors have no class in common
         raise InputError(f"--to onnx: onnxruntime does not compute {path.name}: {error}") from error
-    for inputs in map(graph.example, CHECKED):
-        found = session.run(graph.outputs, dict(zip(graph.names, (each.numpy() for each in inputs), strict=True)))
+    for inputs, found in zip(checked, answers, strict=True):
         with torch.no_grad():
             expected = graph(inputs)
         for name, theirs, ours in zip(graph.outputs, found, expected, strict=True):

@@ -50,7 +50,8 @@ class BigBirdAttention(Mechanism):
         if num_keys <= options.dense_up_to:
             return attend(inputs._replace(context=context.with_mask()))
         is_short = dense_is_faster(num_queries, num_keys, options.keys_of_block)
-        if inputs.need_weights or inputs.taps_scores or (options.implementation == "auto" and is_short):
+        explicit = inputs.for_all_sizes or inputs.need_weights or inputs.taps_scores
+        if explicit or (options.implementation == "auto" and is_short):
             return attend(inputs._replace(context=replace(context, mask=self.visible_mask(context), is_causal=False)))
         blocks = self.blocks(context)
         if num_queries < num_keys and num_queries <= options.block:

@@ -110,6 +110,8 @@ class Mechanism(nn.Module):
     """Whether inputs longer than `max_seq_len` are impossible."""
     signed_weights: ClassVar[bool] = False
     """Whether the returned weights are effective ones, which may be negative and need not sum to one."""
+    traces_lengths: ClassVar[bool] = True
+    """Whether one traced graph serves all lengths, with `for_all_sizes`."""
     random_buffers: ClassVar[tuple[str, ...]] = ()
     """Names of buffers that are drawn at random: a mean of several has no meaning."""
     reads_dense_mask: ClassVar[bool] = False

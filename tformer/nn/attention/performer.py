@@ -299,6 +299,7 @@ class PerformerAttention(Mechanism):
     """Linear attention with the features of a table [m, h] that all heads of the layer share."""
 
     one_document: ClassVar[bool] = True
+    traces_lengths: ClassVar[bool] = False
     random_buffers: ClassVar[tuple[str, ...]] = ("directions",)
     takes_position_scores: ClassVar[bool] = False
     drops_weights: ClassVar[bool] = False

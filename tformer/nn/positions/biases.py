@@ -58,8 +58,9 @@ class AlibiPositions(TabledPositions):
 
     def bias(self, q_pos_BT: Tensor, k_pos_BS: Tensor) -> Tensor:
         if self.rounded_scale is not None:  # of the key alone: what is equal for all keys of a query changes nothing
-            by_key = self.table.bfloat16().view(1, -1, 1, 1) * k_pos_BS[:, None, None]
-            return by_key.float().expand(-1, -1, q_pos_BT.shape[1], -1) * self.rounded_scale
+            # The product of two numbers in bf16 is exact in fp32; graphs of ONNX have it there only.
+            by_key = self.table.bfloat16().float().view(1, -1, 1, 1) * k_pos_BS[:, None, None].bfloat16().float()
+            return by_key.bfloat16().float().expand(-1, -1, q_pos_BT.shape[1], -1) * self.rounded_scale
         distance = (k_pos_BS.unsqueeze(1) - q_pos_BT.unsqueeze(2)).abs_()
         return distance.unsqueeze(1) * -self.table.view(1, -1, 1, 1)
 
