@@ -20,6 +20,7 @@ from tformer.interop.exporting import Tokenizers
 from tformer.interop.to_onnx import TOLERANCE, export_onnx, graphs_of, refusal, write_graphs
 from tformer.loading import load
 from tformer.model import Transformer
+from tformer.nn.classification_heads import MultipleChoiceHeadOptions, SpanHeadOptions
 from tformer.recipe.load import recipe_from_yaml
 from tformer.support.errors import InputError
 
@@ -56,6 +57,13 @@ TOKENS = ("batch", "sequence")
 def test_an_encoder_is_one_file_with_the_inputs_of_its_tokenizer() -> None:
     inputs = {"input_ids": TOKENS, "attention_mask": TOKENS, "token_type_ids": TOKENS}
     assert axes(built(BERT)) == {"model.onnx": (inputs, ["logits"])}
+
+
+def test_spans_have_two_outputs_and_choices_an_axis() -> None:
+    assert axes(built(BERT, heads=(SpanHeadOptions(),)))["model.onnx"][1] == ["start_logits", "end_logits"]
+    [graph] = graphs_of(built(BERT, heads=(MultipleChoiceHeadOptions(),))).values()
+    assert {each.axes for each in graph.inputs} == {("batch", "num_choices", "sequence")}
+    assert run(graph, {name: torch.ones(2, 3, 5, dtype=torch.long) for name in graph.names})["logits"].shape == (2, 3)
 
 
 def test_a_decoder_is_one_file_whose_past_may_be_empty() -> None:
@@ -289,40 +297,44 @@ def test_the_command_writes_a_folder(cli: Any, tmp_path: Path) -> None:
     assert cli("export", tmp_path / "run", "--to", "onnx", "--out", tmp_path / "out").code == 2
 
 
-ENCODERS = ("Bert", "Roberta", "DistilBert", "Electra", "Albert", "MPNet", "ModernBert", "DebertaV2")
+ENCODERS = ("Bert", "Roberta", "DistilBert", "Electra", "Albert", "MPNet", "ModernBert", "DebertaV2", "BigBird")
 DECODERS = (
-    *("OPT", "Bloom", "GPTNeoX", "GPTJ", "Phi", "StableLm", "Phi3", "SmolLM3", "Falcon", "Llama", "Mistral"),
-    *("Qwen2", "Qwen3", "Olmo", "Olmo2", "Granite", "GPTNeo", "GPTBigCode", "XGLM", "Gemma", "Gemma2"),
-    "Starcoder2",
+    *("OPT", "Bloom", "GPTNeoX", "GPTJ", "Phi", "StableLm", "Phi3", "SmolLM3", "Falcon", "Olmo", "Olmo2", "Granite"),
+    *("GPTNeo", "GPTBigCode", "XGLM", "Gemma", "Gemma2", "Starcoder2"),
 )
 PAIRS = ("T5", "MT5", "UMT5", "Bart", "MBart", "Pegasus", "Blenderbot", "BlenderbotSmall", "M2M100")
-SIX = {"head_dim": 6}
-TASKS: dict[tuple[str, str], dict[str, Any]] = (
-    {(name, "MaskedLM"): {} for name in ENCODERS}
-    | {("Bert", "PreTraining"): {}, ("Electra", "PreTraining"): {}, ("Bert", "SequenceClassification"): {}}
-    | {("ModernBert", "SequenceClassification"): {}, ("ViT", "ImageClassification"): {}, ("GPT2", "LMHeadModel"): {}}
-    | {(name, "CausalLM"): SIX if name in ("Llama", "Mistral", "Qwen2", "Qwen3") else {} for name in DECODERS}
-    | {(name, "ConditionalGeneration"): {} for name in PAIRS}
+CLASSES: dict[str, tuple[str, dict[str, Any]]] = (
+    {f"{name}ForMaskedLM": (name, {}) for name in (*ENCODERS, "Longformer")}
+    | {f"BertFor{task}": ("Bert", {}) for task in ("PreTraining", "TokenClassification", "QuestionAnswering")}
+    | {f"{name}ForSequenceClassification": (name, {}) for name in ("Bert", "ModernBert", "Longformer")}
+    | {"BertForMultipleChoice": ("Bert", {}), "BertModel": ("Bert", {}), "ElectraForPreTraining": ("Electra", {})}
+    | {"ViTForImageClassification": ("ViT", {}), "GPT2LMHeadModel": ("GPT2", {})}
+    | {f"{name}ForCausalLM": (name, {}) for name in DECODERS}
+    | {f"{name}ForCausalLM": (name, {"head_dim": 6}) for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
+    | {"Gemma3ForCausalLM": ("Gemma3Text", {}), "MarianMTModel": ("Marian", {})}
+    | {"FalconForCausalLM with ALiBi": ("Falcon", {"alibi": True, "new_decoder_architecture": False})}
+    | {f"{name}ForConditionalGeneration": (name, {}) for name in PAIRS}
 )
 
 
 @needs_onnx
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "task"), TASKS, ids=lambda value: value)
-def test_every_class_is_equal_at_lengths_beyond_those_of_the_trace(name: str, task: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_class_is_equal_at_lengths_beyond_those_of_the_trace(kind: str, tmp_path: Path) -> None:
     import transformers
 
     from tests.interop.tiny_models import config_of
 
-    kind = getattr(transformers, f"{name}{task}" if task == "LMHeadModel" else f"{name}For{task}")
-    theirs = randomized(kind(config_of(name, **TASKS[name, task])))
-    model, _ = imported(saved(theirs, tmp_path / "theirs"))
+    name, values = CLASSES[kind]
+    theirs = randomized(getattr(transformers, kind.split()[0])(config_of(name, **values)))
+    model, foreign = imported(saved(theirs, tmp_path / "theirs"))
+    assert refusal(foreign.model) is None
     model.requires_grad_(False)
     graphs = graphs_of(model)
     (tmp_path / "out").mkdir()
     write_graphs(tmp_path / "out", graphs, exact=tmp_path / "out")
     found = sessions(tmp_path / "out")
-    longer = {"batch": 3, "sequence": 13, "past": 7, "total": 20, "source": 17}
+    longer = {"batch": 3, "num_choices": 6, "sequence": 13, "past": 7, "total": 20, "source": 17}
     for file, graph in graphs.items():
         inputs = graph.example(longer)
         outputs = run(found[file], dict(zip(graph.names, inputs, strict=True)))

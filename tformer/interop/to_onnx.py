@@ -1,7 +1,7 @@
 """A model as ONNX graphs for onnxruntime, in a folder that the classes of optimum load (optional).
 
     encoder; decoder without cache   model.onnx                     input_ids, attention_mask -> logits
-    decoder                          model.onnx                     also position_ids; past_key_values.N.* -> present.N.*
+    decoder                          model.onnx                     also position_ids, past_key_values.* -> present.*
     encoder-decoder                  encoder_model.onnx             input_ids, attention_mask -> last_hidden_state
                                      decoder_model.onnx             first step: reads the encoder's output
                                      decoder_with_past_model.onnx   later steps: read its keys and values
@@ -44,10 +44,10 @@ from tformer.support.errors import InputError, Interrupted
 from tformer.workers.work import QUIET, Work
 
 TOLERANCE = 1e-4  # largest difference of an output, times its largest number where that exceeds 1
-EXAMPLE = {"batch": 2, "sequence": 3, "past": 4, "total": 7, "source": 5}
+EXAMPLE = {"batch": 2, "num_choices": 5, "sequence": 3, "past": 4, "total": 7, "source": 6}
 CHECKED = (
-    {"batch": 1, "sequence": 6, "past": 0, "total": 6, "source": 4},
-    {"batch": 3, "sequence": 1, "past": 6, "total": 7, "source": 3},
+    {"batch": 1, "num_choices": 2, "sequence": 6, "past": 0, "total": 6, "source": 4},
+    {"batch": 3, "num_choices": 4, "sequence": 1, "past": 6, "total": 7, "source": 3},
 )
 """Sizes of inputs that a graph is traced with (EXAMPLE), and that its file is compared for."""
 TASKS = {"AutoModelForPreTraining": "CustomTasks"}
@@ -139,6 +139,8 @@ def slot_names(stem: str, layer: int, part: str) -> tuple[str, str]:
 def answer_names(heads: Sequence[str]) -> dict[str, str | None]:
     """Output -> kind of the head that gives it; None: the last hidden states."""
     kinds = [kind for kind in heads if kind != "pooler"]
+    if "span" in kinds:
+        return {"start_logits": "span", "end_logits": "span"}
     if kinds:
         return {"logits": kinds[0], **{f"{kind}_logits": kind for kind in kinds[1:]}}
     return {"last_hidden_state": None, **({"pooler_output": "pooler"} if heads else {})}
@@ -189,12 +191,17 @@ class JoinedCache(FixedCache):
 
 def in_one_pass(model: Transformer, given: Tensors) -> Tensors:
     """What the heads say of all tokens, or of an image."""
-    mask = given.get("attention_mask")
-    names = ("input_ids", "position_ids", "token_type_ids", "pixel_values")
-    inputs = {name: given.get(name) for name in names}
-    out = model(**inputs, attention_mask=None if mask is None else mask.bool())
-    names = answer_names(list(model.heads.keys())).items()
-    return {name: out.hidden if kind is None else model.heads[kind](out.hidden, out.mask) for name, kind in names}
+    rows = {name: each.flatten(0, 1) if each.dim() == 3 else each for name, each in given.items()}  # choices
+    if "attention_mask" in rows:
+        rows["attention_mask"] = rows["attention_mask"].bool()
+    out = model(**rows)
+    scores = {kind: model.heads[kind](out.hidden, out.mask) for kind in model.heads}
+    made = {name: scores.get(kind or "", out.hidden) for name, kind in answer_names(list(model.heads.keys())).items()}
+    if "span" in scores:
+        made["start_logits"], made["end_logits"] = scores["span"].unbind(-1)
+    if "multiple_choice" in scores:
+        made["logits"] = made["logits"].view(given["input_ids"].shape[:2])
+    return made
 
 
 def decoder_step(model: Transformer, given: Tensors) -> Tensors:
@@ -262,7 +269,8 @@ class Graph(nn.Module):
 
 def graphs_of(model: Transformer, *, cache: bool = True) -> dict[str, Graph]:
     """The graphs of a model by the names of their files; cache: see `export_onnx`."""
-    embedding, encoder, decoder, tokens = model.embedding, model.encoder, model.decoder, ("batch", "sequence")
+    embedding, encoder, decoder = model.embedding, model.encoder, model.decoder
+    tokens = ("batch", "num_choices", "sequence") if "multiple_choice" in model.heads else ("batch", "sequence")
     for stack in (encoder, decoder):
         if stack is not None:
             stack.layerdrop = None  # of training; PyTorch's compiler does not enter its loop
@@ -338,8 +346,8 @@ def _exported(graph: Graph, name: str) -> Any:
             warnings.simplefilter("ignore")
             # Strict: PyTorch's compiler follows the code, as it does for training.
             program = torch.export.export(graph, (graph.example(EXAMPLE),), dynamic_shapes=(dynamic,), strict=True)
-            program = program.run_decompositions({torch.ops.aten.searchsorted.Tensor: _searchsorted})
-            made: Any = torch.onnx.export(program, **names, verbose=False)
+            own = {torch.ops.aten.searchsorted.Tensor: _searchsorted}
+            made: Any = torch.onnx.export(program, **names, custom_translation_table=own, verbose=False)
         for node in made.model.graph:  # where each operator comes from in this installation
             node.metadata_props.clear()
         return made
@@ -351,9 +359,12 @@ def _exported(graph: Graph, name: str) -> Any:
             each.for_all_sizes = False
 
 
-def _searchsorted(sorted_BS: Tensor, wanted_BR: Tensor) -> Tensor:
-    """`torch.searchsorted`, which has no operator in ONNX."""
-    return (sorted_BS.unsqueeze(1) < wanted_BR.unsqueeze(2)).sum(dim=2)
+def _searchsorted(sorted_BS: Any, wanted_BR: Any) -> Any:
+    """`torch.searchsorted`, which PyTorch does not translate."""
+    from onnxscript import opset18 as op
+
+    is_before = op.Less(op.Unsqueeze(sorted_BS, [1]), op.Unsqueeze(wanted_BR, [2]))
+    return op.ReduceSum(op.Cast(is_before, to=7), [2], keepdims=0)  # 7: int64
 
 
 def _compare(path: Path, graph: Graph, *, tolerance: float) -> None:
