@@ -346,7 +346,7 @@ def _exported(graph: Graph, name: str) -> Any:
             warnings.simplefilter("ignore")
             # Strict: PyTorch's compiler follows the code, as it does for training.
             program = torch.export.export(graph, (graph.example(EXAMPLE),), dynamic_shapes=(dynamic,), strict=True)
-            own = {torch.ops.aten.searchsorted.Tensor: _searchsorted}
+            own: Any = {torch.ops.aten.searchsorted.Tensor: _searchsorted}
             made: Any = torch.onnx.export(program, **names, custom_translation_table=own, verbose=False)
         for node in made.model.graph:  # where each operator comes from in this installation
             node.metadata_props.clear()
