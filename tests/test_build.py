@@ -240,3 +240,21 @@ def test_the_decoder_beside_an_encoder_may_have_fewer_positions() -> None:
         model(source, decoder_input_ids=source[:, :7])
     with pytest.raises(ValueError, match="max_target_len: only for models with an encoder and a decoder"):
         section(**{**values, "heads": [{"kind": "masked_lm"}]})
+
+
+@torch.no_grad()
+def test_a_convolution_beside_a_layer_reads_neither_padding_nor_another_document() -> None:
+    encoder = {"num_layers": 1, "num_heads": 2, "positions": {"kind": "none"}, "convolution": 3}
+    values: dict[str, Any] = {"d_model": 8, "vocab_size": 11, "heads": [{"kind": "masked_lm"}]}
+    model = build_model(section(**values, encoder=encoder)).eval()
+    ids = torch.tensor([[3, 4, 5, 6, 7]])
+    padded = model(torch.tensor([[9, 9, 3, 4, 5, 6, 7, 9]]), attention_mask=torch.tensor([[0, 0, 1, 1, 1, 1, 1, 0]]))
+    torch.testing.assert_close(padded.hidden[:, 2:7], model(ids).hidden)
+    packed = model(ids, document_ids=torch.tensor([[0, 0, 0, 1, 1]])).hidden
+    torch.testing.assert_close(packed, torch.cat([model(ids[:, :3]).hidden, model(ids[:, 3:]).hidden], dim=1))
+    changed = model(torch.tensor([[3, 4, 5, 6, 8]])).hidden
+    assert not torch.equal(changed[:, 3], model(ids).hidden[:, 3])
+    for side, width, message in (("decoder", 3, "expected 0: a token would"), ("encoder", 4, "expected an odd number")):
+        kind = "lm" if side == "decoder" else "masked_lm"
+        with pytest.raises(InputError, match=f"model.{side}.convolution: found {width}, {message}"):
+            build_model(section(**{**values, "heads": [{"kind": kind}], side: {**encoder, "convolution": width}}))

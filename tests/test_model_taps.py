@@ -48,6 +48,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "shaw": encoder(positions={"kind": "shaw"}),
     "additive": encoder(attention={"kind": "additive"}),
     "disentangled": encoder(attention={"kind": "disentangled", "buckets": 8, "max_distance": 20}),
+    "deberta": encoder(norm={"place": "post"}, layers={0: {"convolution": 3}}),
     "longformer": encoder(attention=GLOBAL),
     "bigbird": encoder(attention={"kind": "bigbird", "block": 2}),
     "linformer": encoder(attention={"kind": "linformer", "rank": 6}),

@@ -26,7 +26,7 @@ from tformer.nn.norm import build_norm
 from tformer.nn.own_rows import OwnRows
 from tformer.nn.patches import STEMS, PatchEmbedding
 from tformer.nn.positions import PositionOptions, Positions, PositionSizes
-from tformer.nn.stack import Block, Stack
+from tformer.nn.stack import Block, Convolution, Stack
 from tformer.nn.structured_dropout import DropHead, LayerDrop
 from tformer.recipe.model import Model, layer_sections
 from tformer.recipe.model import Stack as StackSection
@@ -337,6 +337,10 @@ def _block(
             f"residual {section.residual}"
         )
 
+    if section.convolution and (side == "decoder" or section.convolution % 2 == 0):
+        expected = "0: a token would read later ones" if side == "decoder" else "an odd number of positions"
+        raise InputError(f"model.{side}.convolution: found {section.convolution}, expected {expected}")
+
     def attention(memory_dim: int | None) -> MultiHeadAttention:
         options = section.attention if memory_dim is None else cross_attention_options(section.attention)
         try:
@@ -373,6 +377,7 @@ def _block(
         residual=section.residual,
         dropout=section.dropout,
         multiplier=section.residual_multiplier,
+        convolution=Convolution(sizes.d_model, width, section.dropout) if (width := section.convolution) else None,
     )
 
 

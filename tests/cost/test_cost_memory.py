@@ -101,6 +101,7 @@ MODELS = {
     "res_post, qk_norm of the width": section(decoder=stack(norm={"kind": "rmsnorm", "place": "res_post"},
                                                             attention={"qk_norm": "width"})),
     "layer norms of heads": section(decoder=stack(attention={"qk_norm": "groupnorm"}, num_kv_heads=2)),
+    "convolution": section(encoder=stack(dropout=0.1, convolution=3)),
     "softcap": section(decoder=stack(attention={"softcap": 5.0})),
     "window, softcap": section(decoder=stack(attention={"kind": "sliding_window", "window": 16, "softcap": 5.0})),
     "t5_bias": section(decoder=stack(positions={"kind": "t5_bias"})),

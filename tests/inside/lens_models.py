@@ -30,6 +30,7 @@ RECIPES = {
     "classifier, norm of the pooler": LABELLED.replace("mean}", "mean, pooler_norm: true, pooler_bias: false}").replace(
         "feedforward:", "layers: {0: {attention_norm: false}}, feedforward:"),
     "several labels": LABELLED.replace("pooling: mean", "pooling: cls, multi_label: true"),
+    "convolution": ENCODER.replace(*reversed(POST)).replace("feedforward:", "convolution: 3, feedforward:"),
     "vit": IMAGES,
     "scalenorm": DECODER.replace("num_layers: 2", "num_layers: 2, norm: {kind: scalenorm}"),
     "groupnorm": DECODER.replace("num_layers: 2", "num_layers: 2, norm: {kind: groupnorm, groups: 4}"),

@@ -42,6 +42,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bigbird": ("BigBird", "MaskedLM", {"rescale_embeddings": True}),
     "bigbird, full": ("BigBird", "MaskedLM", {"attention_type": "original_full", "use_bias": False}),
     "deberta": ("DebertaV2", "MaskedLM", {}),
+    "deberta, convolution": ("DebertaV2", "MaskedLM", {"conv_kernel_size": 3, "conv_act": "gelu"}),
     "deberta, own projections": ("DebertaV2", "MaskedLM", {"share_att_key": False, "norm_rel_ebd": "none"}),
     "deberta, c2p, all distances": (
         "DebertaV2",

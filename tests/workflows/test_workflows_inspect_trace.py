@@ -148,6 +148,11 @@ def test_every_attention_kind_is_followed(kind: str) -> None:
         assert found["scores"] == (B, 4, S, 6)
 
 
+def test_a_convolution_beside_a_layer_is_followed() -> None:
+    trace = traced(section(encoder=stack(layers={0: {"convolution": 3}})))
+    assert steps(trace, "encoder", "convolution") == {"convolved": (B, S, 16), "normalized": (B, S, 16)}
+
+
 def test_the_model_is_left_as_it_was() -> None:
     model = build_model(section(decoder=stack(positions={"kind": "alibi"})), device="cpu").train()
     before = [dict(module.__dict__) for module in model.modules()]

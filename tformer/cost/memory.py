@@ -259,6 +259,8 @@ def _layer_bytes(
         saved += _weight_bytes(layer, sizes, shape, source_length, causal=False)
         functions = 3
     norm = NORMS[layer.norm.kind].saved_bytes(width, shape.itemsize, on_cpu=shape.on_cpu)
+    if layer.convolution:  # its inputs, its product and the sum
+        saved += shape.tokens * (layer.convolution + 1) * width * shape.itemsize + shape.tokens * norm
     norms = 2 if layer.norm.place == "sandwich" else 1
     return saved + functions * norms * shape.tokens * norm
 

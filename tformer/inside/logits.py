@@ -36,14 +36,14 @@ from tformer.nn.linear import Linear
 from tformer.nn.positions.base import Positions
 from tformer.support.errors import require_finite
 
-TAPPED = (".embedding", ".sum", ".positions", ".segments", ".heads", ".down")  # ends of names
+TAPPED = (".embedding", ".sum", ".positions", ".segments", ".heads", ".down", ".convolved")  # ends of names
 
 
 class Part(NamedTuple):
     """A part of a logit.
 
-    kind: embedding, positions, segments, self_attention, cross_attention, attention_bias, feedforward, or bias (of
-    norms, projections and the head). head: of attention.
+    kind: embedding, positions, segments, self_attention, cross_attention, attention_bias, feedforward, convolution, or
+    bias (of norms, projections and the head). head: of attention.
     """
 
     kind: str
@@ -184,6 +184,9 @@ def _through_stack(model: Transformer, side: str, tapped: Mapping[str, Tensor], 
             x = x + update * block.multiplier
             if block.place == "post":
                 x = stream.normalized(norm, x)
+        if block.convolution is not None and block.convolution_norm is not None:
+            convolved = stream.add(Part("convolution", layer), tapped[f"{side}.{layer}.convolution.convolved"])
+            x = stream.normalized(block.convolution_norm, x + convolved)
     return x if stack.final_norm is None else stream.normalized(stack.final_norm, x)
 
 

@@ -12,6 +12,8 @@ Both functions may also read the input of the block, after two norms or after on
     parallel           x + attention(norm1(x)) + feedforward(norm2(x))      GPT-NeoX (arXiv 2204.06745)
     parallel_one_norm  x + attention(norm(x)) + feedforward(norm(x))        GPT-J, PaLM (arXiv 2204.02311)
 
+A block of an encoder may add a convolution over its input, norm(block(x) + gelu(convolution(x))) (DeBERTa v2).
+
 LayerDrop skips whole blocks while training (`nn/structured_dropout.py`); a skipped block's parameters have no gradient
 then. Activation checkpointing recomputes each block in the backward pass instead of keeping its intermediate tensors
 (arXiv 1604.06174).
@@ -28,6 +30,7 @@ from functools import partial
 from typing import Any, Literal, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
@@ -35,14 +38,29 @@ from tformer.nn.attention.context import AttentionContext
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.cache import CrossCache, LayerState, ModelCache
 from tformer.nn.dropout import dropout, outside_graphs
+from tformer.nn.embedding import neighbours
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.fixed_cache import AnyCache, FixedLayer
+from tformer.nn.linear import Linear
 from tformer.nn.norm import BatchNorm, frozen_statistics
 from tformer.nn.positions.base import Positions
 from tformer.nn.structured_dropout import Draw, LayerDrop
 from tformer.nn.taps import Tap, TapSink, scoped, tap
 
 Residual = Literal["sequential", "parallel", "parallel_one_norm"]
+
+
+class Convolution(nn.Module):
+    """gelu(W [x before, x, x after]): `width` neighbouring vectors by one matrix. Padding reads as zeros."""
+
+    def __init__(self, d_model: int, width: int, dropout: float) -> None:
+        super().__init__()
+        self.width, self.dropout = width, dropout
+        self.project = Linear(width * d_model, d_model)
+
+    def forward(self, x_BTD: Tensor, context: AttentionContext, taps: TapSink | None) -> Tensor:
+        near = neighbours(x_BTD, self.width, real_BT=context.key_mask, document_ids_BT=context.document_ids)
+        return tap(taps, "convolved", F.gelu(dropout(self.project(near), self.dropout, self.training)))
 
 
 class Block(nn.Module):
@@ -56,6 +74,7 @@ class Block(nn.Module):
         residual: whether the feed-forward network reads what attention added; see above.
         dropout: probability of dropping a number of a function's output before it joins the stream.
         multiplier: of each function's output before it joins the stream.
+        convolution: over the block's input, added to its output before another norm; None: there is none.
     """
 
     def __init__(
@@ -70,6 +89,7 @@ class Block(nn.Module):
         residual: Residual = "sequential",
         dropout: float = 0.0,
         multiplier: float = 1.0,
+        convolution: Convolution | None = None,
     ) -> None:
         super().__init__()
         self.self_attention_norm = build_norm() if attention_norm else None
@@ -78,6 +98,7 @@ class Block(nn.Module):
         self.cross_attention = cross_attention
         self.feedforward_norm = build_norm() if residual != "parallel_one_norm" else None
         self.feedforward = feedforward
+        self.convolution, self.convolution_norm = convolution, None if convolution is None else build_norm()
         self.place, self.residual, self.dropout, self.multiplier = place, residual, dropout, multiplier
         self.norms_input, self.norms_output = place in ("pre", "sandwich"), place in ("res_post", "sandwich")
         self.fuses_residual = not self.norms_output and multiplier == 1.0
@@ -124,8 +145,12 @@ class Block(nn.Module):
                 taps=scoped(taps, "cross_attention"),
             )
         norm = self.self_attention_norm if self.feedforward_norm is None else self.feedforward_norm
-        reads, taps = x if self.residual == "sequential" else before, scoped(taps, "feedforward")
-        return self._residual(x, "feedforward", norm, self.feedforward, reads=reads, taps=taps)
+        reads, scope = x if self.residual == "sequential" else before, scoped(taps, "feedforward")
+        x = self._residual(x, "feedforward", norm, self.feedforward, reads=reads, taps=scope)
+        if self.convolution is None or self.convolution_norm is None:
+            return x
+        scope = scoped(taps, "convolution")
+        return tap(scope, "normalized", self.convolution_norm(x + self.convolution(before, context, scope)))
 
     def _residual(
         self,
@@ -178,10 +203,16 @@ class Block(nn.Module):
         found = {function: [*around, *taps, *after] for function, taps in inner.items()}
         if self.self_attention_norm is None:
             found["self_attention"].remove(around[0])
-        return {
+        found = {
             function: [*taps[:-1], taps[-1]._replace(dropout=self.dropout), residual]
             for function, taps in found.items()
         }
+        if self.convolution is not None:
+            meaning = f"each vector of the block's input with its neighbours, {self.convolution.width} in all"
+            convolved = Tap("convolved", "B T D", meaning, ("before",), ("project",), dropout=self.convolution.dropout)
+            summed = "each vector normalized, after the sum with the block's output"
+            found["convolution"] = [convolved, Tap("normalized", "B T D", summed, ("stream", "last"), ("norm",))]
+        return found
 
 
 class Stack(nn.Module):

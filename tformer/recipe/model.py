@@ -82,6 +82,8 @@ class Stack(Section):
     # parallel_one_norm: after one norm (arXiv 2204.02311)
     residual: Residual = "sequential"
     attention_norm: bool = True  # a norm before attention; false in a first layer behind the embedding's (ModernBERT)
+    # positions read by a convolution beside each block, norm(block(x) + gelu(convolution(x))); an odd number; 0: none
+    convolution: Annotated[int, Field(ge=0, le=63)] = 0
     final_norm: bool = True  # a norm after the last block
     residual_multiplier: PositiveFloat = 1.0  # factor of each sublayer's output before it joins the stream (Granite)
     dropout: Probability = 0.0  # dropout of each sublayer's output
@@ -89,7 +91,7 @@ class Stack(Section):
     activation_dropout: Probability = 0.0  # dropout after the activation of the feed-forward layer
     layerdrop: Probability | LayerDropOptions = 0.0  # probability of skipping a layer in training (arXiv 1909.11556)
     drophead: Probability | DropHeadSchedule = 0.0  # probability of dropping a head in training (arXiv 2004.13342)
-    # per-layer overrides of attention, positions, feedforward, norm, attention_norm, dropouts, num_heads
+    # per-layer overrides of attention, positions, feedforward, norm, attention_norm, convolution, dropouts, num_heads
     layers: dict[NonNegative, dict[str, Any]] = Field(default_factory=dict)
 
     @property
@@ -182,6 +184,7 @@ LAYER_KEYS = frozenset(
         "feedforward",
         "norm",
         "attention_norm",
+        "convolution",
         "num_heads",
         "dropout",
         "attention_dropout",

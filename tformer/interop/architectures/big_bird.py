@@ -26,12 +26,6 @@ CONFIG = replace(
         Row("rescale_embeddings", "embedding.scale", False),
     ),
 ).defaulting(vocab_size=50358, hidden_act="gelu_new", max_position_embeddings=4096)
-GLOBAL_AND_WINDOW = 5  # blocks: the first, the last, and three around a query
-
-
-def dense_up_to(block: int, random_blocks: int) -> int:
-    """The length up to which the classes replace their attention by full attention, in tokens."""
-    return (GLOBAL_AND_WINDOW + 2 * random_blocks) * block
 
 
 def read(config: Config, class_name: str) -> dict[str, Any]:
@@ -41,7 +35,7 @@ def read(config: Config, class_name: str) -> dict[str, Any]:
     if config.expect("attention_type", "block_sparse", "original_full") == "block_sparse":
         stack["attention"] |= {
             **{"kind": "bigbird", "block": block, "window_blocks": 3, "global_blocks": 1},
-            **{"random_blocks": drawn, "dense_up_to": dense_up_to(block, drawn)},
+            **{"random_blocks": drawn, "dense_up_to": (5 + 2 * drawn) * block},
         }
     activation = stack["feedforward"]["activation"]
     if bert.is_classifier(class_name):

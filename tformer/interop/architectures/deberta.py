@@ -1,7 +1,7 @@
 """DeBERTa v2 and v3 (2006.03654, 2111.09543): BERT with disentangled attention and, as a rule, no absolute positions.
 
-Not read: the convolution of v2-xlarge, and narrow embeddings. The head of a masked language model has two sets of names
-in files (`legacy`); the usual one is written.
+The first layer of v2-xlarge adds a convolution. Not read: narrow embeddings. The head of a masked language model has
+two sets of names in files (`legacy`); the usual one is written.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tformer.interop.architectures.parts import (
     with_tasks,
 )
 from tformer.interop.config import Config
-from tformer.interop.mapping import Link, both, link
+from tformer.interop.mapping import Layout, Link, both, link
 from tformer.nn.attention.disentangled import DisentangledOptions
 from tformer.nn.classification_heads import ClassifierHeadOptions, RegressionHeadOptions
 from tformer.nn.positions.base import LearnedOptions
-from tformer.recipe.model import Model
+from tformer.recipe.model import Model, layer_sections
 from tformer.support.errors import InputError
 
 CONFIG = replace(
@@ -38,7 +38,6 @@ CONFIG = replace(
         intermediate_size=6144,
         layer_norm_eps=1e-7,
     ),
-    expected={"conv_kernel_size": 0},
     ignored=("pooler_dropout", "conv_act", "conv_groups"),
 )
 CONFIG = replace(CONFIG, rows=[row for row in CONFIG.rows if row.keys != "type_vocab_size"])
@@ -80,6 +79,10 @@ def read(config: Config, class_name: str) -> dict[str, Any]:
             "table_norm": "layer_norm" in [one.strip() for one in norm.lower().split("|")],
             "table_norm_eps": stack["norm"]["eps"],
         }
+    if kernel := config.take("conv_kernel_size", default=0):
+        config.expect("conv_act", "gelu", default="tanh")
+        config.expect("conv_groups", 1)
+        stack["layers"] = {0: {"convolution": kernel}}
     activation = config.choose("pooler_hidden_act", ACTIVATIONS, default="gelu")
     dropout = config.take("cls_dropout", default=None, kind=float)
     untied_only_by_name = not config.take("legacy", default=True, kind=bool)  # the newer head multiplies with the table
@@ -102,10 +105,17 @@ def write(model: Model, class_name: str) -> dict[str, Any]:
             "share_att_key": options.share_projections,
             "norm_rel_ebd": "layer_norm" if options.table_norm else "none",
         }
+    if kernel := _kernel(model):
+        found |= {"conv_kernel_size": kernel, "conv_act": "gelu"}
     head = next((head for head in model.heads if isinstance(head, ClassifierHeadOptions | RegressionHeadOptions)), None)
     if head is not None:
         found |= {"pooler_hidden_act": activation_name(head.activation), "cls_dropout": head_dropout(model)}
     return CONFIG.write(model) | found
+
+
+def _kernel(model: Model) -> int:
+    """Positions that the convolution of the first layer reads; 0: there is none."""
+    return layer_sections(stack_of(model, "encoder"), path="model.encoder")[0].convolution
 
 
 def links(model: Model, class_name: str) -> list[Link]:
@@ -119,6 +129,13 @@ def links(model: Model, class_name: str) -> list[Link]:
         table.append(link("encoder.positions.weight", f"{tables}.position_embeddings.weight"))
     table += both("embedding.norm", f"{tables}.LayerNorm")
     table += layer_links(model, "encoder", "deberta.encoder.layer", LAYER)
+    if kernel := _kernel(model):
+        rows = Layout(  # [out, in, kernel] on disk
+            join=lambda parts: parts[0].transpose(1, 2).flatten(1),
+            split=lambda ours: (ours.unflatten(1, (kernel, -1)).transpose(1, 2),),
+        )
+        table += both("encoder.blocks.0.convolution.project", "deberta.encoder.conv.conv", layout=rows)
+        table += both("encoder.blocks.0.convolution_norm", "deberta.encoder.conv.LayerNorm")
     options, first = stack.attention, "encoder.blocks.0.self_attention.mechanism"
     if isinstance(options, DisentangledOptions):
         table.append(link(f"{first}.table", "deberta.encoder.rel_embeddings.weight"))

@@ -24,6 +24,7 @@ KNOWN: dict[str, tuple[object, ...]] = {
     "attention.kind": ("full",),
     "attention.qk_norm": (False, True, "learned", "unit_offset", "width"),
     "attention_norm": (True,),
+    "convolution": (0,),
     "layer_groups": (None,),
     "residual": ("sequential",),
     "norm.kind": ("layernorm", "rmsnorm", "scalenorm"),

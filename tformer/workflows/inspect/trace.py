@@ -30,6 +30,7 @@ from tformer.nn.stack import Stack
 from tformer.nn.taps import Tap, TapSink
 
 PARTS = {"self_attention": "self-attention", "cross_attention": "cross-attention", "feedforward": "feed-forward"}
+PARTS |= {"convolution": "convolution"}
 
 
 @dataclass(frozen=True)
@@ -251,7 +252,7 @@ class _Path:
         places |= {"positions": _positions_name(side, stack, layer)}
         is_parallel = function == "feedforward" and block.residual != "sequential"
         self.last = (self.before if is_parallel else self.stream,)
-        self.known = {"stream": self.stream, "memory": self.memory}
+        self.known = {"stream": self.stream, "memory": self.memory, "before": self.before}
         letters = {"T": at} if function == "cross_attention" else {"T": at, "S": at}
         name = f"{side}.{layer}.{function}"
         self._add_all(side, layer, PARTS[function], name, declared, values, places, letters)
