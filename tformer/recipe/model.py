@@ -141,7 +141,7 @@ class Model(Section):
 
     d_model: Size = 512  # width of the residual stream
     max_seq_len: Positive = 512  # maximum number of tokens of a sequence
-    max_target_len: Positive | None = None  # of the decoder's beside an encoder; null: max_seq_len
+    max_target_len: Positive | None = None  # maximum number of tokens of a target; null: max_seq_len
     vocab_size: Positive | None = None  # number of token ids; null: the tokenizer's
     target_vocab_size: Positive | None = None  # number of the target's token ids, with separate vocabularies
     embedding: Embedding = Embedding()
