@@ -13,11 +13,12 @@ from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models, normalizers
 
 from tests.interop.exports import checkpoint
+from tests.interop.gguf_shapes import SHAPES, shape
 from tests.interop.test_interop_gguf import LLAMA_STACK, gpt
 from tformer.build import build_model
 from tformer.cli.export import ExportOptions
 from tformer.interop.gguf_vocabulary import CUTS, joined, texts_of
-from tformer.interop.to_gguf import TYPES, export_gguf
+from tformer.interop.to_gguf import TYPES, export_gguf, refusal
 from tformer.recipe.load import recipe_from_yaml
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
@@ -89,13 +90,13 @@ def our_logits(values: dict[str, Any], weights: dict[str, torch.Tensor], rows: i
         return built(input_ids=ids).logits
 
 
-def opened(transformers: Any, path: Path) -> Any:
-    """What `from_pretrained(gguf_file=...)` gives, for which it needs accelerate."""
+def opened(transformers: Any, path: Path, own: dict[str, Any] | None = None) -> Any:
+    """What `from_pretrained(gguf_file=...)` gives, for which it needs accelerate. own: keys of config.json."""
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     config = load_gguf_checkpoint(str(path))["config"]
     unread = {"gpt2": {"n_positions": 24, "n_inner": 64}, "qwen3": {"head_dim": 8}}  # by transformers, of any file
-    config |= unread.get(config["model_type"], {})
+    config |= unread.get(config["model_type"], {}) if own is None else own
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
     tensors = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]
     missing = model.load_state_dict(tensors, strict=False).missing_keys
@@ -294,3 +295,28 @@ def test_a_vocabulary_like_llamas_without_bytes_is_refused(tmp_path: Path) -> No
     run = checkpoint(tmp_path / "run", recipe("llama"), tokenizer=Tokenizer.from_json(json.dumps(document)))
     with pytest.raises(InputError, match="the vocabulary lacks <0x41>"):
         export_gguf(run, tmp_path / "model.gguf")
+
+
+def test_the_reason_of_a_refusal_is_found_without_writing() -> None:
+    tokenizer, other = as_cut("gpt-2"), byte_bpe(lowercase=True)
+    model = recipe_from_yaml(json.dumps(recipe("qwen3")), name="test").model.model_copy(update={"vocab_size": 300})
+    assert refusal(model, family="llama") is None and refusal(model, family="llama", tokenizer=tokenizer) is None
+    assert "texts differ" in str(refusal(model, family="llama", tokenizer=other))
+    alibi = recipe_from_yaml(json.dumps(gpt(positions={"kind": "alibi"})), name="test").model
+    assert "no class of Hugging Face computes this model" in str(refusal(alibi, family="gpt"))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_transformers_reads_the_same_logits_of_further_shapes(name: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    if SHAPES[name][0] in ("gemma", "phi") or "biases" in name or "llama 3" in name or "texts" in name:
+        pytest.skip("transformers does not read this of a GGUF file")
+    tokenizer = as_cut("gpt-2")
+    run = checkpoint(tmp_path / "run", shape(name), tokenizer=tokenizer)
+    export_gguf(run, tmp_path / "model.gguf", model_type="phi3" if name == "phi3" else None)
+    theirs = opened(transformers, tmp_path / "model.gguf", SHAPES[name][1])
+    ids = torch.from_numpy(np.random.default_rng(0).integers(0, tokenizer.vocab_size, (2, 12)))
+    expected = our_logits(shape(name), run.weights(), tokenizer.vocab_size, ids)
+    with torch.no_grad():
+        found = theirs(ids).logits
+    assert (found - expected).abs().max() < 2e-5 * expected.abs().max()

@@ -25,12 +25,15 @@ from tformer.tokenizer.special import SpecialIds
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 ROLES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}  # `tokenizer.ggml.*_token_id` -> role
 NUM_TEXTS = 10_000
-_LETTERS = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
-_SMALL = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CAPITALS, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_ENDING}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}@| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_REST}"
-_CASED = rf"{_LETTERS}*{_SMALL}+@|{_LETTERS}+{_SMALL}*@|\p{{N}}# ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_REST}"
+_BEFORE = r"[^\r\n\p{L}\p{N}]?"
+_CASED = (
+    rf"{_BEFORE}{_CAPITALS}*{_SMALL}+@|{_BEFORE}{_CAPITALS}+{_SMALL}*@|\p{{N}}# ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_REST}"
+)
+_CASED_IN_ASCII = _CASED.replace(_CAPITALS, r"[\p{L}&&[^a-z]]").replace(_SMALL, r"[\p{L}&&[^A-Z]]")
 
 
 def _pattern(regex: str) -> list[dict[str, Any]]:
@@ -47,8 +50,15 @@ CUTS: Mapping[str, tuple[list[dict[str, Any]], bool]] = {
     "tekken": (_pattern(_CASED.replace("@", "").replace("#", "|")), True),
     "gpt-4o": (_pattern(_CASED.replace("@", f"{_ENDING}?").replace("#", "{1,3}|")), False),
 }
-"""`tokenizer.ggml.pre` -> the steps of a tokenizer.json that cut as llama.cpp does, and whether a word that is an entry
+"""`tokenizer.ggml.pre` -> the steps of the tokenizer.json that the name stands for, and whether a word that is an entry
 is that token without any merge."""
+COMPUTED: Mapping[str, tuple[list[dict[str, Any]], bool]] = {
+    **CUTS,
+    "tekken": (_pattern(_CASED_IN_ASCII.replace("@", "").replace("#", "|")), True),
+    "gpt-4o": (_pattern(_CASED_IN_ASCII.replace("@", f"{_ENDING}?").replace("#", "{1,3}|")), False),
+}
+"""The same as llama.cpp computes it: in two of them only a-z and A-Z have a case, and combining marks are not letters.
+"""
 
 
 @dataclass(frozen=True)
@@ -86,6 +96,8 @@ def vocabulary_of(tokenizer: Tokenizer, special: SpecialIds, *, rows: int) -> Vo
         name = _cut_of(tokenizer, document)
         if document.get("normalizer") is not None:
             notes.append("llama.cpp does not apply the tokenizer's Unicode normal form NFC")
+        if COMPUTED[name] != CUTS[name]:
+            notes.append(f"with {name} llama.cpp cuts words with combining marks or capitals other than A-Z otherwise")
         merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in model["merges"]]
         return Vocabulary({"model": "gpt2", "pre": name, **found, "merges": merges}, tuple(notes))
     if tokenizer.sentencepiece is not None or tokenizer.kind != "bpe" or not model.get("byte_fallback"):
@@ -124,18 +136,18 @@ def _cut_of(tokenizer: Tokenizer, document: Mapping[str, Any]) -> str:
     plain = not any(not token["special"] for token in document.get("added_tokens") or ())
     if plain and (document.get("normalizer") or {"type": "NFC"}) == {"type": "NFC"}:
         for name, known in CUTS.items():
-            if known == (bare, whole):
+            if (bare, whole) in (known, COMPUTED[name]):
                 return name
     texts = texts_of(tokenizer)
     ours = tokenizer.encode_batch(texts)
     differing: dict[str, int] = {}
-    for name, (cuts, ignore_merges) in CUTS.items():
+    for name, (cuts, ignore_merges) in COMPUTED.items():
         theirs = _with_cuts(document, cuts, ignore_merges).encode_batch(texts)
         differing[name] = sum(one != other for one, other in zip(ours, theirs, strict=True))
         if not differing[name]:
             return name
     best = min(differing, key=lambda name: differing[name])
-    _require_equal(texts, ours, _with_cuts(document, *CUTS[best]).encode_batch(texts), best)
+    _require_equal(texts, ours, _with_cuts(document, *COMPUTED[best]).encode_batch(texts), best)
     raise AssertionError(best)
 
 

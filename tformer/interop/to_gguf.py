@@ -34,9 +34,10 @@ from tformer.interop.tokenizer_files import with_text_ends
 from tformer.interop.weight_files import converted, outgoing
 from tformer.nn.positions.rope import RopeOptions, scale_frequencies
 from tformer.recipe.model import Model
-from tformer.recipe.recipe import with_own_roles
+from tformer.recipe.recipe import SpecialTokens, with_own_roles
 from tformer.support import files
 from tformer.support.errors import InputError, Interrupted
+from tformer.tokenizer import Tokenizer
 from tformer.workers.work import QUIET, Work
 
 SUFFIX = ".gguf"
@@ -80,13 +81,14 @@ def export_gguf(
     require_new(target)
     tokenizers = tokenizers_of(checkpoint)
     model = resolved(recipe, tokenizers)
-    keys = special_keys(recipe, tokenizers.source, tokenizers.target)
-    choice = choose_class(model, family=recipe.arch, model_type=model_type, common=keys)
-    _form_of(choice)
-    vocabulary = NO_VOCABULARY
-    if tokenizers.source is not None and model.vocab_size is not None:
-        special = with_text_ends(with_own_roles(recipe.tokenizer.special_ids, tokenizers.source).special)
-        vocabulary = vocabulary_of(tokenizers.source, special, rows=model.vocab_size)
+    choice, vocabulary = planned(
+        model,
+        family=recipe.arch,
+        model_type=model_type,
+        tokenizer=tokenizers.source,
+        ids=recipe.tokenizer.special_ids,
+        common=special_keys(recipe, tokenizers.source, tokenizers.target),
+    )
     weights = stored_weights(checkpoint, model)
     if dtype is None:
         kinds = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -118,6 +120,41 @@ def export_gguf(
     )
 
 
+def planned(
+    model: Model,
+    *,
+    family: str,
+    model_type: str | None = None,
+    tokenizer: Tokenizer | None = None,
+    ids: SpecialTokens = SpecialTokens(),
+    common: Mapping[str, Any] | None = None,
+) -> tuple[Choice, Vocabulary]:
+    """The class and the vocabulary of a file, without writing it.
+
+    Args:
+        model: resolved: the vocabulary has a size.
+        family, model_type, common: see `choose_class`.
+        tokenizer, ids: with the recipe's `tokenizer.special_ids`; None: the file has no vocabulary.
+
+    Raises InputError for what llama.cpp does not compute, or cut, equally.
+    """
+    choice = choose_class(model, family=family, model_type=model_type, common=common)
+    _form_of(choice)
+    if tokenizer is None or model.vocab_size is None:
+        return choice, NO_VOCABULARY
+    special = with_text_ends(with_own_roles(ids, tokenizer).special)
+    return choice, vocabulary_of(tokenizer, special, rows=model.vocab_size)
+
+
+def refusal(model: Model, **options: Any) -> str | None:
+    """Why a model, with its tokenizer, is not written as a GGUF file; None: it is. options: those of `planned`."""
+    try:
+        planned(model, **options)
+    except InputError as error:
+        return error.message
+    return None
+
+
 def write_gguf(path: Path, model: Model, weights: Mapping[str, Tensor], *, family: str) -> None:
     """Write a model without a vocabulary in fp32. It needs the package `gguf`.
 
@@ -128,9 +165,8 @@ def write_gguf(path: Path, model: Model, weights: Mapping[str, Tensor], *, famil
 
     Raises InputError for a model that llama.cpp does not compute equally.
     """
-    choice = choose_class(model, family=family)
-    _form_of(choice)
-    _write(path, choice, model, weights, dtype="fp32", vocabulary=NO_VOCABULARY)
+    choice, vocabulary = planned(model, family=family)
+    _write(path, choice, model, weights, dtype="fp32", vocabulary=vocabulary)
 
 
 def _form_of(choice: Choice) -> Gguf:
