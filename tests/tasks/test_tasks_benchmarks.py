@@ -125,7 +125,7 @@ def test_every_example_equals_that_of_the_hf_backend_on_the_export(
     report = tformer.load(run).evaluate(tasks=",".join(names), predictions=lines)
     theirs = harness.simple_evaluate(
         "hf",
-        {"pretrained": str(export), "dtype": "float32"},
+        {"pretrained": str(export), "dtype": "float32", "logits_cache": False},
         tasks=names,
         batch_size=7,
         device="cpu",
@@ -213,7 +213,7 @@ def test_what_cannot_be_run_is_refused(files: list[Path], tmp_path: Path) -> Non
     folder, broken = tiny.gpt2(tmp_path / "folder"), tmp_path / "broken.yaml"
     assert "there is no file missing.yaml" in refused(folder, tasks="missing.yaml").message
     broken.write_text('{"task": "broken", "dataset_path": "json", "dataset_kwargs": {"data_files": "none.jsonl"}}')
-    assert "lm_eval cannot load it" in refused(folder, tasks=str(broken)).message
+    assert "none.jsonl" in refused(folder, tasks=str(broken)).message
     long = files[2].read_text().replace('"max_gen_toks": 9', '"max_gen_toks": 32')
     files[2].write_text(long)
     assert "writes 32 tokens (max_gen_toks)" in refused(folder, tasks=str(files[2])).message
@@ -224,6 +224,83 @@ def test_what_cannot_be_run_is_refused(files: list[Path], tmp_path: Path) -> Non
     (files[0].parent / "wide.jsonl").write_text(json.dumps(row) + "\n")
     files[0].write_text(wide)
     assert "the model's context holds 32" in refused(folder, tasks=str(files[0])).message
+
+
+# The task file's text, or the keys to change in one that runs -> what the refusal says
+WRONG_TASKS: dict[str, tuple[str | dict[str, Any], str]] = {
+    "an empty file": ("", "Expected YAML dict"),
+    "YAML that is none": ("task: [a\n  b: : c", "while parsing a flow sequence"),
+    "a list": ("- a\n- b\n", "Expected YAML dict"),
+    "bytes": ("\0\1", "control characters are not allowed"),
+    "a file that is not there to include": ("include: nowhere.yaml\ntask: y\n", "No such file or directory"),
+    "code that is not there": ("task: x\ndoc_to_text: !function utils.nope\n", "Cannot import module 'utils'"),
+    "a group of nothing": ('{"group": "g", "task": ["nothing"]}', "TypeError"),
+    "no name": ({"task": None}, "Unknown config shape"),
+    "an unknown key": ({"frobnicate": 3}, "unexpected keyword argument 'frobnicate'"),
+    "an unknown kind of output": ({"output_type": "frob"}, "Got invalid output_type 'frob'"),
+    "an unknown part of the data": ({"test_split": "nothing"}, "KeyError: 'nothing'"),
+    "no part of the data": ({"test_split": None}, "must have valid or test docs"),
+    "an unknown column": ({"doc_to_text": "{{nothing}}"}, "'nothing' is undefined"),
+    "a template that does not end": ({"doc_to_text": "{{ query"}, "unexpected end of template"),
+    "more examples before a question than there are": ({"num_fewshot": 500}, "Sample larger than population"),
+    "an unknown filter": (
+        {"filter_list": [{"name": "x", "filter": [{"function": "frob"}]}]},
+        "Unknown filter 'frob'",
+    ),
+    "data on the hub without a network": ({"dataset_path": "owner/name", "dataset_kwargs": {}}, "on the Hub"),
+    "data that are not there": ({"dataset_kwargs": {"data_files": "nothing.jsonl"}}, "nothing.jsonl"),
+    "data without examples": ({"dataset_kwargs": {"data_files": {"test": "empty.jsonl"}}}, "the data hold no example"),
+    "data that are no JSON": ({"dataset_kwargs": {"data_files": {"test": "junk.jsonl"}}}, "generating the dataset"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_TASKS)
+def test_a_wrong_task_is_one_line(
+    what: str, files: list[Path], cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lm_eval")
+    monkeypatch.chdir(tmp_path)
+    Path("empty.jsonl").write_text("")
+    Path("junk.jsonl").write_text("{not json\n")
+    wrong, words = WRONG_TASKS[what]
+    if isinstance(wrong, str):
+        files[0].write_text(wrong)
+    else:
+        tiny.edit_json(files[0], wrong)
+    outcome = cli("evaluate", tiny.gpt2(tmp_path / "folder"), "--tasks", files[0])
+    error, hint = outcome.err.splitlines()[-2:]
+    assert (outcome.code, outcome.out) == (2, "") and words in error
+    assert error.startswith(f"error: --tasks {files[0]}: lm_eval: ") and hint == "hint: --debug shows where"
+
+
+def test_a_bug_in_the_model_is_no_wrong_task(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lm_eval")
+    from tformer.evaluation import harness_model
+
+    monkeypatch.setattr(harness_model, "score_continuations", lambda *_, **__: [][0])
+    with pytest.raises(IndexError):
+        tformer.load(tiny.gpt2(tmp_path / "folder")).evaluate(tasks=str(files[0]))
+
+
+def test_nothing_but_the_answer_is_printed_and_no_data_are_replaced(
+    files: list[Path], cli: Any, tmp_path: Path
+) -> None:
+    pytest.importorskip("lm_eval")
+    folder = tiny.gpt2(tmp_path / "folder")
+    outcome = cli("evaluate", folder, "--tasks", files[1], "--limit", 2, "--num-fewshot", 1, "--json")
+    assert json.loads(outcome.out)["examples"] == {"tiny_text": 2}
+    assert outcome.err == "tiny_text keeps its num_fewshot of 0\n"
+    data, before = files[1].with_suffix(".jsonl"), files[1].with_suffix(".jsonl").read_text()
+    outcome = cli("evaluate", folder, "--tasks", files[1], "--predictions", data)
+    assert outcome.code == 2 and "would replace what is read" in outcome.err and data.read_text() == before
+
+
+@pytest.mark.parametrize("make", [tiny.bert, tiny.bart])
+def test_other_models_are_refused_by_what_they_are(make: Any, files: list[Path], cli: Any, tmp_path: Path) -> None:
+    outcome = cli("evaluate", make(tmp_path / "folder"), "--tasks", files[0])
+    assert outcome.code == 2 and "--tasks has no meaning here" in outcome.err
 
 
 def test_other_models_have_no_tasks(tmp_path: Path) -> None:

@@ -100,6 +100,10 @@ class HarnessModel(TemplateLM):
         opening = () if begun or add_special_tokens is False else self._reader.opening
         return [*opening, *self._reader.encode(string)]
 
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        """See `TemplateLM`."""
+        return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+
     def _loglikelihood_tokens(self, requests: list[Request], **kwargs: Any) -> list[tuple[float, bool]]:
         """(log-probability, whether greedy decoding gives it) of each continuation; contexts lose what is too long."""
         contexts, targets = list[list[int]](), list[list[int]]()
@@ -174,7 +178,10 @@ class HarnessModel(TemplateLM):
 
     def _settings(self, keywords: dict[str, Any]) -> GenerationSettings:
         """The settings of a task's generation over those of the recipe: greedy without `do_sample`."""
-        given = normalize_gen_kwargs(keywords, NEW_TOKENS)
+        try:
+            given = normalize_gen_kwargs(keywords, NEW_TOKENS)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"the task's generation_kwargs: {error}") from None
         stops, new = given.pop("until"), given.pop("max_gen_toks")
         if given.pop("do_sample") is not True:
             given["temperature"] = 0.0

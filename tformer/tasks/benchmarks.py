@@ -7,21 +7,29 @@ the metrics from log-probabilities and texts of the model (`tformer.evaluation.h
 from __future__ import annotations
 
 import json
+import logging
+import random
+import sys
+import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-import yaml
+import numpy as np
 
 from tformer.evaluation.options import EvaluationOptions
 from tformer.loading import Loaded
-from tformer.support.errors import InputError, did_you_mean
-from tformer.support.files import open_output
+from tformer.support.errors import InputError, TformerError, did_you_mean
+from tformer.support.files import open_output, refuse_to_replace
 from tformer.tasks.base import ChosenData
 from tformer.tasks.text import Text
 from tformer.workers.work import Work
 
 RESAMPLES = 1000  # for the errors of metrics that are no means
+SEED = 1234  # lm_eval's own
 
 
 class Benchmarks(Text):
@@ -33,23 +41,23 @@ class Benchmarks(Text):
     def evaluate(self, loaded: Loaded, data: ChosenData, options: EvaluationOptions, work: Work) -> dict[str, Any]:
         """The metrics of each task and group of tasks under the keys of lm_eval (`acc,none`); `data` is not read."""
         try:
-            from lm_eval import simple_evaluate
+            import lm_eval.evaluator
 
-            from tformer.evaluation.harness_model import HarnessModel
+            import tformer.evaluation.harness_model as ours
         except ImportError:
             raise InputError(
                 "--tasks needs lm_eval, which is not installed", hint="pip install 'tformer[lm-eval]'"
             ) from None
-        manager, tasks = _open(options.task_names)
-        results = simple_evaluate(
-            HarnessModel(loaded, batch_size=options.batch_size, work=work),
-            tasks=tasks,
-            task_manager=manager,
-            num_fewshot=options.num_fewshot,
-            limit=options.limit,
-            bootstrap_iters=RESAMPLES,
-            log_samples=options.predictions is not None,
-        )
+        with _clear_errors(options.task_names, ours.__file__), _quiet():
+            tasks = _load(options, work)
+            model = ours.HarnessModel(loaded, batch_size=options.batch_size, work=work)
+            results = lm_eval.evaluator.evaluate(
+                model,
+                tasks,
+                limit=options.limit,
+                bootstrap_iters=RESAMPLES,
+                log_samples=options.predictions is not None,
+            )
         if options.predictions is not None:
             with open_output(options.predictions) as write:
                 for line in _examples(results["samples"]):
@@ -72,13 +80,14 @@ class Benchmarks(Text):
                     yield f"{task} {metric if chosen == 'none' else key} {value:.4f}{shown}"
 
 
-def _open(names: Sequence[str]) -> tuple[Any, list[Any]]:
-    """The manager of tasks, and the tasks and groups of these names or YAML files, with their data.
+def _load(options: EvaluationOptions, work: Work) -> dict[str, Any]:
+    """The tasks and groups of --tasks with their data, set up as `lm_eval.simple_evaluate` does it.
 
-    Raises InputError for an unknown name, and for a file or data that lm_eval does not read.
+    Raises InputError for an unknown name or file, and for predictions that would replace what is read.
     """
     from lm_eval.tasks import TaskManager
 
+    names = options.task_names
     files = [name for name in names if Path(name).suffix in (".yaml", ".yml")]
     if missing := [name for name in files if not Path(name).is_file()]:
         raise InputError(f"--tasks: there is no file {missing[0]}")
@@ -86,16 +95,57 @@ def _open(names: Sequence[str]) -> tuple[Any, list[Any]]:
     known = set(manager.all_tasks)
     if unknown := [name for name in names if name not in known and name not in files]:
         raise InputError(f"--tasks: lm_eval has no task '{unknown[0]}'", hint=did_you_mean(unknown[0], known))
+    random.seed(0)  # a task may shuffle its data
+    np.random.seed(SEED)
+    found: dict[str, Any] = manager.load(list(names))
+    for name, task in found["tasks"].items():
+        read = [*files, *_texts((task.config.dataset_kwargs or {}).get("data_files"))]
+        refuse_to_replace(options.predictions, read, option="--predictions")
+        if task.config.num_fewshot == 0 and options.num_fewshot:
+            work.note(f"{name} keeps its num_fewshot of 0")
+        elif options.num_fewshot is not None:
+            task.set_config(key="num_fewshot", value=options.num_fewshot)
+        task.set_fewshot_seed(seed=SEED)
+    return found
+
+
+@contextmanager
+def _clear_errors(names: Sequence[str], model: str) -> Iterator[None]:
+    """Errors of lm_eval, of the code and of the data of tasks as InputError; others as they are.
+
+    model: the file of the model, which lm_eval calls.
+    """
     try:
-        found = manager.load(list(names))
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"--tasks {','.join(names)}: lm_eval cannot load it: {reason}") from error
-    groups = found.get("groups", {})
-    inner = {child for children in found.get("group_map", {}).values() for child in children}
-    outer = [group for name, group in groups.items() if name not in inner]
-    covered = {task.task_name for group in outer for task in group.get_all_tasks()}
-    return manager, [*outer, *(task for name, task in found["tasks"].items() if name not in covered)]
+        yield
+    except TformerError:
+        raise
+    except Exception as error:
+        if model in {frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)}:
+            raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        if isinstance(error, StopIteration):
+            reason = "the data hold no example"
+        raise InputError(f"--tasks {','.join(names)}: lm_eval: {reason}", hint="--debug shows where") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the progress bars and warnings of lm_eval and datasets; what they print is no result."""
+    import datasets
+    from tqdm import tqdm
+
+    datasets.disable_progress_bars()
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    silent = mock.patch.object(tqdm, "__init__", partialmethod(tqdm.__init__, disable=True))
+    with silent, redirect_stdout(sys.stderr):
+        yield
+
+
+def _texts(value: Any) -> list[str]:
+    """The texts in a value of YAML."""
+    if isinstance(value, dict | list):
+        return [text for each in (value.values() if isinstance(value, dict) else value) for text in _texts(each)]
+    return [value] if isinstance(value, str) else []
 
 
 def _examples(samples: dict[str, list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
