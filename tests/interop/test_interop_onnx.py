@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tformer.build import build_model
 from tformer.cli.export import ExportOptions
 from tformer.interop import to_onnx
 from tformer.interop.exporting import Tokenizers
-from tformer.interop.to_onnx import TOLERANCE, export_onnx, graphs_of, refusal, write_graphs
+from tformer.interop.to_onnx import TOLERANCE, export_onnx, graphs_of, refusal, refuse_unwritten, write_graphs
 from tformer.loading import load
 from tformer.model import Transformer
 from tformer.nn.classification_heads import MultipleChoiceHeadOptions, SpanHeadOptions
@@ -187,6 +188,8 @@ def logits_at_once(graphs: Any, source: dict[str, Tensor], ids: Tensor) -> Tenso
 def test_a_part_that_is_not_written_is_named(values: dict[str, Any], told: str | None) -> None:
     found = refusal(recipe_from_yaml(json.dumps(values), name="test").model)
     assert found == told if told is None else str(found).startswith(told)
+    with pytest.raises(InputError, match=f"does not write {told}") if told else nullcontext():
+        refuse_unwritten(recipe_from_yaml(json.dumps(values), name="test").model)
 
 
 @pytest.mark.parametrize(

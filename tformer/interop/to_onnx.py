@@ -80,8 +80,7 @@ def export_onnx(
             raise InputError(f"--to onnx needs {package}, which is not installed", hint="pip install 'tformer[onnx]'")
     target = Path(out)
     require_new(target)
-    if lacking := refusal(resolved(checkpoint.recipe, tokenizers_of(checkpoint))):
-        raise InputError(f"--to onnx does not write {lacking}", hint="--to huggingface writes it")
+    refuse_unwritten(resolved(checkpoint.recipe, tokenizers_of(checkpoint)))
     reports: list[ExportReport] = []
 
     def fill(folder: Path) -> None:
@@ -122,6 +121,12 @@ def refusal(model: Model) -> str | None:
             if not layer.attention.mechanism.traces_lengths:
                 found.append(f"model.{side}.attention.kind: {layer.attention.kind}")
     return "; ".join(dict.fromkeys(found)) or None
+
+
+def refuse_unwritten(model: Model) -> None:
+    """Raise InputError for a model with a part that no graph is written of."""
+    if lacking := refusal(model):
+        raise InputError(f"--to onnx does not write {lacking}", hint="--to huggingface writes it")
 
 
 # --- what a graph computes -------------------------------------------------------------------------------------------
