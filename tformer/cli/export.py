@@ -15,7 +15,7 @@ from tformer.support.options import Checkpoint, Json, NewFolder, Panel, Run
 
 FORMAT, RESULT = Panel("Format"), Panel("Result")
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-NAMES = {"huggingface": "Hugging Face", "ctranslate2": "CTranslate2", "gguf": "GGUF", "onnx": "ONNX"}
+NAMES = {"huggingface": "Hugging Face", "ctranslate2": "CTranslate2", "gguf": "GGUF", "onnx": "ONNX", "peft": "peft"}
 
 EPILOG = examples(
     "`tformer export runs/gpt-small-1 --out gpt-hf`",
@@ -33,7 +33,8 @@ class ExportOptions:
     out: Annotated[NewFolder, RESULT] = None
     checkpoint: Annotated[Checkpoint, RESULT] = "best"
     to: Annotated[
-        Literal["huggingface", "ctranslate2", "gguf", "onnx"], FORMAT("--to", help="Format of the folder or file.")
+        Literal["huggingface", "ctranslate2", "gguf", "onnx", "peft"],
+        FORMAT("--to", help="Format of the folder or file."),
     ] = "huggingface"
     dtype: Annotated[
         Literal["fp32", "bf16", "fp16", "int8", "int16", "q8_0", "q4_0"] | None,
@@ -103,6 +104,13 @@ def export(options: ExportOptions) -> None:
 
         require_new(out)
         checkpoint = open_checkpoint(newest_checkpoint(which=which) if options.run is None else options.run, which)
+        if options.to == "peft":
+            from tformer.interop.peft import export_adapters
+
+            adapters = export_adapters(checkpoint, out)
+            line = f"adapters of {adapters.modules} modules of {adapters.class_name}, {adapters.tensors} tensors"
+            report_result([line], adapters.path, adapters.document() if options.as_json else None)
+            return
         with Work(progress_reporter, flag.should_stop).part("writing", unit="B") as part:
             if options.to == "ctranslate2":
                 report = export_ctranslate2(

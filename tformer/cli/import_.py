@@ -24,6 +24,7 @@ EPILOG = examples(
     "`tformer import gpt2 --out runs/gpt2`",
     "`tformer import hf:google-bert/bert-base-uncased --out runs/bert`",
     "`tformer import opus-mt-en-de --out runs/en-de --dtype bf16`",
+    "`tformer import adapter --base gpt2 --out runs/adapted`",
 )
 
 
@@ -35,8 +36,8 @@ class ImportOptions:
         str,
         argument(
             "HF_DIR",
-            help="A folder with config.json, safetensors and tokenizer files; a file NAME.gguf; or "
-            "hf:owner/name[@revision], which is downloaded (needs the `hub` extra).",
+            help="A folder with config.json, safetensors and tokenizer files; an adapter of peft; a file NAME.gguf; "
+            "or hf:owner/name[@revision], which is downloaded (needs the `hub` extra).",
         ),
     ]
     out: Annotated[NewFolder, RESULT] = None
@@ -48,6 +49,10 @@ class ImportOptions:
             metavar="FILE",
             help="The target's tokenizer.json, for a translation model with one tokenizer per side.",
         ),
+    ] = None
+    base: Annotated[
+        str | None,
+        REPLACED("--base", metavar="MODEL", help="An adapter's model: run, checkpoint or folder. Default: as it says."),
     ] = None
     ignore: Annotated[
         tuple[str, ...],
@@ -83,6 +88,11 @@ def import_(options: ImportOptions) -> None:
         if options.out is not None:
             require_new(options.out)
         folder = _folder(options.folder)
+        if (folder / "adapter_config.json").is_file():
+            _import_adapters(folder, options)
+            return
+        if options.base is not None:
+            raise InputError(f"--base goes with an adapter of peft, and {folder} is none", hint="leave it out")
         with (
             unpacked(folder, beside=options.out, vocabulary=options.tokenizer is None) as folder,
             Work(progress_reporter, flag.should_stop).part("reading the weights", unit="files") as part,
@@ -104,6 +114,16 @@ def import_(options: ImportOptions) -> None:
         emit_lines(lines)
     else:
         emit_json(document)
+
+
+def _import_adapters(folder: Path, options: ImportOptions) -> None:
+    from tformer.interop.peft import import_adapters
+
+    if options.out is None or options.dry_run:
+        raise InputError("--dry-run: an adapter is small, its import is only done", hint="name a folder: --out DIR")
+    report = import_adapters(folder, options.out, base=options.base)
+    line = f"adapters of {report.modules} modules of {report.class_name}, {report.tensors} tensors"
+    report_result([line], report.path, report.document() if options.as_json else None)
 
 
 def _folder(name: str) -> Path:

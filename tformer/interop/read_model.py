@@ -59,7 +59,7 @@ def planned(model: Model, files: WeightFiles, *, name: str) -> Transformer:
 
 # Folders without config.json: (file that tells the kind, what the folder is, hint).
 OTHER_FOLDERS = (
-    ("adapter_config.json", "an adapter (PEFT), not a model", "merge it into its base model and save that"),
+    ("adapter_config.json", "an adapter (PEFT), not a model", "tformer import DIR --base MODEL --out NEW"),
     ("model_index.json", "a pipeline of several networks (diffusers)", "a text encoder in it may be read by itself"),
     ("params.json", "Llama in Meta's layout", "take the same model as transformers saves it"),
 )

@@ -1,0 +1,214 @@
+"""Adapters of peft, both ways: the same logits there and here; what tformer has no adapters for is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import tformer
+from tests.interop import tiny_folders as tiny
+from tformer.interop.adapters import AdaptedCheckpoint
+from tformer.interop.opening import open_checkpoint
+from tformer.interop.peft import export_adapters, import_adapters
+from tformer.support.errors import InputError
+
+TOLERANCE = 1e-5
+IDS = torch.tensor([[5, 9, 7, 12, 6], [8, 5, 11, 6, 10]])
+
+
+def llama(folder: Path) -> Path:
+    """A decoder whose keys have fewer heads, with a gated feed-forward."""
+    config = transformers.LlamaConfig(
+        vocab_size=290, hidden_size=16, intermediate_size=28, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=32, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config)
+    return tiny.write_folder(folder, model, tiny.bytes_tokenizer("<|endoftext|>"), eos_token="<|endoftext|>")
+
+
+MAKERS: dict[str, Callable[[Path], Path]] = {"gpt2": tiny.gpt2, "llama": llama, "bert": tiny.bert, "t5": tiny.t5}
+AUTO = {"bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM"}
+
+
+def opened(kind: str, folder: Path) -> Any:
+    auto: Any = getattr(transformers, AUTO.get(kind, "AutoModelForCausalLM"))
+    return auto.from_pretrained(folder).eval()
+
+
+def logits(kind: str, model: Any) -> torch.Tensor:
+    extra = {"decoder_input_ids": IDS} if kind == "t5" else {}
+    with torch.no_grad():
+        found: torch.Tensor = model(input_ids=IDS, **extra).logits
+    return found
+
+
+def loras(kind: str, base: Path, out: Path, **settings: Any) -> Path:
+    """A folder as peft writes it, of a model with trained adapters on all its matrices, by this code alone."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(1)
+    model = peft.get_peft_model(opened(kind, base), peft.LoraConfig(r=4, lora_alpha=7, **settings))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+        elif "magnitude" in name:
+            parameter.data.mul_(1.3)
+    model.eval().save_pretrained(out)
+    torch.save(logits(kind, model), out / "logits.pt")
+    return out
+
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", {}),
+    "gpt2, DoRA of all": ("gpt2", {"target_modules": ["c_attn", "c_proj", "c_fc"], "use_dora": True}),
+    "llama": ("llama", {}),
+    "llama, all": ("llama", {"target_modules": "all-linear", "use_rslora": True}),
+    "llama, gate": ("llama", {"target_modules": ["gate_proj", "k_proj"]}),
+    "bert": ("bert", {}),
+    "bert, ranks": ("bert", {"use_rslora": True, "rank_pattern": {"key": 3}, "alpha_pattern": {"key": 5},
+                             "target_modules": ["query", "key", "attention.output.dense"]}),
+    "bert, head": ("bert", {"modules_to_save": ["transform.dense"]}),
+    "t5": ("t5", {}),
+    "t5, all": ("t5", {"target_modules": ["q", "k", "v", "o", "wi", "wo"], "use_dora": True}),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_peft_in_both_directions(case: str, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    kind, settings = CASES[case]
+    base = MAKERS[kind](tmp_path / "base")
+    theirs = loras(kind, base, tmp_path / "adapter", **settings)
+    expected = torch.load(theirs / "logits.pt", weights_only=True)
+    assert not torch.allclose(expected, logits(kind, opened(kind, base)), atol=1e-3)
+    import_adapters(theirs, tmp_path / "run", base=str(base))
+    extra = {"decoder_input_ids": IDS} if kind == "t5" else {}
+    with torch.no_grad():
+        ours = tformer.load(tmp_path / "run").model(input_ids=IDS, **extra).logits
+    assert (ours - expected).abs().max() < TOLERANCE
+    export_adapters(open_checkpoint(tmp_path / "run"), tmp_path / "back")
+    back = peft.PeftModel.from_pretrained(opened(kind, base), tmp_path / "back").eval()
+    assert (logits(kind, back) - expected).abs().max() < TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MAKERS)
+def test_adapters_that_are_trained_here_load_in_peft(kind: str, cli: Callable[..., Any], tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    base, data = MAKERS[kind](tmp_path / "base"), tmp_path / "data.tsv"
+    pairs = [f"{one}\t{other}" for one, other in zip(tiny.SENTENCES, tiny.SENTENCES[1:], strict=False)]
+    data.write_text("source\ttarget\n" + "\n".join(pairs) + "\n")
+    if kind != "t5":
+        data = tmp_path / "data.txt"
+        data.write_text("\n".join(tiny.SENTENCES * 3) + "\n")
+    words = ("--lora", 3, "--data", data, "--max-steps", 8, "--lr", 0.05, "--precision", "fp32")
+    sets = ("--set", "training.valid_beam_size=0", "--set", "lora.dora=true" if kind == "llama" else "lora.dropout=0.1")
+    outcome = cli("train", "--init-from", base, *words, *sets, "--out", tmp_path / "run")
+    assert outcome.code == 0, outcome.err
+    outcome = cli("export", tmp_path / "run", "--to", "peft", "--out", tmp_path / "adapter", "--json")
+    assert outcome.code == 0 and json.loads(outcome.out)["modules"] > 0, outcome.err
+    there = peft.PeftModel.from_pretrained(opened(kind, base), tmp_path / "adapter").eval()
+    extra = {"decoder_input_ids": IDS} if kind == "t5" else {}
+    with torch.no_grad():
+        here = tformer.load(tmp_path / "run").model(input_ids=IDS, **extra).logits
+    assert (logits(kind, there) - here).abs().max() < TOLERANCE
+
+
+# --- without peft -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    """A hand-written adapter of the values of GPT-2's first layer, and its base in `base`."""
+    tiny.gpt2(tmp_path / "base")
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 6}))
+    name = "base_model.model.transformer.h.0.attn.c_attn"
+    size = open_checkpoint(tmp_path / "base").recipe.model.d_model
+    torch.manual_seed(2)
+    tensors = {f"{name}.lora_A.weight": torch.randn(2, size), f"{name}.lora_B.weight": torch.randn(3 * size, 2)}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+def test_an_adapter_is_the_change_s_b_a_and_comes_back_as_it_was(adapter: Path, tmp_path: Path) -> None:
+    base, run = tmp_path / "base", tmp_path / "run"
+    report = import_adapters(adapter, run, base=str(base))
+    assert (report.class_name, report.modules) == ("GPT2LMHeadModel", 1)
+    checkpoint, name = open_checkpoint(run), "decoder.blocks.0.self_attention.qkv.weight"
+    assert isinstance(checkpoint, AdaptedCheckpoint)
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    a, b = (tensors[key] for key in sorted(tensors))
+    change = checkpoint.weights()[name] - open_checkpoint(base).weights()[name]
+    assert torch.allclose(change, 3.0 * b @ a, atol=1e-5)
+    export_adapters(checkpoint, tmp_path / "back")
+    back = load_file(tmp_path / "back" / "adapter_model.safetensors")
+    assert back.keys() == tensors.keys() and all(torch.equal(back[key], tensors[key]) for key in back)
+    config = json.loads((tmp_path / "back" / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["fan_in_fan_out"]) == (2, 6.0, True)
+
+
+def test_different_adapters_of_one_module_become_one_of_the_joint_rank(adapter: Path, tmp_path: Path) -> None:
+    import_adapters(adapter, tmp_path / "run", base=str(tmp_path / "base"))
+    checkpoint = open_checkpoint(tmp_path / "run")
+    assert isinstance(checkpoint, AdaptedCheckpoint)
+    own = checkpoint.own.weights()
+    [first] = [name for name in own if name.endswith("adapter.a")]
+    own[first] += torch.randn_like(own[first])
+    checkpoint.own.weights = lambda: own  # type: ignore[method-assign]
+    export_adapters(checkpoint, tmp_path / "back")
+    config = json.loads((tmp_path / "back" / "adapter_config.json").read_text())
+    assert config["rank_pattern"] == {"transformer.h.0.attn.c_attn": 6}
+    assert config["alpha_pattern"] == {"transformer.h.0.attn.c_attn": 18.0}
+    back = load_file(tmp_path / "back" / "adapter_model.safetensors")
+    a, b = (back[key] for key in sorted(back))
+    name = "decoder.blocks.0.self_attention.qkv.weight"
+    change = checkpoint.weights()[name] - open_checkpoint(tmp_path / "base").weights()[name]
+    assert torch.allclose(change, 3.0 * b @ a, atol=1e-4)
+
+
+def edited(adapter: Path, **values: Any) -> None:
+    tiny.edit_json(adapter / "adapter_config.json", values)
+
+
+@pytest.mark.parametrize(("spoil", "message"), [
+    (lambda folder: edited(folder, peft_type="IA3"), "peft_type: found 'IA3', expected 'LORA'"),
+    (lambda folder: edited(folder, lora_bias=True), "lora_bias: tformer has no such adapters"),
+    (lambda folder: (folder / "adapter_model.safetensors").unlink(), "has no adapter_model.safetensors"),
+    (lambda folder: save_file({}, folder / "adapter_model.safetensors"), "has no tensor of an adapter"),
+    (lambda folder: save_file({"base_model.model.lm_head.lora_A.weight": torch.ones(2, 3)},
+                              folder / "adapter_model.safetensors"), "has no matrix inside its layers for lm_head"),
+    (lambda folder: save_file({"base_model.model.transformer.h.0.attn.c_attn.lora_A.weight": torch.ones(2, 3)},
+                              folder / "adapter_model.safetensors"), "c_attn has no lora_B"),
+    (lambda folder: save_file({f"base_model.model.transformer.h.0.attn.c_attn.lora_{one}.weight": torch.ones(2, 3)
+                               for one in "AB"}, folder / "adapter_model.safetensors"), "another shape"),
+])  # fmt: skip
+def test_what_cannot_be_read_is_refused_in_one_line(spoil: Any, message: str, adapter: Path, tmp_path: Path) -> None:
+    spoil(adapter)
+    with pytest.raises(InputError) as error:
+        import_adapters(adapter, tmp_path / "run", base=str(tmp_path / "base"))
+    assert message in str(error.value.message) and not (tmp_path / "run").exists()
+
+
+def test_commands_name_the_missing_base_and_refuse_a_whole_model(
+    adapter: Path, cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    outcome = cli("import", adapter, "--out", tmp_path / "run")
+    assert outcome.code == 2 and "names the base None, which is no folder here" in outcome.err
+    outcome = cli("import", tmp_path / "base", "--base", tmp_path / "base", "--out", tmp_path / "run")
+    assert outcome.code == 2 and "--base goes with an adapter of peft" in outcome.err
+    outcome = cli("export", tmp_path / "base", "--to", "peft", "--out", tmp_path / "back")
+    assert outcome.code == 2 and "has no adapters" in outcome.err
+    outcome = cli("import", adapter, "--base", tmp_path / "base", "--out", tmp_path / "run")
+    assert outcome.code == 0 and "adapters of 1 modules of GPT2LMHeadModel" in outcome.err + outcome.out
+    outcome = cli("generate", tmp_path / "run", "--prompt", "the cat", "--max-new-tokens", 2)
+    assert outcome.code == 0, outcome.err

@@ -1,0 +1,330 @@
+"""Adapters in the layout of peft, both ways: adapter_config.json beside adapter_model.safetensors.
+
+Keys are `base_model.model.` and the module of the Hugging Face class, then `.lora_A.weight` [r, in], `.lora_B.weight`
+[out, r] and `.lora_magnitude_vector` [out] for DoRA; a tensor that was trained in full has its own name. The tables of
+the architectures (`interop/architectures`) say which rows of which matrix a module holds. A module of several
+projections with an adapter each, such as GPT-2's c_attn, gets one of the joint rank with a block for each in B.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tformer.build import add_adapters, build_model
+from tformer.checkpoint.average import require_new
+from tformer.checkpoint.read import Checkpoint
+from tformer.checkpoint.save import CheckpointContents, write_checkpoint
+from tformer.checkpoint.tensor_files import read_tensors, tensor_chunks
+from tformer.interop.adapters import AdaptedCheckpoint
+from tformer.interop.architecture import Architecture, auto_class
+from tformer.interop.choose import choose_class
+from tformer.interop.exporting import resolved, tokenizers_of
+from tformer.interop.foreign_checkpoint import ForeignCheckpoint
+from tformer.interop.mapping import TRANSPOSED, Link, to_ours
+from tformer.interop.opening import open_checkpoint
+from tformer.model import Transformer
+from tformer.nn.lora import ADAPTER, Projection, projections
+from tformer.recipe import recipe_to_yaml
+from tformer.recipe.model import Model
+from tformer.recipe.sections import Lora, LoraBase
+from tformer.support import files
+from tformer.support.errors import InputError
+from tformer.support.formatting import listed
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+KEY = re.compile(r"(.+)\.(lora_A|lora_B|lora_magnitude_vector)(?:\.weight)?")
+TASKS = {
+    "AutoModelForCausalLM": "CAUSAL_LM",
+    "AutoModelForSequenceClassification": "SEQ_CLS",
+    "AutoModelForTokenClassification": "TOKEN_CLS",
+    "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM",
+    "AutoModel": "FEATURE_EXTRACTION",
+}
+UNREAD = ("lora_bias", "use_qalora", "alora_invocation_tokens", "target_parameters", "trainable_token_indices",
+          "layer_replication")  # fmt: skip
+"""Keys of adapter_config.json whose features tformer lacks."""
+MAX_LISTED = 4
+MAX_CONFIG_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Module:
+    """A linear layer of a Hugging Face class: its rows in a matrix of tformer."""
+
+    path: str
+    matrix: str
+    rows: Tensor  # [out]
+    is_transposed: bool
+
+    def parts(self, all_parts: Sequence[Projection]) -> list[tuple[Projection, Tensor]]:
+        """The projections that it holds, each with their rows in it. InputError for one that it holds in part."""
+        found = []
+        for part in all_parts:
+            own = ((self.rows >= part.start) & (self.rows < part.stop)).nonzero().flatten()
+            if len(own) == part.stop - part.start:
+                found.append((part, own[self.rows[own].argsort()]))
+            elif len(own):
+                raise InputError(f"{self.path} holds only some rows of {part.name}")
+        return found
+
+
+def modules_of(links: Sequence[Link], model: Transformer) -> dict[str, Module]:
+    """The linear layers inside the stacks, by their path in the Hugging Face class."""
+    matrices, found = projections(model), {}
+    for link in links:
+        matrix = link.ours.removesuffix(".weight")
+        if matrix in matrices and matrix != link.ours:
+            numbers = torch.arange(matrices[matrix][0].out_features).unsqueeze(1)
+            for name, part in zip(link.theirs, link.layout.split(numbers), strict=True):
+                path = name.removesuffix(".weight")
+                found[path] = Module(path, matrix, part.flatten(), link.layout is TRANSPOSED)
+    return found
+
+
+def _class_of(checkpoint: Checkpoint) -> tuple[Model, Architecture, str, list[Link]]:
+    """(resolved model, architecture, class, links). InputError when no class of Hugging Face computes the model."""
+    if isinstance(checkpoint, ForeignCheckpoint):
+        foreign = checkpoint.foreign
+        model, architecture, name = foreign.model, foreign.architecture, foreign.class_name
+    else:
+        recipe = checkpoint.recipe
+        model = resolved(recipe, tokenizers_of(checkpoint))
+        imported = checkpoint.trainer.get("imported")
+        model_type = imported.get("model_type") if isinstance(imported, dict) else None
+        choice = choose_class(model, family=recipe.arch, model_type=model_type)
+        if choice.steps:
+            raise InputError(f"{checkpoint.path}: {choice.steps[0].note}: adapters cannot follow", hint="merge them")
+        architecture, name = choice.architecture, choice.class_name
+    return model, architecture, name, architecture.written(model, name)[0]
+
+
+@dataclass(frozen=True)
+class PeftReport:
+    """What was written: the folder, the class of the base, and the number of adapted modules and of tensors."""
+
+    path: Path
+    class_name: str
+    modules: int
+    tensors: int
+
+    def document(self) -> dict[str, Any]:
+        """The JSON document of the commands."""
+        return {"path": str(self.path), "class": self.class_name, "modules": self.modules, "tensors": self.tensors}
+
+
+def export_adapters(checkpoint: Checkpoint, out: Path) -> PeftReport:
+    """Write a run's adapters for peft, which loads them onto the same base.
+
+    Raises InputError for a run without adapters, a base that no class of Hugging Face computes, and DoRA on some of the
+    projections of a module.
+    """
+    require_new(out)
+    if not isinstance(checkpoint, AdaptedCheckpoint):
+        raise InputError(f"{checkpoint.path} has no adapters", hint="--to peft writes runs of train --lora")
+    lora = checkpoint.own.recipe.lora
+    assert lora is not None
+    section, _, class_name, links = _class_of(checkpoint)
+    model = build_model(section, device="meta")
+    add_adapters(model, section, lora)
+    own = checkpoint.own.weights() | (checkpoint.own.ema() or {})
+    modules, matrices = modules_of(links, model), projections(model)
+    tensors, ranks, transposed = {}, {}, set()
+    for module in modules.values():
+        adapter = matrices[module.matrix][0].adapter
+        held = [] if adapter is None else module.parts(adapter.projections)
+        if not held:
+            continue
+        a, b, lengths = _joined(held, module, adapter, {key: own[f"{module.matrix}{ADAPTER}{key}"]
+                                                        for key in adapter.state_dict()})  # fmt: skip
+        ranks[module.path] = len(a)
+        transposed.add(module.is_transposed)
+        tensors |= {f"{PREFIX}{module.path}.lora_A.weight": a, f"{PREFIX}{module.path}.lora_B.weight": b}
+        if lengths is not None:
+            tensors[f"{PREFIX}{module.path}.lora_magnitude_vector"] = lengths
+    whole = {}
+    for link in links:
+        if link.ours in own:
+            parts = zip(link.theirs, link.layout.split(own[link.ours]), strict=True)
+            whole |= {f"{PREFIX}{name}": part.contiguous() for name, part in parts}
+    placed = {link.ours for link in links}
+    if homeless := sorted(name for name in own if name not in placed and ADAPTER not in name):
+        raise InputError(f"{class_name} has no place for {listed(homeless, MAX_LISTED)}")
+    saved = {name.removeprefix(PREFIX).rpartition(".")[0] for name in whole}
+    factor = math.sqrt if lora.rslora else float
+    config = {
+        "peft_type": "LORA",
+        "task_type": TASKS.get(auto_class(class_name)),
+        "base_model_name_or_path": str(checkpoint.base.path) if isinstance(checkpoint.base, ForeignCheckpoint) else "",
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout,
+        "target_modules": _shortest(list(ranks), list(modules)),
+        "modules_to_save": sorted(saved) or None,
+        "bias": "none",
+        "use_rslora": lora.rslora,
+        "use_dora": lora.dora,
+        "fan_in_fan_out": transposed == {True},
+        "rank_pattern": {path: rank for path, rank in ranks.items() if rank != lora.rank},
+        "alpha_pattern": {path: lora.scale * factor(rank) for path, rank in ranks.items() if rank != lora.rank},
+        "inference_mode": True,
+    }
+    tensors |= whole
+
+    def fill(folder: Path) -> None:
+        files.write_durably(folder / CONFIG, [(json.dumps(config, indent=2) + "\n").encode()])
+        files.write_durably(folder / WEIGHTS, tensor_chunks(tensors))
+
+    with files.storage_errors(out):
+        files.make_folders(out.absolute().parent)
+        files.publish_directory(out, fill)
+    return PeftReport(out, class_name, len(ranks), len(tensors))
+
+
+def _joined(
+    held: Sequence[tuple[Projection, Tensor]], module: Module, adapter: Any, own: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(A, B, magnitudes or None) of a module, from the adapters of the projections that it holds."""
+    adapter.to_empty(device="cpu").load_state_dict(dict(own))
+    factors: dict[Projection, list[Any]] = {
+        part: [each if each is None else each.detach() for each in own] for part, *own in adapter.factors()
+    }
+    first: Tensor = factors[held[0][0]][0]
+    is_common = all(torch.equal(factors[part][0], first) for part, _ in held)
+    joined_a = first if is_common else torch.cat([factors[part][0] for part, _ in held])
+    joined_b = torch.zeros(len(module.rows), len(joined_a))
+    lengths = None if adapter.magnitude is None else torch.zeros(len(module.rows))
+    for number, (part, place) in enumerate(held):
+        a, b, length = factors[part]
+        start = 0 if is_common else number * len(a)
+        joined_b[place, start : start + len(a)] = b
+        if lengths is not None:
+            lengths[place] = length
+    if lengths is not None and sum(len(place) for _, place in held) < len(module.rows):
+        raise InputError(f"DoRA: only some rows of {module.path} have an adapter, expected all", hint="merge instead")
+    return joined_a.contiguous(), joined_b, lengths
+
+
+def _shortest(chosen: Sequence[str], every: Sequence[str]) -> list[str]:
+    """Names by which exactly the chosen paths are found: their last words, where all with these are chosen."""
+    ends = sorted({path.rpartition(".")[2] for path in chosen})
+    is_exact = all(path in set(chosen) for path in every if path.rpartition(".")[2] in ends)
+    return ends if is_exact else sorted(chosen)
+
+
+def import_adapters(folder: Path, out: Path, *, base: str | None = None) -> PeftReport:
+    """Write a folder of peft as a run's checkpoint of adapters on `base`.
+
+    base: the model, in any form that commands take; None: the folder that the adapter's configuration names.
+
+    Raises InputError for another kind of adapter, features or modules that tformer has no adapters for, a base that is
+    missing or does not fit.
+    """
+    require_new(out)
+    config = files.read_object(folder / CONFIG, max_bytes=MAX_CONFIG_BYTES)
+    kind, named = config.get("peft_type"), config.get("base_model_name_or_path")
+    if kind != "LORA":
+        raise InputError(f"{folder / CONFIG}: peft_type: found {kind!r}, expected 'LORA'")
+    if unread := [key for key in UNREAD if config.get(key)]:
+        raise InputError(f"{folder / CONFIG}: {unread[0]}: tformer has no such adapters")
+    if base is None and not (named and Path(named).is_dir()):
+        raise InputError(f"{folder} names the base {named!r}, which is no folder here", hint="name it: --base MODEL")
+    if not (folder / WEIGHTS).is_file():
+        raise InputError(f"{folder} has no {WEIGHTS}", hint="pickled weights are never read: save them as safetensors")
+    checkpoint = open_checkpoint(base or str(named))
+    if isinstance(checkpoint, AdaptedCheckpoint):
+        raise InputError(f"--base: {checkpoint.path} holds adapters itself, expected a whole model", hint="merge it")
+    section, architecture, class_name, links = _class_of(checkpoint)
+    model = build_model(section, device="meta")
+    grouped: dict[str, dict[str, Tensor]] = {}
+    whole: dict[str, Tensor] = {}
+    for key, tensor in read_tensors(folder / WEIGHTS, sha256=None).items():
+        name = key.removeprefix(PREFIX)
+        if match := KEY.fullmatch(name):
+            grouped.setdefault(match[1], {})[match[2]] = tensor.float()
+        else:
+            whole[name] = tensor.float()
+    modules, matrices = modules_of(links, model), projections(model)
+    if unknown := sorted(grouped.keys() - modules.keys()):
+        raise InputError(
+            f"{folder}: {class_name} of {checkpoint.path} has no matrix inside its layers for {unknown[0]} "
+            f"({len(unknown)} of {len(grouped)})",
+            hint="the base must be of the class that the adapter was trained with; embeddings and outputs have none",
+        )
+    if not grouped:
+        raise InputError(f"{folder / WEIGHTS} has no tensor of an adapter")
+    for path, each in grouped.items():
+        if lacking := {"lora_A", "lora_B"} - each.keys():
+            raise InputError(f"{folder / WEIGHTS}: {path} has no {min(lacking)}")
+    linked = [link for link in links if set(link.theirs) <= whole.keys()]
+    if lost := sorted(whole.keys() - {name for link in linked for name in link.theirs}):
+        raise InputError(f"{folder / WEIGHTS}: {class_name} of {checkpoint.path} has no tensor {lost[0]}")
+    own = to_ours(linked, whole)
+    scales = {path: _scale(config, path, len(each["lora_A"])) for path, each in grouped.items()}
+    rank = max(len(each["lora_A"]) for each in grouped.values())
+    common = _scale(config, "", int(config.get("r", 8)))
+    is_plain = set(scales.values()) == {common} and rank == config.get("r", 8)
+    chosen: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
+    for path, each in grouped.items():
+        module = modules[path]
+        a, b = each["lora_A"], each["lora_B"] * (scales[path] / common)
+        if a.shape[1] != matrices[module.matrix][0].in_features or b.shape != (len(module.rows), len(a)):
+            raise InputError(f"{folder}: the adapter of {path} is {list(a.shape)} and {list(b.shape)}, another shape")
+        extra, lengths = rank - len(a), each.get("lora_magnitude_vector")
+        a = torch.cat([a, a.new_zeros(extra, a.shape[1])])
+        b = torch.cat([b, b.new_zeros(len(b), extra)], dim=1)
+        for part, place in module.parts(matrices[module.matrix][1]):
+            chosen[part.name] = a, b[place], None if lengths is None else lengths.flatten()[place]
+    every = [part.name for _, parts in matrices.values() for part in parts]
+    lora = Lora(
+        rank=rank,
+        alpha=config.get("lora_alpha", 8) if is_plain else common * rank,
+        rslora=bool(config.get("use_rslora")) and is_plain,
+        dora=bool(config.get("use_dora")),
+        dropout=config.get("lora_dropout") or 0.0,
+        targets=() if len(chosen) == len(every) else tuple(_shortest(list(chosen), every)),
+        train=tuple(own),
+        base=LoraBase(path=str(checkpoint.path.absolute()), sha256=checkpoint.sha256),
+    )
+    add_adapters(model, section, lora)
+    for name, (linear, _) in matrices.items():
+        if linear.adapter is None:
+            continue
+        parts = [chosen[part.name] for part in linear.adapter.projections]
+        own |= {f"{name}{ADAPTER}a": torch.cat([a for a, _, _ in parts]),
+                f"{name}{ADAPTER}b": torch.cat([b for _, b, _ in parts])}  # fmt: skip
+        if lora.dora:
+            own[f"{name}{ADAPTER}magnitude"] = torch.cat([each for _, _, each in parts if each is not None])
+    tied = model.tied_names()
+    needed = [name for name in model.state_dict() if name not in model.base_names and name not in tied]
+    if set(needed) - own.keys():
+        own = checkpoint.weights() | own
+    recipe = checkpoint.recipe.model_copy(update={"lora": lora, "model": section})
+    contents = CheckpointContents.derived(
+        checkpoint,
+        {name: own[name] for name in needed},
+        {"step": 0, "imported": {"model_type": architecture.model_type, "class": class_name}},
+        recipe_yaml=recipe_to_yaml(recipe),
+        tied={alias: owner for alias, owner in tied.items() if owner not in model.base_names},
+    )
+    with files.storage_errors(out):
+        files.make_folders(out.absolute().parent)
+    write_checkpoint(out, 0, contents)
+    return PeftReport(out, class_name, len(grouped), len(grouped) + len(whole))
+
+
+def _scale(config: Mapping[str, Any], path: str, rank: int) -> float:
+    """The factor of a module's change: its own alpha, by a pattern on the end of its path, over its rank."""
+    patterns = config.get("alpha_pattern") or {}
+    own = [alpha for pattern, alpha in patterns.items() if re.fullmatch(rf"(.*\.)?({pattern})", path)]
+    alpha = float(own[0] if own else config.get("lora_alpha", 8))
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
