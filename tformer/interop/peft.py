@@ -138,7 +138,10 @@ def export_adapters(checkpoint: Checkpoint, out: Path) -> PeftReport:
     add_adapters(model, section, lora)
     own = checkpoint.own.weights() | (checkpoint.own.ema() or {})
     modules, matrices = modules_of(links, model), projections(model)
-    tensors, ranks, transposed = {}, {}, set()
+    tensors: dict[str, Tensor] = {}
+    whole: dict[str, Tensor] = {}
+    ranks: dict[str, int] = {}
+    transposed: set[bool] = set()
     for module in modules.values():
         adapter = matrices[module.matrix][0].adapter
         held = [] if adapter is None else module.parts(adapter.projections)
@@ -151,7 +154,6 @@ def export_adapters(checkpoint: Checkpoint, out: Path) -> PeftReport:
         tensors |= {f"{PREFIX}{module.path}.lora_A.weight": a, f"{PREFIX}{module.path}.lora_B.weight": b}
         if lengths is not None:
             tensors[f"{PREFIX}{module.path}.lora_magnitude_vector"] = lengths
-    whole = {}
     for link in links:
         if link.ours in own:
             parts = zip(link.theirs, link.layout.split(own[link.ours]), strict=True)
@@ -195,9 +197,9 @@ def _joined(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """(A, B, magnitudes or None) of a module, from the adapters of the projections that it holds."""
     adapter.to_empty(device="cpu").load_state_dict(dict(own))
-    factors: dict[Projection, list[Any]] = {
-        part: [each if each is None else each.detach() for each in own] for part, *own in adapter.factors()
-    }
+    factors: dict[Projection, list[Any]] = {}
+    for part, *tensors in adapter.factors():
+        factors[part] = [None if each is None else each.detach() for each in tensors]
     first: Tensor = factors[held[0][0]][0]
     is_common = all(torch.equal(factors[part][0], first) for part, _ in held)
     joined_a = first if is_common else torch.cat([factors[part][0] for part, _ in held])
