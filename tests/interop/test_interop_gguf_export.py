@@ -185,6 +185,12 @@ def test_a_pre_tokenization_of_our_own_is_written_if_ten_thousand_texts_are_cut_
     assert fields(tokenizer, tmp_path)["pre"] == "gpt-2"  # no capital contraction in the text, and no combining mark
 
 
+@pytest.mark.parametrize("digits", [False, True])
+def test_a_tokenizer_trained_for_llama_cpp_keeps_its_name(digits: bool, tmp_path: Path) -> None:
+    tokenizer = byte_bpe(CONTRACTIONS + TEXT, pre_tokenization="gpt-2", digits=digits)
+    assert fields(tokenizer, tmp_path)["pre"] == ("smollm" if digits else "gpt-2")
+
+
 def test_rows_without_a_token_get_an_unused_one(tmp_path: Path) -> None:
     values = recipe("llama")
     values["model"]["vocab_size"] = 320

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer, TokenizerOptions, pipeline, train_tokenizer
 from tformer.tokenizer.options import TemplateName, TokenizerModel
+from tformer.tokenizer.pipeline import MAX_WORD_LENGTH, build_pre_tokenizer
 from tformer.tokenizer.special import SpecialIds
 from tformer.tokenizer.train import PROBES, probe_losslessness
 
@@ -161,9 +162,23 @@ def test_added_tokens_take_room_of_the_vocabulary(make):
     assert "special tokens, added tokens and sentinels take 264" in str(error.value.hint)
 
 
-def test_byte_bpe_passes_every_probe(make):
-    assert probe_losslessness(make("byte-bpe")) == []
+@pytest.mark.parametrize("pre_tokenization", ["tformer", "gpt-2"])
+def test_byte_bpe_passes_every_probe(make, pre_tokenization):
+    assert probe_losslessness(make("byte-bpe", pre_tokenization=pre_tokenization)) == []
     assert len(PROBES["word of 150 characters"]) == 150
+
+
+def test_gpt_2s_pre_tokenization_cuts_as_its_pattern_and_a_long_word_in_training_only():
+    text = "she'll say it's हिन्दी " + "ab" * 500
+    steps = [build_pre_tokenizer(TokenizerOptions(pre_tokenization="gpt-2"), training=each) for each in (False, True)]
+    words, trained = ([text[start:stop] for _, (start, stop) in step.pre_tokenize_str(text)] for step in steps)
+    assert words == ["she", "'ll", " say", " it", "'s", " ह", "ि", "न", "्", "द", "ी", " " + "ab" * 500]
+    assert max(map(len, trained)) == MAX_WORD_LENGTH and "".join(trained) == text
+
+
+def test_gpt_2s_pre_tokenization_belongs_to_byte_bpe():
+    with pytest.raises(ValueError, match="pre_tokenization gpt-2 needs model byte-bpe, found bpe"):
+        TokenizerOptions(model="bpe", pre_tokenization="gpt-2")
 
 
 @pytest.mark.parametrize("model", ["bpe", "unigram"])

@@ -173,7 +173,7 @@ def _require_equal(texts: Sequence[str], ours: list[list[int]], theirs: list[lis
             f"--to gguf: llama.cpp has no pre-tokenization that gives the tokenizer's ids: with the nearest, {name}, "
             f"{len(unlike):,} of {len(texts):,} texts differ, such as {texts[first]!r}: found {theirs[first][:12]}, "
             f"expected {ours[first][:12]}",
-            hint="--to huggingface keeps the tokenizer as it is",
+            hint="train-tokenizer --pre-tokenization gpt-2 makes one that is written; --to huggingface keeps this one",
         )
 
 

@@ -10,6 +10,7 @@ from tformer.support.options import Panel
 TokenizerModel = Literal["byte-bpe", "bpe", "wordpiece", "unigram", "word", "char"]
 TemplateName = Literal["none", "gpt", "bert", "roberta", "t5", "seq2seq"]
 UnicodeForm = Literal["none", "nfc", "nfkc"]
+PreTokenization = Literal["tformer", "gpt-2"]
 
 CEILINGS = {
     "vocab_size": 2**24,
@@ -38,6 +39,15 @@ class TokenizerOptions:
     lowercase: Annotated[bool, TEXT("--lowercase", help="Lower-case the text.")] = False
     strip_accents: Annotated[bool, TEXT("--strip-accents", help="Remove accents.", rare=True)] = False
     digits: Annotated[bool, TEXT("--digits", help="Split numbers into single digits.")] = False
+    pre_tokenization: Annotated[
+        PreTokenization,
+        MODEL(
+            "--pre-tokenization",
+            help="byte-bpe: what cuts texts into words. llama.cpp (`export --to gguf`) knows gpt-2, which cuts words "
+            "at combining marks, such as those of Hindi.",
+            rare=True,
+        ),
+    ] = "tformer"
     byte_fallback: Annotated[
         bool,
         MODEL("--byte-fallback", help="bpe, unigram: encode unseen characters as `<0xNN>` bytes, not [UNK]."),
@@ -90,5 +100,7 @@ class TokenizerOptions:
                 raise ValueError(f"added_tokens: found {token!r}, expected text without spaces")
             if self.model == "byte-bpe" and not token.isascii():
                 raise ValueError(f"added_tokens: found {token!r}, expected ASCII characters with model byte-bpe")
+        if self.pre_tokenization != "tformer" and self.model != "byte-bpe":
+            raise ValueError(f"pre_tokenization {self.pre_tokenization} needs model byte-bpe, found {self.model}")
         if self.byte_fallback and self.model not in BYTE_FALLBACK_MODELS:
             raise ValueError(f"byte_fallback needs model {' or '.join(BYTE_FALLBACK_MODELS)}, found {self.model}")

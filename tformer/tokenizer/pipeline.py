@@ -10,8 +10,8 @@ Losses of each kind:
     char       one id per character of the training text: lossless for these characters
 
 Text that looks like a special token never becomes one: pre-tokenizers separate letters from punctuation, and every
-special token contains both. No pre-token is longer than `MAX_WORD_LENGTH`, which bounds a trainer's memory for one
-word.
+special token contains both. No pre-token of a training is longer than `MAX_WORD_LENGTH`, which bounds a trainer's
+memory for one word.
 """
 
 from __future__ import annotations
@@ -154,16 +154,19 @@ def build_pre_tokenizer(options: TokenizerOptions, *, training: bool) -> Any:
         return pre_tokenizers.Split(Regex(pattern.replace("@", str(MAX_WORD_LENGTH))), "isolated")
 
     digits = [pre_tokenizers.Digits(individual_digits=True)] if options.digits else []
+    own = options.pre_tokenization == "tformer"
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not own)  # the regex is GPT-2's
     metaspace = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="never", split=False)
     steps: dict[str, list[Any]] = {
         "byte-bpe": [
-            cut(SUBWORD_PATTERN),
+            *([cut(SUBWORD_PATTERN)] if own else []),
             *digits,
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            to_bytes,
+            *([cut(r"\S{1,@}")] if training and not own else []),
         ],
         "bpe": [cut(SUBWORD_PATTERN), *digits, metaspace],
         "unigram": [cut(SUBWORD_PATTERN), *digits, metaspace],
-        # BERT does not cut long words but makes them unknown: the cut in training only bounds the trainer's memory.
+        # BERT and GPT-2 do not cut long words: the cut in training only bounds the trainer's memory.
         "wordpiece": [pre_tokenizers.BertPreTokenizer(), *digits, *([cut(r"\S{1,@}")] if training else [])],
         "word": [pre_tokenizers.WhitespaceSplit(), cut(WORD_PATTERN), *digits],
         "char": [],
