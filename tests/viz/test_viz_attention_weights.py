@@ -124,6 +124,14 @@ def test_a_long_text_is_refused_and_cut_only_when_asked() -> None:
     assert len(read(loaded, Inputs(text, text, max_tokens=12)).sides["encoder"]) == 12
 
 
+def test_a_target_is_as_long_as_the_decoder_reads() -> None:
+    loaded = load_of(SEQ2SEQ.replace("max_seq_len: 48", "max_seq_len: 48\n  max_target_len: 5"))
+    with pytest.raises(InputError, match=r"the target has .* tokens, but the model reads at most 5"):
+        read(loaded, Inputs(TEXT, target=TEXT))
+    cut = read(loaded, Inputs(TEXT, target=TEXT, max_tokens=30))
+    assert len(cut.sides["decoder"]) == 5 < len(cut.sides["encoder"])
+
+
 @pytest.mark.parametrize(
     ("recipe", "asked", "words"),
     [

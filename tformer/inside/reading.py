@@ -299,7 +299,7 @@ def _translated(loaded: Loaded, given: Inputs, source: Sequence[int]) -> list[in
 
 def _room(loaded: Loaded, given: Inputs, length: int, *, what: str = "text") -> int:
     """The largest number of tokens to read. InputError when the text is longer and --max-tokens was not given."""
-    longest = loaded.model.max_seq_len
+    longest = loaded.model.longest_target if what == "target" else loaded.model.max_seq_len
     if given.max_tokens is not None:
         return min(given.max_tokens, longest)
     if length > longest:

@@ -56,18 +56,22 @@ def check_teacher(recipe: Recipe, teacher: Loaded) -> None:
 
 def _check_inputs(recipe: Recipe, teacher: Loaded) -> None:
     """Raise InputError for a teacher that cannot read the student's batches."""
-    own, longest = teacher.recipe.model, max(recipe.seq_len, recipe.target_seq_len)
+    own = teacher.recipe.model
     if own.patches is not None and recipe.model.patches is not None:
         for name in ("image_size", "channels"):
             ours, theirs = getattr(recipe.model.patches, name), getattr(own.patches, name)
             if ours != theirs:
                 raise InputError(f"teacher: model.patches.{name}: the student's is {ours}, the teacher's {theirs}")
         return
-    if longest > own.max_seq_len:
-        raise InputError(
-            f"teacher: {teacher.path} reads {own.max_seq_len} tokens, the student's batches have up to {longest}",
-            hint=f"--set data.seq_len={own.max_seq_len}",
-        )
+    for key, longest, most in (
+        ("seq_len", recipe.seq_len, own.max_seq_len),
+        ("target_seq_len", recipe.target_seq_len, own.longest_target),
+    ):
+        if longest > most:
+            raise InputError(
+                f"teacher: {teacher.path} reads {most} tokens, the student's batches have up to {longest}",
+                hint=f"--set data.{key}={most}",
+            )
     types, own_types = recipe.model.embedding.token_types, own.embedding.token_types
     if types > max(1, own_types):
         raise InputError(

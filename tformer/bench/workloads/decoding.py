@@ -210,8 +210,8 @@ class Translation(Decoding):
                 "bench translate: separate vocabularies of source and target cannot be benchmarked",
                 hint="use a joint one",
             )
-        if new_tokens > model.max_seq_len:
-            raise InputError(f"--new-tokens: found {new_tokens}, the model writes {model.max_seq_len} at most")
+        if new_tokens > model.longest_target:
+            raise InputError(f"--new-tokens: found {new_tokens}, the model writes {model.longest_target} at most")
         if model.vocab_size is not None and beam > model.vocab_size:
             raise InputError(f"--beam-size: found {beam}, the vocabulary has {model.vocab_size} tokens")
         Decoding.check_compiled_steps(task)
