@@ -18,6 +18,7 @@ from tformer.model import Transformer
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives import OBJECTIVES, CausalLmOptions, build_objective
 from tformer.objectives.base import Objective, ObjectiveContext, total_loss
+from tformer.objectives.contrastive import ContrastiveOptions
 from tformer.objectives.denoising import DenoisingOptions
 from tformer.objectives.distillation import Distillation
 from tformer.objectives.labelled import ClassificationOptions, MultiLabelOptions, RegressionOptions
@@ -25,6 +26,7 @@ from tformer.objectives.masked_lm import MaskedLmOptions
 from tformer.objectives.next_sentence import NextSentenceOptions
 from tformer.objectives.replaced_token import ReplacedTokenOptions
 from tformer.objectives.seq2seq import Seq2SeqOptions
+from tformer.objectives.similarity import SimilarityOptions
 from tformer.objectives.span_corruption import SpanCorruptionOptions
 from tformer.recipe.model import Model
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
@@ -43,13 +45,18 @@ KINDS: dict[str, tuple[Any, ...]] = {
     "classification": (ClassificationOptions(weight=0.25),),
     "multi_label": (MultiLabelOptions(weight=0.25),),
     "regression": (RegressionOptions(weight=0.25),),
+    "contrastive": (ContrastiveOptions(weight=0.25),),
+    "similarity": (SimilarityOptions(weight=0.25),),
     "seq2seq": (Seq2SeqOptions(weight=0.25),),
     "span_corruption": (SpanCorruptionOptions(noise_density=0.3, weight=0.5),),
     "denoising": (
         DenoisingOptions(delete_share=0.1, replace_share=0.2, permute_sentences=True, rotate_share=0.5, weight=0.5),
     ),
 }
-DISTILLED = [kind for kind in KINDS if kind != "replaced_token"]
+WHOLE = [kind for kind, options in KINDS.items() if options[0].objective.compares_batch]
+"""The cases whose loss is no sum over the examples of a batch."""
+
+DISTILLED = [kind for kind in KINDS if kind not in ("replaced_token", *WHOLE)]
 """The cases that a student can learn from a teacher."""
 
 
@@ -85,6 +92,11 @@ def samples_of(kind: str, lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> 
         return [
             Example(np.array([CLS, *one, SEP]), label=label) for one, label in zip(texts, labels[kind], strict=True)
         ]
+    if kind in WHOLE:
+        scores = draw.normal(size=len(lengths)).tolist()
+        sides = [[Example(np.array([CLS, *one, SEP]), label=scores[i]) for i, one in enumerate(side)]
+                 for side in (texts, others)]  # fmt: skip
+        return list(zip(*sides, strict=True))
     if kind in ("masked_lm", "replaced_token"):
         return [Example(np.array([CLS, *one, SEP])) for one in texts]
     return texts

@@ -101,6 +101,14 @@ def _embed(
     return predict(model, samples, collate, read, taps=taps, batch_size=options.batch_size, work=work)
 
 
+def pooling_named(name: str) -> str:
+    """The key of `POOLINGS` of a value of --pooling. Raises InputError for another, and for one that is learned."""
+    known = [each for each, kind in POOLINGS.items() if not kind.is_learned]
+    if name not in (LAST, *known):
+        raise InputError(f"--pooling: found {name!r}, expected {', '.join(map(repr, known))} or {LAST!r}")
+    return "eos" if name == LAST else name
+
+
 def _pooling(loaded: Loaded, options: EmbedOptions) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
     """A function of hidden states and mask that gives vectors.
 
@@ -114,10 +122,7 @@ def _pooling(loaded: Loaded, options: EmbedOptions) -> Callable[[torch.Tensor, t
         assert isinstance(module, PooledHead)
         pool, unit_length = module.pool, unit_length or module.unit_length
     else:
-        known = [name for name, kind in POOLINGS.items() if not kind.is_learned]
-        if how not in (None, LAST, *known):
-            raise InputError(f"--pooling: found {how!r}, expected {', '.join(map(repr, known))} or {LAST!r}")
-        pool = POOLINGS["eos" if how == LAST else how or "mean"].pool
+        pool = POOLINGS[pooling_named(how or "mean")].pool
 
     def vectors(hidden_BTD: torch.Tensor, mask_BT: torch.Tensor | None) -> torch.Tensor:
         vectors_BD = pool(hidden_BTD, mask_BT).float()[:, : options.dimensions]

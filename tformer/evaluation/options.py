@@ -241,6 +241,15 @@ class EvaluationOptions(DataOptions):
         ),
     ] = None
     views: Annotated[Views, MEASURE] = 1
+    pooling: Annotated[
+        str | None,
+        MEASURE(
+            "--pooling",
+            metavar="mean|cls|max|last",
+            help="An encoder of any kind: measure its vectors, pooled so, on pairs of texts (--data).",
+            rare=True,
+        ),
+    ] = None
     seq_len: Annotated[
         int | None,
         MEASURE(
@@ -289,6 +298,8 @@ class EvaluationOptions(DataOptions):
         if self.max_tokens is not None and not self.pseudo_perplexity:
             raise InputError("--max-tokens limits --pseudo-perplexity, which was not given")
         self._check_tasks()
+        if self.pooling is not None and self.data is None:
+            raise InputError("--pooling measures vectors on pairs of texts", hint="name them with --data FILE")
         if self.score and self.no_decode:
             raise InputError("--score and --no-decode exclude each other")
         if self.score and (self.by or self.plot):

@@ -11,12 +11,14 @@ from typing import get_args
 from tformer.nn.heads import HeadOptions
 from tformer.objectives.base import Combined, Objective, ObjectiveContext
 from tformer.objectives.causal_lm import CausalLmOptions
+from tformer.objectives.contrastive import ContrastiveOptions
 from tformer.objectives.denoising import DenoisingOptions
 from tformer.objectives.labelled import ClassificationOptions, MultiLabelOptions, RegressionOptions
 from tformer.objectives.masked_lm import MaskedLmOptions
 from tformer.objectives.next_sentence import NextSentenceOptions
 from tformer.objectives.replaced_token import ReplacedTokenOptions
 from tformer.objectives.seq2seq import Seq2SeqOptions
+from tformer.objectives.similarity import SimilarityOptions
 from tformer.objectives.span_corruption import SpanCorruptionOptions
 from tformer.support.errors import InputError
 
@@ -38,6 +40,8 @@ ObjectiveOptions = (
     | ClassificationOptions
     | MultiLabelOptions
     | RegressionOptions
+    | ContrastiveOptions
+    | SimilarityOptions
     | Seq2SeqOptions
     | SpanCorruptionOptions
     | DenoisingOptions

@@ -33,8 +33,10 @@ from tformer.support.decoding import Use, keys_for
 from tformer.support.errors import InputError
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
-DataKind = Literal["text", "masked_text", "sentences", "labelled", "pairs"]
-"""Kinds of training data: text in windows, text that the objective corrupts, sentences, labelled examples, pairs."""
+DataKind = Literal["text", "masked_text", "sentences", "labelled", "pairs", "text_pairs"]
+"""Kinds of training data: text in windows, text that the objective corrupts, sentences, labelled examples, pairs of a
+source and a target, pairs of texts that are read alone.
+"""
 
 WINDOWED: frozenset[DataKind] = frozenset({"text", "masked_text"})
 """The kinds that are cut into windows, as `data.packing` says."""
@@ -168,6 +170,9 @@ class Objective:
         needs_generator: whether the recipe needs a second model (ELECTRA's generator).
         companion_of: kind of the objective that this one stands beside; None: it stands alone or first.
         predicts_tokens: whether the exponential of its loss is a perplexity.
+        trains_bodies: whether it usually trains a body that another objective has trained.
+        reads_scores: whether the pairs of texts that it reads have scores.
+        compares_batch: whether its loss is no sum over the examples of a batch, so that a batch is never divided.
         shares_forward: whether `terms` forms its loss from one forward pass that other objectives share.
         predicts: what the labels are, as a phrase for users.
         room: maximum tokens of text per example, where the objective adds tokens itself; None: `seq_len`.
@@ -190,6 +195,9 @@ class Objective:
     needs_generator: ClassVar[bool] = False
     companion_of: ClassVar[str | None] = None
     predicts_tokens: ClassVar[bool] = False
+    trains_bodies: ClassVar[bool] = False
+    reads_scores: ClassVar[bool] = False
+    compares_batch: ClassVar[bool] = False
     shares_forward: ClassVar[bool] = True
     predicts: ClassVar[str]
     room: int | None = None

@@ -73,6 +73,7 @@ class LabelledObjective(Objective):
 
     data = "labelled"
     parts = ()
+    trains_bodies = True
     unused_keys: ClassVar[tuple[str, ...]] = (
         *PAIR_KEYS,
         *GENERATION_KEYS,

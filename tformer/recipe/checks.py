@@ -132,6 +132,9 @@ def _unmet_needs(recipe: Recipe) -> Iterator[Problem]:
             if getattr(model, part) is not None:
                 hint = "images have one class each: --objective classification" if objective.head.label_kind else None
                 yield Problem(path, f"{kind} needs a model without model.{part}, found one", hint)
+        if objective.compares_batch and recipe.training.grad_accum > 1:
+            text = f"found {recipe.training.grad_accum}, expected 1 with {kind}, which compares all examples of a batch"
+            yield Problem(("training", "grad_accum"), text, f"--set objectives.{index}.chunk_size=N saves the memory")
         yield from _unfit_head(recipe, path, kind, objective)
     yield from _unfit_combination(recipe)
     metrics, decoded = (

@@ -196,7 +196,7 @@ BadRowsAre = Literal["error", "drop"]
 RUN = argument("RUN", help="Run, checkpoint or Hugging Face folder.", default="the newest run")
 Run = Annotated[str | None, RUN]
 Checkpoint = Annotated[str, MACHINE("--checkpoint", metavar="best|latest|step-N", help="Checkpoint to load.")]
-DEVICE = MACHINE("--device", metavar="auto|cpu|cuda[:i]", help="auto: a GPU where there is one.")
+DEVICE = MACHINE("--device", metavar="cpu|cuda[:i]", help="auto: a GPU where there is one.")
 Device = Annotated[str, DEVICE]
 DEVICES = MACHINE(
     "--devices",

@@ -6,6 +6,7 @@
     labelled       labelled texts and pairs of texts
     images         labelled images
     pairs          sources and targets
+    text_pairs     pairs of texts whose vectors are compared
     continuations  prompts and given continuations (`evaluate --score`)
     benchmarks     tasks of lm_eval (`evaluate --tasks`)
 
@@ -30,6 +31,7 @@ from tformer.tasks.masked_text import MaskedText
 from tformer.tasks.pairs import Pairs
 from tformer.tasks.sentences import Sentences
 from tformer.tasks.text import Text
+from tformer.tasks.text_pairs import TextPairs
 
 TASKS: dict[str, Task] = {
     "text": Text(),
@@ -38,6 +40,7 @@ TASKS: dict[str, Task] = {
     "labelled": Labelled(),
     "images": Images(),
     "pairs": Pairs(),
+    "text_pairs": TextPairs(),
     "continuations": Continuations(),
     "benchmarks": Benchmarks(),
 }

@@ -186,6 +186,11 @@ class EvenlySpread:
     def labels(self) -> np.ndarray:
         return np.asarray(self._samples.labels)[self._indices]
 
+    @property
+    def chosen(self) -> Any:
+        """The chosen samples, as a part of all."""
+        return self._samples.subset(self._indices)
+
     def __len__(self) -> int:
         return len(self._indices)
 

@@ -19,6 +19,7 @@ from tformer.tasks import TASKS, task_of
 from tformer.tasks.base import NO_DATA, ChosenData, EvenlySpread, HeldOut, Task, choose_data
 from tformer.tasks.baselines import baseline_lines
 from tformer.tasks.breakdown import at_length, breakdown
+from tformer.tasks.text_pairs import with_vectors
 from tformer.workers.work import Work
 
 HEADS = {objective.head.kind for objective in OBJECTIVES.values()}
@@ -29,12 +30,15 @@ def evaluate_model(options: EvaluationOptions, work: Work) -> tuple[Task, dict[s
 
     Raises InputError for a model or data that cannot be evaluated, and for options that do not apply to them.
     """
-    loaded = load(options.run, device=resolve_device(options.device), which=options.checkpoint, kinds=HEADS)
+    loaded = load(options.run, device=resolve_device(options.device), which=options.checkpoint,
+                  kinds=None if options.pooling is not None else HEADS)  # fmt: skip
     return evaluate_loaded(loaded, options, work)
 
 
 def evaluate_loaded(loaded: Loaded, options: EvaluationOptions, work: Work) -> tuple[Task, dict[str, Any]]:
     """`evaluate_model` for a loaded model, which may be packed for inference: use it for nothing else afterwards."""
+    if options.pooling is not None:
+        loaded = with_vectors(loaded, options.pooling)
     device = next(loaded.model.parameters()).device
     # As in validation: activations in this format, weights in fp32 and cast on use.
     trained_in = loaded.recipe.training.precision

@@ -65,7 +65,8 @@ def example_document(
         found = {"shape": list(pixels.shape), "min": pixels.min().item(), "max": pixels.max().item()}
         document["pixel_values"] = found
     head = objective.members[0].head
-    label = None if head.label_kind is None else values.pop("labels", None)
+    of_example = head.label_kind is not None or (batch.labels is not None and batch.labels.ndim == 1)
+    label = values.pop("labels", None) if of_example else None
     if label is not None:
         document["label"] = _label(label, head.label_kind, labels)
     for name, row in values.items():

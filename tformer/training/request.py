@@ -256,9 +256,10 @@ def _init_from(options: TrainOptions, path: Path) -> Start:
     imported = "imported" in checkpoint.trainer  # then its recipe is one for fine-tuning
     stored = checkpoint.recipe
     extra: list[str] = []
-    given = [OBJECTIVES[kind].data for kind in _given_objectives(options) if kind in OBJECTIVES]
-    learns_labels_first = "labelled" in given and stored.data_kind != "labelled" and stored.model.decoder is None
-    if learns_labels_first and not (imported or any(_named(options)) or options.config):
+    given = [OBJECTIVES[kind] for kind in _given_objectives(options) if kind in OBJECTIVES]
+    is_body = not any(each.objective.trains_bodies for each in stored.objectives) and stored.model.decoder is None
+    adapts = is_body and any(objective.trains_bodies for objective in given)
+    if adapts and not (imported or any(_named(options)) or options.config):
         options = replace(options, preset=FINE_TUNING)
         extra.append(f"training as in preset {FINE_TUNING}, as neither --preset nor --config was given")
     separate = options.recipe_values().get("tokenizer.separate", stored.separate_vocabularies)

@@ -58,6 +58,12 @@ def _digest(path: Path) -> str:
 
 def prepare_together(start: Start, work: Work, worker: Worker) -> Prepared:
     """`prepare` in each of several processes, with the leader's choices of number format, compilation and threads."""
+    for options in start.recipe.objectives:
+        if options.objective.compares_batch and worker.world_size > 1:
+            raise InputError(
+                f"--devices: {options.kind} compares all examples of a batch, so one process trains it",
+                hint="--set objectives.0.chunk_size=N saves memory",
+            )
     prepared = worker.in_turn(lambda: prepare(start, work, processes=worker.local_size))
     tokenizers = {"tokenizer": prepared.data.tokenizer, "target tokenizer": prepared.data.target_tokenizer}
     hashes = {name: "none" if each is None else each.sha256[:16] for name, each in tokenizers.items()}

@@ -102,6 +102,7 @@ def open_labelled(
     specs: Sequence[SourceSpec],
     *,
     columns: object = None,
+    preferred: object = None,
     reading: Reading = Reading(),
     needs_label: bool = True,
     numeric_label: bool = False,
@@ -112,6 +113,7 @@ def open_labelled(
 
     Args:
         columns: attributes text, text2 and label: names, or numbers from 0; None (each): guessed.
+        preferred: the columns of other data, likewise: tried before guessing, in tables that have them.
         needs_label: False: rows may have no label, lines of plain text are read too, and no row is left out.
         numeric_label: labels are scores, finite numbers.
         multi_label: labels may be lists (in jsonl and Parquet), joined by `separator`, and empty.
@@ -123,7 +125,7 @@ def open_labelled(
     if len(specs) > 1 and any(spec.weight is not None for spec in specs):
         raise InputError("data.train: labelled sources have no weights: every row is read once in an epoch")
     paths = [spec.path for spec in specs] or [DEFAULTS["labels"]]
-    sources = [_open(path, columns, reading, layout) for path in paths]
+    sources = [_open(path, columns, reading, layout, preferred) for path in paths]
     require_same_texts((source.name, source.has_text2) for source in sources)
     return sources
 

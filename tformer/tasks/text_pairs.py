@@ -1,0 +1,268 @@
+"""Pairs of texts whose vectors are compared: texts that belong together, or with a score of their similarity."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tformer.data.shards.labelled_tokens import LabelledTokens, tokenize_labelled
+from tformer.data.sources.labelled import LabelledSource, open_labelled
+from tformer.evaluation.classifier import GivenRows
+from tformer.evaluation.embed import pooling_named
+from tformer.evaluation.options import EvaluationOptions
+from tformer.evaluation.predict import predict_scores
+from tformer.loading import Loaded
+from tformer.metrics.retrieval import relevant_ranks, retrieval_metrics
+from tformer.metrics.statistics import distinct_places, pearson, spearman
+from tformer.nn.classification_heads import EmbeddingHeadOptions, HeadContext
+from tformer.nn.norm import NormOptions
+from tformer.objectives import build_objective
+from tformer.objectives.base import ObjectiveContext
+from tformer.objectives.collate import pad_examples
+from tformer.objectives.contrastive import ContrastiveOptions
+from tformer.recipe.recipe import Recipe
+from tformer.support.errors import InputError
+from tformer.tasks.base import (
+    ChosenData,
+    GivenExample,
+    HeldOut,
+    RowKeys,
+    Task,
+    Tokenizers,
+    TrainingData,
+    TrainingStart,
+    bad_row_lines,
+    note_bad_rows,
+    positions_of,
+    share_of_training,
+)
+from tformer.tasks.labelled import chosen_part, labelled_sample, split_labelled
+from tformer.tasks.text import TEXT_OPTIONS
+from tformer.tasks.tokenizers import Texts, obtain_tokenizer, text_context
+from tformer.tokenizer import Tokenizer
+from tformer.workers.work import Work
+
+QUERIES = 256  # compared with all documents at a time
+
+
+@dataclass(frozen=True)
+class PairedTexts(LabelledTokens):
+    """The first texts of pairs, with their scores (zeros where there are none), and the second texts."""
+
+    second: LabelledTokens | None = None
+
+    @property
+    def sides(self) -> tuple[LabelledTokens, LabelledTokens]:
+        """The first and the second texts, each alone."""
+        assert self.second is not None
+        own = {name: value for name, value in vars(self).items() if name != "second"}
+        return LabelledTokens(**own), self.second
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64 [N]: tokens of the longer text of each pair."""
+        return np.maximum(*(side.lengths for side in self.sides))
+
+    def examples(self, epoch: int, indices: Sequence[int] | np.ndarray) -> list[Any]:
+        """The pairs of `Example` with these numbers."""
+        return list(zip(*(side.examples(epoch, indices) for side in self.sides), strict=True))
+
+    def subset(self, indices: Sequence[int] | np.ndarray) -> PairedTexts:
+        """Some of the pairs, in this order."""
+        first, second = (side.subset(indices) for side in self.sides)
+        return PairedTexts(**vars(first), second=second)
+
+
+def read_pairs(
+    sources: Sequence[LabelledSource], recipe: Recipe, tokenizer: Tokenizer, *, scores: bool, work: Work
+) -> PairedTexts:
+    """The rows of sources. Raises InputError for rows of one text, and with `scores` for a row without one."""
+    rows, name = [row for source in sources for row in source.rows()], sources[0].name
+    if not sources[0].has_text2:
+        hint = "name the second column with --text2-column"
+        raise InputError(f"{name}: found one text a row, expected pairs of texts", hint=hint)
+    alone = [replace(row, text2=None) for row in rows], [replace(row, text=row.text2 or "", text2=None) for row in rows]
+    given: dict[str, Any] = {"seq_len": recipe.seq_len, "index": None, "truncation": recipe.data.truncation}
+    first, second = (
+        tokenize_labelled([GivenRows(side, name)], tokenizer, numeric=scores, work=work, **given) for side in alone
+    )
+    fingerprint = " ".join([first.fingerprint, *(source.fingerprint() for source in sources)])
+    labels = first.labels if scores else np.zeros(len(rows), dtype=np.float32)
+    own = vars(first) | {"fingerprint": fingerprint, "labels": labels, "rows": rows}
+    return PairedTexts(**own, second=second)
+
+
+def report_of_vectors(samples: PairedTexts, a_ND: np.ndarray, b_ND: np.ndarray, *, scores: bool) -> dict[str, Any]:
+    """Correlations of the cosines with the scores, or retrieval metrics of first texts that look for their second ones.
+
+    Equal second texts are one document, and the second texts of equal first texts are relevant to all of these.
+    """
+    a_ND, b_ND = (side / np.maximum(np.linalg.norm(side, axis=1, keepdims=True), 1e-12) for side in (a_ND, b_ND))
+    if scores:
+        if len(samples) < 2:
+            raise InputError(f"a correlation needs at least 2 pairs, found {len(samples)}")
+        cosines_N, labels_N = (a_ND * b_ND).sum(axis=1), np.asarray(samples.labels)
+        places = distinct_places(cosines_N), distinct_places(labels_N)
+        return {"pearson": float(pearson(cosines_N, labels_N)), "spearman": float(spearman(*places))}
+    queries, first_of_query, query_N = np.unique(
+        [row.text for row in samples.rows], return_index=True, return_inverse=True
+    )
+    documents, first_of_document, document_N = np.unique(
+        [row.text2 for row in samples.rows], return_index=True, return_inverse=True
+    )
+    order = np.argsort(query_N, kind="stable")
+    relevant = np.split(document_N[order], np.searchsorted(query_N[order], np.arange(1, len(queries))))
+    ranks = []
+    for start in range(0, len(queries), QUERIES):
+        scores_QN = a_ND[first_of_query[start : start + QUERIES]] @ b_ND[first_of_document].T
+        ranks += relevant_ranks(scores_QN, [np.unique(each) for each in relevant[start : start + QUERIES]])
+    return {"queries": len(queries), "documents": len(documents), **retrieval_metrics(ranks)}
+
+
+@dataclass(frozen=True)
+class PairsHeldOut(HeldOut):
+    """Held-out pairs: the objective's loss, and the report of their vectors. scores: their labels are scores."""
+
+    scores: bool = False
+
+    def measure(self, model: Any, work: Work) -> dict[str, Any]:
+        """Without meaning when interrupted."""
+        metrics = super().measure(model, work)
+        return metrics | ({} if work.should_stop() else self.report(model, work))
+
+    def report(self, model: Any, work: Work, **options: Any) -> dict[str, Any]:
+        """The metrics of whole vectors, and in `dimensions` those of the first numbers that the objective trains."""
+        samples = self.samples if isinstance(self.samples, PairedTexts) else self.samples.chosen
+        context = self.objective.context
+
+        def collate(examples: Sequence[Any], *, rng: np.random.Generator, training: bool) -> Any:
+            return pad_examples(examples, context, rng=rng)
+
+        sides = [
+            predict_scores(model, side, collate, head=self.objective.head.kind, work=work, **options)
+            for side in samples.sides
+        ]
+        if work.should_stop():
+            return {}
+        report = report_of_vectors(samples, *sides, scores=self.scores)
+        sizes = getattr(self.objective.options, "sizes", ())
+        parts = {
+            size: report_of_vectors(samples, *(side[:, :size] for side in sides), scores=self.scores) for size in sizes
+        }
+        return report | ({"dimensions": parts} if parts else {})
+
+
+class TextPairs(Task):
+    """Pairs of texts, with or without a score."""
+
+    description = "a model of vectors of texts"
+    options = TEXT_OPTIONS | {"text2_column", "label_column", "pooling"}
+    tokenizer_texts = "text_pairs"
+    row_keys: ClassVar[RowKeys] = (("text", "text2"), ("text", "text2", "label"))
+
+    def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
+        """Read and tokenize the pairs. Errors: no data, rows of one text, rows without a score where one is needed."""
+        recipe = start.recipe
+        data, scores = recipe.data, recipe.objectives[0].objective.reads_scores
+        if not data.train:
+            kind = recipe.objectives[0].kind
+            raise InputError(f"{kind} has no built-in data", hint="give pairs of texts: --data FILE.tsv")
+        sources = _open(data.train, data, scores=scores, columns=data.columns)
+        valid_sources = _open(data.valid, data, scores=scores, columns=data.columns) if data.valid else []
+        texts = Texts.of(sources, partial(_texts, sources), part="text pairs")
+        tokenizer = obtain_tokenizer(start, work, texts)
+        train = read_pairs(sources, recipe, tokenizer, scores=scores, work=work)
+        if valid_sources:
+            valid = read_pairs(valid_sources, recipe, tokenizer, scores=scores, work=work)
+        else:
+            train, valid = split_labelled(train, data)
+        train, first = share_of_training(train, recipe), sources[0]
+        found = {"text": first.text_column, "text2": first.text2_column}
+        found |= {"label": first.label_column} if scores else {}
+        resolved = data.model_copy(update={"columns": data.columns.model_copy(update=found)})
+        recipe = recipe.model_copy(update={"data": resolved})
+        work.note_all(*sources, *valid_sources, train, valid)
+        work.note(f"data: {len(train):,} training pairs, {len(valid):,} validation pairs")
+        note_bad_rows([*sources, *valid_sources], work)
+        context = text_context(recipe, tokenizer)
+        objective = build_objective(recipe.objectives, context)
+        held_out = PairsHeldOut(valid.name, valid, objective, recipe, recipe.training.batch_size, scores=scores)
+        return TrainingData(
+            recipe=recipe,
+            tokenizer=tokenizer,
+            samples=train,
+            validate=held_out.validate,
+            context=context,
+            fingerprint=f"{train.fingerprint} {valid.fingerprint}",
+            tokens_per_sample=2 * recipe.seq_len,
+            valid_tokens=4 * positions_of(valid, recipe.seq_len),  # both sides, for the loss and for the vectors
+            first_try=("evaluate",),
+            bad_rows=partial(bad_row_lines, [*sources, *valid_sources]) if data.reading.drops else None,
+        )
+
+    def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
+        """Two texts, each in its template; the second is the first where it is not given."""
+        given.require(needs="text", may="text2", reader=self.description)
+        tokenizer, _ = tokenizers
+        assert tokenizer is not None
+        texts = given.text, given.text if given.text2 is None else given.text2
+        sides = tuple(labelled_sample(recipe, tokenizer, GivenExample(text)) for text in texts)
+        return sides, text_context(recipe, tokenizer)
+
+    def held_out(self, loaded: Loaded, data: ChosenData, work: Work) -> PairsHeldOut:
+        """The pairs: with scores where a column of them was named or trained on, and the data has it."""
+        recipe, named = loaded.recipe, data.given is not None and data.given.label is not None
+        scores = named or recipe.objectives[0].objective.reads_scores
+        columns = {"columns": data.columns if data.given is None else data.given, "preferred": data.columns}
+        sources = _open(data.specs, data, scores=scores, needed=named or data.given is None, **columns)
+        scores = scores and sources[0].label_column is not None
+        samples = read_pairs(sources, recipe, loaded.text_tokenizer, scores=scores, work=work)
+        work.note_all(*sources, samples)
+        note_bad_rows(sources, work)
+        objective = build_objective(recipe.objectives, text_context(recipe, loaded.text_tokenizer))
+        samples, name = chosen_part(samples, data, recipe)
+        return PairsHeldOut(name, samples, objective, recipe, recipe.training.batch_size, scores=scores)
+
+    def evaluate(self, loaded: Loaded, data: ChosenData, options: EvaluationOptions, work: Work) -> dict[str, Any]:
+        """Correlations of cosines with scores, or of pairs without scores the retrieval of second texts."""
+        held_out = self.held_out(loaded, data, work)
+        with work.part(f"embedding {held_out.name}", unit="texts") as part:
+            report = held_out.report(loaded.model, part, batch_size=options.batch_size)
+        work.raise_if_stopped("before every text was read")
+        return {"data": held_out.name, "examples": len(held_out.samples), **report}
+
+    def lines(self, report: dict[str, Any]) -> Iterator[str]:
+        """One metric per line; of each number of dimensions one line."""
+        for name, value in report.items():
+            if isinstance(value, float | int) and name != "step":
+                yield f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}"
+        for size, metrics in report.get("dimensions", {}).items():
+            found = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items() if isinstance(value, float))
+            yield f"first {size} dimensions: {found}"
+
+
+def with_vectors(loaded: Loaded, pooling: str) -> Loaded:
+    """The model with a head that gives vectors. Raises InputError for one that is no encoder of texts."""
+    model = loaded.recipe.model
+    if model.encoder is None or model.decoder is not None or model.patches is not None:
+        raise InputError(f"--pooling: {loaded.path} is no encoder of texts")
+    head = EmbeddingHeadOptions(pooling=pooling_named(pooling))
+    sections = {"model": model.model_copy(update={"heads": (head,)}), "objectives": (ContrastiveOptions(),)}
+    loaded.model.heads[head.kind] = head.build(HeadContext(model.d_model, None, NormOptions()))
+    return replace(loaded, recipe=loaded.recipe.model_copy(update=sections))
+
+
+def _open(specs: Any, data: Any, *, scores: bool, needed: bool = True, **columns: Any) -> list[LabelledSource]:
+    facts: dict[str, Any] = {"needs_label": scores and needed, "numeric_label": scores, "reading": data.reading}
+    columns = {role: each.model_copy(update={} if scores else {"label": None}) for role, each in columns.items()}
+    return open_labelled(specs, **columns, **facts)
+
+
+def _texts(sources: Sequence[LabelledSource]) -> Iterator[str]:
+    for source in sources:
+        for row in source.rows():
+            yield from (row.text, row.text2 or "")
