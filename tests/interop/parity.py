@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tests.interop.classes import note_exchange
 from tformer.build import build_model
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.choose import choose_class, label_keys
@@ -26,7 +27,6 @@ from tformer.recipe.model import Model
 
 TOLERANCE = 2e-5  # of the largest logit, fp32
 Logits = Callable[[Any, Mapping[str, Tensor]], Tensor]  # (model, inputs) -> logits
-LARGEST_ERRORS: dict[str, float] = {}  # by class, of this session: the table that pytest prints at the end
 
 
 def randomized(reference: nn.Module, *, seed: int = 0) -> nn.Module:
@@ -103,21 +103,23 @@ def assert_parity(
     mask: Tensor | None = None,
     model_type: str | None = None,
     their_inputs: Mapping[str, Tensor] | None = None,
+    published: tuple[str, Mapping[str, Any]] | None = None,
 ) -> tuple[Transformer, ForeignModel]:
     """Import gives the reference's logits; export gives the reference's very file, which it loads again.
 
     their_inputs: for the reference, where its names or needs differ (GPT-2's position ids under left padding).
     model_type: what to export as, where another architecture with the same function would come first.
+    published: a name, and the config.json that is read in place of the one that `transformers` writes.
     """
     randomized(reference)
     original = saved(reference, tmp_path / "original")
+    if published is not None:
+        (original / "config.json").write_text(json.dumps(published[1]))
     model, foreign = imported(original)
     asked = inputs if their_inputs is None else their_inputs
     with torch.no_grad():
         expected = theirs(reference, asked)
         error = assert_agree(ours(model, inputs), expected, mask)
-    name = type(reference).__name__
-    LARGEST_ERRORS[name] = max(error, LARGEST_ERRORS.get(name, 0.0))
     again = exported(foreign, model, tmp_path / "again", model_type=model_type)
     before, after = load_file(original / "model.safetensors"), load_file(again / "model.safetensors")
     assert before.keys() == after.keys()
@@ -130,6 +132,9 @@ def assert_parity(
             # Out of the file's bytes: where a tensor lies in memory decides the last bits of a product.
             tensor.data = tensor.data.clone()
         assert torch.equal(theirs(loaded.eval(), asked), expected)
+    note_exchange(type(reference).__name__, foreign, error)
+    if published is not None:
+        note_exchange(published[0], foreign, error)
     return model, foreign
 
 

@@ -21,6 +21,7 @@ import torch
 import transformers
 
 import tformer
+from tests.interop.classes import note
 from tests.interop.parity import randomized
 from tests.interop.tiny_folders import refusal
 from tformer.interop.exporting import export_checkpoint
@@ -146,6 +147,7 @@ def ours(folder: Path, *, target: bool = False) -> Tokenizer:
     config = json.loads((folder / "config.json").read_text())
     found = read_target_tokenizer(folder, config) if target else read_tokenizer(folder, config)
     assert found is not None
+    note(config["model_type"], tokenizer="SentencePiece")
     return Tokenizer.from_json(found.json)
 
 

@@ -12,6 +12,7 @@ import transformers
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import models, pre_tokenizers, trainers
 
+from tests.interop.classes import note
 from tformer.interop.tokenizer_files import read_tokenizer
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
@@ -73,6 +74,7 @@ def assert_alike(folder: Path) -> tuple[Tokenizer, Any]:
     """Ids of texts and of pairs, with and without special tokens; roles; the size."""
     config = json.loads((folder / "config.json").read_text())
     found = read_tokenizer(folder, config)
+    note(config["model_type"], tokenizer="vocabulary")
     ours, reference = Tokenizer.from_json(found.json), theirs(folder)
     for text in TEXTS:
         assert ours.encode(text) == reference(text, add_special_tokens=False)["input_ids"], text

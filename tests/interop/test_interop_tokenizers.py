@@ -11,6 +11,7 @@ import transformers
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from tests.interop.classes import OWN, note
 from tformer.interop.tokenizer_files import read_tokenizer, tokenizer_documents
 from tformer.recipe.recipe import SpecialTokens
 from tformer.support.errors import InputError
@@ -20,12 +21,7 @@ TEXTS = ["the cat sat on the mat", " two  spaces\n", "Héllo, wörld! 日本 42"
 CORPUS = [*TEXTS[:3], "the dog ran and the cat sat"] * 3
 KINDS = ("byte-bpe", "bpe", "wordpiece", "unigram", "word", "char")
 TEMPLATES = ("gpt", "bert", "roberta", "t5", "seq2seq", "none")
-MODEL_TYPES = (
-    *("gpt2", "llama", "mistral", "opt", "bloom", "bert", "roberta", "electra", "distilbert"),
-    *("t5", "bart", "mbart", "pegasus", "marian", "longformer", "big_bird"),
-    *("gemma", "gemma2", "gemma3_text", "olmo", "olmo2", "granite", "starcoder2", "gpt_bigcode", "gpt_neo", "xglm"),
-    *("gpt_neox", "gptj", "phi", "phi3", "stablelm", "smollm3", "falcon"),
-)
+MODEL_TYPES = [name for name, one in OWN.items() if one.family != "vit" and not one.own_tokenizer_rules]
 
 
 def trained(model: str, template: str) -> Tokenizer:
@@ -68,6 +64,7 @@ def test_whatever_the_architecture_its_own_class_does_not_step_in(tmp_path: Path
     ours = trained("unigram", "t5")
     theirs = transformers.AutoTokenizer.from_pretrained(written(ours, tmp_path / "out", model_type=model_type))
     assert_alike(ours, theirs)
+    note(model_type, tokenizer="tokenizer.json")
 
 
 def test_where_auto_tokenizer_overrules_every_file_the_plain_class_does_not(tmp_path: Path) -> None:
@@ -75,6 +72,7 @@ def test_where_auto_tokenizer_overrules_every_file_the_plain_class_does_not(tmp_
     ours = trained("unigram", "t5")
     folder = written(ours, tmp_path / "out", model_type="qwen2")
     assert_alike(ours, transformers.PreTrainedTokenizerFast.from_pretrained(folder))
+    note("qwen2", tokenizer="tokenizer.json")
 
 
 def test_what_a_model_reads_is_said(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import transformers
 from torch import Tensor
 
 from tests.interop.parity import padding, tokens
+from tformer.model import Transformer
 
 VOCABULARY, LENGTH = 61, 11
 MASK = padding(LENGTH, 11, 8, 5)
@@ -162,3 +164,16 @@ def batch(mask: Tensor = MASK, *, pad: int = 0, types: int = 1) -> dict[str, Ten
     ids = tokens(*mask.shape, vocabulary=VOCABULARY).masked_fill(mask == 0, pad)
     typed = {"token_type_ids": torch.arange(mask.shape[1]).expand(mask.shape) % types} if types > 1 else {}
     return {"input_ids": ids, "attention_mask": mask, **typed}
+
+
+def hidden_of(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Last hidden states at real positions, and the pooler's output where there is one."""
+    found = model(**inputs)
+    hidden: Tensor = found.hidden if isinstance(model, Transformer) else found.last_hidden_state
+    if hidden.shape[:2] == MASK.shape:
+        hidden = hidden[MASK.bool()]
+    if isinstance(model, Transformer):
+        pooled = found.head("pooler") if "pooler" in found.heads else None
+    else:
+        pooled = getattr(found, "pooler_output", None)
+    return hidden if pooled is None else torch.cat([hidden.flatten(), pooled.flatten()])

@@ -11,6 +11,7 @@ import tokenizers
 import torch
 import transformers
 
+from tests.interop.classes import note
 from tests.interop.parity import imported, saved
 from tformer.decoding.generate import generate
 from tformer.decoding.settings import BeamSettings, GenerationSettings
@@ -196,6 +197,7 @@ def theirs(pair: Pair, *, first: int | None = None, **options: Any) -> Written:
     found = pair.theirs.generate(
         input_ids=ids, attention_mask=mask, do_sample=False, return_dict_in_generate=True, output_scores=True, **options
     )
+    note(type(pair.theirs).__name__, generation="beams" if options.get("num_beams", 1) > 1 else "greedy")
     ends = options.get("eos_token_id", [EOS])
     known = (longest if left else 1) + (first is not None)
     scores = getattr(found, "sequences_scores", None)

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tformer.cli.command import examples, takes_options
-from tformer.cli.look_inside import command_line, looking_inside
-from tformer.cli.report import emit_document, show_notes
+from tformer.cli.look_inside import command_line, emit_views, looking_inside
+from tformer.cli.report import show_notes
 from tformer.inside.options import LENS_HEADS, LensOptions
 from tformer.support.errors import InputError
-
-if TYPE_CHECKING:
-    from tformer.inside.lens import LensReport
-    from tformer.viz.output import Output
 
 EPILOG = examples(
     '`tformer lens --text "The cat sat on the mat." -o lens.html`',
@@ -35,29 +29,21 @@ def lens(options: LensOptions) -> None:
     """
     reads = (options.image, options.tuned)
     with looking_inside(options, "lens", reads, kinds=LENS_HEADS) as (chosen, loaded, work):
+        from tformer.viz.lens import page, text
         from tformer.workflows.lens import make_report
 
         report = make_report(loaded, options, work=work, command=command_line())
     show_notes(report.notes, dim=True)
     if options.view == "parts" and report.parts is None:
         raise InputError(f"--view parts: {report.without_parts}")
-    emit_document(chosen, _content(report, options, chosen))
-
-
-def _content(report: LensReport, options: LensOptions, chosen: Output) -> str | bytes:
-    if chosen.format == "html":
-        from tformer.viz.lens.page import render
-
-        return render(report)
-    from tformer.viz.lens.text import as_csv, as_json, as_text, heading, plots_of
-
-    if chosen.format == "json":
-        return as_json(report)
-    if chosen.format == "csv":
-        return as_csv(report, options.view)
-    if chosen.format == "terminal":
-        places = range(0 if report.every else len(report.positions) - 1, len(report.positions))
-        return as_text(report, options.view, places)
-    from tformer.viz.picture import render_plots
-
-    return render_plots(plots_of(report, options.view), chosen.format, title=heading(report, options.view))
+    places = range(0 if report.every else len(report.positions) - 1, len(report.positions))
+    emit_views(
+        chosen,
+        loaded,
+        text.heading(report, options.view),
+        lambda: text.plots_of(report, options.view),
+        json=lambda: text.as_json(report),
+        csv=lambda: text.as_csv(report, options.view),
+        terminal=lambda: text.as_text(report, options.view, places),
+        html=lambda **_: page.render(report),
+    )

@@ -1,21 +1,22 @@
-"""What the commands that look inside a model begin with: checked options, a place for the output, the loaded model."""
+"""What the commands that look inside a model begin and end with: checked options, the loaded model; the output."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tformer.cli.process import StopFlag
-from tformer.cli.report import progress_reporter, show_notes
+from tformer.cli.report import emit_document, progress_reporter, show_notes
 from tformer.support.files import refuse_to_replace
 
 if TYPE_CHECKING:
     from tformer.loading import Loaded
     from tformer.viz.output import Output
+    from tformer.viz.plots import Plot
     from tformer.workers.work import Work
 
 
@@ -48,3 +49,32 @@ def looking_inside(
 def command_line() -> str:
     """The command as it was called."""
     return shlex.join(["tformer", *sys.argv[1:]])
+
+
+def emit_views(
+    chosen: Output,
+    loaded: Loaded,
+    title: str,
+    plots: Callable[[], Sequence[Plot]],
+    *,
+    json: Callable[[], str],
+    csv: Callable[[], str],
+    terminal: Callable[[], str] | None = None,
+    html: Callable[..., str] | None = None,
+) -> None:
+    """Write a report in the chosen format: as its own text there, else as its plots.
+
+    Args:
+        title: with {} for the name of the run.
+        html: called with `title` and the `notes` that stand below a page.
+    """
+    from tformer.viz.attention.scene import run_name
+    from tformer.viz.picture import render_plots
+
+    notes = (f"Model: {loaded.path}.", f"Command: {command_line()}")
+    whole: Any = {"title": title.replace("{}", run_name(loaded.path)), "notes": notes}
+    if chosen.format == "html" and html is not None:
+        return emit_document(chosen, html(**whole))
+    own = {"json": json, "csv": csv, "terminal": terminal}.get(chosen.format)
+    to_file = chosen.path is not None
+    emit_document(chosen, own() if own else render_plots(plots(), chosen.format, to_file=to_file, **whole))

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tformer.cli.command import examples, takes_options
-from tformer.cli.look_inside import command_line, looking_inside
-from tformer.cli.report import emit_document, show_notes
+from tformer.cli.look_inside import emit_views, looking_inside
+from tformer.cli.report import show_notes
 from tformer.inside.options import PatchOptions
-from tformer.support.formatting import aligned
-
-if TYPE_CHECKING:
-    from tformer.inside.patching import AblationReport, PatchReport
-    from tformer.loading import Loaded
-    from tformer.viz.output import Output
 
 EPILOG = examples(
     '`tformer patch --clean "The Louvre is in" --corrupted "The Prado is in"`',
@@ -38,36 +30,26 @@ def patch(options: PatchOptions) -> None:
         from tformer.viz import patching as viz
         from tformer.workflows.patching import ablate, patch_prompts
 
-        report: PatchReport | AblationReport
         if options.ablate is None:
             report = patch_prompts(loaded, options, work)
             show_notes(viz.patch_lines(report), dim=True)
-        else:
-            report = ablate(loaded, options, work)
-            show_notes([f"measured on {report.data}"], dim=True)
-    emit_document(chosen, _content(report, chosen, loaded))
-
-
-def _content(report: PatchReport | AblationReport, chosen: Output, loaded: Loaded) -> str | bytes:
-    from tformer.inside.patching import PatchReport
-    from tformer.viz import patching as viz
-    from tformer.viz.attention.scene import run_name
-    from tformer.viz.picture import render_plots
-
-    name, notes = run_name(loaded.path), (f"Model: {loaded.path}.", f"Command: {command_line()}")
-    if isinstance(report, PatchReport):
-        if chosen.format in ("json", "csv"):
-            return viz.patch_json(report, model=loaded.identity) if chosen.format == "json" else viz.patch_csv(report)
-        plots, title = viz.patch_plots(report), f"{'Noising' if report.noising else 'Denoising'} of {name}"
-    else:
-        if chosen.format in ("json", "csv"):
-            return (
-                viz.ablation_json(report, model=loaded.identity)
-                if chosen.format == "json"
-                else viz.ablation_csv(report)
+            emit_views(
+                chosen,
+                loaded,
+                ("Noising" if report.noising else "Denoising") + " of {}",
+                lambda: viz.patch_plots(report),
+                json=lambda: viz.patch_json(report, model=loaded.identity),
+                csv=lambda: viz.patch_csv(report),
             )
-        if chosen.format == "terminal":
-            table = viz.ablation_table(report)
-            return "\n".join([*aligned(table, right=table[0][2:]), ""])
-        plots, title = viz.ablation_plots(report), f"What each part of {name} is worth"
-    return render_plots(plots, chosen.format, title=title, to_file=chosen.path is not None, notes=notes)
+        else:
+            found = ablate(loaded, options, work)
+            show_notes([f"measured on {found.data}"], dim=True)
+            emit_views(
+                chosen,
+                loaded,
+                "What each part of {} is worth",
+                lambda: viz.ablation_plots(found),
+                json=lambda: viz.ablation_json(found, model=loaded.identity),
+                csv=lambda: viz.ablation_csv(found),
+                terminal=lambda: viz.ablation_text(found),
+            )

@@ -10,7 +10,7 @@ import numpy as np
 from tformer.inside.heads import KINDS, MEANINGS, HeadReport, Kind
 from tformer.inside.options import head_name
 from tformer.loading import Identity
-from tformer.support.formatting import csv_text, json_text
+from tformer.support.formatting import aligned, csv_text, json_text
 from tformer.viz.plots import Heat, Line, Lines, Plot
 
 MOST_CURVES = 24  # of a plot: more names than that do not fit under it
@@ -89,6 +89,14 @@ def tables_of(report: HeadReport) -> Iterator[tuple[str, list[tuple[str, ...]]]]
                 )
             )
         yield KINDS[kind], rows
+
+
+def as_text(report: HeadReport) -> str:
+    """`tables_of` as aligned text."""
+    lines = []
+    for heading, rows in tables_of(report):
+        lines += [heading, *aligned(rows, right=rows[0][1:]), ""]
+    return "\n".join(lines)
 
 
 def as_json(reports: Sequence[HeadReport], *, model: Identity) -> str:

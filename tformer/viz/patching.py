@@ -10,7 +10,7 @@ import numpy as np
 from tformer.inside.options import head_name
 from tformer.inside.patching import PARTS, Ablation, AblationReport, PatchMap, PatchReport
 from tformer.loading import Identity
-from tformer.support.formatting import csv_text, json_text
+from tformer.support.formatting import aligned, csv_text, json_text
 from tformer.viz.plots import Heat, Plot
 
 # --- patching --------------------------------------------------------------------------------------------------------
@@ -137,6 +137,12 @@ def ablation_table(report: AblationReport) -> list[tuple[str, ...]]:
     rows.append(row("(whole)", "", report.whole, ""))
     ordered = sorted(report.parts, key=lambda each: -change(report, each))
     return rows + [row(each.name, each.side, each.metrics, f"{change(report, each):+.4f}") for each in ordered]
+
+
+def ablation_text(report: AblationReport) -> str:
+    """`ablation_table` as aligned text."""
+    table = ablation_table(report)
+    return "\n".join([*aligned(table, right=table[0][2:]), ""])
 
 
 def ablation_json(report: AblationReport, *, model: Identity) -> str:
