@@ -10,7 +10,7 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from tests.interop.published import PUBLISHED, class_of
 from tformer.interop import architectures
@@ -19,6 +19,7 @@ from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.choose import choose_class
 from tformer.interop.read_model import ForeignModel
 from tformer.interop.to_gguf import _form_of
+from tformer.interop.to_onnx import refuse_unwritten
 from tformer.support.errors import InputError
 
 Note = tuple[str, str, str | float]  # a class, a published configuration or a model_type; a column; what was found
@@ -34,25 +35,28 @@ def note(name: str, **columns: str | float) -> None:
 def note_exchange(name: str, foreign: ForeignModel, error: float) -> None:
     """Of a model that came in with this error and went out tensor by tensor."""
     note(name, **{"import": "yes", "export": "yes"}, largest_error=error)
-    choice = choose_class(foreign.model, family=foreign.architecture.family, model_type=foreign.architecture.model_type)
-    try:
-        _form_of(choice)
-        note(name, GGUF="yes")
-    except InputError:
-        pass
+    architecture, model = foreign.architecture, foreign.model
+    checks: dict[str, Callable[[], object]] = {
+        "GGUF": lambda: _form_of(choose_class(model, family=architecture.family, model_type=architecture.model_type)),
+        "ONNX": lambda: refuse_unwritten(model),
+    }
+    for column, check in checks.items():
+        try:
+            check()
+        except InputError:
+            continue
+        note(name, **{column: "yes"})
 
 
 def tables(notes: Iterable[Note]) -> str:
     found: dict[str, dict[str, set[str | float]]] = {}
     for name, column, value in notes:
         found.setdefault(name, {}).setdefault(column, set()).add(value)
-    known = {name: one for one in OWN.values() for name in one.classes}
-    for name, one in known.items():
-        if name in found:
-            found[name]["tokenizer"] = found.get(one.model_type, {}).get("tokenizer", set())
-    for name, (config, _) in PUBLISHED.items():
-        if name in found:
-            found[name]["tokenizer"] = found.get(config["model_type"], {}).get("tokenizer", set())
+    types = {name: one.model_type for one in OWN.values() for name in one.classes}
+    classes, published = ([name for name in names if name in found] for names in (types, PUBLISHED))
+    for name in (*classes, *published):
+        kind = types[name] if name in types else PUBLISHED[name][0]["model_type"]
+        found[name]["tokenizer"] = found.get(kind, {}).get("tokenizer", set())
     files = {
         file: [name for one in ones for name in one.classes if name in found] for file, (_, ones) in by_file().items()
     }
@@ -61,8 +65,6 @@ def tables(notes: Iterable[Note]) -> str:
         [f"`{file}`", str(length), ", ".join(one.model_type for one in ones)]
         for file, (length, ones) in by_file().items()
     ]
-    classes = [name for name in known if name in found]
-    published = [name for name in PUBLISHED if name in found]
     parts = [
         f"{len(classes)} classes, by the file of their architecture",
         *_rows(["file", "class", *COLUMNS[2:]], together),
@@ -85,20 +87,17 @@ def by_file() -> dict[str, tuple[int, list[Architecture]]]:
     for module in pkgutil.iter_modules(architectures.__path__):
         loaded = importlib.import_module(f"{architectures.__name__}.{module.name}")
         text = inspect.getsource(loaded)
-        names = [name for name, value in vars(loaded).items() if isinstance(value, Architecture)]
-        if ones := [
-            vars(loaded)[name]
-            for name in names
-            if re.search(rf"^{name}(: \w+)? = (Architecture|replace)\(", text, re.M)
-        ]:
-            found[f"{module.name}.py"] = len(text.splitlines()), [one for one in ones if one.code is None]
-    return {file: entry for file, entry in found.items() if entry[1]}
+        assigned = [vars(loaded)[name] for name in re.findall(r"^(\w+)(?:: \w+)? = ", text, re.M)]
+        if ones := [one for one in OWN.values() if any(one is value for value in assigned)]:
+            found[f"{module.name}.py"] = len(text.splitlines()), ones
+    return found
 
 
 def _cells(found: dict[str, dict[str, set[str | float]]], names: list[str]) -> list[str]:
     """What was found of all these names, for each column."""
     union = {column: set().union(*(found[name].get(column, set()) for name in names)) for column in COLUMNS}
-    error = f"{max(map(float, union['largest error']), default=0.0):.1e}"
+    most = max(map(float, union["largest error"]), default=0.0)
+    error = f"{most:.1e}" if most else "0"
     return [
         error if column == "largest error" else ", ".join(sorted(map(str, union[column]))) or "–" for column in COLUMNS
     ]
