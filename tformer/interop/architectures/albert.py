@@ -7,17 +7,10 @@ from typing import Any
 
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures import bert
-from tformer.interop.architectures.parts import (
-    head_dropout,
-    layer_links,
-    pooled_links,
-    sequence_head,
-    stack_of,
-    with_tasks,
-)
+from tformer.interop.architectures.parts import head_dropout, sequence_head, stack_of, with_tasks
 from tformer.interop.architectures.table import Row
 from tformer.interop.config import Config
-from tformer.interop.mapping import Link, both, link
+from tformer.interop.mapping import Link, both
 from tformer.recipe.model import Model
 from tformer.support.errors import InputError
 
@@ -78,27 +71,22 @@ def write(model: Model, class_name: str) -> dict[str, Any]:
     return values | ({} if dropout is None else {"classifier_dropout_prob": dropout})
 
 
+NAMES = bert.Names(
+    "albert",
+    layers="encoder.albert_layer_groups",
+    layer={module: " ".join(f"albert_layers.0.{name}" for name in names.split()) for module, names in LAYER.items()},
+    dense="predictions.dense",
+    norm="predictions.LayerNorm",
+    output="predictions.decoder",
+    bias="predictions.bias",
+    pooler="albert.pooler",
+    sentences=("albert.pooler", "sop_classifier.classifier"),
+)
+
+
 def links(model: Model, class_name: str) -> list[Link]:
-    tables, output = "albert.embeddings", "predictions.decoder"
-    classifies = bert.is_classifier(class_name)
-    layers = {module: " ".join(f"albert_layers.0.{name}" for name in names.split()) for module, names in LAYER.items()}
-    table = [
-        link("embedding.weight", f"{tables}.word_embeddings.weight", also=[] if classifies else [f"{output}.weight"]),
-        link("embedding.token_types", f"{tables}.token_type_embeddings.weight"),
-        link("encoder.positions.weight", f"{tables}.position_embeddings.weight"),
-        *both("embedding.norm", f"{tables}.LayerNorm"),
-        *both("embedding.project", "albert.encoder.embedding_hidden_mapping_in"),
-        *layer_links(model, "encoder", "albert.encoder.albert_layer_groups", layers),
-    ]
-    if classifies:
-        return [*table, *pooled_links(model, pooler="albert.pooler", project="classifier")]
-    table += both("heads.masked_lm.dense", "predictions.dense")
-    table += both("heads.masked_lm.norm", "predictions.LayerNorm")
-    table += bert.prediction_links(model, bias="predictions.bias", output=output)
-    if class_name != MASKED:
-        table += both("heads.next_sentence.pooler", "albert.pooler")
-        table += both("heads.next_sentence.project", "sop_classifier.classifier")
-    return table
+    narrow = both("embedding.project", "albert.encoder.embedding_hidden_mapping_in")
+    return [*bert.encoder_links(model, class_name, names=NAMES), *narrow]
 
 
 PLAIN = Architecture(

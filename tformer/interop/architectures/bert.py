@@ -8,13 +8,23 @@ embeddings; their heads are in their own files.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.parts import head_dropout, layer_links, pooled_links, sequence_head, with_tasks
+from tformer.interop.architectures.parts import (
+    head_dropout,
+    layer_links,
+    pooled_links,
+    sequence_head,
+    stack_of,
+    with_tasks,
+)
 from tformer.interop.architectures.table import ConfigTable, Row
 from tformer.interop.config import Config
-from tformer.interop.mapping import Layout, Link, both, link
+from tformer.interop.mapping import SAME, Layout, Link, both, link
 from tformer.recipe.model import Model
 from tformer.support.errors import InputError
 
@@ -92,22 +102,45 @@ def classifier_head(config: Config, activation: str) -> dict[str, Any]:
     )
 
 
-def body_links(model: Model, body: str, *, output: str | None = None) -> list[Link]:
-    """Links of the embeddings and layers.
+@dataclass(frozen=True)
+class Names:
+    """Where the files of an encoder that is built as BERT have its modules.
 
-    Args:
-        body: the name of the body on disk (`bert`).
-        output: of the projection to the vocabulary, if the class has one; a tied file may repeat the embeddings there.
+    body: the prefix of all but the heads. layers: without their number; layer: see `layer_links`.
+    dense, norm, output: of the masked language model; bias: beside the projection; "": the projection alone has one.
+    pooler, project: of a classifier. sentences: the same of the prediction of the next sentence.
     """
-    tables = f"{body}.embeddings"
-    also = [f"{output}.weight"] if output and model.tie.output else []
-    table = [
-        link("embedding.weight", f"{tables}.word_embeddings.weight", also=also),
-        link("embedding.token_types", f"{tables}.token_type_embeddings.weight"),
-        link("encoder.positions.weight", f"{tables}.position_embeddings.weight"),
-        *both("embedding.norm", f"{tables}.LayerNorm"),
-    ]
-    return table + layer_links(model, "encoder", f"{body}.encoder.layer", LAYER)
+
+    body: str
+    layers: str = "encoder.layer"
+    layer: Mapping[str, str] = field(default_factory=lambda: LAYER)
+    dense: str = "cls.predictions.transform.dense"
+    norm: str = "cls.predictions.transform.LayerNorm"
+    output: str = "cls.predictions.decoder"
+    bias: str = "cls.predictions.bias"
+    pooler: str = "pooler.dense"
+    project: str = "classifier"
+    sentences: tuple[str, str] | None = None
+
+
+def encoder_links(model: Model, class_name: str, *, names: Names) -> list[Link]:
+    """Links of embeddings, layers and heads."""
+    tables, classifies = f"{names.body}.embeddings", is_classifier(class_name)
+    also = [f"{names.output}.weight"] if model.tie.output and not classifies else []
+    table = [link("embedding.weight", f"{tables}.word_embeddings.weight", also=also)]
+    if model.embedding.token_types:
+        table.append(link("embedding.token_types", f"{tables}.token_type_embeddings.weight"))
+    if stack_of(model, "encoder").positions.kind != "none":
+        table.append(link("encoder.positions.weight", f"{tables}.position_embeddings.weight"))
+    table += both("embedding.norm", f"{tables}.LayerNorm")
+    table += layer_links(model, "encoder", f"{names.body}.{names.layers}", names.layer)
+    if classifies:
+        return [*table, *pooled_links(model, pooler=names.pooler, project=names.project)]
+    table += [*both("heads.masked_lm.dense", names.dense), *both("heads.masked_lm.norm", names.norm)]
+    if names.sentences is not None:
+        pooler, project = names.sentences
+        table += [*both("heads.next_sentence.pooler", pooler), *both("heads.next_sentence.project", project)]
+    return table + prediction_links(model, bias=names.bias, output=names.output)
 
 
 def buffers(body: str) -> str:
@@ -122,14 +155,19 @@ def prediction_links(model: Model, *, bias: str, output: str) -> list[Link]:
     other lies idle.
 
     Args:
-        bias: the name of the bias beside the projection.
+        bias: the name of the bias beside the projection; "": there is none.
         output: of the projection, which has its own bias.
     """
     if model.tie.output:
-        return [link("heads.masked_lm.bias", bias, also=[f"{output}.bias"])]
+        return [link("heads.masked_lm.bias", bias or f"{output}.bias", also=[f"{output}.bias"] if bias else [])]
     return [
         link("heads.masked_lm.weight", f"{output}.weight"),
-        link("heads.masked_lm.bias", f"{output}.bias", bias, layout=TWICE),
+        link(
+            "heads.masked_lm.bias",
+            f"{output}.bias",
+            *([bias] if bias else []),
+            layout=TWICE if bias else SAME,
+        ),
     ]
 
 
@@ -146,20 +184,7 @@ def read(config: Config, class_name: str) -> dict[str, Any]:
     return {**values, "heads": heads if class_name == MASKED else [*heads, {"kind": "next_sentence"}]}
 
 
-def links(model: Model, class_name: str) -> list[Link]:
-    if is_classifier(class_name):
-        return [*body_links(model, "bert"), *pooled_links(model, pooler="bert.pooler.dense", project="classifier")]
-    predictions, output = "cls.predictions", "cls.predictions.decoder"
-    table = body_links(model, "bert", output=output)
-    table += both("heads.masked_lm.dense", f"{predictions}.transform.dense")
-    table += both("heads.masked_lm.norm", f"{predictions}.transform.LayerNorm")
-    table += prediction_links(model, bias=f"{predictions}.bias", output=output)
-    if class_name != MASKED:
-        table += both("heads.next_sentence.pooler", "bert.pooler.dense")
-        table += both("heads.next_sentence.project", "cls.seq_relationship")
-    return table
-
-
+NAMES = Names("bert", pooler="bert.pooler.dense", sentences=("bert.pooler.dense", "cls.seq_relationship"))
 PLAIN = Architecture(
     model_type="bert",
     classes={
@@ -171,7 +196,7 @@ PLAIN = Architecture(
     family="bert",
     read=read,
     write=write,
-    links=links,
+    links=partial(encoder_links, names=NAMES),
     prefix="bert.",
     pooler="bert.pooler.dense",
     renamed=LEGACY_NAMES,

@@ -8,13 +8,13 @@ evaluation reads the first block in their place.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tformer.interop.architectures import bert
-from tformer.interop.architectures.parts import pooled_links, stack_of, with_tasks
+from tformer.interop.architectures.parts import stack_of, with_tasks
 from tformer.interop.architectures.table import Row
 from tformer.interop.config import Config
-from tformer.interop.mapping import Link
 from tformer.nn.attention.bigbird import BigBirdOptions
 from tformer.recipe.model import Model
 
@@ -53,15 +53,12 @@ def write(model: Model, class_name: str) -> dict[str, Any]:
     return found | {"attention_type": "block_sparse", **blocks}
 
 
-def links(model: Model, class_name: str) -> list[Link]:
-    """BERT's, with the pooler as one layer and RoBERTa's names of a classifier."""
-    if bert.is_classifier(class_name):
-        pooled = pooled_links(model, pooler="classifier.dense", project="classifier.out_proj")
-        return [*bert.body_links(model, "bert"), *pooled]
-    return [
-        replace(one, theirs=tuple(name.replace("pooler.dense", "pooler") for name in one.theirs))
-        for one in bert.links(model, class_name.replace("BigBird", "Bert"))
-    ]
+NAMES = bert.Names(
+    "bert",
+    pooler="classifier.dense",
+    project="classifier.out_proj",
+    sentences=("bert.pooler", "cls.seq_relationship"),
+)
 
 
 def differs(model: Model) -> list[str]:
@@ -87,7 +84,7 @@ PLAIN = replace(
     family="bigbird",
     read=read,
     write=write,
-    links=links,
+    links=partial(bert.encoder_links, names=NAMES),
     pooler="bert.pooler",
     differs=differs,
     skipped=tuple(pattern.replace(r"pooler\.dense", "pooler") for pattern in bert.PLAIN.skipped),

@@ -15,8 +15,6 @@ from tformer.interop.architectures.parts import (
     ACTIVATIONS,
     activation_name,
     head_dropout,
-    layer_links,
-    pooled_links,
     sequence_head,
     stack_of,
     with_tasks,
@@ -119,16 +117,8 @@ def _kernel(model: Model) -> int:
 
 
 def links(model: Model, class_name: str) -> list[Link]:
-    stack, tables, output = stack_of(model, "encoder"), "deberta.embeddings", "cls.predictions.decoder"
-    classifies = bert.is_classifier(class_name)
-    also = [] if classifies or not model.tie.output else [f"{output}.weight"]
-    table = [link("embedding.weight", f"{tables}.word_embeddings.weight", also=also)]
-    if model.embedding.token_types:
-        table.append(link("embedding.token_types", f"{tables}.token_type_embeddings.weight"))
-    if isinstance(stack.positions, LearnedOptions):
-        table.append(link("encoder.positions.weight", f"{tables}.position_embeddings.weight"))
-    table += both("embedding.norm", f"{tables}.LayerNorm")
-    table += layer_links(model, "encoder", "deberta.encoder.layer", LAYER)
+    table = bert.encoder_links(model, class_name, names=bert.Names("deberta", layer=LAYER))
+    stack = stack_of(model, "encoder")
     if kernel := _kernel(model):
         rows = Layout(  # [out, in, kernel] on disk
             join=lambda parts: parts[0].transpose(1, 2).flatten(1),
@@ -145,11 +135,7 @@ def links(model: Model, class_name: str) -> list[Link]:
             theirs = f"deberta.encoder.layer.{layer}.attention.self.pos"
             table += both(f"{ours}_k", f"{theirs}_key_proj") if options.terms != "p2c" else []
             table += both(f"{ours}_q", f"{theirs}_query_proj") if options.terms != "c2p" else []
-    if classifies:
-        return [*table, *pooled_links(model, pooler="pooler.dense", project="classifier")]
-    table += both("heads.masked_lm.dense", "cls.predictions.transform.dense")
-    table += both("heads.masked_lm.norm", "cls.predictions.transform.LayerNorm")
-    return table + bert.prediction_links(model, bias="cls.predictions.bias", output=output)
+    return table
 
 
 PLAIN = Architecture(

@@ -5,14 +5,14 @@ Positions that are fixed sinusoids (`sinusoidal_pos_embds`) lie in the file like
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.bert import LEGACY_NAMES, buffers, refuse_odd_heads
-from tformer.interop.architectures.parts import head_dropout, layer_links, pooled_links, sequence_head, with_tasks
+from tformer.interop.architectures.bert import LEGACY_NAMES, Names, buffers, encoder_links, refuse_odd_heads
+from tformer.interop.architectures.parts import head_dropout, sequence_head, with_tasks
 from tformer.interop.architectures.table import ConfigTable, Row
 from tformer.interop.config import Config
-from tformer.interop.mapping import Link, both, link
 from tformer.recipe.model import Model
 
 MASKED, CLASSIFIER = "DistilBertForMaskedLM", "DistilBertForSequenceClassification"
@@ -68,30 +68,23 @@ def write(model: Model, class_name: str) -> dict[str, Any]:
     return values | {"seq_classif_dropout": values["dropout"] if own is None else own}
 
 
-def links(model: Model, class_name: str) -> list[Link]:
-    tables, output = "distilbert.embeddings", "vocab_projector"
-    also = [f"{output}.weight"] if class_name == MASKED and model.tie.output else []
-    table = [
-        link("embedding.weight", f"{tables}.word_embeddings.weight", also=also),
-        link("encoder.positions.weight", f"{tables}.position_embeddings.weight"),
-        *both("embedding.norm", f"{tables}.LayerNorm"),
-    ]
-    table += layer_links(model, "encoder", "distilbert.transformer.layer", LAYER)
-    if class_name == CLASSIFIER:
-        return [*table, *pooled_links(model, pooler="pre_classifier", project="classifier")]
-    table += both("heads.masked_lm.dense", "vocab_transform")
-    table += both("heads.masked_lm.norm", "vocab_layer_norm")
-    table.append(link("heads.masked_lm.bias", f"{output}.bias"))
-    return table if model.tie.output else [*table, link("heads.masked_lm.weight", f"{output}.weight")]
-
-
+NAMES = Names(
+    "distilbert",
+    layers="transformer.layer",
+    layer=LAYER,
+    dense="vocab_transform",
+    norm="vocab_layer_norm",
+    output="vocab_projector",
+    bias="",
+    pooler="pre_classifier",
+)
 PLAIN = Architecture(
     model_type="distilbert",
     classes={MASKED: ("masked_lm",), CLASSIFIER: ("classifier",), "DistilBertModel": ()},
     family="bert",
     read=read,
     write=write,
-    links=links,
+    links=partial(encoder_links, names=NAMES),
     prefix="distilbert.",
     renamed=LEGACY_NAMES,
     skipped=(buffers("distilbert"), r"vocab_(transform|layer_norm|projector)\.(weight|bias)"),

@@ -10,9 +10,9 @@ from typing import Any
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures import bert
 from tformer.interop.architectures.bert import is_classifier
-from tformer.interop.architectures.parts import pooled_links, with_tasks
+from tformer.interop.architectures.parts import with_tasks
 from tformer.interop.config import Config
-from tformer.interop.mapping import Link, both, link
+from tformer.interop.mapping import Link, both
 from tformer.recipe.model import Model
 from tformer.support.errors import InputError
 
@@ -43,20 +43,25 @@ def write(model: Model, class_name: str) -> dict[str, Any]:
     return bert.write(model, class_name) | {"embedding_size": size}
 
 
+NAMES = bert.Names(
+    "electra",
+    dense="generator_predictions.dense",
+    norm="generator_predictions.LayerNorm",
+    output="generator_lm_head",
+    bias="",
+    pooler="classifier.dense",
+    project="classifier.out_proj",
+)
+
+
 def links(model: Model, class_name: str) -> list[Link]:
-    output = "generator_lm_head"
-    table = bert.body_links(model, "electra", output=output if class_name == MASKED else None)
-    if model.embedding.size not in (None, model.d_model):
-        table += both("embedding.project", "electra.embeddings_project")
-    if is_classifier(class_name):
-        return [*table, *pooled_links(model, pooler="classifier.dense", project="classifier.out_proj")]
-    if class_name != MASKED:
-        table += both("heads.replaced_token.dense", "discriminator_predictions.dense")
-        return [*table, *both("heads.replaced_token.project", "discriminator_predictions.dense_prediction")]
-    table += both("heads.masked_lm.dense", "generator_predictions.dense")
-    table += both("heads.masked_lm.norm", "generator_predictions.LayerNorm")
-    table.append(link("heads.masked_lm.bias", f"{output}.bias"))
-    return table if model.tie.output else [*table, link("heads.masked_lm.weight", f"{output}.weight")]
+    narrow = model.embedding.size not in (None, model.d_model)
+    return [
+        *bert.encoder_links(model, class_name, names=NAMES),
+        *(both("embedding.project", "electra.embeddings_project") if narrow else []),
+        *both("heads.replaced_token.dense", "discriminator_predictions.dense"),
+        *both("heads.replaced_token.project", "discriminator_predictions.dense_prediction"),
+    ]
 
 
 PLAIN = Architecture(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tformer.interop.architectures import roberta
+from tformer.interop.architectures import bert, roberta
 from tformer.interop.architectures.bert import CONFIG, buffers, is_classifier
 from tformer.interop.architectures.parts import stack_of, with_tasks
 from tformer.interop.config import Config
@@ -59,10 +59,7 @@ def write(model: Model, class_name: str) -> dict[str, Any]:
 
 
 def links(model: Model, class_name: str) -> list[Link]:
-    table = [
-        replace(one, theirs=tuple(name.replace("roberta.", "longformer.", 1) for name in one.theirs))
-        for one in roberta.links(model, class_name)
-    ]
+    table = bert.encoder_links(model, class_name, names=replace(roberta.NAMES, body="longformer"))
     return table + global_links(model, "longformer.encoder.layer.{}.attention.self")
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures import bert
-from tformer.interop.architectures.parts import layer_links, pooled_links, sequence_head, with_tasks
+from tformer.interop.architectures.parts import sequence_head, with_tasks
+from tformer.interop.architectures.roberta import NAMES
 from tformer.interop.config import Config
-from tformer.interop.mapping import Link, both, link
+from tformer.interop.mapping import Link, link
 from tformer.recipe.model import Model
 
 OFFSET = 2  # rows before the first position: the class counts from the id 1, whatever the config says
@@ -45,28 +46,12 @@ def write(model: Model, class_name: str) -> dict[str, Any]:
     return CONFIG.write(model) | {"max_position_embeddings": model.max_seq_len + OFFSET}
 
 
+NAMES = replace(NAMES, body="mpnet", layer=LAYER)
+
+
 def links(model: Model, class_name: str) -> list[Link]:
-    tables, output = "mpnet.embeddings", "lm_head.decoder"
-    classifies = bert.is_classifier(class_name)
-    table = [
-        link(
-            "embedding.weight",
-            f"{tables}.word_embeddings.weight",
-            also=[] if classifies or not model.tie.output else [f"{output}.weight"],
-        ),
-        link("encoder.positions.weight", f"{tables}.position_embeddings.weight"),
-        link("encoder.positions.relative.weight", "mpnet.encoder.relative_attention_bias.weight"),
-        *both("embedding.norm", f"{tables}.LayerNorm"),
-        *layer_links(model, "encoder", "mpnet.encoder.layer", LAYER),
-    ]
-    if classifies:
-        return [*table, *pooled_links(model, pooler="classifier.dense", project="classifier.out_proj")]
-    return [
-        *table,
-        *both("heads.masked_lm.dense", "lm_head.dense"),
-        *both("heads.masked_lm.norm", "lm_head.layer_norm"),
-        *bert.prediction_links(model, bias="lm_head.bias", output=output),
-    ]
+    bias = link("encoder.positions.relative.weight", "mpnet.encoder.relative_attention_bias.weight")
+    return [*bert.encoder_links(model, class_name, names=NAMES), bias]
 
 
 PLAIN = Architecture(

@@ -12,11 +12,10 @@ from typing import Any
 
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures import bert
-from tformer.interop.architectures.bert import CONFIG, body_links, is_classifier
-from tformer.interop.architectures.parts import pooled_links, stack_of, with_tasks
+from tformer.interop.architectures.bert import CONFIG, is_classifier
+from tformer.interop.architectures.parts import stack_of, with_tasks
 from tformer.interop.architectures.table import ConfigTable
 from tformer.interop.config import Config
-from tformer.interop.mapping import Link, both
 from tformer.nn.positions.base import LearnedOptions
 from tformer.recipe.model import Model
 from tformer.support.errors import InputError
@@ -48,18 +47,15 @@ def write(model: Model, class_name: str) -> dict[str, Any]:
     return bert.write(model, class_name) | places
 
 
-def links(model: Model, class_name: str) -> list[Link]:
-    if is_classifier(class_name):
-        pooled = pooled_links(model, pooler="classifier.dense", project="classifier.out_proj")
-        return [*body_links(model, "roberta"), *pooled]
-    return [
-        *body_links(model, "roberta", output="lm_head.decoder"),
-        *both("heads.masked_lm.dense", "lm_head.dense"),
-        *both("heads.masked_lm.norm", "lm_head.layer_norm"),
-        *bert.prediction_links(model, bias="lm_head.bias", output="lm_head.decoder"),
-    ]
-
-
+NAMES = bert.Names(
+    "roberta",
+    dense="lm_head.dense",
+    norm="lm_head.layer_norm",
+    output="lm_head.decoder",
+    bias="lm_head.bias",
+    pooler="classifier.dense",
+    project="classifier.out_proj",
+)
 PLAIN = Architecture(
     model_type="roberta",
     classes={
@@ -70,7 +66,7 @@ PLAIN = Architecture(
     family="roberta",
     read=partial(read, table=CONFIG.defaulting(vocab_size=50265)),
     write=write,
-    links=links,
+    links=partial(bert.encoder_links, names=NAMES),
     prefix="roberta.",
     pooler="roberta.pooler.dense",
     renamed=bert.LEGACY_NAMES,
@@ -83,34 +79,14 @@ PLAIN = Architecture(
     slow_tokenizer="RobertaTokenizer",
 )
 DROPOUTS = {"token_classifier": ("classifier_dropout", None)}
+
+
+def renamed(model_type: str, stem: str) -> Architecture:
+    """RoBERTa under another name."""
+    classes = {name.replace("Roberta", stem): heads for name, heads in PLAIN.classes.items()}
+    plain = replace(PLAIN, model_type=model_type, classes=classes, read=read, slow_tokenizer=f"{stem}Tokenizer")
+    return with_tasks(plain, dropouts=DROPOUTS, chooses=True)
+
+
 ROBERTA = with_tasks(PLAIN, dropouts=DROPOUTS, chooses=True)
-CAMEMBERT = with_tasks(
-    replace(
-        PLAIN,
-        model_type="camembert",
-        classes={
-            "CamembertForMaskedLM": ("masked_lm",),
-            "CamembertForSequenceClassification": ("classifier",),
-            "CamembertModel": (),
-        },
-        read=read,
-        slow_tokenizer="CamembertTokenizer",
-    ),
-    dropouts=DROPOUTS,
-    chooses=True,
-)
-XLM_ROBERTA = with_tasks(
-    replace(
-        PLAIN,
-        model_type="xlm-roberta",
-        classes={
-            "XLMRobertaForMaskedLM": ("masked_lm",),
-            "XLMRobertaForSequenceClassification": ("classifier",),
-            "XLMRobertaModel": (),
-        },
-        read=read,
-        slow_tokenizer="XLMRobertaTokenizer",
-    ),
-    dropouts=DROPOUTS,
-    chooses=True,
-)
+CAMEMBERT, XLM_ROBERTA = renamed("camembert", "Camembert"), renamed("xlm-roberta", "XLMRoberta")
