@@ -31,7 +31,8 @@ FILES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.mode
 MARIAN_FILES = ("source.spm", "target.spm")
 VOCAB_JSON, TARGET_VOCAB = "vocab.json", "target_vocab.json"
 MAX_BYTES = 256 << 20
-FRAMED = ("{cls} $A {sep}", "{cls} $A {sep} {sep} $B {sep}")
+FRAMED, OF_BERT = (("{cls} $A {sep}", f"{{cls}} $A {{sep}} {more}$B {{sep}}") for more in ("{sep} ", ""))
+ENDED = "$A {eos}", "$A $B {eos}"
 PREFIXED, SUFFIXED = ("{lang} $A {eos}", "{lang} $A $B {eos}"), ("$A {eos} {lang}", "$A $B {eos} {lang}")
 
 FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")
@@ -105,55 +106,28 @@ def _fairseq(single: str, pair: str, codes: str = "", language: str = "") -> Kin
     return Kind(FILES[1:2], ROLES, single, pair, FAIRSEQ, 3, (*codes.split(), "<mask>"), language)
 
 
+def _sentinels(count: int) -> list[str]:
+    return [f"<extra_id_{number}>" for number in reversed(range(count))]
+
+
 T5_ROLES = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
+BERT_ROLES = {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+MASKS = ("<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{number}>" for number in range(2, 103)))
+UNUSED = ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED")
 KINDS: Mapping[str, Kind] = {
-    "T5Tokenizer": Kind(
-        FILES[:1],
-        T5_ROLES,
-        "$A {eos}",
-        "$A {eos} $B {eos}",
-        last=[f"<extra_id_{number}>" for number in reversed(range(100))],
-    ),
-    "PegasusTokenizer": Kind(
-        FILES[:1],
-        {**T5_ROLES, "mask": "<mask_2>"},
-        "$A {eos}",
-        "$A $B {eos}",
-        ("<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{number}>" for number in range(2, 103))),
-        2,
-    ),
+    "T5Tokenizer": Kind(FILES[:1], T5_ROLES, "$A {eos}", "$A {eos} $B {eos}", last=_sentinels(100)),
+    "PegasusTokenizer": Kind(FILES[:1], {**T5_ROLES, "mask": "<mask_2>"}, *ENDED, MASKS, 2),
     "XLMRobertaTokenizer": _fairseq(*FRAMED),
-    "CamembertTokenizer": Kind(
-        FILES[1:2],
-        ROLES,
-        *FRAMED,
-        ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"),
-        1,
-        ("<mask>",),
-    ),
+    "CamembertTokenizer": Kind(FILES[1:2], ROLES, *FRAMED, UNUSED, 1, ("<mask>",)),
     "MBartTokenizer": _fairseq(*SUFFIXED, MBART, "en_XX"),
     "MBart50Tokenizer": _fairseq(*PREFIXED, MBART50, "en_XX"),
     "NllbTokenizer": _fairseq(*PREFIXED, NLLB, "eng_Latn"),
     "LlamaTokenizer": Kind(FILES[2:3], {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}, "", "", trims=False),
-    "BigBirdTokenizer": Kind(
-        FILES[:1],
-        ROLES | {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
-        "{cls} $A {sep}",
-        "{cls} $A {sep} $B {sep}",
-    ),
+    "BigBirdTokenizer": Kind(FILES[:1], ROLES | BERT_ROLES, *OF_BERT),
     "DebertaV2Tokenizer": Kind(
         FILES[3:],
-        {
-            "bos": "[CLS]",
-            "cls": "[CLS]",
-            "eos": "[SEP]",
-            "sep": "[SEP]",
-            "unk": "[UNK]",
-            "pad": "[PAD]",
-            "mask": "[MASK]",
-        },
-        "{cls} $A {sep}",
-        "{cls} $A {sep} $B {sep}",
+        BERT_ROLES | {"bos": "[CLS]", "eos": "[SEP]", "unk": "[UNK]", "pad": "[PAD]"},
+        *OF_BERT,
         last=("[MASK]",),
     ),
     "M2M100Tokenizer": Kind(
@@ -165,7 +139,7 @@ KINDS: Mapping[str, Kind] = {
         code="__{}__",
         in_json=True,
     ),
-    "MarianTokenizer": Kind(MARIAN_FILES, T5_ROLES, "$A {eos}", "$A $B {eos}", in_json=True),
+    "MarianTokenizer": Kind(MARIAN_FILES, T5_ROLES, *ENDED, in_json=True),
 }
 """By class name, without "Fast"."""
 
@@ -196,7 +170,7 @@ def read_pieces(config: TokenizerConfig, name: str, unk: str, *, target: bool) -
     if name == "T5Tokenizer" and (sentinels := config.options.get("extra_ids")) is not None:
         if not isinstance(sentinels, int):
             raise InputError(f"{folder / TOKENIZER_CONFIG}: extra_ids: found {sentinels!r}, expected a number")
-        last = [f"<extra_id_{number}>" for number in reversed(range(sentinels))]
+        last = _sentinels(sentinels)
     if kind.in_json:
         own = target and (folder / TARGET_VOCAB).exists()
         vocabulary = read_ids(folder / (TARGET_VOCAB if own else VOCAB_JSON))

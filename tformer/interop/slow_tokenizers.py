@@ -150,13 +150,7 @@ def _byte_bpe(config: TokenizerConfig, roles: Mapping[str, AddedToken], *, frame
     space = bool(config.flag("add_prefix_space", default=False))
     merges = _merges(config.folder / MERGES, vocabulary)
     try:
-        model = models.BPE(
-            vocabulary,
-            merges,
-            continuing_subword_prefix="",
-            end_of_word_suffix="",
-            fuse_unk=False,
-        )
+        model = models.BPE(vocabulary, merges, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False)
     except Exception as error:  # the library raises plain Exception
         raise InputError(f"{config.folder}: {VOCAB_JSON} and {MERGES} do not go together: {error}") from error
     tokenizer = Tokenizer(model)

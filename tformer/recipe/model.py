@@ -179,18 +179,8 @@ class Model(Section):
 
 LAYER_KEYS = frozenset(
     {
-        "attention",
-        "positions",
-        "feedforward",
-        "norm",
-        "attention_norm",
-        "convolution",
-        "num_heads",
-        "dropout",
-        "attention_dropout",
-        "activation_dropout",
-        "layerdrop",
-        "drophead",
+        *("attention", "positions", "feedforward", "norm", "attention_norm", "convolution", "num_heads"),
+        *("dropout", "attention_dropout", "activation_dropout", "layerdrop", "drophead"),
     }
 )
 NUMBER_OR_OPTIONS = ("layerdrop", "drophead")

@@ -16,13 +16,8 @@ from tformer.support.errors import InputError
 
 MASKED = "AlbertForMaskedLM"
 BASE = bert.CONFIG.defaulting(
-    vocab_size=30000,
-    hidden_size=4096,
-    num_attention_heads=64,
-    intermediate_size=16384,
-    hidden_act="gelu_new",
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
+    **{"vocab_size": 30000, "hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384},
+    **{"hidden_act": "gelu_new", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
 )
 CONFIG = replace(
     BASE,

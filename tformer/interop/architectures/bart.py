@@ -113,13 +113,8 @@ ROWS = (
 )
 # Keys about training and generation in older files, and about how distilled models were made.
 IGNORED = (
-    "classif_dropout",
-    "extra_pos_embeddings",
-    "force_bos_token_to_be_generated",
-    "replacing_rate",
-    "save_step",
-    "student_decoder_layers",
-    "student_encoder_layers",
+    *("classif_dropout", "extra_pos_embeddings", "force_bos_token_to_be_generated", "replacing_rate", "save_step"),
+    *("student_decoder_layers", "student_encoder_layers"),
 )
 
 

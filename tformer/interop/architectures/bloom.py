@@ -10,14 +10,8 @@ from tformer.recipe.model import Model
 
 # Keys of the framework that trained it (fused kernels, order of summation); `n_inner` is not used by any class.
 TRAINED_WITH = (
-    "attention_softmax_in_fp32",
-    "bias_dropout_fusion",
-    "masked_softmax_fusion",
-    "n_inner",
-    "offset_alibi",
-    "skip_bias_add",
-    "skip_bias_add_qkv",
-    "slow_but_exact",
+    *("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "n_inner", "offset_alibi"),
+    *("skip_bias_add", "skip_bias_add_qkv", "slow_but_exact"),
 )
 
 

@@ -29,11 +29,8 @@ from tformer.support.errors import InputError
 
 CONFIG = replace(
     bert.CONFIG.defaulting(
-        vocab_size=128100,
-        hidden_size=1536,
-        num_hidden_layers=24,
-        num_attention_heads=24,
-        intermediate_size=6144,
+        **{"vocab_size": 128100, "hidden_size": 1536, "num_hidden_layers": 24},
+        **{"num_attention_heads": 24, "intermediate_size": 6144},
         layer_norm_eps=1e-7,
     ),
     ignored=("pooler_dropout", "conv_act", "conv_groups"),

@@ -28,15 +28,8 @@ from tformer.support.errors import InputError
 
 # Keys without effect here: the order of operations, sizes of the first release, the head of another class.
 OF_OTHERS = (
-    "n_ctx",
-    "n_special",
-    "predict_special_tokens",
-    "reorder_and_upcast_attn",
-    "summary_activation",
-    "summary_first_dropout",
-    "summary_proj_to_labels",
-    "summary_type",
-    "summary_use_proj",
+    *("n_ctx", "n_special", "predict_special_tokens", "reorder_and_upcast_attn", "summary_activation"),
+    *("summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"),
 )
 
 

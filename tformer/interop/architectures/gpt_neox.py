@@ -51,12 +51,8 @@ OF_NEOX = ConfigTable(
     ),
     fixed=FIXED,
 ).defaulting(
-    vocab_size=50432,
-    hidden_size=6144,
-    intermediate_size=24576,
-    num_hidden_layers=44,
-    num_attention_heads=64,
-    hidden_act="gelu",
+    **{"vocab_size": 50432, "hidden_size": 6144, "intermediate_size": 24576, "num_hidden_layers": 44},
+    **{"num_attention_heads": 64, "hidden_act": "gelu"},
 )
 NEOX_NAMES = ("rotary_emb_base", "rotary_pct")
 NEOX_LAYER = {
@@ -104,15 +100,8 @@ OF_GPTJ = replace(
     },
     expected={"rotary": True, "scale_attn_weights": True},
 ).defaulting(
-    vocab_size=50400,
-    n_positions=2048,
-    n_embd=4096,
-    n_layer=28,
-    n_head=16,
-    resid_pdrop=0.0,
-    attn_pdrop=0.0,
-    embd_pdrop=0.0,
-    tie_word_embeddings=False,
+    **{"vocab_size": 50400, "n_positions": 2048, "n_embd": 4096, "n_layer": 28, "n_head": 16, "resid_pdrop": 0.0},
+    **{"attn_pdrop": 0.0, "embd_pdrop": 0.0, "tie_word_embeddings": False},
 )
 GPTJ_LAYER = {
     "self_attention_norm": "ln_1",
@@ -162,12 +151,8 @@ OF_PHI = replace(
     ),
     fixed=FIXED | {"decoder.residual": "parallel_one_norm", "heads": [{"kind": "lm", "bias": True}]},
 ).defaulting(
-    vocab_size=51200,
-    hidden_size=2048,
-    intermediate_size=8192,
-    num_hidden_layers=24,
-    num_attention_heads=32,
-    hidden_act="gelu_new",
+    **{"vocab_size": 51200, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24},
+    **{"num_attention_heads": 32, "hidden_act": "gelu_new"},
 )
 PHI_LAYER = {
     "self_attention_norm": "input_layernorm",
@@ -219,13 +204,8 @@ OF_STABLELM = ConfigTable(
         "decoder.attention": {"kind": "full", "out_bias": False},
     },
 ).defaulting(
-    vocab_size=50304,
-    hidden_size=2560,
-    intermediate_size=6912,
-    num_hidden_layers=32,
-    num_attention_heads=32,
-    hidden_act="silu",
-    max_position_embeddings=4096,
+    **{"vocab_size": 50304, "hidden_size": 2560, "intermediate_size": 6912, "num_hidden_layers": 32},
+    **{"num_attention_heads": 32, "hidden_act": "silu", "max_position_embeddings": 4096},
 )
 
 

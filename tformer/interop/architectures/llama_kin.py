@@ -163,12 +163,8 @@ PHI3 = replace(
 )
 
 OF_SMOLLM3 = replace(llama.OF_LLAMA, ignored=("max_window_layers",)).defaulting(
-    vocab_size=128256,
-    hidden_size=2048,
-    num_hidden_layers=36,
-    num_attention_heads=16,
-    max_position_embeddings=32768,
-    tie_word_embeddings=True,
+    **{"vocab_size": 128256, "hidden_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 16},
+    **{"max_position_embeddings": 32768, "tie_word_embeddings": True},
 )
 
 

@@ -7,8 +7,7 @@ config.json the recipe's model section with all sizes filled in. tformer reads s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from operator import attrgetter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tformer.build import build_model, resolve_sizes
@@ -20,7 +19,17 @@ from tformer.recipe.model import Model
 from tformer.support.errors import InputError
 
 MODULE = "modeling_tformer"
-KNOWN: dict[str, tuple[object, ...]] = {
+OF_MODEL: dict[str, tuple[object, ...]] = {
+    "patches": (None,),
+    "embedding.ngram": (1,),
+    "embedding.target_norm": ("sum",),
+    "embedding.convolution": (0,),
+}
+OF_HEADS = {
+    **{"pooling": ("cls", "mean", "max", "eos"), "pooler_bias": (True,), "pooler_norm": (False,)},
+    "dense_bias": (True,),
+}
+OF_STACKS: dict[str, tuple[object, ...]] = {
     "attention.kind": ("full",),
     "attention.qk_norm": (False, True, "learned", "unit_offset", "width"),
     "attention_norm": (True,),
@@ -29,8 +38,10 @@ KNOWN: dict[str, tuple[object, ...]] = {
     "residual": ("sequential",),
     "norm.kind": ("layernorm", "rmsnorm", "scalenorm"),
     "positions.kind": ("none", "sinusoidal", "learned", "rope", "alibi", "t5_bias"),
+    **{"positions.scaling": (None,), "positions.share": (1.0,), "positions.per_layer": (False,)},
+    **{"positions.rounded": (False,), "layers": ({},)},
 }
-"""Dotted path in a stack -> the values that the code computes."""
+"""Dotted paths -> the values that the code computes, the first of which stands for a missing option."""
 CLASSES: dict[str, tuple[str, ...]] = {
     "TformerForCausalLM": ("lm",),
     "TformerForConditionalGeneration": ("lm",),
@@ -76,36 +87,18 @@ def lacks(model: Model) -> Iterator[str]:
     if not any(kinds == heads and _fits(model, name) for name, heads in CLASSES.items()):
         named = " and ".join(head.kind for head in model.heads) or "none"
         yield f"model.heads: {named} on {' and '.join(model.stacks)}"
-    if model.patches is not None:
-        yield "model.patches: images"
-    if model.max_target_len not in (None, model.max_seq_len):
-        yield f"model.max_target_len: {model.max_target_len}"
-    if model.embedding.ngram > 1:
-        yield f"model.embedding.ngram: {model.embedding.ngram}"
-    if model.embedding.target_norm != "sum":
-        yield f"model.embedding.target_norm: {model.embedding.target_norm}"
-    if model.embedding.convolution:
-        yield f"model.embedding.convolution: {model.embedding.convolution}"
-    for number, head in enumerate(model.heads):
-        if getattr(head, "pooling", None) == "attention":
-            yield f"model.heads.{number}.pooling: attention"
-        for option, plain in (("pooler_bias", True), ("pooler_norm", False), ("dense_bias", True)):
-            if getattr(head, option, plain) != plain:
-                yield f"model.heads.{number}.{option}: {str(not plain).lower()}"
-    for side, stack in model.stacks.items():
-        for path, known in KNOWN.items():
-            if (found := attrgetter(path)(stack)) not in known:
-                yield f"model.{side}.{path}: {found}"
-        if getattr(stack.positions, "scaling", None) is not None:
-            yield f"model.{side}.positions.scaling"
-        if (share := getattr(stack.positions, "share", 1.0)) != 1.0:
-            yield f"model.{side}.positions.share: {share:g}"
-        if getattr(stack.positions, "per_layer", False):
-            yield f"model.{side}.positions.per_layer: true"
-        if getattr(stack.positions, "rounded", False):
-            yield f"model.{side}.positions.rounded: true"
-        if stack.layers:
-            yield f"model.{side}.layers: options of single layers"
+    parts: list[tuple[str, object, Mapping[str, tuple[object, ...]]]] = [("", model, OF_MODEL)]
+    parts.append(("", model, {"max_target_len": (None, model.max_seq_len)}))
+    parts += [(f".heads.{number}", head, OF_HEADS) for number, head in enumerate(model.heads)]
+    parts += [(f".{side}", stack, OF_STACKS) for side, stack in model.stacks.items()]
+    for place, part, known in parts:
+        for path, values in known.items():
+            found: Any = part
+            for name in path.split("."):
+                found = getattr(found, name, values[0])
+            if found not in values:
+                shown = str(found).lower() if isinstance(found, bool) else found
+                yield f"model{place}.{path}" + (f": {shown}" if isinstance(found, str | int | float) else "")
 
 
 def _fits(model: Model, class_name: str) -> bool:
