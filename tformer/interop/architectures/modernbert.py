@@ -10,7 +10,7 @@ from typing import Any
 
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures.bert import is_classifier, refuse_odd_heads
-from tformer.interop.architectures.llama import read_rope, write_rope
+from tformer.interop.architectures.llama import FULL, SLIDING, read_rope, sliding_layers, write_rope
 from tformer.interop.architectures.parts import (
     ACTIVATIONS,
     activation_name,
@@ -34,8 +34,7 @@ from tformer.nn.heads import MaskedLmHeadOptions
 from tformer.recipe.model import Model, layer_sections
 from tformer.support.errors import InputError
 
-FULL, LOCAL = "full_attention", "sliding_attention"
-BASES = {FULL: ("global_rope_theta", 160000.0), LOCAL: ("local_rope_theta", 10000.0)}
+BASES = {FULL: ("global_rope_theta", 160000.0), SLIDING: ("local_rope_theta", 10000.0)}
 EVERY = 3  # layers from one with full attention to the next, where neither key says which they are
 CONFIG = ConfigTable(
     rows=(
@@ -77,13 +76,7 @@ def read(config: Config, class_name: str) -> dict[str, Any]:
     refuse_odd_heads(config, "num_attention_heads", stack["num_heads"], values["d_model"])
     window = config.size("local_attention", default=128) // 2 * 2
     every = config.size("global_attn_every_n_layers", default=EVERY)
-    kinds = [LOCAL if layer % every else FULL for layer in range(stack["num_layers"])]
-    kinds = config.take("layer_types", default=kinds, kind=list)
-    if len(kinds) != stack["num_layers"] or not set(kinds) <= BASES.keys():
-        raise InputError(
-            f"{config.name}: layer_types: found {kinds!r}, expected {' or '.join(BASES)} for each of "
-            f"{stack['num_layers']} layers"
-        )
+    slides = sliding_layers(config, [layer % every != 0 for layer in range(stack["num_layers"])])
     ropes = config.take("rope_parameters", default={}, kind=dict)
     positions = {}
     for kind, (key, base) in BASES.items():
@@ -96,9 +89,9 @@ def read(config: Config, class_name: str) -> dict[str, Any]:
     stack["positions"] = positions[FULL]
     local = {
         "attention": {"kind": "sliding_window", "window": window},
-        "positions": {"scaling": None} | positions[LOCAL],
+        "positions": {"scaling": None} | positions[SLIDING],
     }
-    stack["layers"] = {layer: dict(local) for layer, kind in enumerate(kinds) if kind == LOCAL}
+    stack["layers"] = {layer: dict(local) for layer, slide in enumerate(slides) if slide}
     stack["layers"].setdefault(0, {})["attention_norm"] = False
     activation = config.choose("classifier_activation", ACTIVATIONS, default="gelu")
     bias = config.take("classifier_bias", default=False, kind=bool)
@@ -116,7 +109,7 @@ def read(config: Config, class_name: str) -> dict[str, Any]:
 def write(model: Model, class_name: str) -> dict[str, Any]:
     layers = layer_sections(stack_of(model, "encoder"), path="model.encoder")
     windows = [one.attention.window if isinstance(one.attention, SlidingWindowOptions) else None for one in layers]
-    kinds = [LOCAL if window else FULL for window in windows]
+    kinds = [SLIDING if window else FULL for window in windows]
     found: dict[str, Any] = {"layer_types": kinds, "local_attention": next(filter(None, windows), 128)}
     ropes = {}
     for kind, (key, base) in BASES.items():
