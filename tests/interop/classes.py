@@ -87,7 +87,8 @@ def by_file() -> dict[str, tuple[int, list[Architecture]]]:
     for module in pkgutil.iter_modules(architectures.__path__):
         loaded = importlib.import_module(f"{architectures.__name__}.{module.name}")
         text = inspect.getsource(loaded)
-        assigned = [vars(loaded)[name] for name in re.findall(r"^(\w+)(?:: \w+)? = ", text, re.M)]
+        targets = re.findall(r"^([A-Z][\w, ]*)(?:: \w+)? = ", text, re.M)
+        assigned = [vars(loaded)[name] for target in targets for name in target.split(", ")]
         if ones := [one for one in OWN.values() if any(one is value for value in assigned)]:
             found[f"{module.name}.py"] = len(text.splitlines()), ones
     return found

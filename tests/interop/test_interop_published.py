@@ -116,9 +116,13 @@ def inputs_of(reference: Any) -> dict[str, Tensor]:
 
 
 def logits_of(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    whole = {"use_cache": False} if "decoder_input_ids" in inputs and not isinstance(model, Transformer) else {}
-    logits: Tensor = model(**inputs, **whole).logits
-    return logits
+    """Those of a class for pre-training are of the masked tokens."""
+    if isinstance(model, Transformer):
+        found = model(**inputs)
+        logits: Tensor = found.head("masked_lm") if "next_sentence" in found.heads else found.logits
+        return logits
+    found = model(**inputs, **({"use_cache": False} if "decoder_input_ids" in inputs else {}))
+    return found["prediction_logits" if "prediction_logits" in found else "logits"]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
