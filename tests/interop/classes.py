@@ -10,17 +10,13 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from tests.interop.published import PUBLISHED, class_of
-from tformer.interop import architectures
+from tformer.interop import architectures, to_gguf, to_onnx
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures import ARCHITECTURES
-from tformer.interop.choose import choose_class
 from tformer.interop.read_model import ForeignModel
-from tformer.interop.to_gguf import _form_of
-from tformer.interop.to_onnx import refuse_unwritten
-from tformer.support.errors import InputError
 
 Note = tuple[str, str, str | float]  # a class, a published configuration or a model_type; a column; what was found
 NOTES: list[Note] = []  # of the running test
@@ -35,17 +31,12 @@ def note(name: str, **columns: str | float) -> None:
 def note_exchange(name: str, foreign: ForeignModel, error: float) -> None:
     """Of a model that came in with this error and went out tensor by tensor."""
     note(name, **{"import": "yes", "export": "yes"}, largest_error=error)
-    architecture, model = foreign.architecture, foreign.model
-    checks: dict[str, Callable[[], object]] = {
-        "GGUF": lambda: _form_of(choose_class(model, family=architecture.family, model_type=architecture.model_type)),
-        "ONNX": lambda: refuse_unwritten(model),
+    family, model_type = foreign.architecture.family, foreign.architecture.model_type
+    refusals = {
+        "GGUF": to_gguf.refusal(foreign.model, family=family, model_type=model_type),
+        "ONNX": to_onnx.refusal(foreign.model),
     }
-    for column, check in checks.items():
-        try:
-            check()
-        except InputError:
-            continue
-        note(name, **{column: "yes"})
+    note(name, **{column: "yes" for column, refusal in refusals.items() if refusal is None})
 
 
 def tables(notes: Iterable[Note]) -> str:

@@ -41,7 +41,7 @@ BODIES: dict[str, dict[str, Any]] = {
     **{f"{name}Model": {"tie_word_embeddings": False} for name in ("Gemma", "Gemma2", "Gemma3Text")},
     **{f"{name}Model": {"tie_word_embeddings": False} for name in ("Olmo", "Olmo2", "Granite", "Starcoder2")},
     "MistralModel": {"head_dim": 6, "tie_word_embeddings": False, "sliding_window": 5},
-    **{name: {} for name in ("T5EncoderModel", "MT5EncoderModel")},
+    **{name: {} for name in ("T5EncoderModel", "MT5EncoderModel", "UMT5EncoderModel")},
 }
 
 
