@@ -96,7 +96,7 @@ def read(
         config.expect("is_encoder_decoder", True)
     section = table.read(config)
     scaled = config.take("scale_decoder_outputs", default=section["tie"]["output"], kind=bool) and scales == "tied"
-    if scales == "always":
+    if scales == "always" and not encodes_only(class_name):
         scaled = config.expect("scale_decoder_outputs", True)
     for side in SIDES:
         section[side]["feedforward"] |= _activation(config, projection)
