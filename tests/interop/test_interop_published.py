@@ -35,10 +35,11 @@ HEADS = (
     *("encoder_attention_heads", "decoder_attention_heads"),
 )
 GROUPS = ("num_key_value_heads", "num_kv_heads")
-HEAD_WIDTHS = ("head_dim", "d_kv", "rotary_dim")
+HEAD_WIDTHS = ("head_dim", "d_kv", "rotary_dim", "attention_head_size")
 WIDTHS = (
     *("hidden_size", "n_embd", "n_embed", "d_model", "dim", "embedding_size", "word_embed_proj_dim"),
     *("intermediate_size", "n_inner", "ffn_dim", "hidden_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"),
+    "pooler_hidden_size",
 )
 WINDOWS = {"sliding_window": 5, "window_size": 5, "local_attention": 6}
 TABLES = ("vocab_size", "src_vocab_size", "tgt_vocab_size", "decoder_vocab_size")
