@@ -317,6 +317,12 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = (
     | {"Gemma3ForCausalLM": ("Gemma3Text", {}), "MarianMTModel": ("Marian", {})}
     | {"FalconForCausalLM with ALiBi": ("Falcon", {"alibi": True, "new_decoder_architecture": False})}
     | {f"{name}ForConditionalGeneration": (name, {}) for name in PAIRS}
+    | {
+        "LEDForConditionalGeneration": (
+            "LED",
+            {f"max_{side}_position_embeddings": 32 for side in ("encoder", "decoder")},
+        )
+    }
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
@@ -112,34 +112,17 @@ def export(options: ExportOptions) -> None:
             report_result([line], adapters.path, adapters.document() if options.as_json else None)
             return
         with Work(progress_reporter, flag.should_stop).part("writing", unit="B") as part:
+            given: dict[str, Any] = {"model_type": options.model_type, "work": part}
             if options.to == "ctranslate2":
-                report = export_ctranslate2(
-                    checkpoint,
-                    out,
-                    quantization=options.dtype or "fp32",
-                    model_type=options.model_type,
-                    work=part,
-                )
+                report = export_ctranslate2(checkpoint, out, quantization=options.dtype or "fp32", **given)
             elif options.to == "gguf":
-                report = export_gguf(checkpoint, out, dtype=options.dtype, model_type=options.model_type, work=part)
+                report = export_gguf(checkpoint, out, dtype=options.dtype, **given)
             elif options.to == "onnx":
-                report = export_onnx(
-                    checkpoint,
-                    out,
-                    dtype=options.dtype or "fp32",
-                    cache=not options.no_cache,
-                    model_type=options.model_type,
-                    work=part,
-                )
+                dtype, cache = options.dtype or "fp32", not options.no_cache
+                report = export_onnx(checkpoint, out, dtype=dtype, cache=cache, **given)
             else:
-                report = export_checkpoint(
-                    checkpoint,
-                    out,
-                    dtype=None if options.dtype is None else DTYPES[options.dtype],
-                    shard_bytes=shard_bytes,
-                    model_type=options.model_type,
-                    work=part,
-                )
+                kept = None if options.dtype is None else DTYPES[options.dtype]
+                report = export_checkpoint(checkpoint, out, dtype=kept, shard_bytes=shard_bytes, **given)
     lines = [
         f"{report.class_name} (model_type {report.model_type}) of step {report.step}",
         f"{report.num_tensors} tensors, {report.num_parameters:,} numbers in {report.dtype}, "
