@@ -1,23 +1,23 @@
-"""`hf:owner/name` against a server of the hub's API on this machine: revisions, cuts, the cache, refusals."""
+"""`tformer import hf:owner/name` with a server of the hub's API on this machine: revisions, cuts, cache, refusals."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 
 from tests.interop import tiny_folders as tiny
 from tests.interop.local_hub import Hub, serving
-from tformer.interop import hub
-from tformer.interop.foreign_checkpoint import open_folder
-from tformer.support.errors import InputError, TformerError
+from tformer.loading import load
 
-Cli = Callable[..., Any]
 NAME = "owner/tiny"
 
 
@@ -41,120 +41,177 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield found
 
 
+@dataclass(frozen=True)
+class Imported:
+    """code, said: the exit code of the command, and its standard error on one line; run: the new checkpoint."""
+
+    code: int
+    said: str
+    run: Path
+
+    @property
+    def num_heads(self) -> int:
+        assert self.code == 0, self.said
+        decoder = load(self.run).recipe.model.decoder
+        assert decoder is not None
+        return decoder.num_heads
+
+
+Import = Callable[..., Imported]
+
+
+@pytest.fixture
+def run_import(server: Hub, cli: Callable[..., Any], tmp_path: Path) -> Import:
+    """Runs `tformer import hf:NAME --out DIR`; the server then lists only this command's requests."""
+    numbers = count()
+
+    def runs(name: str = NAME) -> Imported:
+        out = tmp_path / f"run-{next(numbers)}"
+        server.asked.clear()
+        outcome = cli("import", f"hf:{name}", "--out", out)
+        assert out.exists() == (outcome.code == 0), outcome.err
+        return Imported(outcome.code, " ".join(outcome.err.split()), out)
+
+    return runs
+
+
+def first_commit(server: Hub) -> str:
+    return next(iter(server.commits[NAME]))
+
+
+def last_shard(server: Hub) -> str:
+    return max(name for name in server.commits[NAME][first_commit(server)] if name.startswith("model-"))
+
+
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
-def test_what_an_import_reads_is_downloaded_and_nothing_else(server: Hub) -> None:
-    folder = hub.download(f"hf:{NAME}")
-    names = {path.name for path in folder.iterdir()}
-    assert {"config.json", "tokenizer.json", "model.safetensors.index.json"} <= names
-    assert not {"pytorch_model.bin", "modeling.py"} & names
-    assert not {"pytorch_model.bin", "modeling.py"} & set(server.files_sent())
-    assert open_folder(folder).foreign.class_name == "GPT2LMHeadModel"
+def test_the_import_of_a_repository_is_that_of_its_folder(server: Hub, run_import: Import, tmp_path: Path) -> None:
+    """Only what an import reads is downloaded: no pickle and no code."""
+    found = run_import()
+    assert found.code == 0 and "GPT2LMHeadModel (gpt2)" in found.said
+    names = {path.name for path in (tmp_path / "cache").rglob("*")}
+    assert {"config.json", "tokenizer.json", "model.safetensors.index.json", last_shard(server)} <= names
+    assert not {"pytorch_model.bin", "modeling.py"} & (names | set(server.files_sent()))
+    direct, downloaded = (load(path).model.state_dict() for path in (tmp_path / "shards", found.run))
+    assert all(torch.equal(direct[name], downloaded[name]) for name in direct)
 
 
-def test_revisions_are_commits_branches_and_tags(server: Hub, tmp_path: Path) -> None:
-    first = next(iter(server.commits[NAME]))
+def test_a_dry_run_downloads_into_the_cache_and_the_import_takes_it_from_there(
+    server: Hub, cli: Callable[..., Any], run_import: Import
+) -> None:
+    planned = cli("import", f"hf:{NAME}", "--dry-run")
+    assert planned.code == 0 and "GPT2LMHeadModel (gpt2)" in planned.out and "nothing was written" in planned.out
+    assert run_import().code == 0 and server.files_sent() == []
+
+
+def test_revisions_are_commits_branches_and_tags(server: Hub, run_import: Import, tmp_path: Path) -> None:
+    first = first_commit(server)
     changed = json.loads(server.commits[NAME][first]["config.json"]) | {"n_head": 4}
     second = server.commit(NAME, tmp_path / "shards", **{"config.json": json.dumps(changed).encode()})
     server.tags["v1"] = first
-    heads = {
-        name: open_folder(hub.download(f"hf:{NAME}{name}")).recipe.model.decoder.num_heads  # type: ignore[union-attr]
-        for name in ("", "@main", "@v1", f"@{first}", f"@{second}")
-    }
+    heads = {name: run_import(f"{NAME}{name}").num_heads for name in ("", "@main", "@v1", f"@{first}", f"@{second}")}
     assert heads == {"": 4, "@main": 4, "@v1": 2, f"@{first}": 2, f"@{second}": 4}
-    with pytest.raises(InputError, match=r"hf:owner/tiny@v2: the repository has no revision v2"):
-        hub.download(f"hf:{NAME}@v2")
+    refused = run_import(f"{NAME}@v2")
+    assert refused.code == 2 and "hf:owner/tiny@v2: the repository has no revision v2" in refused.said
 
 
-def test_a_file_that_is_cut_goes_on_where_it_ended(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_branch_that_moved_is_read_anew_and_sends_only_what_changed(
+    server: Hub, run_import: Import, tmp_path: Path
+) -> None:
+    assert run_import().num_heads == 2
+    changed = json.loads(server.commits[NAME][first_commit(server)]["config.json"]) | {"n_head": 4}
+    server.commit(NAME, tmp_path / "shards", **{"config.json": json.dumps(changed).encode()})
+    assert run_import().num_heads == 4 and server.files_sent() == ["config.json"]
+
+
+def test_a_download_that_is_cut_goes_on_where_it_ended(
+    server: Hub, run_import: Import, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1024)  # what came of a chunk is lost with it
-    shard = max(name for name in server.commits[NAME][next(iter(server.commits[NAME]))] if name.startswith("model-"))
-    whole = server.commits[NAME][next(iter(server.commits[NAME]))][shard]
+    shard = last_shard(server)
     server.cut[shard] = 1
-    folder = hub.download(f"hf:{NAME}")
-    assert (folder / shard).read_bytes() == whole
+    assert run_import().code == 0
     ranges = [given for method, path, given in server.asked if path.endswith(shard) and method == "GET"]
     assert ranges[0] is None and len(ranges) == 2
     start = re.fullmatch(r"bytes=(\d+)-", ranges[1] or "")
+    whole = server.commits[NAME][first_commit(server)][shard]
     assert start is not None and 0 < int(start[1]) <= len(whole) // 2
 
 
-def test_a_download_that_failed_fetches_only_the_rest(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_kill_only_the_file_that_was_being_downloaded_is_sent_again(
+    server: Hub, run_import: Import, tmp_path: Path
+) -> None:
+    """A kill leaves the first bytes of a file under a name of their own, which are not taken for the file."""
+    before, shard = run_import(), last_shard(server)
+    [there] = (tmp_path / "cache").glob(f"*/snapshots/*/{shard}")
+    blob = there.resolve()
+    there.unlink()
+    blob.with_name(f"{blob.name}.01234567.incomplete").write_bytes(blob.read_bytes()[:1000])
+    blob.unlink()
+    after = run_import()
+    assert after.code == 0 and server.files_sent() == [shard]
+    assert (after.run / "model.safetensors").read_bytes() == (before.run / "model.safetensors").read_bytes()
+
+
+def test_after_a_failure_only_the_rest_is_downloaded(
+    server: Hub, run_import: Import, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A part of a repository is not taken for the whole, offline either."""
-    commit = next(iter(server.commits[NAME]))
-    shard = max(name for name in server.commits[NAME][commit] if name.startswith("model-"))
-    data = server.commits[NAME][commit].pop(shard)
-    server.commits[NAME][commit][shard] = data
-    real, there = server.commits[NAME][commit], dict(server.commits[NAME][commit])
+    commit, shard = first_commit(server), last_shard(server)
+    there = dict(server.commits[NAME][commit])
+    there[shard] = there.pop(shard)  # the last that is listed
 
     class Failing(dict[str, bytes]):
         def __contains__(self, name: object) -> bool:
             return name != shard and super().__contains__(name)
 
-    server.commits[NAME][commit] = Failing(real)  # listed, but not to be had
-    with pytest.raises(TformerError):
-        hub.download(f"hf:{NAME}")
+    server.commits[NAME][commit] = Failing(there)  # listed, but not to be had
+    assert run_import().code == 1
     offline(monkeypatch)
-    with pytest.raises(TformerError, match="cannot be reached"):
-        hub.download(f"hf:{NAME}")
+    without = run_import()
+    assert without.code == 1 and "the repository was not downloaded whole before" in without.said
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     server.commits[NAME][commit] = there
-    server.asked.clear()
-    open_folder(hub.download(f"hf:{NAME}"))
+    assert run_import().code == 0
     assert shard in server.files_sent() and "config.json" not in server.files_sent()
 
 
 def test_the_cache_serves_offline_and_what_is_there_is_not_sent_again(
-    server: Hub, monkeypatch: pytest.MonkeyPatch
+    server: Hub, run_import: Import, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = hub.download(f"hf:{NAME}")
-    server.asked.clear()
-    assert hub.download(f"hf:{NAME}") == folder and server.files_sent() == []
+    assert run_import().code == 0
+    assert run_import().code == 0 and server.files_sent() == []
     offline(monkeypatch)
-    server.asked.clear()
-    assert hub.download(f"hf:{NAME}") == folder and server.asked == []
-    with pytest.raises(TformerError, match="cannot be reached, and the repository was not downloaded") as caught:
-        hub.download("hf:owner/other")
-    assert not isinstance(caught.value, InputError)
+    assert run_import().code == 0 and server.asked == []
+    assert run_import(f"{NAME}@{first_commit(server)}").code == 0 and server.asked == []
+    absent = run_import("owner/other")
+    assert absent.code == 1 and "the hub cannot be reached, and the repository was not downloaded" in absent.said
 
 
-def test_a_server_that_is_gone_leaves_the_cache(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = hub.download(f"hf:{NAME}")
+def test_a_server_that_is_gone_leaves_the_cache(
+    server: Hub, run_import: Import, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_import().code == 0
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
-    assert hub.download(f"hf:{NAME}") == folder
+    assert run_import().code == 0
 
 
-def test_a_private_repository_needs_a_token(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_private_repository_needs_a_token(server: Hub, run_import: Import, monkeypatch: pytest.MonkeyPatch) -> None:
     server.private.add(NAME)
     for name in (NAME, "owner/absent"):  # the hub does not tell them apart
-        with pytest.raises(InputError, match=f"hf:{name}: there is no such repository, or it is private") as caught:
-            hub.download(f"hf:{name}")
-        assert caught.value.hint == "a private one needs: hf auth login"
+        refused = run_import(name)
+        assert refused.code == 2 and f"hf:{name}: there is no such repository, or it is private" in refused.said
+        assert "hint: a private one needs: hf auth login" in refused.said
     monkeypatch.setenv("HF_TOKEN", "wrong")
-    with pytest.raises(InputError, match="or it is private"):
-        hub.download(f"hf:{NAME}")
+    assert "or it is private" in run_import().said
     monkeypatch.setenv("HF_TOKEN", server.token)
-    assert (hub.download(f"hf:{NAME}") / "config.json").is_file()
+    assert run_import().code == 0
 
 
-def test_a_gated_repository_is_refused_by_its_terms(server: Hub) -> None:
+def test_a_gated_repository_is_refused_by_its_terms(server: Hub, run_import: Import) -> None:
     server.gated.add(NAME)
-    with pytest.raises(InputError, match="its owner restricts who may download it") as caught:
-        hub.download(f"hf:{NAME}")
-    assert "accept the terms on its page" in (caught.value.hint or "")
-
-
-def test_the_command_imports_a_repository_and_says_first_what_it_would_do(
-    server: Hub, cli: Cli, tmp_path: Path
-) -> None:
-    planned = cli("import", f"hf:{NAME}", "--dry-run")
-    assert planned.code == 0 and "GPT2LMHeadModel (gpt2)" in planned.out and "nothing was written" in planned.out
-    server.asked.clear()
-    outcome = cli("import", f"hf:{NAME}@main", "--out", tmp_path / "out")
-    assert outcome.code == 0, outcome.err
-    assert server.files_sent() == [] and (tmp_path / "out" / "manifest.json").is_file()
-    server.private.add("owner/mine")
-    refused = cli("import", "hf:owner/mine", "--out", tmp_path / "mine")
-    assert refused.code == 2 and "or it is private" in refused.err and not (tmp_path / "mine").exists()
+    refused = run_import()
+    assert refused.code == 2 and "its owner restricts who may download it" in refused.said
+    assert "accept the terms on its page" in refused.said
