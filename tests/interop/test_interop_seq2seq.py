@@ -200,6 +200,27 @@ def test_a_classifier_that_reads_the_decoder_at_the_last_end_of_sequence(tmp_pat
     assert foreign.model.heads[0].pooling == "eos"  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("name", ["Bart", "MBart"])
+def test_spans_are_read_from_the_decoder(tmp_path: Path, name: str) -> None:
+    """Ours is given what these classes make of the text itself: shifted right, MBart's last token in front."""
+    reference = getattr(transformers, f"{name}ForQuestionAnswering")(getattr(transformers, f"{name}Config")(**sizes()))
+    mask = padding(17, 17, 9, 4)
+    text = tokens(3, 17, vocabulary=VOCABULARY).masked_fill(mask == 0, 1)
+    theirs = {"input_ids": text, "attention_mask": mask}
+    last = text.gather(1, mask.sum(1, keepdim=True) - 1) if name == "MBart" else torch.full((3, 1), 2)
+    shifted = torch.cat([last, text[:, :-1]], dim=1)
+
+    def answers(model: Any, inputs: Any) -> Tensor:
+        found = model(**inputs)
+        return (
+            found.logits if "decoder_input_ids" in inputs else torch.stack([found.start_logits, found.end_logits], -1)
+        )
+
+    ours = theirs | {"decoder_input_ids": shifted}
+    _, foreign = assert_parity(reference, ours, tmp_path, their_inputs=theirs, theirs=answers, ours=answers, mask=mask)
+    assert [head.kind for head in foreign.model.heads] == ["span"]
+
+
 # --- fairseq's translators --------------------------------------------------------------------------------------------
 
 

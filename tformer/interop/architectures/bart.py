@@ -33,6 +33,7 @@ from tformer.interop.architectures.parts import (
     pooled_links,
     sequence_head,
     stack_of,
+    with_tasks,
 )
 from tformer.interop.architectures.table import ConfigTable, Row, both_stacks
 from tformer.interop.config import Config
@@ -274,7 +275,7 @@ def links(model: Model, class_name: str) -> list[Link]:
     return [link("embedding.weight", TABLE, also=COPIES), *body_links(model), *head]
 
 
-BART = Architecture(
+PLAIN = Architecture(
     model_type="bart",
     classes={"BartForConditionalGeneration": ("lm",), CLASSIFIER: ("classifier",), "BartModel": ()},
     family="bart",
@@ -289,8 +290,10 @@ BART = Architecture(
     slow_tokenizer="RobertaTokenizer",
     ctranslate2=("BartLoader", {"normalize_before": False, "normalize_embedding": True}),
 )
-MBART = replace(
-    BART,
+SPANS = ("ForQuestionAnswering",)  # read from the decoder, whose input is the text itself, shifted right
+BART = with_tasks(PLAIN, tasks=SPANS)
+OWN_MBART = replace(
+    PLAIN,
     model_type="mbart",
     classes={"MBartForConditionalGeneration": ("lm",), "MBartModel": ()},
     read=partial(read_generator, table=OF_MBART),
@@ -300,8 +303,9 @@ MBART = replace(
     slow_tokenizer="MBartTokenizer",
     ctranslate2=("BartLoader", {"normalize_before": True, "normalize_embedding": True}),
 )
+MBART = with_tasks(OWN_MBART, tasks=SPANS)
 PEGASUS = replace(
-    MBART,
+    OWN_MBART,
     model_type="pegasus",
     classes={"PegasusForConditionalGeneration": ("lm",), "PegasusModel": ()},
     family="transformer",
@@ -313,7 +317,7 @@ PEGASUS = replace(
     ctranslate2=("BartLoader", {"normalize_before": True, "normalize_embedding": False}),
 )
 BLENDERBOT = replace(
-    MBART,
+    OWN_MBART,
     model_type="blenderbot",
     classes={"BlenderbotForConditionalGeneration": ("lm",), "BlenderbotModel": ()},
     read=partial(read_generator, table=OF_BLENDERBOT),

@@ -15,6 +15,7 @@ from typing import Any
 
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures.parts import (
+    TASKS,
     head_dropout,
     layer_links,
     pooled_links,
@@ -212,5 +213,5 @@ PLAIN = Architecture(
 BERT = with_tasks(
     PLAIN,
     dropouts=dict.fromkeys(("token_classifier", "multiple_choice"), ("classifier_dropout", None)),
-    chooses=True,
+    tasks=TASKS,
 )

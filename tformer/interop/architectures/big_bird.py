@@ -94,8 +94,5 @@ PLAIN = replace(
 BIG_BIRD = with_tasks(
     PLAIN,
     dropouts=dict.fromkeys(("token_classifier", "multiple_choice"), ("classifier_dropout", None)),
-    chooses=True,
-)
-BIG_BIRD = replace(  # its head of answers has further layers
-    BIG_BIRD, classes={name: heads for name, heads in BIG_BIRD.classes.items() if "QuestionAnswering" not in name}
+    tasks=("ForTokenClassification", "ForMultipleChoice"),  # its head of answers has further layers
 )

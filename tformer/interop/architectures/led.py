@@ -63,7 +63,7 @@ def differs(model: Model) -> list[str]:
 
 
 LED = replace(
-    bart.BART,
+    bart.PLAIN,
     model_type="led",
     classes={"LEDForConditionalGeneration": ("lm",), "LEDModel": ()},
     read=read,

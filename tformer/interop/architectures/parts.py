@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -122,19 +122,17 @@ def token_head(
 
 
 def with_tasks(
-    architecture: Architecture, *, dropouts: Mapping[str, DropoutKey] = {}, chooses: bool = False
+    architecture: Architecture,
+    *,
+    dropouts: Mapping[str, DropoutKey] = {},
+    tasks: Collection[str] = ("ForTokenClassification", "ForQuestionAnswering"),
 ) -> Architecture:
-    """An encoder with the classes of `TASKS`, whose heads are one projection each.
+    """An architecture with classes of `TASKS`; a head is one projection, of multiple choice after the body's pooler.
 
     dropouts: by the kind of the head.
-    chooses: with ...ForMultipleChoice, whose projection reads the body's pooler.
     """
     body = next(name for name, heads in architecture.classes.items() if not heads)
-    own = {
-        f"{body.removesuffix('Model')}{task}": (kind, output)
-        for task, (kind, output) in TASKS.items()
-        if chooses or kind != "multiple_choice"
-    }
+    own = {f"{body.removesuffix('Model')}{task}": TASKS[task] for task in tasks}
 
     def read(config: Config, class_name: str) -> dict[str, Any]:
         if class_name not in own:

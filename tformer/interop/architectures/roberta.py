@@ -13,7 +13,7 @@ from typing import Any
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures import bert
 from tformer.interop.architectures.bert import CONFIG, is_classifier
-from tformer.interop.architectures.parts import stack_of, with_tasks
+from tformer.interop.architectures.parts import TASKS, stack_of, with_tasks
 from tformer.interop.architectures.table import ConfigTable
 from tformer.interop.config import Config
 from tformer.nn.positions.base import LearnedOptions
@@ -85,8 +85,8 @@ def renamed(model_type: str, stem: str) -> Architecture:
     """RoBERTa under another name."""
     classes = {name.replace("Roberta", stem): heads for name, heads in PLAIN.classes.items()}
     plain = replace(PLAIN, model_type=model_type, classes=classes, read=read, slow_tokenizer=f"{stem}Tokenizer")
-    return with_tasks(plain, dropouts=DROPOUTS, chooses=True)
+    return with_tasks(plain, dropouts=DROPOUTS, tasks=TASKS)
 
 
-ROBERTA = with_tasks(PLAIN, dropouts=DROPOUTS, chooses=True)
+ROBERTA = with_tasks(PLAIN, dropouts=DROPOUTS, tasks=TASKS)
 CAMEMBERT, XLM_ROBERTA = renamed("camembert", "Camembert"), renamed("xlm-roberta", "XLMRoberta")
