@@ -9,8 +9,10 @@ A checkpoint folder alone is enough: nothing outside it is read.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,7 @@ from tformer.support.formatting import listed, short_hash
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import DecoderTokens, decoder_tokens
 
+Ready = Callable[[nn.Module], object]  # called with each module when its own tensors are loaded
 HEADS = "heads."  # prefix of the names of head tensors
 MAX_LABELS = 6  # in a message
 BODY = "it is a body: tformer train --init-from gives it a head"
@@ -65,6 +68,7 @@ class Loaded:
     notes: list[str] = field(default_factory=list)
     own_target_tokenizer: Tokenizer | None = None  # None: one vocabulary for both sides
     imported: bool = False  # from another library: its training data are unknown
+    fill: Callable[[Ready], None] | None = None  # loads the weights that `load` left out
 
     @property
     def target_tokenizer(self) -> Tokenizer:
@@ -187,6 +191,7 @@ def load(
     which: str = "best",
     runs_dir: str | Path = "runs",
     kinds: Collection[str] | None = None,
+    lazily: bool = False,
 ) -> Loaded:
     """Load a model for inference.
 
@@ -198,6 +203,7 @@ def load(
         which: `best`, `latest` or `step-N` of a run.
         runs_dir: where runs are looked for.
         kinds: heads that the caller can use (`{"lm"}`, …); None: any.
+        lazily: leave the weights to `fill`, so that `prepare_inference` packs each matrix before the next one is read.
 
     Averaged weights are taken where the checkpoint has them.
 
@@ -223,7 +229,9 @@ def load(
         )
     if dtype is not None:
         convert(model, dtype)  # first: parameters that nothing was written to take no memory
-    load_weights(model, checkpoint, ema=checkpoint.has("ema"))
+    fill = partial(load_weights, model, checkpoint, ema=checkpoint.has("ema"))
+    if not lazily:
+        fill()
     notes = list(checkpoint.notes)
     if checkpoint.has("ema"):
         notes.append("averaged weights are used")
@@ -236,6 +244,7 @@ def load(
         notes,
         target,
         imported="imported" in checkpoint.trainer,
+        fill=fill if lazily else None,
     )
 
 
@@ -289,11 +298,20 @@ class _Stored:
         return {name: torch.empty(each.shape, dtype=each.dtype, device="meta") for name, each in state.items()}
 
     @torch.no_grad()
-    def copy(self, tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-        """Copy tensors into those of a model's state that have their names."""
+    def copy(
+        self,
+        tensors: dict[str, Tensor],
+        state: dict[str, Tensor],
+        copied: Callable[[Sequence[str]], None] = lambda names: None,
+    ) -> None:
+        """Copy tensors into those of a model's state that have their names; these are taken out of both.
+
+        copied: called with the names of each, several where they are tied.
+        """
         if self._whole:
-            for name, target in state.items():
-                target.copy_(tensors[name])
+            for name in list(state):
+                state.pop(name).copy_(tensors.pop(name))
+                copied([name])
             return
         if self._shards is None:
             names: dict[tuple[str, str], list[str]] = {}
@@ -306,8 +324,9 @@ class _Stored:
                         self._place(own[0], tensor)
                         own = []
                     for name in own:
-                        state[name].copy_(tensor)
+                        state.pop(name).copy_(tensor)
                     del tensor  # before the next one is read
+                    copied(own)
             return
         shards, whole = self._shards, slice(None)
         wanted: dict[str, dict[str, slice]] = {}
@@ -321,7 +340,14 @@ class _Stored:
             (local(target) if is_spread(target) else target).copy_(rows[role][stored])
 
 
-def load_weights(model: nn.Module, checkpoint: Checkpoint, *, ema: bool = False, shards: Shards | None = None) -> None:
+def load_weights(
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    ready: Ready = lambda module: None,
+    *,
+    ema: bool = False,
+    shards: Shards | None = None,
+) -> None:
     """Copy a checkpoint's weights into a model: all of them, or none and an InputError.
 
     From a folder of Hugging Face they come one tensor at a time, and a damaged file shows when it is reached.
@@ -329,6 +355,7 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, *, ema: bool = False,
     Args:
         model: on any device, in any floating type.
         checkpoint: see `read_checkpoint`.
+        ready: may replace the tensors of its module.
         ema: take the averaged weights, and the plain ones only for what has no average.
         shards: of a model that is spread over processes: each reads its rows.
 
@@ -349,7 +376,19 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, *, ema: bool = False,
             f"{checkpoint.path}: recipe and weights disagree: {'; '.join(problems)}",
             hint="recipe.yaml and model.safetensors must come from the same checkpoint, unedited",
         )
-    stored.copy(weights, state)
+    missing = Counter(model.get_submodule(name.rpartition(".")[0]) for name in state)
+    alone = [module for module in model.modules() if module not in missing]  # without own tensors
+
+    def copied(names: Sequence[str]) -> None:
+        for name in names:
+            module = model.get_submodule(name.rpartition(".")[0])
+            missing[module] -= 1
+            if not missing[module]:
+                ready(module)
+
+    stored.copy(weights, state, copied)
+    for module in alone:
+        ready(module)
 
 
 def load_body(

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,24 @@ from torch import Tensor
 
 import tformer
 from tests.interop import tiny_folders as tiny
+from tformer.decoding.inference import can_quantize, prepare_inference
 from tformer.interop import weight_files
 from tformer.interop.foreign_checkpoint import open_folder
 from tformer.interop.importing import import_folder
+from tformer.loading import load
+from tformer.nn.products import Quantize
 
 SHARD = 20 * 10**6
 MEASURE = """
 import json, sys
 from pathlib import Path
 import torch, tformer
+from tformer.decoding import inference
+from tformer.decoding.options import GenerateOptions
+from tformer.decoding.writers import load_models
 from tformer.interop.importing import import_folder
+
+inference.keep_freed_memory = lambda: None  # holes that freed tensors leave are not what is measured
 
 def status(name):
     [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)]
@@ -39,6 +47,8 @@ tasks = {
     "import as bf16": lambda folder: import_folder(folder, Path(out) / folder.name, dtype=torch.bfloat16),
     "load": lambda folder: tformer.load(folder),
     "load as bf16": lambda folder: tformer.load(folder, dtype=torch.bfloat16),
+    "command in bf16": lambda folder: load_models(GenerateOptions((str(folder),), precision="bf16")),
+    "command in int8": lambda folder: load_models(GenerateOptions((str(folder),), precision="fp32", quantize="int8")),
 }
 tasks[task](Path(small))  # what libraries take is not counted
 Path("/proc/self/clear_refs").write_text("5")  # the highest memory so far is that of now
@@ -63,12 +73,22 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux counts the highest memory")
 @pytest.mark.parametrize(
-    ("task", "bytes_each"), [("import", 4), ("import as bf16", 2), ("load", 4), ("load as bf16", 2)]
+    ("task", "bytes_each"),
+    [
+        ("import", 4),
+        ("import as bf16", 2),
+        ("load", 4),
+        ("load as bf16", 2),
+        ("command in bf16", 2),
+        ("command in int8", 1),
+    ],
 )
 def test_at_most_the_model_in_its_number_format_and_a_shard(
     large: Path, tmp_path: Path, task: str, bytes_each: int
 ) -> None:
     """Measured in a process of its own: the highest memory while the task runs, above what it has before."""
+    if task == "command in int8" and not can_quantize("int8", torch.device("cpu")):
+        pytest.skip("8-bit products need instructions or a C compiler")
     small = tiny.gpt2(tmp_path / "small")
     words = [sys.executable, "-c", MEASURE, task, str(small), str(large), str(tmp_path / "out")]
     # Without it glibc puts large tensors into its heap, whose holes (up to 22 MB here) are not what is measured.
@@ -77,6 +97,28 @@ def test_at_most_the_model_in_its_number_format_and_a_shard(
     parameters = tformer.load(large).model.num_parameters()
     limit = parameters * bytes_each + SHARD
     assert json.loads(found.stdout) < limit, (json.loads(found.stdout), limit)
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8", "int4"])
+@pytest.mark.parametrize("imported", [False, True], ids=["folder", "checkpoint"])
+@pytest.mark.parametrize("make", [tiny.gpt2, tiny.bert, tiny.t5], ids=["tied", "joined", "both"])
+def test_weights_that_are_packed_as_they_come_are_those_that_were_loaded_first(
+    tmp_path: Path, make: Callable[..., Path], imported: bool, quantize: Quantize
+) -> None:
+    if not can_quantize(quantize, torch.device("cpu")):
+        pytest.skip(f"{quantize} products need instructions or a C compiler")
+    path = make(tmp_path / "folder")
+    if imported:
+        import_folder(path, path := tmp_path / "run")
+    first, packed = load(path), load(path, lazily=True)
+    prepare_inference(first.model, torch.bfloat16, quantize=quantize)
+    prepare_inference(packed.model, torch.bfloat16, quantize=quantize, fill=packed.fill)
+    ids = torch.randint(5, 20, (2, 7), generator=torch.Generator().manual_seed(1))
+    inputs = {"input_ids": ids, **({"decoder_input_ids": ids} if first.recipe.model.is_encoder_decoder else {})}
+    expected, found = (each.model(**inputs).logits for each in (first, packed))
+    assert torch.equal(found, expected) and bool(found.isfinite().all())
+    for name, tensor in first.model.state_dict().items():
+        assert torch.equal(tensor.nan_to_num(7), packed.model.state_dict()[name].nan_to_num(7)), name
 
 
 def test_no_tensor_outlives_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

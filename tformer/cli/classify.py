@@ -74,7 +74,7 @@ def _load(run: str | None, options: ClassifyOptions) -> Loaded:
     from tformer.support.device import resolve_device
 
     try:
-        loaded = load(run, device=resolve_device(options.device), which=options.checkpoint, kinds=HEADS)
+        loaded = load(run, device=resolve_device(options.device), which=options.checkpoint, kinds=HEADS, lazily=True)
     except InputError as error:  # `load` hints at training a language model
         error.hint = error.hint and error.hint.replace("train --arch gpt", TRAIN)
         raise

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from tformer.decoding.buckets import CompiledDecoder, RecordedDecoder
 from tformer.decoding.inference import INSTALL, WORTH_A_BUILD, cast_matrices, prepare_inference
 from tformer.kernels import library
+from tformer.loading import Ready
 from tformer.model import Transformer
 from tformer.nn.heads import VocabularyHead
 from tformer.support.errors import InputError
@@ -53,6 +55,7 @@ def prepare_decoding(
     compile: Compilation,
     quantize: str,
     rows: int | None,
+    fill: Callable[[Ready], None] | None = None,
 ) -> str | None:
     """Make the decoding steps graphs where it is requested or faster, else call `prepare_inference`.
 
@@ -60,18 +63,20 @@ def prepare_decoding(
 
     Args:
         compile: `auto` records steps on a GPU, where starting many small operations takes the time; `on` compiles them.
-        rows: see `prepare_inference`.
+        rows, fill: see `prepare_inference`.
 
     Raises InputError for `compile` "on" without a compiler.
     """
     device = next(model.parameters()).device
     way, note = decide_way(model, device, compile, quantize=quantize)
+    if way != "plain" and fill is not None:
+        fill(lambda module: None)
     if way == "compiled":
         compile_decoding(model, dtype)
     elif way == "recorded":
         record_decoding(model, dtype)
     else:
-        note = prepare_inference(model, dtype, quantize=quantize, rows=rows) or note
+        note = prepare_inference(model, dtype, quantize=quantize, rows=rows, fill=fill) or note
         is_large = model.num_parameters() >= WORTH_A_BUILD
         if note is None and device.type == "cpu" and is_large and library.lacks_compiler():
             note = f"found no C compiler: with one, tformer builds kernels that decode faster ({INSTALL})"

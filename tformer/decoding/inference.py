@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import get_args
@@ -21,7 +21,7 @@ from torch import nn
 
 from tformer.kernels import library
 from tformer.kernels.functions import Kernels, find
-from tformer.loading import Loaded
+from tformer.loading import Loaded, Ready
 from tformer.model import Transformer
 from tformer.nn.attention import Mechanism
 from tformer.nn.heads import VocabularyHead
@@ -150,22 +150,31 @@ def cast_matrices(model: Transformer, dtype: torch.dtype, compute_dtype: torch.d
     """
     model.compute_dtype = compute_dtype or dtype
     for module in model.modules():
-        # FixNorm first divides the rows of its matrix by their lengths, which must be exact.
-        if isinstance(module, Linear) or (isinstance(module, VocabularyHead) and not module.fixnorm):
-            for parameter in module.parameters(recurse=False):
-                parameter.data = parameter.data.to(dtype if parameter.ndim > 1 else model.compute_dtype)
+        _cast(module, dtype, model.compute_dtype)
+
+
+def _cast(module: nn.Module, dtype: torch.dtype, compute_dtype: torch.dtype) -> None:
+    # FixNorm first divides the rows of its matrix by their lengths, which must be exact.
+    if isinstance(module, Linear) or (isinstance(module, VocabularyHead) and not module.fixnorm):
+        for parameter in module.parameters(recurse=False):
+            parameter.data = parameter.data.to(dtype if parameter.ndim > 1 else compute_dtype)
 
 
 def prepare_loaded(loaded: Loaded, precision: str, quantize: str) -> None:
     """Prepare a loaded model for whole batches of inputs in the format of --precision; its notes say what is slow."""
     device = next(loaded.model.parameters()).device
     dtype = inference_dtype(precision, trained_in=loaded.recipe.training.precision, device=device)
-    if (note := prepare_inference(loaded.model, dtype, quantize=quantize)) is not None:
+    if (note := prepare_inference(loaded.model, dtype, quantize=quantize, fill=loaded.fill)) is not None:
         loaded.notes.append(note)
 
 
 def prepare_inference(
-    model: Transformer, dtype: torch.dtype, *, quantize: str = "none", rows: int | None = None
+    model: Transformer,
+    dtype: torch.dtype,
+    *,
+    quantize: str = "none",
+    rows: int | None = None,
+    fill: Callable[[Ready], None] | None = None,
 ) -> str | None:
     """Make a model fast for inference: matrices in `dtype`, on a CPU packed or in 8 or 4 bits.
 
@@ -175,13 +184,13 @@ def prepare_inference(
     fp32.
 
     rows: maximum number of rows of a decoding step, texts times samples or beams; None: many.
+    fill: loads the weights (`Loaded.fill`): each matrix is prepared before the next one is read.
 
     Afterwards its weights cannot be read, saved or trained; load it again for that.
     Raises InputError for an unknown `quantize`, and for int8 and int4 with fp16 or where they are impossible.
     """
     device = next(model.parameters()).device
     kind = require_quantize(quantize, device, dtype)
-    keep_freed_memory()
     compute_dtype, kernels = dtype, None
     if device.type == "cpu":
         kernels = find(may_build=model.num_parameters() >= WORTH_A_BUILD)
@@ -190,16 +199,24 @@ def prepare_inference(
         if dtype == torch.bfloat16 and kernels is not None and not has_bf16_instructions():
             compute_dtype = torch.float32
     model.eval()
-    model.kernels = kernels
-    cast_matrices(model, dtype, compute_dtype)
+    model.kernels, model.compute_dtype = kernels, compute_dtype
     note = None if kind == "none" else _note_on_quantizing(model, dtype, kind, rows, kernels)
-    for module in model.modules():
+
+    def prepare(module: nn.Module) -> None:
+        _cast(module, dtype, compute_dtype)
         if isinstance(module, Mechanism):
             module.kernels = kernels
         elif isinstance(module, Linear):
             module.freeze(kind, rows, kernels=kernels)
         elif isinstance(module, VocabularyHead):
             module.freeze(kind, dtype, rows, kernels=kernels)
+
+    if fill is not None:
+        fill(prepare)
+    else:
+        for module in list(model.modules()):
+            prepare(module)
+    keep_freed_memory()
     return note
 
 

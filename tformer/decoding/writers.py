@@ -45,9 +45,9 @@ def load_models(options: GenerateOptions) -> list[Loaded]:
 
 
 def load_model(name: str | None, options: GenerateOptions, device: torch.device) -> Loaded:
-    """A model that writes text or fills masks; None: of the newest run."""
+    """A model that writes text or fills masks, without its weights until `prepare_models`; None: of the newest run."""
     heads = {kind for kind, head in HEADS.items() if head.over_vocabulary}
-    return load(name, device=device, which=options.checkpoint, kinds=heads)
+    return load(name, device=device, which=options.checkpoint, kinds=heads, lazily=True)
 
 
 def prepare_models(models: Sequence[Loaded], options: GenerateOptions) -> list[Loaded]:
@@ -77,6 +77,7 @@ def prepare_models(models: Sequence[Loaded], options: GenerateOptions) -> list[L
             compile=options.compile,
             quantize=options.quantize,
             rows=rows,
+            fill=loaded.fill,
         )
         loaded.notes.extend(line for line in (dtype_note, note) if line is not None)
     return chosen

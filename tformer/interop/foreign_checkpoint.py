@@ -75,14 +75,13 @@ class ForeignCheckpoint(Checkpoint):
         Raises NotFiniteError, at the end.
         """
         bad: list[str] = []
-        count = 0
-        for name, tensor in self.foreign.each(file_read=file_read):
-            count += 1
-            if not all_finite(tensor):
-                bad.append(name)
-            yield name, tensor
-            del tensor  # before the next one is read
-        self._refuse_not_finite("weights", bad, count)
+
+        def checked(found: tuple[str, Tensor]) -> tuple[str, Tensor]:
+            bad.extend(() if all_finite(found[1]) else found[:1])
+            return found
+
+        yield from map(checked, self.foreign.each(file_read=file_read))  # a loop would hold the tensor meanwhile
+        self._refuse_not_finite("weights", bad, len(self.foreign.specs()))
 
 
 def open_folder(

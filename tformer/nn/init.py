@@ -187,7 +187,8 @@ class NoDraws(TorchFunctionMode):
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in RANDOM_FILLS:
+        scales = func is Tensor.mul_ and isinstance(args[0], nn.Parameter)  # memory that nothing wrote to is not taken
+        if func in RANDOM_FILLS or scales:
             return args[0] if args else kwargs["tensor"]
         return func(*args, **kwargs)
 
