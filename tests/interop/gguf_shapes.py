@@ -22,7 +22,7 @@ OF_PHI3 = {"partial_rotary_factor": 0.75, "rope_scaling": {"type": "longrope", *
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama 3": ("llama", {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 48}, "num_attention_heads": 2}),
+    "llama 3": ("llama", {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 64}, "num_attention_heads": 2}),
     "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "mistral": ("mistral", {"sliding_window": None, "rope_scaling": LINEAR}),
     "qwen2": ("qwen2", {}),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,11 +17,13 @@ from torch import Tensor
 from tformer.checkpoint.tensor_files import tensor_chunks
 from tformer.interop.architecture import Architecture, Gguf
 from tformer.interop.architectures import ARCHITECTURES
+from tformer.interop.architectures.llama import ORIGINAL
 from tformer.interop.config import Config
 from tformer.interop.gguf_vocabulary import ROLES, document_of
 from tformer.interop.tokenizer_config import TOKENIZER_CONFIG
 from tformer.interop.tokenizer_files import TOKENIZER_JSON
 from tformer.interop.weight_files import CONFIG, SINGLE
+from tformer.nn.positions.rope import RopeScaling, scale_frequencies
 from tformer.recipe.model import Model
 from tformer.support import files
 from tformer.support.errors import InputError
@@ -43,8 +44,7 @@ def unpacked(path: Path, *, beside: Path | None = None, vocabulary: bool = True)
     """Context manager of a folder as it is, or of a temporary one for a GGUF file, which messages name.
 
     Args:
-        beside: a path beside which the temporary folder, as large as the weights in fp32, is made; None: where the
-            system has such folders.
+        beside: the path beside which the temporary folder is made; None: the system's place.
         vocabulary: whether the file's vocabulary is read.
     """
     if not path.is_file():
@@ -69,12 +69,11 @@ def unpack_gguf(path: Path, folder: Path, *, vocabulary: bool = True) -> None:
     values, tensors = _read(path)
     import gguf
 
-    known = {one.gguf.name: one for one in reversed(ARCHITECTURES.values()) if one.gguf is not None}
+    known = {one.gguf.name: (one, one.gguf) for one in reversed(ARCHITECTURES.values()) if one.gguf is not None}
     found = values.get("general.architecture")
     if found not in known:
         raise InputError(f"{path}: general.architecture: found {found!r}, tformer reads {', '.join(sorted(known))}")
-    architecture, form = known[found], known[found].gguf
-    assert form is not None
+    architecture, form = known[found]
     if (parts := values.get("split.count", 1)) > 1:
         raise InputError(f"{path} is one of {parts} files", hint="llama-gguf-split --merge makes one file of them")
     for tensor in tensors.values():
@@ -103,11 +102,8 @@ def unpack_gguf(path: Path, folder: Path, *, vocabulary: bool = True) -> None:
     def make(name: str) -> Tensor:
         return form.loaded(model, name, _numbers(tensors[wanted[name]])).contiguous()
 
-    def shape(name: str) -> Tensor:
-        empty = torch.empty(tensors[wanted[name]].shape[::-1].tolist(), device="meta")
-        return torch.empty(form.loaded(model, name, empty).shape, device="meta")
-
-    shapes = {name: shape(name) for name in wanted}
+    empty = {name: torch.empty(tensors[wanted[name]].shape[::-1].tolist(), device="meta") for name in wanted}
+    shapes = {name: form.loaded(model, name, tensor).contiguous() for name, tensor in empty.items()}
     files.require_room(folder, sum(tensor.nbytes for tensor in shapes.values()))
     files.write_durably(folder / SINGLE, tensor_chunks(shapes, make=make))
     texts: dict[str, Any] = {CONFIG: config}
@@ -144,7 +140,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         values = {name: field.contents() for name, field in reader.fields.items()}
     except (ValueError, LookupError, OSError, OverflowError, RecursionError) as error:
         raise InputError(f"{path} is not a usable GGUF file: {error}") from error
-    # The shortest decimals of a number: 1e-6 and not 9.99999997e-07
+    # shortest decimals: 1e-6 and not 9.99999997e-07
     values |= {
         name: float(str(np.float32(values[name]))) for name, field in reader.fields.items() if field.types == single
     }
@@ -179,13 +175,10 @@ def _config(
     rotated = sizes.size("rope.dimension_count", default=size)
     if share := form.keys.get("rope.dimension_count"):
         config[share] = rotated / size
-    elif rotated != size:
-        raise InputError(f"{path}: {stem}rope.dimension_count: found {rotated}, expected the size of a head, {size}")
-    if own.get("attention.value_length", size) != size:
-        raise InputError(f"{path}: {stem}attention.value_length: found another size than that of keys, {size}")
-    if "token_embd.weight" not in tensors:
-        raise InputError(f"{path} has no tensor token_embd.weight")
-    config["vocab_size"] = int(tensors["token_embd.weight"].shape[-1])
+    else:
+        sizes.expect("rope.dimension_count", size)
+    sizes.expect("attention.value_length", size)
+    config["vocab_size"] = int(tensors["token_embd.weight"].shape[-1]) if "token_embd.weight" in tensors else 1
     config["tie_word_embeddings"] = "output.weight" not in tensors
     config |= {key: True for key, name in form.shown.items() if name in tensors}
     if scaling := _scaling(path, form, own, tensors, size=rotated, base=own.get("rope.freq_base", 10000.0)):
@@ -200,16 +193,16 @@ def _scaling(
 ) -> dict[str, Any] | None:
     """`rope_scaling` of config.json; None: the frequencies are not scaled."""
     kind = own.get(f"{SCALING}type", "linear" if f"{SCALING}factor" in own else "none")
-    numbers = {name: _numbers(tensors[name]).tolist() for name in (DIVISORS, SHORT, LONG) if name in tensors}
+    numbers = {name: _numbers(tensors[name]) for name in (DIVISORS, SHORT, LONG) if name in tensors}
     found: dict[str, Any] | None = None
     if DIVISORS in numbers:
         found = llama3_scaling(numbers[DIVISORS], size=size, base=base)
     elif SHORT in numbers and LONG in numbers:
-        found = {"rope_type": "longrope", "short_factor": numbers[SHORT], "long_factor": numbers[LONG]}
-        found["attention_factor"] = own.get(f"{SCALING}attn_factor", 1.0)
+        found = {"rope_type": "longrope", "attention_factor": own.get(f"{SCALING}attn_factor", 1.0)}
+        found |= {"short_factor": numbers[SHORT].tolist(), "long_factor": numbers[LONG].tolist()}
     elif kind == "linear":
         found = {"rope_type": "linear", "factor": own.get(f"{SCALING}factor", 1.0)}
-    elif kind == "none":
+    elif kind == "none" and not numbers:
         return None
     if found is None or found["rope_type"] not in form.scalings:
         stated = ", ".join([kind, *numbers])
@@ -217,26 +210,18 @@ def _scaling(
     return found
 
 
-def llama3_scaling(divisors: list[float], *, size: int, base: float) -> dict[str, Any] | None:
-    """`rope_scaling` of kind llama3 that divides the frequencies of pairs by these numbers; None: no such.
+def llama3_scaling(divisors: Tensor, *, size: int, base: float) -> dict[str, Any] | None:
+    """`rope_scaling` of kind llama3 with the released limits and these divisors of frequencies; None: no such."""
+    for original in (2**power for power in range(4, 21)):
+        scaling = RopeScaling(factor=float(divisors.max()), original_max_seq_len=original)
+        made = llama3_divisors(scaling, size=size, base=base)
+        if made.shape == divisors.shape and torch.allclose(made, divisors, rtol=1e-5):
+            limits = {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
+            return {"rope_type": "llama3", "factor": scaling.factor, **limits, ORIGINAL: original}
+    return None
 
-    1 / divisor is 1 / f + (1 - 1 / f) k, where k is a line in the frequency, from 0 at `low_freq_factor` turns over the
-    original context to 1 at `high_freq_factor`. Only the ratio of these three numbers counts, so the first is 1.
-    """
-    factor = max(divisors)
-    if min(divisors) != 1.0 or factor == 1.0 or len(divisors) != size // 2:
-        return None
-    frequencies = [base ** (-2 * pair / size) for pair in range(len(divisors))]
-    keep = [(factor / divisor - 1) / (factor - 1) for divisor in divisors]
-    between = [(x, y) for x, y in zip(frequencies, keep, strict=True) if 1e-6 < y < 1 - 1e-6]
-    if len(between) < 2:
-        return None
-    (x, y), (last_x, last_y) = between[0], between[-1]
-    slope = (y - last_y) / (x - last_x)
-    high = 1 + 1 / (slope * x - y)
-    original = round(slope * (high - 1) * 2 * math.pi)
-    found = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": round(high, 4)}
-    found["original_max_position_embeddings"] = original
-    line = [(original * x / (2 * math.pi) - 1) / (found["high_freq_factor"] - 1) for x in frequencies]
-    fits = all(abs(min(max(one, 0.0), 1.0) - other) < 1e-5 for one, other in zip(line, keep, strict=True))
-    return found if fits else None
+
+def llama3_divisors(scaling: RopeScaling, *, size: int, base: float) -> Tensor:
+    """How much slower each pair of coordinates turns than without scaling [size / 2]."""
+    frequencies = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    return (frequencies / scale_frequencies(frequencies, scaling, base=base)).float()

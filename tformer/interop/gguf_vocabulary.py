@@ -17,6 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tokenizers import AddedToken, decoders, models, normalizers, processors
+from tokenizers import Tokenizer as RustTokenizer
+
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.pipeline import BYTE_TOKENS, SPACE
@@ -25,15 +28,13 @@ from tformer.tokenizer.special import SpecialIds
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 ROLES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}  # `tokenizer.ggml.*_token_id` -> role
 NUM_TEXTS = 10_000
-_CAPITALS, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_UPPER, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_ENDING}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}@| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_REST}"
-_BEFORE = r"[^\r\n\p{L}\p{N}]?"
-_CASED = (
-    rf"{_BEFORE}{_CAPITALS}*{_SMALL}+@|{_BEFORE}{_CAPITALS}+{_SMALL}*@|\p{{N}}# ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_REST}"
-)
-_CASED_IN_ASCII = _CASED.replace(_CAPITALS, r"[\p{L}&&[^a-z]]").replace(_SMALL, r"[\p{L}&&[^A-Z]]")
+_LEAD = r"[^\r\n\p{L}\p{N}]?"
+_CASED = rf"{_LEAD}{_UPPER}*{_SMALL}+@|{_LEAD}{_UPPER}+{_SMALL}*@|\p{{N}}# ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_REST}"
+_CASED_IN_ASCII = _CASED.replace(_UPPER, r"[\p{L}&&[^a-z]]").replace(_SMALL, r"[\p{L}&&[^A-Z]]")
 
 
 def _pattern(regex: str) -> list[dict[str, Any]]:
@@ -57,8 +58,7 @@ COMPUTED: Mapping[str, tuple[list[dict[str, Any]], bool]] = {
     "tekken": (_pattern(_CASED_IN_ASCII.replace("@", "").replace("#", "|")), True),
     "gpt-4o": (_pattern(_CASED_IN_ASCII.replace("@", f"{_ENDING}?").replace("#", "{1,3}|")), False),
 }
-"""The same as llama.cpp computes it: in two of them only a-z and A-Z have a case, and combining marks are not letters.
-"""
+"""The same as llama.cpp computes it: in two of them only a-z and A-Z have a case, and combining marks are apart."""
 
 
 @dataclass(frozen=True)
@@ -232,13 +232,7 @@ def joined(text: str, ids: Mapping[str, int], scores: Mapping[str, float], *, pr
     ]
 
 
-ALIASES = {
-    "llama3": "llama-bpe",
-    "llama-v3": "llama-bpe",
-    "phi-2": "gpt-2",
-    "deepseek-r1-qwen": "qwen2",
-    "llama4": "gpt-4o",
-}
+ALIASES = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "phi-2": "gpt-2", "deepseek-r1-qwen": "qwen2"}
 """Further names of llama.cpp for the same pre-tokenization."""
 
 
@@ -268,67 +262,41 @@ def document_of(name: object, values: Mapping[str, Any]) -> dict[str, Any]:
         if len(numbers) != len(tokens):
             raise InputError(f"{name}: tokenizer.ggml.{key}: found {len(numbers):,} values for {len(tokens):,} tokens")
     for role in ROLES:
-        if not 0 <= (found := values.get(f"{role}_token_id", 0)) < len(tokens):
-            raise InputError(
-                f"{name}: tokenizer.ggml.{role}_token_id: found {found}, expected an id below {len(tokens):,}"
-            )
+        key, found = f"tokenizer.ggml.{role}_token_id", values.get(f"{role}_token_id", 0)
+        if not 0 <= found < len(tokens):
+            raise InputError(f"{name}: {key}: found {found}, expected an id below {len(tokens):,}")
     while kinds[len(ids) - 1] == UNUSED and len(ids) > 1:  # rows of the embedding beyond the vocabulary
         del ids[tokens[len(ids) - 1]]
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    added = [
-        {"id": number, "content": token, "special": kinds[number] != USER_DEFINED, **flags}
-        for number, token in enumerate(tokens)
-        if kinds[number] in (CONTROL, USER_DEFINED, UNKNOWN)
-    ]
-    begins = values.get("add_bos_token", kind == "llama" or CUTS[str(pre)][1]) and "bos_token_id" in values
-    bos = tokens[values["bos_token_id"]] if begins else None
-    single = [*([{"SpecialToken": {"id": bos, "type_id": 0}}] if bos else []), {"Sequence": {"id": "A", "type_id": 0}}]
-    template = {
-        "type": "TemplateProcessing",
-        "single": single,
-        "pair": [*single, {"Sequence": {"id": "B", "type_id": 0}}],
-        "special_tokens": {bos: {"id": bos, "ids": [ids[bos]], "tokens": [bos]}} if bos else {},
-    }
-    document: dict[str, Any] = {"version": "1.0", "added_tokens": added, "post_processor": template if bos else None}
     if kind == "gpt2":
         cuts, whole = CUTS[str(pre)]
         steps = [{"trim_offsets": False, **cut} if cut["type"] == "ByteLevel" else cut for cut in cuts]
-        merges = [merge.split(" ") for merge in values.get("merges") or ()]
-        return document | {
-            "normalizer": None,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
-            "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
-            "model": {"type": "BPE", "vocab": ids, "merges": merges, "ignore_merges": whole},
-        }
-    of_token = dict(zip(tokens, scores, strict=True))
-    text = {token for number, token in enumerate(tokens) if kinds[number] == NORMAL}
-    pairs = [(token[:cut], token[cut:]) for token in text for cut in range(1, len(token))]
-    joins = [pair for pair in pairs if pair[0] in text and pair[1] in text]
-    merges = sorted(joins, key=lambda pair: (-of_token["".join(pair)], ids[pair[0]], ids[pair[1]]))
-    prefix = bool(values.get("add_space_prefix", True))
-    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-    unk = values.get("unknown_token_id")
-    back = [
-        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
-    return document | {
-        "normalizer": {
-            "type": "Sequence",
-            "normalizers": [*([{"type": "Prepend", "prepend": SPACE}] * prefix), spaces],
-        },
-        "pre_tokenizer": None,
-        "decoder": {
-            "type": "Sequence",
-            "decoders": [*back, *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] * prefix)],
-        },
-        "model": {
-            "type": "BPE",
-            "vocab": ids,
-            "merges": merges,
-            "byte_fallback": True,
-            "fuse_unk": True,
-            "unk_token": None if unk is None else tokens[unk],
-        },
-    }
+        merges = [tuple(merge.split(" ", 1)) for merge in values.get("merges") or ()]
+        options: dict[str, Any] = {"ignore_merges": whole}
+    else:
+        steps, unk = [], values.get("unknown_token_id")
+        of_token = dict(zip(tokens, scores, strict=True))
+        text = {token for token, each in zip(tokens, kinds, strict=True) if each == NORMAL}
+        pairs = [(token[:cut], token[cut:]) for token in text for cut in range(1, len(token))]
+        joins = [pair for pair in pairs if pair[0] in text and pair[1] in text]
+        merges = sorted(joins, key=lambda pair: (-of_token["".join(pair)], ids[pair[0]], ids[pair[1]]))
+        options = {"byte_fallback": True, "fuse_unk": True, "unk_token": None if unk is None else tokens[unk]}
+    if strange := [merge for merge in merges if len(merge) != 2 or not {*merge, "".join(merge)} <= ids.keys()]:
+        raise InputError(
+            f"{name}: tokenizer.ggml.merges: found {' '.join(strange[0])!r}, which joins no two tokens to one"
+        )
+    rust = RustTokenizer(models.BPE(ids, merges, **options))
+    rust.decoder = decoders.ByteLevel()
+    if kind == "llama":
+        prefix = bool(values.get("add_space_prefix", True))
+        before = [normalizers.Prepend(SPACE)] if prefix else []
+        rust.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", SPACE)])
+        back = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+        rust.decoder = decoders.Sequence([*back, *([decoders.Strip(" ", 1, 0)] if prefix else [])])
+    added = [pair for pair in zip(tokens, kinds, strict=True) if pair[1] in (CONTROL, USER_DEFINED, UNKNOWN)]
+    rust.add_tokens([AddedToken(token, special=each != USER_DEFINED, normalized=False) for token, each in added])
+    if values.get("add_bos_token", kind == "llama" or CUTS[str(pre)][1]) and "bos_token_id" in values:
+        bos = tokens[values["bos_token_id"]]
+        special = [(bos, ids[bos])]
+        rust.post_processor = processors.TemplateProcessing([bos, "$A"], [bos, "$A", "$B:1"], special)
+    document: dict[str, Any] = json.loads(rust.to_str())
+    return document | ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}} if steps else {})

@@ -27,12 +27,12 @@ from tformer.interop.architectures.parts import stack_of
 from tformer.interop.choose import Choice, choose_class, differences, distance
 from tformer.interop.config import Config
 from tformer.interop.exporting import ExportReport, resolved, stored_weights, tokenizers_of
-from tformer.interop.from_gguf import DIVISORS, LONG, SCALING, SHORT
+from tformer.interop.from_gguf import DIVISORS, LONG, SCALING, SHORT, llama3_divisors
 from tformer.interop.gguf_vocabulary import Vocabulary, vocabulary_of
 from tformer.interop.tokenizer_config import special_keys
 from tformer.interop.tokenizer_files import with_text_ends
 from tformer.interop.weight_files import converted, outgoing
-from tformer.nn.positions.rope import RopeOptions, scale_frequencies
+from tformer.nn.positions.rope import RopeOptions
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import SpecialTokens, with_own_roles
 from tformer.support import files
@@ -129,14 +129,9 @@ def planned(
     ids: SpecialTokens = SpecialTokens(),
     common: Mapping[str, Any] | None = None,
 ) -> tuple[Choice, Vocabulary]:
-    """The class and the vocabulary of a file, without writing it.
+    """The class and the vocabulary of a file of a resolved model; tokenizer None: no vocabulary. See `choose_class`.
 
-    Args:
-        model: resolved: the vocabulary has a size.
-        family, model_type, common: see `choose_class`.
-        tokenizer, ids: with the recipe's `tokenizer.special_ids`; None: the file has no vocabulary.
-
-    Raises InputError for what llama.cpp does not compute, or cut, equally.
+    ids: the recipe's `tokenizer.special_ids`. Raises InputError for what llama.cpp does not compute, or cut, equally.
     """
     choice = choose_class(model, family=family, model_type=model_type, common=common)
     _form_of(choice)
@@ -212,15 +207,18 @@ def _write(
         assert theirs is not None, f"llama.cpp computes {choice.class_name} without {name}"
         made[theirs] = partial(lambda name: form.stored(model, name, tensors.make(name)), name)
         shapes[theirs] = tuple(form.stored(model, name, tensor).shape)
-    positions = decoder.positions
-    scaling = positions.scaling if isinstance(positions, RopeOptions) else None
+    positions = decoder.positions if isinstance(decoder.positions, RopeOptions) else RopeOptions()
+    scaling = positions.scaling
+    rotation: dict[str, Tensor] = {}
     if scaling is not None and scaling.kind == "longrope":
-        notes = [
-            "llama.cpp turns all texts by the long factors where its context is longer than "
-            f"{scaling.original_max_seq_len:,} tokens"
-        ]
-    for name, divisors in rope_divisors(model).items():
-        made[name], shapes[name] = divisors.clone, tuple(divisors.shape)
+        longest = f"{scaling.original_max_seq_len:,} tokens"
+        notes = [f"llama.cpp turns all texts by the long factors where its context is longer than {longest}"]
+        rotation = dict(zip((SHORT, LONG), scaling.divisors, strict=True))
+    elif scaling is not None and scaling.kind == "llama3":
+        size = positions.width(resolve_sizes(model, "decoder").head_dim)
+        rotation = {DIVISORS: llama3_divisors(scaling, size=size, base=positions.base)}
+    made |= {name: tensor.clone for name, tensor in rotation.items()}
+    shapes |= {name: tuple(tensor.shape) for name, tensor in rotation.items()}
     matrix, of_file = TYPES[dtype]
     writer = gguf.GGUFWriter(path, form.name)
     _describe(writer, form, choice.config, model)
@@ -233,8 +231,7 @@ def _write(
         kind = "F32" if len(shape) == 1 or name in FULL else matrix
         if kind.startswith("Q") and shape[-1] % BLOCK:
             kind = "F16"
-            odd_rows = f"matrices whose rows are no multiple of {BLOCK} numbers are stored as fp16"
-            notes += [odd_rows] if odd_rows not in notes else []
+            notes.append(f"matrices whose rows are no multiple of {BLOCK} numbers are stored as fp16")
         kinds[name] = gguf.GGMLQuantizationType[kind]
         size = math.prod(gguf.quant_shape_to_byte_shape(shape, kinds[name]))
         writer.add_tensor_info(name, shape, np.dtype(np.float32), size, kinds[name])
@@ -252,20 +249,7 @@ def _write(
                 raise Interrupted("export interrupted, nothing written", signal_number=signal.SIGINT)
     finally:
         writer.close()
-    return shapes, notes
-
-
-def rope_divisors(model: Model) -> dict[str, Tensor]:
-    """Tensors by name: how much slower each pair of coordinates turns than without scaling [rotated width / 2]."""
-    positions = stack_of(model, "decoder").positions
-    if not isinstance(positions, RopeOptions) or positions.scaling is None or positions.scaling.kind == "linear":
-        return {}
-    scaling = positions.scaling
-    if scaling.kind == "longrope":
-        return dict(zip((SHORT, LONG), scaling.divisors, strict=True))
-    size = positions.width(resolve_sizes(model, "decoder").head_dim)
-    frequencies = positions.base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
-    return {DIVISORS: (frequencies / scale_frequencies(frequencies, scaling, base=positions.base)).float()}
+    return shapes, list(dict.fromkeys(notes))
 
 
 def _describe(writer: Any, form: Gguf, config: Mapping[str, Any], model: Model) -> None:

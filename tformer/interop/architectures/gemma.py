@@ -122,14 +122,9 @@ def write_gemma3(model: Model, class_name: str) -> dict[str, Any]:
     return keys | ropes.get(llama.FULL, {}) | older | {"rope_parameters": of_kind}
 
 
-def stored_in_gguf(model: Model, name: str, tensor: Tensor) -> Tensor:
-    """llama.cpp multiplies by the gains themselves."""
-    return tensor + 1.0 if name.endswith("norm.weight") else tensor
-
-
-def loaded_from_gguf(model: Model, name: str, tensor: Tensor) -> Tensor:
-    """The inverse of `stored_in_gguf`."""
-    return tensor - 1.0 if name.endswith("norm.weight") else tensor
+def gains(model: Model, name: str, tensor: Tensor, *, more: float = 1.0) -> Tensor:
+    """The tensor of a GGUF file: gains themselves. more: -1 for the inverse."""
+    return tensor + more if name.endswith("norm.weight") else tensor
 
 
 def assumed(config: Mapping[str, Any], *, largest: int = 0) -> dict[str, Any]:
@@ -139,6 +134,7 @@ def assumed(config: Mapping[str, Any], *, largest: int = 0) -> dict[str, Any]:
     return {"tie_word_embeddings": True} | ({"query_pre_attn_scalar": scalar} if largest else {})
 
 
+IN_GGUF = Gguf("gemma", llama.GGUF_KEYS, gains, partial(gains, more=-1.0), assumed)
 GEMMA = replace(
     llama.LLAMA,
     model_type="gemma",
@@ -148,7 +144,7 @@ GEMMA = replace(
     special_ids={"pad": 0, "eos": 1, "bos": 2},
     slow_tokenizer=None,
     ctranslate2=None,
-    gguf=Gguf("gemma", llama.GGUF_KEYS, stored_in_gguf, loaded_from_gguf, assumed),
+    gguf=IN_GGUF,
 )
 LATER_KEYS = llama.GGUF_KEYS | {
     "attention.sliding_window": "sliding_window",
@@ -166,12 +162,11 @@ GEMMA2 = replace(
     read=read_gemma2,
     write=partial(write_later, table=OF_GEMMA2),
     links=partial(llama.links, layer=llama.LAYER | OUTPUT_NORMS),
-    gguf=Gguf(
-        "gemma2",
-        LATER_KEYS | {"attn_logit_softcapping": "attn_logit_softcapping"},
-        stored_in_gguf,
-        loaded_from_gguf,
-        partial(assumed, largest=46),
+    gguf=replace(
+        IN_GGUF,
+        name="gemma2",
+        keys=LATER_KEYS | {"attn_logit_softcapping": "attn_logit_softcapping"},
+        assumed=partial(assumed, largest=46),
     ),
 )
 GEMMA3 = replace(
@@ -180,12 +175,11 @@ GEMMA3 = replace(
     classes={"Gemma3ForCausalLM": ("lm",), "Gemma3TextModel": ()},
     read=read_gemma3,
     write=write_gemma3,
-    gguf=Gguf(
-        "gemma3",
-        LATER_KEYS | {"rope.freq_base_swa": "rope_local_base_freq"},
-        stored_in_gguf,
-        loaded_from_gguf,
-        lambda config: (
+    gguf=replace(
+        IN_GGUF,
+        name="gemma3",
+        keys=LATER_KEYS | {"rope.freq_base_swa": "rope_local_base_freq"},
+        assumed=lambda config: (
             assumed(config, largest=62)
             | ({} if "sliding_window" in config else {"layer_types": [llama.FULL] * config["num_hidden_layers"]})
         ),

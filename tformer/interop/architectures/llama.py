@@ -309,22 +309,13 @@ def links(model: Model, class_name: str, *, layer: Mapping[str, str] = LAYER) ->
     return decoder_links(model, "model.embed_tokens.weight", "model.layers", layer, "model.norm")
 
 
-def stored_in_gguf(model: Model, name: str, tensor: Tensor) -> Tensor:
-    """llama.cpp rotates neighbouring coordinates of a head, Hugging Face those of its two halves."""
-    heads = _rotated_heads(model, name)
-    return tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).reshape(tensor.shape) if heads else tensor
-
-
-def loaded_from_gguf(model: Model, name: str, tensor: Tensor) -> Tensor:
-    """The inverse of `stored_in_gguf`."""
-    heads = _rotated_heads(model, name)
-    return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(tensor.shape) if heads else tensor
-
-
-def _rotated_heads(model: Model, name: str) -> int:
-    """The number of heads that a tensor makes queries or keys of; 0 for another tensor."""
+def rotated_pairs(model: Model, name: str, tensor: Tensor, *, back: bool = False) -> Tensor:
+    """The tensor of a GGUF file, where rotated coordinates of a head are neighbours, not of two halves; the inverse."""
     sizes = resolve_sizes(model, "decoder")
-    return {"q_proj": sizes.num_heads, "k_proj": sizes.num_kv_heads}.get(name.split(".")[-2], 0)
+    heads = {"q_proj": sizes.num_heads, "k_proj": sizes.num_kv_heads}.get(name.split(".")[-2])
+    if heads is None:
+        return tensor
+    return tensor.unflatten(0, (heads, -1, 2) if back else (heads, 2, -1)).transpose(1, 2).reshape(tensor.shape)
 
 
 GGUF_KEYS = {
@@ -338,7 +329,14 @@ GGUF_KEYS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "rope.freq_base": "rope_theta",
 }
-
+IN_GGUF = Gguf(
+    "llama",
+    GGUF_KEYS,
+    rotated_pairs,
+    partial(rotated_pairs, back=True),
+    shown={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"},
+    scalings=("linear", "llama3"),
+)
 
 LLAMA = Architecture(
     model_type="llama",
@@ -352,14 +350,7 @@ LLAMA = Architecture(
     special_ids={"bos": 1, "eos": 2},
     slow_tokenizer="LlamaTokenizer",
     ctranslate2=("LlamaLoader", {}),
-    gguf=Gguf(
-        "llama",
-        GGUF_KEYS,
-        stored_in_gguf,
-        loaded_from_gguf,
-        shown={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"},
-        scalings=("linear", "llama3"),
-    ),
+    gguf=IN_GGUF,
 )
 MISTRAL = replace(
     LLAMA,
@@ -368,7 +359,7 @@ MISTRAL = replace(
     read=partial(read_mistral, table=OF_MISTRAL, kv_heads=8),
     write=partial(write_mistral, table=OF_MISTRAL),
     ctranslate2=None,
-    gguf=Gguf("llama", GGUF_KEYS, stored_in_gguf, loaded_from_gguf, assumed=lambda config: {"sliding_window": None}),
+    gguf=replace(IN_GGUF, assumed=lambda config: {"sliding_window": None}, shown={}),
 )
 QWEN2 = replace(
     MISTRAL,
