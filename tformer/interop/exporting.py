@@ -20,6 +20,7 @@ from tformer.interop.architecture import auto_class
 from tformer.interop.choose import choose_class_or_code, label_keys, without_learned_rates
 from tformer.interop.generation_config import left_unsaid, write_generation
 from tformer.interop.preprocessor import write_preprocessor
+from tformer.interop.sentence_transformers import split_off
 from tformer.interop.sentencepiece_files import piece_files
 from tformer.interop.tokenizer_config import special_keys
 from tformer.interop.tokenizer_files import TARGET_FOLDER, own_rules_note, text_ends_note, tokenizer_documents
@@ -84,7 +85,7 @@ class ExportReport:
 
     def how_to_load(self) -> str:
         """The Python call that opens the folder."""
-        if self.auto_class.startswith(("ctranslate2.", "llama_cpp.")):
+        if self.auto_class.startswith(("ctranslate2.", "llama_cpp.", "sentence_transformers.")):
             return f'{self.auto_class}("{self.path}")'
         trust = ", trust_remote_code=True" if self.carries_code else ""
         module = "" if "." in self.auto_class else "transformers."
@@ -136,7 +137,7 @@ def export_checkpoint(
     require_new(target)
     recipe = checkpoint.recipe
     tokenizers = tokenizers_of(checkpoint)
-    model = without_learned_rates(resolved(recipe, tokenizers))
+    model, sentence_files = split_off(without_learned_rates(resolved(recipe, tokenizers)), seq_len=recipe.seq_len)
     keys = special_keys(recipe, tokenizers.source, tokenizers.target)
     choice = choose_class_or_code(model, family=recipe.arch, model_type=model_type, common=keys)
     files.require_writable_folder(target)
@@ -159,6 +160,7 @@ def export_checkpoint(
         "config.json": _json(config),
         **_texts(recipe, model, tokenizers),
         **index_document(tensors, shards),
+        **sentence_files,
     }
     code = choice.architecture.code
     if code is not None:
@@ -174,7 +176,7 @@ def export_checkpoint(
         path=target,
         model_type=choice.architecture.model_type,
         class_name=choice.class_name,
-        auto_class=auto_class(choice.class_name),
+        auto_class="sentence_transformers.SentenceTransformer" if sentence_files else auto_class(choice.class_name),
         dtype=next((name for name, kind in DTYPES.items() if kind == stored), str(stored)),
         num_tensors=len(tensors.shapes),
         num_parameters=sum(tensor.numel() for tensor in tensors.shapes.values()),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,7 +23,8 @@ from tformer.interop.config import Config
 from tformer.interop.generation_config import generation_document, generation_notes, read_generation
 from tformer.interop.preprocessor import preprocessor_notes, read_preprocessor
 from tformer.interop.read_model import ForeignModel, read_model, recipe_of
-from tformer.interop.tokenizer_config import special_ids
+from tformer.interop.sentence_transformers import read_head, read_length
+from tformer.interop.tokenizer_config import read_tokenizer_config, special_ids
 from tformer.interop.tokenizer_files import (
     TARGET_FOLDER,
     TOKENIZER_JSON,
@@ -106,7 +107,10 @@ def open_folder(
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder" if folder.exists() else f"{folder} does not exist")
-    foreign = read_model(folder, ignore=ignore)
+    foreign, vectors = read_model(folder, ignore=ignore), read_head(folder)
+    if vectors is not None:
+        heads = {"heads": (*foreign.model.heads, vectors)}
+        foreign = replace(foreign, model=foreign.model.model_copy(update=heads))
     model, config = foreign.model, foreign.config
     notes: list[str] = []
     named = config.get("architectures") or [foreign.class_name]
@@ -157,6 +161,10 @@ def open_folder(
         labels=labels,
         separate=target is not None,
     )
+    if vectors is not None and source is not None:
+        own = read_tokenizer_config(folder).options.get("model_max_length")
+        length = read_length(folder, source.json, most=model.max_seq_len, tokenizer_length=own)
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"seq_len": length})})
     hashes = [one.sha256 for one in tokenizers]
     manifest = Manifest(
         step=0,

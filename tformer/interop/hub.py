@@ -12,7 +12,7 @@ from tformer.support.errors import InputError, TformerError
 
 PREFIX = "hf:"
 PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model", "*.spm")
-SUBFOLDERS = "*/*"  # subfolders hold other formats and models
+SUBFOLDERS = "[!0-9]*/*"  # these hold other formats and models; 1_Pooling is a module of sentence-transformers
 _NAME = re.compile(r"(?!.*\.\.)hf:([\w.-]+/[\w.-]+|[\w.-]+)(?:@([\w./-]+))?")
 
 

@@ -23,6 +23,7 @@ from tformer.interop.mapping import Fixed, Link, check_fixed, to_ours
 from tformer.interop.unknown_types import unknown_type
 from tformer.interop.weight_files import CONFIG, FileRead, WeightFiles, open_weights
 from tformer.model import Transformer
+from tformer.nn.classification_heads import EmbeddingHeadOptions
 from tformer.nn.heads import HeadOptions
 from tformer.objectives import objectives_for_heads
 from tformer.recipe.model import Model
@@ -91,7 +92,8 @@ class ForeignModel:
         """The heads of the class that config.json names; the files may hold those of another class beside them."""
         named = (self.config.get("architectures") or [self.class_name])[0]
         kinds = self.architecture.classes[named] or self.architecture.classes[self.class_name]
-        return [head for head in self.model.heads if kind_in_classes(head) in kinds]
+        vectors = [head for head in self.model.heads if isinstance(head, EmbeddingHeadOptions)]  # of its modules.json
+        return vectors or [head for head in self.model.heads if kind_in_classes(head) in kinds]
 
     def weights(self, *, file_read: FileRead = lambda done, total: None) -> dict[str, Tensor]:
         """tformer's tensors by name (owners only), on the CPU, in the number formats of the files; see `each`."""
