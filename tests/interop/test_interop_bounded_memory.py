@@ -135,7 +135,7 @@ def test_no_tensor_outlives_its_place(tmp_path: Path, monkeypatch: pytest.Monkey
             del tensor
 
     monkeypatch.setattr(weight_files, "each_tensor", watched)
-    for _, tensor in open_folder(folder).each_weight():
+    for _, tensor in open_folder(folder).each("weights"):
         alive.append(weakref.ref(tensor))
         del tensor
     # q, k, v of one layer, weights and biases, beside the tensor that was given last.

@@ -62,19 +62,13 @@ class ForeignCheckpoint(Checkpoint):
                 hashes.append(hashlib.file_digest(stream, "sha256").hexdigest())
         return joint_sha256(hashes)
 
-    def each(self, role: str) -> Iterator[tuple[str, Tensor]]:
-        return self.each_weight() if self.has(role) else iter(())
-
     def weights(self) -> dict[str, Tensor]:
         """Tensors by name, in the number formats of the files."""
-        return self._with_aliases(dict(self.each_weight()))
+        return self._with_aliases(dict(self.each("weights")))
 
-    def each_weight(self, *, file_read: FileRead = lambda done, total: None) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) of the weights without aliases, in the number formats of the files, as `ForeignModel.each`.
-
-        file_read: called after each file.
-        Raises NotFiniteError, at the end.
-        """
+    def each(self, role: str, *, file_read: FileRead = lambda done, total: None) -> Iterator[tuple[str, Tensor]]:
+        """As of any checkpoint, in the number formats of the files; `file_read` is called after each file."""
+        assert role == "weights"
         bad: list[str] = []
 
         def checked(found: tuple[str, Tensor]) -> tuple[str, Tensor]:

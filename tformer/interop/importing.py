@@ -105,7 +105,7 @@ def import_folder(
             raise Interrupted("import interrupted, nothing written", signal_number=signal.SIGINT)
 
     # `map` holds no tensor while the next one is read, as a loop would.
-    weights = dict(map(partial(_cast, checkpoint.path, dtype), checkpoint.each_weight(file_read=file_read)))
+    weights = dict(map(partial(_cast, checkpoint.path, dtype), checkpoint.each("weights", file_read=file_read)))
     bare = build_model(checkpoint.foreign.model, device="meta").state_dict()
     expected = {name: tuple(tensor.shape) for name, tensor in bare.items() if name not in checkpoint.tied}
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
