@@ -27,7 +27,7 @@ GENERATION_CONFIG = "generation_config.json"
 MAX_BYTES = 16 << 20
 WRITES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")  # endings of class names
 STOPPING: Mapping[bool | str, str] = {True: "beam", False: "heuristic", "never": "exhaustive"}
-TOP_K = 50  # default of sampling in transformers
+SAMPLING = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}  # transformers' defaults
 MAX_LENGTH_PENALTY = 10
 
 # Keys that change what is generated and have no counterpart in tformer -> the values that switch them off.
@@ -207,11 +207,7 @@ def _choice(keys: Config) -> dict[str, Any]:
     values: dict[str, Any] = {}
     sampled = keys.take("do_sample", default=None, kind=bool)
     if sampled:
-        values["temperature"] = keys.take("temperature", default=1.0, kind=float)
-        values["top_k"] = keys.take("top_k", default=TOP_K)
-        values["top_p"] = keys.take("top_p", default=1.0, kind=float)
-        values["min_p"] = keys.take("min_p", default=0.0, kind=float)
-        values["typical_p"] = keys.take("typical_p", default=1.0, kind=float)
+        values |= {name: keys.take(name, default=usual, kind=type(usual)) for name, usual in SAMPLING.items()}
     else:
         values["temperature"] = 0.0
     if (beams := keys.take("num_beams", default=1)) > 1 and not sampled:

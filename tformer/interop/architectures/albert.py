@@ -7,7 +7,7 @@ from typing import Any
 
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures import bert
-from tformer.interop.architectures.parts import head_dropout, sequence_head, stack_of, with_tasks
+from tformer.interop.architectures.parts import classes_of, head_dropout, sequence_head, stack_of, with_tasks
 from tformer.interop.architectures.table import Row
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both
@@ -86,12 +86,7 @@ def links(model: Model, class_name: str) -> list[Link]:
 
 PLAIN = Architecture(
     model_type="albert",
-    classes={
-        "AlbertForPreTraining": ("masked_lm", "next_sentence"),
-        MASKED: ("masked_lm",),
-        "AlbertForSequenceClassification": ("classifier",),
-        "AlbertModel": (),
-    },
+    classes=classes_of("Albert", "PreTraining", "MaskedLM", "SequenceClassification"),
     family="bert",
     read=read,
     write=write,

@@ -16,6 +16,7 @@ from typing import Any
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures.parts import (
     TASKS,
+    classes_of,
     head_dropout,
     layer_links,
     pooled_links,
@@ -188,12 +189,7 @@ def read(config: Config, class_name: str) -> dict[str, Any]:
 NAMES = Names("bert", pooler="bert.pooler.dense", sentences=("bert.pooler.dense", "cls.seq_relationship"))
 PLAIN = Architecture(
     model_type="bert",
-    classes={
-        "BertForPreTraining": ("masked_lm", "next_sentence"),
-        MASKED: ("masked_lm",),
-        "BertForSequenceClassification": ("classifier",),
-        "BertModel": (),
-    },
+    classes=classes_of("Bert", "PreTraining", "MaskedLM", "SequenceClassification"),
     family="bert",
     read=read,
     write=write,

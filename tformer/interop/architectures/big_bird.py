@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from tformer.interop.architectures import bert
-from tformer.interop.architectures.parts import stack_of, with_tasks
+from tformer.interop.architectures.parts import classes_of, stack_of, with_tasks
 from tformer.interop.architectures.table import Row
 from tformer.interop.config import Config
 from tformer.nn.attention.bigbird import BigBirdOptions
@@ -75,12 +75,7 @@ PRETRAINING = "BigBirdForPreTraining"
 PLAIN = replace(
     bert.PLAIN,
     model_type="big_bird",
-    classes={
-        PRETRAINING: ("masked_lm", "next_sentence"),
-        "BigBirdForMaskedLM": ("masked_lm",),
-        "BigBirdForSequenceClassification": ("classifier",),
-        "BigBirdModel": (),
-    },
+    classes=classes_of("BigBird", "PreTraining", "MaskedLM", "SequenceClassification"),
     family="bigbird",
     read=read,
     write=write,

@@ -14,6 +14,7 @@ from tformer.interop.architectures import bert
 from tformer.interop.architectures.parts import (
     ACTIVATIONS,
     activation_name,
+    classes_of,
     head_dropout,
     sequence_head,
     stack_of,
@@ -137,11 +138,7 @@ def links(model: Model, class_name: str) -> list[Link]:
 
 PLAIN = Architecture(
     model_type="deberta-v2",
-    classes={
-        "DebertaV2ForMaskedLM": ("masked_lm",),
-        "DebertaV2ForSequenceClassification": ("classifier",),
-        "DebertaV2Model": (),
-    },
+    classes=classes_of("DebertaV2", "MaskedLM", "SequenceClassification"),
     family="bert",
     read=read,
     write=write,

@@ -12,7 +12,7 @@ from typing import Any
 
 from tformer.interop.architectures import bert, roberta
 from tformer.interop.architectures.bert import CONFIG, buffers, is_classifier
-from tformer.interop.architectures.parts import stack_of, with_tasks
+from tformer.interop.architectures.parts import classes_of, stack_of, with_tasks
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both
 from tformer.nn.attention.sliding_window import SlidingWindowOptions
@@ -78,11 +78,7 @@ def global_links(model: Model, path: str) -> list[Link]:
 PLAIN = replace(
     roberta.PLAIN,
     model_type="longformer",
-    classes={
-        "LongformerForMaskedLM": ("masked_lm",),
-        "LongformerForSequenceClassification": ("classifier",),
-        "LongformerModel": (),
-    },
+    classes=classes_of("Longformer", "MaskedLM", "SequenceClassification"),
     family="longformer",
     read=read,
     write=write,

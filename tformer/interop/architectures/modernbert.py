@@ -14,6 +14,7 @@ from tformer.interop.architectures.llama import FULL, SLIDING, read_rope, slidin
 from tformer.interop.architectures.parts import (
     ACTIVATIONS,
     activation_name,
+    classes_of,
     head_dropout,
     layer_links,
     sequence_head,
@@ -169,13 +170,7 @@ def _parameters(ours: str, theirs: str, *, biased: bool) -> list[Link]:
 
 MODERNBERT = Architecture(
     model_type="modernbert",
-    classes={
-        "ModernBertForMaskedLM": ("masked_lm",),
-        "ModernBertForSequenceClassification": ("classifier",),
-        "ModernBertForTokenClassification": ("token_classifier",),
-        "ModernBertForQuestionAnswering": ("span",),
-        "ModernBertModel": (),
-    },
+    classes=classes_of("ModernBert", "MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering"),
     family="bert",
     read=read,
     write=write,

@@ -7,7 +7,7 @@ from typing import Any
 
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures import bert
-from tformer.interop.architectures.parts import sequence_head, with_tasks
+from tformer.interop.architectures.parts import classes_of, sequence_head, with_tasks
 from tformer.interop.architectures.roberta import NAMES
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, link
@@ -56,11 +56,7 @@ def links(model: Model, class_name: str) -> list[Link]:
 
 PLAIN = Architecture(
     model_type="mpnet",
-    classes={
-        "MPNetForMaskedLM": ("masked_lm",),
-        "MPNetForSequenceClassification": ("classifier",),
-        "MPNetModel": (),
-    },
+    classes=classes_of("MPNet", "MaskedLM", "SequenceClassification"),
     family="roberta",
     read=read,
     write=write,

@@ -95,6 +95,18 @@ def head_dropout(model: Model) -> float | None:
     return next((head.dropout for head in model.heads if head.kind in ("classifier", "regression")), None)
 
 
+HEADS = {
+    **{"PreTraining": ("masked_lm", "next_sentence"), "MaskedLM": ("masked_lm",)},
+    **{"SequenceClassification": ("classifier",), "TokenClassification": ("token_classifier",)},
+    "QuestionAnswering": ("span",),
+}
+
+
+def classes_of(stem: str, *tasks: str) -> dict[str, tuple[str, ...]]:
+    """Classes `<stem>For<task>` -> the kinds of their heads, and the bare body."""
+    return {f"{stem}For{task}": HEADS[task] for task in tasks} | {f"{stem}Model": ()}
+
+
 TASKS = {
     "ForTokenClassification": ("token_classifier", "classifier"),
     "ForQuestionAnswering": ("span", "qa_outputs"),

@@ -13,7 +13,7 @@ from typing import Any
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures import bert
 from tformer.interop.architectures.bert import CONFIG, is_classifier
-from tformer.interop.architectures.parts import TASKS, stack_of, with_tasks
+from tformer.interop.architectures.parts import TASKS, classes_of, stack_of, with_tasks
 from tformer.interop.architectures.table import ConfigTable
 from tformer.interop.config import Config
 from tformer.nn.positions.base import LearnedOptions
@@ -58,11 +58,7 @@ NAMES = bert.Names(
 )
 PLAIN = Architecture(
     model_type="roberta",
-    classes={
-        "RobertaForMaskedLM": ("masked_lm",),
-        "RobertaForSequenceClassification": ("classifier",),
-        "RobertaModel": (),
-    },
+    classes=classes_of("Roberta", "MaskedLM", "SequenceClassification"),
     family="roberta",
     read=partial(read, table=CONFIG.defaulting(vocab_size=50265)),
     write=write,
