@@ -23,7 +23,7 @@ from tformer.nn.init import NoDraws, initialize
 from tformer.nn.lora import adapt, projections
 from tformer.nn.ngrams import NgramEmbedding
 from tformer.nn.norm import build_norm
-from tformer.nn.own_rows import OwnRows
+from tformer.nn.own_rows import NoRows, OwnRows
 from tformer.nn.patches import STEMS, PatchEmbedding
 from tformer.nn.positions import PositionOptions, Positions, PositionSizes
 from tformer.nn.stack import Block, Convolution, Stack
@@ -69,7 +69,8 @@ def build_model(
     vocab_size = model.vocab_size if model.vocab_size is not None else vocab_size
     target_vocab_size = model.target_vocab_size if model.target_vocab_size is not None else target_vocab_size
     where: AbstractContextManager[Any] = torch.device(device) if device is not None else nullcontext()
-    draws = NoDraws() if torch.device(device or "cpu").type == "meta" else nullcontext()
+    is_empty = torch.device(device or "cpu").type == "meta" or isinstance(rows, NoRows)
+    draws = NoDraws() if is_empty else nullcontext()
     try:
         with where, draws:
             with nullcontext() if rows is None else rows.constructing():

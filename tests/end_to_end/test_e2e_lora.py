@@ -21,6 +21,8 @@ from tformer.kernels.functions import find
 
 Cli = Callable[..., Any]
 SETS = ("--set", "training.log_every=4", "--set", "training.valid_beam_size=0", "--set", "training.sample_every=0")
+UNDROPPED = tuple(word for key in ("decoder.dropout", "decoder.attention_dropout", "embedding.dropout")
+                  for word in ("--set", f"model.{key}=0"))  # fmt: skip
 
 
 @pytest.fixture
@@ -116,13 +118,13 @@ def test_bare_lora_has_rank_16_and_the_base_is_named_by_its_hash(adapt: Cli, cli
 
 @pytest.mark.slow
 def test_several_processes_train_the_adapters_of_one(adapt: Cli) -> None:
-    words = ("--set", "lora.weights=int8", "--set", "model.decoder.dropout=0")
+    words = ("--set", "lora.weights=int8", "--set", "optimizer.eps=1e-4", *UNDROPPED, "--max-steps", 4)
     assert adapt("--out", "one", *words).code == 0
     outcome = adapt("--out", "two", *words, "--devices", 2)
     assert outcome.code == 0, outcome.err
     one, two = stored("one"), stored("two")
     assert one.keys() == two.keys()
-    assert all(torch.allclose(one[name], two[name], atol=1e-4) for name in one)
+    assert max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-4
 
 
 # --- families and objectives ------------------------------------------------------------------------------------------

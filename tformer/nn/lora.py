@@ -220,7 +220,8 @@ def place(
         in_stack = path.partition(".")[0] in ("encoder", "decoder")
         if in_stack and form != "fp32":
             matrix = FrozenMatrix(tensor, form, kernels)
-            module.product, tensor = FrozenProduct(matrix, module), matrix.dense()
+            module.product = FrozenProduct(matrix, module)
+            tensor = tensor if module.adapter is None or module.adapter.magnitude is None else matrix.dense()
         if module.adapter is not None:
             module.adapter.start_from(tensor)
         if in_stack and form != "fp32":  # the parameter keeps its shape, without numbers

@@ -69,6 +69,25 @@ class OwnRows:
         return taken
 
 
+class NoRows(OwnRows):
+    """No rows of models whose numbers come from elsewhere: nothing is drawn, and buffers alone are there."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda count: slice(0))
+
+    @contextmanager
+    def constructing(self) -> Iterator[None]:
+        hook = register_module_parameter_registration_hook(cast("Any", _moved_to_meta))
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    @contextmanager
+    def whole(self, module: nn.Module) -> Iterator[None]:
+        yield
+
+
 def _moved_to_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
     """The parameter that a module registers: one on the meta device. One that is there already stays the same."""
     if parameter is None or parameter.is_meta:

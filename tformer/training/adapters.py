@@ -13,6 +13,7 @@ from tformer.nn.init import initialize
 from tformer.nn.lora import Adapter, place
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Lora
+from tformer.support.device import return_free_memory
 from tformer.support.errors import InputError
 
 
@@ -30,6 +31,8 @@ class BasePlaces:
 
     def __call__(self, name: str, tensor: Tensor) -> None:
         place(self._model, name, tensor, self._format, device=self._device, kernels=self._kernels)
+        if self._format != "fp32":
+            return_free_memory()
 
     def kept_heads(self, resumed: Checkpoint) -> set[str]:
         """The heads of which the base has a part: those that a run does not store in full."""

@@ -19,7 +19,7 @@ from tformer.data.batching.subwords import SampledSubwords
 from tformer.model import Transformer
 from tformer.nn.init import hidden_matrices, tie_embeddings
 from tformer.nn.layer_norm import Norm
-from tformer.nn.own_rows import OwnRows
+from tformer.nn.own_rows import NoRows, OwnRows
 from tformer.nn.stack import Block, Stack
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
@@ -205,7 +205,7 @@ def make_models(recipe: Recipe, device: torch.device, *, dtype: torch.dtype, row
     """
     torch.manual_seed(recipe.seed)
     if recipe.lora is not None and device.type != "meta":
-        rows = OwnRows(lambda count: slice(0))
+        rows = NoRows()
     labels = len(recipe.data.labels) or None
     maker = "meta" if device.type == "meta" else "cpu"
     main = build_model(recipe.model, num_labels=labels, device=maker, rows=rows)
