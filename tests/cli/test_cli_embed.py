@@ -204,3 +204,12 @@ def test_an_index_of_other_weights_is_refused(body: Path, cli: Cli, tmp_path: Pa
     other = random_run(tmp_path / "other", text, arch="bert", letters="abcdefgh ", template="bert", seed=1)
     outcome = cli("search", "v.npy", "abc", "--run", other)
     assert outcome.code == 2 and "v.npy was made by other weights" in outcome.err
+
+
+def test_a_column_is_that_of_the_training_where_the_table_has_it_else_guessed(cli: Cli, tmp_path: Path) -> None:
+    recipe = BODY.replace("HEAD", "") + "data: {columns: {text: question}}\n"
+    trained = random_run(tmp_path / "trained", recipe, arch="bert", letters="abcdefgh ", template="bert")
+    Path("a.csv").write_text("text,question\nabc,hgf\n")
+    Path("b.csv").write_text("id,text\n1,hgf\n")
+    found = [vectors(cli, trained, "--input", name) for name in ("a.csv", "b.csv")]
+    np.testing.assert_allclose(found[0], found[1], atol=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -40,31 +41,27 @@ def embed(options: EmbedOptions) -> None:
     options.check_command()
     refuse_to_replace(options.output, options.files)
     with StopFlag() as flag:
-        from tformer.decoding.lines import is_table, open_texts_or_pairs
+        from tformer.data.sources.columns import parse_column
+        from tformer.data.sources.labelled import open_texts
+        from tformer.decoding.lines import is_table
 
         loaded, sha256 = load_for_vectors(options.run, options)
         show_notes([f"embedding with {loaded.path}", *loaded.notes], dim=True)
-        path, source = options.input_path or STANDARD_INPUT, None
-        by_column = options.text_column is not None or options.delimiter is not None
-        if options.text is None and is_table(path, by_column=by_column):
-            columns = options.columns(loaded.recipe.data.columns)
-            source = open_texts_or_pairs(path, pairs=False, columns=columns, reading=options.reading)
+        source, cut = None, list[int]()
+        path, by_column = options.input_path or STANDARD_INPUT, options.text_column is not None
+        if options.text is None and is_table(path, by_column=by_column or options.delimiter is not None):
+            column, trained = parse_column(options.text_column), loaded.recipe.data.columns.text
+            source = open_texts(path, column=column, trained=trained, reading=options.reading)
             show_notes(source.notes)
-
-        cut = 0
-
-        def vectors_of(texts: list[Text]) -> np.ndarray:
-            nonlocal cut
-            vectors_ND, more = embedded(texts, loaded, options, flag)
-            cut += more
-            return vectors_ND
-
+        vectors_of = partial(embedded, loaded=loaded, options=options, flag=flag, cut=cut)
         if options.output is not None and options.output.suffix.lower() == NPY:
             _write_npy(options, options.output, loaded, sha256, source, vectors_of)
         else:
             _write_rows(options, source, vectors_of)
-        if cut:
-            console.print(f"{cut:,} texts are longer than {loaded.recipe.seq_len} tokens and were cut", markup=False)
+        if sum(cut):
+            console.print(
+                f"{sum(cut):,} texts are longer than {loaded.recipe.seq_len} tokens and were cut", markup=False
+            )
 
 
 def load_for_vectors(run: str | None, options: EmbedOptions) -> tuple[Loaded, str]:
@@ -81,16 +78,17 @@ def load_for_vectors(run: str | None, options: EmbedOptions) -> tuple[Loaded, st
     return loaded, sha256
 
 
-def embedded(texts: Sequence[Text], loaded: Loaded, options: EmbedOptions, flag: StopFlag) -> tuple[np.ndarray, int]:
-    """(fp32 [N, D]: the vectors of texts, the number of texts that were cut). Interrupted after a signal."""
+def embedded(
+    texts: Sequence[Text], loaded: Loaded, options: EmbedOptions, flag: StopFlag, cut: list[int]
+) -> np.ndarray:
+    """fp32 [N, D]: the vectors of texts. Interrupted after a signal. cut: gets the number of texts that were cut."""
     from tformer.evaluation.embed import embed_texts
     from tformer.workers.work import Work
 
-    cut: list[int] = []
     work = Work(should_stop=flag.should_stop)
     vectors_ND = embed_texts(loaded, texts, options, on_cut=lambda count, _: cut.append(count), work=work)
     work.raise_if_stopped("while embedding")
-    return vectors_ND, sum(cut)
+    return vectors_ND
 
 
 def _blocks(options: EmbedOptions, rows: Iterable[LabelledRow] | None) -> Iterator[list[Text]]:

@@ -49,7 +49,7 @@ def search(options: SearchOptions) -> None:
             blocks = text_blocks(options.input_path or STANDARD_INPUT, pairs=False, reading=Reading())
         with data_output(None, ALONE) as output:
             for queries in blocks:
-                vectors_QD, _ = embedded(queries, loaded, how, flag)
+                vectors_QD = embedded(queries, loaded, how, flag, [])
                 for (query, _), rows, cosines in zip(queries, *index.nearest(vectors_QD, options.top), strict=True):
                     found = [
                         {"cosine": cosine, "row": row} | ({} if index.texts is None else {"text": index.texts[row]})

@@ -30,7 +30,6 @@ from tformer.support.options import (
 
 if TYPE_CHECKING:
     from tformer.data.sources.reading import Reading
-    from tformer.recipe.sections import Columns
 
 INPUT, VECTOR, OUTPUT = Panel("What to embed"), Panel("The vector"), Panel("The output")
 SEARCHED = Panel("The search")
@@ -136,13 +135,6 @@ class EmbedOptions:
         from tformer.data.sources.reading import Reading
 
         return Reading(self.invalid_utf8, self.encoding, self.delimiter)
-
-    def columns(self, trained: Columns) -> Columns:
-        """The column named on the command line, else that of the training."""
-        from tformer.data.sources.columns import parse_column
-
-        text = trained.text if self.text_column is None else parse_column(self.text_column)
-        return trained.model_copy(update={"text": text, "text2": None, "label": None})
 
 
 @dataclass(frozen=True)
