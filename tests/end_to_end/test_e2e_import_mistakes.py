@@ -47,6 +47,11 @@ def traversal(folder: Path) -> None:
     reshard(folder, lambda weight_map: weight_map.update(dict.fromkeys(weight_map, "../outside.safetensors")))
 
 
+def linked(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nothing")
+
+
 def foreign_tokenizer(folder: Path) -> None:
     values = json.loads((folder / "tokenizer.json").read_text())
     for number in range(50):
@@ -104,6 +109,24 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "mismatched tokenizer": (foreign_tokenizer, "the tokenizer has 340 ids, but the model's embedding only 300 rows"),
     "damaged tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json"),
+    "weights that link to nothing": (
+        lambda folder: linked(folder / "model.safetensors"), "model.safetensors is a link to nothing, which"
+    ),
+    "a config that links to nothing": (
+        lambda folder: linked(folder / "config.json"), "config.json is a link to nothing, which is not there"
+    ),
+    "a tensor's name on two lines": (
+        lambda folder: tiny.change_weights(folder, lambda t: t.update({"a\nb": torch.ones(5)})), r"unknown 'a\nb'"
+    ),
+    "half of a surrogate pair": (
+        lambda folder: tiny.edit_json(folder / "tokenizer_config.json", {"bos_token": "\ud800"}), "surrogates not"
+    ),
+    "a decoder that is a list": (
+        lambda folder: tiny.edit_json(folder / "tokenizer.json", {"decoder": ["x"]}), "its `decoder` is no object"
+    ),
+    "a template of nothing": (
+        lambda folder: tiny.edit_json(folder / "tokenizer.json", {"post_processor": ["x"]}), "`post_processor` is no"
+    ),
     "path traversal": (traversal, "'../outside.safetensors'"),
     "pickle": (pickled, "pytorch_model.bin: pickled weights"),
 }  # fmt: skip

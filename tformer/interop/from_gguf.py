@@ -121,7 +121,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The values and the tensors (`gguf.ReaderTensor`, mapped from the file) by name."""
     with files.open_regular(path) as file:
         if (start := file.read(len(MAGIC))) != MAGIC:
-            raise InputError(f"{path}: a GGUF file begins with {MAGIC!r}, found {start!r}", hint="name a folder")
+            raise InputError(f"{path} is not a folder, and a GGUF file begins with {MAGIC!r}, found {start!r}")
     if importlib.util.find_spec("gguf") is None:
         raise InputError(f"{path} needs the package gguf, which is not installed", hint="pip install 'tformer[gguf]'")
     import gguf

@@ -21,7 +21,7 @@ from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.config import Config
 from tformer.interop.mapping import Fixed, Link, check_fixed, to_ours
 from tformer.interop.unknown_types import unknown_type
-from tformer.interop.weight_files import CONFIG, FileRead, WeightFiles, open_weights
+from tformer.interop.weight_files import CONFIG, FileRead, WeightFiles, open_weights, refuse_dangling
 from tformer.model import Transformer
 from tformer.nn.classification_heads import EmbeddingHeadOptions
 from tformer.nn.heads import HeadOptions
@@ -30,7 +30,7 @@ from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
 from tformer.support.files import read_object
-from tformer.support.formatting import listed
+from tformer.support.formatting import listed, shortened
 
 
 def planned(model: Model, files: WeightFiles, *, name: str) -> Transformer:
@@ -67,6 +67,7 @@ OTHER_FOLDERS = (
 QUANTIZED = "quantization_config"
 MAX_CONFIG_BYTES = 16 << 20
 MAX_LISTED = 5
+MAX_NAME = 200  # characters of a tensor's name in messages
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,7 @@ def _first(error: ValidationError) -> str:
 
 def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
+    refuse_dangling(path)
     if not path.is_file():
         kind = next((each for each in OTHER_FOLDERS if (folder / each[0]).is_file()), None)
         _, what, hint = kind or ("", "", "a folder of a Hugging Face model has one")
@@ -291,7 +293,7 @@ def _match(
         elif any(re.fullmatch(pattern, name) for pattern in architecture.skipped):
             skipped.append(stored)
         else:
-            unknown.append(stored)
+            unknown.append(shortened(stored if stored.isprintable() else repr(stored), MAX_NAME))
     for entry in links:  # the copy of a tied tensor that a file holds without the original takes its place
         copy = next((name for name in entry.also if name in names), None)
         if copy is not None and entry.theirs[0] not in names:

@@ -8,6 +8,7 @@ Weights in any other format are refused by name; a pickle is never opened.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -92,6 +93,15 @@ class WeightFiles:
             raise InputError(f"{self.files[name]} has changed while it was read: tensor {name} is not what it was")
 
 
+def refuse_dangling(path: Path) -> None:
+    """Raise InputError for a link to nothing, as a cache of downloads that was emptied holds them."""
+    if path.is_symlink() and not path.exists():
+        raise InputError(
+            f"{path} is a link to {os.readlink(path)}, which is not there",
+            hint="download the folder again, with every file",
+        )
+
+
 def open_weights(folder: Path) -> WeightFiles:
     """The weight files of a folder, from their headers. A single file takes precedence over an index.
 
@@ -99,6 +109,8 @@ def open_weights(folder: Path) -> WeightFiles:
         InputError: no safetensors (names what is there instead), a damaged or truncated file, an index that names a
             file outside the folder, a file that is missing, or tensors that are not where it says.
     """
+    refuse_dangling(folder / SINGLE)
+    refuse_dangling(folder / INDEX)
     if (folder / SINGLE).exists():
         path = folder / SINGLE
         specs = {spec.name: spec for spec in read_specs(path)}

@@ -119,9 +119,14 @@ def read_object(path: Path, *, max_bytes: int) -> dict[str, Any]:
 
 
 def parse_object(data: bytes, *, name: str) -> dict[str, Any]:
-    """The JSON object in `data`. InputError for anything else, duplicate keys, and nesting too deep for the parser."""
+    """The JSON object in `data`.
+
+    Raises InputError for anything else, duplicate keys, half a surrogate pair, and too deep a nesting.
+    """
     try:
         value = json.loads(data, object_pairs_hook=_unique)
+        if b"\\ud" in data.lower():
+            json.dumps(value, ensure_ascii=False).encode()  # fails for a half of a surrogate pair
     except RecursionError:
         raise InputError(f"{name} is damaged: JSON nested too deeply") from None
     except ValueError as error:

@@ -165,7 +165,7 @@ def opening_ids(post_processor: Mapping[str, Any] | None) -> tuple[int, ...]:
     """
     steps = (post_processor or {}).get("processors") or [post_processor or {}]
     template = next((step for step in steps if step.get("type") == "TemplateProcessing"), None)
-    if template is None or "Sequence" not in template["single"][-1]:
+    if template is None or not template["single"] or "Sequence" not in template["single"][-1]:
         return ()
     named = (piece["SpecialToken"]["id"] for piece in template["single"] if "SpecialToken" in piece)
     return tuple(token for name in named for token in template["special_tokens"][name]["ids"])

@@ -105,6 +105,9 @@ class Tokenizer:
             raise _not_a_tokenizer(name, f"no valid JSON ({error})") from error
         if not isinstance(document, dict) or not isinstance(document.get("model"), dict):
             raise _not_a_tokenizer(name, "it has no `model` section")
+        for part in ("decoder", "post_processor"):  # the library takes lists for some
+            if not isinstance(document.get(part) or {}, dict):
+                raise _not_a_tokenizer(name, f"its `{part}` is no object")
         read = text
         if document.get("padding") or document.get("truncation") or SENTENCEPIECE in document:
             # The first two would fill memory or lose text; the library does not know the third.
