@@ -171,6 +171,7 @@ def test_quantized_weights_of_a_known_type_are_refused_by_their_method(method: s
     [
         ("adapter_config.json", "an adapter (PEFT), not a model"),
         ("model_index.json", "a pipeline of several networks (diffusers)"),
+        ("recipe.yaml", "a run or a checkpoint of tformer already"),
         ("params.json", "Llama in Meta's layout"),
     ],
 )

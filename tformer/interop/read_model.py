@@ -62,6 +62,7 @@ def planned(model: Model, files: WeightFiles, *, name: str) -> Transformer:
 OTHER_FOLDERS = (
     ("adapter_config.json", "an adapter (PEFT), not a model", "tformer import DIR --base MODEL --out NEW"),
     ("model_index.json", "a pipeline of several networks (diffusers)", "a text encoder in it may be read by itself"),
+    ("recipe.yaml", "a run or a checkpoint of tformer already", "every command takes it as it is"),
     ("params.json", "Llama in Meta's layout", "take the same model as transformers saves it"),
 )
 QUANTIZED = "quantization_config"
