@@ -229,6 +229,17 @@ def test_a_missing_or_changed_base_is_said(adapt: Cli, cli: Cli, base: str) -> N
     assert not Path("other").exists()
 
 
+def test_a_base_that_was_moved_together_with_the_adapters_is_found(adapt: Cli, cli: Cli, base: str) -> None:
+    adapt("--out", "runs/run", "--max-steps", 2)
+    Path("moved").mkdir()
+    for folder in (base, "runs"):
+        shutil.move(folder, f"moved/{folder}")
+    outcome = cli("generate", "moved/runs/run", "--prompt", "a", "--max-new-tokens", 2)
+    assert outcome.code == 0, outcome.err
+    outcome = cli("train", "--resume", "--out", "moved/runs/run", "--max-steps", 3)
+    assert outcome.code == 0, outcome.err
+
+
 def test_merge_refuses_a_whole_model_and_a_folder_that_exists(adapt: Cli, cli: Cli, base: str) -> None:
     adapt("--out", "run", "--max-steps", 1)
     for words, message in (

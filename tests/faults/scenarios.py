@@ -50,6 +50,7 @@ TEXT = ("work/text.txt", "work/gpt.yaml")
 ROWS = ("work/rows.tsv", "work/bert.yaml")
 SIDES = ("work/a.src", "work/a.trg", "work/transformer.yaml")
 GPT, BERT, TRANSFORMER = "work/runs/gpt", "work/runs/bert", "work/runs/transformer"
+LORA = "work/runs/lora"
 TRAIN = ("train", "--config", "gpt.yaml", "--data", "text.txt", "--out", "runs/new")
 SWEEP = ("sweep", "--config", "gpt.yaml", "--data", "text.txt", "--vary", "optimizer.lr=0.01,0.02", "--out", "grid")
 STUDENT = ("train", "--config", "bert.yaml", "--data", "rows.tsv", "--teacher", "runs/bert", "--out", "runs/new")
@@ -84,6 +85,7 @@ SCENARIOS = (
     Scenario("embed", ("embed", "runs/gpt", "--input", "prompts.txt", "--output", "v.npy"), (GPT, "work/prompts.txt"),
              targets=("v.npy", "v.npy.jsonl")),
     Scenario("average", ("average", "--last", "2", "runs/bert", "--out", "new/mean"), (BERT,), targets=("new/mean",)),
+    Scenario("merge", ("merge", "runs/lora", "--out", "new/merged"), (GPT, LORA), targets=("new/merged",)),
     Scenario("export", ("export", "runs/gpt", "--out", "new/hf"), (GPT,), targets=("new/hf",)),
     Scenario("import", ("import", "hf", "--out", "new/imported"), ("work/hf",), targets=("new/imported",)),
     Scenario("prune", ("prune", "runs/bert", "--drop-heads", "0.5", "--no-evaluate", "--out", "new/small"),
@@ -116,6 +118,8 @@ MAKERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     BERT: (ROWS, ("train", "--config", "bert.yaml", "--data", "rows.tsv", "--out", "runs/bert")),
     TRANSFORMER: (SIDES, ("train", "--config", "transformer.yaml", "--source", "a.src", "--target", "a.trg", "--out",
                   "runs/transformer")),
+    LORA: ((*TEXT, GPT), ("train", "--init-from", "runs/gpt", "--lora", "2", "--data", "text.txt", "--out",
+           "runs/lora")),
     "work/hf": ((GPT,), ("export", "runs/gpt", "--out", "hf")),
     "work/grid": (TEXT, SWEEP),
     "cache": (TEXT, TRAIN),

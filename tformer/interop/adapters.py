@@ -14,9 +14,11 @@ from torch import Tensor
 from tformer.build import add_adapters, build_model
 from tformer.checkpoint.read import Checkpoint, differences, read_checkpoint
 from tformer.checkpoint.resolve import resolve_checkpoint
+from tformer.checkpoint.run import CHECKPOINTS
 from tformer.checkpoint.save import CheckpointContents, write_checkpoint
 from tformer.checkpoint.tensor_files import TensorSpec
 from tformer.interop.foreign_checkpoint import open_folder
+from tformer.interop.weight_files import CONFIG
 from tformer.kernels.functions import find
 from tformer.model import Transformer
 from tformer.nn.lora import ADAPTER, FrozenMatrix, projections
@@ -27,14 +29,21 @@ from tformer.support.files import MANIFEST
 from tformer.support.formatting import short_hash
 
 
-def open_base(recipe: Recipe, *, instead: str | Path | None = None) -> Checkpoint:
+def open_base(recipe: Recipe, *, beside: Path, instead: str | Path | None = None) -> Checkpoint:
     """The base that a recipe's adapters belong to. `instead`: where it is now.
+
+    beside: the folder of the adapters. Where both were moved together, the base is found by the end of its path.
 
     Raises InputError when it is missing or has other weights.
     """
     assert recipe.lora is not None and recipe.lora.base is not None
     base = recipe.lora.base
     path = Path(base.path if instead is None else instead)
+    fewest = 3 if path.parent.name == CHECKPOINTS else 1  # the name of the run is among them
+    ends = [Path(*path.parts[-count:]) for count in range(5, fewest - 1, -1)]
+    if instead is None and not path.is_dir():
+        found = (above / end for above in beside.absolute().parents for end in ends)
+        path = next((one for one in found if (one / MANIFEST).is_file() or (one / CONFIG).is_file()), path)
     if not path.is_dir():
         raise InputError(
             f"{path}, the base of these adapters, does not exist",
@@ -126,7 +135,7 @@ def with_base(own: Checkpoint, *, instead: str | Path | None = None) -> Checkpoi
     lora = own.recipe.lora
     if lora is None:
         return own
-    base = open_base(own.recipe, instead=instead)
+    base = open_base(own.recipe, beside=own.path, instead=instead)
     note = f"adapters of rank {lora.rank} on {base.path}" + ("; averaged ones" if own.has("ema") else "")
     return AdaptedCheckpoint(
         own.path,

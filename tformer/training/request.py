@@ -185,7 +185,7 @@ def _resume(options: TrainOptions, run: RunDirectory | None) -> Start:
             f"lora: the run in {out} has {has}, this command sets {sets}",
             hint="leave --lora and its settings out, or start another run with another --out",
         )
-    base = open_base(recipe) if checkpoint is None and recipe.lora is not None else None
+    base = open_base(recipe, beside=out) if checkpoint is None and recipe.lora is not None else None
     points = recipe.schedule.points
     if options.minutes is not None and points is not None and (checkpoint is None or checkpoint.step >= points[-1][0]):
         # A rate that has fallen to its floor rises again, and the clock decides when it falls.

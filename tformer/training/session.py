@@ -224,7 +224,8 @@ class Session:
             base = BasePlaces(model, own, self.prepared.device)
         if start.resumed is not None:
             if base is not None:
-                load_body(model, open_base(own), keep_heads=base.kept_heads(start.resumed), place=base)
+                stored_base = open_base(own, beside=start.resumed.path)
+                load_body(model, stored_base, keep_heads=base.kept_heads(start.resumed), place=base)
                 base.finish()
             load_weights(model, start.resumed, shards=self.shards)
             if self.models.generator is not None:
