@@ -381,3 +381,8 @@ def test_the_bytes_needed_are_asked_for_before_writing(
     monkeypatch.setattr(files, "free_bytes", lambda path: 1000)
     with pytest.raises(StorageError, match=r"[\d,]+ bytes needed, 1,000 free"):
         export_checkpoint(opened, tmp_path / "out")
+
+
+def test_a_write_that_numpy_cuts_short_has_a_hint() -> None:
+    error = files.storage_error(Path("x"), OSError("4800 requested and 280 written"))
+    assert error.message == "cannot write x: 4800 requested and 280 written" and "free some space" in (error.hint or "")

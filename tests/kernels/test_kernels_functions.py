@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.pairwise import pairwise
 from tformer.decoding.beam_candidates import _top_by_chunks, top_candidates
 from tformer.kernels.functions import GROUP, Kernels, find
-from tformer.nn.products import LARGEST, ZERO_POINT, _rounded, _unsigned_rows
+from tformer.nn.products import LARGEST, ZERO_POINT, _unsigned_rows, rounded_rows
 
 
 def formula(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -142,7 +142,7 @@ def product_of(
     """The kernels' product with a bf16 weight in a format, and what it stands for in fp64."""
     addend = 0 if bias is None else bias.double()
     if form == "int8":
-        rounded, scales = _rounded(weight)
+        rounded, scales = rounded_rows(weight)
         exact = rounded.double() * scales.double().unsqueeze(1)
         found = kernels.linear(rounded, bias, scales=scales, out_dtype=out_dtype)
     elif form == "int4":
@@ -210,7 +210,7 @@ def test_many_rows_in_8_bits_give_what_few_give_bit_for_bit(
     torch.manual_seed(rows + inner)
     x, weight, bias = torch.randn(rows, inner).to(dtype), torch.randn(columns, inner), torch.randn(columns)
     x[1], weight[1] = 1.0, -1.0  # the largest sums
-    rounded, scales = _rounded(weight)
+    rounded, scales = rounded_rows(weight)
     product = kernels.linear(rounded, bias, scales=scales)
     after = {"activation": "silu", "gated": True} if gated else {}
     assert torch.equal(product(x, **after), torch.cat([product(part, **after) for part in x.split(5)]))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tformer.kernels.functions import Kernels
 from tformer.nn.layer_norm import LayerNorm
-from tformer.nn.products import _rounded
+from tformer.nn.products import rounded_rows
 
 THREADS, CALLS = 4, 40
 
@@ -22,7 +22,7 @@ def test_one_product_serves_several_threads_with_different_inputs_norms_and_acti
     torch.manual_seed(0)
     weight, bias = torch.randn(48, 96).mul(0.1), torch.randn(48)
     if kind == "int8":
-        rounded, scales = _rounded(weight)
+        rounded, scales = rounded_rows(weight)
         product = kernels.linear(rounded, bias, scales=scales)
     elif kind == "int4":
         rounded, scales = kernels.round_groups(weight)

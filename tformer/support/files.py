@@ -159,6 +159,7 @@ LONG_NAME = 200  # bytes of a file's name; the prefix and the number of a proces
 WRITE_BYTES = 64 << 20  # Linux writes at most 2 GiB per call
 
 _HINTS = {
+    0: "free some space, or choose another folder with --out",  # numpy gives no number when a write is cut short
     errno.ENOSPC: "free some space, or choose another folder with --out",
     errno.EDQUOT: "the quota is used up: free some space, or choose another folder with --out",
     errno.EFBIG: "raise the limit on file sizes (ulimit -f), or choose another folder with --out",
