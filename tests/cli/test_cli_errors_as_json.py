@@ -22,6 +22,8 @@ FAILS = {
     "config list": ("--none",),
     "config schema": ("--none",),
     "average": ("missing", "--out", "new"),
+    "merge": ("missing", "--out", "new"),
+    "search": ("missing", "words"),
     "prune": ("missing", "--rate", "0.5", "--out", "new"),
     "generate": ("missing", "--prompt", "a"),
     "classify": ("missing", "--text", "a"),

@@ -125,7 +125,7 @@ WRONG = [
     ("export LM --out hf --shard-size 0GB", "--shard-size"),
     ("export LM --out hf --dtype fp8", "--dtype"),
     ("export LM --out hf --dtype int8", "CTranslate2"),
-    ("export LM --out hf --to onnx", "--to"),
+    ("export LM --out hf --to tflite", "--to"),
     ("export LM --out hf --as opt", "OPTForCausalLM comes nearest: model.decoder.positions.offset"),
     ("export LM --out hf --checkpoint step-99", "step-99"),
     ("generate LM --max-new-tokens 0", "--max-new-tokens must be at least 1, found 0"),

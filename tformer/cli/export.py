@@ -78,7 +78,7 @@ class ExportOptions:
 
 @takes_options
 def export(options: ExportOptions) -> None:
-    """Write a run for `transformers`, CTranslate2, onnxruntime or llama.cpp.
+    """Write a run for `transformers`, CTranslate2, ONNX or llama.cpp.
 
     `from_pretrained` loads weights, config, tokenizer and labels. The class of transformers that computes exactly the
     recipe's model is found automatically. For a model that no class computes, the

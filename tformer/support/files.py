@@ -126,7 +126,8 @@ def parse_object(data: bytes, *, name: str) -> dict[str, Any]:
     try:
         value = json.loads(data, object_pairs_hook=_unique)
         if b"\\ud" in data.lower():
-            json.dumps(value, ensure_ascii=False).encode()  # fails for a half of a surrogate pair
+            # Fails for half a surrogate pair; names of files that are no UTF-8 pass (PEP 383).
+            json.dumps(value, ensure_ascii=False).encode(errors="surrogateescape")
     except RecursionError:
         raise InputError(f"{name} is damaged: JSON nested too deeply") from None
     except ValueError as error:
