@@ -45,9 +45,6 @@ LACKING: dict[str, str] = {
     "rwkv": "recurrent layers in place of attention (rescale_every)",
     "lfm2": "short convolutions in place of attention",
     "diffllama": "differences of two attentions (differential) (lambda_std_dev)",
-    "cohere": "Cohere's scaled logits and interleaved rotary positions (logit_scale)",
-    "mpt": "ALiBi in MPT's layout, without biases",
-    "openai-gpt": "post-norm decoder in GPT's first layout (afn)",
     "xlnet": "two-stream attention with relative positions",
     "xlm": "language embeddings",
     "xmod": "an adapter for each language",
@@ -83,7 +80,14 @@ LACKING: dict[str, str] = {
     "informer": "forecasts of series of numbers",
     "luke": "embeddings of entities",
     "gemma3n_text": "inputs for each layer, as Gemma 3n has them",
-    "nomic_bert": "rotary positions in an encoder (rope_parameters)",
+}
+
+# model_type -> what the nearest type lacks, and other types or recipes have
+ELSEWHERE: dict[str, str] = {
+    "cohere": "Cohere's scaled logits and interleaved rotary positions (logit_scale)",
+    "mpt": "ALiBi in MPT's layout, without biases",
+    "openai-gpt": "the post-norm layout of GPT's first release (afn)",
+    "nomic_bert": "rotary positions (rope_parameters)",
     "nanochat": "soft caps of scores or logits (final_logit_softcapping)",
 }
 
@@ -100,7 +104,7 @@ def write_config(folder: Path, name: str) -> None:
 
 
 def test_there_are_forty_and_none_is_read() -> None:
-    assert len(LACKING) >= 40 and not (LACKING | REFUSED_BY_VALUE | FITTING).keys() & ARCHITECTURES.keys()
+    assert len(LACKING) >= 40 and not (LACKING | ELSEWHERE | REFUSED_BY_VALUE | FITTING).keys() & ARCHITECTURES.keys()
 
 
 @pytest.mark.parametrize("name", LACKING)
@@ -110,6 +114,13 @@ def test_a_configuration_is_refused_by_the_feature_that_its_keys_ask_for(name: s
     start, _, lacks = error.message.partition(f"model_type: found {name!r}, which tformer does not read: it lacks ")
     assert start == f"{tmp_path / 'config.json'}: " and LACKING[name] in lacks
     assert "the nearest of the types that tformer reads is" in (error.hint or "")
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_a_feature_that_other_types_have_is_said_of_the_nearest_type(name: str, tmp_path: Path, out: Path) -> None:
+    write_config(tmp_path, name)
+    message = tiny.refusal(tmp_path, out).message
+    assert f", the nearest type, lacks {ELSEWHERE[name]}" in message and "it lacks" not in message
 
 
 @pytest.mark.parametrize("name", REFUSED_BY_VALUE)
@@ -140,7 +151,7 @@ def test_every_configuration_of_transformers_is_refused_in_one_clear_line() -> N
             continue
         error = unknown_type(config, name="config.json")
         assert "\n" not in error.message and error.message.startswith("config.json: model_type: found ")
-        assert re.search("it lacks |unknown beside those of |its keys are those of |known: ", error.message)
+        assert re.search(" lacks |unknown beside those of |its keys are those of |known: ", error.message)
         refused += 1
     assert refused > 300
 

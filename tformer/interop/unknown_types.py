@@ -1,7 +1,7 @@
 """Refusal of a config.json whose `model_type` tformer does not read, by the features that its keys ask for.
 
-The keys are compared with those that each architecture reads. Keys that the nearest one does not read are features that
-tformer lacks; if it reads all, its name is suggested.
+The keys are compared with those that each architecture reads. The keys that the nearest one does not read name features
+that tformer lacks, or that this one lacks; if it reads all keys, its name is suggested.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ FEWEST_KEYS = 5  # fewer keys fit too many architectures to suggest one
 _NETWORKS, _AUDIO = "two networks or more in one model", "an encoder of audio"
 
 FEATURES: Mapping[str, str] = {
-    r"(?!quantization_).*_config|encoder|decoder|(text|audio)_encoder|projection_(dim|size)|projector_.*": _NETWORKS,
+    r"(?!quantization_|attn_).*_config|encoder|decoder|(text|audio)_encoder": _NETWORKS,
+    r"projection_(dim|size)|projector_.*": _NETWORKS,
     r"(image|video|audio|vision)_(.*_)?(token|vocab).*": _NETWORKS,
     r".*experts?(_.*)?|(.*_)?moe_.*|router_.*|n_group|.*topk.*|decoder_sparse_step": "mixture-of-experts layers",
     r"(kv|q)_lora_rank|qk_(nope|rope)_head_dim|v_head_dim": "attention with compressed keys and values",
@@ -56,23 +57,27 @@ FEATURES: Mapping[str, str] = {
     r"entity_.*": "embeddings of entities",
     r"per_layer_.*|num_kv_shared_layers|.*_per_layer_input|altup_.*": "inputs for each layer, as Gemma 3n has them",
     r"resampler_.*|.*_latents|latent_.*": "latent queries, as Perceiver has them",
-    r"rope_.*": "rotary positions in an encoder",
-    r".*logit_softcapping": "soft caps of scores or logits",
-    r"sliding_window|layer_types|max_window_layers": "windows of attention by layer",
-    r"num_random_blocks|rescale_embeddings": "random blocks of attention as transformers counts them",
-    r"attention_window|max_encoder_position_embeddings": "Longformer's attention in an encoder-decoder",
     r"local_radius|global_block_size": "local and transient-global attention with T5's biases",
     r"ngram|disable_ngram_loss": "prediction of several next tokens at once",
     r"(in|out)put_embedding_size": "embeddings of input and output of different widths",
     r"layer_?scale_.*": "layer scale",
     r"use_(shared_)?relative_position_bias|use_mean_pooling": "relative position biases of patches",
     r"depths": "stages of a growing width with windows of patches",
-    r"expansion_ratio|attn_config|learned_pos_emb": "ALiBi in MPT's layout, without biases",
-    r"afn": "post-norm decoder in GPT's first layout",
-    r"logit_scale": "Cohere's scaled logits and interleaved rotary positions",
     r"quantization(_config)?": "quantized weights",
 }
-"""Pattern (`re.fullmatch`) of keys that no architecture reads, or not beside the others -> the feature they ask for."""
+"""Pattern (`re.fullmatch`) of keys -> the feature that they ask for and tformer lacks."""
+
+ELSEWHERE: Mapping[str, str] = {
+    r"rope_.*|rotary_.*": "rotary positions",
+    r".*logit_softcapping": "soft caps of scores or logits",
+    r"sliding_window|layer_types|max_window_layers": "windows of attention by layer",
+    r"num_random_blocks|rescale_embeddings": "random blocks of attention",
+    r"attention_window|max_encoder_position_embeddings": "Longformer's attention",
+    r"expansion_ratio|attn_config|learned_pos_emb": "ALiBi in MPT's layout, without biases",
+    r"afn": "the post-norm layout of GPT's first release",
+    r"logit_scale": "Cohere's scaled logits and interleaved rotary positions",
+}
+"""The same of features that other types or recipes have, but not the type with the nearest keys."""
 
 
 def unknown_type(config: Mapping[str, Any], *, name: str) -> InputError:
@@ -87,12 +92,14 @@ def unknown_type(config: Mapping[str, Any], *, name: str) -> InputError:
 
     nearest = min((known for known, each in ARCHITECTURES.items() if each.code is None), key=distance)
     left = _left(config, nearest)
-    asked: dict[str, list[str]] = {}
-    for keys, feature in FEATURES.items():
-        asked.setdefault(feature, []).extend(key for key in left if re.fullmatch(keys, key))
-    named = [f"{feature} ({listed(keys, MAX_LISTED)})" for feature, keys in asked.items() if keys]
-    others = [key for key in left if not any(key in keys for keys in asked.values())]
-    parts = [f"it lacks {' and '.join(named)}"] if named else []
+    parts, others = [], list(left)
+    for subject, features in (("it", FEATURES), (f"{nearest!r}, the nearest type,", ELSEWHERE)):
+        asked: dict[str, list[str]] = {}
+        for keys, feature in features.items():
+            asked.setdefault(feature, []).extend(key for key in left if re.fullmatch(keys, key))
+        named = [f"{feature} ({listed(keys, MAX_LISTED)})" for feature, keys in asked.items() if keys]
+        parts += [f"{subject} lacks {' and '.join(named)}"] if named else []
+        others = [key for key in others if not any(key in keys for keys in asked.values())]
     keys = f"keys {listed(others, MAX_LISTED)} are" if len(others) > 1 else f"key {''.join(others)} is"
     parts += [f"the {keys} unknown beside those of {nearest!r}"] if others else []
     if parts:
