@@ -1,6 +1,6 @@
 """A causal language model as a model of lm-evaluation-harness (the package lm_eval, extra `lm-eval`).
 
-`tformer evaluate --tasks` makes it. In Python an import of this file registers it as `tformer`:
+`tformer evaluate --tasks` uses it. In Python an import of this file registers it as `tformer`:
 
     import tformer.evaluation.harness_model
     lm_eval.simple_evaluate("tformer", {"pretrained": "runs/gpt-tiny-1"}, tasks=["lambada_openai"])
@@ -46,7 +46,7 @@ Request = tuple[tuple[str, str] | None, list[int], list[int]]
 
 @register_model("tformer")
 class HarnessModel(TemplateLM):
-    """See `TemplateLM`: log-likelihoods of continuations and of whole texts, and generation up to a stop text.
+    """A causal language model for lm_eval: log-likelihoods of continuations and of whole texts, and generation.
 
     Args:
         pretrained: a run, a checkpoint or a Hugging Face folder, or a model that is loaded.
@@ -91,21 +91,21 @@ class HarnessModel(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """The token that an empty context is replaced by."""
+        """The token that takes the place of an empty context."""
         return start_ids(self._reader)[0]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """The ids of a text after those that the tokenizer opens every text with, unless it begins with them."""
+        """The ids of a text, after the tokens that open every text, unless the text itself begins with these."""
         begun = add_special_tokens is None and string.startswith(self._start)
         opening = () if begun or add_special_tokens is False else self._reader.opening
         return [*opening, *self._reader.encode(string)]
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        """See `TemplateLM`."""
+        """(log-probability, whether greedy decoding gives it) of each continuation after its context."""
         return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
 
     def _loglikelihood_tokens(self, requests: list[Request], **kwargs: Any) -> list[tuple[float, bool]]:
-        """(log-probability, whether greedy decoding gives it) of each continuation; contexts lose what is too long."""
+        """(log-probability, whether greedy decoding gives it) of each continuation; long contexts lose their start."""
         contexts, targets = list[list[int]](), list[list[int]]()
         for texts, context, target in requests:
             room = self.max_length + 1 - len(target)  # the last token is only predicted

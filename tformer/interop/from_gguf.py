@@ -127,7 +127,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     import gguf
 
     class Reader(gguf.GGUFReader):
-        """It refuses to read beyond the end of the file, where its parent goes on with nothing."""
+        """`GGUFReader` that raises ValueError at the end of the file, where its parent returns too few values."""
 
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
             if not 0 <= int(count) <= (len(self.data) - int(offset)) // np.dtype(dtype).itemsize:

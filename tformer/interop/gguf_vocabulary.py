@@ -63,7 +63,7 @@ COMPUTED: Mapping[str, tuple[list[dict[str, Any]], bool]] = {
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a GGUF file says of a tokenizer: values of the keys `tokenizer.ggml.*`."""
+    """The part of a GGUF file about the tokenizer: values of the keys `tokenizer.ggml.*`."""
 
     values: Mapping[str, Any]
     notes: tuple[str, ...] = ()

@@ -195,7 +195,7 @@ class JoinedCache(FixedCache):
 
 
 def in_one_pass(model: Transformer, given: Tensors) -> Tensors:
-    """What the heads say of all tokens, or of an image."""
+    """Outputs of the heads, or of the body, for all tokens or an image."""
     rows = {name: each.flatten(0, 1) if each.dim() == 3 else each for name, each in given.items()}  # choices
     if "attention_mask" in rows:
         rows["attention_mask"] = rows["attention_mask"].bool()
@@ -384,7 +384,8 @@ def _compare(path: Path, graph: Graph, *, tolerance: float) -> None:
         given = (dict(zip(graph.names, (each.numpy() for each in inputs), strict=True)) for inputs in checked)
         answers = [session.run(graph.outputs, each) for each in given]
     except Exception as error:  # onnxruntime's errors have no class in common
-        raise InputError(f"--to onnx: onnxruntime does not compute {path.name}: {error}") from error
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise InputError(f"--to onnx: onnxruntime does not compute {path.name}: {reason}") from error
     for inputs, found in zip(checked, answers, strict=True):
         with torch.no_grad():
             expected = graph(inputs)

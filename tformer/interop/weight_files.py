@@ -51,7 +51,7 @@ OTHER_FORMATS = (
     ("*.pkl", "pickled weights", _PICKLE),
     ("*.h5", "TensorFlow weights", _CONVERT),
     ("*.msgpack", "Flax weights", _CONVERT),
-    ("adapter_model*.safetensors", "an adapter (LoRA), not a model", "merge it into its base model and save that"),
+    ("adapter_model*.safetensors", "an adapter (PEFT), not a model", "import its folder with adapter_config.json"),
     ("*.gguf", "GGUF weights", "tformer import FILE.gguf reads such a file"),
     ("*.onnx", "an ONNX graph", "look for the original model, which has model.safetensors"),
     ("*.safetensors", "safetensors under another name", f"a single file must be called {SINGLE}"),

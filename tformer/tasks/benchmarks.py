@@ -33,7 +33,7 @@ SEED = 1234  # lm_eval's own
 
 
 class Benchmarks(Text):
-    """Tasks of lm_eval. Trained and measured like running text."""
+    """The tasks that --tasks names, in place of data: those of lm_eval, for models of running text."""
 
     description = "a causal language model, and --tasks runs tasks of lm_eval"
     options = frozenset({"tasks", "num_fewshot", "limit", "predictions"})
@@ -111,9 +111,9 @@ def _load(options: EvaluationOptions, work: Work) -> dict[str, Any]:
 
 @contextmanager
 def _clear_errors(names: Sequence[str], model: str) -> Iterator[None]:
-    """Errors of lm_eval, of the code and of the data of tasks as InputError; others as they are.
+    """Context manager that raises errors of lm_eval and of a task's code and data as InputError.
 
-    model: the file of the model, which lm_eval calls.
+    model: the file of the model, which lm_eval calls; errors that come from there stay as they are.
     """
     try:
         yield
@@ -130,7 +130,7 @@ def _clear_errors(names: Sequence[str], model: str) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the progress bars and warnings of lm_eval and datasets; what they print is no result."""
+    """Context manager without progress bars and warnings of lm_eval and datasets; their prints go to standard error."""
     import datasets
     from tqdm import tqdm
 
@@ -149,7 +149,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def _examples(samples: dict[str, list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-    """What the model says of each example: the answers are log-probabilities of the choices, or texts."""
+    """A line for each example: its answers are log-probabilities of the choices, or texts."""
     for task, each in samples.items():
         for sample in each:
             yield {
