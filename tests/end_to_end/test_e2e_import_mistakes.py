@@ -76,6 +76,9 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "more layers than memory": (
         lambda folder: tiny.edit_json(folder / "config.json", {"n_layer": 1000}), "found 1,000 layers"
     ),
+    "more layers than any recipe": (
+        lambda folder: tiny.edit_json(folder / "config.json", {"n_layer": 2**40}), "n_layer: found 1099511627776"
+    ),
     "a size beyond counting": (
         lambda folder: tiny.edit_json(folder / "config.json", {"n_embd": 10**30}), "n_embd: found 1000000000000000"
     ),

@@ -219,6 +219,8 @@ def test_features_that_switch_nothing_on_are_read(config: dict[str, Any]) -> Non
         (GPT_NEO_125M | {"num_layers": 13}, "attention_types"),
         (GPT_NEO_125M | {"attention_types": [[["global", "dilated"], 6]]}, "attention_types"),
         (GPT_NEO_125M | {"attention_types": [[["global"], 10**15]]}, "attention_types"),
+        (GPT_NEO_125M | {"attention_types": [[[], 10**15]]}, "attention_types"),
+        *((config | {"num_hidden_layers": 2**40}, "num_hidden_layers") for config in (GEMMA2_2B, MISTRAL_7B)),
         (GPT_NEO_125M | {"attention_types": ["global"]}, "attention_types"),
         (GPT_NEO_125M | {"attention_types": [[[["global"]], 12]]}, "attention_types"),
         (GPT_NEO_125M | {"window_size": 1}, "window_size"),

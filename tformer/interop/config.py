@@ -67,11 +67,11 @@ class Config:
             raise InputError(f"{self.name}: {key}: found {value!r}, expected {expected}")
         return value
 
-    def size(self, key: str, *, default: Any = ABSENT) -> int:
-        """The value of a key that must be an integer from 1 to MAX_SIZE."""
+    def size(self, key: str, *, default: Any = ABSENT, most: int = MAX_SIZE) -> int:
+        """The value of a key that must be an integer from 1 to `most`."""
         value = self.take(key, default=default, kind=int)
-        if value is not None and not 1 <= value <= MAX_SIZE:
-            bound = "at least 1" if value < 1 else f"at most {MAX_SIZE:,}"
+        if value is not None and not 1 <= value <= most:
+            bound = "at least 1" if value < 1 else f"at most {most:,}"
             raise InputError(f"{self.name}: {key}: found {value}, expected {bound}")
         return value
 

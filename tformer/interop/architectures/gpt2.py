@@ -173,7 +173,7 @@ def read_neo(config: Config, class_name: str) -> dict[str, Any]:
     section = OF_NEO.read(config)
     types, layers = config.take("attention_types", default=OF_LAYERS, kind=list), section["decoder"]["num_layers"]
     try:
-        every = (kind for several, times in types for _ in range(times) for kind in several)
+        every = (kind for several, times in types if several for _ in range(times) for kind in several)
         kinds = list(islice(every, layers + 1))
     except (TypeError, ValueError):
         kinds = []

@@ -10,7 +10,7 @@ import torch
 
 from tformer.build import resolve_sizes
 from tformer.interop.architecture import Architecture
-from tformer.interop.config import Config
+from tformer.interop.config import MAX_SIZE, Config
 from tformer.interop.mapping import SAME, Layout, Link, both, grouped_rows, link, rows
 from tformer.interop.weight_files import WeightFiles
 from tformer.recipe.model import Model, Stack, layer_sections
@@ -41,9 +41,9 @@ def stack_of(model: Model, side: str) -> Stack:
     return stack
 
 
-def size_by_any_name(config: Config, *names: str, default: int) -> int:
+def size_by_any_name(config: Config, *names: str, default: int, most: int = MAX_SIZE) -> int:
     """A size that a class reads under several names; InputError when a config gives two different values."""
-    found = {name: config.size(name) for name in names if config.values.get(name) is not None}
+    found = {name: config.size(name, most=most) for name in names if config.values.get(name) is not None}
     config.ignore(*names)
     if len(set(found.values())) > 1:
         values = " and ".join(f"{name} {size}" for name, size in found.items())

@@ -10,8 +10,9 @@ from typing import Any
 
 from tformer.build import resolve_sizes
 from tformer.interop.architectures.parts import ACTIVATIONS, activation_name, size_by_any_name, stack_of
-from tformer.interop.config import Config
+from tformer.interop.config import MAX_SIZE, Config
 from tformer.recipe.model import Model
+from tformer.recipe.sections import MAX_LAYERS
 
 Section = dict[str, Any]
 
@@ -42,7 +43,8 @@ class Row:
         if isinstance(self.default, str):
             return config.choose(self.keys, ACTIVATIONS, default=self.default)
         default = self.default(section) if callable(self.default) else self.default
-        return size_by_any_name(config, *self.keys.split(), default=default)
+        most = MAX_LAYERS if self.paths.endswith("num_layers") else MAX_SIZE  # lists of layers follow
+        return size_by_any_name(config, *self.keys.split(), default=default, most=most)
 
     def to_write(self, model: Model) -> Any:
         """The value of a model under its key in config.json."""
