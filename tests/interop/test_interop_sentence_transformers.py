@@ -142,6 +142,11 @@ def test_without_a_length_it_is_that_of_the_tokenizer_or_the_model(tmp_path: Pat
             "Transformer in '0_Transformer'",
         ),
         (
+            "modules.json",
+            [{"path": "", "type": "m.Transformer"}, {"path": "../1_Pooling", "type": "m.Pooling"}],
+            "damaged: expected a list of modules with path and type (the file name '../1_Pooling' leads outside",
+        ),
+        (
             "1_Pooling/config.json",
             {"pooling_mode": "weightedmean"},
             "pooling_mode: found 'weightedmean', tformer reads",
@@ -154,6 +159,7 @@ def test_without_a_length_it_is_that_of_the_tokenizer_or_the_model(tmp_path: Pat
         ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case: found true, expected false"),
         ("sentence_bert_config.json", {"max_seq_length": -1}, "max_seq_length: found -1, expected a number of tokens"),
         ("sentence_bert_config.json", {"max_seq_length": "many"}, "max_seq_length: found 'many'"),
+        ("sentence_bert_config.json", {"max_seq_length": float("nan")}, "max_seq_length: found nan"),
     ],
 )
 def test_what_tformer_lacks_is_refused(name: str, document: Any, expected: str, tmp_path: Path) -> None:

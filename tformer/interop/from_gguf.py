@@ -70,11 +70,12 @@ def unpack_gguf(path: Path, folder: Path, *, vocabulary: bool = True) -> None:
     import gguf
 
     known = {one.gguf.name: (one, one.gguf) for one in reversed(ARCHITECTURES.values()) if one.gguf is not None}
-    found = values.get("general.architecture")
+    stated = Config(values, name=str(path))
+    found = stated.take("general.architecture", kind=str)
     if found not in known:
         raise InputError(f"{path}: general.architecture: found {found!r}, tformer reads {', '.join(sorted(known))}")
     architecture, form = known[found]
-    if (parts := values.get("split.count", 1)) > 1:
+    if (parts := stated.take("split.count", default=1)) > 1:
         raise InputError(f"{path} is one of {parts} files", hint="llama-gguf-split --merge makes one file of them")
     for tensor in tensors.values():
         if tensor.tensor_type.name not in READ:

@@ -235,6 +235,9 @@ def joined(text: str, ids: Mapping[str, int], scores: Mapping[str, float], *, pr
 ALIASES = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "phi-2": "gpt-2", "deepseek-r1-qwen": "qwen2"}
 """Further names of llama.cpp for the same pre-tokenization."""
 
+OF_LISTS = {"tokens": str, "merges": str, "token_type": int, "scores": float}
+"""Keys of `tokenizer.ggml` -> the type of their values."""
+
 
 def document_of(name: object, values: Mapping[str, Any]) -> dict[str, Any]:
     """The tokenizer.json of the values of `tokenizer.ggml.*`.
@@ -246,7 +249,10 @@ def document_of(name: object, values: Mapping[str, Any]) -> dict[str, Any]:
     other = "name a vocabulary with --tokenizer FILE"
     if not tokens:
         raise InputError(f"{name} has no vocabulary (tokenizer.ggml.tokens)", hint=other)
-    if kind not in ("gpt2", "llama") or (kind == "gpt2" and pre not in CUTS):
+    for key, each in OF_LISTS.items():
+        if not isinstance(stated := values.get(key, []), list) or not all(isinstance(one, each) for one in stated):
+            raise InputError(f"{name}: tokenizer.ggml.{key}: expected a list of values of the type {each.__name__}")
+    if kind not in ("gpt2", "llama") or (kind == "gpt2" and str(pre) not in CUTS):
         raise InputError(
             f"{name}: tokenizer.ggml: found the model {kind!r} with the pre-tokenization {pre!r}, tformer reads llama, "
             f"and gpt2 with {', '.join(CUTS)}",
@@ -263,8 +269,8 @@ def document_of(name: object, values: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError(f"{name}: tokenizer.ggml.{key}: found {len(numbers):,} values for {len(tokens):,} tokens")
     for role in ROLES:
         key, found = f"tokenizer.ggml.{role}_token_id", values.get(f"{role}_token_id", 0)
-        if not 0 <= found < len(tokens):
-            raise InputError(f"{name}: {key}: found {found}, expected an id below {len(tokens):,}")
+        if not isinstance(found, int) or not 0 <= found < len(tokens):
+            raise InputError(f"{name}: {key}: found {found!r}, expected an id below {len(tokens):,}")
     while kinds[len(ids) - 1] == UNUSED and len(ids) > 1:  # rows of the embedding beyond the vocabulary
         del ids[tokens[len(ids) - 1]]
     if kind == "gpt2":

@@ -13,6 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tformer.checkpoint.manifest import plain_name
 from tformer.nn.classification_heads import EmbeddingHeadOptions
 from tformer.recipe.model import Model
 from tformer.support.errors import InputError
@@ -40,7 +41,9 @@ def read_head(folder: Path) -> EmbeddingHeadOptions | None:
         modules = json.loads(read_bounded(path, max_bytes=MAX_BYTES))
         kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
         places = [str(module["path"]) for module in modules]
-    except (ValueError, TypeError, KeyError) as error:
+        for place in places[1:]:
+            plain_name(place)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise InputError(f"{path}: damaged: expected a list of modules with path and type ({error})") from None
     if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]) or places[0]:
         found = ", ".join(f"{kind} in '{place}'" for kind, place in zip(kinds, places, strict=True))
@@ -66,7 +69,7 @@ def read_length(folder: Path, tokenizer_json: str, *, most: int, tokenizer_lengt
     if config.get("do_lower_case") and not ('"lowercase": true' in normalizer or '"Lowercase"' in normalizer):
         raise InputError(f"{path}: do_lower_case: found true, expected false: the tokenizer keeps the case of texts")
     length = config.get("max_seq_length") or tokenizer_length or most
-    if not isinstance(length, int | float) or length < 1:
+    if not isinstance(length, int | float) or not length >= 1:  # also NaN
         raise InputError(f"{path}: max_seq_length: found {length!r}, expected a number of tokens")
     return int(min(length, most))
 
