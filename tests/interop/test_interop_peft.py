@@ -183,6 +183,10 @@ def edited(adapter: Path, **values: Any) -> None:
 @pytest.mark.parametrize(("spoil", "message"), [
     (lambda folder: edited(folder, peft_type="IA3"), "peft_type: found 'IA3', expected 'LORA'"),
     (lambda folder: edited(folder, lora_bias=True), "lora_bias: tformer has no such adapters"),
+    (lambda folder: edited(folder, r="8"), "adapter_config.json: r: found '8', expected int"),
+    (lambda folder: edited(folder, lora_alpha=0), "lora_alpha: found 0, expected a number above 0"),
+    (lambda folder: edited(folder, alpha_pattern={"(": 3}), "alpha_pattern: missing )"),
+    (lambda folder: edited(folder, alpha_pattern={".*c_attn": "3"}), "alpha_pattern: .*c_attn: found '3', expected"),
     (lambda folder: (folder / "adapter_model.safetensors").unlink(), "has no adapter_model.safetensors"),
     (lambda folder: save_file({}, folder / "adapter_model.safetensors"), "has no tensor of an adapter"),
     (lambda folder: save_file({"base_model.model.lm_head.lora_A.weight": torch.ones(2, 3)},
@@ -191,6 +195,9 @@ def edited(adapter: Path, **values: Any) -> None:
                               folder / "adapter_model.safetensors"), "c_attn has no lora_B"),
     (lambda folder: save_file({f"base_model.model.transformer.h.0.attn.c_attn.lora_{one}.weight": torch.ones(2, 3)
                                for one in "AB"}, folder / "adapter_model.safetensors"), "another shape"),
+    (lambda folder: save_file({f"base_model.model.transformer.h.0.attn.c_attn.lora_{one}.weight": torch.ones(0, 16)
+                               for one in "AB"}, folder / "adapter_model.safetensors"), "lora_A is [0, 16], expected"),
+    (lambda folder: edited(folder, use_dora=True), "c_attn has no lora_magnitude_vector"),
 ])  # fmt: skip
 def test_what_cannot_be_read_is_refused_in_one_line(spoil: Any, message: str, adapter: Path, tmp_path: Path) -> None:
     spoil(adapter)

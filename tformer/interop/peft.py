@@ -27,6 +27,7 @@ from tformer.checkpoint.tensor_files import read_tensors, tensor_chunks
 from tformer.interop.adapters import AdaptedCheckpoint
 from tformer.interop.architecture import Architecture, auto_class
 from tformer.interop.choose import choose_class
+from tformer.interop.config import Config
 from tformer.interop.exporting import resolved, tokenizers_of
 from tformer.interop.foreign_checkpoint import ForeignCheckpoint
 from tformer.interop.mapping import TRANSPOSED, Link, to_ours
@@ -232,11 +233,11 @@ def import_adapters(folder: Path, out: Path, *, base: str | None = None) -> Peft
     missing or does not fit.
     """
     require_new(out)
-    config = files.read_object(folder / CONFIG, max_bytes=MAX_CONFIG_BYTES)
-    kind, named = config.get("peft_type"), config.get("base_model_name_or_path")
+    config = Config(files.read_object(folder / CONFIG, max_bytes=MAX_CONFIG_BYTES), name=str(folder / CONFIG))
+    kind, named = config.values.get("peft_type"), config.take("base_model_name_or_path", default=None, kind=str)
     if kind != "LORA":
         raise InputError(f"{folder / CONFIG}: peft_type: found {kind!r}, expected 'LORA'")
-    if unread := [key for key in UNREAD if config.get(key)]:
+    if unread := [key for key in UNREAD if config.values.get(key)]:
         raise InputError(f"{folder / CONFIG}: {unread[0]}: tformer has no such adapters")
     if base is None and not (named and Path(named).is_dir()):
         raise InputError(f"{folder} names the base {named!r}, which is no folder here", hint="name it: --base MODEL")
@@ -264,24 +265,30 @@ def import_adapters(folder: Path, out: Path, *, base: str | None = None) -> Peft
         )
     if not grouped:
         raise InputError(f"{folder / WEIGHTS} has no tensor of an adapter")
+    dora = config.take("use_dora", default=False, kind=bool)
     for path, each in grouped.items():
-        if lacking := {"lora_A", "lora_B"} - each.keys():
+        if lacking := {"lora_A", "lora_B", *(["lora_magnitude_vector"] if dora else [])} - each.keys():
             raise InputError(f"{folder / WEIGHTS}: {path} has no {min(lacking)}")
+        if each["lora_A"].dim() != 2 or not len(each["lora_A"]):
+            raise InputError(f"{folder / WEIGHTS}: {path}.lora_A is {list(each['lora_A'].shape)}, expected a matrix")
     linked = [link for link in links if set(link.theirs) <= whole.keys()]
     if lost := sorted(whole.keys() - {name for link in linked for name in link.theirs}):
         raise InputError(f"{folder / WEIGHTS}: {class_name} of {checkpoint.path} has no tensor {lost[0]}")
     own = to_ours(linked, whole)
     scales = {path: _scale(config, path, len(each["lora_A"])) for path, each in grouped.items()}
     rank = max(len(each["lora_A"]) for each in grouped.values())
-    common = _scale(config, "", int(config.get("r", 8)))
-    is_plain = set(scales.values()) == {common} and rank == config.get("r", 8)
+    stated = config.size("r", default=8)
+    common = _scale(config, "", stated)
+    is_plain = set(scales.values()) == {common} and rank == stated
     chosen: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
     for path, each in grouped.items():
         module = modules[path]
         a, b = each["lora_A"], each["lora_B"] * (scales[path] / common)
+        extra, lengths = rank - len(a), each["lora_magnitude_vector"] if dora else None
         if a.shape[1] != matrices[module.matrix][0].in_features or b.shape != (len(module.rows), len(a)):
             raise InputError(f"{folder}: the adapter of {path} is {list(a.shape)} and {list(b.shape)}, another shape")
-        extra, lengths = rank - len(a), each.get("lora_magnitude_vector")
+        if lengths is not None and lengths.numel() != len(b):
+            raise InputError(f"{folder}: the adapter of {path} has {lengths.numel()} lengths for {len(b)} rows")
         a = torch.cat([a, a.new_zeros(extra, a.shape[1])])
         b = torch.cat([b, b.new_zeros(len(b), extra)], dim=1)
         for part, place in module.parts(matrices[module.matrix][1]):
@@ -289,10 +296,10 @@ def import_adapters(folder: Path, out: Path, *, base: str | None = None) -> Peft
     every = [part.name for _, parts in matrices.values() for part in parts]
     lora = Lora(
         rank=rank,
-        alpha=config.get("lora_alpha", 8) if is_plain else common * rank,
-        rslora=bool(config.get("use_rslora")) and is_plain,
-        dora=bool(config.get("use_dora")),
-        dropout=config.get("lora_dropout") or 0.0,
+        alpha=config.positive("lora_alpha", default=8) if is_plain else common * rank,
+        rslora=config.take("use_rslora", default=False, kind=bool) and is_plain,
+        dora=dora,
+        dropout=config.take("lora_dropout", default=0.0, kind=float),
         targets=() if len(chosen) == len(every) else tuple(_shortest(list(chosen), every)),
         train=tuple(own),
         base=LoraBase(path=str(checkpoint.path.absolute()), sha256=checkpoint.sha256),
@@ -324,9 +331,12 @@ def import_adapters(folder: Path, out: Path, *, base: str | None = None) -> Peft
     return PeftReport(out, class_name, len(grouped), len(grouped) + len(whole))
 
 
-def _scale(config: Mapping[str, Any], path: str, rank: int) -> float:
+def _scale(config: Config, path: str, rank: int) -> float:
     """The factor of a module's change: its own alpha, by a pattern on the end of its path, over its rank."""
-    patterns = config.get("alpha_pattern") or {}
-    own = [alpha for pattern, alpha in patterns.items() if re.fullmatch(rf"(.*\.)?({pattern})", path)]
-    alpha = float(own[0] if own else config.get("lora_alpha", 8))
-    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    patterns = Config(config.take("alpha_pattern", default={}, kind=dict), name=f"{config.name}: alpha_pattern")
+    try:
+        own = next((key for key in patterns.values if re.fullmatch(rf"(.*\.)?({key})", path)), None)
+    except re.error as error:
+        raise InputError(f"{patterns.name}: {error}, expected regular expressions as keys") from None
+    alpha = config.positive("lora_alpha", default=8) if own is None else patterns.positive(own, default=8)
+    return alpha / (math.sqrt(rank) if config.take("use_rslora", default=False, kind=bool) else rank)
