@@ -72,6 +72,8 @@ class ExportOptions:
             named = " and ".join(NAMES[to] for to in takes)
             hint = f"add --to {' or '.join(takes)}"
             raise InputError(f"--dtype {self.dtype} is a number format of {named} only", hint=hint)
+        if self.model_type is not None and self.to == "peft":
+            raise InputError("--as has no meaning with --to peft: adapters belong to the class of their base")
         if self.no_cache and self.to != "onnx":
             raise InputError(f"--no-cache is for --to onnx only, found --to {self.to}")
 
@@ -81,11 +83,11 @@ def export(options: ExportOptions) -> None:
     """Write a run for `transformers`, CTranslate2, ONNX or llama.cpp.
 
     `from_pretrained` loads weights, config, tokenizer and labels. The class of transformers that computes exactly the
-    recipe's model is found automatically. For a model that no class computes, the
-    folder gets the code that does, for `trust_remote_code=True`; what that code lacks is refused by its recipe field.
-    Averaged weights are exported if the run keeps them. A GGUF file (extra `gguf`) has decoders of GPT-2's, Llama's,
-    Mistral's, Qwen's, Gemma's and Phi's shapes, with their vocabulary.
-    ONNX files (extra `onnx`) are compared with the model in onnxruntime; the folder loads with the classes of optimum.
+    recipe's model is found automatically. For a model that no class computes, the folder gets the code that does, for
+    `trust_remote_code=True`; what that code lacks is refused by its recipe field. Averaged weights are exported if the
+    run keeps them. A GGUF file (extra `gguf`) has decoders of GPT-2's, Llama's, Mistral's, Qwen's, Gemma's and Phi's
+    shapes, with their vocabulary. ONNX files (extra `onnx`) are compared with the model in onnxruntime; the folder
+    loads with the classes of optimum. --to peft writes the adapters of a run alone.
     """
     options.check()
     shard_bytes = parse_bytes(options.shard_size)

@@ -119,8 +119,11 @@ def import_(options: ImportOptions) -> None:
 def _import_adapters(folder: Path, options: ImportOptions) -> None:
     from tformer.interop.peft import import_adapters
 
-    if options.out is None or options.dry_run:
-        raise InputError("--dry-run: an adapter is small, its import is only done", hint="name a folder: --out DIR")
+    given = {"--dry-run": options.dry_run, "--tokenizer": options.tokenizer, "--ignore": options.ignore}
+    given |= {"--target-tokenizer": options.target_tokenizer, "--dtype": options.dtype != "fp32"}
+    if unread := [flag for flag, value in given.items() if value]:
+        raise InputError(f"{unread[0]} has no meaning with an adapter, and {folder} is one", hint="leave it out")
+    assert options.out is not None  # without --dry-run
     report = import_adapters(folder, options.out, base=options.base)
     line = f"adapters of {report.modules} modules of {report.class_name}, {report.tensors} tensors"
     report_result([line], report.path, report.document() if options.as_json else None)
