@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tformer.interop.architecture import AUTO_CLASSES
 from tformer.interop.config import Config
 from tformer.interop.tokenizer_config import end_ids, special_ids, special_keys
 from tformer.recipe.recipe import Recipe
@@ -25,7 +26,8 @@ from tformer.tokenizer import Tokenizer
 
 GENERATION_CONFIG = "generation_config.json"
 MAX_BYTES = 16 << 20
-WRITES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")  # endings of class names
+SEQ2SEQ = AUTO_CLASSES["AutoModelForSeq2SeqLM"]
+WRITES = (*AUTO_CLASSES["AutoModelForCausalLM"], *SEQ2SEQ)
 STOPPING: Mapping[bool | str, str] = {True: "beam", False: "heuristic", "never": "exhaustive"}
 SAMPLING = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}  # transformers' defaults
 MAX_LENGTH_PENALTY = 10
@@ -196,7 +198,7 @@ def _keys(folder: Path, config: Mapping[str, Any]) -> Config:
 
 def _start_tokens(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     """The first tokens of an encoder-decoder's output, which transformers counts in lengths; () if decoder-only."""
-    if not str((config.get("architectures") or [""])[0]).endswith(("ForConditionalGeneration", "MTModel")):
+    if not str((config.get("architectures") or [""])[0]).endswith(SEQ2SEQ):
         return ()
     ids = special_ids(config, generation_document(folder), {})
     return (ids.get("decoder_start", 0), *([ids["forced_bos"]] if "forced_bos" in ids else []))

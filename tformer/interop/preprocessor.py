@@ -18,7 +18,7 @@ from tformer.support.errors import InputError
 from tformer.support.files import read_object
 
 PREPROCESSOR = "preprocessor_config.json"
-MAX_BYTES = 1 << 20
+MAX_BYTES = 16 << 20  # config.json may name many labels
 BICUBIC = 3
 RESAMPLING = ("nearest", "Lanczos", "bilinear", "bicubic", "box", "Hamming")  # Pillow's numbers
 RESCALE = 1 / 255

@@ -24,6 +24,7 @@ from tformer.interop.sentencepiece_files import (
     KINDS,
     MARIAN_FILES,
     MAX_BYTES,
+    ROLES,
     VOCAB_JSON,
     placed,
     read_ids,
@@ -38,10 +39,7 @@ VOCAB_TXT, MERGES = "vocab.txt", "merges.txt"
 
 BERT = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
 GPT2 = {"unk": "<|endoftext|>", "bos": "<|endoftext|>", "eos": "<|endoftext|>"}
-ROBERTA = {
-    **{"bos": "<s>", "eos": "</s>", "sep": "</s>", "cls": "<s>"},
-    **{"unk": "<unk>", "pad": "<pad>", "mask": "<mask>"},
-}
+ROBERTA = ROLES
 MPNET = ROBERTA | {"unk": "[UNK]"}
 # Names of tokenizer classes (without "Fast") -> their default special tokens by role.
 WORDPIECE_CLASSES = {

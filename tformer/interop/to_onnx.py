@@ -366,8 +366,9 @@ def _exported(graph: Graph, name: str) -> Any:
 
 def _searchsorted(sorted_BS: Any, wanted_BR: Any) -> Any:
     """`torch.searchsorted`, which PyTorch does not translate."""
-    from onnxscript import opset18 as op
+    from onnxscript import opset18
 
+    op: Any = opset18  # its types know tensors only
     is_before = op.Less(op.Unsqueeze(sorted_BS, [1]), op.Unsqueeze(wanted_BR, [2]))
     return op.ReduceSum(op.Cast(is_before, to=7), [2], keepdims=0)  # 7: int64
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from tformer.interop.architectures import bert, roberta
-from tformer.interop.architectures.bert import CONFIG, buffers, is_classifier
+from tformer.interop.architectures.bert import CONFIG, is_classifier
 from tformer.interop.architectures.parts import classes_of, stack_of, with_tasks
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both
@@ -85,11 +85,7 @@ PLAIN = replace(
     links=links,
     prefix="longformer.",
     pooler="longformer.pooler.dense",
-    skipped=(
-        buffers("longformer"),
-        r"longformer\.pooler\.dense\.(weight|bias)",
-        r"lm_head\.(bias|(dense|layer_norm|decoder)\.(weight|bias))",
-    ),
+    skipped=roberta.skipped("longformer"),
     special_ids={**roberta.PLAIN.special_ids, "sep": 2},
     slow_tokenizer="LongformerTokenizer",
 )

@@ -8,7 +8,7 @@ from typing import Any
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures import bert
 from tformer.interop.architectures.parts import classes_of, sequence_head, with_tasks
-from tformer.interop.architectures.roberta import NAMES
+from tformer.interop.architectures.roberta import NAMES, skipped
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, link
 from tformer.recipe.model import Model
@@ -24,13 +24,10 @@ CONFIG = replace(
     expected={"relative_attention_num_buckets": 32, "pad_token_id": OFFSET - 1},
     written={"relative_attention_num_buckets": 32, "pad_token_id": OFFSET - 1},
 )
-LAYER = {
+LAYER = bert.LAYER | {
     "self_attention.qkv": "attention.attn.q attention.attn.k attention.attn.v",
     "self_attention.out": "attention.attn.o",
     "self_attention_norm": "attention.LayerNorm",
-    "feedforward.up": "intermediate.dense",
-    "feedforward.down": "output.dense",
-    "feedforward_norm": "output.LayerNorm",
 }
 
 
@@ -63,11 +60,7 @@ PLAIN = Architecture(
     links=links,
     prefix="mpnet.",
     pooler="mpnet.pooler.dense",
-    skipped=(
-        bert.buffers("mpnet"),
-        r"mpnet\.pooler\.dense\.(weight|bias)",
-        r"lm_head\.(bias|(dense|layer_norm|decoder)\.(weight|bias))",
-    ),
+    skipped=skipped("mpnet"),
     special_ids={"pad": 1, "bos": 0, "eos": 2},
     slow_tokenizer="MPNetTokenizer",
 )

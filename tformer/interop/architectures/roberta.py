@@ -47,6 +47,12 @@ def write(model: Model, class_name: str) -> dict[str, Any]:
     return bert.write(model, class_name) | places
 
 
+def skipped(body: str) -> tuple[str, ...]:
+    """Patterns of tensors that only other classes of a body with RoBERTa's heads use."""
+    heads = r"lm_head\.(bias|(dense|layer_norm|decoder)\.(weight|bias))"
+    return (bert.buffers(body), rf"{body}\.pooler\.dense\.(weight|bias)", heads)
+
+
 NAMES = bert.Names(
     "roberta",
     dense="lm_head.dense",
@@ -66,11 +72,7 @@ PLAIN = Architecture(
     prefix="roberta.",
     pooler="roberta.pooler.dense",
     renamed=bert.LEGACY_NAMES,
-    skipped=(
-        bert.buffers("roberta"),
-        r"roberta\.pooler\.dense\.(weight|bias)",
-        r"lm_head\.(bias|(dense|layer_norm|decoder)\.(weight|bias))",
-    ),
+    skipped=skipped("roberta"),
     special_ids={"pad": 1, "bos": 0, "eos": 2},
     slow_tokenizer="RobertaTokenizer",
 )
