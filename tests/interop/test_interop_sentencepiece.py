@@ -496,6 +496,7 @@ def test_equal_models_of_both_sides_are_one_tokenizer(tmp_path: Path) -> None:
     [
         ("source.spm", b"{}", "source.spm is no SentencePiece model"),
         ("vocab.json", b'{"<unk>": "x"}', "vocab.json: <unk>: found 'x', expected an id"),
+        ("vocab.json", b'{"<unk>": 1000000000000}', "vocab.json: <unk>: found 1000000000000, expected an id"),
         ("vocab.json", b'{"</s>": 0}', "the unknown token <unk> is missing"),
         ("tokenizer_config.json", b'{"tokenizer_class": "XLNetTokenizer"}', "found XLNetTokenizer"),
     ],
@@ -504,6 +505,11 @@ def test_a_damaged_folder_is_refused(tmp_path: Path, name: str, content: bytes, 
     folder = translator(tmp_path / "marian")
     (folder / name).write_bytes(content)
     assert said in str(refusal(folder, tmp_path / "out" / "run"))
+
+
+def test_more_sentinels_than_any_vocabulary_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="extra_ids: found 1000000000000, expected a number up to 100,000"):
+        ours(write(tmp_path, "t5", {"spiece.model": model()}, extra_ids=10**12))
 
 
 def test_a_language_that_the_vocabulary_lacks_is_refused(tmp_path: Path) -> None:

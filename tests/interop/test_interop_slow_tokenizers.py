@@ -243,6 +243,9 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     assert "the added token 'extra' has the id 999" in str(refusal(folder, gpt2))
     folder = byte_bpe(tmp_path / "e", config=gpt2, tokenizer_config={"add_prefix_space": "yes"})
     assert "add_prefix_space: found 'yes', expected true or false" in str(refusal(folder, gpt2))
+    many = {"added_tokens_decoder": {"9" * 5000: {"content": "<extra>"}}}
+    folder = byte_bpe(tmp_path / "g", config=gpt2, tokenizer_config=many)
+    assert "added_tokens_decoder: expected an object with ids as keys" in str(refusal(folder, gpt2))
     folder = wordpiece(tmp_path / "f", config=BERT, special_tokens_map={"cls_token": 3})
     assert "special_tokens_map.json: cls_token: found 3, expected a token" in str(refusal(folder, BERT))
 

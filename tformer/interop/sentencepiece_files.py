@@ -30,7 +30,7 @@ from tformer.tokenizer import Tokenizer
 FILES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.model")
 MARIAN_FILES = ("source.spm", "target.spm")
 VOCAB_JSON, TARGET_VOCAB = "vocab.json", "target_vocab.json"
-MAX_BYTES = 256 << 20
+MAX_BYTES, MAX_SENTINELS, MAX_ID = 256 << 20, 100_000, 2**31 - 1
 FRAMED, OF_BERT = (("{cls} $A {sep}", f"{{cls}} $A {{sep}} {more}$B {{sep}}") for more in ("{sep} ", ""))
 ENDED = "$A {eos}", "$A $B {eos}"
 PREFIXED, SUFFIXED = ("{lang} $A {eos}", "{lang} $A $B {eos}"), ("$A {eos} {lang}", "$A $B {eos} {lang}")
@@ -168,8 +168,9 @@ def read_pieces(config: TokenizerConfig, name: str, unk: str, *, target: bool) -
     if config.options.get("language_codes") == "wmt21":
         last = [kind.code.format(code) for code in WMT21.split()]
     if name == "T5Tokenizer" and (sentinels := config.options.get("extra_ids")) is not None:
-        if not isinstance(sentinels, int):
-            raise InputError(f"{folder / TOKENIZER_CONFIG}: extra_ids: found {sentinels!r}, expected a number")
+        if not isinstance(sentinels, int) or not 0 <= sentinels <= MAX_SENTINELS:
+            expected = f"expected a number up to {MAX_SENTINELS:,}"
+            raise InputError(f"{folder / TOKENIZER_CONFIG}: extra_ids: found {sentinels!r}, {expected}")
         last = _sentinels(sentinels)
     if kind.in_json:
         own = target and (folder / TARGET_VOCAB).exists()
@@ -197,7 +198,7 @@ def read_ids(path: Path) -> dict[str, int]:
     """The ids of a vocab.json."""
     vocabulary = read_object(path, max_bytes=MAX_BYTES)
     for token, number in vocabulary.items():
-        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= MAX_ID:
             raise InputError(f"{path}: {token}: found {number!r}, expected an id")
     return vocabulary
 
@@ -210,7 +211,7 @@ def placed(kind: Kind, config: TokenizerConfig, names: Mapping[str, str], ids: M
         raise InputError(f"{config.folder / TOKENIZER_CONFIG}: src_lang: {language} is no token of the vocabulary")
     if missing := [role for role in ("eos", "cls", "sep") if f"{{{role}}}" in single and role not in names]:
         raise InputError(f"{config.folder}: the vocabulary has no {missing[0]} token, which stands beside every text")
-    parts = [template.format(lang=language, **names).split() for template in (single, pair)]
+    parts = [[part.format(lang=language, **names) for part in template.split()] for template in (single, pair)]
     special = [(token, ids[token]) for token in dict.fromkeys(parts[1]) if not token.startswith("$")]
     return processors.TemplateProcessing(single=parts[0], pair=parts[1], special_tokens=special)
 

@@ -17,6 +17,7 @@ from tformer.interop.architectures import ARCHITECTURES
 from tformer.recipe.recipe import Recipe, with_roles
 from tformer.support.errors import InputError
 from tformer.support.files import read_object
+from tformer.support.formatting import whole_number
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import decoder_tokens
 
@@ -175,7 +176,7 @@ def read_tokenizer_config(folder: Path) -> TokenizerConfig:
 
 def _by_id(folder: Path, entries: Any) -> list[tuple[int, AddedToken]]:
     path, key = folder / TOKENIZER_CONFIG, "added_tokens_decoder"
-    if not isinstance(entries, dict) or not all(name.isdecimal() for name in entries):
+    if not isinstance(entries, dict) or any(whole_number(name) is None for name in entries):
         raise InputError(f"{path}: {key}: expected an object with ids as keys")
     return [(int(name), _token(value, path, f"{key}.{name}")) for name, value in entries.items()]
 
