@@ -97,10 +97,10 @@ SMALL = {"embedding_length": 32, "block_count": 1, "feed_forward_length": 32, "a
 SMALL |= {"context_length": 16, "attention.layer_norm_rms_epsilon": 1e-5}
 
 
-def small(path: Path, *, arch: str = "llama", odd: str = "", **values: Any) -> None:
+def small(path: Path, *, arch: str = "llama", odd: str = "", rows: int = 32, **values: Any) -> None:
     """A Llama of one layer as a file, with changed values.
 
-    odd: the name of a tensor that is left out, or added, or has a type that is not read.
+    odd: the name of a tensor that is left out, or added, or has a type that is not read. rows: of the queries.
     """
     writer = gguf.GGUFWriter(path, arch)
     for key, value in ({f"{arch}.{key}": value for key, value in SMALL.items()} | values).items():
@@ -110,6 +110,7 @@ def small(path: Path, *, arch: str = "llama", odd: str = "", **values: Any) -> N
     matrices = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
     layer: dict[str, tuple[int, ...]] = {f"blk.0.{name}.weight": (32, 32) for name in matrices}
     layer |= {f"blk.0.{name}.weight": (32,) for name in ("attn_norm", "ffn_norm")}
+    layer["blk.0.attn_q.weight"] = (rows, 32)
     shapes = {"token_embd.weight": (4, 32), "output_norm.weight": (32,), **layer}
     if odd and odd not in shapes:
         shapes[odd] = (32,)
@@ -158,6 +159,8 @@ DAMAGES: dict[str, tuple[dict[str, Any], Callable[[bytes], bytes], str]] = {
     "part of a model": ({"split.count": 3}, bytes, "is one of 3 files"),
     "type": ({"odd": "blk.0.ffn_up.weight"}, bytes, "ffn_up.weight has the type Q5_0, tformer reads F32"),
     "tensor missing": ({"odd": "blk.0.ffn_norm.weight"}, bytes, "missing blk.0.ffn_norm.weight"),
+    "rows of no head": ({"rows": 31}, bytes, r"attn_q.weight: its shape \[31, 32\] contradicts the keys"),
+    "rows of other heads": ({"rows": 64}, bytes, r"q_proj.weight has the shape \[64, 32\], expected \[32, 32\]"),
     "tensor unknown": ({"odd": "blk.0.attn_sinks.weight"}, bytes, "unknown blk.0.attn_sinks.weight"),
     "tokens of another type": ({"tokenizer.ggml.tokens": [1, 2]}, bytes, "ggml.tokens: expected a list of .* type str"),
     "id of another type": ({"tokenizer.ggml.eos_token_id": "a"}, bytes, "eos_token_id: found 'a', expected an id"),

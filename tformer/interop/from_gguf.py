@@ -103,8 +103,13 @@ def unpack_gguf(path: Path, folder: Path, *, vocabulary: bool = True) -> None:
     def make(name: str) -> Tensor:
         return form.loaded(model, name, _numbers(tensors[wanted[name]])).contiguous()
 
-    empty = {name: torch.empty(tensors[wanted[name]].shape[::-1].tolist(), device="meta") for name in wanted}
-    shapes = {name: form.loaded(model, name, tensor).contiguous() for name, tensor in empty.items()}
+    shapes: dict[str, Tensor] = {}
+    for name, theirs in wanted.items():
+        empty = torch.empty(tensors[theirs].shape[::-1].tolist(), device="meta")
+        try:
+            shapes[name] = form.loaded(model, name, empty).contiguous()
+        except RuntimeError:
+            raise InputError(f"{path}: tensor {theirs}: its shape {list(empty.shape)} contradicts the keys") from None
     files.require_room(folder, sum(tensor.nbytes for tensor in shapes.values()))
     files.write_durably(folder / SINGLE, tensor_chunks(shapes, make=make))
     texts: dict[str, Any] = {CONFIG: config}
