@@ -171,6 +171,11 @@ DAMAGES: dict[str, tuple[dict[str, Any], Callable[[bytes], bytes], str]] = {
     "token twice": ({"tokenizer.ggml.tokens": ["a", "b", "a", "d"]}, bytes, "tokens: found 'a' twice"),
     "types": ({"tokenizer.ggml.token_type": [1, 1]}, bytes, "token_type: found 2 values for 4 tokens"),
     "no scores": ({"tokenizer.ggml.model": "llama"}, bytes, "scores: found 0 values for 4 tokens"),
+    "endless token": (
+        {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["a" * 1001], "tokenizer.ggml.scores": [0.0]},
+        bytes,
+        "tokens: found a token of 1,001 characters, expected at most 1,000",
+    ),
     "special id": ({"tokenizer.ggml.eos_token_id": 4}, bytes, "eos_token_id: found 4, expected an id below 4"),
 }
 

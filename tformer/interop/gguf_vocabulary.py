@@ -28,6 +28,7 @@ from tformer.tokenizer.special import SpecialIds
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 ROLES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}  # `tokenizer.ggml.*_token_id` -> role
 NUM_TEXTS = 10_000
+MAX_CHARACTERS = 1000  # of a token in a vocabulary without merges
 _UPPER, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -282,7 +283,10 @@ def document_of(name: object, values: Mapping[str, Any]) -> dict[str, Any]:
         steps, unk = [], values.get("unknown_token_id")
         of_token = dict(zip(tokens, scores, strict=True))
         text = {token for token, each in zip(tokens, kinds, strict=True) if each == NORMAL}
-        pairs = [(token[:cut], token[cut:]) for token in text for cut in range(1, len(token))]
+        if (longest := max(map(len, text), default=0)) > MAX_CHARACTERS:  # each is cut at every place
+            problem = f"found a token of {longest:,} characters, expected at most {MAX_CHARACTERS:,}"
+            raise InputError(f"{name}: tokenizer.ggml.tokens: {problem}")
+        pairs = ((token[:cut], token[cut:]) for token in text for cut in range(1, len(token)))
         joins = [pair for pair in pairs if pair[0] in text and pair[1] in text]
         merges = sorted(joins, key=lambda pair: (-of_token["".join(pair)], ids[pair[0]], ids[pair[1]]))
         options = {"byte_fallback": True, "fuse_unk": True, "unk_token": None if unk is None else tokens[unk]}

@@ -18,7 +18,7 @@ from tformer.interop.config import Config
 from tformer.support.errors import InputError
 from tformer.support.formatting import listed
 
-MAX_LISTED = 4
+MAX_LISTED, MAX_NAME = 4, 100
 FEWEST_KEYS = 5  # fewer keys fit too many architectures to suggest one
 
 _NETWORKS, _AUDIO = "two networks or more in one model", "an encoder of audio"
@@ -87,7 +87,7 @@ def unknown_type(config: Mapping[str, Any], *, name: str) -> InputError:
     found = f"{name}: model_type: {found}"
 
     def distance(known: str) -> tuple[int, int, float]:
-        likeness = SequenceMatcher(None, str(model_type), known).ratio()
+        likeness = SequenceMatcher(None, str(model_type)[:MAX_NAME], known).ratio()
         return len(_left(config, known)), len(_read_by(known) - config.keys()), -likeness
 
     nearest = min((known for known, each in ARCHITECTURES.items() if each.code is None), key=distance)
