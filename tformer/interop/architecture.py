@@ -28,18 +28,18 @@ class Code:
 
 
 def as_it_is(model: Model, name: str, tensor: Tensor) -> Tensor:
-    """The tensor of a GGUF file of a class that is stored there as on disk."""
+    """The tensor itself, of a class whose tensors are in a GGUF file as they are on disk."""
     return tensor
 
 
 @dataclass(frozen=True)
 class Gguf:
-    """How a GGUF file, which llama.cpp reads, has an architecture.
+    """The form of an architecture in a GGUF file, which llama.cpp reads.
 
     name: in `general.architecture`.
     keys: key of the file, after the name -> key of config.json.
     stored: (model, name on disk, tensor on disk) -> the tensor in the file; loaded: its inverse.
-    assumed: keys of config.json in the file -> those that llama.cpp takes for granted, unlike the class's defaults.
+    assumed: keys of config.json that the file states -> those that llama.cpp assumes, unlike the class's defaults.
     shown: key of config.json -> the tensor that the file has where it is true.
     scalings: types of RoPE scaling.
     """
@@ -114,7 +114,7 @@ class Architecture:
     gguf: Gguf | None = None
 
     def section(self, config: Config, class_name: str, *, pooler: bool = False) -> dict[str, Any]:
-        """The recipe's `model` section of a class. pooler: the body's pooler is there and no head of the class."""
+        """The recipe's `model` section of a class. pooler: whether the body's pooler is a further head."""
         found = self.read(config, class_name)
         heads = found["heads"] if self.classes[class_name] else []
         if pooler:

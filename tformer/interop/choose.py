@@ -233,7 +233,7 @@ def choose_class(
 def choose_class_or_code(
     model: Model, *, family: str, model_type: str | None = None, common: Mapping[str, Any] | None = None
 ) -> Choice:
-    """As `choose_class`, but if no class of Hugging Face fits, the choice is to export our own modelling code.
+    """The class to export to; where no class of Hugging Face fits, that of tformer's own modelling code.
 
     Raises InputError if that code lacks a feature as well.
     """

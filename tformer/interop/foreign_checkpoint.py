@@ -67,7 +67,7 @@ class ForeignCheckpoint(Checkpoint):
         return self._with_aliases(dict(self.each("weights")))
 
     def each(self, role: str, *, file_read: FileRead = lambda done, total: None) -> Iterator[tuple[str, Tensor]]:
-        """As of any checkpoint, in the number formats of the files; `file_read` is called after each file."""
+        """(name, tensor) of the weights, in the number formats of the files; `file_read` is called after each file."""
         assert role == "weights"
         bad: list[str] = []
 

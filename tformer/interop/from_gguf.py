@@ -228,6 +228,6 @@ def llama3_scaling(divisors: Tensor, *, size: int, base: float) -> dict[str, Any
 
 
 def llama3_divisors(scaling: RopeScaling, *, size: int, base: float) -> Tensor:
-    """How much slower each pair of coordinates turns than without scaling [size / 2]."""
+    """Divisors of the frequencies [size / 2]: those without scaling over the scaled ones."""
     frequencies = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
     return (frequencies / scale_frequencies(frequencies, scaling, base=base)).float()

@@ -166,7 +166,7 @@ def _with_cuts(document: Mapping[str, Any], cuts: list[dict[str, Any]], ignore_m
 
 
 def _require_equal(texts: Sequence[str], ours: list[list[int]], theirs: list[list[int]], name: str) -> None:
-    """Raise InputError, with a text, where two tokenizers give other ids."""
+    """Raise InputError, with a text as an example, where two tokenizers give different ids."""
     unlike = [number for number in range(len(texts)) if ours[number] != theirs[number]]
     if unlike:
         first = min(unlike, key=lambda number: len(texts[number]))
@@ -183,7 +183,7 @@ SPACES = (" ", "  ", "    ", "\n", "\n\n", "\r\n", "\t", " \n ", "\u00a0", "\u30
 
 
 def texts_of(tokenizer: Tokenizer, number: int = NUM_TEXTS) -> list[str]:
-    """Texts that meet the tokenizer's entries, alone and beside each other, and what patterns tell apart."""
+    """Texts made of the tokenizer's entries, alone and side by side, and of strings that patterns cut differently."""
     rng = random.Random(0)
     entries = [tokenizer.decode([token], skip_special=False) for token in range(tokenizer.vocab_size)]
     entries = [entry for entry in entries if entry and "\ufffd" not in entry] or ["a"]

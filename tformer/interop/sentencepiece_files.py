@@ -217,7 +217,7 @@ def placed(kind: Kind, config: TokenizerConfig, names: Mapping[str, str], ids: M
 
 
 def piece_files(source: Tokenizer, target: Tokenizer | None) -> dict[str, str | bytes]:
-    """File name -> content of the folder that two tokenizers of SentencePiece (or one) came from; {} for others.
+    """{file name: content} of the folder that one or two tokenizers of SentencePiece came from; {} for others.
 
     target: of the side that is written, where it has its own.
     """

@@ -165,7 +165,7 @@ def write_gguf(path: Path, model: Model, weights: Mapping[str, Tensor], *, famil
 
 
 def _form_of(choice: Choice) -> Gguf:
-    """How a GGUF file has the class. InputError for what llama.cpp does not compute equally."""
+    """The form of the class in a GGUF file. InputError for what llama.cpp does not compute equally."""
     form, class_name = choice.architecture.gguf, choice.class_name
     if form is None or not choice.architecture.classes[class_name]:
         known = [name for name, architecture in ARCHITECTURES.items() if architecture.gguf is not None]
@@ -189,7 +189,7 @@ def _write(
     vocabulary: Vocabulary,
     work: Work = QUIET,
 ) -> tuple[dict[str, tuple[int, ...]], list[str]]:
-    """The shapes of all tensors, and notes; one tensor at a time is in memory beside the weights."""
+    """Write the file, a tensor at a time beside the weights; returns the shapes of its tensors, and notes."""
     import gguf
 
     form = _form_of(choice)

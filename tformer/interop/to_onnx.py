@@ -233,7 +233,7 @@ def decoder_step(model: Transformer, given: Tensors) -> Tensors:
 
 
 class Input(NamedTuple):
-    """axes: the shape, names of sizes that vary and numbers; below: bound of its integers, None: floating numbers."""
+    """An input of a graph. axes: names of sizes that vary, and numbers; below: bound of its integers, None: floats."""
 
     axes: tuple[str | int, ...]
     below: int | None = None

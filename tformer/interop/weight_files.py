@@ -60,7 +60,7 @@ OTHER_FORMATS = (
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """specs: every tensor of every file, from headers alone; files: the file of each."""
+    """The tensors of a folder. specs: every tensor of every file, from headers alone; files: the file of each."""
 
     folder: Path
     specs: Mapping[str, TensorSpec]

@@ -186,7 +186,7 @@ def generator_links(model: Model, class_name: str) -> list[Link]:
 
 
 def of_files(section: dict[str, Any], files: WeightFiles) -> dict[str, Any]:
-    """Untied outputs and missing biases of the logits, which are zeros."""
+    """The section with the output untied, and without a bias of the logits, where the files have it so."""
     if all(head["kind"] != "lm" for head in section["heads"]):
         return section
     places = (TABLE, COPIES[1]) if section["tie"]["source_target"] else (COPIES[1],)

@@ -106,7 +106,7 @@ def classifier_head(config: Config, activation: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Names:
-    """Where the files of an encoder that is built as BERT have its modules.
+    """Names of the modules in the files of an encoder that is built as BERT.
 
     body: the prefix of all but the heads. layers: without their number; layer: see `layer_links`.
     dense, norm, output: of the masked language model; bias: beside the projection; "": the projection alone has one.

@@ -58,7 +58,7 @@ def read_gemma(config: Config, class_name: str) -> dict[str, Any]:
 
 
 def read_later(config: Config, *, caps: Sequence[float | None], **options: Any) -> dict[str, Any]:
-    """What Gemma 2 and 3 have in common. caps: of scores and of logits, where the keys are missing."""
+    """The model section of Gemma 2 or 3 without windows. caps: of scores and of logits, where the keys are missing."""
     section = llama.read(config, "", kv_heads=4, **options)
     cap, last_cap = (
         config.take(key, default=None, kind=float) if key in config.values else missing
@@ -123,12 +123,12 @@ def write_gemma3(model: Model, class_name: str) -> dict[str, Any]:
 
 
 def gains(model: Model, name: str, tensor: Tensor, *, more: float = 1.0) -> Tensor:
-    """The tensor of a GGUF file: gains themselves. more: -1 for the inverse."""
+    """The tensor as a GGUF file has it: gains 1 + w in place of w. more: -1 for the inverse."""
     return tensor + more if name.endswith("norm.weight") else tensor
 
 
 def assumed(config: Mapping[str, Any], *, largest: int = 0) -> dict[str, Any]:
-    """llama.cpp's constants. largest: the number of layers of the size whose scores have another factor; 0: none."""
+    """Keys that llama.cpp assumes. largest: number of layers of the size whose scores have another factor; 0: none."""
     width, heads = config["hidden_size"], config["num_attention_heads"]
     scalar = width // heads if config["num_hidden_layers"] == largest else config["head_dim"]
     return {"tie_word_embeddings": True} | ({"query_pre_attn_scalar": scalar} if largest else {})

@@ -85,7 +85,7 @@ CONV1D = re.compile(r".*\.(c_attn|c_proj|c_fc)\.weight")
 
 
 def stored_in_gguf(model: Model, name: str, tensor: Tensor) -> Tensor:
-    """Matrices are [out, in] in GGUF files."""
+    """The tensor as a GGUF file has it: matrices are [out, in]."""
     return tensor.T if CONV1D.fullmatch(name) else tensor
 
 

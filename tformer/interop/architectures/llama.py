@@ -266,7 +266,7 @@ def read_mistral(
 
 
 def read_qwen(config: Config, class_name: str, *, table: ConfigTable) -> dict[str, Any]:
-    """The layers that `layer_types` names have windows; without that key the layers from `max_window_layers` on."""
+    """The model section: layers have windows by `layer_types`, without that key those from `max_window_layers` on."""
     section = read(config, class_name, table=table, kv_heads=32)
     window = size_or_missing(config, "sliding_window", MISSING_WINDOW)
     wanted = config.take("use_sliding_window", default=False, kind=bool)
@@ -310,7 +310,7 @@ def links(model: Model, class_name: str, *, layer: Mapping[str, str] = LAYER) ->
 
 
 def rotated_pairs(model: Model, name: str, tensor: Tensor, *, back: bool = False) -> Tensor:
-    """The tensor of a GGUF file, where rotated coordinates of a head are neighbours, not of two halves; the inverse."""
+    """The tensor as a GGUF file has it: rotated pairs side by side, not half a head apart. back: the inverse."""
     sizes = resolve_sizes(model, "decoder")
     heads = {"q_proj": sizes.num_heads, "k_proj": sizes.num_kv_heads}.get(name.split(".")[-2])
     if heads is None:

@@ -89,7 +89,10 @@ def read(
     projection: str = "relu",
     scales: Literal["tied", "never", "always"] = "tied",
 ) -> dict[str, Any]:
-    """projection: the default of `feed_forward_proj`; scales: when the class scales the decoder's output."""
+    """The model section.
+
+    projection: the default of `feed_forward_proj`; scales: when the class scales the decoder's output.
+    """
     if encodes_only(class_name):
         config.ignore("is_encoder_decoder", "num_decoder_layers")
     else:

@@ -69,7 +69,7 @@ class Row:
 
 @dataclass(frozen=True)
 class ConfigTable:
-    """What config.json and the model section have in common, for one architecture.
+    """The keys of config.json and their places in the model section, for one architecture.
 
     rows: keys whose values differ from model to model.
     fixed: dotted path -> the value in every model of this architecture.
