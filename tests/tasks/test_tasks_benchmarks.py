@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -295,6 +296,17 @@ def test_nothing_but_the_answer_is_printed_and_no_data_are_replaced(
     data, before = files[1].with_suffix(".jsonl"), files[1].with_suffix(".jsonl").read_text()
     outcome = cli("evaluate", folder, "--tasks", files[1], "--predictions", data)
     assert outcome.code == 2 and "would replace what is read" in outcome.err and data.read_text() == before
+
+
+def test_bars_and_warnings_of_others_are_as_before(files: list[Path], tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval")
+    import datasets
+
+    logger = logging.getLogger("lm_eval")
+    logger.setLevel(logging.WARNING)
+    datasets.enable_progress_bars()
+    tformer.load(tiny.gpt2(tmp_path / "folder")).evaluate(tasks=str(files[1]), limit=1)
+    assert logger.level == logging.WARNING and not datasets.are_progress_bars_disabled()
 
 
 @pytest.mark.parametrize("make", [tiny.bert, tiny.bart])

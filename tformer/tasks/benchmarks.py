@@ -134,11 +134,18 @@ def _quiet() -> Iterator[None]:
     import datasets
     from tqdm import tqdm
 
+    logger, shows_bars = logging.getLogger("lm_eval"), not datasets.are_progress_bars_disabled()
+    level = logger.level
     datasets.disable_progress_bars()
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    logger.setLevel(logging.ERROR)
     silent = mock.patch.object(tqdm, "__init__", partialmethod(tqdm.__init__, disable=True))
-    with silent, redirect_stdout(sys.stderr):
-        yield
+    try:
+        with silent, redirect_stdout(sys.stderr):
+            yield
+    finally:
+        logger.setLevel(level)
+        if shows_bars:
+            datasets.enable_progress_bars()
 
 
 def _texts(value: Any) -> list[str]:
