@@ -343,6 +343,7 @@ def _exported(graph: Graph, name: str) -> Any:
     dynamic = tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in sizes)
     names: dict[str, Any] = {"input_names": graph.names, "output_names": graph.outputs, "dynamic_shapes": (sizes,)}
     mechanisms = [module for module in graph.modules() if isinstance(module, Mechanism)]
+    disabled = logging.root.manager.disable
     try:
         for each in mechanisms:
             each.for_all_sizes = True
@@ -359,7 +360,7 @@ def _exported(graph: Graph, name: str) -> Any:
     except (torch.onnx.OnnxExporterError, TorchDynamoException) as error:
         raise InputError(f"--to onnx: PyTorch cannot translate {name}: {str(error).splitlines()[0]}") from error
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(disabled)
         for each in mechanisms:
             each.for_all_sizes = False
 
