@@ -106,7 +106,7 @@ def vocabulary_of(tokenizer: Tokenizer, special: SpecialIds, *, rows: int) -> Vo
             f"--to gguf: the tokenizer is of the kind {tokenizer.kind}"
             f"{' of SentencePiece' if tokenizer.sentencepiece else ''}; llama.cpp has byte-bpe, and bpe with bytes for "
             "unseen characters that cuts no text",
-            hint="tformer train-tokenizer --model byte-bpe",
+            hint="tformer train-tokenizer --model byte-bpe --pre-tokenization gpt-2",
         )
     if absent := [token for token in BYTE_TOKENS if tokenizer.token_id(token) is None]:
         raise InputError(f"--to gguf: the vocabulary lacks {absent[0]}, llama.cpp needs a token for each byte")

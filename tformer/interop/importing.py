@@ -128,7 +128,7 @@ def _cast(folder: Path, dtype: torch.dtype, found: tuple[str, Tensor]) -> tuple[
         largest = float(tensor.abs().max())
         raise InputError(
             f"--dtype {name_of(dtype)}: {name} of {folder} holds {largest:.4g}, which does not fit",
-            hint="bf16 and fp32 hold larger numbers",
+            hint="--dtype bf16 and fp32 hold larger numbers",
         )
     return name, result
 

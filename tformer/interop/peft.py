@@ -104,7 +104,8 @@ def _class_of(checkpoint: Checkpoint) -> tuple[Model, Architecture, str, list[Li
         model_type = imported.get("model_type") if isinstance(imported, dict) else None
         choice = choose_class(model, family=recipe.arch, model_type=model_type)
         if choice.steps:
-            raise InputError(f"{checkpoint.path}: {choice.steps[0].note}: adapters cannot follow", hint="merge them")
+            told = f"{checkpoint.path}: {choice.steps[0].note}: adapters cannot follow"
+            raise InputError(told, hint="merge them: tformer merge RUN --out NEW")
         architecture, name = choice.architecture, choice.class_name
     return model, architecture, name, architecture.written(model, name)[0]
 
@@ -213,7 +214,8 @@ def _joined(
         if lengths is not None:
             lengths[place] = length
     if lengths is not None and sum(len(place) for _, place in held) < len(module.rows):
-        raise InputError(f"DoRA: only some rows of {module.path} have an adapter, expected all", hint="merge instead")
+        told = f"DoRA: only some rows of {module.path} have an adapter, expected all"
+        raise InputError(told, hint="merge them: tformer merge RUN --out NEW")
     return joined_a.contiguous(), joined_b, lengths
 
 
@@ -245,7 +247,8 @@ def import_adapters(folder: Path, out: Path, *, base: str | None = None) -> Peft
         raise InputError(f"{folder} has no {WEIGHTS}", hint="pickled weights are never read: save them as safetensors")
     checkpoint = open_checkpoint(base or str(named))
     if isinstance(checkpoint, AdaptedCheckpoint):
-        raise InputError(f"--base: {checkpoint.path} holds adapters itself, expected a whole model", hint="merge it")
+        told = f"--base: {checkpoint.path} holds adapters itself, expected a whole model"
+        raise InputError(told, hint="merge these first: tformer merge RUN --out NEW")
     section, architecture, class_name, links = _class_of(checkpoint)
     model = build_model(section, device="meta")
     grouped: dict[str, dict[str, Tensor]] = {}

@@ -215,7 +215,7 @@ def converted(tensor: Tensor, dtype: torch.dtype, *, name: str) -> Tensor:
         raise InputError(
             f"tensor {name} does not fit {str(dtype).removeprefix('torch.')}: it holds {largest:g}, the most there is "
             f"{torch.finfo(dtype).max:g}",
-            hint="export as bf16 or fp32",
+            hint="--dtype bf16 and fp32 hold larger numbers",
         )
     return result
 
