@@ -6,11 +6,11 @@ except empty ones and those that concern training, storage or generation only.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from tformer.support.errors import InputError
+from tformer.support.formatting import finite_number
 
 T = TypeVar("T")
 ABSENT = object()
@@ -65,6 +65,8 @@ class Config:
         if not fits or (isinstance(value, bool) and bool not in kinds):
             expected = " or ".join(one.__name__ for one in kinds)
             raise InputError(f"{self.name}: {key}: found {value!r}, expected {expected}")
+        if float in kinds and finite_number(value) is None:
+            raise InputError(f"{self.name}: {key}: found {value}, expected a finite number")
         return value
 
     def size(self, key: str, *, default: Any = ABSENT, most: int = MAX_SIZE) -> int:
@@ -78,7 +80,7 @@ class Config:
     def positive(self, key: str, *, default: float) -> float:
         """The value of a key that must be a number above 0."""
         value = float(self.take(key, default=default, kind=float))
-        if not 0 < value < math.inf:
+        if not value > 0:
             raise InputError(f"{self.name}: {key}: found {value:g}, expected a number above 0")
         return value
 

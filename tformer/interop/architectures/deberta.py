@@ -53,7 +53,7 @@ def read(config: Config, class_name: str) -> dict[str, Any]:
     if not config.take("position_biased_input", default=True, kind=bool):
         stack["positions"] = {"kind": "none"}
     terms = config.take("pos_att_type", default=[], kind=(list, str))
-    terms = {one.strip() for one in terms.lower().split("|")} if isinstance(terms, str) else set(terms)
+    terms = {one.strip() for one in terms.lower().split("|")} if isinstance(terms, str) else set(map(str, terms))
     named = next((name for name, found in TERMS.items() if set(found) == terms), None)
     buckets, norm = config.take("position_buckets", default=-1), config.take("norm_rel_ebd", default="none", kind=str)
     longest, shared = (
