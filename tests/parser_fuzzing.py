@@ -41,12 +41,14 @@ def answer(action: Callable[[], Any]) -> Any:
     Any other exception ends the test, and so does an error that is not one of input (exit code 2) or is longer than
     the mistakes of a recipe.
     """
-    began = time.process_time()
-    try:
-        found = action()
-    except TformerError as error:
-        assert error.exit_code == 2, error
-        assert 0 < len(error.message.split("\n")) <= MAX_LINES
-        found = error
-    assert time.process_time() - began < SECONDS
-    return found
+    for _ in range(2):  # a collection of the garbage of earlier tests falls into one of two
+        began = time.thread_time()  # threads that earlier tests left are not counted
+        try:
+            found = action()
+        except TformerError as error:
+            assert error.exit_code == 2, error
+            assert 0 < len(error.message.split("\n")) <= MAX_LINES
+            found = error
+        if time.thread_time() - began < SECONDS:
+            return found
+    raise AssertionError(f"it takes more than {SECONDS} s")
