@@ -27,7 +27,7 @@ class Hub:
         commits: files of each commit of each repository, by name; the last commit is `main`.
         tags: other names of commits, of all repositories.
         token: what a request has to bring for a repository in `private`.
-        gated: repositories whose terms nobody has accepted.
+        gated: repositories with terms that the user has not accepted.
         cut: files that end after half their bytes, and how often.
         asked: (method, path, Range) of each request, in order.
     """

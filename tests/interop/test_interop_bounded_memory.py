@@ -86,7 +86,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_at_most_the_model_in_its_number_format_and_a_shard(
     large: Path, tmp_path: Path, task: str, bytes_each: int
 ) -> None:
-    """Measured in a process of its own: the highest memory while the task runs, above what it has before."""
+    """A new process measures its highest memory while the task runs, less the memory before it."""
     if task == "command in int8" and not can_quantize("int8", torch.device("cpu")):
         pytest.skip("8-bit products need instructions or a C compiler")
     small = tiny.gpt2(tmp_path / "small")

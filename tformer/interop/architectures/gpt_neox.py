@@ -3,8 +3,8 @@
 GPT-NeoX   attention and feed-forward network side by side, by a key; q, k and v fused head by head
 GPT-J      side by side after one norm; neighbouring coordinates are rotated; attention has no biases, the output one
 Phi        side by side after one norm; biases everywhere; by a key LayerNorm of queries and keys
-StableLM   a gated network without biases; by keys side by side after one norm, LayerNorm of the queries and keys of
-           each head, with gains of its own
+StableLM   a gated network without biases; by keys side by side after one norm, and LayerNorm of queries and keys
+           with separate gains for each head
 """
 
 from __future__ import annotations

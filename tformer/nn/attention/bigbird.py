@@ -170,7 +170,7 @@ class BigBirdOptions(ProjectionOptions):
     global_blocks: int = 1  # number of first and of last blocks that see all and are seen by all (causal: first only)
     random_blocks: int = 3  # further blocks per block of queries, drawn once for every layer
     seed: int = 0  # random seed of the random blocks
-    dense_up_to: int = 0  # a batch of at most so many positions has full attention; encoders only
+    dense_up_to: int = 0  # batches of at most this many positions have full attention; encoders only
     # blocks: also where dense is faster; flex: FlexAttention on CUDA, elsewhere blocks
     implementation: Literal["auto", "blocks", "flex"] = "auto"
 
