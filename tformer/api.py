@@ -48,10 +48,11 @@ from tformer.decoding.writers import (
     rows_to_prepare,
 )
 from tformer.evaluation.answers import AnswerFormat, ClassifyOptions
-from tformer.evaluation.classifier import HEADS as CLASSIFIER_HEADS
 from tformer.evaluation.classifier import Classifier
 from tformer.evaluation.embed import embed_images, embed_texts
 from tformer.evaluation.options import EvaluationOptions
+from tformer.evaluation.reading import HEADS as CLASSIFIER_HEADS
+from tformer.evaluation.reading import reader_of
 from tformer.evaluation.vector_options import EmbedOptions
 from tformer.inside.attribution import AttributionReport
 from tformer.inside.embeddings import EmbeddingReport, embedding_report
@@ -171,15 +172,17 @@ class Score:
 
 @dataclass(frozen=True)
 class Classification:
-    """The label of an input, the labels above the threshold (multi-label models), or the score (regressions).
+    """The label of an input, the labels above the threshold (multi-label models), the score (regressions), or spans.
 
-    `probabilities`: of each label, the most probable first.
+    `probabilities`: of each label, the most probable first. `spans`: of a model that labels words, each a dict with
+    start, end, text, label and probability.
     """
 
     label: str | None = None
     labels: Sequence[str] = ()
     probabilities: Mapping[str, float] = field(default_factory=dict)
     score: float | None = None
+    spans: Sequence[Mapping[str, Any]] = ()
 
 
 MOST_PREPARED = 3  # for a server that writes one text and several, and embeds
@@ -314,7 +317,7 @@ class Run(Loaded):
             loading.require_kind(self.path, self.recipe, CLASSIFIER_HEADS)
             prepared = self._classifier(chosen.precision, chosen.quantize)
             _warn(prepared.notes, stacklevel=3)
-            classifier = Classifier(prepared, batch_size=chosen.batch_size, views=chosen.views)
+            classifier = reader_of(prepared)(prepared, batch_size=chosen.batch_size, views=chosen.views)
             if is_table:
                 each = _texts_of_table(inputs, chosen, classifier)
             for alone in (replace(chosen, **given) for given in _as_options(each, images=classifier.reads_images)):

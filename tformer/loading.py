@@ -442,10 +442,10 @@ def why_new(head: HeadOptions, own: Recipe, stored: Recipe, *, given: tuple[str,
     theirs = next((each for each in stored.model.heads if each.kind == head.kind), None)
     if theirs is None:
         return "the checkpoint has none"
-    if head.label_kind not in ("classes", "labels"):
+    if not hasattr(head, "num_labels"):
         return None
     for key in ("pooling", "pooler", "activation", "multi_label"):
-        before, after = (getattr(each, key) for each in (theirs, head))
+        before, after = (getattr(each, key, None) for each in (theirs, head))
         if before != after:
             return f"its {key} was {before}, the recipe's is {after}"
     if own.data.labels == stored.data.labels:

@@ -24,10 +24,12 @@ from tformer.objectives.distillation import Distillation
 from tformer.objectives.labelled import ClassificationOptions, MultiLabelOptions, RegressionOptions
 from tformer.objectives.masked_lm import MaskedLmOptions
 from tformer.objectives.next_sentence import NextSentenceOptions
+from tformer.objectives.question_answering import QuestionAnsweringOptions
 from tformer.objectives.replaced_token import ReplacedTokenOptions
 from tformer.objectives.seq2seq import Seq2SeqOptions
 from tformer.objectives.similarity import SimilarityOptions
 from tformer.objectives.span_corruption import SpanCorruptionOptions
+from tformer.objectives.token_classification import TokenClassificationOptions
 from tformer.recipe.model import Model
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 from tformer.training.teacher import layer_pairs
@@ -45,6 +47,8 @@ KINDS: dict[str, tuple[Any, ...]] = {
     "classification": (ClassificationOptions(weight=0.25),),
     "multi_label": (MultiLabelOptions(weight=0.25),),
     "regression": (RegressionOptions(weight=0.25),),
+    "token_classification": (TokenClassificationOptions(weight=0.25),),
+    "question_answering": (QuestionAnsweringOptions(weight=0.25),),
     "contrastive": (ContrastiveOptions(weight=0.25),),
     "similarity": (SimilarityOptions(weight=0.25),),
     "seq2seq": (Seq2SeqOptions(weight=0.25),),
@@ -56,7 +60,8 @@ KINDS: dict[str, tuple[Any, ...]] = {
 WHOLE = [kind for kind, options in KINDS.items() if options[0].objective.compares_batch]
 """The cases whose loss is no sum over the examples of a batch."""
 
-DISTILLED = [kind for kind in KINDS if kind not in ("replaced_token", *WHOLE)]
+UNTAUGHT = ("replaced_token", "token_classification", "question_answering", *WHOLE)
+DISTILLED = [kind for kind in KINDS if kind not in UNTAUGHT]
 """The cases that a student can learn from a teacher."""
 
 
@@ -92,6 +97,8 @@ def samples_of(kind: str, lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> 
         return [
             Example(np.array([CLS, *one, SEP]), label=label) for one, label in zip(texts, labels[kind], strict=True)
         ]
+    if kind in ("token_classification", "question_answering"):
+        return [Example(np.array([CLS, *one, SEP]), label=marks_of(kind, len(one), draw)) for one in texts]
     if kind in WHOLE:
         scores = draw.normal(size=len(lengths)).tolist()
         sides = [[Example(np.array([CLS, *one, SEP]), label=scores[i]) for i, one in enumerate(side)]
@@ -100,6 +107,19 @@ def samples_of(kind: str, lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> 
     if kind in ("masked_lm", "replaced_token"):
         return [Example(np.array([CLS, *one, SEP])) for one in texts]
     return texts
+
+
+def marks_of(kind: str, length: int, draw: np.random.Generator) -> np.ndarray:
+    """Labels of every second token; or of a question of one token, and a context with an answer."""
+    marks = np.full(length + 2, IGNORED_LABEL)
+    if kind == "token_classification":
+        marks[1:-1:2] = draw.integers(CLASSES, size=len(marks[1:-1:2]))
+        return marks
+    marks[0] = marks[2:-1] = 0
+    start, stop = sorted(draw.integers(2, length + 1, size=2).tolist())
+    marks[start] += 1
+    marks[stop] += 2
+    return marks
 
 
 def context_of(**more: Any) -> ObjectiveContext:

@@ -28,10 +28,12 @@ FIRST, SECOND = LINES[::2], LINES[1::2]
 
 def write(folder: Path, kind: str) -> Path:
     rows: list[dict[str, Any]] = [
-        {"text": one, "text2": two, "label": "yn"[n % 2], "source": one, "target": two}
+        {"text": one, "text2": two, "label": "yn"[n % 2], "source": one, "target": two, "words": one.split()}
+        | {"tags": ["yn"[n % 2]] * len(one.split()), "question": one, "context": two, "answers": []}
         for n, (one, two) in enumerate(zip(FIRST, SECOND, strict=True))
     ]
     names = {"text": ("text",), "labelled": ("text", "label"), "pair": ("text", "text2", "label")}
+    names |= {"tagged": ("words", "tags"), "questions": ("question", "context", "answers")}
     kept = names.get(kind, ("source", "target"))
     path = folder / f"{kind}.jsonl"
     path.write_text("\n".join(json.dumps({name: row[name] for name in kept}) for row in rows))
@@ -59,6 +61,14 @@ CASES = {
     "BART": ("text", {"objective": "denoising", "head": "lm", "stacks": BOTH, "template": "roberta"}),
     "classes": ("labelled", CLASSES | {"template": "bert"}),
     "pairs": ("pair", CLASSES | {"template": "bert"}),
+    "tags": (
+        "tagged",
+        {"objective": "token_classification", "head": "token_classifier", "stacks": ENCODER, "template": "bert"},
+    ),
+    "questions": (
+        "questions",
+        {"objective": "question_answering", "head": "span", "stacks": ENCODER, "template": "bert"},
+    ),
     "translation": ("translation", {"objective": "seq2seq", "head": "lm", "stacks": BOTH, "template": "seq2seq"}),
 }  # fmt: skip
 
@@ -72,7 +82,8 @@ def prepared(name: str, folder: Path) -> TrainingData:
 def given_of(name: str, number: int) -> GivenExample:
     kind, _ = CASES[name]
     text, other = FIRST[number], SECOND[number]
-    return GivenExample(text, text2=other if kind == "pair" else None, target=other if kind == "translation" else None)
+    text2 = other if kind in ("pair", "questions") else None
+    return GivenExample(text, text2=text2, target=other if kind == "translation" else None)
 
 
 def as_arrays(sample: Any) -> list[np.ndarray]:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tformer.cli.command import examples, takes_options
+from tformer.cli.help import has_colours
 from tformer.cli.process import StopFlag
 from tformer.cli.report import DataOutput, console, data_output, show_notes
 from tformer.cli.workers import require_input_file, run_in_workers
 from tformer.evaluation.answers import AnswerFormat, ClassifyOptions
-from tformer.support.errors import InputError
+from tformer.support.errors import InputError, visible
 from tformer.support.files import STANDARD_INPUT, refuse_to_replace
 from tformer.support.options import flag_words
 from tformer.workers.work import Job
@@ -41,8 +42,10 @@ def classify(options: ClassifyOptions) -> None:
 
     Every line gives one line of output, in order: the label and its probability, separated by a tab (with --top-k K:
     the K best labels, each followed by its probability). Multi-label models give the labels above the threshold, joined
-    by commas; regressions give the score. An empty line is classified like any other. A table comes back with its
-    columns and, behind them, label, probability and the probability of each class.
+    by commas; regressions give the score. A model that labels words gives the text with its labelled spans in brackets,
+    [PER Ada Lovelace]; one of questions (--text) and contexts (--text2) the answer. An empty line is classified like
+    any other. A table comes back with its columns and, behind them, label, probability and the probability of each
+    class.
     """
     run = options.run
     options.check()
@@ -51,13 +54,13 @@ def classify(options: ClassifyOptions) -> None:
     with StopFlag() as flag:
 
         def answer(worker: Worker) -> None:
-            from tformer.evaluation.classifier import Classifier
+            from tformer.evaluation.reading import reader_of
             from tformer.workers.work import Work
 
             with data_output(options.output, worker) as output:
                 loaded = worker.in_turn(lambda: _load(run, options))  # the first compiles kernels for all
                 show_notes([f"classifying with {loaded.path}", *loaded.notes], dim=True)
-                classifier = Classifier(
+                classifier = reader_of(loaded)(
                     loaded, batch_size=options.batch_size, views=options.views, work=Work(should_stop=flag.should_stop)
                 )
                 options.check_model(classifier)
@@ -69,7 +72,7 @@ def classify(options: ClassifyOptions) -> None:
 
 def _load(run: str | None, options: ClassifyOptions) -> Loaded:
     from tformer.decoding.inference import prepare_loaded
-    from tformer.evaluation.classifier import HEADS
+    from tformer.evaluation.reading import HEADS
     from tformer.loading import load
     from tformer.support.device import resolve_device
 
@@ -89,7 +92,8 @@ class _Session:
         from tformer.cli.answers import Answers
 
         self.classifier, self.options, self.flag, self.output = classifier, options, flag, output
-        self.form, images = AnswerFormat.of(classifier, options), classifier.reads_images
+        paint = _painted if output.on_terminal and has_colours() and not options.as_json else None
+        self.form, images = AnswerFormat.of(classifier, options, paint=paint), classifier.reads_images
         if options.threshold is None and classifier.thresholds is not None:
             show_notes([f"stored with the run: {classifier.thresholds.describe()}"], dim=True)
         self.pairs = True if options.text2_column or options.text2 is not None else classifier.reads_pairs
@@ -175,7 +179,14 @@ class _Session:
         elif self.answers.takes_cells:
             self.answers.write_cells(zip(inputs, map(self.form.cells, values_NL), strict=True))
         else:
-            self.output.text("".join(f"{self.form.line(values_L)}\n" for values_L in values_NL))
+            lines = "".join(f"{self.form.line(values_L)}\n" for values_L in values_NL)
+            self.output.text(lines, is_painted=getattr(self.form, "paint", None) is _painted)
+
+
+def _painted(text: str, label: str) -> str:
+    """A part of a line in the colour of its label; "": none."""
+    colour = f"\x1b[{31 + sum(label.encode()) % 6}m"
+    return f"{colour}{visible(text)}\x1b[0m" if label else visible(text)
 
 
 def _is_image_set(path: Path) -> bool:

@@ -36,9 +36,10 @@ def evaluate(options: EvaluationOptions) -> None:
     A causal language model: loss (nats per token), perplexity, bits per byte and accuracy over every token of a text,
     each predicted once. A masked language model: loss and accuracy on masked tokens. A classifier: accuracy with a 95 %
     confidence interval, macro F1, Matthews correlation, expected calibration error, and the metrics of each class. A
-    regression: correlations and error. A model of vectors: correlations of cosines with scores, or recall, MRR and nDCG
-    of texts that look for their partners. A sequence-to-sequence model: loss and token accuracy on the targets; BLEU
-    and chrF (with signatures) and exact matches of the generated outputs.
+    regression: correlations and error. Tagged words: strict F1 of entities. Questions: exact match and F1 of answers. A
+    model of vectors: correlations of cosines with scores, or recall, MRR and nDCG of texts that look for their
+    partners. A sequence-to-sequence model: loss and token accuracy on the targets; BLEU and chrF (with signatures) and
+    exact matches of the generated outputs.
     """
     options.check()
     refuse_standard_input(options.devices, options.data, options.source, options.target)

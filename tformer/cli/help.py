@@ -219,12 +219,13 @@ def _wrapped(text: str, width: int, indent: int = 0) -> list[str]:
 
 
 def _heading(title: str) -> str:
-    return f"\x1b[1m{title}:\x1b[0m" if _has_colours() else f"{title}:"
+    return f"\x1b[1m{title}:\x1b[0m" if has_colours() else f"{title}:"
 
 
 def _coloured(name: str) -> str:
-    return f"\x1b[36m{name}\x1b[0m" if _has_colours() else name
+    return f"\x1b[36m{name}\x1b[0m" if has_colours() else name
 
 
-def _has_colours() -> bool:
+def has_colours() -> bool:
+    """Whether standard output shows colours."""
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"

@@ -339,10 +339,10 @@ class DataOutput:
         """The sum of a number over all processes, in the leader; what it returns in the others is not shown."""
         return number if self._worker is None else self._worker.total(number)
 
-    def text(self, text: str) -> None:
-        """Write text as it is, line ends included."""
+    def text(self, text: str, *, is_painted: bool = False) -> None:
+        """Write text as it is, line ends included. is_painted: its control characters are colours."""
         self._end_spinner()
-        self._write(visible(text) if self.on_terminal else text)
+        self._write(visible(text) if self.on_terminal and not is_painted else text)
 
     def documents(self, documents: Iterable[Any]) -> None:
         """Write JSON documents, one a line; NaN and infinity become null."""

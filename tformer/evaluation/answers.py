@@ -6,9 +6,10 @@ This module imports no model, so that `--help` is fast.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from tformer.support.errors import InputError
 from tformer.support.files import STANDARD_INPUT
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from tformer.decoding.answer_table import Kind
     from tformer.evaluation.classifier import Classifier
     from tformer.evaluation.scored import Thresholds
+    from tformer.evaluation.tagger import Marked
     from tformer.nn.classification_heads import LabelKind
     from tformer.recipe.sections import Columns
 
@@ -56,7 +58,7 @@ class ClassifyOptions:
         ),
     ] = ()
     text: Annotated[str | None, INPUT("--text", help="A text.")] = None
-    text2: Annotated[str | None, INPUT("--text2", help="The second text, for a model trained on pairs.")] = None
+    text2: Annotated[str | None, INPUT("--text2", help="The second text of a pair; the context of a question.")] = None
     image: Annotated[tuple[Path, ...], INPUT("--image", metavar="FILE...", help="An image; more may follow.")] = ()
     input_path: Annotated[
         str | None,
@@ -140,6 +142,9 @@ class ClassifyOptions:
             raise InputError(
                 f"{path} was trained on pairs of texts, found a single text", hint="give the second with --text2"
             )
+        if classifier.kind in ("spans", "answer") and (self.threshold is not None or self.top is not None):
+            flag = "--top-k" if self.threshold is None else "--threshold"
+            raise InputError(f"{flag}: {path} gives spans of the text, not one label")
         if self.threshold is not None:
             from tformer.evaluation.scored import decided_labels
 
@@ -191,6 +196,48 @@ class ClassifyOptions:
 
 
 @dataclass(frozen=True)
+class SpanFormat:
+    """The form of labelled spans: [PER Ada Lovelace] inside the text, or a JSON object.
+
+    paint: gives a part of the line its colour, by its label ("": outside of spans).
+    """
+
+    columns: ClassVar[list[tuple[str, Kind]]] = [("spans", "list")]
+    paint: Callable[[str, str], str] = lambda text, label: text
+
+    def line(self, answer: Marked) -> str:
+        """The text in one line, each span in brackets behind its label."""
+        parts, done = list[tuple[str, str]](), 0
+        for span in answer.spans:
+            parts += [(answer.text[done : span.start], ""), (f"[{span.label} {span.text}]", span.label)]
+            done = span.end
+        return "".join(self.paint(as_cell(part), label) for part, label in [*parts, (answer.text[done:], "")])
+
+    def cells(self, answer: Marked) -> list[Any]:
+        """One cell: a list of `LABEL text`."""
+        return [[f"{span.label} {span.text}" for span in answer.spans]]
+
+    def document(self, answer: Marked) -> dict[str, Any]:
+        """`spans`: start, end (characters), text, label and probability of each."""
+        return {"spans": [asdict(span) for span in answer.spans]}
+
+
+@dataclass(frozen=True)
+class FoundFormat(SpanFormat):
+    """The form of answers to questions: the answer and its probability; an empty one says that there is none."""
+
+    columns: ClassVar[list[tuple[str, Kind]]] = [("answer", "text"), ("probability", "number")]
+
+    def line(self, answer: Marked) -> str:
+        text, probability = self.cells(answer)
+        return self.paint(f"{as_cell(text)}\t{probability:.4f}", "")
+
+    def cells(self, answer: Marked) -> list[Any]:
+        [span] = answer.spans
+        return [span.text, span.probability]
+
+
+@dataclass(frozen=True)
 class AnswerFormat:
     """The form of an answer: a line for people and pipes, or a JSON object.
 
@@ -207,8 +254,11 @@ class AnswerFormat:
     threshold: Thresholds | float | None = None
 
     @classmethod
-    def of(cls, classifier: Classifier, options: ClassifyOptions) -> AnswerFormat:
-        """The form of a classifier's answers."""
+    def of(cls, classifier: Any, options: ClassifyOptions, *, paint: Callable[[str, str], str] | None = None) -> Any:
+        """The form of the answers of a classifier, or of a model that labels spans."""
+        if classifier.kind in ("spans", "answer"):
+            kind = SpanFormat if classifier.kind == "spans" else FoundFormat
+            return kind() if paint is None else kind(paint)
         threshold = classifier.thresholds if options.threshold is None else options.threshold
         return cls(classifier.kind, classifier.labels, top=options.top, threshold=threshold)
 

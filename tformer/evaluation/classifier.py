@@ -45,6 +45,13 @@ def labelled_head(recipe: Recipe) -> tuple[str, LabelKind]:
 
 def plain_objective(loaded: Loaded) -> Objective:
     """The run's objective without options of training (class weights, smoothing, word dropout)."""
+    _, label_kind = labelled_head(loaded.recipe)
+    options = get_args(ObjectiveOptions)
+    return built_objective(loaded, next(each() for each in options if each.objective.head.label_kind == label_kind))
+
+
+def built_objective(loaded: Loaded, options: ObjectiveOptions) -> Objective:
+    """The objective with these options, in the context of a loaded model."""
     recipe = loaded.recipe
     context = ObjectiveContext(
         special_ids=SpecialIds() if loaded.tokenizer is None else loaded.tokenizer.special,
@@ -55,9 +62,7 @@ def plain_objective(loaded: Loaded) -> Objective:
         target=None if recipe.model.decoder is None else loaded.decoder_tokens,
         images=None if recipe.model.patches is None else image_context(recipe),
     )
-    _, label_kind = labelled_head(recipe)
-    options = get_args(ObjectiveOptions)
-    return build_objective([next(each() for each in options if each.objective.head.label_kind == label_kind)], context)
+    return build_objective([options], context)
 
 
 def image_context(recipe: Recipe) -> ImageContext:

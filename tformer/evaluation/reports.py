@@ -120,12 +120,14 @@ def _of_labels(scored: Scored) -> tuple[dict[str, Any], Resampled]:
     }
     hits_N, given_N = (true_NL & guess_NL).sum(axis=1), true_NL.sum(axis=1) + guess_NL.sum(axis=1)
 
-    def micro_f1_rows(hits_SN: np.ndarray, given_SN: np.ndarray) -> np.ndarray:
-        hits_S, given_S = hits_SN.sum(axis=1), given_SN.sum(axis=1)
-        return np.divide(2 * hits_S, given_S, out=np.zeros(len(hits_S)), where=given_S > 0)
-
     right_N = (true_NL == guess_NL).all(axis=1)
     return metrics, {"accuracy": (mean_rows, right_N), "f1_micro": (micro_f1_rows, hits_N, given_N)}
+
+
+def micro_f1_rows(hits_SN: np.ndarray, given_SN: np.ndarray) -> np.ndarray:
+    """[S]: micro F1 of each resample; what was right, and the number of labels and predictions together."""
+    hits_S, given_S = hits_SN.sum(axis=1), given_SN.sum(axis=1)
+    return np.divide(2 * hits_S, given_S, out=np.zeros(len(hits_S)), where=given_S > 0)
 
 
 def _of_scores(scored: Scored) -> tuple[dict[str, Any], Resampled]:

@@ -16,10 +16,12 @@ from tformer.objectives.denoising import DenoisingOptions
 from tformer.objectives.labelled import ClassificationOptions, MultiLabelOptions, RegressionOptions
 from tformer.objectives.masked_lm import MaskedLmOptions
 from tformer.objectives.next_sentence import NextSentenceOptions
+from tformer.objectives.question_answering import QuestionAnsweringOptions
 from tformer.objectives.replaced_token import ReplacedTokenOptions
 from tformer.objectives.seq2seq import Seq2SeqOptions
 from tformer.objectives.similarity import SimilarityOptions
 from tformer.objectives.span_corruption import SpanCorruptionOptions
+from tformer.objectives.token_classification import TokenClassificationOptions
 from tformer.support.errors import InputError
 
 __all__ = [
@@ -42,6 +44,8 @@ ObjectiveOptions = (
     | RegressionOptions
     | ContrastiveOptions
     | SimilarityOptions
+    | TokenClassificationOptions
+    | QuestionAnsweringOptions
     | Seq2SeqOptions
     | SpanCorruptionOptions
     | DenoisingOptions

@@ -72,6 +72,17 @@ class PairSurvey:
 
 
 @dataclass(frozen=True)
+class TagSurvey:
+    """Number of sentences with tags."""
+
+    examples: int
+    kind = "tagged sentences"
+
+    def __str__(self) -> str:
+        return plural(self.examples, "tagged sentence")
+
+
+@dataclass(frozen=True)
 class ImageSurvey:
     """Number of labelled images, pixels of the shorter side, channels (1: grey, 3: colours)."""
 
@@ -96,7 +107,7 @@ class CorpusSurvey:
         return f"{self.megabytes:.2g} MB of text"
 
 
-Survey = TextSurvey | PairSurvey | ImageSurvey | CorpusSurvey
+Survey = TextSurvey | PairSurvey | TagSurvey | ImageSurvey | CorpusSurvey
 
 
 @dataclass(frozen=True)
@@ -179,6 +190,16 @@ def _text_pairs(survey: TextSurvey) -> DataChoice:
             "data.seq_len": (seq_len, f"at most {seq_len} tokens"),
         },
     )
+
+
+SENTENCES_SEEN = 100_000
+"""Sentences of all epochs together, from which a small model of words and their tags learns."""
+
+
+def _tags(survey: TagSurvey) -> DataChoice:
+    """Models that label words: few sentences need many epochs."""
+    epochs = _between(4, SENTENCES_SEEN / max(1, survey.examples), 30)
+    return DataChoice(survey, "tags", {"training.max_epochs": (epochs, plural(epochs, "epoch"))})
 
 
 FORMAL_WORDS = 500
@@ -328,6 +349,7 @@ CHOICES: dict[tuple[str, str], Callable[[Any], DataChoice | None]] = {
     ("llama", "running text"): _running_text,
     ("bert", "texts"): _texts,
     ("bert", "pairs of texts"): _text_pairs,
+    ("bert", "tagged sentences"): _tags,
     ("transformer", "pairs"): _pairs,
     ("vit", "images"): _images,
 }

@@ -4,6 +4,8 @@
     masked_text    running text for models that restore it (masked LM, ELECTRA, T5, BART)
     sentences      documents split into sentences (masked LM + next sentence)
     labelled       labelled texts and pairs of texts
+    tagged         sentences of words with tags
+    questions      questions whose answer is a part of a context
     images         labelled images
     pairs          sources and targets
     text_pairs     pairs of texts whose vectors are compared
@@ -29,7 +31,9 @@ from tformer.tasks.images import Images
 from tformer.tasks.labelled import Labelled
 from tformer.tasks.masked_text import MaskedText
 from tformer.tasks.pairs import Pairs
+from tformer.tasks.questions import Questions
 from tformer.tasks.sentences import Sentences
+from tformer.tasks.tagged import Tagged
 from tformer.tasks.text import Text
 from tformer.tasks.text_pairs import TextPairs
 
@@ -38,6 +42,8 @@ TASKS: dict[str, Task] = {
     "masked_text": MaskedText(),
     "sentences": Sentences(),
     "labelled": Labelled(),
+    "tagged": Tagged(),
+    "questions": Questions(),
     "images": Images(),
     "pairs": Pairs(),
     "text_pairs": TextPairs(),

@@ -21,7 +21,8 @@ from tformer.workers.work import Work
 POSITION_ROWS, LENGTH_ROWS = 32, 10  # at most
 LEAST_EXAMPLES = 2  # of a part: a correlation needs two
 SHORTEST_WINDOW, WINDOW_LENGTHS = 4, 6
-METRICS = ("loss", "accuracy", "f1_macro", "f1_micro", "mae")  # of the table, those that a model has
+# Of the table, those that a model has.
+METRICS = ("loss", "accuracy", "f1_macro", "f1_micro", "exact_match", "f1", "mae")
 
 
 def breakdown(task: Task, loaded: Loaded, data: ChosenData, options: EvaluationOptions, work: Work) -> dict[str, Any]:

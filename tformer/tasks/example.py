@@ -18,6 +18,7 @@ from tformer.data.batching.batch import Batch
 from tformer.data.encoding import token_text
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives.base import Objective
+from tformer.objectives.labelled import LabelledObjective
 from tformer.support.errors import visible
 from tformer.support.formatting import TOKEN_SIGNS, as_one_line, columns_of, shortened
 from tformer.tasks.base import Tokenizers
@@ -70,7 +71,11 @@ def example_document(
     if label is not None:
         document["label"] = _label(label, head.label_kind, labels)
     for name, row in values.items():
-        if name.endswith("input_ids") or name == "labels":
+        if name == "labels" and isinstance(objective.members[0], LabelledObjective):
+            known = [None if label == IGNORED_LABEL else label for label in row.tolist()]
+            words = [None if label is None else labels[label] if labels else str(label) for label in known]
+            document[name] = {"ids": known, "tokens": words}
+        elif name.endswith("input_ids") or name == "labels":
             is_target = name.startswith("decoder") or (name == "labels" and batch.decoder_input_ids is not None)
             document[name] = _tokens(target if is_target else source, row.tolist())
         else:

@@ -251,7 +251,7 @@ class TrainOptions:
             "--objective",
             metavar="NAME",
             help="causal_lm, masked_lm[,next_sentence], replaced_token, classification, multi_label, regression, "
-            "contrastive, similarity, seq2seq, span_corruption or denoising.",
+            "token_classification, question_answering, contrastive, similarity, seq2seq, span_corruption or denoising.",
             default=PRESETS,
         ),
     ] = None

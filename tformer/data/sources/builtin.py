@@ -6,6 +6,8 @@
 - `builtin:python-packages`: from which package of the standard library is this code? An example is a function or method
   with its comments and docstring, or a class's head and docstring, from the source files of sixteen packages; the
   label is the package. No text occurs twice, and no package has more than `MAX_PER_PACKAGE` examples.
+- `builtin:python-tokens`: `NUM_TOKEN_LINES` lines of code, each word with the kind of token that it is, or is part of:
+  identifier, keyword, number, string or comment, in BIO. No line occurs twice.
 - `builtin:dates`: "Tuesday, 3rd of March 1987" is 1987-03-03. `NUM_DATES` days between 1900 and 2099, each written in
   one of `DATE_FORMS` and one of three cases. Every form means one day only, so 03/04/1987 is none of them. No text
   occurs twice, not even in another case.
@@ -25,21 +27,25 @@ import datetime
 import functools
 import hashlib
 import inspect
+import io
+import keyword
 import os
 import string
 import sys
 import sysconfig
 import textwrap
+import tokenize
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from tformer.data.permutation import derive_key
 from tformer.data.sources.files import Piece, cut_pieces
-from tformer.data.sources.tables import LabelledRow, PairRow
+from tformer.data.sources.tables import LabelledRow, PairRow, TaggedRow
 from tformer.support.errors import InputError, did_you_mean
 
 PREFIX = "builtin:"
@@ -74,6 +80,8 @@ DATE_FORMS = (
 CASES: tuple[Callable[[str], str], ...] = (str, str, str.lower, str.upper)  # half of them as they are written
 NUM_DIGIT_ROWS = 10_000
 MAX_DIGITS = 9
+NUM_TOKEN_LINES, LINE_WORDS = 16_000, range(3, 41)
+TOKEN_KINDS = {tokenize.NUMBER: "number", tokenize.STRING: "string", tokenize.COMMENT: "comment"}
 NUM_REPEATS = 20_000
 REPEATED = string.ascii_letters + string.digits
 REPEAT_LENGTHS, REPEAT_TIMES = range(4, 17), 4
@@ -224,6 +232,36 @@ def _code(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, lines: li
     return text if len(text) <= MAX_CHARACTERS else text[:MAX_CHARACTERS].rpartition("\n")[0] or text[:MAX_CHARACTERS]
 
 
+@cache
+def token_rows() -> tuple[TaggedRow, ...]:
+    """Lines of the library's files in an order of their own, without templates and strings of several lines."""
+    rows: dict[str, TaggedRow] = {}
+    for path in sorted(stdlib_files(), key=lambda path: name_hash(path.name)):
+        words, tags, is_whole = list[str](), list[str](), True
+        try:
+            tokens = list(tokenize.generate_tokens(io.StringIO(read_source(path)).readline))
+        except (SyntaxError, tokenize.TokenError):
+            continue
+        for kind, text, *_ in tokens:
+            if kind in (tokenize.NEWLINE, tokenize.NL):
+                if is_whole and len(words) in LINE_WORDS:
+                    row = TaggedRow.of(words, tags, f"{PREFIX}python-tokens:{len(rows) + 1}")
+                    rows.setdefault(row.text, row)
+                words, tags, is_whole = [], [], True
+                continue
+            is_name = kind == tokenize.NAME
+            name = ("keyword" if keyword.iskeyword(text) else "identifier") if is_name else TOKEN_KINDS.get(kind)
+            parts = text.split()
+            words += parts
+            tags += ["O"] * len(parts) if name is None else [f"{'I' if n else 'B'}-{name}" for n in range(len(parts))]
+            # Python 3.12 cuts templates (f"...") into tokens, 3.11 does not.
+            is_template = "STRING" in tokenize.tok_name[kind] and (name is None or "f" in text.partition(text[-1])[0])
+            is_whole &= not is_template and "\n" not in text.strip()
+        if len(rows) >= NUM_TOKEN_LINES:
+            break
+    return tuple(islice(rows.values(), NUM_TOKEN_LINES))
+
+
 # -- pairs -------------------------------------------------------------------------------------------------------------
 
 
@@ -282,11 +320,12 @@ def digit_rows(task: str) -> tuple[PairRow, ...]:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
-Contents = Literal["text", "labels", "pairs"]
+Contents = Literal["text", "labels", "tags", "pairs"]
 
 DEFAULTS: dict[Contents, str] = {
     "text": f"{PREFIX}python-docs",
     "labels": f"{PREFIX}python-packages",
+    "tags": f"{PREFIX}python-tokens",
     "pairs": f"{PREFIX}dates",
 }
 """What is read where no data is given."""
@@ -308,7 +347,7 @@ class Builtin:
     contents: ClassVar[tuple[()]] = ()
 
     def rows(self) -> Iterator[Any]:
-        """Every row of labels or pairs."""
+        """Every row of labels, tags or pairs."""
         yield from self.make()
 
     def texts(self) -> Iterator[str]:
@@ -344,6 +383,7 @@ BUILTINS: dict[str, Builtin] = {
         Builtin("python-docs", "text", python_docs, from_files=True),
         Builtin("python-stdlib", "text", lambda: filter(None, map(read_source, stdlib_files())), from_files=True),
         Builtin("python-packages", "labels", package_rows, from_files=True),
+        Builtin("python-tokens", "tags", token_rows, from_files=True),
         Builtin("repeats", "text", repeats),
         Builtin("dates", "pairs", date_rows),
         *(Builtin(task, "pairs", functools.partial(digit_rows, task)) for task in DIGIT_TASKS),
@@ -352,7 +392,7 @@ BUILTINS: dict[str, Builtin] = {
 
 
 def find_builtin(path: str, *, holds: Contents = "text") -> Builtin:
-    """The source of `builtin:NAME`. Raises InputError for an unknown name, and for one without labels or pairs."""
+    """The source of `builtin:NAME`. Raises InputError for an unknown name, and one without labels, tags or pairs."""
     name = path.removeprefix(PREFIX)
     if name not in BUILTINS:
         raise InputError(f"{path}: no such built-in source", hint=did_you_mean(name, BUILTINS))

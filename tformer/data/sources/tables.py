@@ -12,7 +12,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -73,6 +73,24 @@ class LabelledRow:
     id: str | None = field(default=None, compare=False)
     group: str | None = field(default=None, compare=False)
     record: list[Any] | dict[str, Any] | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedRow(LabelledRow):
+    """A sentence of words with tags.
+
+    `spans`: first character of each word in `text`, and the one after the last. `tags`: of each word; None: unknown.
+    """
+
+    spans: tuple[tuple[int, int], ...] = ()
+    tags: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, words: Sequence[str], tags: Sequence[str] | None, place: str) -> TaggedRow:
+        """The words with a space between them."""
+        ends = list(accumulate(len(word) + 1 for word in words))
+        spans = tuple((end - 1 - len(word), end - 1) for word, end in zip(words, ends, strict=True))
+        return cls(" ".join(words), None, None, place, spans=spans, tags=None if tags is None else tuple(tags))
 
 
 @dataclass(frozen=True, slots=True)

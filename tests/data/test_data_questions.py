@@ -1,0 +1,149 @@
+"""Questions: SQuAD's json and jsonl, windows of long contexts, and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tformer.data.shards.marked_tokens import UNMARKED, MarkedTokens, tokenize_questions
+from tformer.data.sources.questions import QuestionRow, open_questions
+from tformer.recipe.sections import SourceSpec
+from tformer.support.errors import InputError
+from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
+
+CONTEXT = "Ada was born in London . Alan was born in Paris . Grace was born in Oslo ."
+
+
+def squad(answers: Any, context: Any = CONTEXT, question: Any = "Where was Alan born ?", **more: Any) -> str:
+    entry = {"id": "q1", "question": question, "answers": answers, **more}
+    return json.dumps({"version": "v2.0", "data": [{"paragraphs": [{"context": context, "qas": [entry]}]}]})
+
+
+def answer(text: str) -> dict[str, Any]:
+    return {"text": text, "answer_start": CONTEXT.index(text)}
+
+
+def read(path: Path, text: str) -> list[QuestionRow]:
+    path.write_text(text, encoding="utf-8")
+    return [row for source in open_questions([SourceSpec(path=str(path))]) for row in source.rows()]
+
+
+def test_squad_has_articles_paragraphs_and_questions(tmp_path: Path) -> None:
+    [row] = read(tmp_path / "a.json", squad([answer("Paris"), answer("in Paris")]))
+    assert (row.text, row.text2, row.id) == ("Where was Alan born ?", CONTEXT, "q1")
+    assert row.answers == (("Paris", CONTEXT.index("Paris")), ("in Paris", CONTEXT.index("in Paris")))
+    assert row.place.endswith("a.json: question q1") and row.group == CONTEXT
+
+
+def test_questions_may_have_no_answer(tmp_path: Path) -> None:
+    [one] = read(tmp_path / "a.json", squad([], is_impossible=True, plausible_answers=[answer("Oslo")]))
+    [other] = read(tmp_path / "b.json", squad([answer("Oslo")], is_impossible=True))
+    assert one.answers == other.answers == ()
+
+
+def test_jsonl_has_a_question_in_a_line(tmp_path: Path) -> None:
+    row = {"question": "Where ?", "context": CONTEXT, "answers": {"text": ["Oslo"], "answer_start": [68]}}
+    [first, second] = read(tmp_path / "a.jsonl", f"{json.dumps(row)}\n\n{json.dumps(row | {'answers': []})}\n")
+    assert first.answers == (("Oslo", 68),) and second.answers == () and (first.number, second.number) == (0, 1)
+
+
+WRONG = [
+    ("a.json", "{", "a.json: not JSON"),
+    ("a.json", "[]", "a.json: expected SQuAD's json, found no list 'data'"),
+    ("a.json", '{"data": [{}]}', "found no list 'paragraphs'"),
+    ("a.json", '{"data": [{"paragraphs": [{"context": "a"}]}]}', "found no list 'qas'"),
+    ("a.json", '{"data": [{"paragraphs": [{"context": "a", "qas": [1]}]}]}', "expected an object in 'qas', found 1"),
+    ("a.json", squad([], context=" "), "question q1: expected a text as 'context', found ' '"),
+    ("a.json", squad([], question=None), "question q1: expected a text as 'question', found None"),
+    ("a.json", squad("Paris"), "'answers' should be a list, found 'Paris'"),
+    ("a.json", squad(["Paris"]), "an answer needs 'text' and 'answer_start', found 'Paris'"),
+    ("a.json", squad([{"text": "Paris"}]), "an answer needs 'text' and 'answer_start'"),
+    ("a.json", squad([{"text": "Paris", "answer_start": 3}]), "the answer 'Paris' does not stand at character 3"),
+    ("a.json", squad([{"text": "", "answer_start": 0}]), "the answer '' does not stand at character 0"),
+    ("a.json", "", "is empty"),
+    ("a.jsonl", '{"context": "a"}\n', "a.jsonl:1: expected a text as 'question', found None"),
+    ("a.jsonl", "[1]\n", "a.jsonl:1: expected an object, found list"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "message"), WRONG)
+def test_wrong_files_are_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        read(tmp_path / name, text)
+    assert message in error.value.message
+
+
+def test_there_is_no_built_in_source() -> None:
+    with pytest.raises(InputError, match="questions need data"):
+        open_questions([])
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    options = TokenizerOptions(model="wordpiece", vocab_size=60, template="bert")
+    return train_tokenizer(lambda: iter([CONTEXT] * 20), options)
+
+
+def windows(
+    tokenizer: Tokenizer, row: QuestionRow, *, seq_len: int, stride: int = 4, max_question: int = 9
+) -> MarkedTokens:
+    options: dict[str, Any] = {"seq_len": seq_len, "stride": stride, "max_question": max_question}
+    return tokenize_questions([row], tokenizer, token_types=True, name="a", **options)
+
+
+def texts_of(found: MarkedTokens) -> list[str]:
+    return [CONTEXT[int(each.offsets[0, 0]) : int(each.offsets[-1, 1])] for each in found.details]
+
+
+@pytest.mark.parametrize("stride", [0, 4, 9, 1000])
+def test_windows_overlap_by_the_stride_and_cover_the_context(tokenizer: Tokenizer, stride: int) -> None:
+    row = QuestionRow("Where ?", CONTEXT, None, "", answers=(("Paris", CONTEXT.index("Paris")),))
+    found = windows(tokenizer, row, seq_len=20, stride=stride)
+    _, offsets = tokenizer.encode_spans(CONTEXT)
+    begins, sizes = [each.begin for each in found.details], [len(each.offsets) for each in found.details]
+    size = max(sizes)
+    assert begins == [number * (size - min(stride, size // 2)) for number in range(len(begins))]
+    assert begins[-1] + sizes[-1] == len(offsets) and (found.lengths <= 20).all()
+    for window in found.details:
+        assert window.offsets.tolist() == list(map(list, offsets[window.begin : window.begin + len(window.offsets)]))
+
+
+def test_the_answer_is_marked_in_every_window_that_holds_it_whole(tokenizer: Tokenizer) -> None:
+    text = "born in Paris"
+    row = QuestionRow("Where ?", CONTEXT, None, "", answers=((text, CONTEXT.index(text)),))
+    found = windows(tokenizer, row, seq_len=24, stride=6)
+    marked = 0
+    examples = found.examples(0, range(len(found)))
+    for example, window, context in zip(examples, found.details, texts_of(found), strict=True):
+        marks: Any = example.label
+        allowed = np.flatnonzero(marks != UNMARKED)
+        assert allowed[0] == 0 and len(allowed) == 1 + len(window.offsets)
+        starts, ends = (np.flatnonzero((marks >= 0) & (marks & bit > 0)) for bit in (1, 2))
+        if text in context:
+            marked += 1
+            places = allowed[1:]
+            first, last = (window.offsets[int(np.searchsorted(places, each[0]))] for each in (starts, ends))
+            assert CONTEXT[int(first[0]) : int(last[1])] == text
+        else:
+            assert starts.tolist() == ends.tolist() == [0]
+    assert 0 < marked < len(found)
+
+
+def test_a_window_is_a_pair_in_the_template(tokenizer: Tokenizer) -> None:
+    row = QuestionRow("Where was Alan ?", CONTEXT, None, "")
+    [example] = windows(tokenizer, row, seq_len=200).examples(0, [0])
+    ids, types = tokenizer.encode_pair(row.text, CONTEXT)
+    assert example.ids.tolist() == ids and example.token_type_ids is not None
+    assert example.token_type_ids.tolist() == types
+
+
+def test_a_long_question_has_at_most_half_of_the_room(tokenizer: Tokenizer) -> None:
+    row = QuestionRow(CONTEXT, CONTEXT, None, "")
+    found = windows(tokenizer, row, seq_len=23, max_question=64)
+    assert max(len(each.offsets) for each in found.details) == 10
+    with pytest.raises(InputError, match="leave no room for two texts"):
+        windows(tokenizer, row, seq_len=4)

@@ -1,0 +1,133 @@
+"""Sentences of words with tags: CoNLL files and jsonl; alignment of pieces and words against transformers; refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import transformers
+
+from tformer.data.shards.marked_tokens import UNMARKED, piece_words, tokenize_tagged
+from tformer.data.sources.tables import TaggedRow
+from tformer.data.sources.tagged import open_tagged
+from tformer.recipe.sections import SourceSpec
+from tformer.support.errors import InputError
+from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
+
+CONLL = "-DOCSTART- -X- O\n\nAda NNP B-PER\nLovelace NNP I-PER\nwrote VBD O\n\n\nLondon NNP B-LOC\n"
+WORDS = ["Ada", "Lovelace", "didn't", "visit", "U.N.", "in", "Köln", "中国", "naïve", "3.14", "(", "e-mail", ")", "…"]
+
+
+def read(path: Path, content: str, **columns: Any) -> list[TaggedRow]:
+    path.write_text(content, encoding="utf-8")
+    [source] = open_tagged([SourceSpec(path=str(path))], columns=SimpleNamespace(**columns))
+    return list(source.rows())
+
+
+def test_a_conll_file_has_a_word_and_its_tag_in_a_line(tmp_path: Path) -> None:
+    first, second = read(tmp_path / "a.conll", CONLL)
+    assert first.text == "Ada Lovelace wrote" and first.tags == ("B-PER", "I-PER", "O")
+    assert [first.text[a:b] for a, b in first.spans] == ["Ada", "Lovelace", "wrote"]
+    assert second.tags == ("B-LOC",) and second.place.endswith("a.conll:8")
+
+
+def test_columns_are_named_by_number(tmp_path: Path) -> None:
+    assert read(tmp_path / "a.txt", CONLL, label=1)[0].tags == ("NNP", "NNP", "VBD")
+    assert read(tmp_path / "a.tsv", "1\tNew York\tB\n", text=1)[0].text == "New York"
+
+
+def test_conllu_has_comments_and_words_of_several_tokens(tmp_path: Path) -> None:
+    text = "# text = Im Haus\n1-2\tIm\t_\t_\n1\tIn\tin\tADP\n2\tdem\tder\tDET\n3\tHaus\tHaus\tNOUN\n\n"
+    [row] = read(tmp_path / "a.conllu", text)
+    assert row.text == "In dem Haus" and row.tags == ("ADP", "DET", "NOUN")
+
+
+@pytest.mark.parametrize("keys", [("words", "tags"), ("tokens", "ner_tags")])
+def test_jsonl_has_lists_of_words_and_tags(tmp_path: Path, keys: tuple[str, str]) -> None:
+    text = f'{{"{keys[0]}": ["New York", "is"], "{keys[1]}": ["B-LOC", "O"]}}\n\n{{"{keys[0]}": [], "{keys[1]}": []}}\n'
+    [row] = read(tmp_path / "a.jsonl", text)
+    assert [row.text[a:b] for a, b in row.spans] == ["New York", "is"] and row.tags == ("B-LOC", "O")
+
+
+WRONG = [
+    ("a.conll", "Ada B-PER\nLovelace\n", {}, "a.conll:2: expected a word in column 0 and its tag in another"),
+    ("a.conll", "Ada B-PER\n", {"label": 5}, "found 2 columns"),
+    ("a.conll", "Ada B-PER\n", {"label": 0}, "found 2 columns"),
+    ("a.conll", "Ada B-PER\n", {"label": "ner"}, "columns of CoNLL files have numbers, found 'ner'"),
+    ("a.tsv", "Ada\t\n", {}, "a.tsv:1: a tag of the sentence is blank"),
+    ("a.tsv", "\tB-PER\n", {}, "a.tsv:1: a word of the sentence is blank"),
+    ("a.conll", "", {}, "is empty"),
+    ("a.csv", "Ada,B-PER\n", {}, "are read from CoNLL files and jsonl, found .csv"),
+    ("a.jsonl", "Ada B-PER\n", {}, "a.jsonl:1: not JSON"),
+    ("a.jsonl", '{"words": ["Ada"]}\n', {}, "a.jsonl:1: expected a key tags or ner_tags or"),
+    ("a.jsonl", '{"words": ["Ada"], "tags": []}\n', {}, "found 1 words, 0 tags"),
+    ("a.jsonl", '{"words": "Ada", "tags": ["O"]}\n', {}, "'words' should be a list of texts"),
+    ("a.jsonl", '{"words": [1.5], "tags": ["O"]}\n', {}, "'words' should be a list of texts"),
+    ("a.jsonl", '{"words": [" "], "tags": ["O"]}\n', {}, "a word of the sentence is blank"),
+    ("a.jsonl", '{"words": ["a"], "tags": ["O"]}\n', {"text": "text"}, "expected a key text, found words, tags"),
+    ("builtin:dates", "", {}, "is text without tags"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "columns", "message"), WRONG)
+def test_wrong_files_are_refused(tmp_path: Path, name: str, text: str, columns: dict[str, Any], message: str) -> None:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError) as error:
+        given = SourceSpec(path=name if name.startswith("builtin") else str(path))
+        for source in open_tagged([given], columns=SimpleNamespace(**columns)):
+            list(source.rows())
+    assert message in error.value.message
+
+
+def trained(model: str) -> Tokenizer:
+    options = TokenizerOptions(model=model, vocab_size=400, template="bert")  # type: ignore[arg-type]
+    return train_tokenizer(lambda: iter([" ".join(WORDS)] * 20), options)
+
+
+def published(kind: str) -> Tokenizer:
+    """RoBERTa's bytes and XLM-RoBERTa's pieces, which have a space before every word."""
+    bytes_ = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
+    made = tokenizers.Tokenizer(tokenizers.models.BPE() if kind == "roberta" else tokenizers.models.Unigram())
+    made.pre_tokenizer = bytes_ if kind == "roberta" else tokenizers.pre_tokenizers.Metaspace(prepend_scheme="always")
+    trainers = tokenizers.trainers
+    trainer = trainers.BpeTrainer(vocab_size=300, show_progress=False, initial_alphabet=bytes_.alphabet())
+    if kind != "roberta":
+        unknown: dict[str, Any] = {"unk_token": "<unk>", "special_tokens": ["<unk>"]}
+        trainer = trainers.UnigramTrainer(vocab_size=60, show_progress=False, **unknown)
+    made.train_from_iterator([" ".join(WORDS)] * 20, trainer)
+    return Tokenizer.from_json(made.to_str())
+
+
+@pytest.mark.parametrize("model", ["wordpiece", "word", "roberta", "xlm-roberta"])
+def test_pieces_belong_to_the_words_of_transformers(model: str, tmp_path: Path) -> None:
+    tokenizer = published(model) if "roberta" in model else trained(model)
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tokenizer.save(tmp_path / "tokenizer.json")))
+    rng = np.random.default_rng(5)
+    for size in range(1, 30):
+        words = [str(word) for word in rng.choice(WORDS, size=size)]
+        row = TaggedRow.of(words, None, "")
+        ids, offsets = tokenizer.encode_spans(row.text)
+        expected = reference(words, is_split_into_words=True, add_special_tokens=False)
+        assert ids == expected["input_ids"]
+        assert piece_words(offsets, row.spans).tolist() == expected.word_ids()
+
+
+def test_the_first_piece_of_a_word_has_its_label_and_words_that_are_cut_off_are_unseen() -> None:
+    tokenizer, row = trained("wordpiece"), TaggedRow.of(WORDS, None, "")
+    labels = np.arange(len(WORDS))
+    whole = tokenize_tagged([row], [labels], tokenizer, seq_len=100, name="a", fingerprint="")
+    [mark] = whole.marks
+    ids, offsets = tokenizer.encode_spans(row.text)
+    words = piece_words(offsets, row.spans).tolist()
+    assert mark[0] == mark[-1] == UNMARKED and len(mark) == len(ids) + 2
+    expected = [word if words.index(word) == place else UNMARKED for place, word in enumerate(words)]
+    assert mark[1:-1].tolist() == expected and whole.details[0].seen.all()
+    cut = tokenize_tagged([row], [labels], tokenizer, seq_len=8, name="a", fingerprint="")
+    assert cut.details[0].seen.tolist() == [words.index(word) < 6 for word in labels.tolist()]
+    assert cut.truncated == 1 and "were cut" in cut.notes[0]
+    assert len(cut.examples(0, [0])[0].label) == 8  # type: ignore[arg-type]

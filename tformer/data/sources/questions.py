@@ -1,0 +1,104 @@
+"""Questions with a context and answers in it: SQuAD's json (1.1 and 2.0), and jsonl.
+
+    {"data": [{"paragraphs": [{"context": C, "qas": [{"id": I, "question": Q, "answers": [A, ...]}]}]}]}
+    A is {"text": T, "answer_start": character of the context}; a line of jsonl:
+    {"id": I, "context": C, "question": Q, "answers": {"text": [...], "answer_start": [...]}}
+
+A question without answers has none in its context.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tformer.data.sources.files import Content, SourceSpec
+from tformer.data.sources.reading import Reading
+from tformer.data.sources.tables import LabelledRow, json_objects
+from tformer.data.sources.tagged import FileSource, ending_of, open_files
+from tformer.support.errors import InputError
+from tformer.support.formatting import shortened
+
+ENDINGS = (".json", ".jsonl")
+SHOWN_CHARACTERS = 60  # of a value in a message
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionRow(LabelledRow):
+    """A question (`text`) about a context (`text2`); `answers`: text and first character of each."""
+
+    answers: tuple[tuple[str, int], ...] = ()
+
+
+def open_questions(specs: Sequence[SourceSpec], *, reading: Reading = Reading()) -> list[FileSource]:
+    """One source per entry. Raises InputError for no entry, and for what cannot be read."""
+    if not specs:
+        raise InputError("questions need data: there is no built-in source", hint="give SQuAD's json with --data FILE")
+    return [open_files(spec, question_rows, endings=ENDINGS, columns=None, reading=reading) for spec in specs]
+
+
+def question_rows(content: Content, columns: object) -> Iterator[QuestionRow]:
+    """Every question; the columns have no meaning."""
+    for number, (place, context, entry) in enumerate(_entries(content)):
+        question, answers = entry.get("question"), entry.get("answers", [])
+        for key, value in (("context", context), ("question", question)):
+            if not isinstance(value, str) or not value.strip():
+                raise InputError(f"{place}: expected a text as '{key}', found {_shown(value)}")
+        if isinstance(answers, dict):  # of a table: lists of texts and of first characters
+            answers = [
+                {"text": text, "answer_start": start}
+                for text, start in zip(*(answers.get(key) or [] for key in ("text", "answer_start")), strict=False)
+            ]
+        if not isinstance(answers, list):
+            raise InputError(f"{place}: 'answers' should be a list, found {_shown(answers)}")
+        found = () if entry.get("is_impossible") else tuple(_answer(answer, context, place) for answer in answers)
+        # Questions about one context are held out together.
+        yield QuestionRow(question, context, None, place, number, _id(entry, number), group=context, answers=found)
+
+
+def _entries(content: Content) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """(place, context, question with its answers)."""
+    name = content.name
+    if ending_of(content) == ".jsonl":
+        for number, row in json_objects(content):
+            yield f"{name}:{number}", row.get("context"), row
+        return
+    text = "".join(content.texts())
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name}: not JSON: {getattr(error, 'msg', str(error))}") from None
+    for article in _list(document, "data", name):
+        for paragraph in _list(article, "paragraphs", name):
+            for number, entry in enumerate(_list(paragraph, "qas", name)):
+                if not isinstance(entry, dict):
+                    raise InputError(f"{name}: expected an object in 'qas', found {_shown(entry)}")
+                yield f"{name}: question {_id(entry, number)}", paragraph.get("context"), entry
+
+
+def _id(entry: dict[str, Any], number: int) -> str:
+    return str(entry.get("id", number))
+
+
+def _list(parent: Any, key: str, name: str) -> list[Any]:
+    found = parent.get(key) if isinstance(parent, dict) else None
+    if not isinstance(found, list):
+        hint = "its lists are data, paragraphs and qas"
+        raise InputError(f"{name}: expected SQuAD's json, found no list '{key}'", hint=hint)
+    return found
+
+
+def _answer(answer: Any, context: str, place: str) -> tuple[str, int]:
+    """(text, first character) of an answer, which must stand there."""
+    text, start = (answer.get(key) if isinstance(answer, dict) else None for key in ("text", "answer_start"))
+    if not isinstance(text, str) or not isinstance(start, int):
+        raise InputError(f"{place}: an answer needs 'text' and 'answer_start', found {_shown(answer)}")
+    if not text or start < 0 or context[start : start + len(text)] != text:
+        raise InputError(f"{place}: the answer {_shown(text)} does not stand at character {start} of the context")
+    return text, start
+
+
+def _shown(value: Any) -> str:
+    return shortened(repr(value), SHOWN_CHARACTERS)

@@ -1,0 +1,151 @@
+"""Sentences of words with tags: CoNLL files, jsonl, and the built-in source; the files of `questions.py` too.
+
+A CoNLL file has a word a line, its columns separated by tabs or, in a line without one, by spaces; a blank line, and
+one that begins with -DOCSTART-, ends a sentence. The first column is the word and the last one its tag, of .conllu the
+second and the fourth; data.columns names others by number. A row of jsonl has the words and their tags as two lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tformer.data.sources.builtin import DEFAULTS, PREFIX, find_builtin
+from tformer.data.sources.columns import column_hint
+from tformer.data.sources.files import Content, Source, SourceSpec, format_ending, locate, split_lines
+from tformer.data.sources.reading import Reading
+from tformer.data.sources.tables import LabelledRow, TaggedRow, json_objects
+from tformer.support.errors import InputError
+from tformer.support.formatting import plural, whole_number
+
+FOLDER_ENDINGS = (".conll", ".conllu", ".iob", ".bio", ".txt", ".tsv", ".jsonl")
+OTHER_TABLES = (".csv", ".parquet", ".xlsx", ".ods", ".json")
+DOCUMENT = "-DOCSTART-"
+KEYS = {"text": ("words", "tokens"), "label": ("tags", "ner_tags", "pos_tags", "upos", "labels")}
+"""Keys of jsonl, the first that a row has."""
+
+Read = Callable[[Content, object], Iterator[LabelledRow]]
+"""(content, columns) -> its rows. Raises InputError with the place of a wrong one."""
+
+
+@dataclass(frozen=True)
+class RowFile:
+    """One file, which `read` reads; `columns` has attributes text and label: names or numbers, None: usual ones."""
+
+    content: Content
+    read: Read
+    columns: object = None
+
+    @property
+    def contents(self) -> tuple[Content, ...]:
+        return (self.content,)
+
+    def fingerprint(self) -> str:
+        given = [getattr(self.columns, role, None) for role in KEYS]
+        return f"{self.read.__name__}:{given}:{self.content.decoding}:{self.content.fingerprint()}"
+
+    def rows(self) -> Iterator[LabelledRow]:
+        yield from self.read(self.content, self.columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileSource(Source):
+    """An opened source of sentences or questions."""
+
+    def rows(self) -> Iterator[Any]:
+        """Every row in order."""
+        return self._items("rows")
+
+
+def open_files(
+    spec: SourceSpec, read: Read, *, endings: Sequence[str], columns: object, reading: Reading
+) -> FileSource:
+    """The files behind a path. endings: of those that a folder gives."""
+    found = locate(spec.path, is_known=lambda place: format_ending(place) in endings, known=", ".join(endings))
+    parts = tuple(RowFile(content, read, columns) for content in found.contents(reading))
+    return FileSource(name=found.name, parts=parts, notes=found.notes)
+
+
+def ending_of(content: Content) -> str:
+    """The ending of a content's file; "" for a stream."""
+    return "" if content.path is None else format_ending(content.path)
+
+
+def open_tagged(
+    specs: Sequence[SourceSpec], *, columns: object = None, reading: Reading = Reading()
+) -> list[FileSource]:
+    """One source per entry; without entries, the built-in one. Raises InputError for what cannot be read."""
+    if not specs:
+        return [FileSource(name=DEFAULTS["tags"], parts=(find_builtin(DEFAULTS["tags"], holds="tags"),))]
+    return [
+        FileSource(name=spec.path, parts=(find_builtin(spec.path, holds="tags"),))
+        if spec.path.startswith(PREFIX)
+        else open_files(spec, tagged_rows, endings=FOLDER_ENDINGS, columns=columns, reading=reading)
+        for spec in specs
+    ]
+
+
+def tagged_rows(content: Content, columns: object) -> Iterator[TaggedRow]:
+    """Every sentence."""
+    ending = ending_of(content)
+    if ending in OTHER_TABLES:
+        raise InputError(f"{content.name}: words and their tags are read from CoNLL files and jsonl, found {ending}")
+    named = {role: getattr(columns, role, None) for role in KEYS}
+    is_conllu = ending == ".conllu"
+    found = _objects(content, named) if ending == ".jsonl" else _sentences(content, named, is_conllu=is_conllu)
+    for place, words, tags in found:
+        for what, values in (("word", words), ("tag", tags)):
+            if not all(map(str.strip, values)):
+                raise InputError(f"{place}: a {what} of the sentence is blank")
+        if words:
+            yield TaggedRow.of(words, tags, place)
+
+
+def _sentences(
+    content: Content, named: dict[str, Any], *, is_conllu: bool
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """(place of the first word, words, tags); also empty ones."""
+    columns = {role: whole_number(name) if isinstance(name, str) else name for role, name in named.items()}
+    for role, name in named.items():
+        if name is not None and columns[role] is None:
+            text = f"{content.name}: columns of CoNLL files have numbers, found '{name}'"
+            raise InputError(text, hint=column_hint(role))
+    place, words, tags = "", list[str](), list[str]()
+    for number, line in enumerate(split_lines(content.texts(), name=content.name), 1):
+        cells = line.rstrip("\n").split("\t") if "\t" in line else line.split()
+        if not line.strip() or cells[0] == DOCUMENT:
+            yield place, words, tags
+            words, tags = [], []
+        elif not is_conllu or cells[0].isdecimal():  # else a comment, or a word that is several tokens
+            place = place if words else f"{content.name}:{number}"
+            word = columns["text"] if columns["text"] is not None else int(is_conllu)
+            last = 3 if is_conllu else max(len(cells) - 1, word + 1)
+            tag = last if columns["label"] is None else columns["label"]
+            if word == tag or max(word, tag) >= len(cells):
+                raise InputError(
+                    f"{content.name}:{number}: expected a word in column {word} and its tag in another, from 0, found "
+                    f"{plural(len(cells), 'column')}",
+                    hint="a line has a word and its tag; a blank line ends a sentence",
+                )
+            words.append(cells[word].strip())
+            tags.append(cells[tag].strip())
+    yield place, words, tags
+
+
+def _objects(content: Content, named: dict[str, Any]) -> Iterator[tuple[str, list[str], list[str]]]:
+    for number, row in json_objects(content):
+        place, lists = f"{content.name}:{number}", []
+        for role, name in named.items():
+            keys = KEYS[role] if name is None else (str(name),)
+            key = next((key for key in keys if key in row), None)
+            if key is None:
+                text = f"{place}: expected a key {' or '.join(keys)}, found {', '.join(row)}"
+                raise InputError(text, hint=column_hint(role))
+            if not isinstance(row[key], list) or not all(isinstance(value, str | int) for value in row[key]):
+                raise InputError(f"{place}: '{key}' should be a list of texts")
+            lists.append(list(map(str, row[key])))
+        if len(lists[0]) != len(lists[1]):
+            counts = f"{len(lists[0])} words, {len(lists[1])} tags"
+            raise InputError(f"{place}: expected one tag for each word, found {counts}")
+        yield place, lists[0], lists[1]

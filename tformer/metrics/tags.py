@@ -1,0 +1,124 @@
+"""Tags of words: entities by BIO, BILOU or plain tags, their strict F1, and the best sequence of allowed tags.
+
+    BIO     B-PER begins an entity, I-PER goes on with it, O is outside (IOB2)
+    BILOU   B-, I- and L- begin, go on with and end an entity of several words, U- is one of one word (BIOES: E-, S-)
+    plain   every tag is a class of its own, as parts of speech; each word with a tag is an entity
+
+An entity is right if type, first and last word are (seqeval's mode "strict"): an I- that follows nothing of its type is
+no entity, nor is one of BILOU that never ends.
+
+Shapes: W words, L tags.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import Literal
+
+import numpy as np
+
+from tformer.metrics.classification import ClassScores
+
+Scheme = Literal["bio", "bilou", "plain"]
+Entity = tuple[str, int, int]
+"""Type, first word, and the one after the last."""
+
+OUTSIDE = "O"
+SAME_PREFIX = {"E": "L", "S": "U"}  # of BIOES, by the letters of BILOU
+FORBIDDEN = -1e9  # log-probability of a transition that is not allowed
+
+
+def split_tag(tag: str | None) -> tuple[str, str]:
+    """(prefix, type): B-PER is B and PER, a missing tag and O are O and nothing; the prefix of other tags is empty."""
+    if tag is None or tag == OUTSIDE:
+        return OUTSIDE, ""
+    prefix, separator, kind = tag.partition("-")
+    prefix = SAME_PREFIX.get(prefix, prefix)
+    return (prefix, kind) if separator and kind and prefix in ("B", "I", "L", "U") else ("", tag)
+
+
+def scheme_of(tags: Collection[str]) -> Scheme:
+    """The scheme in which these are all tags."""
+    prefixes = {split_tag(tag)[0] for tag in tags} - {OUTSIDE}
+    if not prefixes or "" in prefixes:
+        return "plain"
+    return "bio" if prefixes <= {"B", "I"} else "bilou"
+
+
+def as_bio(tags: Sequence[str]) -> list[str]:
+    """The tags with B- where an I- follows no word of its type: IOB1, as CoNLL-2003 was published, becomes BIO."""
+    before = [OUTSIDE, *tags]
+    return [
+        f"B-{split_tag(tag)[1]}" if not may_follow(last, tag, "bio") else tag
+        for last, tag in zip(before, tags, strict=False)
+    ]
+
+
+def may_follow(before: str | None, tag: str | None, scheme: Scheme) -> bool:
+    """Whether a tag may stand behind another one; the border of a sentence counts as O."""
+    (last, last_kind), (prefix, kind) = split_tag(before), split_tag(tag)
+    goes_on, is_open, same = prefix in ("I", "L"), last in ("B", "I"), last_kind == kind
+    if scheme == "plain":
+        return True
+    if scheme == "bio":
+        return not goes_on or (is_open and same)
+    return (goes_on and same) if is_open else not goes_on
+
+
+def entities(tags: Sequence[str | None], scheme: Scheme) -> list[Entity]:
+    """The entities of a sentence in order. None: a word that got no tag."""
+    if scheme == "plain":
+        return [(tag, word, word + 1) for word, tag in enumerate(tags) if tag is not None]
+    found: list[Entity] = []
+    parts = [split_tag(tag) for tag in tags]
+    for start, (prefix, kind) in enumerate(parts):
+        if prefix in ("B", "U"):
+            stop = start + 1
+            while stop < len(parts) and parts[stop - 1][0] in ("B", "I") and parts[stop] in (("I", kind), ("L", kind)):
+                stop += 1
+            if scheme == "bio" or parts[stop - 1][0] in ("L", "U"):
+                found.append((kind, start, stop))
+    return found
+
+
+def entity_counts(
+    labels: Sequence[Sequence[Entity]], guesses: Sequence[Sequence[Entity]]
+) -> tuple[np.ndarray, np.ndarray, dict[str, ClassScores]]:
+    """(hits [N], found and there [N] of each sentence, scores of each type in order)."""
+    hits, found, there = Counter[str](), Counter[str](), Counter[str]()
+    rows = []
+    for right, given in zip(labels, guesses, strict=True):
+        both = set(right) & set(given)
+        for counter, several in ((hits, both), (found, given), (there, right)):
+            counter.update(kind for kind, _, _ in several)
+        rows.append((len(both), len(given) + len(right)))
+    of_type = {kind: ClassScores.of(hits[kind], found[kind], there[kind]) for kind in sorted(found | there)}
+    hits_N, given_N = np.array(rows, dtype=np.int64).reshape(-1, 2).T
+    return hits_N, given_N, of_type
+
+
+def allowed(names: Sequence[str], scheme: Scheme) -> np.ndarray:
+    """bool [L + 1, L + 1]: whether a column's tag may follow a row's; the last is the border of a sentence."""
+    tags = (*names, None)
+    return np.array([[may_follow(before, tag, scheme) for tag in tags] for before in tags])
+
+
+def best_path(scores_WL: np.ndarray, allowed_LL: np.ndarray) -> np.ndarray:
+    """int64 [W]: the tags with the highest sum of scores among allowed sequences (Viterbi 1967).
+
+    Where no sequence is allowed, it is one with the fewest forbidden steps.
+    """
+    step_LL = np.where(allowed_LL, 0.0, FORBIDDEN)
+    if not len(scores_WL):
+        return np.zeros(0, dtype=np.int64)
+    total_L = scores_WL[0] + step_LL[-1, :-1]
+    back = []
+    for scores_L in scores_WL[1:]:
+        reached_LL = total_L[:, None] + step_LL[:-1, :-1]
+        back.append(reached_LL.argmax(axis=0))
+        total_L = reached_LL.max(axis=0) + scores_L
+    path = [int((total_L + step_LL[:-1, -1]).argmax())]
+    for from_L in reversed(back):
+        path.append(int(from_L[path[-1]]))
+    return np.array(path[::-1], dtype=np.int64)

@@ -1,0 +1,76 @@
+"""Extractive questions: the start and the end of the answer in a context (SQuAD; BERT, arXiv 1810.04805, 4.2 and 4.3).
+
+    loss = -1/2 sum over windows of [log softmax(s)_start + log softmax(e)_end],   (s, e)_t = head(x)_t
+
+over the tokens of the context and the first token, which stands for no answer in this window.
+
+Shapes: B windows, T tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tformer.data.batching.batch import Batch
+from tformer.nn.classification_heads import SpanHeadOptions
+from tformer.nn.losses import IGNORED_LABEL
+from tformer.nn.options import require
+from tformer.objectives.base import CheckedOptions, LossResult, Objective, Term
+from tformer.objectives.token_classification import TokenClassification
+
+
+class QuestionAnswering(TokenClassification):
+    """The answer as a part of the context; labels: 1 where it starts, plus 2 where it ends, ignored where it cannot."""
+
+    data = "questions"
+    head = SpanHeadOptions()
+    metrics = ("loss", "accuracy", "exact_match", "f1")
+    shown_metrics: ClassVar = {"exact_match": "exact match {:.2f}", "f1": "F1 {:.2f}"}
+    predicts = "where the answer starts and where it ends"
+    unused_keys = (*TokenClassification.unused_keys, "data.columns.text", "data.columns.label", "data.labels")
+
+    def label_count(self, batch: Batch) -> dict[str, int]:
+        """{term: windows of this host batch}."""
+        assert batch.labels is not None
+        return {self.head.kind: len(batch.labels)}
+
+    def terms(self, output: Any, batch: Batch) -> LossResult:
+        """One term. Metrics: nll_sum, correct (both borders) and count."""
+        labels_BT: Tensor | None = batch.labels
+        assert labels_BT is not None
+        scores_BT2 = output.head(self.head.kind)
+        scores_BT2 = scores_BT2.masked_fill((labels_BT == IGNORED_LABEL)[..., None], torch.finfo(torch.float32).min)
+        bits_BT = labels_BT.clamp(min=0)
+        borders_B2 = torch.stack([(bits_BT & bit).argmax(dim=1) for bit in (1, 2)], dim=1)
+        loss = F.cross_entropy(scores_BT2, borders_B2, reduction="sum") / 2  # over T, of both borders
+        count = torch.full((), len(labels_BT), device=labels_BT.device)
+        correct = (scores_BT2.argmax(dim=1) == borders_B2).all(dim=1).sum()
+        return LossResult(
+            terms={self.head.kind: Term(loss, count, self.options.weight)},
+            metrics={"nll_sum": loss.detach(), "correct": correct, "count": count},
+        )
+
+
+@dataclass(frozen=True)
+class QuestionAnsweringOptions(CheckedOptions):
+    """Answers that are a part of a context, as in SQuAD."""
+
+    kind: Literal["question_answering"] = "question_answering"
+    stride: int = 128  # tokens that two windows of a long context share
+    max_question: int = 64  # maximum tokens of a question
+    max_answer: int = 30  # maximum tokens of an answer
+    unanswerable: bool | None = None  # whether a question may have no answer; null: whether one in the data has none
+    word_dropout: float = 0.0  # this share of the tokens becomes [MASK] (or [UNK]) while training
+    weight: float = 1.0  # factor of this loss
+    swap_pairs: ClassVar[bool] = False
+    objective: ClassVar[type[Objective]] = QuestionAnswering
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in (("stride", 0), ("max_question", 1), ("max_answer", 1)):
+            require(getattr(self, name) >= least, f"{name} must be at least {least}, found {getattr(self, name)}")

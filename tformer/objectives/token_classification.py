@@ -1,0 +1,84 @@
+"""Token classification: a label for each word, as named entities and parts of speech (BERT, arXiv 1810.04805, 5.3).
+
+    loss = -sum over labelled tokens of log softmax(head(x)_t)_(y_t)
+
+The first piece of a word has the word's label, the others have none.
+
+Shapes: B sentences, T tokens, L labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from tformer.data.batching.batch import Batch
+from tformer.nn.classification_heads import TokenClassifierHeadOptions
+from tformer.nn.losses import IGNORED_LABEL
+from tformer.objectives.base import IMAGE_KEYS, CheckedOptions, LossResult, Objective, Term
+from tformer.objectives.labelled import LabelledObjective
+
+
+class TokenClassification(LabelledObjective):
+    """One label per word, at its first token."""
+
+    data = "tagged"
+    head = TokenClassifierHeadOptions()
+    parts = ("encoder",)
+    without = ("decoder",)
+    metrics = ("loss", "accuracy", "f1_macro", "f1_micro")
+    predicts = "the label of each word, at its first token"
+    unused_keys = (
+        *LabelledObjective.unused_keys,
+        *IMAGE_KEYS,
+        *("data.columns.text2", "data.columns.group", "data.label_separator", "data.truncation"),
+        *("data.delimiter", "data.bad_rows", "data.packing"),
+    )
+
+    def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:
+        """One batch of `Example` whose `label` [t] has one for each token; `labels` is [B, T], ignored elsewhere."""
+        batch = self._texts(samples, rng=rng, training=training)
+        if samples[0].label is None:
+            return batch
+        assert batch.input_ids is not None
+        labels_BT = torch.full_like(batch.input_ids, IGNORED_LABEL)
+        real_BT = torch.ones_like(labels_BT) if batch.attention_mask is None else batch.attention_mask
+        labels_BT[real_BT.bool()] = torch.from_numpy(np.concatenate([sample.label for sample in samples]))
+        return replace(batch, labels=labels_BT)
+
+    def label_count(self, batch: Batch) -> dict[str, int]:
+        """{term: labelled words of this host batch}."""
+        assert batch.labels is not None
+        return {self.head.kind: int((batch.labels != IGNORED_LABEL).sum())}
+
+    def terms(self, output: Any, batch: Batch) -> LossResult:
+        """One term. Metrics: nll_sum (not smoothed), correct and count."""
+        scores_NL, labels_N = output.head(self.head.kind).flatten(0, 1), batch.labels
+        assert labels_N is not None
+        labels_N = labels_N.flatten()
+        sums = [
+            F.cross_entropy(scores_NL, labels_N, ignore_index=IGNORED_LABEL, reduction="sum", label_smoothing=smoothing)
+            for smoothing in (self.options.label_smoothing, 0.0)
+        ]
+        count, correct = (labels_N != IGNORED_LABEL).sum(), (scores_NL.argmax(dim=-1) == labels_N).sum()
+        return LossResult(
+            terms={self.head.kind: Term(sums[0], count, self.options.weight)},
+            metrics={"nll_sum": sums[1].detach(), "correct": correct, "count": count},
+        )
+
+
+@dataclass(frozen=True)
+class TokenClassificationOptions(CheckedOptions):
+    """One label per word: names, parts of speech."""
+
+    kind: Literal["token_classification"] = "token_classification"
+    label_smoothing: float = 0.0  # torch's: spread over all labels
+    word_dropout: float = 0.0  # this share of the tokens becomes [MASK] (or [UNK]) while training
+    weight: float = 1.0  # factor of this loss
+    swap_pairs: ClassVar[bool] = False
+    objective: ClassVar[type[Objective]] = TokenClassification
