@@ -115,7 +115,7 @@ def test_windows_overlap_by_the_stride_and_cover_the_context(tokenizer: Tokenize
 def test_the_answer_is_marked_in_every_window_that_holds_it_whole(tokenizer: Tokenizer) -> None:
     text = "born in Paris"
     row = QuestionRow("Where ?", CONTEXT, None, "", answers=((text, CONTEXT.index(text)),))
-    found = windows(tokenizer, row, seq_len=24, stride=6)
+    found = windows(tokenizer, row, seq_len=20, stride=6)
     marked = 0
     examples = found.examples(0, range(len(found)))
     for example, window, context in zip(examples, found.details, texts_of(found), strict=True):

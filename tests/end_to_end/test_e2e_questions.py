@@ -154,7 +154,7 @@ WRONG = [
     ("evaluate RUN --data test.json --plot p.html", "--plot draws the decisions of a classifier"),
     ("train --config recipe.yaml --out o", "questions need data: there is no built-in source"),
     ("train --config recipe.yaml --out o --data builtin:dates", "no such file"),
-    ("train --config recipe.yaml --out o --data test.json --set objectives.0.stride=-1", "stride must be at least 0"),
+    ("train --config recipe.yaml --out o --data test.json --set objectives.0.stride=-1", "stride: must be at least 0"),
     ("train --config recipe.yaml --out o --data test.json --set objectives.0.max_answer=0", "must be at least 1"),
     ("train --config recipe.yaml --out o --data test.json --set data.seq_len=4", "leave no room for two texts"),
     ("train --config recipe.yaml --out o --data one.json", "one.json: too little to hold out a part"),

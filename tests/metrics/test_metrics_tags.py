@@ -101,8 +101,15 @@ def test_schemes_are_told_by_their_tags() -> None:
 
 
 def test_iob1_becomes_bio() -> None:
-    assert as_bio("I-PER I-PER B-PER O I-LOC I-PER".split()) == "B-PER I-PER B-PER O B-LOC B-PER".split()
-    assert as_bio("B-PER I-PER O".split()) == "B-PER I-PER O".split()
+    assert as_bio(["I-PER", "I-PER", "B-PER", "O", "I-LOC", "I-PER"]) == [
+        "B-PER",
+        "I-PER",
+        "B-PER",
+        "O",
+        "B-LOC",
+        "B-PER",
+    ]
+    assert as_bio(["B-PER", "I-PER", "O"]) == ["B-PER", "I-PER", "O"]
 
 
 @pytest.mark.parametrize(("names", "scheme"), [(BIO, "bio"), (BILOU[:5], "bilou")])

@@ -74,14 +74,14 @@ def marked_scores(
         batch = collate(samples.examples(0, indices), rng=rng, training=False).to(device)
         assert batch.labels is not None
         scores_BTL: Tensor = model(**batch.model_inputs()).head(head)
-        return scores_BTL[batch.labels != UNMARKED].float()
+        return scores_BTL[batch.labels.ne(UNMARKED)].float()
 
     batches = length_sorted_batches(samples, batch_size=batch_size, batch_tokens=budget)
     with inference(model):
         for indices, scores_mL in divided(batches, scores, work, dtype=torch.float32, device=device):
             logits_mL = scores_mL.cpu().numpy()
             require_finite(logits_mL, "outputs")
-            counts = [int((example.label != UNMARKED).sum()) for example in samples.examples(0, indices)]
+            counts = [np.count_nonzero(example.label != UNMARKED) for example in samples.examples(0, indices)]
             parts = np.split(logits_mL, np.cumsum(counts)[:-1])
             for index, part in zip(indices.tolist(), parts, strict=True):
                 found[index] = part
@@ -194,24 +194,24 @@ class Tagger(TokenReader):
 
     def classify(self, texts: Sequence[tuple[str, str | None]]) -> list[Marked]:
         """The labelled spans of each text."""
-        rows = [cut_into_words(text) for text, _ in texts]
+        spans = [[found.span() for found in WORDS.finditer(text)] for text, _ in texts]
+        rows = [
+            TaggedRow.of([text[start:end] for start, end in each], None, "--text")
+            for (text, _), each in zip(texts, spans, strict=True)
+        ]
         none = [np.zeros(len(row.spans), dtype=np.int64) for row in rows]
         samples = tokenize_tagged(rows, none, self._loaded.text_tokenizer, seq_len=self.seq_len, name="the given texts")
         self.truncated += samples.truncated
         scores = word_scores(samples, self.scores(samples))
-        return [self._mark(row, scores_WL) for row, scores_WL in zip(rows, scores, strict=False)]
+        given = zip(texts, spans, scores, strict=False)
+        return [self._mark(text, each, scores_WL) for (text, _), each, scores_WL in given]
 
-    def _mark(self, row: TaggedRow, scores_WL: np.ndarray) -> Marked:
+    def _mark(self, text: str, spans: Sequence[tuple[int, int]], scores_WL: np.ndarray) -> Marked:
         [tags] = decode_tags([scores_WL], self.labels)
         found = []
         for kind, first, end in entities(tags, scheme_of(self.labels)):
             numbers = [self.labels.index(tag) for tag in tags[first:end] if tag is not None]
             logs_W = np.nan_to_num(scores_WL[np.arange(first, end), numbers])
-            start, stop = row.spans[first][0], row.spans[end - 1][1]
-            found.append(Span(start, stop, row.text[start:stop], kind, float(np.exp(logs_W.sum()))))
-        return Marked(row.text, tuple(span for span in found if span.label != OUTSIDE))
-
-
-def cut_into_words(text: str) -> TaggedRow:
-    """A text as a sentence of its words."""
-    return TaggedRow(text, None, None, "--text", spans=tuple(found.span() for found in WORDS.finditer(text)))
+            start, stop = spans[first][0], spans[end - 1][1]
+            found.append(Span(start, stop, text[start:stop], kind, float(np.exp(logs_W.sum()))))
+        return Marked(text, tuple(span for span in found if span.label != OUTSIDE))

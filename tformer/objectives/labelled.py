@@ -44,6 +44,7 @@ from tformer.objectives.base import (
     GENERATION_KEYS,
     PAIR_KEYS,
     CheckedOptions,
+    DataKind,
     ImageContext,
     LossResult,
     Objective,
@@ -71,8 +72,8 @@ class LabelledObjective(Objective):
     mask, an unknown nor a padding token.
     """
 
-    data = "labelled"
-    parts = ()
+    data: ClassVar[DataKind] = "labelled"
+    parts: ClassVar[tuple[str, ...]] = ()
     trains_bodies = True
     unused_keys: ClassVar[tuple[str, ...]] = (
         *PAIR_KEYS,

@@ -19,16 +19,17 @@ import torch.nn.functional as F
 
 from tformer.data.batching.batch import Batch
 from tformer.nn.classification_heads import TokenClassifierHeadOptions
+from tformer.nn.heads import HeadOptions
 from tformer.nn.losses import IGNORED_LABEL
-from tformer.objectives.base import IMAGE_KEYS, CheckedOptions, LossResult, Objective, Term
+from tformer.objectives.base import IMAGE_KEYS, CheckedOptions, DataKind, LossResult, Objective, Term
 from tformer.objectives.labelled import LabelledObjective
 
 
 class TokenClassification(LabelledObjective):
     """One label per word, at its first token."""
 
-    data = "tagged"
-    head = TokenClassifierHeadOptions()
+    data: ClassVar[DataKind] = "tagged"
+    head: ClassVar[HeadOptions] = TokenClassifierHeadOptions()
     parts = ("encoder",)
     without = ("decoder",)
     metrics = ("loss", "accuracy", "f1_macro", "f1_micro")

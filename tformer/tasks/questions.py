@@ -39,7 +39,7 @@ class Questions(Tagged):
 
     def settled(self, start: TrainingStart, rows: Sequence[Any], work: Work) -> Recipe:
         """The recipe that says whether a question may have no answer."""
-        [options] = start.recipe.objectives
+        options: Any = start.recipe.objectives[0]
         lacking = sum(not row.answers for row in rows)
         work.note(f"{len(rows):,} questions, {lacking:,} without an answer")
         if options.unanswerable is None:
@@ -47,7 +47,7 @@ class Questions(Tagged):
         return start.recipe.model_copy(update={"objectives": (options,)})
 
     def tokens(self, recipe: Recipe, rows: Sequence[Any], tokenizer: Tokenizer, **facts: Any) -> MarkedTokens:
-        [options] = recipe.objectives
+        options: Any = recipe.objectives[0]
         facts["fingerprint"] = f"{facts.get('fingerprint')} {options.stride} {options.max_question}"
         return tokens_of(recipe, options, rows, tokenizer, **facts)
 
@@ -55,7 +55,7 @@ class Questions(Tagged):
         self, recipe: Recipe, samples: Any, scores: Sequence[np.ndarray], *, intervals: bool = True
     ) -> dict[str, Any]:
         """SQuAD's figures over the questions, the loss and the share of right borders over the windows."""
-        [options] = recipe.objectives
+        options: Any = recipe.objectives[0]
         may_lack = options.unanswerable
         if may_lack is None:  # of an imported model
             may_lack = any(not samples.detail(index).row.answers for index in range(len(samples)))

@@ -12,12 +12,12 @@ import numpy as np
 
 from tformer.data.shards.marked_tokens import UNMARKED, MarkedTokens, tokenize_tagged
 from tformer.data.sources.labelled import LabelIndex, collect_labels, matching_names
-from tformer.data.sources.tables import LabelledRow
+from tformer.data.sources.tables import LabelledRow, TaggedRow
 from tformer.data.sources.tagged import open_tagged
 from tformer.evaluation.classifier import built_objective
 from tformer.evaluation.options import EvaluationOptions
 from tformer.evaluation.reports import VALIDATION_METRICS, report_lines
-from tformer.evaluation.tagger import Tagger, cut_into_words, marked_scores, tag_report, word_scores
+from tformer.evaluation.tagger import WORDS, Tagger, marked_scores, tag_report, word_scores
 from tformer.loading import Loaded
 from tformer.metrics.tags import as_bio, scheme_of
 from tformer.objectives import build_objective
@@ -114,7 +114,7 @@ class Tagged(Task):
     def sample(self, recipe: Recipe, tokenizer: Tokenizer, given: GivenExample) -> MarkedTokens:
         """A given example."""
         given.require(needs="text", reader=self.description)
-        row = cut_into_words(given.text or "")
+        row = TaggedRow.of(WORDS.findall(given.text or ""), None, "--text")
         none = [np.full(len(row.spans), UNMARKED)]
         return tokenize_tagged([row], none, tokenizer, seq_len=recipe.seq_len, name="--text")
 
@@ -131,7 +131,7 @@ class Tagged(Task):
         """Read and tokenize the data. Errors: what cannot be read, an unknown tag, one tag only."""
         data = start.recipe.data
         if data.subword_sampling:
-            raise InputError(f"data.subword_sampling: found {data.subword_sampling:g}, expected 0 with labels of tokens")
+            raise InputError(f"data.subword_sampling: found {data.subword_sampling:g}, expected 0 with labelled words")
         sources, valid_sources = self.open(data.train, data), self.open(data.valid, data) if data.valid else []
         rows = self.rows(sources)
         recipe = self.settled(start, rows, work)

@@ -53,9 +53,7 @@ class TrainOptions:
     arch: Annotated[str | None, MODEL("--arch", help="Family, for example gpt or llama.", default="gpt")] = None
     preset: Annotated[
         str | None,
-        MODEL(
-            "--preset", help="A shipped recipe of the family (tformer config list).", default="by your data or the time"
-        ),
+        MODEL("--preset", help="A recipe (config list).", default="by your data or time"),
     ] = None
     config: Annotated[RecipeFile, MODEL] = None
     sets: Annotated[Sets, MODEL] = ()

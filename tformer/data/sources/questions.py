@@ -42,7 +42,8 @@ def open_questions(specs: Sequence[SourceSpec], *, reading: Reading = Reading())
 def question_rows(content: Content, columns: object) -> Iterator[QuestionRow]:
     """Every question; the columns have no meaning."""
     for number, (place, context, entry) in enumerate(_entries(content)):
-        question, answers = entry.get("question"), entry.get("answers", [])
+        question: Any = entry.get("question")
+        answers = entry.get("answers", [])
         for key, value in (("context", context), ("question", question)):
             if not isinstance(value, str) or not value.strip():
                 raise InputError(f"{place}: expected a text as '{key}', found {_shown(value)}")
