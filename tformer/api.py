@@ -49,7 +49,6 @@ from tformer.decoding.writers import (
 )
 from tformer.evaluation import reading
 from tformer.evaluation.answers import AnswerFormat, ClassifyOptions
-from tformer.evaluation.classifier import Classifier
 from tformer.evaluation.embed import embed_images, embed_texts
 from tformer.evaluation.options import EvaluationOptions
 from tformer.evaluation.vector_options import EmbedOptions
@@ -653,7 +652,7 @@ def _as_table(inputs: Any, *, images: bool) -> tuple[Any, bool]:
     return inputs, isinstance(inputs, list) and bool(inputs) and all(isinstance(row, Mapping) for row in inputs)
 
 
-def _texts_of_table(table: Any, options: ClassifyOptions, classifier: Classifier) -> list[str | tuple[str, str]]:
+def _texts_of_table(table: Any, options: ClassifyOptions, classifier: Any) -> list[str | tuple[str, str]]:
     """The texts, or pairs of texts, of every row."""
     with ScratchFolder("classification") as scratch:
         path = Path(table) if is_path(table) else keep_rows(table, scratch, keys=(), name="data")
