@@ -14,7 +14,7 @@ PACKAGE = ROOT / "tformer"
 LAYERS = (
     ("cli",),
     ("api",),
-    ("workflows", "bench"),
+    ("workflows", "bench", "serve"),
     ("training",),
     ("tasks",),
     ("viz",),

@@ -51,6 +51,7 @@ def test_extras_are_those_agreed() -> None:
     assert extras["llama-cpp"] == {"llama-cpp-python", "gguf"}
     assert extras["onnx"] == {"onnx", "onnxscript", "onnxruntime"} <= extras["test"]
     assert extras["lm-eval"] == {"lm-eval"}
+    assert extras["serve"] == {"starlette", "uvicorn"} <= extras["test"]
 
 
 def test_every_extra_has_a_row_in_the_guide() -> None:

@@ -61,6 +61,7 @@ def git_commit(checkout: Path) -> str | None:
 
 MAX_SHOWN_BYTES = 256 << 20  # of the metrics that are listed and plotted: a million lines
 MAX_LINE_BYTES = 16 << 20  # of metrics.jsonl; longer lines are ignored
+MAX_SAMPLE_BYTES = 4096  # shown of the last sample
 _SAMPLE_HEADER = re.compile(r"=== step (\d{1,15}) ===")
 
 
@@ -134,6 +135,17 @@ def sample_text(step: int, text: str) -> str:
     """A sample under a header with its step; a line of it that looks like a header is indented by one space."""
     lines = (f" {line}" if _SAMPLE_HEADER.match(line) else line for line in text.split("\n"))
     return f"=== step {step} ===\n" + "\n".join(lines) + "\n\n"
+
+
+def last_sample(path: Path) -> str:
+    """The last sample of the file without its header, of one longer than 4 kB its end; empty without a file."""
+    if not path.is_file():
+        return ""
+    with open_regular(path) as stream:
+        stream.seek(max(0, os.fstat(stream.fileno()).st_size - MAX_SAMPLE_BYTES))
+        text = stream.read(MAX_SAMPLE_BYTES).decode("utf-8", "replace")
+    headers = list(re.finditer(rf"^{_SAMPLE_HEADER.pattern}\n", text, re.MULTILINE))
+    return text[headers[-1].end() if headers else 0 :].strip("\n")
 
 
 def cut_samples(path: Path, step: int) -> None:

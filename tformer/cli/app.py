@@ -98,6 +98,9 @@ COMMANDS = {
         "plot",
         "Plot loss, metrics, learning rate and throughput of runs.",
     ),
+    "watch": Command(
+        COMPARE, "watch", "Follow trainings in a browser: curves, progress, time left and the last sample."
+    ),
     "inspect": Command(
         LOOK_INSIDE,
         "inspect",
@@ -126,7 +129,7 @@ COMMANDS = {
     "patch": Command(
         LOOK_INSIDE,
         "patch",
-        "Find the parts that an answer depends on: patch activations between two prompts, or ablate.",
+        "Find the parts that an answer depends on, by patching or ablation.",
     ),
     "lens": Command(
         LOOK_INSIDE,

@@ -40,6 +40,7 @@ def render_page(
     blobs: Mapping[str, bytes] | None = None,
     notes: Sequence[str] = (),
     without: Sequence[str] = (),
+    live: bool = False,
 ) -> str:
     """A whole page as text.
 
@@ -51,6 +52,7 @@ def render_page(
         data: JSON for `tformer.data`; NaN and infinity become null.
         blobs: bytes for `tformer.blob(name)`; names are of letters, digits, `-` and `_`.
         without: names of SHELL_SCRIPTS that the view does not use.
+        live: the page may ask the server that it came from, and no other.
     """
     if style is not None:
         body = f"<style>\n{_asset(style)}</style>\n{body}"
@@ -58,8 +60,9 @@ def render_page(
     hashes = " ".join(f"'sha256-{_base64(hashlib.sha256(text.encode()).digest())}'" for text in code)
     policy = (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
+        "base-uri 'none'; form-action 'none'" + "; connect-src 'self'" * live
     )
+    network = "asks only the server that it came from" if live else "contains everything it shows and uses no network"
     colours = {name: _base64(colour_table(name)) for name in COLOUR_MAPS}
     parts = [
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -72,7 +75,7 @@ def render_page(
         f"<main>\n{body}\n<noscript><p>This page needs JavaScript, which is switched off.</p></noscript>\n</main>",
         "<footer>",
         *(f'<p dir="auto">{_text(note)}</p>' for note in notes),
-        f"<p>Made by tformer {_text(__version__)}. This file contains everything it shows and uses no network.</p>",
+        f"<p>Made by tformer {_text(__version__)}. This {'page' if live else 'file'} {network}.</p>",
         "</footer>",
         _element("application/json", "page-data", _json(data)),
         _element("application/json", "colour-maps", _json({"maps": colours, "palette": PALETTE})),

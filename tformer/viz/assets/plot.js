@@ -11,6 +11,7 @@
 
   // What may be chosen: the metrics asked for, where they are not simply one of the list; each metric; all of them.
   const [first] = data.chosen;
+  if (!first) return; // no run has metrics yet
   const isWhole = ({ metric, splits: of }) => of.length === metricOf.get(metric).splits.length;
   const plain = data.chosen.length === 1 && isWhole(first);
   const everything = data.chosen.length === data.metrics.length && data.chosen.every(isWhole);
@@ -187,4 +188,5 @@
     if ([...keys].some((key) => key.startsWith("run-") || key.startsWith("split-"))) table.redraw({ rows: tableRows() });
   });
   draw();
+  tformer.redraw = () => { draw(); table.redraw({ rows: tableRows() }); };
 })();

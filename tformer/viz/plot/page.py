@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -116,6 +116,11 @@ SCRIPTS = ("plot.js",)
 MAX_VALUES = 1_000_000  # of all runs: about 8 MB
 DIGITS = 7  # significant ones on a page; training computes in fp32
 ALL_DIGITS = 17  # of any number
+PROGRESS = """\
+<p id="live" class="caption" role="status"></p>
+<div id="progress"></div>
+<div id="samples"></div>
+"""
 BODY = """\
 <div id="controls" class="controls"></div>
 <section id="shown" aria-label="Lines shown"></section>
@@ -131,25 +136,52 @@ SMOOTHING = (
 )
 
 
-def render(
-    runs: Sequence[Run],
-    choices: Choices,
-    *,
-    title: str,
-    x: Axis,
-    smooth: float,
-    log_x: bool,
-    log_y: bool,
-) -> str:
+def render(runs: Sequence[Run], choices: Choices, *, title: str, **start: Any) -> str:
     """The page as text: all metrics of all runs, the choices shown first.
 
     Args:
         title: the heading.
+        start: initial values of the controls, see `page_data`.
+    """
+    data = page_data(runs, choices, **start)
+    notes = [SMOOTHING]
+    if (stride := data["stride"]) > 1:
+        notes.append(f"Every {stride}th value of each curve is shown; the CSV of `tformer plot` has all.")
+    subtitle = listed([run.name for run in runs], 4)
+    return render_page(title=title, subtitle=subtitle, body=BODY, scripts=SCRIPTS, data=data, notes=notes)
+
+
+def render_live(data: Mapping[str, Any]) -> str:
+    """The page of `tformer watch`, which asks its server for the data again.
+
+    data: `page_data`, with `progress`: the summary of each run.
+    """
+    body, scripts = PROGRESS + BODY, (*SCRIPTS, "watch.js")
+    return render_page(
+        title="Trainings", subtitle="", body=body, scripts=scripts, data=data, notes=[SMOOTHING], live=True
+    )
+
+
+def page_data(
+    runs: Sequence[Run],
+    choices: Choices,
+    *,
+    x: Axis,
+    smooth: float,
+    log_x: bool,
+    log_y: bool,
+    max_values: int | None = None,
+) -> dict[str, Any]:
+    """The data of a page.
+
+    Args:
         x, smooth, log_x, log_y: initial values of the controls.
+        max_values: of all curves, `MAX_VALUES` by default; with more, every n-th of each is kept, n the `stride`.
     """
     metrics = metrics_of(runs)
     tracks = [track for run in runs for track in run.tracks.values()]
-    stride = math.ceil(sum(len(track.step) * (3 + len(track.values)) for track in tracks) / MAX_VALUES)
+    values = sum(len(track.step) * (3 + len(track.values)) for track in tracks)
+    stride = max(1, math.ceil(values / (max_values or MAX_VALUES)))
     there = {
         "step": True,
         "tokens": any(np.isfinite(track.tokens).any() for track in tracks),
@@ -165,10 +197,7 @@ def render(
             "values": {metric: _list(values[kept], DIGITS) for metric, values in track.values.items()},
         }
 
-    notes = [SMOOTHING]
-    if stride > 1:
-        notes.append(f"Every {stride}th value of each curve is shown; the CSV of `tformer plot` has all.")
-    data = {
+    return {
         "metrics": [
             {"name": metric, "label": label_of(metric), "splits": splits, "noisy": is_noisy(metric, "train")}
             for metric, splits in metrics.items()
@@ -186,6 +215,5 @@ def render(
             for run in runs
         ],
         "summary": summary(runs),
+        "stride": stride,
     }
-    subtitle = listed([run.name for run in runs], 4)
-    return render_page(title=title, subtitle=subtitle, body=BODY, scripts=SCRIPTS, data=data, notes=notes)

@@ -8,7 +8,7 @@ It applies to what training logs every few steps; validation and the learning ra
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -55,20 +55,22 @@ class Run:
         return _text(str(self.path))
 
 
-def read_runs(paths: Iterable[Path]) -> list[Run]:
-    """Every run once, in the given order; a run without numbers has no tracks."""
+def read_runs(paths: Iterable[Path], read: Callable[[Path], dict[str, Track]] | None = None) -> list[Run]:
+    """Every run once, in the given order; a run without numbers has no tracks. read: `read_tracks`."""
     distinct: dict[str, Path] = {}
     for path in paths:
         distinct.setdefault(os.path.realpath(path), path)
     kept = list(distinct.values())
-    return [Run(_text(name), path, _tracks(path)) for name, path in zip(unique_names(kept), kept, strict=True)]
+    read = read or read_tracks
+    return [Run(_text(name), path, read(path)) for name, path in zip(unique_names(kept), kept, strict=True)]
 
 
 def _text(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "replace")  # a file's name may be any bytes
 
 
-def _tracks(path: Path) -> dict[str, Track]:
+def read_tracks(path: Path) -> dict[str, Track]:
+    """The splits of a run's metrics. Raises InputError for a file that is too large."""
     # Imports pydantic, which pictures of other data do not need.
     from tformer.checkpoint.logs import MAX_SHOWN_BYTES, read_metrics
 

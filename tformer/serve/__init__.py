@@ -1,0 +1,1 @@
+"""HTTP services over runs and loaded models (optional packages starlette and uvicorn)."""

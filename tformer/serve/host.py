@@ -1,0 +1,66 @@
+"""An application of starlette, answered at one address until it is interrupted."""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import socket
+from collections.abc import Callable
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any
+
+from tformer.support.errors import InputError
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+ANY_PORT = 0
+
+
+def require_packages(command: str) -> None:
+    """Raise InputError where starlette or uvicorn is not installed."""
+    for package in ("starlette", "uvicorn"):
+        if importlib.util.find_spec(package) is None:
+            raise InputError(
+                f"tformer {command} needs {package}, which is not installed", hint="pip install 'tformer[serve]'"
+            )
+
+
+def own_names(host: str) -> list[str]:
+    """The names in `Host:` that a service at this address answers to.
+
+    A page of another site may send requests to 127.0.0.1 under a name of its own (DNS rebinding); for an address that
+    others reach, every name is allowed.
+    """
+    try:
+        local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = host == "localhost"
+    return ["localhost", "127.0.0.1", "[::1]", host] if local else ["*"]
+
+
+def serve(app: Starlette, host: str, port: int, *, ready: Callable[[str], None], **options: Any) -> None:
+    """Answer requests until SIGINT or SIGTERM; `ready` receives the URL when connections are accepted.
+
+    Args:
+        port: `ANY_PORT` takes a free one.
+        options: of `uvicorn.Config`.
+
+    Raises InputError for an address that cannot be used.
+    """
+    import uvicorn
+
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(address[:2], family=family, backlog=2048)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(
+            f"cannot listen on {host}, port {port}: {reason}", hint=f"--port {ANY_PORT} takes a free port"
+        ) from error
+    with closing(listener):
+        shown = f"[{host}]" if family == socket.AF_INET6 else host
+        ready(f"http://{shown}:{listener.getsockname()[1]}/")
+        config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, **options)
+        with suppress(KeyboardInterrupt):  # raised again after the last answers
+            uvicorn.Server(config).run(sockets=[listener])
