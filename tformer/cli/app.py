@@ -64,7 +64,7 @@ class Command:
         return self.imported().commands if self.is_group else ()
 
 
-DOCUMENTS, TRAIN, USE, COMPARE = "Documents", "Train", "Use", "Compare"
+DOCUMENTS, TRAIN, USE = "Documents", "Train and compare", "Use"
 LOOK_INSIDE, EXCHANGE, MEASURE = "Look inside", "Exchange", "Measure"
 
 
@@ -76,6 +76,14 @@ COMMANDS = {
     "data": Command(TRAIN, "data", "Look at data: columns, labels, lengths, duplicates, bad rows."),
     "train": Command(TRAIN, "train", "Train a Transformer from scratch, fine-tune or resume a run."),
     "config": Command(TRAIN, "config", "Show, validate, explain and list recipes, which define runs.", is_group=True),
+    "sweep": Command(TRAIN, "sweep", "Train every variant of a recipe, and compare them in a table."),
+    "runs": Command(TRAIN, "runs", "List, show and compare the runs of `tformer train`.", is_group=True),
+    "plot": Command(
+        TRAIN,
+        "plot",
+        "Plot loss, metrics, learning rate and throughput of runs.",
+    ),
+    "watch": Command(TRAIN, "watch", "Follow trainings in a browser: curves, progress, time left."),
     "average": Command(
         TRAIN,
         "average",
@@ -91,16 +99,6 @@ COMMANDS = {
     ),
     "embed": Command(USE, "embed", "Turn texts into vectors, to compare or to search them."),
     "search": Command(USE, "search", "Find the texts of an embedded file nearest to a query."),
-    "sweep": Command(COMPARE, "sweep", "Train every variant of a recipe, and compare them in a table."),
-    "runs": Command(COMPARE, "runs", "List, show and compare the runs of `tformer train`.", is_group=True),
-    "plot": Command(
-        COMPARE,
-        "plot",
-        "Plot loss, metrics, learning rate and throughput of runs.",
-    ),
-    "watch": Command(
-        COMPARE, "watch", "Follow trainings in a browser: curves, progress, time left and the last sample."
-    ),
     "inspect": Command(
         LOOK_INSIDE,
         "inspect",

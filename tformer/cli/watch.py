@@ -42,10 +42,10 @@ class WatchOptions:
 
 @takes_options
 def watch(options: WatchOptions) -> None:
-    """Follow trainings in a browser: curves, progress, time left and the last sample.
+    """Follow trainings in a browser: curves, progress, time left.
 
-    The page is that of `tformer plot` and follows the files of the runs: it takes nothing from a training but a little
-    time of one core, and new runs appear by themselves. Ctrl-C ends it.
+    The page is that of `tformer plot`, with the last sample of each training. It follows the files of the runs and
+    takes nothing from a training but a little time of one core; new runs appear by themselves. Ctrl-C ends it.
     """
     options.check()
     from tformer.serve.host import own_names, require_packages, serve
