@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from tests.interop import tiny_folders as tiny
 from tformer.interop.adapters import AdaptedCheckpoint
 from tformer.interop.opening import open_checkpoint
 from tformer.interop.peft import export_adapters, import_adapters
-from tformer.support.errors import InputError
+from tformer.support.errors import InputError, NotFiniteError
 
 TOLERANCE = 1e-5
 IDS = torch.tensor([[5, 9, 7, 12, 6], [8, 5, 11, 6, 10]])
@@ -115,7 +117,9 @@ def test_adapters_that_are_trained_here_load_in_peft(kind: str, cli: Callable[..
     assert outcome.code == 0, outcome.err
     outcome = cli("export", tmp_path / "run", "--to", "peft", "--out", tmp_path / "adapter", "--json")
     assert outcome.code == 0 and json.loads(outcome.out)["modules"] > 0, outcome.err
-    there = peft.PeftModel.from_pretrained(opened(kind, base), tmp_path / "adapter").eval()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Found missing adapter keys")  # of modules that have none here
+        there = peft.PeftModel.from_pretrained(opened(kind, base), tmp_path / "adapter").eval()
     extra = {"decoder_input_ids": IDS} if kind == "t5" else {}
     with torch.no_grad():
         here = tformer.load(tmp_path / "run").model(input_ids=IDS, **extra).logits
@@ -180,12 +184,21 @@ def edited(adapter: Path, **values: Any) -> None:
     tiny.edit_json(adapter / "adapter_config.json", values)
 
 
+def with_tensor(adapter: Path, name: str, tensor: torch.Tensor) -> None:
+    """Put a tensor of the first layer beside those of an adapter, or in the place of one."""
+    file = adapter / "adapter_model.safetensors"
+    save_file(load_file(file) | {f"base_model.model.transformer.h.0.{name}": tensor}, file)
+
+
 @pytest.mark.parametrize(("spoil", "message"), [
     (lambda folder: edited(folder, peft_type="IA3"), "peft_type: found 'IA3', expected 'LORA'"),
     (lambda folder: edited(folder, lora_bias=True), "lora_bias: tformer has no such adapters"),
     (lambda folder: edited(folder, r="8"), "adapter_config.json: r: found '8', expected int"),
     (lambda folder: edited(folder, lora_alpha=0), "lora_alpha: found 0, expected a number above 0"),
-    (lambda folder: edited(folder, alpha_pattern={"(": 3}), "alpha_pattern: missing )"),
+    (lambda folder: edited(folder, lora_alpha=1e300), "lora.alpha: found 1e+300, expected at most 3.4e+38"),
+    (lambda folder: edited(folder, lora_dropout=1), "lora.dropout: found 1.0, expected less than 1"),
+    (lambda folder: edited(folder, alpha_pattern={"(": 3}), "alpha_pattern: found '(', expected names of modules"),
+    (lambda folder: edited(folder, alpha_pattern={"(.*)*!": 3}), "alpha_pattern: found '(.*)*!', expected names"),
     (lambda folder: edited(folder, alpha_pattern={".*c_attn": "3"}), "alpha_pattern: .*c_attn: found '3', expected"),
     (lambda folder: (folder / "adapter_model.safetensors").unlink(), "has no adapter_model.safetensors"),
     (lambda folder: save_file({}, folder / "adapter_model.safetensors"), "has no tensor of an adapter"),
@@ -194,16 +207,43 @@ def edited(adapter: Path, **values: Any) -> None:
     (lambda folder: save_file({"base_model.model.transformer.h.0.attn.c_attn.lora_A.weight": torch.ones(2, 3)},
                               folder / "adapter_model.safetensors"), "c_attn has no lora_B"),
     (lambda folder: save_file({f"base_model.model.transformer.h.0.attn.c_attn.lora_{one}.weight": torch.ones(2, 3)
-                               for one in "AB"}, folder / "adapter_model.safetensors"), "another shape"),
+                               for one in "AB"}, folder / "adapter_model.safetensors"), "lora_A is [2, 3], expected ["),
     (lambda folder: save_file({f"base_model.model.transformer.h.0.attn.c_attn.lora_{one}.weight": torch.ones(0, 16)
                                for one in "AB"}, folder / "adapter_model.safetensors"), "lora_A is [0, 16], expected"),
     (lambda folder: edited(folder, use_dora=True), "c_attn has no lora_magnitude_vector"),
+    (lambda folder: with_tensor(folder, "attn.c_attn.lora_magnitude_vector", torch.ones(48)),
+     "c_attn has a lora_magnitude_vector, but use_dora is false"),
+    (lambda folder: with_tensor(folder, "mlp.c_fc.weight", torch.ones(3)), "c_fc.weight is [3], expected [16, 24]"),
+    (lambda folder: with_tensor(folder, "mlp.gate.weight", torch.ones(3)), "has no tensor transformer.h.0.mlp.gate"),
 ])  # fmt: skip
 def test_what_cannot_be_read_is_refused_in_one_line(spoil: Any, message: str, adapter: Path, tmp_path: Path) -> None:
     spoil(adapter)
     with pytest.raises(InputError) as error:
         import_adapters(adapter, tmp_path / "run", base=str(tmp_path / "base"))
     assert message in str(error.value.message) and not (tmp_path / "run").exists()
+
+
+def test_numbers_that_are_not_finite_are_refused(adapter: Path, tmp_path: Path) -> None:
+    with_tensor(adapter, "attn.c_attn.lora_A.weight", torch.full((2, 16), torch.nan))
+    with pytest.raises(NotFiniteError, match="lora_A"):
+        import_adapters(adapter, tmp_path / "run", base=str(tmp_path / "base"))
+
+
+PATTERNS = ["c_attn", "attn.c_attn", "c_att", "^transformer.h.0.attn.c_attn$", "^c_attn", "h.0.*", "^transformer.*attn",
+            r"transformer\.h\.0\..*", "mlp.*", "c_attn$", "", ".*"]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_pattern_of_names_matches_as_in_peft(pattern: str, adapter: Path, tmp_path: Path) -> None:
+    path = "transformer.h.0.attn.c_attn"
+    is_found = re.match(rf"(.*\.)?({pattern})$", path) is not None  # peft.utils.other.get_pattern_key
+    edited(adapter, alpha_pattern={pattern: 30})
+    import_adapters(adapter, tmp_path / "run", base=str(tmp_path / "base"))
+    name = "decoder.blocks.0.self_attention.qkv.weight"
+    change = open_checkpoint(tmp_path / "run").weights()[name] - open_checkpoint(tmp_path / "base").weights()[name]
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    a, b = (tensors[key] for key in sorted(tensors))
+    assert torch.allclose(change, (15.0 if is_found else 3.0) * b @ a, atol=1e-4)
 
 
 def test_commands_name_the_missing_base_and_refuse_a_whole_model(

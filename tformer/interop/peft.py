@@ -8,6 +8,7 @@ projections with an adapter each, such as GPT-2's c_attn, gets one of the joint 
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import math
 import re
@@ -21,9 +22,9 @@ from torch import Tensor
 
 from tformer.build import add_adapters, build_model
 from tformer.checkpoint.average import require_new
-from tformer.checkpoint.read import Checkpoint
+from tformer.checkpoint.read import Checkpoint, all_finite
 from tformer.checkpoint.save import CheckpointContents, write_checkpoint
-from tformer.checkpoint.tensor_files import read_tensors, tensor_chunks
+from tformer.checkpoint.tensor_files import each_tensor, tensor_chunks
 from tformer.interop.adapters import AdaptedCheckpoint
 from tformer.interop.architecture import Architecture, auto_class
 from tformer.interop.choose import choose_class
@@ -34,11 +35,11 @@ from tformer.interop.mapping import TRANSPOSED, Link, to_ours
 from tformer.interop.opening import open_checkpoint
 from tformer.model import Transformer
 from tformer.nn.lora import ADAPTER, Projection, projections
-from tformer.recipe import recipe_to_yaml
+from tformer.recipe import recipe_from_yaml, recipe_to_yaml
 from tformer.recipe.model import Model
 from tformer.recipe.sections import Lora, LoraBase
 from tformer.support import files
-from tformer.support.errors import InputError
+from tformer.support.errors import InputError, NotFiniteError
 from tformer.support.formatting import listed
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -55,7 +56,7 @@ UNREAD = ("lora_bias", "use_qalora", "alora_invocation_tokens", "target_paramete
           "layer_replication")  # fmt: skip
 """Keys of adapter_config.json whose features tformer lacks."""
 MAX_LISTED = 4
-MAX_CONFIG_BYTES = 16 << 20
+MAX_CONFIG_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,9 @@ def export_adapters(checkpoint: Checkpoint, out: Path) -> PeftReport:
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
-        "target_modules": _shortest(list(ranks), list(modules)),
+        "target_modules": _shortest(
+            list(ranks), [name.removesuffix(".weight") for link in links for name in link.theirs]
+        ),
         "modules_to_save": sorted(saved) or None,
         "bias": "none",
         "use_rslora": lora.rslora,
@@ -251,15 +254,17 @@ def import_adapters(folder: Path, out: Path, *, base: str | None = None) -> Peft
         raise InputError(told, hint="merge these first: tformer merge RUN --out NEW")
     section, architecture, class_name, links = _class_of(checkpoint)
     model = build_model(section, device="meta")
+    modules, matrices, state = modules_of(links, model), projections(model), model.state_dict()
     grouped: dict[str, dict[str, Tensor]] = {}
     whole: dict[str, Tensor] = {}
-    for key, tensor in read_tensors(folder / WEIGHTS, sha256=None).items():
+    for key, tensor in each_tensor(folder / WEIGHTS):
+        if not all_finite(tensor):
+            raise NotFiniteError(f"{folder / WEIGHTS}: {key} holds NaN or infinity")
         name = key.removeprefix(PREFIX)
         if match := KEY.fullmatch(name):
             grouped.setdefault(match[1], {})[match[2]] = tensor.float()
         else:
             whole[name] = tensor.float()
-    modules, matrices = modules_of(links, model), projections(model)
     if unknown := sorted(grouped.keys() - modules.keys()):
         raise InputError(
             f"{folder}: {class_name} of {checkpoint.path} has no matrix inside its layers for {unknown[0]} "
@@ -268,45 +273,51 @@ def import_adapters(folder: Path, out: Path, *, base: str | None = None) -> Peft
         )
     if not grouped:
         raise InputError(f"{folder / WEIGHTS} has no tensor of an adapter")
-    dora = config.take("use_dora", default=False, kind=bool)
+    linked = [link for link in links if set(link.theirs) <= whole.keys()]
+    expected = {name: part.shape for link in linked
+                for name, part in zip(link.theirs, link.layout.split(state[link.ours]), strict=True)}  # fmt: skip
+    if lost := sorted(whole.keys() - expected.keys()):
+        raise InputError(f"{folder / WEIGHTS}: {class_name} of {checkpoint.path} has no tensor {lost[0]}")
+    for name, shape in expected.items():
+        _require_shape(folder, name, whole[name], shape)
+    own, dora = to_ours(linked, whole), config.take("use_dora", default=False, kind=bool)
+    alphas, is_rslora = _alphas(config), config.take("use_rslora", default=False, kind=bool)
+    alpha, stated = config.positive("lora_alpha", default=8), config.size("r", default=8)
+    factor = math.sqrt if is_rslora else float
+    common, rank, scales = alpha / factor(stated), 0, {}
     for path, each in grouped.items():
+        module, rows = modules[path], len(modules[path].rows)
         if lacking := {"lora_A", "lora_B", *(["lora_magnitude_vector"] if dora else [])} - each.keys():
             raise InputError(f"{folder / WEIGHTS}: {path} has no {min(lacking)}")
-        if each["lora_A"].dim() != 2 or not len(each["lora_A"]):
-            raise InputError(f"{folder / WEIGHTS}: {path}.lora_A is {list(each['lora_A'].shape)}, expected a matrix")
-    linked = [link for link in links if set(link.theirs) <= whole.keys()]
-    if lost := sorted(whole.keys() - {name for link in linked for name in link.theirs}):
-        raise InputError(f"{folder / WEIGHTS}: {class_name} of {checkpoint.path} has no tensor {lost[0]}")
-    own = to_ours(linked, whole)
-    scales = {path: _scale(config, path, len(each["lora_A"])) for path, each in grouped.items()}
-    rank = max(len(each["lora_A"]) for each in grouped.values())
-    stated = config.size("r", default=8)
-    common = _scale(config, "", stated)
+        if len(each) > 2 + dora:
+            raise InputError(f"{folder / WEIGHTS}: {path} has a lora_magnitude_vector, but use_dora is false")
+        of_it = max(1, len(each["lora_A"]) if each["lora_A"].dim() else 0)
+        shapes = {"lora_A": (of_it, matrices[module.matrix][0].in_features), "lora_B": (rows, of_it)}
+        for key, tensor in each.items():
+            _require_shape(folder, f"{path}.{key}", tensor, shapes.get(key, (rows,)))
+        own_alpha = next((value for pattern, value in alphas if pattern.fullmatch(path)), alpha)
+        scales[path], rank = own_alpha / factor(of_it), max(rank, of_it)
     is_plain = set(scales.values()) == {common} and rank == stated
     chosen: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
     for path, each in grouped.items():
-        module = modules[path]
-        a, b = each["lora_A"], each["lora_B"] * (scales[path] / common)
-        extra, lengths = rank - len(a), each["lora_magnitude_vector"] if dora else None
-        if a.shape[1] != matrices[module.matrix][0].in_features or b.shape != (len(module.rows), len(a)):
-            raise InputError(f"{folder}: the adapter of {path} is {list(a.shape)} and {list(b.shape)}, another shape")
-        if lengths is not None and lengths.numel() != len(b):
-            raise InputError(f"{folder}: the adapter of {path} has {lengths.numel()} lengths for {len(b)} rows")
-        a = torch.cat([a, a.new_zeros(extra, a.shape[1])])
-        b = torch.cat([b, b.new_zeros(len(b), extra)], dim=1)
-        for part, place in module.parts(matrices[module.matrix][1]):
-            chosen[part.name] = a, b[place], None if lengths is None else lengths.flatten()[place]
+        a, b, lengths = each["lora_A"], each["lora_B"] * (scales[path] / common), each.get("lora_magnitude_vector")
+        b = torch.cat([b, b.new_zeros(len(b), rank - len(a))], dim=1)
+        a = torch.cat([a, a.new_zeros(rank - len(a), a.shape[1])])
+        for part, place in modules[path].parts(matrices[modules[path].matrix][1]):
+            chosen[part.name] = a, b[place], None if lengths is None else lengths[place]
     every = [part.name for _, parts in matrices.values() for part in parts]
-    lora = Lora(
+    lora = Lora.model_construct(
         rank=rank,
-        alpha=config.positive("lora_alpha", default=8) if is_plain else common * rank,
-        rslora=config.take("use_rslora", default=False, kind=bool) and is_plain,
+        alpha=alpha if is_plain else common * rank,
+        rslora=is_rslora and is_plain,
         dora=dora,
         dropout=config.take("lora_dropout", default=0.0, kind=float),
         targets=() if len(chosen) == len(every) else tuple(_shortest(list(chosen), every)),
         train=tuple(own),
         base=LoraBase(path=str(checkpoint.path.absolute()), sha256=checkpoint.sha256),
     )
+    recipe_yaml = recipe_to_yaml(checkpoint.recipe.model_copy(update={"lora": lora, "model": section}))
+    recipe_from_yaml(recipe_yaml, name=f"{config.name} as a recipe")  # which checks the numbers
     add_adapters(model, section, lora)
     for name, (linear, _) in matrices.items():
         if linear.adapter is None:
@@ -320,26 +331,35 @@ def import_adapters(folder: Path, out: Path, *, base: str | None = None) -> Peft
     needed = [name for name in model.state_dict() if name not in model.base_names and name not in tied]
     if set(needed) - own.keys():
         own = checkpoint.weights() | own
-    recipe = checkpoint.recipe.model_copy(update={"lora": lora, "model": section})
     contents = CheckpointContents.derived(
         checkpoint,
         {name: own[name] for name in needed},
         {"step": 0, "imported": {"model_type": architecture.model_type, "class": class_name}},
-        recipe_yaml=recipe_to_yaml(recipe),
+        recipe_yaml=recipe_yaml,
         tied={alias: owner for alias, owner in tied.items() if owner not in model.base_names},
     )
     with files.storage_errors(out):
         files.make_folders(out.absolute().parent)
     write_checkpoint(out, 0, contents)
-    return PeftReport(out, class_name, len(grouped), len(grouped) + len(whole))
+    return PeftReport(out, class_name, len(grouped), sum(map(len, grouped.values())) + len(whole))
 
 
-def _scale(config: Config, path: str, rank: int) -> float:
-    """The factor of a module's change: its own alpha, by a pattern on the end of its path, over its rank."""
+def _require_shape(folder: Path, name: str, tensor: Tensor, expected: Sequence[int]) -> None:
+    if tensor.shape != torch.Size(expected):
+        raise InputError(f"{folder / WEIGHTS}: {name} is {list(tensor.shape)}, expected {list(expected)}")
+
+
+def _alphas(config: Config) -> list[tuple[re.Pattern[str], float]]:
+    """The patterns of modules with an alpha of their own, each like a whole path or its end, from a dot on.
+
+    A pattern of peft may be any regular expression; none is run, as some take forever.
+    """
     patterns = Config(config.take("alpha_pattern", default={}, kind=dict), name=f"{config.name}: alpha_pattern")
-    try:
-        own = next((key for key in patterns.values if re.fullmatch(rf"(.*\.)?({key})", path)), None)
-    except re.error as error:
-        raise InputError(f"{patterns.name}: {error}, expected regular expressions as keys") from None
-    alpha = config.positive("lora_alpha", default=8) if own is None else patterns.positive(own, default=8)
-    return alpha / (math.sqrt(rank) if config.take("use_rslora", default=False, kind=bool) else rank)
+    found = []
+    for key in patterns.values:
+        pieces = key.removeprefix("^").removesuffix("$").replace(r"\.", ".").split(".*")
+        if not all(re.fullmatch(r"[\w.-]*", piece) for piece in pieces):
+            raise InputError(f"{patterns.name}: found {key!r}, expected names of modules, with .* for any text")
+        start = "" if key.startswith("^") else r"(.*\.)?"
+        found.append((re.compile(start + fnmatch.translate("*".join(pieces))), patterns.positive(key, default=8)))
+    return found
