@@ -13,11 +13,13 @@ from torch import Tensor
 
 from tformer.build import build_model
 from tformer.data.batching.batch import Batch
+from tformer.data.shards.chat_tokens import LEARNED
 from tformer.data.shards.corpus import Example
 from tformer.model import Transformer
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives import OBJECTIVES, CausalLmOptions, build_objective
 from tformer.objectives.base import Objective, ObjectiveContext, total_loss
+from tformer.objectives.chat import ChatOptions
 from tformer.objectives.contrastive import ContrastiveOptions
 from tformer.objectives.denoising import DenoisingOptions
 from tformer.objectives.distillation import Distillation
@@ -41,6 +43,7 @@ LENGTHS = (9, 2, 17, 5)
 
 KINDS: dict[str, tuple[Any, ...]] = {
     "causal_lm": (CausalLmOptions(weight=0.5),),
+    "chat": (ChatOptions(weight=0.5),),
     "masked_lm": (MaskedLmOptions(mask_share=0.3, weight=0.5),),
     "masked_lm,next_sentence": (MaskedLmOptions(mask_share=0.3), NextSentenceOptions(weight=0.5)),
     "replaced_token": (ReplacedTokenOptions(mask_share=0.3),),
@@ -104,6 +107,8 @@ def samples_of(kind: str, lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> 
         sides = [[Example(np.array([CLS, *one, SEP]), label=scores[i]) for i, one in enumerate(side)]
                  for side in (texts, others)]  # fmt: skip
         return list(zip(*sides, strict=True))
+    if kind == "chat":  # two of three ids are learned
+        return [Example(one + LEARNED * (np.arange(len(one)) % 3 > 0)) for one in texts]
     if kind in ("masked_lm", "replaced_token"):
         return [Example(np.array([CLS, *one, SEP])) for one in texts]
     return texts
@@ -130,7 +135,7 @@ def context_of(**more: Any) -> ObjectiveContext:
 def make(kind: str, *, context: dict[str, Any] | None = None, **options: Any) -> Objective:
     """The objective of a case; `options` replace those that it has."""
     more: dict[str, Any] = {}
-    if "decoder" in OBJECTIVES[kind.split(",")[0]].parts and kind != "causal_lm":
+    if "decoder" in OBJECTIVES[kind.split(",")[0]].parts and kind not in ("causal_lm", "chat"):
         more["target"] = DecoderTokens(start=BOS, eos=EOS)
     if kind == "replaced_token":
         more["generator"] = model_of("masked_lm", seed=1)

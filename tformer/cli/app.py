@@ -92,6 +92,7 @@ COMMANDS = {
     "merge": Command(TRAIN, "merge", "Merge adapters (LoRA) into their base model."),
     "prune": Command(TRAIN, "prune", "Remove layers or attention heads, and measure the change."),
     "generate": Command(USE, "generate", "Continue or translate texts with a trained model."),
+    "chat": Command(USE, "chat", "Talk with a trained model."),
     "classify": Command(
         USE,
         "classify",

@@ -105,8 +105,9 @@ class SamplingSession:
         """One prompt: the prompt and its continuation, samples with a line of dashes between them."""
         stream = self.output.on_terminal and not self.options.as_json and self.sampler.settings.num_samples == 1
         streamed = 0
+        before = "" if self.options.chat else prompt  # an answer stands alone
         if stream:
-            self.output.text(prompt)
+            self.output.text(before)
 
         def show_piece(row: int, sample: int, token: int, piece: str) -> None:
             nonlocal streamed
@@ -119,7 +120,7 @@ class SamplingSession:
         elif stream:
             self.output.text(_text(completions[0])[streamed:] + "\n")
         else:
-            texts = [prompt + _text(completion) for completion in completions]
+            texts = [before + _text(completion) for completion in completions]
             self.output.text(f"\n{SAMPLE_SEPARATOR}\n".join(texts) + "\n")
         self._show_logprobs(completions)
         show_notes(self.sampler.reach.notes())

@@ -75,6 +75,16 @@ class GenerateOptions:
         str | None,
         PROMPT("--text-column", metavar="C", help="Column of a table, by name or number.", default="as in training"),
     ] = None
+    chat: Annotated[
+        bool,
+        PROMPT("--chat", help="Prompts are messages, in the model's chat template; only the answer is printed."),
+        Use.TEXT,
+    ] = False
+    system: Annotated[
+        str | None,
+        PROMPT("--system", metavar="TEXT", help="System prompt of a chat."),
+        Use.TEXT,
+    ] = None
     special_tokens: Annotated[SpecialTokens, PROMPT] = False
     invalid_utf8: Annotated[InvalidUtf8, PROMPT] = "strict"
     encoding: Annotated[Encoding, PROMPT] = None
@@ -255,6 +265,10 @@ class GenerateOptions:
             )
         if search and self.stop:
             raise InputError(f"--stop and {search[0]} exclude each other", hint="a beam ends at the end token")
+        if self.chat and search:
+            raise InputError(f"--chat and {search[0]} exclude each other", hint="answers are sampled, or --greedy")
+        if self.system is not None and not self.chat:
+            raise InputError("--system needs --chat: it is a message of the chat template")
 
     def given(self, *uses: Use) -> list[str]:
         """Flags of the options for one of these uses that were given and are not neutral."""
@@ -301,7 +315,7 @@ class GenerateOptions:
 
         Raises InputError for a stop text in a beam of more than one.
         """
-        if self.given(Use.SAMPLE):
+        if self.chat or self.given(Use.SAMPLE):
             return "sample"
         width = 1 if self.is_greedy else generation.beam_size
         if not self.given(Use.SEARCH) and width == 1 and (self.stop or not encoder_decoder):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tformer.data.encoding import encode_prompt
 from tformer.decoding.completion import prompt_too_long
 from tformer.recipe.recipe import Recipe
 from tformer.support.decoding import ContextPolicy
 from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.chat import ChatTemplate
 from tformer.tokenizer.pieces import size_for_message
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
@@ -24,18 +26,27 @@ OnRead = Callable[[int, int], None]
 
 def encode_prompts(
     tokenizer: Tokenizer,
-    texts: Sequence[str],
+    texts: Sequence[Any],
     *,
     context: ContextPolicy,
     max_seq_len: int,
     first_row: int = 0,
     on_cut: OnCut | None = None,
+    template: ChatTemplate | None = None,
+    system: str | None = None,
 ) -> list[list[int]]:
     """The ids of prompts. A text that does not fit into the context is given by its last ids alone.
 
+    template: a text is a message after the system prompt, and messages may stand in the place of a text.
+
     Raises InputError for a prompt longer than the context when `context` is `error`.
     """
-    prompts = [encode_prompt(tokenizer, text, most=max_seq_len, keep="tail") for text in texts]
+    if template is None:
+        prompts = [encode_prompt(tokenizer, text, most=max_seq_len, keep="tail") for text in texts]
+    else:
+        before = [] if system is None else [{"role": "system", "content": system}]
+        given = ([*before, {"role": "user", "content": each}] if isinstance(each, str) else each for each in texts)
+        prompts = list(map(template.prompt, given))
     for number, (text, ids) in enumerate(zip(texts, prompts, strict=True), start=first_row + 1):
         if len(ids) <= max_seq_len:
             continue

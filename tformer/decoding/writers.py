@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -30,6 +30,7 @@ from tformer.support.decoding import Use
 from tformer.support.device import resolve_device
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.chat import ChatTemplate, Message
 from tformer.workers.work import ShouldStop, never
 
 MASK_CANDIDATES = 5
@@ -157,18 +158,31 @@ class Reach:
 class Sampler:
     """Continues prompts by sampling with a decoder-only model."""
 
-    def __init__(self, loaded: Loaded, settings: GenerationSettings, *, on_cut: OnCut) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        settings: GenerationSettings,
+        *,
+        on_cut: OnCut,
+        template: ChatTemplate | None = None,
+        system: str | None = None,
+    ) -> None:
+        """template: the prompts are messages, each after the system prompt."""
+        if template is not None:
+            ends = dict.fromkeys((*settings.stop_tokens, *template.ends))
+            settings = replace(settings, stop_tokens=tuple(ends))
         self.loaded, self.settings, self.on_cut, self.reach = loaded, settings, on_cut, Reach([loaded])
+        self.template, self.system = template, system
 
     def write(
         self,
-        prompts: Sequence[str],
+        prompts: Sequence[str | Sequence[Message]],
         *,
         first_row: int = 0,
         on_token: OnToken | None = None,
         should_stop: ShouldStop = never,
     ) -> list[list[Generated]]:
-        """The completions of each prompt; see `generate` for the arguments."""
+        """The completions of each prompt (with a template also of messages); see `generate` for the arguments."""
         tokenizer, settings, limit = self.loaded.text_tokenizer, self.settings, self.loaded.model.max_seq_len
         ids = encode_prompts(
             tokenizer,
@@ -177,6 +191,8 @@ class Sampler:
             max_seq_len=limit,
             first_row=first_row,
             on_cut=self.on_cut,
+            template=self.template,
+            system=self.system,
         )
         found = generate(
             self.loaded.model,
@@ -224,6 +240,8 @@ def make_writer(options: GenerateOptions, models: Sequence[Loaded], *, on_cut: O
     if first.model.decoder is None:
         raise InputError(f"{first.path}: generation needs a model with a decoder")
     translates, generation = first.model.is_encoder_decoder, first.recipe.generation
+    if options.chat and translates:
+        raise InputError(f"--chat needs a decoder-only model, {first.path} has an encoder")
     if not translates:
         options.check_decoder_only(first.path)
     ends = {
@@ -239,7 +257,9 @@ def make_writer(options: GenerateOptions, models: Sequence[Loaded], *, on_cut: O
         return _translations(options, models, settings)
     if isinstance(settings, BeamSettings):
         return _continuations(options, models, settings, on_cut)
-    return Sampler(first, settings, on_cut=on_cut)
+    kept = first.recipe.tokenizer.chat_template
+    template = ChatTemplate(first.text_tokenizer, kept) if options.chat else None
+    return Sampler(first, settings, on_cut=on_cut, template=template, system=options.system)
 
 
 def _translations(

@@ -22,7 +22,7 @@ from tformer.interop.generation_config import left_unsaid, write_generation
 from tformer.interop.preprocessor import write_preprocessor
 from tformer.interop.sentence_transformers import split_off
 from tformer.interop.sentencepiece_files import piece_files
-from tformer.interop.tokenizer_config import special_keys
+from tformer.interop.tokenizer_config import CHAT_TEMPLATE, special_keys
 from tformer.interop.tokenizer_files import TARGET_FOLDER, own_rules_note, text_ends_note, tokenizer_documents
 from tformer.interop.weight_files import Outgoing, index_document, main_dtype, outgoing, plan_shards
 from tformer.nn.structured_dropout import LEARNED
@@ -32,6 +32,7 @@ from tformer.support import files
 from tformer.support.device import DTYPES
 from tformer.support.errors import InputError, Interrupted
 from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.chat import TEMPLATES
 from tformer.workers.work import QUIET, Work
 
 
@@ -229,6 +230,8 @@ def _texts(recipe: Recipe, model: Model, tokenizers: Tokenizers) -> dict[str, st
             padding_side="right" if model.encoder is not None else "left",
             writes=_is_language_model(recipe),
         )
+    if (template := recipe.tokenizer.chat_template) is not None and _is_language_model(recipe):
+        texts[CHAT_TEMPLATE] = TEMPLATES.get(template, template)
     if tokenizers.target is not None and not of_pieces:
         documents = tokenizer_documents(
             tokenizers.target, recipe.tokenizer.special_ids, model_max_length=model.longest_target

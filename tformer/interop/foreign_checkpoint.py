@@ -24,7 +24,7 @@ from tformer.interop.generation_config import generation_document, generation_no
 from tformer.interop.preprocessor import preprocessor_notes, read_preprocessor
 from tformer.interop.read_model import ForeignModel, read_model, recipe_of
 from tformer.interop.sentence_transformers import read_head, read_length
-from tformer.interop.tokenizer_config import read_tokenizer_config, special_ids
+from tformer.interop.tokenizer_config import read_chat_template, read_tokenizer_config, special_ids
 from tformer.interop.tokenizer_files import (
     TARGET_FOLDER,
     TOKENIZER_JSON,
@@ -155,6 +155,9 @@ def open_folder(
         labels=labels,
         separate=target is not None,
     )
+    if source is not None and model.encoder is None:
+        section = recipe.tokenizer.model_copy(update={"chat_template": read_chat_template(folder)})
+        recipe = recipe.model_copy(update={"tokenizer": section})
     if vectors is not None and source is not None:
         own = read_tokenizer_config(folder).options.get("model_max_length")
         length = read_length(folder, source.json, most=model.max_seq_len, tokenizer_length=own)

@@ -19,6 +19,7 @@ from tformer.support.errors import InputError
 from tformer.support.files import read_object
 from tformer.support.formatting import whole_number
 from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.chat import read_template
 from tformer.tokenizer.special import decoder_tokens
 
 OF_TOKENIZER = ("pad", "unk", "cls", "sep", "mask")
@@ -120,6 +121,7 @@ def _first(*ids: int | None) -> int | None:
 TOKENIZER_CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS_MAP = "special_tokens_map.json"
 ADDED_TOKENS = "added_tokens.json"
+CHAT_TEMPLATE = "chat_template.jinja"
 MAX_BYTES = 64 << 20  # added tokens can be many
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # in the order in which missing ones are added
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
@@ -172,6 +174,22 @@ def read_tokenizer_config(folder: Path) -> TokenizerConfig:
     # A role names a token; the added token has its matching rules.
     roles = {role: token and known.get(token.content, token) for role, token in roles.items()}
     return TokenizerConfig(folder, options, roles, tuple(sorted(added, key=lambda entry: entry[0])), further)
+
+
+def read_chat_template(folder: Path) -> str | None:
+    """The Jinja template of chat_template.jinja, else of tokenizer_config.json (of several the default); None: none.
+
+    Raises InputError for a damaged file, and for a value that is no template.
+    """
+    path = folder / CHAT_TEMPLATE
+    if path.exists():
+        return read_template(path)
+    found = _read(folder / TOKENIZER_CONFIG).get("chat_template")
+    if isinstance(found, list):  # named ones
+        found = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}.get("default")
+    if found is not None and not isinstance(found, str):
+        raise InputError(f"{folder / TOKENIZER_CONFIG}: chat_template: found {type(found).__name__}, expected text")
+    return found
 
 
 def _by_id(folder: Path, entries: Any) -> list[tuple[int, AddedToken]]:

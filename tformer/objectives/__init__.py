@@ -11,6 +11,7 @@ from typing import get_args
 from tformer.nn.heads import HeadOptions
 from tformer.objectives.base import Combined, Objective, ObjectiveContext
 from tformer.objectives.causal_lm import CausalLmOptions
+from tformer.objectives.chat import ChatOptions
 from tformer.objectives.contrastive import ContrastiveOptions
 from tformer.objectives.denoising import DenoisingOptions
 from tformer.objectives.labelled import ClassificationOptions, MultiLabelOptions, RegressionOptions
@@ -36,6 +37,7 @@ __all__ = [
 
 ObjectiveOptions = (
     CausalLmOptions
+    | ChatOptions
     | MaskedLmOptions
     | NextSentenceOptions
     | ReplacedTokenOptions

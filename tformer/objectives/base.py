@@ -33,9 +33,9 @@ from tformer.support.decoding import Use, keys_for
 from tformer.support.errors import InputError
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
-DataKind = Literal["text", "masked_text", "sentences", "labelled", "tagged", "questions", "pairs", "text_pairs"]
+DataKind = Literal["text", "masked_text", "sentences", "labelled", "tagged", "questions", "pairs", "text_pairs", "chat"]
 """Kinds of training data: text in windows, text that the objective corrupts, sentences, labelled examples, labelled
-words, questions with a context, pairs of a source and a target, pairs of texts that are read alone.
+words, questions with a context, pairs of a source and a target, pairs of texts that are read alone, conversations.
 """
 
 WINDOWED: frozenset[DataKind] = frozenset({"text", "masked_text"})

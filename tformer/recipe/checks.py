@@ -80,6 +80,9 @@ def _unfit_clock(recipe: Recipe) -> Iterator[Problem]:
 
 def _unused_sources(recipe: Recipe) -> Iterator[Problem]:
     """Targets and prefixes of data entries, where the objective does not read pairs."""
+    if recipe.data.format not in (None, "text") and recipe.data_kind != "chat":
+        text = f"found {recipe.data.format}, but {recipe.objectives[0].kind} reads no conversations: expected null"
+        yield Problem(("data", "format"), text, "to train on conversations: --objective chat")
     if recipe.data_kind == "pairs":
         return
     kinds = " and ".join(objective.kind for objective in recipe.objectives)
@@ -193,10 +196,13 @@ def _unfit_attention(recipe: Recipe) -> Iterator[Problem]:
         for layer in layer_sections(stack, path=f"model.{side}")
     ]
     mixing = [(side, layer.attention.kind) for side, layer in layers if layer.attention.mechanism.one_document]
-    if mixing and recipe.data.document_mask and recipe.data.packing != "none":
-        text = "found true, expected false with model.{}.attention.kind {}".format(*mixing[0])
+    is_chat = recipe.data_kind == "chat"  # which packs conversations that do not see each other
+    if mixing and (recipe.data.document_mask or is_chat) and recipe.data.packing != "none":
+        key, found = ("packing", recipe.data.packing) if is_chat else ("document_mask", "true")
+        fits = "none" if is_chat else "false"
+        text = "found {}, expected {} with model.{}.attention.kind {}".format(found, fits, *mixing[0])
         hint = "it mixes all tokens of a row: --set data.packing=none separates documents"
-        yield Problem(("data", "document_mask"), text, hint)
+        yield Problem(("data", key), text, hint)
     for side, layer in layers:
         if not layer.attention.fused_only:
             continue
@@ -255,6 +261,8 @@ def _unfit_regularization(recipe: Recipe) -> Iterator[Problem]:
         path, text = ("data", "subword_sampling"), f"found {recipe.data.subword_sampling:g}, expected 0 with "
         if recipe.model.patches is not None:
             yield Problem(path, text + "a model that reads images")
+        elif recipe.data_kind == "chat":
+            yield Problem(path, text + "conversations")
         elif recipe.data_kind in WINDOWED and recipe.data.packing != "none":
             hint = "--set data.packing=none reads one document per example"
             yield Problem(path, f"{text}data.packing {recipe.data.packing}, whose windows have one length", hint)

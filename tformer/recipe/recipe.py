@@ -53,6 +53,8 @@ class Tokenizer(Section):
     target_path: str | None = None  # tokenizer.json of the target side
     train: TokenizerOptions = TokenizerOptions()
     separate: bool = False  # one vocabulary for the source, another for the target
+    # of conversations: chatml, plain, a Jinja template or a file .jinja; null: that of the model, else by its tokens
+    chat_template: str | None = None
     special_ids: SpecialTokens = SpecialTokens()
 
 

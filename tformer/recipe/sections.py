@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tformer.data.sources.augmentation import AugmentationName
+from tformer.data.sources.conversations import FormatName
 from tformer.data.sources.reading import Reading
 from tformer.metrics import Metric
 from tformer.nn.lora import BaseFormat
@@ -71,6 +72,8 @@ class Data(Section):
     folds: Annotated[int, Field(ge=2, le=1000)] | None = None
     fold: Positive = 1  # with folds, the part (1 ... folds) that is left out of the training, and that `evaluate` reads
     columns: Columns = Columns()
+    # of conversations (objective chat): the keys of their rows; null: found in the first row
+    format: FormatName | None = None
     # what to do with invalid UTF-8: stop with an error, or put U+FFFD in its place
     errors: Literal["strict", "replace"] = "strict"
     encoding: str | None = None  # of text, such as utf-8, latin-1, utf-16; null: found in tables, else utf-8

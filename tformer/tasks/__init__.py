@@ -9,6 +9,7 @@
     images         labelled images
     pairs          sources and targets
     text_pairs     pairs of texts whose vectors are compared
+    chat           conversations
     continuations  prompts and given continuations (`evaluate --score`)
     benchmarks     tasks of lm_eval (`evaluate --tasks`)
 
@@ -26,6 +27,7 @@ from tformer.support.errors import InputError
 from tformer.support.files import STANDARD_INPUT
 from tformer.tasks.base import Task
 from tformer.tasks.benchmarks import Benchmarks
+from tformer.tasks.chat import Chat
 from tformer.tasks.continuations import Continuations
 from tformer.tasks.images import Images
 from tformer.tasks.labelled import Labelled
@@ -47,6 +49,7 @@ TASKS: dict[str, Task] = {
     "images": Images(),
     "pairs": Pairs(),
     "text_pairs": TextPairs(),
+    "chat": Chat(),
     "continuations": Continuations(),
     "benchmarks": Benchmarks(),
 }

@@ -14,7 +14,7 @@ import numpy as np
 
 from tformer.build import build_model
 from tformer.data.batching.mixture import Samples
-from tformer.data.batching.windows import MaskedWindows
+from tformer.data.batching.windows import MaskedWindows, Windows
 from tformer.data.permutation import spread_evenly
 from tformer.data.shards.corpus import Example
 from tformer.data.shards.template import single_template
@@ -78,11 +78,40 @@ class MaskedText(CorpusTask):
         self, recipe: Recipe, corpora: Corpora, tokenizer: Tokenizer, context: ObjectiveContext
     ) -> Sequence[Samples]:
         room = build_objective(recipe.objectives, context).room
-        return corrupted_windows(recipe, corpora, tokenizer, room=room)
+        return self.cut(recipe, corpora, tokenizer, room=room)
+
+    def cut(
+        self, recipe: Recipe, corpora: Corpora, tokenizer: Tokenizer, *, room: int | None, moves: bool = True
+    ) -> Sequence[Windows]:
+        """Windows of each corpus. Raises InputError when the template leaves no room for text.
+
+        room: tokens of bare text, which an objective of an encoder-decoder puts into its template once it is corrupted;
+        None: windows inside the template's special tokens.
+        moves: in each epoch by another offset, for training; False: every token in one window.
+        """
+        template, data = single_template(tokenizer), recipe.data
+        prefix, suffix = (template.prefix, template.suffix) if room is None else ((), ())
+        return [
+            MaskedWindows(
+                corpus,
+                recipe.seq_len if room is None else room,
+                packing=data.packing,
+                seed=recipe.seed,
+                prefix=prefix,
+                suffix=suffix,
+                document_mask=data.document_mask,
+                moves=moves,
+            )
+            for corpus in corpora
+        ]
+
+    def _held_out(self, recipe: Recipe, corpora: Corpora, tokenizer: Tokenizer, objective: Objective) -> HeldOut:
+        samples = Joined(self.cut(recipe, corpora, tokenizer, room=objective.room, moves=False))
+        return HeldOut("", samples, objective, recipe, validation_batch(recipe.seq_len))
 
     def validation(self, recipe: Recipe, corpora: Corpora, tokenizer: Tokenizer) -> Validate:
         def validate(model: Transformer, objective: Objective, work: Work, share: float) -> dict[str, Any]:
-            return _held_out(recipe, corpora, tokenizer, objective).validate(model, objective, work, share)
+            return self._held_out(recipe, corpora, tokenizer, objective).validate(model, objective, work, share)
 
         return validate
 
@@ -90,7 +119,7 @@ class MaskedText(CorpusTask):
         self, recipe: Recipe, train: Corpora, held_out: Corpora, tokenizer: Tokenizer, objective: Objective
     ) -> Baselines:
         train_windows, windows = (
-            Joined(corrupted_windows(recipe, corpora, tokenizer, room=objective.room, moves=False))
+            Joined(self.cut(recipe, corpora, tokenizer, room=objective.room, moves=False))
             for corpora in (train, held_out)
         )
         return label_baselines(objective, train_windows, windows, num_ids=tokenizer.vocab_size)
@@ -103,7 +132,7 @@ class MaskedText(CorpusTask):
     def held_out(self, loaded: Loaded, data: ChosenData, work: Work) -> HeldOut:
         objective = self.loaded_objective(loaded)
         corpora, name = self.read(loaded, data, work)
-        return replace(_held_out(loaded.recipe, corpora, loaded.text_tokenizer, objective), name=name)
+        return replace(self._held_out(loaded.recipe, corpora, loaded.text_tokenizer, objective), name=name)
 
     def evaluate(self, loaded: Loaded, data: ChosenData, options: EvaluationOptions, work: Work) -> dict[str, Any]:
         """Loss and metrics of the objective (of each where there are several), and the pseudo-perplexity if wanted."""
@@ -154,41 +183,10 @@ class MaskedText(CorpusTask):
                 yield f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}"
 
 
-def corrupted_windows(
-    recipe: Recipe, corpora: Corpora, tokenizer: Tokenizer, *, room: int | None, moves: bool = True
-) -> list[MaskedWindows]:
-    """Windows of each corpus. Raises InputError when the template leaves no room for text.
-
-    room: tokens of bare text, which an objective of an encoder-decoder puts into its template once it is corrupted;
-    None: windows inside the template's special tokens.
-    moves: in each epoch by another offset, for training; False: every token in one window.
-    """
-    template, data = single_template(tokenizer), recipe.data
-    prefix, suffix = (template.prefix, template.suffix) if room is None else ((), ())
-    return [
-        MaskedWindows(
-            corpus,
-            recipe.seq_len if room is None else room,
-            packing=data.packing,
-            seed=recipe.seed,
-            prefix=prefix,
-            suffix=suffix,
-            document_mask=data.document_mask,
-            moves=moves,
-        )
-        for corpus in corpora
-    ]
-
-
-def _held_out(recipe: Recipe, corpora: Corpora, tokenizer: Tokenizer, objective: Objective) -> HeldOut:
-    samples = Joined(corrupted_windows(recipe, corpora, tokenizer, room=objective.room, moves=False))
-    return HeldOut("", samples, objective, recipe, validation_batch(recipe.seq_len))
-
-
 class Joined:
     """Several sets of windows, one after the other."""
 
-    def __init__(self, parts: Sequence[MaskedWindows]) -> None:
+    def __init__(self, parts: Sequence[Any]) -> None:
         self.parts, self.seq_len = parts, parts[0].seq_len
         self._starts = np.cumsum([0, *(len(part) for part in parts)])
         lengths = [np.full(len(part), part.seq_len) if part.lengths is None else part.lengths for part in parts]

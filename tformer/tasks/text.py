@@ -71,7 +71,7 @@ def validation_batch(seq_len: int) -> int:
     return max(1, min(MAX_VALIDATION_WINDOWS, VALIDATION_TOKENS // seq_len))
 
 
-def open_text(specs: Sequence[SourceSpec], data: Data) -> list[TextSource]:
+def open_text(specs: Sequence[SourceSpec], data: Data | ChosenData) -> list[TextSource]:
     """The sources of a training; without any, the built-in text."""
     return open_sources(specs, columns=data.columns, reading=data.reading)
 
@@ -109,6 +109,18 @@ class CorpusTask(Task):
     tokenizer_texts = "text"
     row_keys: ClassVar[RowKeys] = (("text",),)
 
+    def open(self, specs: Sequence[SourceSpec], data: Data | ChosenData, recipe: Recipe) -> Sequence[Any]:
+        """The sources of a training or an evaluation, without any specs the built-in text."""
+        return open_text(specs, data)
+
+    def resolved(self, recipe: Recipe, sources: Sequence[Any], tokenizer: Tokenizer) -> Recipe:
+        """The recipe with the values that follow from sources and tokenizer."""
+        return recipe
+
+    def corpus(self, source: Any, tokenizer: Tokenizer, recipe: Recipe, work: Work) -> TokenCorpus:
+        """The tokens of a source."""
+        return read_corpus(source, tokenizer, work)
+
     def context(self, recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveContext:
         """The context of the objective. Errors: a tokenizer without the special tokens that the objective needs."""
         return text_context(recipe, tokenizer)
@@ -141,12 +153,13 @@ class CorpusTask(Task):
         """Tokenize the texts and cut them. Errors: too little text, a tokenizer without the tokens that are needed."""
         recipe = start.recipe
         data = recipe.data
-        sources = open_text(data.train, data)
-        valid_sources = open_text(data.valid, data) if data.valid else []
+        sources = self.open(data.train, data, recipe)
+        valid_sources = self.open(data.valid, data, recipe) if data.valid else []
         tokenizer = obtain_tokenizer(start, work, tokenizer_documents(sources, data))
+        recipe = self.resolved(recipe, [*sources, *valid_sources], tokenizer)
         context = self.context(recipe, tokenizer)
-        train = [read_corpus(source, tokenizer, work) for source in sources]
-        valid = [read_corpus(source, tokenizer, work) for source in valid_sources]
+        train = [self.corpus(source, tokenizer, recipe, work) for source in sources]
+        valid = [self.corpus(source, tokenizer, recipe, work) for source in valid_sources]
         if not valid:
             train, valid = hold_out(train, data)
         train = [share_of_training(corpus, recipe) for corpus in train]
@@ -177,7 +190,7 @@ class CorpusTask(Task):
             validate=self.validation(recipe, valid, tokenizer),
             context=context,
             fingerprint=fingerprint.hexdigest(),
-            packed=data.packing == "concat" and not data.document_mask,
+            packed=all(part.lengths is None for part in windows) and not data.document_mask,
             sample=partial(self.sample, recipe, tokenizer),
             tokens_per_sample=recipe.seq_len,
             valid_tokens=held_out,
@@ -205,8 +218,8 @@ class CorpusTask(Task):
 
     def read(self, loaded: Loaded, data: ChosenData, work: Work) -> tuple[list[TokenCorpus], str]:
         """The corpora of an evaluation, and their name."""
-        sources = open_sources(data.specs, columns=data.columns, reading=data.reading)
-        corpora = [read_corpus(source, loaded.text_tokenizer, work) for source in sources]
+        sources = self.open(data.specs, data, loaded.recipe)
+        corpora = [self.corpus(source, loaded.text_tokenizer, loaded.recipe, work) for source in sources]
         work.note_all(*sources, *corpora)
         name = ", ".join(source.name for source in sources)
         if data.held_out:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from tformer.support.options import Panel
 
 TokenizerModel = Literal["byte-bpe", "bpe", "wordpiece", "unigram", "word", "char"]
-TemplateName = Literal["none", "gpt", "bert", "roberta", "t5", "seq2seq"]
+TemplateName = Literal["none", "gpt", "chatml", "bert", "roberta", "t5", "seq2seq"]
 UnicodeForm = Literal["none", "nfc", "nfkc"]
 PreTokenization = Literal["tformer", "gpt-2"]
 

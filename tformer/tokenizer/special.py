@@ -7,6 +7,7 @@ A template follows its family's published convention:
     t5       a </s>              a </s> b </s>              sentinels last: <extra_id_0> has the highest id
     seq2seq  [START] a [END]     [START] a [END] b [END]    second text and its [END] have type 1
     gpt      a                   a b                        <|endoftext|> both begins and ends a document
+    chatml   a                   a b                        as gpt; <|im_start|> and <|im_end|> are around messages
     none     a                   a b
 
 Ids of special tokens start at 0 in the order listed; sentinels are at the end of the vocabulary, as in T5.
@@ -110,6 +111,7 @@ def _placing(single: str, pair: str) -> Callable[[Mapping[str, int]], Any]:
 TEMPLATES: dict[TemplateName, Template] = {
     "none": Template(()),
     "gpt": Template(("<|endoftext|>", "<|pad|>")),
+    "chatml": Template(("<|endoftext|>", "<|pad|>", "<|im_start|>", "<|im_end|>")),
     "bert": Template(
         ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
         _placing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"),

@@ -302,7 +302,8 @@ def _with_new_data(stored: Recipe, options: TrainOptions) -> Recipe:
         training = training.model_copy(update={"max_steps": UNLIMITED_STEPS, "eval_every": None, "save_every": None})
     objectives = _given_objectives(options) or [objective.kind for objective in stored.objectives]
     needs_generator = any(OBJECTIVES[kind].needs_generator for kind in objectives if kind in OBJECTIVES)
-    opened: dict[str, Any] = {"train": (), "valid": (), "folds": None, "fold": 1, "labels": (), "columns": Columns()}
+    opened: dict[str, Any] = {"train": (), "valid": (), "folds": None, "fold": 1, "labels": ()}
+    opened |= {"columns": Columns(), "format": None}
     machine = {"precision": "auto", "compile": "auto", "device": "auto", "threads": None}
     sections: dict[str, Any] = {
         "data": stored.data.model_copy(update=opened),
@@ -353,6 +354,8 @@ def _with_body(recipe: Recipe, stored: Recipe) -> Recipe:
         "target_seq_len": None if target_seq_len is None else min(target_seq_len, body.longest_target),
     }
     paths = {name: getattr(recipe.tokenizer, name) for name in ("path", "source_path", "target_path")}
+    if recipe.tokenizer.chat_template is not None:
+        paths["chat_template"] = recipe.tokenizer.chat_template
     return recipe.model_copy(
         update={
             "arch": stored.arch,

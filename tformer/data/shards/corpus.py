@@ -55,7 +55,7 @@ class Example:
 
     `document_ids` [t]: the document of the sample that each id belongs to (0, 1, ...). `token_type_ids` [t]: 0 for the
     first text, 1 for the second. `label`: a class, a score, an array [L] of zeros and ones (several labels), an array
-    [t] with one for each id, or 1 for a second text that is not the next one.
+    [t] with one for each id, 1 for a second text that is not the next one, or bool [t]: whether each id is predicted.
     """
 
     ids: np.ndarray

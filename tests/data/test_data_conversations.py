@@ -1,0 +1,163 @@
+"""Conversations: formats of rows, refusals, their ids and marks, packing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tformer.data.batching.windows import LmWindows
+from tformer.data.shards.chat_tokens import LEARNED, chat_corpus
+from tformer.data.sources.conversations import FORMATS, Conversation, open_conversations
+from tformer.data.sources.reading import Reading
+from tformer.recipe.sections import SourceSpec
+from tformer.support.errors import InputError
+from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
+from tformer.tokenizer.chat import ChatTemplate
+
+ASKED, ANSWERED = {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}
+ROWS: dict[str, dict[str, Any]] = {
+    "messages": {"messages": [ASKED, ANSWERED]},
+    "prompt_completion": {"prompt": "2 + 2?", "completion": "4"},
+    "alpaca": {"instruction": "2 +", "input": "2?", "output": "4"},
+    "sharegpt": {"conversations": [{"from": "human", "value": "2 + 2?"}, {"from": "gpt", "value": "4"}]},
+    "text": {"text": "2 + 2 = 4"},
+}
+
+
+def write(path: Path, rows: list[Any]) -> Path:
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows) + "\n")
+    return path
+
+
+def read(path: Path, **options: Any) -> list[Conversation]:
+    [source] = open_conversations((SourceSpec(path=str(path)),), **options)
+    return list(source.rows())
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    texts = ["user assistant system\n2 + 2? 4, and what else 3 + 5 = 8\n"] * 20
+    return train_tokenizer(lambda: iter(texts), TokenizerOptions(vocab_size=300, template="chatml"))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_format_is_found_and_read(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", [ROWS[name], ROWS[name]])
+    [source] = open_conversations((SourceSpec(path=str(path)),))
+    assert source.format == name
+    [row, other] = source.rows()
+    asked = "2 +\n2?" if name == "alpaca" else "2 + 2?"
+    assert row.messages == ([] if name == "text" else [{"role": "user", "content": asked}, ANSWERED])
+    assert row.text == ("2 + 2 = 4" if name == "text" else f"{asked}\n4") and other.place == f"{path}:2"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_parquet_gives_the_rows_of_jsonl(name: str, tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = [ROWS[name], ROWS[name]]
+    if name == "messages":  # a key that only one message has is null in the others
+        rows[1] = {"messages": [ASKED, ANSWERED | {"name": "x"}]}
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    found = read(tmp_path / "rows.parquet")
+    assert [row.messages for row in found] == [row.messages for row in read(write(tmp_path / "rows.jsonl", rows))]
+
+
+def test_messages_may_stand_in_prompt_and_completion(tmp_path: Path) -> None:
+    system = {"role": "system", "content": "short"}
+    row = {"prompt": [system, ASKED], "completion": [ANSWERED]}
+    assert read(write(tmp_path / "rows.jsonl", [row]))[0].messages == [system, ASKED, ANSWERED]
+
+
+def test_a_named_format_is_read_where_several_fit(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", [ROWS["messages"] | ROWS["text"]])
+    assert read(path)[0].messages and not read(path, format="text")[0].messages
+
+
+WRONG = {
+    "no JSON": ('{"messages": ', "rows.jsonl:2: not JSON"),
+    "no object": ("[1]", "rows.jsonl:2: expected an object, found list"),
+    "no key": ({"prompt": "x"}, "rows.jsonl:2: no key 'messages', expected messages"),
+    "null": ({"messages": None}, "rows.jsonl:2: no key 'messages'"),
+    "a text": ({"messages": "hello"}, "no message of the role assistant"),
+    "no messages": ({"messages": []}, "no message of the role assistant, so there is no answer to learn"),
+    "no answer": ({"messages": [ASKED]}, "rows.jsonl:2: no message of the role assistant"),
+    "no role": ({"messages": [{"content": "x"}]}, "message 1: expected an object with role and content"),
+    "no content": ({"messages": [ASKED, {"role": "assistant"}]}, "message 2: expected content as text, found NoneType"),
+    "parts": ({"messages": [{"role": "user", "content": [1]}]}, "message 1: expected content as text, found list"),
+    "a number": ({"messages": [3]}, "message 1: expected an object with role and content, found 3"),
+    "blank": ({"messages": [{"role": "assistant", "content": " "}]}, "rows.jsonl:2: no text"),
+    "half a character": ({"messages": [{"role": "assistant", "content": "\ud800"}]}, "is half a character"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_rows_are_refused_with_their_line(name: str, tmp_path: Path) -> None:
+    row, message = WRONG[name]
+    path = write(tmp_path / "rows.jsonl", [ROWS["messages"], row])
+    with pytest.raises(InputError) as error:
+        read(path)
+    assert message in error.value.message and "\n" not in error.value.message
+    if name != "no JSON":
+        assert len(read(path, reading=Reading(bad_rows="drop"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("rows.txt", "hello\n", "conversations are read from .jsonl and .parquet"),
+        ("rows.csv", "prompt,completion\na,b\n", "conversations are read from .jsonl and .parquet"),
+        ("rows.jsonl", '{"question": "x", "answer": "y"}\n', "has these keys: question, answer"),
+        ("rows.jsonl", "", "is empty"),
+    ],
+)
+def test_files_of_no_format_are_refused(name: str, content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=message):
+        read(tmp_path / name)
+
+
+def test_marks_of_a_corpus_are_those_of_the_template(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    [source] = open_conversations((SourceSpec(path=str(write(tmp_path / "rows.jsonl", [ROWS["messages"]] * 3))),))
+    template = ChatTemplate(tokenizer)
+    corpus = chat_corpus(source, template, seq_len=64, overlong="drop")
+    expected = template.encode([ASKED, ANSWERED])
+    ids = corpus.slice(0, len(expected.ids))
+    assert len(corpus.document_offsets) == 4
+    assert (ids % LEARNED).tolist() == expected.ids and (ids >= LEARNED).tolist() == expected.answers.tolist()
+
+
+def test_long_conversations_are_left_out_or_cut(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    long = {"messages": [ASKED, ANSWERED | {"content": "4 " * 100}]}
+    spec = SourceSpec(path=str(write(tmp_path / "rows.jsonl", [ROWS["messages"], long])))
+    [source], template = open_conversations((spec,)), ChatTemplate(tokenizer)
+    dropped = chat_corpus(source, template, seq_len=40, overlong="drop")
+    cut = chat_corpus(source, template, seq_len=40, overlong="truncate")
+    assert len(dropped.document_offsets) == 2 and np.diff(cut.document_offsets).tolist()[1] == 41
+    assert "1 of 2 conversations are longer than 40 tokens: left out" in dropped.notes[0]
+    with pytest.raises(InputError, match="none of 2 conversations is left: 2 are longer than 4 tokens"):
+        chat_corpus(source, template, seq_len=4, overlong="drop")
+
+
+def test_what_a_template_refuses_names_the_row(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    [source] = open_conversations((SourceSpec(path=str(write(tmp_path / "rows.jsonl", [ROWS["messages"]]))),))
+    template = ChatTemplate(tokenizer, "{{ raise_exception('no') }}")
+    with pytest.raises(InputError, match=r"rows\.jsonl:1: the chat template refuses these messages: no"):
+        chat_corpus(source, template, seq_len=64, overlong="drop")
+
+
+def test_samples_hold_whole_conversations(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    rows = [{"prompt": f"{a} + {b}?", "completion": str(a + b)} for a in range(5) for b in range(20)]
+    [source] = open_conversations((SourceSpec(path=str(write(tmp_path / "rows.jsonl", rows))),))
+    corpus = chat_corpus(source, ChatTemplate(tokenizer), seq_len=100, overlong="drop")
+    packed = LmWindows(corpus, 100, packing="documents", document_mask=True)
+    examples = packed.examples(0, np.arange(len(packed)))
+    assert max(map(len, examples)) <= 101 and len(examples) < len(rows)
+    assert sum(map(len, examples)) == len(corpus)
+    lengths = [np.bincount(example.document_ids).tolist() for example in examples if example.document_ids is not None]
+    assert [size for sizes in lengths for size in sizes] == np.diff(corpus.document_offsets).tolist()

@@ -1,0 +1,299 @@
+"""`tformer train --objective chat`, `tformer chat` and `generate --chat`: as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tformer
+from tests.training.pair_makers import metrics
+from tformer.cli.chat import Lines
+from tformer.decoding.chat import Conversation
+from tformer.decoding.options import GenerateOptions
+from tformer.decoding.writers import Sampler, load_models, make_writer
+from tformer.tokenizer.chat import ChatTemplate
+
+Cli = Callable[..., Any]
+RECIPE = """\
+arch: gpt
+tokenizer: {train: {model: byte-bpe, vocab_size: 280, template: chatml, digits: true}}
+model:
+  d_model: 32
+  max_seq_len: 64
+  decoder: {num_layers: 2, num_heads: 2, feedforward: {d_ff: 64}}
+optimizer: {lr: 0.01}
+training: {max_steps: 4, batch_size: 8, eval_every: 4, save_every: 4, log_every: 2,
+           precision: fp32, device: cpu, threads: 1, sample_every: 0}
+generation: {max_new_tokens: 8, temperature: 0}
+"""
+QUESTIONS = [(f"say {word}", word) for word in ("a", "b", "c", "d")]
+
+
+CHATS = ("--objective", "chat", "--data", "chats.jsonl")
+
+
+def write_chats(path: Path) -> Path:
+    rows = [{"prompt": asked, "completion": answer} for asked, answer in QUESTIONS * 20]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def succeed(cli: Cli, *words: object) -> Any:
+    outcome = cli(*words)
+    assert outcome.code == 0, outcome.err
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a pre-trained run `base` and a run `assistant` that answers the questions."""
+    folder = tmp_path_factory.mktemp("chat")
+    (folder / "recipe.yaml").write_text(RECIPE)
+    (folder / "text.txt").write_text("user and assistant say a b c d\n" * 60)
+    write_chats(folder / "chats.jsonl")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    for words in (
+        ("--config", "recipe.yaml", "--data", "text.txt", "--out", "base"),
+        ("--init-from", "base", "--objective", "chat", "--data", "chats.jsonl", "--max-steps", "150",
+         "--set", "training.eval_every=150", "--set", "training.save_every=150", "--out", "assistant"),
+    ):  # fmt: skip
+        subprocess.run([sys.executable, "-m", "tformer", "train", *words], cwd=folder, env=environment, check=True)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("base", "assistant"):
+        shutil.copytree(made / name, tmp_path / name)
+    for name in ("chats.jsonl", "recipe.yaml"):
+        shutil.copy(made / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def talk(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """`talk(lines, ...)`: `tformer chat` with these lines from a pipe."""
+
+    def run(lines: list[str], *words: object) -> Any:
+        Path("lines.txt").write_text("".join(f"{line}\n" for line in lines))
+        with open("lines.txt") as file:
+            monkeypatch.setattr("sys.stdin", file)
+            return cli("chat", *words)
+
+    return run
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def test_training_learns_and_the_recipe_keeps_format_template_and_ends(folder: Path) -> None:
+    losses = [record["loss"] for record in metrics(folder / "assistant", "train")]
+    assert losses[-1] < losses[0] / 2
+    recipe, tokenizer = tformer.load("assistant").recipe, tformer.load("assistant").tokenizer
+    assert recipe.data.format == "prompt_completion" and recipe.tokenizer.chat_template == "chatml"
+    assert tokenizer is not None and recipe.generation.stop_tokens == (tokenizer.token_id("<|im_end|>"),)
+
+
+def test_packing_changes_the_number_of_samples_not_what_is_learned(cli: Cli) -> None:
+    shared = ("train", "--init-from", "base", "--objective", "chat", "--data", "chats.jsonl", "--max-steps", 2)
+    succeed(cli, *shared, "--out", "packed", "--valid", "chats.jsonl")
+    succeed(cli, *shared, "--out", "single", "--valid", "chats.jsonl", "--set", "data.packing=none")
+    for run in ("packed", "single"):
+        both = [
+            json.loads(succeed(cli, "evaluate", run, "--json", *words).out)["loss"]
+            for words in ((), ("--data", "chats.jsonl"))
+        ]
+        assert both[0] == pytest.approx(both[1], abs=1e-6)
+    weights = succeed(cli, "evaluate", "assistant", "--data", "chats.jsonl").out
+    assert "loss" in weights and "accuracy" in weights and "perplexity" in weights
+
+
+def test_a_resumed_run_repeats_an_uninterrupted_one(cli: Cli) -> None:
+    words = ("train", "--init-from", "base", "--objective", "chat", "--data", "chats.jsonl")
+    sets = ("--set", "training.save_every=2", "--set", "training.eval_every=2")
+    succeed(cli, *words, *sets, "--max-steps", 4, "--out", "whole")
+    succeed(cli, *words, *sets, "--max-steps", 4, "--out", "halves", "--max-minutes", 1e-9)
+    succeed(cli, "train", "--resume", "--out", "halves", "--max-steps", 4)
+    one, two = (json.loads(succeed(cli, "evaluate", run, "--json").out)["loss"] for run in ("whole", "halves"))
+    assert one == two
+
+
+def test_adapters_learn_conversations(cli: Cli) -> None:
+    words = ("train", "--init-from", "base", "--objective", "chat", "--data", "chats.jsonl", "--max-steps", 2)
+    succeed(cli, *words, "--lora", 2, "--out", "adapted")
+    assert succeed(cli, "generate", "adapted", "--chat", "--prompt", "say a").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (("--objective", "chat"), "chat has no built-in data", "--data FILE.jsonl"),
+        (("--objective", "chat", "--data", "recipe.yaml"), "conversations are read from .jsonl and .parquet", ""),
+        ((*CHATS, "--set", "data.format=messages"), "no key 'messages'", "alpaca"),
+        ((*CHATS, "--set", "data.format=chatml"), "data.format", ""),
+        ((*CHATS, "--set", "tokenizer.chat_template=x"), "tokenizer.chat_template", ""),
+        ((*CHATS, "--set", "tokenizer.chat_template=x.jinja"), "x.jinja", ""),
+        (("--data", "chats.jsonl", "--set", "data.format=messages"), "reads no conversations", "--objective chat"),
+        ((*CHATS, "--set", "data.seq_len=2"), "is left", "data.overlong"),
+        ((*CHATS, "--set", "data.subword_sampling=0.1"), "subword_sampling", ""),
+        (("--objective", "chat", "--source", "chats.jsonl", "--target", "chats.jsonl"), "chat does not read pairs", ""),
+    ],
+)
+def test_wrong_trainings_are_refused(words: tuple[str, ...], message: str, hint: str, cli: Cli) -> None:
+    outcome = cli("train", "--init-from", "base", *words, "--out", "new")
+    assert outcome.code == 2 and message in outcome.err and hint in outcome.err
+    assert not Path("new").exists()
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_pipe_gives_one_answer_for_each_message(talk: Cli) -> None:
+    lines = [line for asked, _ in QUESTIONS for line in (asked, "/reset")]
+    outcome = talk(lines, "assistant", "--greedy")
+    assert outcome.code == 0 and outcome.out.split() == [answer for _, answer in QUESTIONS], outcome.err
+
+
+def test_history_is_read_and_saved(talk: Cli, folder: Path, cli: Cli) -> None:
+    lines = ["say a", "", "say b", "/save talk.jsonl", "/system be brief", "say c", "/save talk.jsonl"]
+    outcome = talk(lines, "assistant")
+    assert outcome.code == 0, outcome.err
+    first, second = (json.loads(line)["messages"] for line in Path("talk.jsonl").read_text().splitlines())
+    assert [message["role"] for message in first] == ["user", "assistant"] * 2
+    assert second[0] == {"role": "system", "content": "be brief"} and len(second) == 3
+    words = ("--init-from", "base", "--objective", "chat", "--data", "talk.jsonl", "--valid", "talk.jsonl")
+    succeed(cli, "train", *words, "--max-steps", 1, "--out", "again")
+
+
+def test_exit_ends_and_an_unknown_command_is_refused(talk: Cli) -> None:
+    assert talk(["/exit", "say a"], "assistant").out == ""
+    outcome = talk(["/what"], "assistant")
+    assert outcome.code == 2 and "unknown command /what" in outcome.err and "/reset" in outcome.err
+    assert talk(["/save"], "assistant").code == 2 and talk(["/save ."], "assistant").code == 2
+    outcome = talk(["say " * 80], "assistant")
+    assert outcome.code == 2 and "the model reads 64" in outcome.err
+
+
+def test_old_messages_are_forgotten_where_the_context_is_full(talk: Cli) -> None:
+    outcome = talk(["say a"] * 8, "assistant", "--system", "s")
+    assert outcome.code == 0 and "no longer reads the first" in outcome.err
+    [loaded] = load_models(options := GenerateOptions(("assistant",), "", chat=True, system="s"))
+    sampler = make_writer(options, [loaded], on_cut=lambda *_: None)
+    assert isinstance(sampler, Sampler)
+    conversation = Conversation(sampler)
+    for _ in range(8):
+        conversation.answer("say a")
+    assert conversation.forgotten and conversation.messages[0]["content"] == "s" and len(conversation.messages) == 17
+
+
+def test_an_answer_that_is_interrupted_is_kept_as_far_as_it_goes() -> None:
+    [loaded] = load_models(options := GenerateOptions(("assistant",), "", chat=True))
+    sampler = make_writer(options, [loaded], on_cut=lambda *_: None)
+    assert isinstance(sampler, Sampler)
+    conversation = Conversation(sampler)
+    assert conversation.answer("say a", should_stop=lambda: True) == ""
+    assert [message["content"] for message in conversation.messages] == ["say a", ""]
+    assert conversation.answer("say a") == "a"
+
+
+def test_generate_answers_single_messages(cli: Cli) -> None:
+    assert succeed(cli, "generate", "assistant", "--chat", "--prompt", "say b", "--greedy").out == "b\n"
+    Path("asked.txt").write_text("".join(f"{asked}\n" for asked, _ in QUESTIONS))
+    outcome = succeed(cli, "generate", "assistant", "--chat", "--input", "asked.txt", "--greedy")
+    assert outcome.out.split() == [answer for _, answer in QUESTIONS]
+    found = json.loads(succeed(cli, "generate", "assistant", "--chat", "--prompt", "say c", "--greedy", "--json").out)
+    assert found["text"] == "c" and found["finish_reason"] == "eos"
+    assert tformer.load("assistant").generate("say d", chat=True, greedy=True).text == "d"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("generate", "assistant", "--prompt", "x", "--system", "y"), "--system needs --chat"),
+        (("generate", "assistant", "--chat", "--prompt", "x", "--beam-size", "2"), "--chat and --beam-size"),
+        (("chat", "missing"), "missing"),
+        (("chat", "assistant", "--greedy", "--temperature", "1"), "exclude each other"),
+    ],
+)
+def test_wrong_uses_are_refused(words: tuple[str, ...], message: str, cli: Cli) -> None:
+    outcome = cli(*words)
+    assert outcome.code == 2 and message in outcome.err
+
+
+def test_a_terminal_shows_answers_and_goes_on_after_a_mistake(folder: Path) -> None:
+    master, terminal = pty.openpty()
+    environment = {**os.environ, "TERM": "dumb", "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", "tformer", "chat", "assistant", "--greedy"]
+    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment, cwd=folder)
+    os.close(terminal)
+    output, waiting = b"", {b"> ": b"/what\n", b"unknown command": b"say d\n", b"\nd\r": b"/exit\n"}
+    with suppress(OSError):  # the command has closed the terminal
+        while part := os.read(master, 1 << 16):
+            output += part
+            for seen in [seen for seen in waiting if seen in output][:1]:
+                os.write(master, waiting.pop(seen))
+    os.close(master)
+    assert process.wait() == 0
+    assert "unknown command /what" in output.decode() and "\nd\r" in output.decode()
+
+
+def test_long_answers_are_broken_between_words() -> None:
+    text = "a very long answer with a word_that_does_not_fit and\n\n  an indented line"
+    for width in (10, 20, 40, 200):
+        for size in (1, 3, len(text)):
+            written: list[str] = []
+            lines = Lines(written.append, width)
+            for start in range(0, len(text), size):
+                lines.push(text[start : start + size])
+            lines.push("\n")
+            found = "".join(written)
+            assert all(len(line) <= width or " " not in line.strip() for line in found.splitlines())
+            assert found.split() == text.split() and found.endswith("\n")
+            assert width < 200 or found == text + "\n"
+
+
+# --- exchange ---------------------------------------------------------------------------------------------------------
+
+
+def test_templates_go_out_and_come_back(cli: Cli) -> None:
+    transformers = pytest.importorskip("transformers")
+    succeed(cli, "export", "assistant", "--out", "hf")
+    own = ChatTemplate(tformer.load("assistant").tokenizer, "chatml")  # type: ignore[arg-type]
+    theirs = transformers.AutoTokenizer.from_pretrained("hf")
+    messages = [{"role": "user", "content": "say a"}, {"role": "assistant", "content": "a"}]
+    found = theirs.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
+    assert found["input_ids"] == own.encode(messages).ids
+    assert found["assistant_masks"] == own.encode(messages).answers.astype(int).tolist()
+    succeed(cli, "import", "hf", "--out", "back")
+    back = tformer.load("back")
+    assert back.tokenizer is not None
+    template = ChatTemplate(back.tokenizer, back.recipe.tokenizer.chat_template)
+    assert template.encode(messages).ids == found["input_ids"]
+    assert succeed(cli, "generate", "back", "--chat", "--prompt", "say b", "--greedy").out == "b\n"
+
+
+@pytest.mark.parametrize("form", ["text", "list"])
+def test_templates_of_older_folders_are_read(form: str, cli: Cli) -> None:
+    succeed(cli, "export", "assistant", "--out", "hf")
+    template = Path("hf/chat_template.jinja").read_text()
+    Path("hf/chat_template.jinja").unlink()
+    options = json.loads(Path("hf/tokenizer_config.json").read_text())
+    named = [{"name": "tool_use", "template": "{{ 1 }}"}, {"name": "default", "template": template}]
+    options["chat_template"] = template if form == "text" else named
+    Path("hf/tokenizer_config.json").write_text(json.dumps(options))
+    assert tformer.load("hf").recipe.tokenizer.chat_template == template
+    options["chat_template"] = 3
+    Path("hf/tokenizer_config.json").write_text(json.dumps(options))
+    outcome = cli("generate", "hf", "--chat", "--prompt", "x")
+    assert outcome.code == 2 and "chat_template: found int, expected text" in outcome.err

@@ -1,0 +1,150 @@
+"""`tformer chat`: a conversation with a trained model, on a terminal or through pipes."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import make_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tformer.cli.command import examples, takes_options
+from tformer.cli.process import StopFlag
+from tformer.cli.report import data_output, show_notes, spinner, terminal_width
+from tformer.decoding.options import GenerateOptions
+from tformer.support.errors import InputError
+from tformer.support.files import STANDARD_INPUT
+from tformer.support.formatting import columns_of
+from tformer.support.options import Run, some_of
+
+if TYPE_CHECKING:
+    from tformer.cli.report import DataOutput
+    from tformer.decoding.chat import Conversation
+    from tformer.decoding.options import GenerateOptions as ChatOptions
+else:
+    SHARED = (
+        *("system", "temperature", "top_k", "top_p", "min_p", "greedy", "seed", "stop"),
+        *("max_new_tokens", "repetition_penalty", "checkpoint", "device", "precision", "quantize"),
+    )
+    shared = some_of(GenerateOptions, SHARED)
+    ChatOptions = make_dataclass("ChatOptions", [("run", Run, None)], bases=(shared,), frozen=True)
+
+EPILOG = examples(
+    "`tformer chat runs/gpt-tiny-1`",
+    '`tformer chat --system "Answer in one word." --greedy`',
+    "`tformer chat runs/gpt-tiny-1 < questions.txt > answers.txt`",
+)
+
+
+@takes_options
+def chat(options: ChatOptions) -> None:
+    """Talk with a trained model.
+
+    Each line is a message, which the model answers with those before it in mind. /reset forgets them, /system TEXT
+    begins anew with this system prompt, /save FILE adds the conversation to a jsonl file, which `train --objective
+    chat` reads, /exit or Ctrl-D ends. Ctrl-C ends an answer.
+
+    A pipe is read line by line, and only the answers are written.
+    """
+    from tformer.cli.generate_run import show_cut_prompt
+    from tformer.decoding.chat import Conversation
+    from tformer.decoding.writers import Sampler, fills_masks, load_models, make_writer
+    from tformer.workers.worker import ALONE
+
+    given = dict(vars(options))
+    run = given.pop("run")
+    settings = GenerateOptions(() if run is None else (run,), "", chat=True, **given)
+    settings.check()
+    [loaded] = load_models(settings)
+    if fills_masks(loaded):
+        raise InputError(f"{loaded.path} fills masks, expected a model that writes text")
+    sampler = make_writer(settings, [loaded], on_cut=show_cut_prompt)
+    assert isinstance(sampler, Sampler)
+    how = "greedy" if sampler.settings.greedy else f"seed {settings.seed}"
+    show_notes([f"chatting with {loaded.path}, {how}", *loaded.notes], dim=True)
+    spinner.end()  # from here on the command waits for lines
+    conversation, on_terminal = Conversation(sampler), sys.stdin.isatty()
+    with data_output(None, ALONE) as output:
+        for line in _lines():
+            try:
+                if line.strip() == "/exit":
+                    break
+                if line.startswith("/"):
+                    _do(conversation, line)
+                elif line.strip():
+                    _answer(conversation, line, output, ends_all=not on_terminal)
+            except InputError as error:
+                if not on_terminal:
+                    raise
+                show_notes([f"{error.message}{f' ({error.hint})' if error.hint else ''}"])
+
+
+def _lines() -> Iterator[str]:
+    """Lines from the keyboard until Ctrl-D, or those of a pipe as they arrive."""
+    if not sys.stdin.isatty():
+        from tformer.decoding.lines import line_blocks
+
+        for lines in line_blocks(STANDARD_INPUT, errors="strict", size=1):
+            yield from lines
+        return
+    import readline  # noqa: F401 (arrow keys and earlier lines in `input`)
+
+    with suppress(EOFError):
+        while True:
+            yield input("> ")
+
+
+COMMANDS: dict[str, Callable[[Conversation, str], None]] = {
+    "/reset": lambda conversation, _: conversation.reset(conversation.sampler.system),
+    "/system": lambda conversation, text: conversation.reset(text or None),
+    "/save": lambda conversation, name: conversation.save(Path(name)),
+}
+
+
+def _do(conversation: Conversation, line: str) -> None:
+    """Do what a line that begins with / says. Raises InputError for an unknown command."""
+    name, _, rest = line.strip().partition(" ")
+    if name not in COMMANDS:
+        hint = f"known: {', '.join(COMMANDS)}, /exit; a message may begin with a space"
+        raise InputError(f"unknown command {name}", hint=hint)
+    COMMANDS[name](conversation, rest.strip())
+
+
+class Lines:
+    """Writes a stream of text, broken between words at this number of columns."""
+
+    def __init__(self, write: Callable[[str], None], width: int) -> None:
+        self._write, self._width, self._used, self._word = write, width, 0, ""
+
+    def push(self, text: str) -> None:
+        """Write all but the last word, which may go on."""
+        for part in re.findall(r"\s|\S+", text):
+            if not part.isspace():
+                self._word += part
+                continue
+            self.end_word()
+            if part == "\n" or self._used < self._width:  # a space at the end of a full line is left out
+                self._write(part)
+                self._used = 0 if part == "\n" else self._used + 1
+
+    def end_word(self) -> None:
+        """Write the last word, on a new line where it does not fit."""
+        size = columns_of(self._word)
+        breaks = 0 < self._used and self._used + size > self._width
+        self._write("\n" + self._word if breaks else self._word)
+        self._used, self._word = (0 if breaks else self._used) + size, ""
+
+
+def _answer(conversation: Conversation, message: str, output: DataOutput, *, ends_all: bool) -> None:
+    """Write the answer as it arrives. ends_all: Ctrl-C ends the command, not only the answer."""
+    with StopFlag() as flag:
+        lines = Lines(output.text, terminal_width() or sys.maxsize)
+        conversation.answer(message, on_piece=lines.push, should_stop=flag.should_stop)
+        lines.push("\n")
+        if flag.should_stop() and (ends_all or flag.signal_number != signal.SIGINT):
+            raise flag.interrupted("interrupted: the answer ends here")
+    if conversation.forgotten:
+        show_notes([f"the model no longer reads the first {conversation.forgotten} messages"], dim=True)

@@ -1,0 +1,85 @@
+"""Conversations: instruction tuning of decoder-only models on messages, in the chat template of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tformer.data.batching.windows import LmWindows, Packing, Windows
+from tformer.data.shards.chat_tokens import chat_corpus, marked_ids
+from tformer.data.shards.corpus import Example, TokenCorpus
+from tformer.data.sources.conversations import Conversation, ConversationSource, open_conversations
+from tformer.evaluation.options import READING
+from tformer.objectives.base import ObjectiveContext
+from tformer.recipe.recipe import Recipe
+from tformer.recipe.sections import Data, SourceSpec
+from tformer.support.errors import InputError
+from tformer.tasks.base import ChosenData, GivenExample, RowKeys, Tokenizers, note_bad_rows
+from tformer.tasks.masked_text import MaskedText
+from tformer.tasks.text import Corpora
+from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.chat import ChatTemplate
+from tformer.workers.work import Work
+
+
+class Chat(MaskedText):
+    """Conversations, or texts of which all is learned; like masked text measured by the objective."""
+
+    description = "a model that answers messages"
+    options = READING | {"seq_len"}
+    tokenizer_texts = "chat"
+    row_keys: ClassVar[RowKeys] = ()
+
+    def open(
+        self, specs: Sequence[SourceSpec], data: Data | ChosenData, recipe: Recipe
+    ) -> Sequence[ConversationSource]:
+        """Errors: no data, a file of no known format."""
+        if not specs:
+            raise InputError("chat has no built-in data", hint="give conversations: --data FILE.jsonl")
+        is_other = isinstance(data, ChosenData) and data.given is not None
+        return open_conversations(specs, format=None if is_other else recipe.data.format, reading=data.reading)
+
+    def resolved(self, recipe: Recipe, sources: Sequence[Any], tokenizer: Tokenizer) -> Recipe:
+        """With the format, the template, and the tokens that end an answer, at which generation stops."""
+        template, formats = ChatTemplate(tokenizer, recipe.tokenizer.chat_template), {each.format for each in sources}
+        ends = dict.fromkeys([*recipe.generation.stop_tokens, *template.ends])
+        found: dict[str, dict[str, Any]] = {
+            "data": {"format": formats.pop() if len(formats) == 1 else None},
+            "tokenizer": {"chat_template": template.source},
+            "generation": {"stop_tokens": tuple(token for token in ends if token != tokenizer.special.eos)},
+        }
+        sections = {name: getattr(recipe, name).model_copy(update=values) for name, values in found.items()}
+        return recipe.model_copy(update=sections)
+
+    def corpus(self, source: Any, tokenizer: Tokenizer, recipe: Recipe, work: Work) -> TokenCorpus:
+        """The conversations of a source, those that are too long left out or cut. Errors: none is left."""
+        template, overlong = ChatTemplate(tokenizer, recipe.tokenizer.chat_template), recipe.data.overlong
+        with work.part(f"tokenizing {source.name}", unit="conversations") as part:
+            found = chat_corpus(source, template, seq_len=recipe.seq_len, overlong=overlong, work=part)
+        note_bad_rows([source], work)
+        return found
+
+    def cut(
+        self, recipe: Recipe, corpora: Corpora, tokenizer: Tokenizer, *, room: int | None, moves: bool = True
+    ) -> Sequence[Windows]:
+        """As many whole conversations as fit, or with packing "none" one each."""
+        packing: Packing = "none" if recipe.data.packing == "none" else "documents"
+        return [LmWindows(corpus, recipe.seq_len, packing=packing, document_mask=True) for corpus in corpora]
+
+    def first_try(self, recipe: Recipe) -> tuple[str, ...]:
+        return ("chat",)
+
+    def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
+        """A message and its answer; without a target the message is its own."""
+        given.require(needs="text", may="target", reader=self.description)
+        tokenizer, _ = tokenizers
+        assert tokenizer is not None and given.text is not None
+        sides = {"user": given.text, "assistant": given.text if given.target is None else given.target}
+        messages = [{"role": role, "content": content} for role, content in sides.items()]
+        template = ChatTemplate(tokenizer, recipe.tokenizer.chat_template)
+        ids = marked_ids(Conversation(messages, given.text, "--text"), template)
+        if len(ids) > recipe.seq_len + 1:
+            raise InputError(f"--text has {len(ids)} tokens, the model reads {recipe.seq_len}")
+        return Example(ids, np.zeros(len(ids), dtype=np.int64)), self.context(recipe, tokenizer)

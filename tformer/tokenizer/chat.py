@@ -1,0 +1,220 @@
+"""Chat templates: messages as the text and the ids that a model was trained on, and which of the ids are answers.
+
+A template is a Jinja program, as published models have it in chat_template.jinja or tokenizer_config.json. It runs in
+a sandbox. `TEMPLATES` has two: chatml, for tokenizers with <|im_start|> and <|im_end|>, and plain, whose answers end
+with the tokenizer's end of text.
+
+Answers are what stands in `{% generation %}` blocks. In a template without these, an answer is what its message adds
+to the text, up to the token that ends its turn. A control token that is typed in a message stays text; the ids of all
+other texts are those that transformers gives.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from os.path import commonprefix
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tformer.support.errors import InputError
+from tformer.support.files import read_bounded
+from tformer.tokenizer.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+"""A message: `role`, `content`, and what else a template reads, such as `tool_calls`."""
+
+_TURNS = (
+    "{% for message in messages %}{{ START + message['role'] + BETWEEN }}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + END }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + END }}{% endif %}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ START + 'assistant' + BETWEEN }}{% endif %}"
+)
+_MARKERS = {"chatml": ("'<|im_start|>'", r"'\n'", "'<|im_end|>'"), "plain": ("''", "':'", "eos_token")}
+TEMPLATES = {
+    name: _TURNS.replace("START", start).replace("BETWEEN", between).replace("END", end)
+    for name, (start, between, end) in _MARKERS.items()
+}
+MAX_BYTES = 1 << 18  # of a file, which the recipe holds
+
+TYPED, TYPED_END, ANSWER, ANSWER_END = map(chr, range(0xFDD0, 0xFDD4))
+"""Marks in a rendered text, which are no characters in Unicode: around typed control tokens, and around answers."""
+_MARK = re.compile(f"([{TYPED}{TYPED_END}{ANSWER}{ANSWER_END}])")
+PROBE: tuple[Message, ...] = ({"role": "user", "content": "x"}, {"role": "assistant", "content": "y"})
+ROLES = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
+
+
+@dataclass(frozen=True)
+class ChatIds:
+    """The ids of a conversation, and whether each is a part of an answer, bool [t]."""
+
+    ids: list[int]
+    answers: np.ndarray
+
+
+class ChatTemplate:
+    """A Jinja template with its tokenizer.
+
+    Args:
+        template: its text, or a name of `TEMPLATES`, or a file .jinja; None: chatml where the tokenizer has its tokens,
+            else plain.
+
+    Attributes: `source`, the text or name. Raises InputError for what is no template, a tokenizer that has no token to
+    end an answer with, and (every method) for messages that the template refuses.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: str | None = None) -> None:
+        if template is None:
+            has_tokens = None not in map(tokenizer.token_id, ("<|im_start|>", "<|im_end|>"))
+            template = "chatml" if has_tokens else "plain"
+        if template == "plain" and tokenizer.special.eos is None:
+            hint = "train one with --template gpt or chatml (tokenizer.train.template)"
+            raise InputError("the tokenizer has no token that ends an answer", hint=hint)
+        if template.endswith(".jinja"):
+            template = read_template(Path(template))
+        elif template not in TEMPLATES and "{" not in template:
+            expected = f"{', '.join(TEMPLATES)}, a file .jinja or a Jinja template"
+            raise InputError(f"tokenizer.chat_template: found '{template[:40]}', expected {expected}")
+        self.tokenizer, self.source = tokenizer, template
+        jinja, special = TEMPLATES.get(template, template), tokenizer.special
+        self._program, self._reading = _compiled(jinja), tokenizer.reading_special()
+        self._marks_answers = re.search(r"\{%-?\s*generation\b", jinja) is not None
+        roles = {role: token for role in ROLES if (token := getattr(special, role)) is not None}
+        self._names = {f"{role}_token": tokenizer.token(token) for role, token in roles.items()}
+        control = [name for number, name in enumerate(tokenizer.tokens) if name and tokenizer.is_special(number)]
+        self._control = re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True))) or "(?!)")
+
+    def text(self, messages: Sequence[Message], *, prompt: bool = False) -> str:
+        """The text of messages. prompt: with the beginning of the next answer."""
+        return _MARK.sub("", self._rendered(messages, prompt=prompt))
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """The ids of messages, and of the beginning of the answer to the last one."""
+        return self._encoded(self._rendered(messages, prompt=True)).ids
+
+    def encode(self, messages: Sequence[Message]) -> ChatIds:
+        """The ids of a whole conversation. Raises InputError where its answers cannot be found."""
+        marked = self._rendered(messages)
+        return self._encoded(marked if self._marks_answers else self._with_answers(messages, marked))
+
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """The ids that end an answer: the first special token after the text of one, and the end of a text."""
+        found, eos = self.encode(PROBE), self.tokenizer.special.eos
+        last = [token for token in np.array(found.ids)[found.answers].tolist() if self.tokenizer.is_special(token)]
+        return tuple(dict.fromkeys([*last[:1], *([] if eos is None else [eos])]))
+
+    def _rendered(self, messages: Sequence[Message], *, prompt: bool = False) -> str:
+        """The text with its marks."""
+        given = [self._marked(message) for message in messages]
+        try:
+            text: str = self._program.render(messages=given, add_generation_prompt=prompt, **self._names)
+        except Exception as error:  # a foreign program may raise anything
+            raise InputError(f"the chat template refuses these messages: {error}") from None
+        return text
+
+    def _marked(self, value: Any) -> Any:
+        """A value of a message with marks around the control tokens that are typed in it."""
+        if isinstance(value, str):
+            return self._control.sub(f"{TYPED}\\g<0>{TYPED_END}", _MARK.sub("\N{REPLACEMENT CHARACTER}", value))
+        if isinstance(value, Mapping):
+            return {key: each if key == "role" else self._marked(each) for key, each in value.items()}
+        return [self._marked(each) for each in value] if isinstance(value, list | tuple) else value
+
+    def _with_answers(self, messages: Sequence[Message], marked: str) -> str:
+        """The rendered text with marks around answers, for a template without blocks of them."""
+        parts, done = list[str](), 0
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before, alone = self._rendered(messages[:number], prompt=True), self._rendered(messages[: number + 1])
+            # Some templates write one more token after the last turn.
+            followed = marked if number + 1 < len(messages) else self._rendered([*messages, PROBE[0]])
+            shared = len(commonprefix([alone, followed]))  # noqa: RUF071 (these are no paths)
+            ends = [match.end() for match in self._control.finditer(marked, len(before), shared)]
+            if not alone.startswith(before) or not marked.startswith(before) or (not ends and shared < len(alone)):
+                raise InputError(
+                    f"the chat template writes the messages before answer {number + 1} in another way than inside the "
+                    "whole conversation, so the answer cannot be told apart",
+                    hint="put {% generation %} and {% endgeneration %} around answers in the template",
+                )
+            end = ends[-1] if ends else shared
+            parts += [marked[done : len(before)], ANSWER, marked[len(before) : end], ANSWER_END]
+            done = end
+        return "".join([*parts, marked[done:]])
+
+    def _encoded(self, marked: str) -> ChatIds:
+        """The ids of a rendered text, by its marks."""
+        texts, typed, spans, length = list[str](), [0], list[int](), 0
+        for part in _MARK.split(marked):
+            if part in (TYPED, TYPED_END):
+                typed.append(length)
+            elif part in (ANSWER, ANSWER_END):
+                spans.append(length)
+            else:
+                texts.append(part)
+                length += len(part)
+        text, ids, offsets = "".join(texts), list[int](), list[tuple[int, int]]()
+        for number, (start, end) in enumerate(zip(typed, [*typed[1:], length], strict=True)):
+            if start < end:
+                found, places = (self.tokenizer if number % 2 else self._reading).encode_spans(text[start:end])
+                ids += found
+                offsets += [(start + first, start + last) for first, last in places]
+        answers = np.zeros(len(ids), dtype=bool)
+        first_t, last_t = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
+        for start, end in zip(spans[::2], spans[1::2], strict=True):
+            [inside] = np.nonzero((first_t < end) & (last_t > start))
+            if len(inside):
+                answers[inside[0] : inside[-1] + 1] = True
+        return ChatIds(ids, answers)
+
+
+def read_template(path: Path) -> str:
+    """The text of a file with a template. Raises InputError for one that is no text, or too large."""
+    try:
+        return read_bounded(path, max_bytes=MAX_BYTES).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: byte {error.start} is not UTF-8") from None
+
+
+def _compiled(source: str) -> Any:
+    """The template with what transformers gives to chat templates. InputError, with the line, for wrong syntax."""
+    import jinja2
+    from jinja2 import nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """Marks what a block `{% generation %}` writes."""
+
+        tags = {"generation"}  # noqa: RUF012 (as the base class declares it)
+
+        def parse(self, parser: Any) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.CallBlock(self.call_method("marked"), [], [], body).set_lineno(line)
+
+        def marked(self, caller: Callable[[], str]) -> str:
+            return f"{ANSWER}{caller()}{ANSWER_END}"
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+    extensions = [Generation, loopcontrols]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise InputError(f"the chat template, line {error.lineno}: {error.message}") from None
