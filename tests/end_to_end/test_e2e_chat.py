@@ -64,8 +64,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     for words in (
         ("--config", "recipe.yaml", "--data", "text.txt", "--out", "base"),
-        ("--init-from", "base", "--objective", "chat", "--data", "chats.jsonl", "--max-steps", "150",
-         "--set", "training.eval_every=150", "--set", "training.save_every=150", "--out", "assistant"),
+        ("--init-from", "base", "--objective", "chat", "--data", "chats.jsonl", "--max-steps", "200",
+         "--set", "training.eval_every=200", "--set", "training.save_every=200", "--out", "assistant"),
     ):  # fmt: skip
         subprocess.run([sys.executable, "-m", "tformer", "train", *words], cwd=folder, env=environment, check=True)
     return folder

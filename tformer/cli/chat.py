@@ -133,7 +133,7 @@ class Lines:
     def end_word(self) -> None:
         """Write the last word, on a new line where it does not fit."""
         size = columns_of(self._word)
-        breaks = 0 < self._used and self._used + size > self._width
+        breaks = self._used > 0 and self._used + size > self._width
         self._write("\n" + self._word if breaks else self._word)
         self._used, self._word = (0 if breaks else self._used) + size, ""
 

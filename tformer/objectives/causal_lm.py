@@ -31,6 +31,7 @@ from tformer.objectives.base import (
     PAIR_KEYS,
     SOURCE_KEYS,
     CheckedOptions,
+    DataKind,
     Objective,
     ObjectiveContext,
     TokenObjective,
@@ -41,7 +42,7 @@ from tformer.objectives.collate import WordDropout, document_tensors, documents_
 class CausalLm(TokenObjective):
     """The objective. Batches have `seq_len` inputs with `pad_to="max"`, and never more."""
 
-    data = "text"
+    data: ClassVar[DataKind] = "text"
     head = LmHeadOptions()
     parts = ("decoder",)
     without = ("encoder",)

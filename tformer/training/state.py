@@ -133,4 +133,5 @@ class LossScaler:
         return {"scale": self.scale, "finite_steps": self.finite_steps}
 
     def load_state(self, state: dict[str, float]) -> None:
-        self.scale, self.finite_steps = float(state["scale"]), int(state["finite_steps"])
+        if state:  # none before the first step
+            self.scale, self.finite_steps = float(state["scale"]), int(state["finite_steps"])

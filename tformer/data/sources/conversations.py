@@ -1,10 +1,10 @@
 """Sources of conversations: rows of jsonl and Parquet, in one of the formats that instructions come in.
 
-    messages            {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}
-    prompt_completion   {"prompt": ..., "completion": ...}, each a text, or a list of messages
-    alpaca              {"instruction": ..., "input": ..., "output": ...}; input may be missing or empty
-    sharegpt            {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}]}
-    text                {"text": ...}: no messages, all of it is learned
+messages            {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}
+prompt_completion   {"prompt": ..., "completion": ...}, each a text, or a list of messages
+alpaca              {"instruction": ..., "input": ..., "output": ...}; input may be missing or empty
+sharegpt            {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}]}
+text                {"text": ...}: no messages, all of it is learned
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class ConversationTable(Table):
     conversations: FormatName = "messages"
 
     def row(self, values: list[Any], **facts: Any) -> Conversation:
-        return Conversation(*values, facts["place"])
+        messages, text = values
+        return Conversation(messages, text, facts["place"])
 
     def columns_key(self) -> str:
         return self.conversations
