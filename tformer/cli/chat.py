@@ -64,9 +64,10 @@ def chat(options: ChatOptions) -> None:
     sampler = make_writer(settings, [loaded], on_cut=show_cut_prompt)
     assert isinstance(sampler, Sampler)
     how = "greedy" if sampler.settings.greedy else f"seed {settings.seed}"
-    show_notes([f"chatting with {loaded.path}, {how}", *loaded.notes], dim=True)
-    spinner.end()  # from here on the command waits for lines
     conversation, on_terminal = Conversation(sampler), sys.stdin.isatty()
+    known = [f"{', '.join(COMMANDS)}, /exit; Ctrl-C ends an answer"] if on_terminal else []
+    show_notes([f"chatting with {loaded.path}, {how}", *loaded.notes, *known], dim=True)
+    spinner.end()  # from here on the command waits for lines
     with data_output(None, ALONE) as output:
         for line in _lines():
             try:

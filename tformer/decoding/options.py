@@ -77,12 +77,12 @@ class GenerateOptions:
     ] = None
     chat: Annotated[
         bool,
-        PROMPT("--chat", help="Prompts are messages, in the model's chat template; only the answer is printed."),
+        PROMPT("--chat", help="Prompts are messages; print the answers alone."),
         Use.TEXT,
     ] = False
     system: Annotated[
         str | None,
-        PROMPT("--system", metavar="TEXT", help="System prompt of a chat."),
+        PROMPT("--system", metavar="TEXT", help="System prompt of a chat.", rare=True),
         Use.TEXT,
     ] = None
     special_tokens: Annotated[SpecialTokens, PROMPT] = False

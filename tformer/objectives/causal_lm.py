@@ -31,7 +31,6 @@ from tformer.objectives.base import (
     PAIR_KEYS,
     SOURCE_KEYS,
     CheckedOptions,
-    DataKind,
     Objective,
     ObjectiveContext,
     TokenObjective,
@@ -42,7 +41,7 @@ from tformer.objectives.collate import WordDropout, document_tensors, documents_
 class CausalLm(TokenObjective):
     """The objective. Batches have `seq_len` inputs with `pad_to="max"`, and never more."""
 
-    data: ClassVar[DataKind] = "text"
+    data = "text"
     head = LmHeadOptions()
     parts = ("decoder",)
     without = ("encoder",)

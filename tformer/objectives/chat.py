@@ -24,7 +24,7 @@ from tformer.objectives.collate import documents_of
 class Chat(CausalLm):
     """The objective; the ids of its samples are marked, see `chat_tokens`."""
 
-    data = "chat"
+    data = "chat"  # type: ignore[assignment]
     predicts = "the next token of every answer"
     unused_keys = (
         *(key for key in (*PAIR_KEYS, *LABEL_KEYS, *IMAGE_KEYS, *SOURCE_KEYS) if key != "data.overlong"),
