@@ -1,4 +1,4 @@
-"""`--devices` of generate and classify: the output of one process, byte for byte, whatever the number of processes."""
+"""`--devices` of generate, classify and embed: the output of one process, byte for byte, for any number of them."""
 
 from __future__ import annotations
 
@@ -68,12 +68,13 @@ def inputs(tmp_path: Path) -> Path:
 
 def untimed(messages: str) -> str:
     """The messages without the time and the speed at their end."""
-    return re.sub(r"lines in .*/s", "lines", messages)
+    return re.sub(r"(lines|texts) in .*/s", r"\1", messages)
 
 
 COMMANDS: dict[str, tuple[object, ...]] = {
     "gpt": ("generate", "--batch-size", 3, "--max-new-tokens", 6, "--seed", 5, "--json", "--logprobs"),
     "labels": ("classify", "--top-k", 2),
+    "masks": ("embed", "--batch-size", 2),
     "pairs": ("generate", "--batch-size", 2, "--max-new-tokens", 8, "--n-best", 2, "--beam-size", 2, "--logprobs"),
 }
 
@@ -87,7 +88,7 @@ def test_several_processes_write_what_one_writes(name: str, cli: Cli, runs: Path
     assert one.code == 0 and len(one.out.splitlines()) >= 22
     two = cli(*words, "--devices", 2)
     assert (two.code, two.out, untimed(two.err)) == (0, one.out, untimed(one.err))
-    output = inputs.with_name("out.txt")
+    output = inputs.with_name("out.jsonl" if command == "embed" else "out.txt")
     assert cli(*words, "--devices", 3, "--output", output).code == 0
     assert output.read_text() == one.out
 

@@ -13,6 +13,7 @@ import torch
 
 import tformer
 from tests.random_runs import random_run
+from tformer.decoding import lines
 
 Cli = Callable[..., Any]
 BODY = """
@@ -99,6 +100,14 @@ def test_npy_jsonl_and_parquet_hold_the_same_vectors(body: Path, cli: Cli) -> No
     np.testing.assert_allclose(np.stack(table["vector"]), array, atol=1e-6)
 
 
+def test_two_processes_write_the_index_of_one(body: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "BLOCK_LINES", 2)
+    for name, more in (("one.npy", ()), ("two.npy", ("--devices", 2, "--batch-size", 1))):
+        succeed(cli, "embed", body, "--input", "texts.txt", "--output", name, "--device", "cpu", *more)
+    np.testing.assert_allclose(np.load("two.npy"), np.load("one.npy"), atol=1e-6)
+    assert Path("two.npy.jsonl").read_text() == Path("one.npy.jsonl").read_text()
+
+
 def test_a_table_comes_back_with_its_columns(body: Path, cli: Cli) -> None:
     Path("t.csv").write_text("id,text\n7,abc\n9,hgf\n")
     lines = [json.loads(line) for line in succeed(cli, "embed", body, "--input", "t.csv").splitlines()]
@@ -181,7 +190,14 @@ def test_vectors_of_other_programs_need_a_model_and_may_have_texts(body: Path, c
         (("search", "nan.npy", "a", "--run", "BODY"), "nan.npy: vector 1 has a number that is not finite"),
         (("search", "old.npy", "a", "--input", "texts.txt"), "QUERY and --input exclude each other"),
         (("search", "old.npy", "a", "--top-k", "0"), "must be at least 1, found 0"),
-        (("search", "bad.npy", "a"), "bad.npy.jsonl: damaged"),
+        (("search", "bad.npy", "a"), "bad.npy.jsonl: damaged: line 1: expected a dictionary"),
+        (("search", "facts.npy", "a"), "facts.npy.jsonl: damaged: line 1: options.layer: expected a valid integer"),
+        (("search", "text.npy", "a", "--run", "BODY"), "text.npy.jsonl: damaged: line 2: expected a valid string"),
+        (("search", "pickled.npy", "a"), "pickled.npy: damaged or not .npy: "),
+        (("search", "cut.npy", "a"), "cut.npy: damaged or not .npy: "),
+        (("search", "wide.npy", "a"), "wide.npy: found int64 [2, 8], expected vectors [N, D] of float32"),
+        (("search", "none.npy", ""), "none.npy: no such file"),
+        (("embed", "BODY", "--devices", "2"), "--devices needs --input FILE"),
     ],
 )
 def test_a_mistake_is_one_clear_line(words: tuple[str, ...], expected: str, body: Path, cli: Cli) -> None:
@@ -191,6 +207,13 @@ def test_a_mistake_is_one_clear_line(words: tuple[str, ...], expected: str, body
     np.save("old.npy", np.ones((2, 3), np.float32))
     np.save("bad.npy", np.ones((2, 3), np.float32))
     Path("bad.npy.jsonl").write_text("[]\n3\n")
+    Path("facts.npy").write_bytes(Path("bad.npy").read_bytes())
+    Path("facts.npy.jsonl").write_text('{"options": {"layer": "top"}}\n"a"\n"b"\n')
+    np.save("text.npy", np.ones((1, 8), np.float32))
+    Path("text.npy.jsonl").write_text("{}\n3\n")
+    np.save("pickled.npy", np.array([{}]), allow_pickle=True)
+    Path("cut.npy").write_bytes(Path("text.npy").read_bytes()[:-4])
+    np.save("wide.npy", np.ones((2, 8), np.int64))
     np.save("nan.npy", np.array([[1.0] * 8, [np.nan] * 8], np.float32))
     outcome = cli(*(body if word == "BODY" else word for word in words))
     [line] = [line for line in outcome.err.splitlines() if line.startswith("error:")]

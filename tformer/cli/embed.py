@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections import deque
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
-from tformer.cli.report import console, data_output, show_notes
+from tformer.cli.report import console, data_output, progress_reporter, show_notes
+from tformer.cli.workers import require_input_file, run_in_workers
 from tformer.evaluation.vector_options import NPY, EmbedOptions
 from tformer.support.errors import InputError
 from tformer.support.files import STANDARD_INPUT, refuse_to_replace, require_writable
+from tformer.support.options import flag_words
+from tformer.workers.work import Job, Work
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from tformer.data.sources.labelled import LabelledSource
     from tformer.data.sources.tables import LabelledRow
     from tformer.decoding.lines import Text
     from tformer.loading import Loaded
+    from tformer.workers.worker import Worker
 
 EPILOG = examples(
     '`tformer embed --text "A red apple"`',
@@ -40,110 +43,115 @@ def embed(options: EmbedOptions) -> None:
     """
     options.check_command()
     refuse_to_replace(options.output, options.files)
+    require_input_file(options.devices, options.input_path)
     with StopFlag() as flag:
+
+        def answer(worker: Worker) -> None:
+            from tformer.evaluation.embed import load_for_vectors
+
+            to_index = options.ending == NPY
+            loaded, sha256 = worker.in_turn(lambda: load_for_vectors(options.run, options, hashed=to_index))
+            show_notes([f"embedding with {loaded.path}", *loaded.notes], dim=True)
+            session = _Session(options, loaded, Work(progress_reporter, flag.should_stop, group=worker))
+            if to_index and options.output is not None:
+                session.write_index(options.output, sha256)
+            else:
+                session.write_rows()
+            if session.cut:
+                length = loaded.recipe.seq_len
+                console.print(f"{session.cut:,} texts are longer than {length} tokens and were cut", markup=False)
+
+        job = Job(answer, ["embed", *flag_words(options)])
+        run_in_workers(lambda _: job, devices=options.devices, device=options.device, stop=flag)
+
+
+class _Session:
+    """Embeds every text in its order and writes the vectors. Several workers divide the batches; the leader writes.
+
+    Attributes:
+        cut: texts so far that were longer than in training.
+    """
+
+    def __init__(self, options: EmbedOptions, loaded: Loaded, work: Work) -> None:
         from tformer.data.sources.columns import parse_column
         from tformer.data.sources.labelled import open_texts
         from tformer.decoding.lines import is_table
 
-        loaded, sha256 = load_for_vectors(options.run, options)
-        show_notes([f"embedding with {loaded.path}", *loaded.notes], dim=True)
-        source, cut = None, list[int]()
-        path, by_column = options.input_path or STANDARD_INPUT, options.text_column is not None
-        if options.text is None and is_table(path, by_column=by_column or options.delimiter is not None):
+        self.options, self.loaded, self.work, self.cut = options, loaded, work, 0
+        self.path, self.source = options.input_path or STANDARD_INPUT, None
+        by_column = options.text_column is not None or options.delimiter is not None
+        if options.text is None and is_table(self.path, by_column=by_column):
             column, trained = parse_column(options.text_column), loaded.recipe.data.columns.text
-            source = open_texts(path, column=column, trained=trained, reading=options.reading)
-            show_notes(source.notes)
-        vectors_of = partial(embedded, loaded=loaded, options=options, flag=flag, cut=cut)
-        if options.output is not None and options.output.suffix.lower() == NPY:
-            _write_npy(options, options.output, loaded, sha256, source, vectors_of)
-        else:
-            _write_rows(options, source, vectors_of)
-        if sum(cut):
-            console.print(
-                f"{sum(cut):,} texts are longer than {loaded.recipe.seq_len} tokens and were cut", markup=False
-            )
+            self.source = open_texts(self.path, column=column, trained=trained, reading=options.reading)
+            show_notes(self.source.notes)
 
+    def write_rows(self) -> None:
+        """Write jsonl or Parquet: the table's columns, or the text, and the vector."""
+        from tformer.cli.answers import Answers
 
-def load_for_vectors(run: str | None, options: EmbedOptions) -> tuple[Loaded, str]:
-    """(the model of a path, prepared to embed texts, the hash of its weights). Raises InputError for one of images."""
-    from tformer.decoding.inference import prepare_loaded
-    from tformer.loading import load, weights_hash
-    from tformer.support.device import resolve_device
+        with data_output(self.options.output, self.work.worker) as output:
+            form = SimpleNamespace(output=self.options.output or Path("vectors.jsonl"), as_json=False)
+            answers = Answers(output, form, self.source, inputs=["text"], columns=[("vector", "list")])
+            with answers.written("" if self.options.text is not None else "texts"):
+                for texts in self._blocks(answers.rows()):
+                    vectors_ND = self._vectors(texts, self.work)
+                    if output.leads:
+                        pairs = zip(texts, vectors_ND.tolist(), strict=True)
+                        answers.write_cells(([text], [vector]) for (text, _), vector in pairs)
+                        answers.done += len(texts)
 
-    loaded = load(run, device=resolve_device(options.device), which=options.checkpoint)
-    if loaded.recipe.model.patches is not None:
-        raise InputError(f"{loaded.path} reads images, expected a model of texts", hint="in Python: run.embed(paths)")
-    sha256 = weights_hash(loaded)
-    prepare_loaded(loaded, options.precision, options.quantize)
-    return loaded, sha256
+    def write_index(self, output: Path, sha256: str) -> None:
+        """Write a NumPy array, and beside it the texts and what `tformer search` needs to read a query the same way.
 
+        Memory does not grow with a file: it is read to count its texts, for the vectors, and for the texts. Raises
+        InputError where it changes meanwhile.
+        """
+        from tformer.evaluation.search import beside, write_texts, write_vectors
 
-def embedded(
-    texts: Sequence[Text], loaded: Loaded, options: EmbedOptions, flag: StopFlag, cut: list[int]
-) -> np.ndarray:
-    """fp32 [N, D]: the vectors of texts. Interrupted after a signal. cut: gets the number of texts that were cut."""
-    from tformer.evaluation.embed import embed_texts
-    from tformer.workers.work import Work
+        for path in (output, beside(output)):
+            require_writable(path)
+            refuse_to_replace(path, self.options.files)
+        kept = None if self.source is not None or Path(self.path).is_file() else [*self._blocks()]
 
-    work = Work(should_stop=flag.should_stop)
-    vectors_ND = embed_texts(loaded, texts, options, on_cut=lambda count, _: cut.append(count), work=work)
-    work.raise_if_stopped("while embedding")
-    return vectors_ND
+        def blocks() -> Iterable[list[Text]]:
+            return self._blocks() if kept is None else kept
 
+        count, width = sum(map(len, blocks())), self.options.dimensions or self.loaded.recipe.model.d_model
+        if not count:
+            raise InputError(f"{self.path}: no texts")
 
-def _blocks(options: EmbedOptions, rows: Iterable[LabelledRow] | None) -> Iterator[list[Text]]:
-    """The texts of `--text`, of a table's rows, or of lines."""
-    from tformer.decoding.lines import row_blocks, text_blocks
+        def vectors(part: Work) -> Iterator[np.ndarray]:
+            done = 0
+            for texts in blocks():
+                yield self._vectors(texts, part.piece(done, count))
+                done += len(texts)
 
-    if options.text is not None:
-        return iter([[(options.text, None)]])
-    if rows is not None:
-        return row_blocks(iter(rows))
-    return text_blocks(options.input_path or STANDARD_INPUT, pairs=False, reading=options.reading)
+        with self.work.part("embedding", count, "texts") as part:
+            if not self.work.worker.leads:
+                deque(vectors(part), maxlen=0)
+                return
+            write_vectors(output, vectors(part), count=count, width=width, dtype=self.options.dtype)
+        names = ("pooling", "normalize", "dimensions", "layer")
+        how = {name: getattr(self.options, name) for name in names}
+        facts = {"run": str(self.loaded.path.absolute()), "sha256": sha256, "options": how}
+        write_texts(output, facts, (text for block in blocks() for text, _ in block))
+        note = f"wrote {output} ({count:,} vectors of {width} numbers, {self.options.dtype}) and {beside(output)}"
+        show_notes([note], dim=True)
 
+    def _blocks(self, rows: Iterable[LabelledRow] | None = None) -> Iterator[list[Text]]:
+        """The texts of `--text`, of a table's rows, or of lines."""
+        from tformer.decoding.lines import row_blocks, text_blocks
 
-def _write_rows(
-    options: EmbedOptions, source: LabelledSource | None, vectors_of: Callable[[list[Text]], np.ndarray]
-) -> None:
-    """Write jsonl or Parquet: the table's columns, or the text, and the vector."""
-    from tformer.cli.answers import Answers
-    from tformer.workers.worker import ALONE
+        if self.options.text is not None:
+            return iter([[(self.options.text, None)]])
+        if self.source is not None:
+            return row_blocks(rows or self.source.rows())
+        return text_blocks(self.path, pairs=False, reading=self.options.reading)
 
-    with data_output(options.output, ALONE) as output:
-        form = SimpleNamespace(output=options.output or Path("vectors.jsonl"), as_json=False)
-        answers = Answers(output, form, source, inputs=["text"], columns=[("vector", "list")])
-        with answers.written("" if options.text is not None else "texts"):
-            for texts in _blocks(options, answers.rows()):
-                pairs = zip(texts, vectors_of(texts).tolist(), strict=True)
-                answers.write_cells(([text], [vector]) for (text, _), vector in pairs)
-                answers.done += len(texts)
+    def _vectors(self, texts: list[Text], work: Work) -> np.ndarray:
+        from tformer.evaluation.embed import embed_texts
 
+        def count(number: int, _: int) -> None:
+            self.cut += number
 
-def _write_npy(
-    options: EmbedOptions,
-    output: Path,
-    loaded: Loaded,
-    sha256: str,
-    source: LabelledSource | None,
-    vectors_of: Callable[[list[Text]], np.ndarray],
-) -> None:
-    """Write a NumPy array, and beside it the texts and what `tformer search` needs to read a query the same way."""
-    from tformer.evaluation.search import beside, write_texts, write_vectors
-
-    for path in (output, beside(output)):
-        require_writable(path)
-        refuse_to_replace(path, options.files)
-    blocks = list(_blocks(options, None if source is None else source.rows()))  # the header has the number of texts
-    if not blocks:
-        raise InputError(f"{options.files[0]}: no texts")
-    names = ("pooling", "normalize", "dimensions", "layer")
-    facts = {
-        "run": str(loaded.path.absolute()),
-        "sha256": sha256,
-        "options": {name: getattr(options, name) for name in names},
-    }
-    count, width = sum(map(len, blocks)), options.dimensions or loaded.recipe.model.d_model
-    write_vectors(output, map(vectors_of, blocks), count=count, width=width, dtype=options.dtype)
-    write_texts(output, facts, (text for block in blocks for text, _ in block))
-    note = f"wrote {output} ({count:,} vectors of {width} numbers, {options.dtype}) and {beside(output)}"
-    show_notes([note], dim=True)
+        return embed_texts(self.loaded, texts, self.options, on_cut=count, work=work)

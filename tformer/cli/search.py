@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tformer.cli.command import examples, takes_options
-from tformer.cli.embed import embedded, load_for_vectors
 from tformer.cli.process import StopFlag
 from tformer.cli.report import data_output, show_notes
-from tformer.evaluation.vector_options import EmbedOptions, SearchOptions
+from tformer.evaluation.vector_options import SearchOptions
 from tformer.support.errors import InputError
 from tformer.support.files import STANDARD_INPUT
 from tformer.support.formatting import as_cell
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tformer.decoding.lines import Text
-    from tformer.evaluation.search import VectorIndex
-    from tformer.loading import Loaded
 
 EPILOG = examples(
     '`tformer search texts.npy "fruit that is red"`',
@@ -38,18 +36,27 @@ def search(options: SearchOptions) -> None:
     with StopFlag() as flag:
         from tformer.data.sources.reading import Reading
         from tformer.decoding.lines import text_blocks
+        from tformer.evaluation.embed import embed_texts, load_for_vectors
         from tformer.evaluation.search import VectorIndex
+        from tformer.workers.work import Work
         from tformer.workers.worker import ALONE
 
         index = VectorIndex.open(options.index, texts=options.texts)
-        loaded, how = _model_of(index, options)
+        if (run := options.run or index.facts.run) is None:
+            hint = "name it with --run RUN"
+            raise InputError(f"{options.index}: nothing says which model made the vectors", hint=hint)
+        how = replace(index.facts.options, device=options.device)
+        loaded, sha256 = load_for_vectors(run, how)
+        if index.facts.sha256 not in (None, sha256):
+            hint = "embed the texts again, or name the model with --run"
+            raise InputError(f"{options.index} was made by other weights than those of {loaded.path}", hint=hint)
         show_notes([f"{len(index):,} vectors of {options.index}, queries by {loaded.path}"], dim=True)
         blocks: Iterable[Sequence[Text]] = [[(options.query or "", None)]]
         if options.query is None:
             blocks = text_blocks(options.input_path or STANDARD_INPUT, pairs=False, reading=Reading())
         with data_output(None, ALONE) as output:
             for queries in blocks:
-                vectors_QD = embedded(queries, loaded, how, flag, [])
+                vectors_QD = embed_texts(loaded, queries, how, work=Work(should_stop=flag.should_stop))
                 for (query, _), rows, cosines in zip(queries, *index.nearest(vectors_QD, options.top), strict=True):
                     found = [
                         {"cosine": cosine, "row": row} | ({} if index.texts is None else {"text": index.texts[row]})
@@ -62,18 +69,3 @@ def search(options: SearchOptions) -> None:
                     for each in found:
                         cells = [*before, f"{each['cosine']:.4f}", str(each["row"]), as_cell(str(each.get("text", "")))]
                         output.text("\t".join(cells).rstrip("\t") + "\n")
-
-
-def _model_of(index: VectorIndex, options: SearchOptions) -> tuple[Loaded, EmbedOptions]:
-    """The model that reads the queries, and how. Raises InputError for other weights than those of the index."""
-    run = options.run or index.facts.get("run")
-    if run is None:
-        raise InputError(f"{options.index}: nothing says which model made the vectors", hint="name it with --run RUN")
-    how = EmbedOptions(**index.facts.get("options", {}), device=options.device)
-    loaded, sha256 = load_for_vectors(run, how)
-    if index.facts.get("sha256", sha256) != sha256:
-        raise InputError(
-            f"{options.index} was made by other weights than those of {loaded.path}",
-            hint="embed the texts again, or name the model with --run",
-        )
-    return loaded, how

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
+from tformer.data.sources.reading import ReadsTexts
 from tformer.support import decoding as row
 from tformer.support.decoding import BEAMS, SAMPLING, Neutral, Use
 from tformer.support.errors import InputError
@@ -27,6 +28,7 @@ from tformer.support.options import (
     Precision,
     Quantize,
     SpecialTokens,
+    TableColumn,
     TaskPrefix,
     check_quantize,
     facts_of,
@@ -35,7 +37,6 @@ from tformer.support.options import (
 )
 
 if TYPE_CHECKING:
-    from tformer.data.sources.reading import Reading
     from tformer.decoding.settings import BeamSettings, GenerationSettings
     from tformer.model import Transformer
     from tformer.recipe.sections import Generation
@@ -51,7 +52,7 @@ def batch_on(model: Transformer, usual: int) -> int:
 
 
 @dataclass(frozen=True)
-class GenerateOptions:
+class GenerateOptions(ReadsTexts):
     """The options of `tformer generate`; None: not given, the model's recipe has the default."""
 
     arguments: Annotated[
@@ -71,10 +72,7 @@ class GenerateOptions:
             default="standard input for encoder-decoders",
         ),
     ] = None
-    text_column: Annotated[
-        str | None,
-        PROMPT("--text-column", metavar="C", help="Column of a table, by name or number.", default="as in training"),
-    ] = None
+    text_column: Annotated[TableColumn, PROMPT] = None
     chat: Annotated[
         bool,
         PROMPT("--chat", help="Prompts are messages; print the answers alone."),
@@ -287,13 +285,6 @@ class GenerateOptions:
 
         by_column = self.text_column is not None or self.delimiter is not None
         return by_column or table_format(Path(self.input_path or "")) is not None
-
-    @property
-    def reading(self) -> Reading:
-        """How the input is read. Raises InputError for an unknown encoding or delimiter."""
-        from tformer.data.sources.reading import Reading
-
-        return Reading(self.invalid_utf8, self.encoding, self.delimiter)
 
     @property
     def files(self) -> list[str]:

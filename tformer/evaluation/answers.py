@@ -11,20 +11,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from tformer.data.sources.reading import ReadsTexts
 from tformer.support.errors import InputError
 from tformer.support.files import STANDARD_INPUT
 from tformer.support.formatting import as_cell
 from tformer.support.options import (
-    MACHINE,
     Checkpoint,
     Delimiter,
     Device,
     Devices,
     Encoding,
+    InputsPerBatch,
     InvalidUtf8,
     Panel,
     Precision,
     Quantize,
+    TableColumn,
     Views,
     argument,
     check_quantize,
@@ -34,7 +36,6 @@ from tformer.support.options import (
 if TYPE_CHECKING:
     import numpy as np
 
-    from tformer.data.sources.reading import Reading
     from tformer.decoding.answer_table import Kind
     from tformer.evaluation.classifier import Classifier
     from tformer.evaluation.scored import Thresholds
@@ -46,7 +47,7 @@ INPUT, ANSWER = Panel("What to classify"), Panel("The answer")
 
 
 @dataclass(frozen=True)
-class ClassifyOptions:
+class ClassifyOptions(ReadsTexts):
     """The options of `tformer classify`."""
 
     arguments: Annotated[
@@ -71,10 +72,7 @@ class ClassifyOptions:
             default="standard input if it is piped",
         ),
     ] = None
-    text_column: Annotated[
-        str | None,
-        INPUT("--text-column", metavar="C", help="Column of a table, by name or number.", default="as in training"),
-    ] = None
+    text_column: Annotated[TableColumn, INPUT] = None
     text2_column: Annotated[str | None, INPUT("--text2-column", metavar="C", help="The second text.", rare=True)] = None
     invalid_utf8: Annotated[InvalidUtf8, INPUT] = "strict"
     encoding: Annotated[Encoding, INPUT] = None
@@ -101,10 +99,7 @@ class ClassifyOptions:
     ] = None
     as_json: Annotated[bool, ANSWER("--json", help="Write one JSON object per input, each on its own line.")] = False
     checkpoint: Checkpoint = "best"
-    batch_size: Annotated[
-        int | None,
-        MACHINE("--batch-size", help="Inputs per batch; affects only the speed.", default="chosen by their length"),
-    ] = None
+    batch_size: InputsPerBatch = None
     device: Device = "auto"
     devices: Devices = None
     precision: Precision = "auto"
@@ -178,13 +173,6 @@ class ClassifyOptions:
         if self.text is not None:
             return []
         return list(map(str, self.images)) or [self.input_path or STANDARD_INPUT]
-
-    @property
-    def reading(self) -> Reading:
-        """How texts are read. Raises InputError for an unknown encoding or delimiter."""
-        from tformer.data.sources.reading import Reading
-
-        return Reading(self.invalid_utf8, self.encoding, self.delimiter)
 
     def columns(self, trained: Columns) -> Columns:
         """The columns named on the command line, over those that the model was trained on."""

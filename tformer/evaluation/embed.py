@@ -20,18 +20,30 @@ import torch.nn.functional as F
 from tformer.data.batching.batch import Batch
 from tformer.data.batching.mixture import Samples
 from tformer.data.encoding import EncodedText
+from tformer.decoding.inference import prepare_loaded
 from tformer.decoding.lines import Text
 from tformer.evaluation.classifier import image_context, image_samples
 from tformer.evaluation.predict import GivenSamples, predict
 from tformer.evaluation.vector_options import EmbedOptions
-from tformer.loading import Loaded
+from tformer.loading import Loaded, load, weights_hash
 from tformer.nn.classification_heads import POOLINGS, PooledHead
 from tformer.nn.heads import Output
 from tformer.objectives.labelled import collate_images
+from tformer.support.device import resolve_device
 from tformer.support.errors import InputError
 from tformer.workers.work import QUIET, Work
 
 LAST = "last"  # the pooling eos under the name that others use
+
+
+def load_for_vectors(run: str | None, options: EmbedOptions, *, hashed: bool = True) -> tuple[Loaded, str]:
+    """(the model of a path, prepared to embed texts, the hash of its weights). Raises InputError for one of images."""
+    loaded = load(run, device=resolve_device(options.device), which=options.checkpoint, lazily=not hashed)
+    if loaded.recipe.model.patches is not None:
+        raise InputError(f"{loaded.path} reads images, expected a model of texts", hint="in Python: run.embed(paths)")
+    sha256 = weights_hash(loaded) if hashed else ""
+    prepare_loaded(loaded, options.precision, options.quantize)
+    return loaded, sha256
 
 
 def embed_texts(
@@ -39,10 +51,10 @@ def embed_texts(
     texts: Sequence[Text],
     options: EmbedOptions,
     *,
-    on_cut: Callable[[int, int], None],
+    on_cut: Callable[[int, int], None] = lambda count, length: None,
     work: Work = QUIET,
 ) -> np.ndarray:
-    """fp32 [N, D]: a vector for each text, or pair of texts, in order.
+    """fp32 [N, D]: a vector for each text, or pair of texts, in order. Raises Interrupted once the work is stopped.
 
     on_cut: called with (number of texts that are longer than in training, that length in tokens). They are cut.
     work: see `predict`.
@@ -65,7 +77,9 @@ def embed_texts(
             decoder_input_ids=None if start is None else start.expand(len(examples), -1),
         )
 
-    return _embed(loaded, samples, collate, options, work)
+    vectors_ND = _embed(loaded, samples, collate, options, work)
+    work.raise_if_stopped("while embedding")
+    return vectors_ND
 
 
 def embed_images(loaded: Loaded, paths: Sequence[Path], options: EmbedOptions) -> np.ndarray:

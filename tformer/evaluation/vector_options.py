@@ -8,28 +8,28 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
+from tformer.data.sources.reading import ReadsTexts
 from tformer.support.errors import InputError
 from tformer.support.files import STANDARD_INPUT
 from tformer.support.options import (
-    MACHINE,
     Checkpoint,
     Delimiter,
     Device,
+    Devices,
     Encoding,
+    InputsPerBatch,
     InvalidUtf8,
     Panel,
     Precision,
     Quantize,
     Run,
+    TableColumn,
     argument,
     check_quantize,
     require_at_most_one,
 )
-
-if TYPE_CHECKING:
-    from tformer.data.sources.reading import Reading
 
 INPUT, VECTOR, OUTPUT = Panel("What to embed"), Panel("The vector"), Panel("The output")
 SEARCHED = Panel("The search")
@@ -37,7 +37,7 @@ NPY = ".npy"
 
 
 @dataclass(frozen=True)
-class EmbedOptions:
+class EmbedOptions(ReadsTexts):
     """The options of `tformer embed` and `run.embed`."""
 
     run: Run = None
@@ -51,10 +51,7 @@ class EmbedOptions:
             default="standard input if it is piped",
         ),
     ] = None
-    text_column: Annotated[
-        str | None,
-        INPUT("--text-column", metavar="C", help="Column of a table, by name or number.", default="as in training"),
-    ] = None
+    text_column: Annotated[TableColumn, INPUT] = None
     invalid_utf8: Annotated[InvalidUtf8, INPUT] = "strict"
     encoding: Annotated[Encoding, INPUT] = None
     delimiter: Annotated[Delimiter, INPUT] = None
@@ -98,18 +95,14 @@ class EmbedOptions:
         OUTPUT("--dtype", help="Numbers of a .npy file. int8: each vector's largest number becomes 127."),
     ] = "float32"
     checkpoint: Checkpoint = "best"
-    batch_size: Annotated[
-        int | None,
-        MACHINE("--batch-size", help="Inputs per batch; affects only the speed.", default="chosen by their length"),
-    ] = None
+    batch_size: InputsPerBatch = None
     device: Device = "auto"
+    devices: Devices = None
     precision: Precision = "auto"
     quantize: Quantize = "none"
 
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is computed."""
-        if self.dimensions is not None and self.dimensions < 1:
-            raise InputError(f"--dimensions must be at least 1, found {self.dimensions}")
         check_quantize(self.quantize, self.precision)
 
     def check_command(self) -> None:
@@ -118,23 +111,21 @@ class EmbedOptions:
         require_at_most_one([("--text", self.text), ("--input", self.input_path)])
         if self.text is None and self.input_path is None and sys.stdin.isatty():
             raise InputError("nothing to embed", hint="give --text TEXT or --input FILE, or pipe one text a line")
-        ending = "" if self.output is None else self.output.suffix.lower()
+        ending = self.ending
         if ending not in ("", NPY, ".jsonl", ".parquet"):
             raise InputError(f"--output {self.output}: found {ending}, expected .npy, .jsonl or .parquet")
         if self.dtype != "float32" and ending != NPY:
             raise InputError(f"--dtype {self.dtype} is for a .npy file", hint="--output FILE.npy")
 
     @property
+    def ending(self) -> str:
+        """That of the output file; "" without one."""
+        return "" if self.output is None else self.output.suffix.lower()
+
+    @property
     def files(self) -> list[str]:
         """The inputs as they were written; `-`: standard input."""
         return [] if self.text is not None else [self.input_path or STANDARD_INPUT]
-
-    @property
-    def reading(self) -> Reading:
-        """How texts are read. Raises InputError for an unknown encoding or delimiter."""
-        from tformer.data.sources.reading import Reading
-
-        return Reading(self.invalid_utf8, self.encoding, self.delimiter)
 
 
 @dataclass(frozen=True)

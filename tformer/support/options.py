@@ -222,6 +222,10 @@ Quantize = Annotated[
 TextColumn = Annotated[
     str | None, DATA("--text-column", metavar="C", help="Column of the text in a table: name, or number from 0.")
 ]
+TableColumn = Annotated[
+    str | None,
+    option("--text-column", metavar="C", help="Column of a table, by name or number.", default="as in training"),
+]
 Text2Column = Annotated[str | None, DATA("--text2-column", metavar="C", help="Column of the second text.", rare=True)]
 LabelColumn = Annotated[str | None, DATA("--label-column", metavar="C", help="Column of the label or score.")]
 ENCODING = DATA(
@@ -241,6 +245,10 @@ BadRows = Annotated[
     DATA("--bad-rows", help="Table rows that cannot be used, as without a label.", default="error", rare=True),
 ]
 InvalidUtf8 = Annotated[Errors, option("--invalid-utf8", help="How to treat invalid UTF-8 in --input.", rare=True)]
+InputsPerBatch = Annotated[
+    int | None,
+    MACHINE("--batch-size", help="Inputs per batch; affects only the speed.", default="chosen by their length"),
+]
 TaskPrefix = Annotated[
     str | None,
     option(

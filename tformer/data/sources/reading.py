@@ -67,6 +67,19 @@ class Reading:
         return self.bad_rows == "drop"
 
 
+class ReadsTexts:
+    """Base class of options with `--invalid-utf8`, `--encoding` and `--delimiter`."""
+
+    invalid_utf8: Errors
+    encoding: str | None
+    delimiter: str | None
+
+    @property
+    def reading(self) -> Reading:
+        """How texts are read. Raises InputError for an unknown encoding or delimiter."""
+        return Reading(self.invalid_utf8, self.encoding, self.delimiter)
+
+
 class BadRows:
     """Rows that cannot be used: their number, also by reason, and the lines of the first ones."""
 
