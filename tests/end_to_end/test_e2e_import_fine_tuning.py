@@ -127,3 +127,25 @@ def test_fine_tuning_resumes_exactly(name: str, data: str, kind: str | None, fol
         assert weights_of(out) != expected[0]  # it stopped before its end
         assert train(TrainOptions(out=out, resume=True)).ended
         assert (weights_of(out), records(out)) == expected
+
+
+# --- the rate by the body's width -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ((), "a body of width 16: AdamW, peak rate 0.001 (by its width; --lr changes it)"),
+    (("--lora", 4), "adapters of a body of width 16: AdamW, peak rate 0.003 (by its width; --lr changes it)"),
+    (("--lr", 0.01), None), (("--preset", "bert/finetune"), None), (("--set", "optimizer.lr=0.01"), None),
+])  # fmt: skip
+def test_one_line_says_the_rate_of_an_imported_body(
+    words: Any, said: str | None, cli: Cli, folders: Path, tmp_path: Path
+) -> None:
+    data, run = write_data("labelled", tmp_path), tmp_path / "run"
+    start = ("--init-from", folders / "bert", "--objective", "classification", "--data", data, "--out", run)
+    outcome = cli("train", *start, "--max-steps", 1, *words)
+    assert outcome.code == 0, outcome.err
+    found = " ".join(outcome.err.split())
+    assert ("by its width" in found) == (said is not None) and (said or "") in found
+    stored = tformer.load(run).recipe.optimizer
+    assert cli("train", "--resume", "--out", run, "--max-steps", 2).code == 0
+    assert tformer.load(run).recipe.optimizer == stored  # a resumed run chooses nothing

@@ -15,6 +15,7 @@ from tformer.interop.opening import open_checkpoint
 from tformer.loading import load
 from tformer.objectives import OBJECTIVES, unused_keys
 from tformer.recipe import Resolved, load_recipe, recipe_from_yaml, recipe_to_yaml
+from tformer.recipe.body_defaults import follow_body
 from tformer.recipe.data_defaults import DataChoice, choose_by_data
 from tformer.recipe.followers import UNLIMITED_STEPS
 from tformer.recipe.overrides import DEFAULT
@@ -259,7 +260,8 @@ def _init_from(options: TrainOptions, path: Path) -> Start:
     given = [OBJECTIVES[kind] for kind in _given_objectives(options) if kind in OBJECTIVES]
     is_body = not any(each.objective.trains_bodies for each in stored.objectives) and stored.model.decoder is None
     adapts = is_body and any(objective.trains_bodies for objective in given)
-    if adapts and not (imported or any(_named(options)) or options.config):
+    is_named = any(_named(options))
+    if adapts and not (imported or is_named or options.config):
         options = replace(options, preset=FINE_TUNING)
         extra.append(f"training as in preset {FINE_TUNING}, as neither --preset nor --config was given")
     separate = options.recipe_values().get("tokenizer.separate", stored.separate_vocabularies)
@@ -278,6 +280,10 @@ def _init_from(options: TrainOptions, path: Path) -> Start:
             sets=list(options.sets),
         )
         recipe, taken = resolved.recipe, "weights, model and tokenizer"
+    if not is_named and (imported or adapts or recipe.lora is not None):
+        own = f"file {checkpoint.path / 'recipe.yaml'}"
+        recipe, said = follow_body(recipe, resolved.origins, imported=imported, own=own)
+        extra += [] if said is None else [said]
     if (vectors := recipe.embeddings.path or recipe.embeddings.target_path) is not None:
         raise InputError(
             f"--init-from and --embeddings exclude each other: the tables of {checkpoint.path} would be replaced, "

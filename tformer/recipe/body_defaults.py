@@ -1,0 +1,77 @@
+"""Defaults that follow the body: the optimizer and the peak rate of `--init-from` where nobody names a rate.
+
+A body that was pre-trained elsewhere, or a wide one, is trained by AdamW with a rate that falls with its width; so are
+adapters (LoRA), which take a larger one. A narrow body of our own keeps the optimizer of its recipe or preset (Muon).
+`RULES` holds the two rates; guide/training.md has the measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tformer.recipe.overrides import DEFAULT
+from tformer.recipe.recipe import Recipe
+
+RATES = {"kind", "lr", "adam_lr"}
+"""Keys that choose the optimizer and its rates."""
+
+NARROW = 256
+"""Maximum width of a body of our own that is trained in full with the rates of its recipe or preset."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Peak rate = `at_768` * (768 / width) ** `power`, between `least` and `most`; decay: of the matrices."""
+
+    at_768: float
+    power: float
+    least: float
+    most: float
+    decay: float
+
+    def rate(self, width: int) -> float:
+        """The peak rate of AdamW for a body of this width, rounded to two digits."""
+        return float(f"{min(self.most, max(self.least, self.at_768 * (768 / width) ** self.power)):.1e}")
+
+
+RULES = {
+    "full": Rule(at_768=5e-5, power=1.0, least=1e-5, most=1e-3, decay=0.01),
+    "lora": Rule(at_768=5e-4, power=0.5, least=1e-4, most=3e-3, decay=0.0),
+    "lora of a narrow body": Rule(at_768=2.4e-3, power=0.5, least=4e-3, most=1e-2, decay=0.0),
+}
+"""By what is trained: all weights, or adapters. A narrow body of our own was pre-trained for minutes, with large rates,
+and its adapters have more to learn. Published for width 768: 2e-5 to 5e-5 (BERT, arXiv 1810.04805), adapters 4e-4 to
+5e-4 (RoBERTa, 2106.09685); for width 12,288 adapters 2e-4 (GPT-3, 2106.09685)."""
+
+
+def follow_body(recipe: Recipe, origins: Mapping[str, str], *, imported: bool, own: str) -> tuple[Recipe, str | None]:
+    """The recipe with the optimizer that suits its body, and the line that says so; None where nothing changes.
+
+    Args:
+        origins: those of `Resolved`. What a flag, `--set` or a file gives stays; where all weights are trained, a given
+            rate keeps the whole optimizer, and so does noam, whose factor is no share of a peak.
+        imported: whether the body was pre-trained by another library.
+        own: start of the labels of the values that the body's recipe gives.
+    """
+    adapted, width = recipe.lora is not None, recipe.model.d_model
+    is_narrow = not imported and width <= NARROW
+    rule = RULES["full" if not adapted else "lora of a narrow body" if is_narrow else "lora"]
+    values = {
+        "kind": "adamw",
+        "lr": rule.rate(width),
+        "adam_lr": None,
+        "betas": (0.9, 0.999),
+        "weight_decay": rule.decay,
+        "clip_grad_norm": 1.0,
+    }
+    given = {key for key in values if not origins[f"optimizer.{key}"].startswith((DEFAULT.label, "preset ", own))}
+    keeps = recipe.schedule.kind == "noam" or (is_narrow and not adapted)
+    if keeps or given & RATES - ({"lr"} if adapted else set()):
+        return recipe, None
+    changed = {key: value for key, value in values.items() if key not in given}
+    recipe = recipe.model_copy(update={"optimizer": recipe.optimizer.model_copy(update=changed)})
+    if "lr" in given:
+        return recipe, None
+    what = "adapters of a body" if adapted else "a body"
+    return recipe, f"{what} of width {width}: AdamW, peak rate {recipe.optimizer.lr:g} (by its width; --lr changes it)"
