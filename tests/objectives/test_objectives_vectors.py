@@ -56,6 +56,27 @@ def test_equal_texts_are_no_negatives() -> None:
     assert loss_of(ContrastiveOptions(), batch) == pytest.approx(float(expected), rel=1e-5)
 
 
+def with_negatives() -> Batch:
+    """Pairs with no, one or two negatives; one of these equals the second text of another pair."""
+    samples = [(replace(first, label=None), replace(second, label=None)) for first, second in samples_of("contrastive")]
+    others = [Example(np.array([CLS, *ids, SEP])) for ids in ([9, 10], [11], [12, 13])]
+    more = {0: others[:2], 1: [samples[2][1]], len(samples) - 1: others[2:]}
+    given = [(*pair, *more.get(number, ())) for number, pair in enumerate(samples)]
+    return build_objective([ContrastiveOptions()], context_of()).collate(given, rng=np.random.default_rng(0))
+
+
+def test_hard_negatives_are_further_second_texts_for_every_pair() -> None:
+    batch, pairs = with_negatives(), len(LENGTHS)
+    assert batch.input_ids is not None and len(batch.input_ids) == 2 * pairs + 4
+    with torch.no_grad():
+        vectors = model_of("contrastive")(**batch.model_inputs()).head("embedding").double()
+    vectors = vectors / vectors.norm(dim=-1, keepdim=True)
+    scores = 20 * vectors[:pairs] @ vectors[pairs:].T
+    scores[2, pairs + 2] = -torch.inf  # the negative of pair 1 is the second text of pair 2
+    expected = -scores.log_softmax(dim=1).diagonal().mean()
+    assert loss_of(ContrastiveOptions(), batch) == pytest.approx(float(expected), rel=1e-5)
+
+
 def test_cosent_and_cosine_regression_are_their_formulas() -> None:
     batch = batch_of("similarity")
     assert batch.labels is not None
@@ -75,11 +96,12 @@ def test_cosent_and_cosine_regression_are_their_formulas() -> None:
 @pytest.mark.parametrize("size", [1, 3, 8, 100])
 def test_gradient_caching_changes_neither_loss_nor_gradients(kind: str, size: int) -> None:
     options: Any = {"contrastive": ContrastiveOptions, "similarity": SimilarityOptions}[kind]
-    model, batch = model_of(kind), batch_of(kind)
-    found = [step(build_objective([options(chunk_size=each)], context_of()), model, [batch]) for each in (None, size)]
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5) and found[0][1].keys() == found[1][1].keys()
-    for name, gradient in found[0][1].items():
-        torch.testing.assert_close(found[1][1][name], gradient, rtol=1e-4, atol=1e-6)
+    model = model_of(kind)
+    for batch in (batch_of(kind), *([with_negatives()] if kind == "contrastive" else [])):
+        found = [step(build_objective([options(chunk_size=n)], context_of()), model, [batch]) for n in (None, size)]
+        assert found[0][0] == pytest.approx(found[1][0], rel=1e-5) and found[0][1].keys() == found[1][1].keys()
+        for name, gradient in found[0][1].items():
+            torch.testing.assert_close(found[1][1][name], gradient, rtol=1e-5, atol=1e-6)
 
 
 def test_gradient_caching_draws_the_same_dropout_twice() -> None:

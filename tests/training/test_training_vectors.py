@@ -77,6 +77,26 @@ def test_in_batch_negatives_raise_the_retrieval_of_translations(cli: Cli) -> Non
     assert cli("evaluate", "run").out.splitlines()[:3] == ["examples 16", "queries 16", "documents 16"]
 
 
+def test_hard_negatives_are_read_from_columns_and_lists(cli: Cli) -> None:
+    rows = [(text, translated(text), [translated(WORDS[(number + step) % 64]) for step in (1, 8)][: number % 3])
+            for number, text in enumerate(WORDS)]  # fmt: skip
+    table = "".join("\t".join([a, b, *more, *[""] * (2 - len(more))]) + "\n" for a, b, more in rows)
+    Path("triples.tsv").write_text("anchor\tpositive\tnegative_1\tnegative_2\n" + table)
+    lines = (json.dumps({"anchor": a, "positive": b, "negative": more}) for a, b, more in rows)
+    Path("triples.jsonl").write_text("\n".join(lines))
+    more = ("--max-steps", 4, "--set", "data.valid_fraction=0.25", "--set", "objectives.0.chunk_size=8")
+    found = [train(cli, name, "contrastive", f"triples.{name}", *more)[-1] for name in ("tsv", "jsonl")]
+    assert found[0]["loss"] == found[1]["loss"] and found[0]["mrr"] == found[1]["mrr"]
+    plain = train(cli, "plain", "contrastive", "pairs.tsv", *more)[-1]
+    assert plain["loss"] != found[0]["loss"]
+    Path("one.jsonl").write_text('{"anchor": "the red cat", "positive": "chat rouge", "negative": ["mer", "mer", ""]}\n'
+                                 '{"anchor": "sea", "positive": "mer"}\n')  # fmt: skip
+    report = succeed(cli, "evaluate", "tsv", "--data", "one.jsonl")
+    assert (report["queries"], report["documents"], report["examples"]) == (2, 2, 2)
+    outcome = cli("train", "--config", "bert.yaml", "--objective", "contrastive", "--data", "triples.tsv", "--dry-run")
+    assert "negatives in column 'negative_1,negative_2'" in outcome.err
+
+
 def test_scores_raise_spearman_over_the_plain_mean_of_a_body(cli: Cli) -> None:
     Path("text.txt").write_text("\n".join(WORDS))
     succeed(cli, "train", "--config", "bert.yaml", "--data", "text.txt", "--out", "body")
@@ -162,11 +182,13 @@ def test_a_resumed_training_is_the_uninterrupted_one(cli: Cli) -> None:
         ),
         (("similarity", "scored.tsv", "--folds", "3"), "only labelled examples are cut into folds"),
         (("contrastive", "few.tsv"), "few.tsv: 1 examples are too few"),
+        (("contrastive", "wrong.jsonl"), "wrong.jsonl:2: 'negative' should be text, found int"),
     ],
 )
 def test_a_mistake_is_one_clear_line(words: tuple[str, ...], expected: str, cli: Cli) -> None:
     Path("one.tsv").write_text("text\tlabel\na\t1\nb\t2\n")
     Path("words.tsv").write_text("sentence1\tsentence2\tscore\na\tb\tgood\n")
+    Path("wrong.jsonl").write_text('{"query": "a", "answer": "b"}\n{"query": "a", "answer": "b", "negative": ["c", 3]}')
     Path("few.tsv").write_text("query\tpassage\na\tb\n")
     kind, data, *more = words
     outcome = cli("train", "--config", "bert.yaml", "--objective", kind, "--data", data, "--out", "run", *more)

@@ -2,15 +2,16 @@
 
     loss = - sum_i log( exp(s cos(a_i, b_i)) / sum_j exp(s cos(a_i, b_j)) ),   s = scale, the inverse temperature
 
-(arXiv 1705.00652, 1807.03748; scale 20 as in Sentence-BERT, 1908.10084.) Texts j that equal b_i, or whose partner
-equals a_i, are no negatives of i. The loss is no sum over parts of a batch, so the whole batch is one micro-batch.
+(arXiv 1705.00652, 1807.03748; scale 20 as in Sentence-BERT, 1908.10084.) Hard negatives of any pair are further b_j.
+Texts j that equal b_i, or whose partner equals a_i, are no negatives of i. The loss is no sum over parts of a batch, so
+the whole batch is one micro-batch.
 
 Gradient caching (GradCache, arXiv 2101.06983): with `chunk_size` the model reads that number of texts at a time, keeps
 the vectors alone, and reads each chunk again when its gradient is there. The batch is then limited by time only.
 
 Matryoshka sizes (arXiv 2205.13147): the loss is the mean of that of the whole vectors and of their first n numbers.
 
-Shapes: B pairs, D width.
+Shapes: B pairs, N second texts and negatives, R = B + N rows, D width.
 """
 
 from __future__ import annotations
@@ -52,20 +53,26 @@ class VectorObjective(Objective):
         return {"text": sample[0].ids, "text2": sample[1].ids}
 
     def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:
-        """One batch [2B, T] of pairs of `Example`: all first texts, then all second texts; labels [B] if there are."""
-        sides = [side for sides in zip(*samples, strict=True) for side in sides]
-        batch, labels = pad_examples(sides, self.context, rng=rng), [first.label for first, _ in samples]
-        return batch if labels[0] is None else replace(batch, labels=torch.tensor(np.array(labels, dtype=np.float32)))
+        """One batch [R, T] of tuples of `Example`: all first texts, all second ones, all negatives.
+
+        labels: the scores [B]; zeros beside negatives, so that their length is the number of pairs; else None.
+        """
+        sides = [sample[side] for side in (0, 1) for sample in samples]
+        negatives = [text for sample in samples for text in sample[2:]]
+        batch = pad_examples([*sides, *negatives], self.context, rng=rng)
+        labels = [0.0 if first.label is None else first.label for first, *_ in samples]
+        if samples[0][0].label is None and not negatives:
+            return batch
+        return replace(batch, labels=torch.tensor(np.array(labels, dtype=np.float32)))
 
     def label_count(self, batch: Batch) -> dict[str, int]:
         """{term: pairs of this host batch}."""
-        assert batch.input_ids is not None
-        return {self.head.kind: len(batch.input_ids) // 2}
+        return {self.head.kind: _pairs(batch)}
 
     def loss(self, model: Callable[..., Any], batch: Batch) -> LossResult:
         """The mean of `compare` over the sizes of vectors."""
         inputs, size = batch.model_inputs(), self.options.chunk_size
-        rows = len(inputs["input_ids"])
+        rows, pairs = len(inputs["input_ids"]), _pairs(batch)
 
         def read(start: int) -> Tensor:
             output = model(**{name: tensor[start : start + (size or rows)] for name, tensor in inputs.items()})
@@ -73,40 +80,47 @@ class VectorObjective(Objective):
             return found
 
         if size is None or size >= rows:
-            vectors_2BD = read(0)
+            vectors_RD = read(0)
         else:
             chunks = range(0, rows, size)
-            vectors_2BD = torch.cat([checkpoint(read, start, use_reentrant=False) for start in chunks])
+            vectors_RD = torch.cat([checkpoint(read, start, use_reentrant=False) for start in chunks])
         found = []
         for width in (None, *self.options.sizes):
-            a_BD, b_BD = F.normalize(vectors_2BD[:, :width].float(), dim=-1).chunk(2)
-            found.append(self.compare(a_BD, b_BD, batch))
-        total, count = torch.stack([one for one, _ in found]).mean(), rows // 2
+            unit_RD = F.normalize(vectors_RD[:, :width].float(), dim=-1)
+            found.append(self.compare(unit_RD[:pairs], unit_RD[pairs:], batch))
+        total = torch.stack([one for one, _ in found]).mean()
         metrics = {name: value.detach() for name, value in found[0][1].items()}
-        metrics["count"] = torch.full((), count, device=total.device)
-        return LossResult({self.head.kind: Term(total, count, self.options.weight)}, metrics)
+        metrics["count"] = torch.full((), pairs, device=total.device)
+        return LossResult({self.head.kind: Term(total, pairs, self.options.weight)}, metrics)
 
-    def compare(self, a_BD: Tensor, b_BD: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """(sum of the loss over the pairs, metrics) of vectors of length 1."""
+    def compare(self, a_BD: Tensor, b_ND: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """(sum of the loss over the pairs, metrics) of vectors of length 1; b: of second texts, and negatives."""
         raise NotImplementedError
 
 
+def _pairs(batch: Batch) -> int:
+    """B."""
+    assert batch.input_ids is not None
+    return len(batch.input_ids) // 2 if batch.labels is None else len(batch.labels)
+
+
 class Contrastive(VectorObjective):
-    """The second text of each pair among those of the batch."""
+    """The second text of each pair among those of the batch, and negatives."""
 
     metrics = ("loss", "accuracy", "recall_1", "mrr", "ndcg_10")
     shown_metrics: ClassVar[Mapping[str, str]] = {"mrr": "MRR {:.4f}"}
     predicts = "which second text of the batch belongs to the first"
 
-    def compare(self, a_BD: Tensor, b_BD: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def compare(self, a_BD: Tensor, b_ND: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         assert batch.input_ids is not None
-        scores_BB = self.options.scale * a_BD @ b_BD.T
-        pairs_B = torch.arange(len(a_BD), device=a_BD.device)
-        first_B, second_B = torch.unique(batch.input_ids, dim=0, return_inverse=True)[1].chunk(2)
-        equal_BB = (first_B[:, None] == first_B) | (second_B[:, None] == second_B)
-        scores_BB = scores_BB.masked_fill(equal_BB & (pairs_B[:, None] != pairs_B), -torch.inf)
-        return F.cross_entropy(scores_BB, pairs_B, reduction="sum"), {
-            "correct": (scores_BB.argmax(dim=1) == pairs_B).sum()
+        pairs, pairs_B = len(a_BD), torch.arange(len(a_BD), device=a_BD.device)
+        text_R = torch.unique(batch.input_ids, dim=0, return_inverse=True)[1]
+        first_B, second_N = text_R[:pairs], text_R[pairs:]
+        equal_BN = second_N[:pairs, None] == second_N
+        equal_BN[:, :pairs] |= first_B[:, None] == first_B
+        scores_BN = (self.options.scale * a_BD @ b_ND.T).masked_fill(equal_BN.fill_diagonal_(False), -torch.inf)
+        return F.cross_entropy(scores_BN, pairs_B, reduction="sum"), {
+            "correct": (scores_BN.argmax(dim=1) == pairs_B).sum()
         }
 
 

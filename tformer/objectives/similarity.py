@@ -5,7 +5,7 @@
 
 Without `range`, `cosine` takes scores that lie in [-1, 1] already. (Regression as in arXiv 1908.10084, section 3.)
 
-Shapes: B pairs, D width.
+Shapes: B pairs, N = B second texts, D width.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Similarity(VectorObjective):
     metrics = ("loss", "pearson", "spearman")
     predicts = "the score of the pair, by the cosine of its vectors"
 
-    def compare(self, a_BD: Tensor, b_BD: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        labels_B, cosines_B = batch.labels, (a_BD * b_BD).sum(dim=-1)
+    def compare(self, a_BD: Tensor, b_ND: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        labels_B, cosines_B = batch.labels, (a_BD * b_ND).sum(dim=-1)
         assert labels_B is not None
         if self.options.loss == "cosine":
             low, high = self.options.range or (0.0, 1.0)

@@ -1,9 +1,9 @@
-"""Pairs of texts whose vectors are compared: texts that belong together, or with a score of their similarity."""
+"""Pairs of texts whose vectors are compared: with a score, or texts that belong together, with or without negatives."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from tformer.data.shards.labelled_tokens import LabelledTokens, tokenize_labelled
 from tformer.data.sources.labelled import LabelledSource, open_labelled
+from tformer.data.sources.tables import LabelledRow
 from tformer.evaluation.classifier import GivenRows
 from tformer.evaluation.embed import pooling_named
 from tformer.evaluation.options import EvaluationOptions
@@ -51,15 +52,21 @@ QUERIES = 256  # compared with all documents at a time
 
 @dataclass(frozen=True)
 class PairedTexts(LabelledTokens):
-    """The first texts of pairs, with their scores (zeros where there are none), and the second texts."""
+    """The first texts of pairs, with their scores (zeros where there are none), the second texts, and negatives.
+
+    Attributes:
+        ends: int64 [N]: the number of negatives of each pair and of those before it.
+    """
 
     second: LabelledTokens | None = None
+    negatives: LabelledTokens | None = None
+    ends: np.ndarray | None = None
 
     @property
     def sides(self) -> tuple[LabelledTokens, LabelledTokens]:
         """The first and the second texts, each alone."""
         assert self.second is not None
-        own = {name: value for name, value in vars(self).items() if name != "second"}
+        own = {each.name: getattr(self, each.name) for each in fields(LabelledTokens)}
         return LabelledTokens(**own), self.second
 
     @property
@@ -68,13 +75,27 @@ class PairedTexts(LabelledTokens):
         return np.maximum(*(side.lengths for side in self.sides))
 
     def examples(self, epoch: int, indices: Sequence[int] | np.ndarray) -> list[Any]:
-        """The pairs of `Example` with these numbers."""
-        return list(zip(*(side.examples(epoch, indices) for side in self.sides), strict=True))
+        """(first text, second text, negatives) with these numbers, each an `Example`."""
+        pairs = list(zip(*(side.examples(epoch, indices) for side in self.sides), strict=True))
+        if self.negatives is None:
+            return pairs
+        found = [self.negatives.examples(epoch, self._places([index])) for index in indices]
+        return [(*pair, *negatives) for pair, negatives in zip(pairs, found, strict=True)]
 
     def subset(self, indices: Sequence[int] | np.ndarray) -> PairedTexts:
         """Some of the pairs, in this order."""
         first, second = (side.subset(indices) for side in self.sides)
-        return PairedTexts(**vars(first), second=second)
+        more: dict[str, Any] = {}
+        if self.negatives is not None:
+            more["negatives"] = self.negatives.subset(self._places(indices))
+            more["ends"] = np.cumsum([len(row.negatives) for row in first.rows])
+        return PairedTexts(**vars(first), second=second, **more)
+
+    def _places(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
+        """The numbers of the negatives of these pairs."""
+        assert self.ends is not None
+        ends = np.append(0, self.ends)
+        return np.concatenate([np.arange(ends[index], ends[index + 1]) for index in indices])
 
 
 def read_pairs(
@@ -85,23 +106,32 @@ def read_pairs(
     if not sources[0].has_text2:
         hint = "name the second column with --text2-column"
         raise InputError(f"{name}: found one text a row, expected pairs of texts", hint=hint)
-    alone = [replace(row, text2=None) for row in rows], [replace(row, text=row.text2 or "", text2=None) for row in rows]
-    given: dict[str, Any] = {"seq_len": recipe.seq_len, "index": None, "truncation": recipe.data.truncation}
-    first, second = (
-        tokenize_labelled([GivenRows(side, name)], tokenizer, numeric=scores, work=work, **given) for side in alone
-    )
+
+    def tokens(texts: Iterable[tuple[LabelledRow, str | None]], numeric: bool = False) -> LabelledTokens:
+        alone = GivenRows([replace(row, text=text or "", text2=None) for row, text in texts], name)
+        facts: dict[str, Any] = {"seq_len": recipe.seq_len, "truncation": recipe.data.truncation, "work": work}
+        return tokenize_labelled([alone], tokenizer, index=None, numeric=numeric, **facts)
+
+    first, second = tokens(((row, row.text) for row in rows), scores), tokens((row, row.text2) for row in rows)
     fingerprint = " ".join([first.fingerprint, *(source.fingerprint() for source in sources)])
     labels = first.labels if scores else np.zeros(len(rows), dtype=np.float32)
-    own = vars(first) | {"fingerprint": fingerprint, "labels": labels, "rows": rows}
-    return PairedTexts(**own, second=second)
+    own = vars(first) | {"fingerprint": fingerprint, "labels": labels, "rows": rows, "second": second}
+    if any(row.negatives for row in rows):
+        own["negatives"] = tokens((row, text) for row in rows for text in row.negatives)
+        own["ends"] = np.cumsum([len(row.negatives) for row in rows])
+    return PairedTexts(**own)
 
 
-def report_of_vectors(samples: PairedTexts, a_ND: np.ndarray, b_ND: np.ndarray, *, scores: bool) -> dict[str, Any]:
+def report_of_vectors(samples: PairedTexts, a_ND: np.ndarray, *others: np.ndarray, scores: bool) -> dict[str, Any]:
     """Correlations of the cosines with the scores, or retrieval metrics of first texts that look for their second ones.
 
     Equal second texts are one document, and the second texts of equal first texts are relevant to all of these.
+    Negatives are further documents.
+
+    others: the vectors of the second texts, and of all negatives.
     """
-    a_ND, b_ND = (side / np.maximum(np.linalg.norm(side, axis=1, keepdims=True), 1e-12) for side in (a_ND, b_ND))
+    sides = a_ND, np.concatenate(others)
+    a_ND, b_ND = (side / np.maximum(np.linalg.norm(side, axis=1, keepdims=True), 1e-12) for side in sides)
     if scores:
         if len(samples) < 2:
             raise InputError(f"a correlation needs at least 2 pairs, found {len(samples)}")
@@ -111,9 +141,8 @@ def report_of_vectors(samples: PairedTexts, a_ND: np.ndarray, b_ND: np.ndarray, 
     queries, first_of_query, query_N = np.unique(
         [row.text for row in samples.rows], return_index=True, return_inverse=True
     )
-    documents, first_of_document, document_N = np.unique(
-        [row.text2 for row in samples.rows], return_index=True, return_inverse=True
-    )
+    texts = [row.text2 or "" for row in samples.rows] + [text for row in samples.rows for text in row.negatives]
+    documents, first_of_document, document_N = np.unique(texts, return_index=True, return_inverse=True)
     order = np.argsort(query_N, kind="stable")
     relevant = np.split(document_N[order], np.searchsorted(query_N[order], np.arange(1, len(queries))))
     ranks = []
@@ -144,7 +173,8 @@ class PairsHeldOut(HeldOut):
 
         sides = [
             predict_scores(model, side, collate, head=self.objective.head.kind, work=work, **options)
-            for side in samples.sides
+            for side in (*samples.sides, samples.negatives)
+            if side is not None and len(side)
         ]
         if work.should_stop():
             return {}
@@ -257,7 +287,8 @@ def with_vectors(loaded: Loaded, pooling: str) -> Loaded:
 
 
 def _open(specs: Any, data: Any, *, scores: bool, needed: bool = True, **columns: Any) -> list[LabelledSource]:
-    facts: dict[str, Any] = {"needs_label": scores and needed, "numeric_label": scores, "reading": data.reading}
+    facts: dict[str, Any] = {"needs_label": scores and needed, "numeric_label": scores, "matches": not scores}
+    facts["reading"] = data.reading
     columns = {role: each.model_copy(update={} if scores else {"label": None}) for role, each in columns.items()}
     return open_labelled(specs, **columns, **facts)
 
@@ -265,4 +296,4 @@ def _open(specs: Any, data: Any, *, scores: bool, needed: bool = True, **columns
 def _texts(sources: Sequence[LabelledSource]) -> Iterator[str]:
     for source in sources:
         for row in source.rows():
-            yield from (row.text, row.text2 or "")
+            yield from (row.text, row.text2 or "", *row.negatives)

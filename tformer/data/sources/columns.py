@@ -20,7 +20,7 @@ from tformer.support.formatting import shortened, whole_number
 
 Column = str | int | None
 
-ROLES = {role: role for role in ("text", "text2", "label", "group", "source", "target")} | {"text2": "second text"}
+ROLES = {role: role for role in ("text", "label", "group", "source", "target", "negatives")} | {"text2": "second text"}
 """The roles in words."""
 
 PAIRS = (
@@ -29,6 +29,8 @@ PAIRS = (
     *(("question1", "question2"), ("premise", "hypothesis"), ("question", "sentence"), ("question", "passage")),
     *(("query", "passage"), ("query", "document"), ("#1_string", "#2_string")),
 )
+MATCHES = (("anchor", "positive"), ("query", "positive"), ("query", "answer"), ("question", "answer"))
+NEGATIVES = re.compile(r"(hard_)?neg(ative)?s?(_?\d+)?")
 TEXTS = (
     *("text", "sentence", "text_a", "text1", "sentence1", "question", "premise", "content", "review", "document"),
     *("comment", "comment_text", "tweet", "message", "query", "utterance", "passage", "article", "body", "abstract"),
@@ -157,6 +159,7 @@ class Layout(ABC):
     """A set of roles, and the rules that find their columns."""
 
     roles: ClassVar[tuple[str, ...]]
+    apart: ClassVar[frozenset[str]] = frozenset()  # roles whose columns, and lists of texts, are not joined
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -220,6 +223,7 @@ class LabelledLayout(Layout):
     separator: str = "|"
 
     roles: ClassVar[tuple[str, ...]] = ("text", "text2", "label", "group")
+    pairs: ClassVar[tuple[tuple[str, str], ...]] = PAIRS
     text_names: ClassVar[frozenset[str]] = TEXT_NAMES
 
     @property
@@ -277,7 +281,7 @@ class LabelledLayout(Layout):
     def _choose_by_name(self, names: list[str], chosen: dict[str, int]) -> None:
         """Known names: pairs of texts first. A table of which only the text was named has one text a row."""
         if "text" not in chosen:
-            for first, second in PAIRS:
+            for first, second in self.pairs:
                 if "text2" in chosen:
                     fits = names[chosen["text2"]] == second and first in names
                 else:
@@ -311,6 +315,29 @@ class LabelledLayout(Layout):
             free.sort(key=unlike_labels, reverse=True)
         if self.needs_label or "text" in missing:  # a column beside a known text need not be a label
             chosen.update(zip(missing, free, strict=True))
+
+
+@dataclass(frozen=True)
+class MatchLayout(LabelledLayout):
+    """Two texts that belong together, and hard negatives: texts beside the second one that do not match the first."""
+
+    needs_label: bool = False
+
+    roles: ClassVar[tuple[str, ...]] = ("text", "text2", "negatives")
+    apart: ClassVar[frozenset[str]] = frozenset({"negatives"})
+    pairs: ClassVar[tuple[tuple[str, str], ...]] = (*MATCHES, *PAIRS)
+    text_names: ClassVar[frozenset[str]] = TEXT_NAMES.union(*MATCHES)
+
+    @property
+    def keeps_blank_lines(self) -> bool:
+        return False
+
+    def choose(self, head: Head, named: Mapping[str, str | int]) -> Chosen:
+        """Negatives are the columns with such a name."""
+        chosen = super().choose(head, named)
+        free = [number for number, name in enumerate(head.normalized_names) if NEGATIVES.fullmatch(name)]
+        free = [number for number in free if number not in _flat(chosen)]
+        return chosen | ({"negatives": tuple(free)} if free else {})
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numpy as np
 
 from tformer.data.permutation import derive_key, permute_by_network
 from tformer.data.sources.builtin import DEFAULTS, PREFIX, find_builtin
-from tformer.data.sources.columns import WHOLE_FLOAT, Column, LabelledLayout, TextLayout, is_number
+from tformer.data.sources.columns import WHOLE_FLOAT, Column, LabelledLayout, MatchLayout, TextLayout, is_number
 from tformer.data.sources.files import Source, SourceSpec, format_ending, locate
 from tformer.data.sources.reading import Reading
 from tformer.data.sources.tables import IN_FOLDERS, LabelledRow, Table, guessed_columns, open_tables, whole_characters
@@ -55,10 +55,12 @@ class LabelledTable(Table):
                 label = label.removesuffix(".0")
             if self.check_label is not None and label is not None:
                 self.check_label(label, place)
+        if "negatives" in found:
+            facts["negatives"] = tuple(text for text in found["negatives"] if text.strip())
         return LabelledRow(found["text"], found.get("text2"), label, **facts)
 
     def columns_key(self) -> str:
-        roles = [role for role in self.layout.roles if role != "group" or role in self.columns]
+        roles = [role for role in self.layout.roles if role not in ("group", "negatives") or role in self.columns]
         return ":".join(str(self.columns.get(role, (None,))[0]) for role in roles)
 
 
@@ -108,6 +110,7 @@ def open_labelled(
     numeric_label: bool = False,
     multi_label: bool = False,
     separator: str = "|",
+    matches: bool = False,
 ) -> list[LabelledSource]:
     """One source per entry; without entries, the built-in labelled text.
 
@@ -117,11 +120,13 @@ def open_labelled(
         needs_label: False: rows may have no label, lines of plain text are read too, and no row is left out.
         numeric_label: labels are scores, finite numbers.
         multi_label: labels may be lists (in jsonl and Parquet), joined by `separator`, and empty.
+        matches: texts that belong together, without labels, and their negatives (`MatchLayout`).
 
     Raises InputError: what cannot be read, no rows, a column that is missing or ambiguous, sources of which only some
     have two texts a row, weights (rows are not mixed).
     """
-    layout = LabelledLayout(needs_label, numeric_label, multi_label, separator)
+    kind = MatchLayout if matches else LabelledLayout
+    layout = kind(needs_label, numeric_label, multi_label, separator)
     if len(specs) > 1 and any(spec.weight is not None for spec in specs):
         raise InputError("data.train: labelled sources have no weights: every row is read once in an epoch")
     paths = [spec.path for spec in specs] or [DEFAULTS["labels"]]

@@ -62,7 +62,7 @@ class LabelledRow:
 
     `number` counts the rows of its table from 0, `id` is its cell in the table's column of ids; None: there is none.
     `group`: rows of one group are never divided between training and what it is measured on. `record`: all cells in
-    the order of `Table.names`, of jsonl the object; None: the table does not keep it.
+    the order of `Table.names`, of jsonl the object; None: the table does not keep it. `negatives`: wrong second texts.
     """
 
     text: str
@@ -73,6 +73,7 @@ class LabelledRow:
     id: str | None = field(default=None, compare=False)
     group: str | None = field(default=None, compare=False)
     record: list[Any] | dict[str, Any] | None = field(default=None, compare=False)
+    negatives: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,8 +256,8 @@ class Table(ABC):
         return self._parse_cells() if self.format in CELLS else self._parse_record()
 
     def _parse_cells(self) -> Callable[[str, list[str]], tuple[list[Any], Any]]:
-        columns = list(self.columns.values())
-        has_joined = any(len(numbers) > 1 for numbers in columns)
+        columns, joins = list(self.columns.values()), self._joins
+        is_plain = all(len(numbers) == 1 for numbers in columns) and list not in joins
 
         def parse(place: str, cells: list[str]) -> tuple[list[Any], Any]:
             if not cells:
@@ -266,15 +267,21 @@ class Table(ABC):
                     f"{place}: expected {self.width} fields, found {len(cells)}",
                     hint='put a field with a comma or a line break in "quotes"' if self.format == ".csv" else None,
                 )
-            if has_joined:
-                return [_joined([cells[column] for column in numbers]) for numbers in columns], cells
+            if not is_plain:
+                given = ([cells[column] for column in numbers] for numbers in columns)
+                return [join(texts) for join, texts in zip(joins, given, strict=True)], cells
             return [cells[numbers[0]] for numbers in columns], cells
 
         return parse
 
+    @property
+    def _joins(self) -> list[Callable[[list[str]], Any]]:
+        """What becomes of the texts of each role's columns."""
+        return [list if role in self.layout.apart else _joined for role in self.columns]
+
     def _parse_record(self) -> Callable[[str, Any], tuple[list[Any], Any]]:
         """Of jsonl and Parquet, with values of several types."""
-        names, errors = self.names, self.content.errors
+        names, errors, joins = self.names, self.content.errors, self._joins
         assert names is not None, "every column of jsonl and Parquet has a name"
         keys = {role: [names[column] for column in numbers] for role, numbers in self.columns.items()}
         required = [(role, key) for role in self.layout.required for key in keys.get(role, ())]
@@ -284,11 +291,17 @@ class Table(ABC):
             for role, key in required:
                 if key not in record:
                     raise _missing_key(record, key, role=role, place=place)
+
+            def texts(role: str, key: str) -> list[str]:
+                value = record.get(key)
+                given = value if isinstance(value, list) and role in self.layout.apart else [value]
+                return [text_value(one, key, place=place, errors=errors) for one in given]
+
             values = [
                 record.get(several[0])
                 if role in ("label", "group")
-                else _joined([text_value(record[key], key, place=place, errors=errors) for key in several])
-                for role, several in keys.items()
+                else join([text for key in several for text in texts(role, key)])
+                for (role, several), join in zip(keys.items(), joins, strict=True)
             ]
             return values, record
 
