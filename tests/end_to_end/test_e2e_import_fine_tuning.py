@@ -149,3 +149,23 @@ def test_one_line_says_the_rate_of_an_imported_body(
     stored = tformer.load(run).recipe.optimizer
     assert cli("train", "--resume", "--out", run, "--max-steps", 2).code == 0
     assert tformer.load(run).recipe.optimizer == stored  # a resumed run chooses nothing
+
+
+@pytest.mark.parametrize(("objective", "follows"), [("classification", True), ("masked_lm", False)])
+def test_a_wide_body_of_our_own_follows_its_width_for_another_objective(
+    objective: str, follows: bool, cli: Cli, tmp_path: Path, text_file: Path
+) -> None:
+    """With the objective that it was trained for it goes on with its own recipe."""
+    sizes = ("model.d_model=260", "model.encoder.num_layers=1", "model.encoder.num_heads=2", "data.seq_len=24")
+    words: list[object] = [word for each in sizes for word in ("--set", each)]
+    words += ["--arch", "bert", "--preset", "pretrain", "--data", text_file, "--out", tmp_path / "a"]
+    body = cli("train", *words, "--max-steps", 1)
+    assert body.code == 0, body.err
+    data = write_data("labelled", tmp_path) if follows else text_file
+    words = ["--init-from", tmp_path / "a", "--objective", objective, "--data", data, "--out", tmp_path / "b"]
+    outcome = cli("train", *words, "--max-steps", 1)
+    assert outcome.code == 0, outcome.err
+    found = " ".join(outcome.err.split())
+    assert ("a body of width 260: AdamW, peak rate 0.00015" in found) == follows
+    one, two = (tformer.load(tmp_path / run).recipe.optimizer for run in "ab")
+    assert (one != two) == follows

@@ -280,7 +280,8 @@ def _init_from(options: TrainOptions, path: Path) -> Start:
             sets=list(options.sets),
         )
         recipe, taken = resolved.recipe, "weights, model and tokenizer"
-    if not is_named and (imported or adapts or recipe.lora is not None):
+    is_new_task = [each.kind for each in recipe.objectives] != [each.kind for each in stored.objectives]
+    if not is_named and (imported or is_new_task or recipe.lora is not None):
         own = f"file {checkpoint.path / 'recipe.yaml'}"
         recipe, said = follow_body(recipe, resolved.origins, imported=imported, own=own)
         extra += [] if said is None else [said]
