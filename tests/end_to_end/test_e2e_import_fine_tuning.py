@@ -166,6 +166,6 @@ def test_a_wide_body_of_our_own_follows_its_width_for_another_objective(
     outcome = cli("train", *words, "--max-steps", 1)
     assert outcome.code == 0, outcome.err
     found = " ".join(outcome.err.split())
-    assert ("a body of width 260: AdamW, peak rate 0.00015" in found) == follows
+    assert ("a body of width 260: AdamW, peak rate 0.00025" in found) == follows
     one, two = (tformer.load(tmp_path / run).recipe.optimizer for run in "ab")
     assert (one != two) == follows

@@ -28,8 +28,8 @@ def followed(resolved: Resolved, *, imported: bool = True) -> tuple[Any, str | N
 
 
 @pytest.mark.parametrize(("width", "full", "lora"), [
-    (64, 6e-4, 1.7e-3), (128, 3e-4, 1.2e-3), (384, 1e-4, 7.1e-4), (768, 5e-5, 5e-4), (1024, 3.8e-5, 4.3e-4),
-    (2048, 1.9e-5, 3.1e-4), (4096, 1e-5, 2.2e-4), (16384, 1e-5, 1.1e-4),
+    (64, 1e-3, 3e-3), (128, 7.3e-4, 3e-3), (384, 1.4e-4, 1e-3), (768, 5e-5, 5e-4), (1024, 3.2e-5, 3.8e-4),
+    (2048, 1.1e-5, 2e-4), (4096, 1e-5, 2e-4), (16384, 1e-5, 2e-4),
 ])  # fmt: skip
 def test_the_rates_fall_with_the_width(width: int, full: float, lora: float) -> None:
     assert (RULES["full"].rate(width), RULES["lora"].rate(width)) == (full, lora)

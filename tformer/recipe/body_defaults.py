@@ -36,8 +36,8 @@ class Rule:
 
 
 RULES = {
-    "full": Rule(at_768=5e-5, power=1.0, least=1e-5, most=1e-3, decay=0.01),
-    "lora": Rule(at_768=5e-4, power=0.5, least=1e-4, most=3e-3, decay=0.0),
+    "full": Rule(at_768=5e-5, power=1.5, least=1e-5, most=1e-3, decay=0.01),
+    "lora": Rule(at_768=5e-4, power=1.0, least=2e-4, most=3e-3, decay=0.0),
     "lora of a narrow body": Rule(at_768=2.4e-3, power=0.5, least=4e-3, most=1e-2, decay=0.0),
 }
 """By what is trained: all weights, or adapters. A narrow body of our own was pre-trained for minutes, with large rates,
