@@ -47,10 +47,11 @@ from tformer.decoding.writers import (
     prepare_models,
     rows_to_prepare,
 )
-from tformer.evaluation import reading
 from tformer.evaluation.answers import AnswerFormat, ClassifyOptions
+from tformer.evaluation.classifier import HEADS
 from tformer.evaluation.embed import embed_images, embed_texts
 from tformer.evaluation.options import EvaluationOptions
+from tformer.evaluation.spans import reader_of
 from tformer.evaluation.vector_options import EmbedOptions
 from tformer.inside.attribution import AttributionReport
 from tformer.inside.embeddings import EmbeddingReport, embedding_report
@@ -311,10 +312,10 @@ class Run(Loaded):
             refused = NOT_OF_CLASSIFY if is_table else NOT_OF_CLASSIFY | OF_TABLES
             each, is_one = (list[Any](), False) if is_table else _as_list(inputs, INPUTS)
             chosen = from_keywords(ClassifyOptions, options, caller="classify", without=refused)
-            loading.require_kind(self.path, self.recipe, reading.HEADS)
+            loading.require_kind(self.path, self.recipe, HEADS)
             prepared = self._classifier(chosen.precision, chosen.quantize)
             _warn(prepared.notes, stacklevel=3)
-            classifier = reading.reader_of(prepared)(prepared, batch_size=chosen.batch_size, views=chosen.views)
+            classifier = reader_of(prepared)(prepared, batch_size=chosen.batch_size, views=chosen.views)
             if is_table:
                 each = _texts_of_table(inputs, chosen, classifier)
             for alone in (replace(chosen, **given) for given in _as_options(each, images=classifier.reads_images)):

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tformer.data.shards.marked_tokens import UNMARKED, MarkedTokens, tokenize_questions
+from tformer.data.shards.labelled_tokens import LabelledTokens
+from tformer.data.shards.marked_tokens import UNMARKED, tokenize_questions
 from tformer.data.sources.questions import QuestionRow, open_questions
+from tformer.objectives.question_answering import QuestionAnsweringOptions
 from tformer.recipe.sections import SourceSpec
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
@@ -90,13 +92,18 @@ def tokenizer() -> Tokenizer:
 
 def windows(
     tokenizer: Tokenizer, row: QuestionRow, *, seq_len: int, stride: int = 4, max_question: int = 9
-) -> MarkedTokens:
-    options: dict[str, Any] = {"seq_len": seq_len, "stride": stride, "max_question": max_question}
-    return tokenize_questions([row], tokenizer, token_types=True, name="a", **options)
+) -> LabelledTokens:
+    options = QuestionAnsweringOptions(stride=stride, max_question=max_question)
+    return tokenize_questions([row], options, tokenizer, seq_len=seq_len, token_types=True, name="a")
 
 
-def texts_of(found: MarkedTokens) -> list[str]:
-    return [CONTEXT[int(each.offsets[0, 0]) : int(each.offsets[-1, 1])] for each in found.details]
+def offsets_of(found: LabelledTokens) -> list[np.ndarray]:
+    rows: Any = found.rows
+    return [row.offsets for row in rows]
+
+
+def texts_of(found: LabelledTokens) -> list[str]:
+    return [CONTEXT[int(each[0, 0]) : int(each[-1, 1])] for each in offsets_of(found)]
 
 
 @pytest.mark.parametrize("stride", [0, 4, 9, 1000])
@@ -104,12 +111,13 @@ def test_windows_overlap_by_the_stride_and_cover_the_context(tokenizer: Tokenize
     row = QuestionRow("Where ?", CONTEXT, None, "", answers=(("Paris", CONTEXT.index("Paris")),))
     found = windows(tokenizer, row, seq_len=20, stride=stride)
     _, offsets = tokenizer.encode_spans(CONTEXT)
-    begins, sizes = [each.begin for each in found.details], [len(each.offsets) for each in found.details]
+    windows_of = [each.tolist() for each in offsets_of(found)]
+    begins, sizes = [offsets.index(tuple(each[0])) for each in windows_of], list(map(len, windows_of))
     size = max(sizes)
     assert begins == [number * (size - min(stride, size // 2)) for number in range(len(begins))]
     assert begins[-1] + sizes[-1] == len(offsets) and (found.lengths <= 20).all()
-    for window in found.details:
-        assert window.offsets.tolist() == list(map(list, offsets[window.begin : window.begin + len(window.offsets)]))
+    for begin, window in zip(begins, windows_of, strict=True):
+        assert window == list(map(list, offsets[begin : begin + len(window)]))
 
 
 def test_the_answer_is_marked_in_every_window_that_holds_it_whole(tokenizer: Tokenizer) -> None:
@@ -118,15 +126,15 @@ def test_the_answer_is_marked_in_every_window_that_holds_it_whole(tokenizer: Tok
     found = windows(tokenizer, row, seq_len=20, stride=6)
     marked = 0
     examples = found.examples(0, range(len(found)))
-    for example, window, context in zip(examples, found.details, texts_of(found), strict=True):
+    for example, window, context in zip(examples, offsets_of(found), texts_of(found), strict=True):
         marks: Any = example.label
         allowed = np.flatnonzero(marks != UNMARKED)
-        assert allowed[0] == 0 and len(allowed) == 1 + len(window.offsets)
+        assert allowed[0] == 0 and len(allowed) == 1 + len(window)
         starts, ends = (np.flatnonzero((marks >= 0) & (marks & bit > 0)) for bit in (1, 2))
         if text in context:
             marked += 1
             places = allowed[1:]
-            first, last = (window.offsets[int(np.searchsorted(places, each[0]))] for each in (starts, ends))
+            first, last = (window[int(np.searchsorted(places, each[0]))] for each in (starts, ends))
             assert CONTEXT[int(first[0]) : int(last[1])] == text
         else:
             assert starts.tolist() == ends.tolist() == [0]
@@ -144,6 +152,6 @@ def test_a_window_is_a_pair_in_the_template(tokenizer: Tokenizer) -> None:
 def test_a_long_question_has_at_most_half_of_the_room(tokenizer: Tokenizer) -> None:
     row = QuestionRow(CONTEXT, CONTEXT, None, "")
     found = windows(tokenizer, row, seq_len=23, max_question=64)
-    assert max(len(each.offsets) for each in found.details) == 10
+    assert max(map(len, offsets_of(found))) == 10
     with pytest.raises(InputError, match="leave no room for two texts"):
         windows(tokenizer, row, seq_len=4)

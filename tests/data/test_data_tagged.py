@@ -12,6 +12,7 @@ import tokenizers
 import transformers
 
 from tformer.data.shards.marked_tokens import UNMARKED, piece_words, tokenize_tagged
+from tformer.data.sources.labelled import LabelIndex
 from tformer.data.sources.tables import TaggedRow
 from tformer.data.sources.tagged import open_tagged
 from tformer.recipe.sections import SourceSpec
@@ -110,7 +111,7 @@ def test_pieces_belong_to_the_words_of_transformers(model: str, tmp_path: Path) 
     rng = np.random.default_rng(5)
     for size in range(1, 30):
         words = [str(word) for word in rng.choice(WORDS, size=size)]
-        row = TaggedRow.of(words, None, "")
+        row = TaggedRow.of(words, (), "")
         ids, offsets = tokenizer.encode_spans(row.text)
         expected = reference(words, is_split_into_words=True, add_special_tokens=False)
         assert ids == expected["input_ids"]
@@ -118,16 +119,17 @@ def test_pieces_belong_to_the_words_of_transformers(model: str, tmp_path: Path) 
 
 
 def test_the_first_piece_of_a_word_has_its_label_and_words_that_are_cut_off_are_unseen() -> None:
-    tokenizer, row = trained("wordpiece"), TaggedRow.of(WORDS, None, "")
-    labels = np.arange(len(WORDS))
-    whole = tokenize_tagged([row], [labels], tokenizer, seq_len=100, name="a", fingerprint="")
-    [mark] = whole.marks
+    tokenizer, row = trained("wordpiece"), TaggedRow.of(WORDS, WORDS, "")
+    given: dict[str, Any] = {"index": LabelIndex(tuple(WORDS)), "tokenizer": tokenizer, "name": "a"}
+    whole = tokenize_tagged([row], seq_len=100, **given)
+    mark: Any = whole.examples(0, [0])[0].label
     ids, offsets = tokenizer.encode_spans(row.text)
     words = piece_words(offsets, row.spans).tolist()
     assert mark[0] == mark[-1] == UNMARKED and len(mark) == len(ids) + 2
     expected = [word if words.index(word) == place else UNMARKED for place, word in enumerate(words)]
-    assert mark[1:-1].tolist() == expected and whole.details[0].seen.all()
-    cut = tokenize_tagged([row], [labels], tokenizer, seq_len=8, name="a", fingerprint="")
-    assert cut.details[0].seen.tolist() == [words.index(word) < 6 for word in labels.tolist()]
+    assert mark[1:-1].tolist() == expected and whole.rows[0].seen.all()  # type: ignore[attr-defined]
+    cut = tokenize_tagged([row], seq_len=8, **given)
+    seen = cut.rows[0].seen  # type: ignore[attr-defined]
+    assert seen.tolist() == [words.index(word) < 6 for word in range(len(WORDS))]
     assert cut.truncated == 1 and "were cut" in cut.notes[0]
     assert len(cut.examples(0, [0])[0].label) == 8  # type: ignore[arg-type]

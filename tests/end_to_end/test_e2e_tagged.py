@@ -12,7 +12,7 @@ import pytest
 
 import tformer
 from tests.end_to_end.labelled_examples import sentences
-from tformer.evaluation.tagger import decode_tags
+from tformer.evaluation.spans import decode_tags
 
 Cli = Callable[..., Any]
 
@@ -102,7 +102,7 @@ def test_words_that_are_cut_off_count_as_outside(cli: Cli, run: Path, tmp_path: 
     report = json.loads(cli("evaluate", run, "--data", tmp_path / "long.conll", "--json").out)
     assert report["recall_micro"] == 0 and report["words"] == 31 and report["accuracy"] == pytest.approx(30 / 31)
     none = np.full((2, 2), np.nan)
-    assert decode_tags([none], ["B-X", "O"]) == [["O", "O"]] and decode_tags([none], ["DET", "NOUN"]) == [[None, None]]
+    assert decode_tags(none, ("B-X", "O")) == ["O", "O"] and decode_tags(none, ("DET", "NOUN")) == [None, None]
 
 
 def test_training_goes_on_from_a_body_and_keeps_the_head_of_the_same_tags(cli: Cli, run: Path, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ WRONG = [
     ("classify RUN --text a --threshold 0.5", "--threshold: ... gives spans of the text, not one label"),
     ("classify RUN --text a --text2 b", "was trained on single texts, not on pairs"),
     ("classify RUN --image x.png", "classifies texts, not images"),
-    ("classify RUN --text a --views 2", "--views: ... labels words"),
+    ("classify RUN --text a --views 2", "--views: ... classifies texts"),
     ("evaluate RUN --data test.conll --mistakes m.tsv", "--mistakes has no meaning here: ... model of tagged words"),
     ("evaluate RUN --data test.conll --plot p.html", "--plot draws the decisions of a classifier"),
     ("evaluate RUN --data test.conll --by position", "predicts no tokens"),

@@ -54,7 +54,7 @@ def classify(options: ClassifyOptions) -> None:
     with StopFlag() as flag:
 
         def answer(worker: Worker) -> None:
-            from tformer.evaluation.reading import reader_of
+            from tformer.evaluation.spans import reader_of
             from tformer.workers.work import Work
 
             with data_output(options.output, worker) as output:
@@ -72,7 +72,7 @@ def classify(options: ClassifyOptions) -> None:
 
 def _load(run: str | None, options: ClassifyOptions) -> Loaded:
     from tformer.decoding.inference import prepare_loaded
-    from tformer.evaluation.reading import HEADS
+    from tformer.evaluation.classifier import HEADS
     from tformer.loading import load
     from tformer.support.device import resolve_device
 

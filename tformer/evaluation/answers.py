@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tformer.decoding.answer_table import Kind
     from tformer.evaluation.classifier import Classifier
     from tformer.evaluation.scored import Thresholds
-    from tformer.evaluation.tagger import Marked
+    from tformer.evaluation.spans import Marked
     from tformer.nn.classification_heads import LabelKind
     from tformer.recipe.sections import Columns
 

@@ -25,33 +25,32 @@ from tformer.data.sources.tables import LabelledRow
 from tformer.evaluation.predict import GivenSamples, predict_scores
 from tformer.evaluation.scored import Scored, Thresholds, probabilities
 from tformer.loading import Loaded
-from tformer.nn.classification_heads import LabelKind
-from tformer.nn.heads import HeadOptions
 from tformer.objectives import ObjectiveOptions, build_objective
 from tformer.objectives.base import ImageContext, Objective, ObjectiveContext
+from tformer.objectives.labelled import LabelledObjective
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns
 from tformer.support.errors import InputError
 from tformer.tokenizer.special import SpecialIds
 from tformer.workers.work import QUIET, Work
 
-HEADS = {options.kind for options in get_args(HeadOptions) if options.label_kind is not None}
+OBJECTIVES = {
+    (each.objective.head.kind, each.objective.head.label_kind): each
+    for each in get_args(ObjectiveOptions)
+    if issubclass(each.objective, LabelledObjective)
+}
+"""The objective of each (kind, kind of label) of a head for labels."""
+
+HEADS = frozenset(kind for kind, _ in OBJECTIVES)
 
 
-def labelled_head(recipe: Recipe) -> tuple[str, LabelKind]:
-    """(name, kind of label) of the recipe's head that predicts one label, several labels or a score per example."""
-    return next((head.kind, head.label_kind) for head in recipe.model.heads if head.label_kind is not None)
+def labelled_head(recipe: Recipe) -> tuple[str, Any]:
+    """(name, kind of label) of the recipe's head for labels or scores; the kind of labels of tokens is None."""
+    return next((head.kind, head.label_kind) for head in recipe.model.heads if head.kind in HEADS)
 
 
 def plain_objective(loaded: Loaded) -> Objective:
     """The run's objective without options of training (class weights, smoothing, word dropout)."""
-    _, label_kind = labelled_head(loaded.recipe)
-    options = get_args(ObjectiveOptions)
-    return built_objective(loaded, next(each() for each in options if each.objective.head.label_kind == label_kind))
-
-
-def built_objective(loaded: Loaded, options: ObjectiveOptions) -> Objective:
-    """The objective with these options, in the context of a loaded model."""
     recipe = loaded.recipe
     context = ObjectiveContext(
         special_ids=SpecialIds() if loaded.tokenizer is None else loaded.tokenizer.special,
@@ -62,7 +61,7 @@ def built_objective(loaded: Loaded, options: ObjectiveOptions) -> Objective:
         target=None if recipe.model.decoder is None else loaded.decoder_tokens,
         images=None if recipe.model.patches is None else image_context(recipe),
     )
-    return build_objective([options], context)
+    return build_objective([OBJECTIVES[labelled_head(recipe)]()], context)
 
 
 def image_context(recipe: Recipe) -> ImageContext:

@@ -68,13 +68,34 @@ def predict(
     samples: Samples,
     collate: Callable[..., Batch],
     read: Callable[[Output, Batch], torch.Tensor],
+    **options: Any,
+) -> np.ndarray:
+    """fp32 [N, L]: what `read` takes from the model's output for a batch, a vector for each sample.
+
+    options: of `predicted`. Once the work is stopped, the remaining vectors are NaN.
+    """
+    parts = list(predicted(model, samples, collate, read, **options))
+    if not parts:
+        return np.full((len(samples), 0), np.nan, dtype=np.float32)
+    found_NL = torch.cat([vectors_NL for _, vectors_NL in parts]).cpu().numpy()  # one copy from the device, at the end
+    require_finite(found_NL, "outputs")
+    result_NL = np.full((len(samples), found_NL.shape[1]), np.nan, dtype=np.float32)
+    result_NL[np.concatenate([indices for indices, _ in parts])] = found_NL
+    return result_NL
+
+
+def predicted(
+    model: nn.Module,
+    samples: Samples,
+    collate: Callable[..., Batch],
+    read: Callable[[Output, Batch], torch.Tensor],
     *,
     taps: Collection[str] = (),
     batch_size: int | None = None,
     batch_tokens: int | None = None,
     work: Work = QUIET,
-) -> np.ndarray:
-    """fp32 [N, L]: what `read` takes from the model's output for a batch, a vector for each sample.
+) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
+    """(numbers of the samples, fp32 what `read` takes from the model's output) of every batch.
 
     The model runs as it is (its `compute_dtype`, on its device), in evaluation mode.
 
@@ -83,13 +104,10 @@ def predict(
         taps: names of inner tensors that the output must hold.
         batch_size: samples at a time; None: as many as make `batch_tokens` tokens with their padding.
         batch_tokens: None: what suits the model's device.
-        work: reports the finished samples, and is polled before every batch; once it is stopped, the remaining vectors
-            are NaN. Several workers divide the batches, and all get all vectors.
+        work: reports the finished samples, and is polled before every batch. Several workers divide the batches, and
+            all get everything.
     """
-    total = len(samples)
-    rng = np.random.default_rng(0)  # for random padding, which changes no score
-    done: list[np.ndarray] = []
-    found: list[torch.Tensor] = []
+    rng, done = np.random.default_rng(0), 0  # rng: for random padding, which changes no score
     device = next(model.parameters()).device
 
     def batches() -> Iterator[tuple[np.ndarray, Batch]]:
@@ -103,16 +121,9 @@ def predict(
 
     with inference(model):
         for (indices, _), vectors_NL in divided(batches(), vectors, work, dtype=torch.float32, device=device):
-            found.append(vectors_NL)
-            done.append(indices)
-            work.report(sum(map(len, done)), total)
-    if not found:
-        return np.full((total, 0), np.nan, dtype=np.float32)
-    found_NL = torch.cat(found).cpu().numpy()  # one copy from the device, at the end
-    require_finite(found_NL, "outputs")
-    result_NL = np.full((total, found_NL.shape[1]), np.nan, dtype=np.float32)
-    result_NL[np.concatenate(done)] = found_NL
-    return result_NL
+            yield indices, vectors_NL
+            done += len(indices)
+            work.report(done, len(samples))
 
 
 def divided(

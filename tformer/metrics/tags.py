@@ -7,13 +7,14 @@
 An entity is right if type, first and last word are (seqeval's mode "strict"): an I- that follows nothing of its type is
 no entity, nor is one of BILOU that never ends.
 
-Shapes: W words, L tags.
+Shapes: N sentences, W words, L tags.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -33,9 +34,9 @@ def split_tag(tag: str | None) -> tuple[str, str]:
     """(prefix, type): B-PER is B and PER, a missing tag and O are O and nothing; the prefix of other tags is empty."""
     if tag is None or tag == OUTSIDE:
         return OUTSIDE, ""
-    prefix, separator, kind = tag.partition("-")
+    prefix, _, kind = tag.partition("-")
     prefix = SAME_PREFIX.get(prefix, prefix)
-    return (prefix, kind) if separator and kind and prefix in ("B", "I", "L", "U") else ("", tag)
+    return (prefix, kind) if kind and prefix in ("B", "I", "L", "U") else ("", tag)
 
 
 def scheme_of(tags: Collection[str]) -> Scheme:
@@ -46,32 +47,26 @@ def scheme_of(tags: Collection[str]) -> Scheme:
     return "bio" if prefixes <= {"B", "I"} else "bilou"
 
 
-def as_bio(tags: Sequence[str]) -> list[str]:
+def as_bio(tags: Sequence[str]) -> tuple[str, ...]:
     """The tags with B- where an I- follows no word of its type: IOB1, as CoNLL-2003 was published, becomes BIO."""
-    before = [OUTSIDE, *tags]
-    return [
-        f"B-{split_tag(tag)[1]}" if not may_follow(last, tag, "bio") else tag
-        for last, tag in zip(before, tags, strict=False)
-    ]
+    pairs = zip([OUTSIDE, *tags], tags, strict=False)
+    return tuple(tag if may_follow(last, tag, "bio") else f"B-{split_tag(tag)[1]}" for last, tag in pairs)
 
 
 def may_follow(before: str | None, tag: str | None, scheme: Scheme) -> bool:
     """Whether a tag may stand behind another one; the border of a sentence counts as O."""
     (last, last_kind), (prefix, kind) = split_tag(before), split_tag(tag)
-    goes_on, is_open, same = prefix in ("I", "L"), last in ("B", "I"), last_kind == kind
-    if scheme == "plain":
-        return True
-    if scheme == "bio":
-        return not goes_on or (is_open and same)
-    return (goes_on and same) if is_open else not goes_on
+    goes_on = prefix in ("I", "L") and last in ("B", "I") and last_kind == kind
+    if scheme == "bilou":
+        return goes_on or (prefix not in ("I", "L") and last not in ("B", "I"))
+    return scheme == "plain" or goes_on or prefix != "I"
 
 
 def entities(tags: Sequence[str | None], scheme: Scheme) -> list[Entity]:
     """The entities of a sentence in order. None: a word that got no tag."""
     if scheme == "plain":
         return [(tag, word, word + 1) for word, tag in enumerate(tags) if tag is not None]
-    found: list[Entity] = []
-    parts = [split_tag(tag) for tag in tags]
+    found, parts = list[Entity](), [split_tag(tag) for tag in tags]
     for start, (prefix, kind) in enumerate(parts):
         if prefix in ("B", "U"):
             stop = start + 1
@@ -84,23 +79,19 @@ def entities(tags: Sequence[str | None], scheme: Scheme) -> list[Entity]:
 
 def entity_counts(
     labels: Sequence[Sequence[Entity]], guesses: Sequence[Sequence[Entity]]
-) -> tuple[np.ndarray, np.ndarray, dict[str, ClassScores]]:
-    """(hits [N], found and there [N] of each sentence, scores of each type in order)."""
-    hits, found, there = Counter[str](), Counter[str](), Counter[str]()
-    rows = []
-    for right, given in zip(labels, guesses, strict=True):
-        both = set(right) & set(given)
-        for counter, several in ((hits, both), (found, given), (there, right)):
-            counter.update(kind for kind, _, _ in several)
-        rows.append((len(both), len(given) + len(right)))
-    of_type = {kind: ClassScores.of(hits[kind], found[kind], there[kind]) for kind in sorted(found | there)}
-    hits_N, given_N = np.array(rows, dtype=np.int64).reshape(-1, 2).T
-    return hits_N, given_N, of_type
+) -> tuple[np.ndarray, dict[str, ClassScores]]:
+    """(int64 [N, 3]: right, found and there in each sentence; the scores of each type in order)."""
+    rows = [(set(right) & set(given), given, right) for right, given in zip(labels, guesses, strict=True)]
+    counters = [Counter(kind for row in rows for kind, _, _ in row[part]) for part in range(3)]
+    kinds = sorted(set().union(*counters))
+    counts_N3 = np.array([[len(part) for part in row] for row in rows], dtype=np.int64).reshape(-1, 3)
+    return counts_N3, {kind: ClassScores.of(*(counter[kind] for counter in counters)) for kind in kinds}
 
 
-def allowed(names: Sequence[str], scheme: Scheme) -> np.ndarray:
+@lru_cache(maxsize=8)
+def allowed(names: tuple[str, ...]) -> np.ndarray:
     """bool [L + 1, L + 1]: whether a column's tag may follow a row's; the last is the border of a sentence."""
-    tags = (*names, None)
+    tags, scheme = (*names, None), scheme_of(names)
     return np.array([[may_follow(before, tag, scheme) for tag in tags] for before in tags])
 
 
@@ -110,15 +101,14 @@ def best_path(scores_WL: np.ndarray, allowed_LL: np.ndarray) -> np.ndarray:
     Where no sequence is allowed, it is one with the fewest forbidden steps.
     """
     step_LL = np.where(allowed_LL, 0.0, FORBIDDEN)
-    if not len(scores_WL):
-        return np.zeros(0, dtype=np.int64)
-    total_L = scores_WL[0] + step_LL[-1, :-1]
-    back = []
-    for scores_L in scores_WL[1:]:
-        reached_LL = total_L[:, None] + step_LL[:-1, :-1]
-        back.append(reached_LL.argmax(axis=0))
-        total_L = reached_LL.max(axis=0) + scores_L
+    total_L, back = step_LL[-1, :-1], list[np.ndarray]()  # back: the best tag before each tag of a word
+    for word, scores_L in enumerate(scores_WL):
+        if word:
+            reached_LL = total_L[:, None] + step_LL[:-1, :-1]
+            back.append(reached_LL.argmax(axis=0))
+            total_L = reached_LL.max(axis=0)
+        total_L = total_L + scores_L
     path = [int((total_L + step_LL[:-1, -1]).argmax())]
     for from_L in reversed(back):
         path.append(int(from_L[path[-1]]))
-    return np.array(path[::-1], dtype=np.int64)
+    return np.array(path[::-1][: len(scores_WL)], dtype=np.int64)

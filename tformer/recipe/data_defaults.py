@@ -192,13 +192,13 @@ def _text_pairs(survey: TextSurvey) -> DataChoice:
     )
 
 
-SENTENCES_SEEN = 100_000
+SENTENCES_SEEN = 30_000
 """Sentences of all epochs together, from which a small model of words and their tags learns."""
 
 
 def _tags(survey: TagSurvey) -> DataChoice:
     """Models that label words: few sentences need many epochs."""
-    epochs = _between(4, SENTENCES_SEEN / max(1, survey.examples), 30)
+    epochs = _between(3, SENTENCES_SEEN / max(1, survey.examples), 30)
     return DataChoice(survey, "tags", {"training.max_epochs": (epochs, plural(epochs, "epoch"))})
 
 

@@ -199,10 +199,6 @@ class EvenlySpread:
         found: Sequence[Any] = self._samples.examples(epoch, self._indices[np.asarray(indices, dtype=np.int64)])
         return found
 
-    def detail(self, index: int) -> Any:
-        """What else is known of a chosen sample (`MarkedTokens.detail`)."""
-        return self._samples.detail(int(self._indices[index]))
-
 
 @dataclass(frozen=True)
 class ChosenData:

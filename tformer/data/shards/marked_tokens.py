@@ -1,25 +1,25 @@
-"""Texts as token ids in memory with a label for each token: sentences of words with tags, questions with their context.
+"""Texts as token ids in memory with a label for each token: sentences of words with tags, questions about a context.
 
 A piece belongs to the first word that ends behind the piece's first character, as `word_ids` of transformers has it:
 where a space has a piece of its own, it belongs to the word that follows.
 """
 
-# Shapes: N examples, T tokens of an example, P pieces of its text, W words.
+# Shapes: N examples, T tokens of an example, P pieces of a text, W words.
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from tformer.data.shards.corpus import Example
 from tformer.data.shards.labelled_tokens import LabelledTokens
 from tformer.data.shards.template import Ragged, pair_template, single_template, text_room
 from tformer.data.shards.token_files import in_batches, token_dtype
+from tformer.data.sources.labelled import LabelIndex
 from tformer.data.sources.questions import QuestionRow
 from tformer.data.sources.tables import LabelledRow, TaggedRow
 from tformer.support.errors import InputError
@@ -28,31 +28,8 @@ from tformer.workers.work import QUIET, Work
 
 UNMARKED = -100  # of a token without a label, as the loss ignores it
 
-
-@dataclass(frozen=True)
-class MarkedTokens(LabelledTokens):
-    """Examples by number whose label is an array.
-
-    Attributes:
-        marks: int64 [T], the label of each token of every example of the whole set.
-        details: what else is known of every example of the whole set: a `Sentence` or a `Window`.
-    """
-
-    marks: tuple[np.ndarray, ...] = ()
-    details: tuple[Any, ...] = ()
-
-    def _of_whole(self, index: int) -> int:
-        """The number in the whole set of an example."""
-        return index if self.numbers is None else int(self.numbers[index])
-
-    def detail(self, index: int) -> Any:
-        """The sentence or window of an example."""
-        return self.details[self._of_whole(index)]
-
-    def examples(self, epoch: int, indices: Sequence[int] | np.ndarray) -> list[Example]:
-        found = super().examples(epoch, indices)
-        marks = (self.marks[self._of_whole(int(index))] for index in indices)
-        return [replace(example, label=mark) for example, mark in zip(found, marks, strict=True)]
+Example = tuple[list[int], list[int] | None, np.ndarray, LabelledRow]
+"""Ids, token types, label of each token, row."""
 
 
 def piece_words(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> np.ndarray:
@@ -60,51 +37,45 @@ def piece_words(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, i
     return np.searchsorted([stop for _, stop in spans], [start for start, _ in offsets], side="right")
 
 
-def first_pieces(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> np.ndarray:
-    """int64 [W]: the first piece of each word; -1 for a word without one."""
-    found = np.full(len(spans) + 1, -1, dtype=np.int64)
-    words, pieces = np.unique(piece_words(offsets, spans), return_index=True)
-    found[words] = pieces
-    return found[:-1]
-
-
 def tokenize_tagged(
-    rows: Sequence[TaggedRow], labels: Sequence[np.ndarray], tokenizer: Tokenizer, *, seq_len: int, **facts: Any
-) -> MarkedTokens:
-    """The sentences as ids; `labels` [W] of each, at the first piece of each word. facts: of `_joined`.
+    rows: Sequence[TaggedRow], index: LabelIndex | None, tokenizer: Tokenizer, *, seq_len: int, **facts: Any
+) -> LabelledTokens:
+    """The sentences as ids, with each word's label at its first piece (0 without an index). facts: of `_joined`.
 
-    Raises InputError for no sentences, and for no room beside the special tokens.
+    Raises InputError for no sentences, an unknown tag, and for no room beside the special tokens.
     """
     template = single_template(tokenizer)
     room = text_room(seq_len, template.num_special)
+    hidden_W = list[int]()  # words that were cut off, of each sentence that is too long
 
-    def examples(row: TaggedRow, number: int) -> Iterator[tuple[np.ndarray, None, np.ndarray, Sentence]]:
+    def examples(row: TaggedRow) -> Iterator[Example]:
         found, offsets = tokenizer.encode_spans(row.text, most=room)
-        first_W = first_pieces(offsets[:room], row.spans)
-        seen_W = first_W >= 0
-        ids = np.array([*template.prefix, *found[:room], *template.suffix], dtype=np.int64)
+        words, firsts = np.unique(piece_words(offsets[:room], row.spans), return_index=True)
+        is_word = words < len(row.spans)
+        words, firsts = words[is_word], firsts[is_word]
+        seen = np.isin(np.arange(len(row.spans)), words)
+        if len(found) > room:
+            hidden_W.append(int((~seen).sum()))
+        ids = [*template.prefix, *found[:room], *template.suffix]
         marks = np.full(len(ids), UNMARKED, dtype=np.int64)
-        marks[len(template.prefix) + first_W[seen_W]] = labels[number][seen_W]
-        yield ids, None, marks, Sentence(labels[number], seen_W, is_cut=len(found) > room)
+        marks[len(template.prefix) + firsts] = 0
+        if index is not None:
+            label_W = index.encode_all(row.tags, [row.place] * len(row.tags))
+            marks[len(template.prefix) + firsts] = label_W[words]
+            row = replace(row, tags=tuple(index.names[label] for label in label_W))
+        yield ids, None, marks, replace(row, seen=seen)
 
-    made = _joined(rows, examples, tokenizer, seq_len=seq_len, **facts)
-    cut = [each for each in made.details if each.is_cut]
-    hidden = sum(int((~each.seen).sum()) for each in cut)
-    note = f"{made.name}: {len(cut):,} of {len(rows):,} sentences are longer than {seq_len} tokens and were cut"
-    return replace(made, truncated=len(cut), notes=(f"{note} ({hidden:,} words)",) if cut else ())
+    made = _joined(rows, examples, tokenizer, seq_len=seq_len, key=str(index), **facts)
+    note = f"{made.name}: {len(hidden_W):,} of {len(rows):,} sentences are longer than {seq_len} tokens and were cut"
+    notes = () if index is None else index.notes()
+    notes += (f"{note} ({sum(hidden_W):,} words)",) if hidden_W else ()
+    return replace(made, truncated=len(hidden_W), notes=notes)
 
 
 def tokenize_questions(
-    rows: Sequence[QuestionRow],
-    tokenizer: Tokenizer,
-    *,
-    seq_len: int,
-    stride: int,
-    max_question: int,
-    token_types: bool,
-    **facts: Any,
-) -> MarkedTokens:
-    """The questions, each with windows of its context that share `stride` tokens. facts: of `_joined`.
+    rows: Sequence[QuestionRow], options: Any, tokenizer: Tokenizer, *, seq_len: int, token_types: bool, **facts: Any
+) -> LabelledTokens:
+    """The questions, each with windows of its context. options: of the objective; facts: of `_joined`.
 
     Labels: 0 where an answer may start or end, which is the context and the first token; 1 where the first answer
     starts, plus 2 where it ends. A window without it has both on the first token. A question has at most half of the
@@ -116,93 +87,71 @@ def tokenize_questions(
     room = text_room(seq_len, template.num_special, texts=2)
     encode = lru_cache(maxsize=1)(tokenizer.encode_spans)  # the questions about a context follow each other
 
-    def examples(row: QuestionRow, _: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, Window]]:
-        question = tokenizer.encode(row.text)[: min(max_question, room // 2)]
+    def examples(row: QuestionRow) -> Iterator[Example]:
+        question = tokenizer.encode(row.text)[: min(options.max_question, room // 2)]
         found, spans = encode(row.text2 or "")
         offsets_P2 = np.array(spans, dtype=np.int64).reshape(-1, 2)
-        size, before = room - len(question), len(template.prefix) + len(question) + len(template.middle)
+        size = room - len(question)
+        head = [*template.prefix, *question, *template.middle]
         first = last = -1
         if row.answers:
             text, start = row.answers[0]
             first = int(np.searchsorted(offsets_P2[:, 1], start, side="right"))
             last = int(np.searchsorted(offsets_P2[:, 0], start + len(text), side="left")) - 1
-        begin = 0
-        while True:
-            part = found[begin : begin + size]
-            ids = [*template.prefix, *question, *template.middle, *part, *template.suffix]
+        step = size - min(options.stride, size // 2)
+        for begin in range(0, max(1, len(found) - size + step), step):
+            part = slice(begin, begin + size)
+            ids = [*head, *found[part], *template.suffix]
             types = [*template.prefix_types, *[0] * len(question), *template.middle_types]
-            types += [*[template.second_type] * len(part), *template.suffix_types]
+            types += [*[template.second_type] * len(found[part]), *template.suffix_types]
             marks = np.full(len(ids), UNMARKED, dtype=np.int64)
-            marks[0] = marks[before : before + len(part)] = 0
-            if begin <= first <= last < begin + len(part):
-                marks[before + first - begin] += 1
-                marks[before + last - begin] += 2
+            marks[0] = marks[len(head) : len(head) + len(found[part])] = 0
+            if begin <= first <= last < begin + len(found[part]):
+                marks[len(head) + first - begin] += 1
+                marks[len(head) + last - begin] += 2
             else:
                 marks[0] = 3
-            window = Window(row, begin, offsets_P2[begin : begin + len(part)])
-            yield np.array(ids, dtype=np.int64), np.array(types, dtype=np.int64), marks, window
-            if begin + size >= len(found):
-                return
-            begin += size - min(stride, size // 2)
+            yield ids, types if token_types else None, marks, replace(row, offsets=offsets_P2[part])
 
-    made = _joined(rows, examples, tokenizer, seq_len=seq_len, **facts)
+    key = f"{options.stride} {options.max_question}"
+    made = _joined(rows, examples, tokenizer, seq_len=seq_len, key=key, **facts)
     note = f"{made.name}: {len(rows):,} questions in {len(made):,} windows of up to {seq_len} tokens"
-    return replace(made, notes=(note,), _types=made._types if token_types else None)
-
-
-@dataclass(frozen=True)
-class Sentence:
-    """labels: int64 [W]; seen: bool [W], the words whose first piece was not cut off."""
-
-    labels: np.ndarray
-    seen: np.ndarray
-    is_cut: bool
-
-
-@dataclass(frozen=True)
-class Window:
-    """row: its question; begin: its first token of the context; offsets: int64 [c, 2], the characters of each."""
-
-    row: QuestionRow
-    begin: int
-    offsets: np.ndarray
+    return replace(made, notes=(note,))
 
 
 def _joined(
-    rows: Sequence[LabelledRow],
-    examples: Callable[[Any, int], Iterator[tuple[np.ndarray, np.ndarray | None, np.ndarray, Any]]],
+    rows: Sequence[Any],
+    examples: Callable[[Any], Iterable[Example]],
     tokenizer: Tokenizer,
     *,
     seq_len: int,
+    key: str,
     name: str,
     fingerprint: str = "",
     work: Work = QUIET,
-) -> MarkedTokens:
-    """The examples (ids, types, marks, details) of every row, given with its number."""
+) -> LabelledTokens:
+    """The examples of every row. key: of what else they depend on."""
     if not rows:
         raise InputError(f"{name}: no rows")
-    sizes = [len(row.text) + len(row.text2 or "") + 1 for row in rows]
-    found, owners, done = list[tuple[Any, Any, Any, Any]](), list[LabelledRow](), 0
-    for batch in in_batches(range(len(rows)), sizes.__getitem__, task=f"tokenizing {name}", work=work):
-        for number in batch:
-            own = list(examples(rows[number], number))
-            found += own
-            owners += [rows[number]] * len(own)
-            done += sizes[number]
-        work.report(done, sum(sizes))
-    ids, types, marks, details = zip(*found, strict=True)
-    lengths = np.array([len(each) for each in ids], dtype=np.int64)
-    dtype = token_dtype(tokenizer.vocab_size)
-    return MarkedTokens(
+
+    def size(row: LabelledRow) -> int:
+        return len(row.text) + len(row.text2 or "") + 1
+
+    found, done, total = list[Example](), 0, sum(map(size, rows))
+    for batch in in_batches(rows, size, task=f"tokenizing {name}", work=work):
+        found += (example for row in batch for example in examples(row))
+        done += sum(map(size, batch))
+        work.report(done, total)
+    ids, types, marks, owners = zip(*found, strict=True)
+    lengths, dtype = np.array(list(map(len, ids)), dtype=np.int64), token_dtype(tokenizer.vocab_size)
+    return LabelledTokens(
         name=name,
-        fingerprint=hashlib.sha256(f"{fingerprint} {tokenizer.sha256} {seq_len}".encode()).hexdigest(),
+        fingerprint=hashlib.sha256(f"{fingerprint} {tokenizer.sha256} {seq_len} {key}".encode()).hexdigest(),
         seq_len=seq_len,
-        labels=np.zeros(len(ids), dtype=np.int64),
+        labels=np.fromiter(marks, dtype=object, count=len(marks)),
         truncated=0,
         notes=(),
         _ids=Ragged.join([(np.concatenate(ids).astype(dtype), lengths)]),
         _types=None if types[0] is None else Ragged.join([(np.concatenate(types).astype(np.uint8), lengths)]),
         rows=owners,
-        marks=marks,
-        details=details,
     )

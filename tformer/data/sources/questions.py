@@ -11,52 +11,57 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from tformer.data.sources.files import Content, SourceSpec
+from tformer.data.sources.labelled import LabelledSource
 from tformer.data.sources.reading import Reading
 from tformer.data.sources.tables import LabelledRow, json_objects
-from tformer.data.sources.tagged import FileSource, ending_of, open_files
+from tformer.data.sources.tagged import ending_of, open_files
 from tformer.support.errors import InputError
 from tformer.support.formatting import shortened
 
-ENDINGS = (".json", ".jsonl")
 SHOWN_CHARACTERS = 60  # of a value in a message
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionRow(LabelledRow):
-    """A question (`text`) about a context (`text2`); `answers`: text and first character of each."""
+    """A question (`text`) about a context (`text2`).
+
+    `answers`: text and first character of each. `offsets`: of a window, int64 [c, 2], the characters of its tokens.
+    """
 
     answers: tuple[tuple[str, int], ...] = ()
+    offsets: np.ndarray | None = field(default=None, compare=False)
 
 
-def open_questions(specs: Sequence[SourceSpec], *, reading: Reading = Reading()) -> list[FileSource]:
+def open_questions(specs: Sequence[SourceSpec], *, reading: Reading = Reading()) -> list[LabelledSource]:
     """One source per entry. Raises InputError for no entry, and for what cannot be read."""
     if not specs:
         raise InputError("questions need data: there is no built-in source", hint="give SQuAD's json with --data FILE")
-    return [open_files(spec, question_rows, endings=ENDINGS, columns=None, reading=reading) for spec in specs]
+    given: dict[str, Any] = {"endings": (".json", ".jsonl"), "key": "questions", "has_text2": True, "reading": reading}
+    return [open_files(spec.path, question_rows, **given) for spec in specs]
 
 
-def question_rows(content: Content, columns: object) -> Iterator[QuestionRow]:
-    """Every question; the columns have no meaning."""
+def question_rows(content: Content) -> Iterator[QuestionRow]:
+    """Every question."""
     for number, (place, context, entry) in enumerate(_entries(content)):
-        question: Any = entry.get("question")
-        answers = entry.get("answers", [])
-        for key, value in (("context", context), ("question", question)):
+        for key, value in (("context", context), ("question", entry.get("question"))):
             if not isinstance(value, str) or not value.strip():
                 raise InputError(f"{place}: expected a text as '{key}', found {_shown(value)}")
+        answers = entry.get("answers", [])
         if isinstance(answers, dict):  # of a table: lists of texts and of first characters
-            answers = [
-                {"text": text, "answer_start": start}
-                for text, start in zip(*(answers.get(key) or [] for key in ("text", "answer_start")), strict=False)
-            ]
+            columns = (answers.get(key) or [] for key in ("text", "answer_start"))
+            answers = [{"text": text, "answer_start": start} for text, start in zip(*columns, strict=False)]
         if not isinstance(answers, list):
             raise InputError(f"{place}: 'answers' should be a list, found {_shown(answers)}")
         found = () if entry.get("is_impossible") else tuple(_answer(answer, context, place) for answer in answers)
         # Questions about one context are held out together.
-        yield QuestionRow(question, context, None, place, number, _id(entry, number), group=context, answers=found)
+        facts = {"number": number, "id": str(entry.get("id", number)), "group": context}
+        yield QuestionRow(entry["question"], context, None, place, answers=found, **facts)
 
 
 def _entries(content: Content) -> Iterator[tuple[str, Any, dict[str, Any]]]:
@@ -66,9 +71,8 @@ def _entries(content: Content) -> Iterator[tuple[str, Any, dict[str, Any]]]:
         for number, row in json_objects(content):
             yield f"{name}:{number}", row.get("context"), row
         return
-    text = "".join(content.texts())
     try:
-        document = json.loads(text)
+        document = json.loads("".join(content.texts()))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{name}: not JSON: {getattr(error, 'msg', str(error))}") from None
     for article in _list(document, "data", name):
@@ -76,11 +80,7 @@ def _entries(content: Content) -> Iterator[tuple[str, Any, dict[str, Any]]]:
             for number, entry in enumerate(_list(paragraph, "qas", name)):
                 if not isinstance(entry, dict):
                     raise InputError(f"{name}: expected an object in 'qas', found {_shown(entry)}")
-                yield f"{name}: question {_id(entry, number)}", paragraph.get("context"), entry
-
-
-def _id(entry: dict[str, Any], number: int) -> str:
-    return str(entry.get("id", number))
+                yield f"{name}: question {entry.get('id', number)}", paragraph.get("context"), entry
 
 
 def _list(parent: Any, key: str, name: str) -> list[Any]:

@@ -80,18 +80,20 @@ class LabelledRow:
 class TaggedRow(LabelledRow):
     """A sentence of words with tags.
 
-    `spans`: first character of each word in `text`, and the one after the last. `tags`: of each word; None: unknown.
+    `spans`: first character of each word in `text`, and the one after the last. `tags`: of each word. `seen`: bool of
+    each word, whether it was not cut off.
     """
 
     spans: tuple[tuple[int, int], ...] = ()
-    tags: tuple[str, ...] | None = None
+    tags: tuple[str, ...] = ()
+    seen: Any = field(default=None, compare=False)
 
     @classmethod
-    def of(cls, words: Sequence[str], tags: Sequence[str] | None, place: str) -> TaggedRow:
+    def of(cls, words: Sequence[str], tags: Sequence[str], place: str) -> TaggedRow:
         """The words with a space between them."""
-        ends = list(accumulate(len(word) + 1 for word in words))
+        ends = accumulate(len(word) + 1 for word in words)
         spans = tuple((end - 1 - len(word), end - 1) for word, end in zip(words, ends, strict=True))
-        return cls(" ".join(words), None, None, place, spans=spans, tags=None if tags is None else tuple(tags))
+        return cls(" ".join(words), None, None, place, spans=spans, tags=tuple(tags))
 
 
 @dataclass(frozen=True, slots=True)

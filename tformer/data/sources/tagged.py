@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tformer.data.sources.builtin import DEFAULTS, PREFIX, find_builtin
 from tformer.data.sources.columns import column_hint
-from tformer.data.sources.files import Content, Source, SourceSpec, format_ending, locate, split_lines
+from tformer.data.sources.files import Content, SourceSpec, format_ending, locate, split_lines
+from tformer.data.sources.labelled import LabelledSource
 from tformer.data.sources.reading import Reading
 from tformer.data.sources.tables import LabelledRow, TaggedRow, json_objects
 from tformer.support.errors import InputError
@@ -25,46 +27,42 @@ DOCUMENT = "-DOCSTART-"
 KEYS = {"text": ("words", "tokens"), "label": ("tags", "ner_tags", "pos_tags", "upos", "labels")}
 """Keys of jsonl, the first that a row has."""
 
-Read = Callable[[Content, object], Iterator[LabelledRow]]
-"""(content, columns) -> its rows. Raises InputError with the place of a wrong one."""
+Sentence = tuple[str, list[str], list[str]]
+"""Place, words, tags."""
 
 
 @dataclass(frozen=True)
 class RowFile:
-    """One file, which `read` reads; `columns` has attributes text and label: names or numbers, None: usual ones."""
+    """One file of a source. read: its rows; key: of what else they depend on."""
 
     content: Content
-    read: Read
-    columns: object = None
+    read: Callable[[Content], Iterator[LabelledRow]]
+    key: str
 
     @property
     def contents(self) -> tuple[Content, ...]:
         return (self.content,)
 
     def fingerprint(self) -> str:
-        given = [getattr(self.columns, role, None) for role in KEYS]
-        return f"{self.read.__name__}:{given}:{self.content.decoding}:{self.content.fingerprint()}"
+        return f"{self.key}:{self.content.decoding}:{self.content.fingerprint()}"
 
     def rows(self) -> Iterator[LabelledRow]:
-        yield from self.read(self.content, self.columns)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileSource(Source):
-    """An opened source of sentences or questions."""
-
-    def rows(self) -> Iterator[Any]:
-        """Every row in order."""
-        return self._items("rows")
+        yield from self.read(self.content)
 
 
 def open_files(
-    spec: SourceSpec, read: Read, *, endings: Sequence[str], columns: object, reading: Reading
-) -> FileSource:
+    path: str,
+    read: Callable[[Content], Iterator[LabelledRow]],
+    *,
+    endings: Sequence[str],
+    key: str,
+    reading: Reading,
+    has_text2: bool = False,
+) -> LabelledSource:
     """The files behind a path. endings: of those that a folder gives."""
-    found = locate(spec.path, is_known=lambda place: format_ending(place) in endings, known=", ".join(endings))
-    parts = tuple(RowFile(content, read, columns) for content in found.contents(reading))
-    return FileSource(name=found.name, parts=parts, notes=found.notes)
+    found = locate(path, is_known=lambda place: format_ending(place) in endings, known=", ".join(endings))
+    parts = tuple(RowFile(content, read, key) for content in found.contents(reading))
+    return LabelledSource(name=found.name, parts=parts, notes=found.notes, has_text2=has_text2)
 
 
 def ending_of(content: Content) -> str:
@@ -74,26 +72,25 @@ def ending_of(content: Content) -> str:
 
 def open_tagged(
     specs: Sequence[SourceSpec], *, columns: object = None, reading: Reading = Reading()
-) -> list[FileSource]:
+) -> list[LabelledSource]:
     """One source per entry; without entries, the built-in one. Raises InputError for what cannot be read."""
-    if not specs:
-        return [FileSource(name=DEFAULTS["tags"], parts=(find_builtin(DEFAULTS["tags"], holds="tags"),))]
-    return [
-        FileSource(name=spec.path, parts=(find_builtin(spec.path, holds="tags"),))
-        if spec.path.startswith(PREFIX)
-        else open_files(spec, tagged_rows, endings=FOLDER_ENDINGS, columns=columns, reading=reading)
-        for spec in specs
-    ]
+    named = {role: getattr(columns, role, None) for role in KEYS}
+    read, found = partial(tagged_rows, named=named), list[LabelledSource]()
+    for path in [spec.path for spec in specs] or [DEFAULTS["tags"]]:
+        if path.startswith(PREFIX):
+            builtin = find_builtin(path, holds="tags")
+            found.append(LabelledSource(name=path, parts=(builtin,), has_text2=False))
+        else:
+            found.append(open_files(path, read, endings=FOLDER_ENDINGS, key=f"tagged {named}", reading=reading))
+    return found
 
 
-def tagged_rows(content: Content, columns: object) -> Iterator[TaggedRow]:
-    """Every sentence."""
+def tagged_rows(content: Content, named: dict[str, Any]) -> Iterator[TaggedRow]:
+    """Every sentence. named: what the user named of the columns or keys of words (text) and tags (label)."""
     ending = ending_of(content)
     if ending in OTHER_TABLES:
         raise InputError(f"{content.name}: words and their tags are read from CoNLL files and jsonl, found {ending}")
-    named = {role: getattr(columns, role, None) for role in KEYS}
-    is_conllu = ending == ".conllu"
-    found = _objects(content, named) if ending == ".jsonl" else _sentences(content, named, is_conllu=is_conllu)
+    found = _objects(content, named) if ending == ".jsonl" else _sentences(content, named, ud=ending == ".conllu")
     for place, words, tags in found:
         for what, values in (("word", words), ("tag", tags)):
             if not all(map(str.strip, values)):
@@ -102,10 +99,8 @@ def tagged_rows(content: Content, columns: object) -> Iterator[TaggedRow]:
             yield TaggedRow.of(words, tags, place)
 
 
-def _sentences(
-    content: Content, named: dict[str, Any], *, is_conllu: bool
-) -> Iterator[tuple[str, list[str], list[str]]]:
-    """(place of the first word, words, tags); also empty ones."""
+def _sentences(content: Content, named: dict[str, Any], *, ud: bool) -> Iterator[Sentence]:
+    """Sentences of a CoNLL file, also empty ones. ud: it is .conllu."""
     columns = {role: whole_number(name) if isinstance(name, str) else name for role, name in named.items()}
     for role, name in named.items():
         if name is not None and columns[role] is None:
@@ -117,15 +112,15 @@ def _sentences(
         if not line.strip() or cells[0] == DOCUMENT:
             yield place, words, tags
             words, tags = [], []
-        elif not is_conllu or cells[0].isdecimal():  # else a comment, or a word that is several tokens
+        elif not ud or cells[0].isdecimal():  # else a comment, or a word that is several tokens
             place = place if words else f"{content.name}:{number}"
-            word = columns["text"] if columns["text"] is not None else int(is_conllu)
-            last = 3 if is_conllu else max(len(cells) - 1, word + 1)
-            tag = last if columns["label"] is None else columns["label"]
+            word = columns["text"] if columns["text"] is not None else int(ud)
+            tag = 3 if ud else max(len(cells) - 1, word + 1)
+            tag = tag if columns["label"] is None else columns["label"]
             if word == tag or max(word, tag) >= len(cells):
+                count = plural(len(cells), "column")
                 raise InputError(
-                    f"{content.name}:{number}: expected a word in column {word} and its tag in another, from 0, found "
-                    f"{plural(len(cells), 'column')}",
+                    f"{content.name}:{number}: expected a word in column {word} and its tag in another, found {count}",
                     hint="a line has a word and its tag; a blank line ends a sentence",
                 )
             words.append(cells[word].strip())
@@ -133,9 +128,10 @@ def _sentences(
     yield place, words, tags
 
 
-def _objects(content: Content, named: dict[str, Any]) -> Iterator[tuple[str, list[str], list[str]]]:
+def _objects(content: Content, named: dict[str, Any]) -> Iterator[Sentence]:
+    """Sentences of jsonl."""
     for number, row in json_objects(content):
-        place, lists = f"{content.name}:{number}", []
+        place, lists = f"{content.name}:{number}", list[list[str]]()
         for role, name in named.items():
             keys = KEYS[role] if name is None else (str(name),)
             key = next((key for key in keys if key in row), None)
@@ -145,7 +141,7 @@ def _objects(content: Content, named: dict[str, Any]) -> Iterator[tuple[str, lis
             if not isinstance(row[key], list) or not all(isinstance(value, str | int) for value in row[key]):
                 raise InputError(f"{place}: '{key}' should be a list of texts")
             lists.append(list(map(str, row[key])))
-        if len(lists[0]) != len(lists[1]):
-            counts = f"{len(lists[0])} words, {len(lists[1])} tags"
-            raise InputError(f"{place}: expected one tag for each word, found {counts}")
-        yield place, lists[0], lists[1]
+        words, tags = lists
+        if len(words) != len(tags):
+            raise InputError(f"{place}: expected one tag for each word, found {len(words)} words, {len(tags)} tags")
+        yield place, words, tags

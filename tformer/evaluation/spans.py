@@ -1,0 +1,293 @@
+"""Loaded models that mark parts of a text: labelled words, and the answer of a question in its context.
+
+Tags are decoded by Viterbi over the transitions that their scheme allows, so that no entity is broken. A word that was
+cut off with the end of its sentence counts as O.
+
+The score of an answer is the sum of the logits of its start and of its end in a window of the context, of no answer
+that of the first token in the window where it is lowest, as in BERT's script for SQuAD 2.0. Probabilities are a softmax
+over all spans of all windows, and over no answer where it is allowed.
+
+Shapes: N sentences, W words of one, L labels, n tokens with a label of an example, c tokens of a window, A maximum
+tokens of an answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor, nn
+
+from tformer.data.batching.batch import Batch
+from tformer.data.shards.labelled_tokens import LabelledTokens
+from tformer.data.shards.marked_tokens import UNMARKED, tokenize_questions, tokenize_tagged
+from tformer.data.sources.questions import QuestionRow
+from tformer.data.sources.tables import TaggedRow
+from tformer.evaluation.classifier import Classifier, labelled_head
+from tformer.evaluation.predict import predicted
+from tformer.evaluation.reports import log_softmax, micro_f1_rows
+from tformer.loading import Loaded
+from tformer.metrics.classification import ClassScores
+from tformer.metrics.questions import answer_f1, answer_match, best_of
+from tformer.metrics.statistics import bootstrap_interval
+from tformer.metrics.tags import OUTSIDE, allowed, best_path, entities, entity_counts, scheme_of
+from tformer.nn.heads import Output
+from tformer.objectives.question_answering import QuestionAnsweringOptions
+from tformer.recipe.recipe import Recipe
+from tformer.support.errors import InputError, require_finite
+from tformer.tokenizer import Tokenizer
+from tformer.workers.work import Work
+
+WORDS = re.compile(r"\w+(?:[.,'’-]\w+)*|[^\w\s]")
+"""The words of a text that is not cut into words: with signs inside, U.S or don't; every other sign is a word."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A labelled part of a text, from character `start` to `end`; `probability`: of tags the product over the words."""
+
+    start: int
+    end: int
+    text: str
+    label: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A text and its labelled spans, in order."""
+
+    text: str
+    spans: tuple[Span, ...]
+
+
+def marked_scores(model: nn.Module, samples: Any, collate: Any, *, head: str, **options: Any) -> list[np.ndarray]:
+    """fp32 [n, L] of each example: what `head` gives at its n tokens with a label; [] where the work was stopped.
+
+    options: of `predicted`.
+    """
+    found: dict[int, np.ndarray] = {}
+
+    def read(output: Output, batch: Batch) -> Tensor:
+        assert batch.labels is not None
+        return output.head(head)[batch.labels != UNMARKED]
+
+    for indices, scores_mL in predicted(model, samples, collate, read, **options):
+        logits_mL = scores_mL.cpu().numpy()
+        require_finite(logits_mL, "outputs")
+        sizes = [np.count_nonzero(marks != UNMARKED) for marks in samples.labels[indices]]
+        found |= zip(indices.tolist(), np.split(logits_mL, np.cumsum(sizes)[:-1]), strict=True)
+    return [found[number] for number in range(len(samples))] if len(found) == len(samples) else []
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def word_scores(row: TaggedRow, scores_nL: np.ndarray) -> np.ndarray:
+    """fp64 [W, L]: log-probabilities of a sentence, NaN for words that were cut off."""
+    logs_WL = np.full((len(row.spans), scores_nL.shape[1]), np.nan)
+    logs_WL[row.seen] = log_softmax(scores_nL)
+    return logs_WL
+
+
+def decode_tags(logs_WL: np.ndarray, names: tuple[str, ...]) -> list[str | None]:
+    """The best allowed tags of a sentence. A word that was cut off is O; None where the model has no O."""
+    unseen_W = np.isnan(logs_WL).any(axis=1)
+    filled_WL = np.where(unseen_W[:, None], np.where(np.array(names) == OUTSIDE, 0.0, -1e6), logs_WL)
+    missing = OUTSIDE if OUTSIDE in names else None
+    path_W = best_path(filled_WL, allowed(names))
+    return [missing if gone else names[label] for label, gone in zip(path_W, unseen_W, strict=True)]
+
+
+def tag_report(
+    rows: Sequence[TaggedRow], scores: Sequence[np.ndarray], names: tuple[str, ...], *, intervals: bool = True
+) -> dict[str, Any]:
+    """The metrics of tagged sentences, as plain numbers. scores: as of `marked_scores`.
+
+    - loss: mean negative log-likelihood of the words that were read, in nats; accuracy: share of words with their tag;
+    - f1_micro, precision_micro, recall_micro: over entities, strict (see `metrics.tags`); of plain tags over words;
+    - f1_macro: mean over the types that occur; per_class: {type: {precision, recall, f1, support}}.
+    """
+    logs = [word_scores(row, scores_nL) for row, scores_nL in zip(rows, scores, strict=True)]
+    sides = [list(row.tags) for row in rows], [decode_tags(logs_WL, names) for logs_WL in logs]
+    counts_N3, of_type = entity_counts(*([entities(tags, scheme_of(names)) for tags in side] for side in sides))
+    micro = ClassScores.of(*counts_N3.sum(axis=0).tolist())
+    right, guessed = (np.concatenate([np.array(tags, dtype=object) for tags in side]) for side in sides)
+    losses = -np.concatenate(logs)[np.arange(len(right)), [names.index(tag) for tag in right]]
+    report: dict[str, Any] = {
+        "examples": len(rows),
+        "words": len(right),
+        "loss": float(np.nanmean(losses)),
+        "accuracy": float(np.mean(right == guessed)),
+        "f1_micro": micro.f1,
+        "f1_macro": float(np.mean([each.f1 for each in of_type.values()] or [0.0])),
+        "precision_micro": micro.precision,
+        "recall_micro": micro.recall,
+        "per_class": {kind: asdict(each) for kind, each in of_type.items()},
+    }
+    if intervals:
+        hits_N, given_N = counts_N3[:, 0], counts_N3[:, 1:].sum(axis=1)
+        report["intervals"] = {"f1_micro": list(bootstrap_interval(micro_f1_rows, hits_N, given_N))}
+    return report
+
+
+class SpanReader(Classifier):
+    """Base class of loaded models that mark spans. marks: what they are, "spans" or the "answer"."""
+
+    marks: ClassVar[str]
+    thresholds = None
+
+    def __init__(self, loaded: Loaded, **options: Any) -> None:
+        super().__init__(loaded, **options)
+        self.kind, self.reads_pairs = self.marks, self.marks == "answer"
+
+    def scores(self, samples: Any, work: Work | None = None) -> Any:
+        """`marked_scores` of these examples."""
+        given: dict[str, Any] = {"batch_size": self._batch_size, "work": work or self._work}
+        return marked_scores(self._loaded.model, samples, self._collate, head=self._head, **given)
+
+    def probabilities(self, answers: Any) -> Any:
+        """The answers, which have their probabilities."""
+        return answers
+
+
+class Tagger(SpanReader):
+    """A loaded model that labels words. Raises InputError for one without names of its labels."""
+
+    marks = "spans"
+
+    def __init__(self, loaded: Loaded, **options: Any) -> None:
+        super().__init__(loaded, **options)
+        if not self.labels:
+            raise InputError(f"{self.path}: its labels have no names", hint="train it: tformer train --init-from MODEL")
+
+    def classify(self, texts: Sequence[tuple[str, str | None]]) -> Any:
+        """`Marked` of each text."""
+        spans = [[found.span() for found in WORDS.finditer(text)] for text, _ in texts]
+        words = [[text[start:end] for start, end in each] for (text, _), each in zip(texts, spans, strict=True)]
+        rows = [TaggedRow.of(each, (), "--text") for each in words]
+        samples = tokenize_tagged(rows, None, self._loaded.text_tokenizer, seq_len=self.seq_len, name="the given texts")
+        self.truncated += samples.truncated
+        sentences: Any = samples.rows
+        logs = map(word_scores, sentences, self.scores(samples))
+        return [self._mark(text, *each) for (text, _), *each in zip(texts, spans, logs, strict=False)]
+
+    def _mark(self, text: str, spans: Any, logs_WL: Any) -> Marked:
+        tags, found = decode_tags(logs_WL, self.labels), list[Span]()
+        for kind, first, end in entities(tags, scheme_of(self.labels)):
+            if kind == OUTSIDE:
+                continue
+            logs = [logs_WL[word, self.labels.index(tags[word] or "")] for word in range(first, end)]
+            start, stop = spans[first][0], spans[end - 1][1]
+            found.append(Span(start, stop, text[start:stop], kind, float(np.exp(np.nansum(logs)))))
+        return Marked(text, tuple(found))
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+def span_scores(logits_c2: np.ndarray, longest: int) -> np.ndarray:
+    """fp64 [c, A]: the score of the span from each token on, of 1 to A tokens; -inf beyond the window."""
+    starts, ends = logits_c2.astype(np.float64).T
+    padded = np.concatenate([ends, np.full(longest, -np.inf)])
+    return starts[:, None] + np.lib.stride_tricks.sliding_window_view(padded, longest)[: len(starts)]
+
+
+def best_answers(
+    rows: Sequence[Any], scores: Sequence[np.ndarray], *, longest: int, may_lack: bool
+) -> list[tuple[QuestionRow, Span]]:
+    """Each question with its answer, which is empty for none.
+
+    rows: of the windows; longest: tokens of an answer; may_lack: whether no answer is one.
+    """
+    windows: dict[Any, list[tuple[QuestionRow, np.ndarray]]] = {}
+    for row, logits_c2 in zip(rows, scores, strict=True):
+        windows.setdefault((row.place, row.number), []).append((row, logits_c2))
+    found = []
+    for several in windows.values():
+        none = min(float(logits_c2[0].sum()) for _, logits_c2 in several)
+        tables = [span_scores(logits_c2[1:], longest) for _, logits_c2 in several]
+        best, number = max((table.max(initial=-np.inf), number) for number, table in enumerate(tables))
+        row, start, end = several[number][0], 0, 0
+        may_lack_this = may_lack or best == -np.inf
+        total = np.logaddexp.reduce(np.concatenate([table.ravel() for table in tables]))
+        if may_lack_this:
+            total = np.logaddexp(total, none)
+        if is_found := best > none or not may_lack_this:
+            first, more = np.unravel_index(int(tables[number].argmax()), tables[number].shape)
+            assert row.offsets is not None
+            start, end = int(row.offsets[first, 0]), int(row.offsets[first + more, 1])
+        text = (row.text2 or "")[start:end]
+        start += len(text) - len(text.lstrip())  # a piece may hold the space before its word
+        text, chosen = text.strip(), best if is_found else none
+        found.append((row, Span(start, start + len(text), text, "answer", float(np.exp(chosen - total)))))
+    return found
+
+
+def answer_report(samples: Any, scores: Sequence[np.ndarray], options: QuestionAnsweringOptions) -> dict[str, Any]:
+    """SQuAD's figures in percent, the loss of the windows in nats and the share of windows with both borders right.
+
+    Where some questions have no answer, the figures also of those with and of those without one.
+    """
+    may_lack = options.unanswerable
+    if may_lack is None:  # of an imported model
+        may_lack = any(not row.answers for row in samples.rows)
+    found = best_answers(samples.rows, scores, longest=options.max_answer, may_lack=may_lack)
+    figures: dict[bool, list[tuple[float, ...]]] = {True: [], False: []}
+    for row, span in found:
+        answers = [text for text, _ in row.answers]
+        figures[bool(answers)].append(tuple(best_of(each, answers, span.text) for each in (answer_match, answer_f1)))
+    report: dict[str, Any] = {"examples": len(samples), "questions": len(found)}
+    parts = {"": [*figures[True], *figures[False]]}
+    if figures[False]:
+        parts |= {"answerable_": figures[True], "unanswerable_": figures[False]}
+    for prefix, values in parts.items():
+        if values:
+            report |= zip(
+                (f"{prefix}exact_match", f"{prefix}f1"), (100 * np.mean(values, axis=0)).tolist(), strict=True
+            )
+    losses, right = [], []
+    for marks, logits_c2 in zip(samples.labels, scores, strict=True):
+        borders = [int((marks[marks != UNMARKED] & bit).argmax()) for bit in (1, 2)]
+        losses.append(-log_softmax(logits_c2.T)[[0, 1], borders].mean())
+        right.append(logits_c2.argmax(axis=0).tolist() == borders)
+    return {**report, "loss": float(np.mean(losses)), "accuracy": float(np.mean(right))}
+
+
+class Answerer(SpanReader):
+    """A loaded model that answers questions about a context."""
+
+    marks = "answer"
+
+    def classify(self, texts: Sequence[tuple[str, str | None]]) -> Any:
+        """`Marked` of the context of each (question, context)."""
+        rows = [QuestionRow(text, text2 or "", None, "--text", number) for number, (text, text2) in enumerate(texts)]
+        recipe, options = self._loaded.recipe, options_of(self._loaded.recipe)
+        samples = tokenized(rows, recipe, self._loaded.text_tokenizer, name="the given texts")
+        scores = self.scores(samples)
+        if not scores:  # interrupted
+            return []
+        may_lack = bool(options.unanswerable)
+        found = best_answers(samples.rows, scores, longest=options.max_answer, may_lack=may_lack)
+        return [Marked(row.text2 or "", (span,)) for row, span in found]
+
+
+def options_of(recipe: Recipe) -> QuestionAnsweringOptions:
+    """The options of a recipe's objective; of an imported model the defaults."""
+    given = (each for each in recipe.objectives if isinstance(each, QuestionAnsweringOptions))
+    return next(given, QuestionAnsweringOptions())
+
+
+def tokenized(rows: Sequence[QuestionRow], recipe: Recipe, tokenizer: Tokenizer, **facts: Any) -> LabelledTokens:
+    """`tokenize_questions` as the recipe says."""
+    types = recipe.model.embedding.token_types > 1
+    return tokenize_questions(rows, options_of(recipe), tokenizer, seq_len=recipe.seq_len, token_types=types, **facts)
+
+
+def reader_of(loaded: Loaded) -> type[Classifier]:
+    """The class that answers with a loaded model, by the model's head."""
+    readers = {"token_classifier": Tagger, "span": Answerer}
+    return readers.get(labelled_head(loaded.recipe)[0], Classifier)
