@@ -12,6 +12,7 @@ import pytest
 from tformer.data.shards.labelled_tokens import LabelledTokens
 from tformer.data.shards.marked_tokens import UNMARKED, tokenize_questions
 from tformer.data.sources.questions import QuestionRow, open_questions
+from tformer.evaluation.classifier import GivenRows
 from tformer.objectives.question_answering import QuestionAnsweringOptions
 from tformer.recipe.sections import SourceSpec
 from tformer.support.errors import InputError
@@ -94,7 +95,7 @@ def windows(
     tokenizer: Tokenizer, row: QuestionRow, *, seq_len: int, stride: int = 4, max_question: int = 9
 ) -> LabelledTokens:
     options = QuestionAnsweringOptions(stride=stride, max_question=max_question)
-    return tokenize_questions([row], options, tokenizer, seq_len=seq_len, token_types=True, name="a")
+    return tokenize_questions([GivenRows([row])], options, tokenizer, seq_len=seq_len, token_types=True)
 
 
 def offsets_of(found: LabelledTokens) -> list[np.ndarray]:

@@ -14,7 +14,8 @@ import transformers
 from tformer.data.shards.marked_tokens import UNMARKED, piece_words, tokenize_tagged
 from tformer.data.sources.labelled import LabelIndex
 from tformer.data.sources.tables import TaggedRow
-from tformer.data.sources.tagged import open_tagged
+from tformer.data.sources.tagged import as_bio, open_tagged
+from tformer.evaluation.classifier import GivenRows
 from tformer.recipe.sections import SourceSpec
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
@@ -120,16 +121,23 @@ def test_pieces_belong_to_the_words_of_transformers(model: str, tmp_path: Path) 
 
 def test_the_first_piece_of_a_word_has_its_label_and_words_that_are_cut_off_are_unseen() -> None:
     tokenizer, row = trained("wordpiece"), TaggedRow.of(WORDS, WORDS, "")
-    given: dict[str, Any] = {"index": LabelIndex(tuple(WORDS)), "tokenizer": tokenizer, "name": "a"}
-    whole = tokenize_tagged([row], seq_len=100, **given)
+    given: dict[str, Any] = {"index": LabelIndex(tuple(WORDS)), "tokenizer": tokenizer}
+    whole = tokenize_tagged([GivenRows([row])], seq_len=100, **given)
     mark: Any = whole.examples(0, [0])[0].label
     ids, offsets = tokenizer.encode_spans(row.text)
     words = piece_words(offsets, row.spans).tolist()
     assert mark[0] == mark[-1] == UNMARKED and len(mark) == len(ids) + 2
     expected = [word if words.index(word) == place else UNMARKED for place, word in enumerate(words)]
     assert mark[1:-1].tolist() == expected and whole.rows[0].seen.all()  # type: ignore[attr-defined]
-    cut = tokenize_tagged([row], seq_len=8, **given)
+    cut = tokenize_tagged([GivenRows([row])], seq_len=8, **given)
     seen = cut.rows[0].seen  # type: ignore[attr-defined]
     assert seen.tolist() == [words.index(word) < 6 for word in range(len(WORDS))]
     assert cut.truncated == 1 and "were cut" in cut.notes[0]
     assert len(cut.examples(0, [0])[0].label) == 8  # type: ignore[arg-type]
+
+
+def test_iob1_becomes_bio() -> None:
+    tags = ["I-PER", "I-PER", "B-PER", "O", "I-LOC", "I-PER"]
+    assert as_bio(tags) == ["B-PER", "I-PER", "B-PER", "O", "B-LOC", "B-PER"]
+    for tags in (["B-PER", "I-PER", "O"], ["B-X", "I-X", "L-X", "U-X"], ["NOUN", "DET"]):
+        assert as_bio(tags) == tags

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -16,15 +16,6 @@ from tformer.evaluation.spans import Marked, Span, answer_report, best_answers, 
 from tformer.objectives.question_answering import QuestionAnsweringOptions
 
 CONTEXT = "a b c d e f g h i j"
-
-
-@dataclass
-class Samples:
-    rows: list[QuestionRow]
-    labels: list[np.ndarray]
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
 
 Windows = list[tuple[QuestionRow, Any]]
@@ -85,14 +76,13 @@ def test_spaces_at_the_border_are_no_part_of_an_answer() -> None:
 def test_figures_are_means_in_percent_with_and_without_an_answer() -> None:
     def report(*found: tuple[str, ...]) -> dict[str, Any]:
         """Of (the answer that the logits say, right answers ...), over contexts that are the answer and a word."""
-        rows, scores, marks = [], [], []
+        rows, scores = [], []
         for number, (guess, *texts) in enumerate(found):
             offsets = np.array([[0, len(guess)], [len(guess) + 1, len(guess) + 2]])
-            given = {"answers": tuple((text, 0) for text in texts), "offsets": offsets}
+            given = {"answers": tuple((text, 0) for text in texts), "offsets": offsets, "marks": np.array([0, 3, 0])}
             rows.append(QuestionRow("?", f"{guess} x", None, "", number, **given))
             scores.append(np.array([[0.0, 0], [9, 9] if guess else [-9, -9], [-9, -9]]))
-            marks.append(np.array([0, 3, 0]))
-        return answer_report(Samples(rows, marks), scores, QuestionAnsweringOptions())
+        return answer_report(rows, scores, QuestionAnsweringOptions())
 
     found = report(("a b", "b", "c"), ("x y", "X y."), ("q", "r"), ("z",), ("",))
     assert found["answerable_exact_match"] == found["answerable_f1"] == pytest.approx(100 * 2 / 3)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tformer.metrics.tags import Scheme, allowed, as_bio, best_path, entities, entity_counts, scheme_of
+from tformer.metrics.tags import Scheme, allowed, best_path, entities, entity_counts, scheme_of
 
 BIO = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 BILOU = ("O", "B-PER", "I-PER", "L-PER", "U-PER", "B-LOC", "I-LOC", "L-LOC", "U-LOC")
@@ -98,12 +98,6 @@ def test_counts_are_of_each_sentence() -> None:
 def test_schemes_are_told_by_their_tags() -> None:
     assert scheme_of(BIO) == "bio" and scheme_of(BILOU) == "bilou" and scheme_of(["O", "S-X", "B-X"]) == "bilou"
     assert scheme_of(["DET", "NOUN"]) == scheme_of(["O", "B-X", "NOUN"]) == scheme_of(["O"]) == "plain"
-
-
-def test_iob1_becomes_bio() -> None:
-    tags = ["I-PER", "I-PER", "B-PER", "O", "I-LOC", "I-PER"]
-    assert as_bio(tags) == ("B-PER", "I-PER", "B-PER", "O", "B-LOC", "B-PER")
-    assert as_bio(["B-PER", "I-PER", "O"]) == ("B-PER", "I-PER", "O")
 
 
 @pytest.mark.parametrize(("names", "scheme"), [(BIO, "bio"), (BILOU[:5], "bilou")])

@@ -220,12 +220,13 @@ class GivenRows:
 
     given: Sequence[Any]
     name: str = "the given texts"
+    key: str = ""  # changes with the rows
 
     def rows(self) -> Iterator[Any]:
         return iter(self.given)
 
     def fingerprint(self) -> str:
-        return self.name
+        return self.name + self.key
 
     def size_bytes(self) -> int | None:
         return None

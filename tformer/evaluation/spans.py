@@ -22,11 +22,10 @@ import numpy as np
 from torch import Tensor, nn
 
 from tformer.data.batching.batch import Batch
-from tformer.data.shards.labelled_tokens import LabelledTokens
-from tformer.data.shards.marked_tokens import UNMARKED, tokenize_questions, tokenize_tagged
+from tformer.data.shards.marked_tokens import UNMARKED, MarkedTokens, tokenize_questions, tokenize_tagged
 from tformer.data.sources.questions import QuestionRow
 from tformer.data.sources.tables import TaggedRow
-from tformer.evaluation.classifier import Classifier, labelled_head
+from tformer.evaluation.classifier import Classifier, GivenRows, labelled_head
 from tformer.evaluation.predict import predicted
 from tformer.evaluation.reports import log_softmax, micro_f1_rows
 from tformer.loading import Loaded
@@ -39,7 +38,7 @@ from tformer.objectives.question_answering import QuestionAnsweringOptions
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError, require_finite
 from tformer.tokenizer import Tokenizer
-from tformer.workers.work import Work
+from tformer.workers.work import QUIET, Work
 
 WORDS = re.compile(r"\w+(?:[.,'’-]\w+)*|[^\w\s]")
 """The words of a text that is not cut into words: with signs inside, U.S or don't; every other sign is a word."""
@@ -78,7 +77,7 @@ def marked_scores(model: nn.Module, samples: Any, collate: Any, *, head: str, **
     for indices, scores_mL in predicted(model, samples, collate, read, **options):
         logits_mL = scores_mL.cpu().numpy()
         require_finite(logits_mL, "outputs")
-        sizes = [np.count_nonzero(marks != UNMARKED) for marks in samples.labels[indices]]
+        sizes = [np.count_nonzero(samples.rows[number].marks != UNMARKED) for number in indices]
         found |= zip(indices.tolist(), np.split(logits_mL, np.cumsum(sizes)[:-1]), strict=True)
     return [found[number] for number in range(len(samples))] if len(found) == len(samples) else []
 
@@ -168,8 +167,8 @@ class Tagger(SpanReader):
         """`Marked` of each text."""
         spans = [[found.span() for found in WORDS.finditer(text)] for text, _ in texts]
         words = [[text[start:end] for start, end in each] for (text, _), each in zip(texts, spans, strict=True)]
-        rows = [TaggedRow.of(each, (), "--text") for each in words]
-        samples = tokenize_tagged(rows, None, self._loaded.text_tokenizer, seq_len=self.seq_len, name="the given texts")
+        given = GivenRows([TaggedRow.of(each, (), "--text") for each in words])
+        samples = tokenize_tagged([given], None, self._loaded.text_tokenizer, seq_len=self.seq_len)
         self.truncated += samples.truncated
         sentences: Any = samples.rows
         logs = map(word_scores, sentences, self.scores(samples))
@@ -218,7 +217,6 @@ def best_answers(
             total = np.logaddexp(total, none)
         if is_found := best > none or not may_lack_this:
             first, more = np.unravel_index(int(tables[number].argmax()), tables[number].shape)
-            assert row.offsets is not None
             start, end = int(row.offsets[first, 0]), int(row.offsets[first + more, 1])
         text = (row.text2 or "")[start:end]
         start += len(text) - len(text.lstrip())  # a piece may hold the space before its word
@@ -227,20 +225,22 @@ def best_answers(
     return found
 
 
-def answer_report(samples: Any, scores: Sequence[np.ndarray], options: QuestionAnsweringOptions) -> dict[str, Any]:
+def answer_report(
+    rows: Sequence[Any], scores: Sequence[np.ndarray], options: QuestionAnsweringOptions
+) -> dict[str, Any]:
     """SQuAD's figures in percent, the loss of the windows in nats and the share of windows with both borders right.
 
     Where some questions have no answer, the figures also of those with and of those without one.
     """
     may_lack = options.unanswerable
     if may_lack is None:  # of an imported model
-        may_lack = any(not row.answers for row in samples.rows)
-    found = best_answers(samples.rows, scores, longest=options.max_answer, may_lack=may_lack)
+        may_lack = any(not row.answers for row in rows)
+    found = best_answers(rows, scores, longest=options.max_answer, may_lack=may_lack)
     figures: dict[bool, list[tuple[float, ...]]] = {True: [], False: []}
     for row, span in found:
         answers = [text for text, _ in row.answers]
         figures[bool(answers)].append(tuple(best_of(each, answers, span.text) for each in (answer_match, answer_f1)))
-    report: dict[str, Any] = {"examples": len(samples), "questions": len(found)}
+    report: dict[str, Any] = {"examples": len(rows), "questions": len(found)}
     parts = {"": [*figures[True], *figures[False]]}
     if figures[False]:
         parts |= {"answerable_": figures[True], "unanswerable_": figures[False]}
@@ -250,8 +250,8 @@ def answer_report(samples: Any, scores: Sequence[np.ndarray], options: QuestionA
                 (f"{prefix}exact_match", f"{prefix}f1"), (100 * np.mean(values, axis=0)).tolist(), strict=True
             )
     losses, right = [], []
-    for marks, logits_c2 in zip(samples.labels, scores, strict=True):
-        borders = [int((marks[marks != UNMARKED] & bit).argmax()) for bit in (1, 2)]
+    for row, logits_c2 in zip(rows, scores, strict=True):
+        borders = [int((row.marks[row.marks != UNMARKED] & bit).argmax()) for bit in (1, 2)]
         losses.append(-log_softmax(logits_c2.T)[[0, 1], borders].mean())
         right.append(logits_c2.argmax(axis=0).tolist() == borders)
     return {**report, "loss": float(np.mean(losses)), "accuracy": float(np.mean(right))}
@@ -266,7 +266,7 @@ class Answerer(SpanReader):
         """`Marked` of the context of each (question, context)."""
         rows = [QuestionRow(text, text2 or "", None, "--text", number) for number, (text, text2) in enumerate(texts)]
         recipe, options = self._loaded.recipe, options_of(self._loaded.recipe)
-        samples = tokenized(rows, recipe, self._loaded.text_tokenizer, name="the given texts")
+        samples = tokenized([GivenRows(rows)], recipe, self._loaded.text_tokenizer)
         scores = self.scores(samples)
         if not scores:  # interrupted
             return []
@@ -281,10 +281,10 @@ def options_of(recipe: Recipe) -> QuestionAnsweringOptions:
     return next(given, QuestionAnsweringOptions())
 
 
-def tokenized(rows: Sequence[QuestionRow], recipe: Recipe, tokenizer: Tokenizer, **facts: Any) -> LabelledTokens:
+def tokenized(sources: Sequence[Any], recipe: Recipe, tokenizer: Tokenizer, work: Work = QUIET) -> MarkedTokens:
     """`tokenize_questions` as the recipe says."""
-    types = recipe.model.embedding.token_types > 1
-    return tokenize_questions(rows, options_of(recipe), tokenizer, seq_len=recipe.seq_len, token_types=types, **facts)
+    given: dict[str, Any] = {"seq_len": recipe.seq_len, "token_types": recipe.model.embedding.token_types > 1}
+    return tokenize_questions(sources, options_of(recipe), tokenizer, work=work, **given)
 
 
 def reader_of(loaded: Loaded) -> type[Classifier]:

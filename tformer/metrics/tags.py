@@ -47,12 +47,6 @@ def scheme_of(tags: Collection[str]) -> Scheme:
     return "bio" if prefixes <= {"B", "I"} else "bilou"
 
 
-def as_bio(tags: Sequence[str]) -> tuple[str, ...]:
-    """The tags with B- where an I- follows no word of its type: IOB1, as CoNLL-2003 was published, becomes BIO."""
-    pairs = zip([OUTSIDE, *tags], tags, strict=False)
-    return tuple(tag if may_follow(last, tag, "bio") else f"B-{split_tag(tag)[1]}" for last, tag in pairs)
-
-
 def may_follow(before: str | None, tag: str | None, scheme: Scheme) -> bool:
     """Whether a tag may stand behind another one; the border of a sentence counts as O."""
     (last, last_kind), (prefix, kind) = split_tag(before), split_tag(tag)

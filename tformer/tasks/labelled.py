@@ -121,6 +121,9 @@ class Parts:
         if groups is not None:
             parts = min(max(2, round(1 / data.valid_fraction)), len(np.unique(groups[rest])))
             is_valid = fold_numbers(labels[rest], folds=parts, name=name, groups=groups[rest]) == 0
+            if is_valid.all():  # one group
+                hint = "give more groups, or a separate validation file (--valid)"
+                raise InputError(f"{name}: all examples are of one group: none is left to train on", hint=hint)
             return cls(rest[~is_valid], rest[is_valid], fold)
         own = None if keys is None else keys[rest]
         kept, held_out = hold_out(labels[rest], fraction=data.valid_fraction, how=data.valid_split, name=name, keys=own)
@@ -204,7 +207,7 @@ class Labelled(Task):
                 names = names if known is None else matching_names(known.recipe.data.labels, names)
             index = _index(recipe, names)
             require_its_classes(recipe, names)
-        tokenizer = obtain_tokenizer(start, work, _tokenizer_texts(sources, data, index))
+        tokenizer = obtain_tokenizer(start, work, tokenizer_texts(sources, data, index))
         whole = _tokenize(recipe, sources, tokenizer, index, work)
         rows, valid = split_labelled(whole, data)
         if valid_sources:
@@ -394,7 +397,7 @@ def open_sources(
     return open_labelled(specs, columns=columns, reading=data.reading, **labels)
 
 
-def _tokenizer_texts(sources: Sequence[LabelledSource], data: Data, index: LabelIndex | None) -> Texts:
+def tokenizer_texts(sources: Sequence[LabelledSource], data: Data, index: LabelIndex | None) -> Texts:
     """Training texts of the tokenizer, without the held-out part."""
 
     def read() -> Iterator[str]:

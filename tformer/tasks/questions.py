@@ -8,17 +8,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tformer.data.shards.labelled_tokens import LabelledTokens
+from tformer.data.shards.marked_tokens import MarkedTokens
 from tformer.data.sources.labelled import LabelledSource
 from tformer.data.sources.questions import QuestionRow, open_questions
 from tformer.data.sources.tables import LabelledRow
+from tformer.evaluation.classifier import GivenRows
 from tformer.evaluation.spans import answer_report, options_of, tokenized
 from tformer.recipe.data_defaults import Survey
 from tformer.recipe.recipe import Recipe
 from tformer.tasks.base import GivenExample, RowKeys, TrainingStart
 from tformer.tasks.tagged import Tagged
 from tformer.tokenizer import Tokenizer
-from tformer.workers.work import Work
+from tformer.workers.work import QUIET, Work
 
 
 class Questions(Tagged):
@@ -33,29 +34,26 @@ class Questions(Tagged):
     def open(self, specs: Any, data: Any) -> list[LabelledSource]:
         return open_questions(specs, reading=data.reading)
 
-    def rows(self, sources: Sequence[LabelledSource]) -> list[Any]:
-        return [row for source in sources for row in source.rows()]
-
-    def settled(self, start: TrainingStart, rows: Sequence[Any], work: Work) -> Recipe:
+    def settled(self, start: TrainingStart, rows: Iterator[Any], work: Work) -> Recipe:
         """The recipe that says whether a question may have no answer."""
-        options, lacking = options_of(start.recipe), sum(not row.answers for row in rows)
-        work.note(f"{len(rows):,} questions, {lacking:,} without an answer")
+        options, lacks = options_of(start.recipe), [not row.answers for row in rows]
+        work.note(f"{len(lacks):,} questions, {sum(lacks):,} without an answer")
         if options.unanswerable is None:
-            options = replace(options, unanswerable=lacking > 0)
+            options = replace(options, unanswerable=any(lacks))
         return start.recipe.model_copy(update={"objectives": (options,)})
 
-    def tokens(self, recipe: Recipe, rows: Sequence[Any], tokenizer: Tokenizer, **facts: Any) -> LabelledTokens:
-        return tokenized(rows, recipe, tokenizer, **facts)
+    def tokens(self, recipe: Recipe, sources: Sequence[Any], tokenizer: Tokenizer, work: Work = QUIET) -> MarkedTokens:
+        return tokenized(sources, recipe, tokenizer, work)
 
     def report(
-        self, recipe: Recipe, samples: LabelledTokens, scores: Sequence[np.ndarray], *, intervals: bool = True
+        self, recipe: Recipe, samples: MarkedTokens, scores: Sequence[np.ndarray], *, intervals: bool
     ) -> dict[str, Any]:
-        return answer_report(samples, scores, options_of(recipe))
+        return answer_report(samples.rows, scores, options_of(recipe))
 
-    def sample(self, recipe: Recipe, tokenizer: Tokenizer, given: GivenExample) -> LabelledTokens:
+    def sample(self, recipe: Recipe, tokenizer: Tokenizer, given: GivenExample) -> MarkedTokens:
         given.require(needs="text", may="text2", reader=self.description)
         row = QuestionRow(given.text or "", given.text2 or "", None, "--text")
-        return self.tokens(recipe, [row], tokenizer, name="--text")
+        return tokenized([GivenRows([row], "--text")], recipe, tokenizer)
 
     def survey(self, recipe: Recipe) -> Survey | None:
         return None

@@ -10,26 +10,36 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from tformer.data.shards.corpus import Example
 from tformer.data.shards.labelled_tokens import LabelledTokens
 from tformer.data.shards.template import Ragged, pair_template, single_template, text_room
 from tformer.data.shards.token_files import in_batches, token_dtype
 from tformer.data.sources.labelled import LabelIndex
 from tformer.data.sources.questions import QuestionRow
-from tformer.data.sources.tables import LabelledRow, TaggedRow
+from tformer.data.sources.tables import LabelledRow, RowSource, TaggedRow
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import QUIET, Work
 
 UNMARKED = -100  # of a token without a label, as the loss ignores it
 
-Example = tuple[list[int], list[int] | None, np.ndarray, LabelledRow]
-"""Ids, token types, label of each token, row."""
+Made = tuple[list[int], list[int] | None, TaggedRow | QuestionRow]
+"""Ids, token types, and the row with its `marks`."""
+
+
+@dataclass(frozen=True)
+class MarkedTokens(LabelledTokens):
+    """Examples by number, each with the `marks` of its row as label; `labels` are zeros."""
+
+    def examples(self, epoch: int, indices: Sequence[int] | np.ndarray) -> list[Example]:
+        found: Any = zip(super().examples(epoch, indices), (self.rows[int(index)] for index in indices), strict=True)
+        return [replace(example, label=row.marks) for example, row in found]
 
 
 def piece_words(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> np.ndarray:
@@ -38,9 +48,9 @@ def piece_words(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, i
 
 
 def tokenize_tagged(
-    rows: Sequence[TaggedRow], index: LabelIndex | None, tokenizer: Tokenizer, *, seq_len: int, **facts: Any
-) -> LabelledTokens:
-    """The sentences as ids, with each word's label at its first piece (0 without an index). facts: of `_joined`.
+    sources: Sequence[RowSource], index: LabelIndex | None, tokenizer: Tokenizer, *, seq_len: int, work: Work = QUIET
+) -> MarkedTokens:
+    """The sentences as ids, with each word's label at its first piece (0 without an index).
 
     Raises InputError for no sentences, an unknown tag, and for no room beside the special tokens.
     """
@@ -48,7 +58,7 @@ def tokenize_tagged(
     room = text_room(seq_len, template.num_special)
     hidden_W = list[int]()  # words that were cut off, of each sentence that is too long
 
-    def examples(row: TaggedRow) -> Iterator[Example]:
+    def examples(row: TaggedRow) -> Iterator[Made]:
         found, offsets = tokenizer.encode_spans(row.text, most=room)
         words, firsts = np.unique(piece_words(offsets[:room], row.spans), return_index=True)
         is_word = words < len(row.spans)
@@ -63,19 +73,25 @@ def tokenize_tagged(
             label_W = index.encode_all(row.tags, [row.place] * len(row.tags))
             marks[len(template.prefix) + firsts] = label_W[words]
             row = replace(row, tags=tuple(index.names[label] for label in label_W))
-        yield ids, None, marks, replace(row, seen=seen)
+        yield ids, None, replace(row, seen=seen, marks=marks)
 
-    made = _joined(rows, examples, tokenizer, seq_len=seq_len, key=str(index), **facts)
-    note = f"{made.name}: {len(hidden_W):,} of {len(rows):,} sentences are longer than {seq_len} tokens and were cut"
+    made = _joined(sources, examples, tokenizer, seq_len=seq_len, key=str(index), work=work)
+    note = f"{made.name}: {len(hidden_W):,} of {len(made):,} sentences are longer than {seq_len} tokens and were cut"
     notes = () if index is None else index.notes()
     notes += (f"{note} ({sum(hidden_W):,} words)",) if hidden_W else ()
     return replace(made, truncated=len(hidden_W), notes=notes)
 
 
 def tokenize_questions(
-    rows: Sequence[QuestionRow], options: Any, tokenizer: Tokenizer, *, seq_len: int, token_types: bool, **facts: Any
-) -> LabelledTokens:
-    """The questions, each with windows of its context. options: of the objective; facts: of `_joined`.
+    sources: Sequence[RowSource],
+    options: Any,
+    tokenizer: Tokenizer,
+    *,
+    seq_len: int,
+    token_types: bool,
+    work: Work = QUIET,
+) -> MarkedTokens:
+    """The questions, each with windows of its context. options: of the objective.
 
     Labels: 0 where an answer may start or end, which is the context and the first token; 1 where the first answer
     starts, plus 2 where it ends. A window without it has both on the first token. A question has at most half of the
@@ -87,7 +103,7 @@ def tokenize_questions(
     room = text_room(seq_len, template.num_special, texts=2)
     encode = lru_cache(maxsize=1)(tokenizer.encode_spans)  # the questions about a context follow each other
 
-    def examples(row: QuestionRow) -> Iterator[Example]:
+    def examples(row: QuestionRow) -> Iterator[Made]:
         question = tokenizer.encode(row.text)[: min(options.max_question, room // 2)]
         found, spans = encode(row.text2 or "")
         offsets_P2 = np.array(spans, dtype=np.int64).reshape(-1, 2)
@@ -111,44 +127,43 @@ def tokenize_questions(
                 marks[len(head) + last - begin] += 2
             else:
                 marks[0] = 3
-            yield ids, types if token_types else None, marks, replace(row, offsets=offsets_P2[part])
+            yield ids, types if token_types else None, replace(row, offsets=offsets_P2[part], marks=marks)
 
     key = f"{options.stride} {options.max_question}"
-    made = _joined(rows, examples, tokenizer, seq_len=seq_len, key=key, **facts)
-    note = f"{made.name}: {len(rows):,} questions in {len(made):,} windows of up to {seq_len} tokens"
-    return replace(made, notes=(note,))
+    return _joined(sources, examples, tokenizer, seq_len=seq_len, key=key, work=work)
 
 
 def _joined(
-    rows: Sequence[Any],
-    examples: Callable[[Any], Iterable[Example]],
+    sources: Sequence[RowSource],
+    examples: Callable[[Any], Iterable[Made]],
     tokenizer: Tokenizer,
     *,
     seq_len: int,
     key: str,
-    name: str,
-    fingerprint: str = "",
-    work: Work = QUIET,
-) -> LabelledTokens:
+    work: Work,
+) -> MarkedTokens:
     """The examples of every row. key: of what else they depend on."""
+    name = ", ".join(dict.fromkeys(source.name for source in sources))
+    rows = [row for source in sources for row in source.rows()]
     if not rows:
         raise InputError(f"{name}: no rows")
 
     def size(row: LabelledRow) -> int:
         return len(row.text) + len(row.text2 or "") + 1
 
-    found, done, total = list[Example](), 0, sum(map(size, rows))
+    found, done, total = list[Made](), 0, sum(map(size, rows))
     for batch in in_batches(rows, size, task=f"tokenizing {name}", work=work):
         found += (example for row in batch for example in examples(row))
         done += sum(map(size, batch))
         work.report(done, total)
-    ids, types, marks, owners = zip(*found, strict=True)
+    ids, types, owners = zip(*found, strict=True)
     lengths, dtype = np.array(list(map(len, ids)), dtype=np.int64), token_dtype(tokenizer.vocab_size)
-    return LabelledTokens(
+    key = f"{[source.fingerprint() for source in sources]} {tokenizer.sha256} {seq_len} {key}"
+    return MarkedTokens(
         name=name,
-        fingerprint=hashlib.sha256(f"{fingerprint} {tokenizer.sha256} {seq_len} {key}".encode()).hexdigest(),
+        fingerprint=hashlib.sha256(key.encode()).hexdigest(),
         seq_len=seq_len,
-        labels=np.fromiter(marks, dtype=object, count=len(marks)),
+        labels=np.zeros(len(ids), dtype=np.int64),
         truncated=0,
         notes=(),
         _ids=Ragged.join([(np.concatenate(ids).astype(dtype), lengths)]),

@@ -14,8 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from tformer.data.sources.files import Content, SourceSpec
 from tformer.data.sources.labelled import LabelledSource
 from tformer.data.sources.reading import Reading
@@ -31,11 +29,13 @@ SHOWN_CHARACTERS = 60  # of a value in a message
 class QuestionRow(LabelledRow):
     """A question (`text`) about a context (`text2`).
 
-    `answers`: text and first character of each. `offsets`: of a window, int64 [c, 2], the characters of its tokens.
+    `answers`: text and first character of each. Of a window, `offsets`: int64 [c, 2], the characters of its tokens;
+    `marks`: the label of each token.
     """
 
     answers: tuple[tuple[str, int], ...] = ()
-    offsets: np.ndarray | None = field(default=None, compare=False)
+    offsets: Any = field(default=None, compare=False)
+    marks: Any = field(default=None, compare=False)
 
 
 def open_questions(specs: Sequence[SourceSpec], *, reading: Reading = Reading()) -> list[LabelledSource]:
@@ -61,7 +61,7 @@ def question_rows(content: Content) -> Iterator[QuestionRow]:
         found = () if entry.get("is_impossible") else tuple(_answer(answer, context, place) for answer in answers)
         # Questions about one context are held out together.
         facts = {"number": number, "id": str(entry.get("id", number)), "group": context}
-        yield QuestionRow(entry["question"], context, None, place, answers=found, **facts)
+        yield QuestionRow(entry["question"], context, "", place, answers=found, **facts)
 
 
 def _entries(content: Content) -> Iterator[tuple[str, Any, dict[str, Any]]]:

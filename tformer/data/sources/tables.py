@@ -80,20 +80,21 @@ class LabelledRow:
 class TaggedRow(LabelledRow):
     """A sentence of words with tags.
 
-    `spans`: first character of each word in `text`, and the one after the last. `tags`: of each word. `seen`: bool of
-    each word, whether it was not cut off.
+    `spans`: first character of each word in `text`, and the one after the last. `tags`: of each word. Of a tokenized
+    sentence, `seen`: bool of each word, whether it was not cut off; `marks`: int64, the label of each token.
     """
 
     spans: tuple[tuple[int, int], ...] = ()
     tags: tuple[str, ...] = ()
     seen: Any = field(default=None, compare=False)
+    marks: Any = field(default=None, compare=False)
 
     @classmethod
     def of(cls, words: Sequence[str], tags: Sequence[str], place: str) -> TaggedRow:
         """The words with a space between them."""
         ends = accumulate(len(word) + 1 for word in words)
         spans = tuple((end - 1 - len(word), end - 1) for word, end in zip(words, ends, strict=True))
-        return cls(" ".join(words), None, None, place, spans=spans, tags=tuple(tags))
+        return cls(" ".join(words), None, "", place, spans=spans, tags=tuple(tags))
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,13 @@ def tagged_rows(content: Content, named: dict[str, Any]) -> Iterator[TaggedRow]:
             if not all(map(str.strip, values)):
                 raise InputError(f"{place}: a {what} of the sentence is blank")
         if words:
-            yield TaggedRow.of(words, tags, place)
+            yield TaggedRow.of(words, as_bio(tags), place)
+
+
+def as_bio(tags: Sequence[str]) -> list[str]:
+    """The tags with B- where an I- follows no word of its type: IOB1, as CoNLL-2003 was published, becomes BIO."""
+    pairs = zip(["", *tags], tags, strict=False)
+    return [f"B{tag[1:]}" if tag[:2] == "I-" and last not in (tag, f"B{tag[1:]}") else tag for last, tag in pairs]
 
 
 def _sentences(content: Content, named: dict[str, Any], *, ud: bool) -> Iterator[Sentence]:
