@@ -681,8 +681,7 @@ def _as_options(inputs: Iterable[Any], *, images: bool) -> Iterator[dict[str, An
         yield {"image": tuple(map(Path, inputs))}
         return
     one_of_each = {second is None: (first, second) for first, second in _pairs(inputs)}
-    for text, text2 in one_of_each.values():
-        yield {"text": text, "text2": text2}
+    yield from ({"text": text, "text2": text2} for text, text2 in one_of_each.values())
 
 
 def _warn(notes: Iterable[str], *, stacklevel: int) -> None:

@@ -63,8 +63,7 @@ KINDS: dict[str, tuple[Any, ...]] = {
 WHOLE = [kind for kind, options in KINDS.items() if options[0].objective.compares_batch]
 """The cases whose loss is no sum over the examples of a batch."""
 
-UNTAUGHT = ("replaced_token", "token_classification", "question_answering", *WHOLE)
-DISTILLED = [kind for kind in KINDS if kind not in UNTAUGHT]
+DISTILLED = [kind for kind in KINDS if kind not in ("replaced_token", *WHOLE)]
 """The cases that a student can learn from a teacher."""
 
 

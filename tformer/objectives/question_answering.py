@@ -18,10 +18,14 @@ from torch import Tensor
 
 from tformer.data.batching.batch import Batch
 from tformer.nn.classification_heads import SpanHeadOptions
+from tformer.nn.heads import Output
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.options import require
+from tformer.nn.soft_targets import soft_cross_entropy
 from tformer.objectives.base import CheckedOptions, LossResult, Objective, Term
 from tformer.objectives.token_classification import TokenClassification
+
+IMPOSSIBLE = -1e9  # score of a token at which no answer starts or ends
 
 
 class QuestionAnswering(TokenClassification):
@@ -41,10 +45,9 @@ class QuestionAnswering(TokenClassification):
 
     def terms(self, output: Any, batch: Batch) -> LossResult:
         """One term. Metrics: nll_sum, correct (both borders) and count."""
-        labels_BT: Tensor | None = batch.labels
+        labels_BT = batch.labels
         assert labels_BT is not None
-        scores_BT2 = output.head(self.head.kind)
-        scores_BT2 = scores_BT2.masked_fill((labels_BT == IGNORED_LABEL)[..., None], torch.finfo(torch.float32).min)
+        scores_BT2 = self._scores(output, batch)
         bits_BT = labels_BT.clamp(min=0)
         borders_B2 = torch.stack([(bits_BT & bit).argmax(dim=1) for bit in (1, 2)], dim=1)
         loss = F.cross_entropy(scores_BT2, borders_B2, reduction="sum") / 2  # over T, of both borders
@@ -54,6 +57,19 @@ class QuestionAnswering(TokenClassification):
             terms={self.head.kind: Term(loss, count, self.options.weight)},
             metrics={"nll_sum": loss.detach(), "correct": correct, "count": count},
         )
+
+    def soft_loss(
+        self, student: Output, teacher: Output, batch: Batch, *, temperature: float, order_L: Tensor | None
+    ) -> Tensor:
+        """Soft targets over the tokens at which an answer may start, and may end."""
+        ours_B2T, theirs_B2T = (self._scores(output, batch).transpose(1, 2) for output in (student, teacher))
+        return soft_cross_entropy(ours_B2T, theirs_B2T, temperature=temperature).sum() / 2
+
+    def _scores(self, output: Any, batch: Batch) -> Tensor:
+        """[B, T, 2]: the head's scores, very low where an answer cannot start or end."""
+        assert batch.labels is not None
+        scores_BT2: Tensor = output.head(self.head.kind)
+        return scores_BT2.masked_fill((batch.labels == IGNORED_LABEL)[..., None], IMPOSSIBLE)
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,14 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from tformer.data.batching.batch import Batch
 from tformer.nn.classification_heads import TokenClassifierHeadOptions
-from tformer.nn.heads import HeadOptions
+from tformer.nn.heads import HeadOptions, Output
 from tformer.nn.losses import IGNORED_LABEL
-from tformer.objectives.base import IMAGE_KEYS, CheckedOptions, DataKind, LossResult, Objective, Term
+from tformer.nn.soft_targets import soft_cross_entropy
+from tformer.objectives.base import IMAGE_KEYS, CheckedOptions, DataKind, LossResult, Objective, Term, in_order
 from tformer.objectives.labelled import LabelledObjective
 
 
@@ -71,6 +73,15 @@ class TokenClassification(LabelledObjective):
             terms={self.head.kind: Term(sums[0], count, self.options.weight)},
             metrics={"nll_sum": sums[1].detach(), "correct": correct, "count": count},
         )
+
+    def soft_loss(
+        self, student: Output, teacher: Output, batch: Batch, *, temperature: float, order_L: Tensor | None
+    ) -> Tensor:
+        """Soft targets over the labels of each labelled word."""
+        ours_NL, theirs_NL = (output.head(self.head.kind).flatten(0, 1) for output in (student, teacher))
+        assert batch.labels is not None
+        loss_N = soft_cross_entropy(ours_NL, in_order(theirs_NL, order_L), temperature=temperature)
+        return (loss_N * (batch.labels.flatten() != IGNORED_LABEL)).sum()
 
 
 @dataclass(frozen=True)
