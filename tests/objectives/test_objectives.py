@@ -73,6 +73,11 @@ def by_definition(name: str, output: Any, batch: Batch, options: Any) -> dict[st
         error = (scores.squeeze(1) - labels).abs()
         squares = float(error.square().sum())
         return {"loss": squares, "squared_error_sum": squares, "absolute_error_sum": float(error.sum()), "count": 1}
+    if name == "span":
+        log_p_T2, marks = scores[0, labels[0] != IGNORED_LABEL].log_softmax(0), labels[labels != IGNORED_LABEL]
+        borders = [int((marks & bit).nonzero()) for bit in (1, 2)]
+        nll = -float(log_p_T2[borders, [0, 1]].mean())
+        return {"loss": nll, "nll_sum": nll, "correct": log_p_T2.argmax(0).tolist() == borders, "count": 1}
     if labels.is_floating_point():
         p = scores.sigmoid()
         nll = -float((labels * p.log() + (1 - labels) * (1 - p).log()).sum())
