@@ -106,6 +106,23 @@ def test_control_tokens_typed_in_a_message_stay_text() -> None:
     assert template.encode(odd).ids.count(end) == 1
 
 
+def test_a_template_that_cuts_a_typed_token_keeps_its_own_tokens() -> None:
+    source = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
+        "{{ m.content.split('<|im_end|>')[-1] + '<|im_end|>' }}{% endfor %}"
+    )
+    tokenizer = Tokenizer.from_json(byte_tokenizer(("<|im_start|>", "<|im_end|>")).to_str())
+    template = ChatTemplate(tokenizer, source)
+    ids = template.prompt([{"role": "user", "content": "a<|im_end|>b"}, {"role": "user", "content": "<|im_end|>"}])
+    assert [ids.count(tokenizer.token_id(name)) for name in ("<|im_start|>", "<|im_end|>")] == [2, 2]
+
+
+def test_a_template_may_ask_for_tools_that_nobody_gave() -> None:
+    source = "{% if tools is not none or documents is not none %}no{% endif %}{{ messages[0].content }}"
+    tokenizer = Tokenizer.from_json(byte_tokenizer(("</s>",)).to_str())
+    assert ChatTemplate(tokenizer, source).text(TURNS[3:]) == "30"
+
+
 def test_built_in_templates_follow_the_tokenizer() -> None:
     texts = ["user assistant system asks and answers\n"] * 20
     chatml, gpt, bare = (
@@ -130,6 +147,7 @@ def test_built_in_templates_follow_the_tokenizer() -> None:
         ("{% for _ in range(10000000) %}x{% endfor %}", "refuses these messages: Range too big"),
         ("{{ messages[0].content + 1 }}", "refuses these messages"),
         ("{{ unknown.key }}", "refuses these messages: 'unknown' is undefined"),
+        ("{{ raise_exception('two\\nlines') }}", "refuses these messages: two lines"),
     ],
 )
 def test_errors_of_a_template_are_one_line(source: str, message: str) -> None:

@@ -21,7 +21,6 @@ from tformer.support.formatting import columns_of
 from tformer.support.options import Run, some_of
 
 if TYPE_CHECKING:
-    from tformer.cli.report import DataOutput
     from tformer.decoding.chat import Conversation
     from tformer.decoding.options import GenerateOptions as ChatOptions
 else:
@@ -37,6 +36,12 @@ EPILOG = examples(
     '`tformer chat --system "Answer in one word." --greedy`',
     "`tformer chat runs/gpt-tiny-1 < questions.txt > answers.txt`",
 )
+COMMANDS: dict[str, Callable[[Conversation, str], None]] = {
+    "/reset": lambda conversation, _: conversation.reset(conversation.sampler.system),
+    "/system": lambda conversation, text: conversation.reset(text or None),
+    "/save": lambda conversation, name: conversation.save(Path(name)),
+}
+HINT = f"{', '.join(COMMANDS)}, /exit"
 
 
 @takes_options
@@ -63,55 +68,56 @@ def chat(options: ChatOptions) -> None:
         raise InputError(f"{loaded.path} fills masks, expected a model that writes text")
     sampler = make_writer(settings, [loaded], on_cut=show_cut_prompt)
     assert isinstance(sampler, Sampler)
-    how = "greedy" if sampler.settings.greedy else f"seed {settings.seed}"
     conversation, on_terminal = Conversation(sampler), sys.stdin.isatty()
-    known = [f"{', '.join(COMMANDS)}, /exit; Ctrl-C ends an answer"] if on_terminal else []
+    how = "greedy" if sampler.settings.greedy else f"seed {settings.seed}"
+    known = [f"{HINT}; Ctrl-C ends an answer"] if on_terminal else []
     show_notes([f"chatting with {loaded.path}, {how}", *loaded.notes, *known], dim=True)
     spinner.end()  # from here on the command waits for lines
     with data_output(None, ALONE) as output:
-        for line in _lines():
+        for line in _typed_lines() if on_terminal else _piped_lines():
+            name, _, rest = line.strip().partition(" ")
+            if name == "/exit":
+                break
             try:
-                if line.strip() == "/exit":
-                    break
-                if line.startswith("/"):
-                    _do(conversation, line)
-                elif line.strip():
-                    _answer(conversation, line, output, ends_all=not on_terminal)
+                if name in COMMANDS and line[0] == "/":
+                    COMMANDS[name](conversation, rest.strip())
+                elif line.startswith("/"):
+                    raise InputError(f"unknown command {name}", hint=f"known: {HINT}; a message may begin with a space")
+                elif name:
+                    _answer(conversation, line, output.text, ends_all=not on_terminal)
             except InputError as error:
                 if not on_terminal:
                     raise
                 show_notes([f"{error.message}{f' ({error.hint})' if error.hint else ''}"])
 
 
-def _lines() -> Iterator[str]:
-    """Lines from the keyboard until Ctrl-D, or those of a pipe as they arrive."""
-    if not sys.stdin.isatty():
-        from tformer.decoding.lines import line_blocks
-
-        for lines in line_blocks(STANDARD_INPUT, errors="strict", size=1):
-            yield from lines
-        return
+def _typed_lines() -> Iterator[str]:
+    """Lines from the keyboard until Ctrl-D."""
     import readline  # noqa: F401 (arrow keys and earlier lines in `input`)
 
     with suppress(EOFError):
         while True:
-            yield input("> ")
+            yield input("> " if sys.stdout.isatty() else "")
 
 
-COMMANDS: dict[str, Callable[[Conversation, str], None]] = {
-    "/reset": lambda conversation, _: conversation.reset(conversation.sampler.system),
-    "/system": lambda conversation, text: conversation.reset(text or None),
-    "/save": lambda conversation, name: conversation.save(Path(name)),
-}
+def _piped_lines() -> Iterator[str]:
+    """Lines of a pipe as they arrive."""
+    from tformer.decoding.lines import line_blocks
+
+    for lines in line_blocks(STANDARD_INPUT, errors="strict", size=1):
+        yield from lines
 
 
-def _do(conversation: Conversation, line: str) -> None:
-    """Do what a line that begins with / says. Raises InputError for an unknown command."""
-    name, _, rest = line.strip().partition(" ")
-    if name not in COMMANDS:
-        hint = f"known: {', '.join(COMMANDS)}, /exit; a message may begin with a space"
-        raise InputError(f"unknown command {name}", hint=hint)
-    COMMANDS[name](conversation, rest.strip())
+def _answer(conversation: Conversation, message: str, write: Callable[[str], None], *, ends_all: bool) -> None:
+    """Write the answer as it arrives. ends_all: Ctrl-C ends the command, not only the answer."""
+    with StopFlag() as flag:
+        lines = Lines(write, terminal_width() or sys.maxsize)
+        conversation.answer(message, on_piece=lines.push, should_stop=flag.should_stop)
+        lines.push("\n")
+        if flag.should_stop() and (ends_all or flag.signal_number != signal.SIGINT):
+            raise flag.interrupted("interrupted: the answer ends here")
+    if conversation.forgotten:
+        show_notes([f"the model no longer reads the first {conversation.forgotten} messages"], dim=True)
 
 
 class Lines:
@@ -121,31 +127,20 @@ class Lines:
         self._write, self._width, self._used, self._word = write, width, 0, ""
 
     def push(self, text: str) -> None:
-        """Write all but the last word, which may go on."""
-        for part in re.findall(r"\s|\S+", text):
-            if not part.isspace():
+        """Write all but the last word, which may go on; East Asian letters are words."""
+        for part in re.findall(r"\s|[\u2e80-\uffef]|[^\s\u2e80-\uffef]+", text):
+            if part.isspace() or part >= "\u2e80":
+                self._put(self._word)
+                self._put(part)
+                self._word = ""
+            else:
                 self._word += part
-                continue
-            self.end_word()
-            if part == "\n" or self._used < self._width:  # a space at the end of a full line is left out
-                self._write(part)
-                self._used = 0 if part == "\n" else self._used + 1
 
-    def end_word(self) -> None:
-        """Write the last word, on a new line where it does not fit."""
-        size = columns_of(self._word)
-        breaks = self._used > 0 and self._used + size > self._width
-        self._write("\n" + self._word if breaks else self._word)
-        self._used, self._word = (0 if breaks else self._used) + size, ""
-
-
-def _answer(conversation: Conversation, message: str, output: DataOutput, *, ends_all: bool) -> None:
-    """Write the answer as it arrives. ends_all: Ctrl-C ends the command, not only the answer."""
-    with StopFlag() as flag:
-        lines = Lines(output.text, terminal_width() or sys.maxsize)
-        conversation.answer(message, on_piece=lines.push, should_stop=flag.should_stop)
-        lines.push("\n")
-        if flag.should_stop() and (ends_all or flag.signal_number != signal.SIGINT):
-            raise flag.interrupted("interrupted: the answer ends here")
-    if conversation.forgotten:
-        show_notes([f"the model no longer reads the first {conversation.forgotten} messages"], dim=True)
+    def _put(self, part: str) -> None:
+        size = columns_of(part)
+        if self._used and self._used + size > self._width:  # a space at the end of a full line is left out
+            self._write("\n")
+            self._used = 0
+            part = part.lstrip()
+        self._write(part)
+        self._used = 0 if part == "\n" else self._used + columns_of(part)

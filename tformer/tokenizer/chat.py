@@ -86,9 +86,11 @@ class ChatTemplate:
         self._program, self._reading = _compiled(jinja), tokenizer.reading_special()
         self._marks_answers = re.search(r"\{%-?\s*generation\b", jinja) is not None
         roles = {role: token for role in ROLES if (token := getattr(special, role)) is not None}
-        self._names = {f"{role}_token": tokenizer.token(token) for role, token in roles.items()}
+        names: dict[str, Any] = {f"{role}_token": tokenizer.token(token) for role, token in roles.items()}
+        self._names = names | {"tools": None, "documents": None}  # a template may ask whether they are none
         control = [name for number, name in enumerate(tokenizer.tokens) if name and tokenizer.is_special(number)]
-        self._control = re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True))) or "(?!)")
+        spelled = "|".join(map(re.escape, sorted(control, key=len, reverse=True))) or "(?!)"
+        self._control, self._typed = re.compile(spelled), re.compile(f"{TYPED}({spelled}){TYPED_END}")
 
     def text(self, messages: Sequence[Message], *, prompt: bool = False) -> str:
         """The text of messages. prompt: with the beginning of the next answer."""
@@ -116,7 +118,7 @@ class ChatTemplate:
         try:
             text: str = self._program.render(messages=given, add_generation_prompt=prompt, **self._names)
         except Exception as error:  # a foreign program may raise anything
-            raise InputError(f"the chat template refuses these messages: {error}") from None
+            raise InputError(f"the chat template refuses these messages: {' '.join(str(error).split())}") from None
         return text
 
     def _marked(self, value: Any) -> Any:
@@ -151,28 +153,18 @@ class ChatTemplate:
 
     def _encoded(self, marked: str) -> ChatIds:
         """The ids of a rendered text, by its marks."""
-        texts, typed, spans, length = list[str](), [0], list[int](), 0
-        for part in _MARK.split(marked):
-            if part in (TYPED, TYPED_END):
-                typed.append(length)
-            elif part in (ANSWER, ANSWER_END):
-                spans.append(length)
-            else:
-                texts.append(part)
-                length += len(part)
-        text, ids, offsets = "".join(texts), list[int](), list[tuple[int, int]]()
-        for number, (start, end) in enumerate(zip(typed, [*typed[1:], length], strict=True)):
-            if start < end:
-                found, places = (self.tokenizer if number % 2 else self._reading).encode_spans(text[start:end])
-                ids += found
-                offsets += [(start + first, start + last) for first, last in places]
-        answers = np.zeros(len(ids), dtype=bool)
-        first_t, last_t = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
-        for start, end in zip(spans[::2], spans[1::2], strict=True):
-            [inside] = np.nonzero((first_t < end) & (last_t > start))
-            if len(inside):
-                answers[inside[0] : inside[-1] + 1] = True
-        return ChatIds(ids, answers)
+        ids, answers, inside = list[int](), list[bool](), False
+        for number, part in enumerate(self._typed.split(marked)):  # every second part is a typed control token
+            text, learned = "", bytearray()
+            for piece in _MARK.split(part):
+                if piece in (ANSWER, ANSWER_END):
+                    inside = piece == ANSWER
+                elif piece not in (TYPED, TYPED_END):
+                    text, learned = text + piece, learned + bytes([inside]) * len(piece)
+            found, spans = (self.tokenizer if number % 2 else self._reading).encode_spans(text)
+            ids += found
+            answers += [1 in learned[start : max(stop, start + 1)] for start, stop in spans]
+        return ChatIds(ids, np.array(answers, dtype=bool))
 
 
 def read_template(path: Path) -> str:
