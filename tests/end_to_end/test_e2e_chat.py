@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
+import re
 import shutil
+import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -231,21 +236,49 @@ def test_wrong_uses_are_refused(words: tuple[str, ...], message: str, cli: Cli) 
     assert outcome.code == 2 and message in outcome.err
 
 
-def test_a_terminal_shows_answers_and_goes_on_after_a_mistake(folder: Path) -> None:
-    master, terminal = pty.openpty()
-    environment = {**os.environ, "TERM": "dumb", "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-m", "tformer", "chat", "assistant", "--greedy"]
-    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment, cwd=folder)
-    os.close(terminal)
-    output, waiting = b"", {b"> ": b"/what\n", b"unknown command": b"say d\n", b"\nd\r": b"/exit\n"}
-    with suppress(OSError):  # the command has closed the terminal
-        while part := os.read(master, 1 << 16):
-            output += part
-            for seen in [seen for seen in waiting if seen in output][:1]:
-                os.write(master, waiting.pop(seen))
-    os.close(master)
-    assert process.wait() == 0
-    assert "unknown command /what" in output.decode() and "\nd\r" in output.decode()
+@pytest.fixture
+def terminal(folder: Path) -> Callable[..., tuple[int, str]]:
+    """`terminal(run, *steps)`: (exit code, output) of a chat on a terminal of 40 columns.
+
+    A step is (pattern, typed): once it matches the output after the last step, `typed` is entered.
+    """
+
+    def talk(run: str, *steps: tuple[str, str]) -> tuple[int, str]:
+        master, terminal = pty.openpty()
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+        environment = {**os.environ, "TERM": "dumb", "PYTHONPATH": str(Path(__file__).parents[2])}
+        command = [sys.executable, "-m", "tformer", "chat", run, "--greedy", "--max-new-tokens", "100000"]
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
+        process = subprocess.Popen(command, **streams, env=environment, start_new_session=True)
+        os.close(terminal)
+        output, begin, left = "", 0, list(steps)
+        with suppress(OSError):  # the command has closed the terminal
+            while part := os.read(master, 1 << 16):
+                output += part.decode(errors="replace")
+                if left and re.search(left[0][0], output[begin:]):
+                    begin, (_, typed) = len(output), left.pop(0)
+                    if typed == "\x03":  # the terminal of a session of its own sends no signal
+                        process.send_signal(signal.SIGINT)
+                    else:
+                        os.write(master, typed.encode())
+        os.close(master)
+        return process.wait(), output.replace("\r", "")
+
+    return talk
+
+
+def test_a_terminal_shows_answers_and_goes_on_after_a_mistake(terminal: Any) -> None:
+    code, output = terminal("assistant", ("> ", "/what\n"), ("> ", "say d\n"), ("\nd\r\n> ", "\x04"))
+    assert code == 0 and "unknown command /what" in output and "/reset, /system, /save, /exit" in output
+    assert "\nd\n> " in output and "\x1b[3" not in output
+
+
+def test_an_interrupted_answer_leaves_the_conversation(terminal: Any) -> None:
+    steps = (("> ", "say a\n"), ("say a\r\n\\s*\\w", "\x03"), ("> ", "/save talk.jsonl\n"), ("> ", "/exit\n"))
+    code, output = terminal("base", *steps)
+    assert code == 0, output
+    saved = json.loads(Path("talk.jsonl").read_text())["messages"]
+    assert [message["role"] for message in saved] == ["user", "assistant"] and saved[0]["content"] == "say a"
 
 
 def test_long_answers_are_broken_between_words() -> None:
