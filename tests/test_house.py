@@ -13,8 +13,9 @@ PACKAGE = ROOT / "tformer"
 # Packages from top to bottom. A package may import those of later rows only, and itself.
 LAYERS = (
     ("cli",),
+    ("serve",),
     ("api",),
-    ("workflows", "bench", "serve"),
+    ("workflows", "bench"),
     ("training",),
     ("tasks",),
     ("viz",),

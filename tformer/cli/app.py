@@ -100,6 +100,7 @@ COMMANDS = {
     ),
     "embed": Command(USE, "embed", "Turn texts into vectors, to compare or to search them."),
     "search": Command(USE, "search", "Find the texts of an embedded file nearest to a query."),
+    "serve": Command(USE, "serve", "Answer a model over HTTP, with the API of OpenAI."),
     "inspect": Command(
         LOOK_INSIDE,
         "inspect",
@@ -128,7 +129,7 @@ COMMANDS = {
     "patch": Command(
         LOOK_INSIDE,
         "patch",
-        "Find the parts that an answer depends on, by patching or ablation.",
+        "Find the parts that an answer needs: patching, ablation.",
     ),
     "lens": Command(
         LOOK_INSIDE,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -10,11 +9,9 @@ from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import progress_reporter, report_result
 from tformer.support.errors import InputError
-from tformer.support.formatting import MAX_DIGITS
-from tformer.support.options import Checkpoint, Json, NewFolder, Panel, Run
+from tformer.support.options import Checkpoint, Json, NewFolder, Panel, Run, parse_bytes
 
 FORMAT, RESULT = Panel("Format"), Panel("Result")
-UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 NAMES = {"huggingface": "Hugging Face", "ctranslate2": "CTranslate2", "gguf": "GGUF", "onnx": "ONNX", "peft": "peft"}
 
 EPILOG = examples(
@@ -134,13 +131,3 @@ def export(options: ExportOptions) -> None:
         f"load it: {report.how_to_load()}",
     ]
     report_result(lines, report.path, report.document() if options.as_json else None)
-
-
-def parse_bytes(text: str) -> int:
-    """Number of bytes of `5GB`, `500 MB`, `2GiB` or `1000`. InputError for anything else, and for less than one."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
-    unit = UNITS.get(found[2].upper()) if found else None
-    size = int(float(found[1]) * unit) if found and unit and len(found[1]) <= MAX_DIGITS else 0
-    if size < 1:
-        raise InputError(f"--shard-size: found '{text}', expected a size such as 5GB, 500MB or 2GiB")
-    return size

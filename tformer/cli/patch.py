@@ -17,7 +17,7 @@ EPILOG = examples(
 
 @takes_options
 def patch(options: PatchOptions) -> None:
-    """Find the parts that an answer depends on, by patching or ablation.
+    """Find the parts that an answer needs: patching, ablation.
 
     Every layer and position of the residual stream, of attention and of feed-forward outputs, and every head, is taken
     from the run on --clean into the run on --corrupted. A cell of 1 restores the answer to --clean, 0 changes nothing.

@@ -100,6 +100,29 @@ def score_continuations(
     return _score(model, rows, **options)
 
 
+def prompt_logprobs(
+    model: Transformer, ids: Sequence[int], *, vocab_size: int | None = None, alternatives: int = 0
+) -> list[tuple[float, tuple[tuple[int, float], ...]]]:
+    """(log-probability, the most probable ids with theirs) of each token of a text but the first, by a decoder alone.
+
+    vocab_size: the tokenizer's, see `_score`. alternatives: number of most probable tokens.
+    """
+    if len(ids) < 2:
+        return []
+    found: list[tuple[float, tuple[tuple[int, float], ...]]] = []
+    with inference(model):
+        ids_1T = torch.tensor([list(ids)], device=next(model.parameters()).device)
+        places_1T = torch.ones_like(ids_1T[:, 1:], dtype=torch.bool)
+        for logits_NV in model(ids_1T[:, :-1]).logit_chunks(HEAD, places_1T):
+            logprobs_NV = logits_NV[:, :vocab_size].log_softmax(-1)
+            require_finite(logprobs_NV.amax(-1), "log-probabilities")
+            wanted_N1 = ids_1T[0, 1 + len(found) : 1 + len(found) + len(logprobs_NV), None]
+            own, best = logprobs_NV.gather(1, wanted_N1)[:, 0].tolist(), logprobs_NV.topk(alternatives)
+            tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            found += [(each, tuple(zip(*top, strict=True))) for each, top in zip(own, tops, strict=True)]
+    return found
+
+
 def coverage_penalty(alignment: np.ndarray, beta: float) -> float:
     """beta * sum over sources of log min(coverage, 1) of an alignment [u, t]: 0 at best, lower for skipped sources."""
     covered_t = np.clip(alignment.astype(np.float64).sum(axis=0), LEAST_COVERAGE, 1.0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import ipaddress
+import signal
 import socket
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tformer.support.errors import InputError
@@ -50,6 +52,15 @@ def serve(app: Starlette, host: str, port: int, *, ready: Callable[[str], None],
     """
     import uvicorn
 
+    class Server(uvicorn.Server):
+        """A server that ends by itself after a signal; uvicorn's own raises the signal again."""
+
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, self.handle_exit, number, None)
+            yield
+
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(address[:2], family=family, backlog=2048)
@@ -62,5 +73,4 @@ def serve(app: Starlette, host: str, port: int, *, ready: Callable[[str], None],
         shown = f"[{host}]" if family == socket.AF_INET6 else host
         ready(f"http://{shown}:{listener.getsockname()[1]}/")
         config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, **options)
-        with suppress(KeyboardInterrupt):  # raised again after the last answers
-            uvicorn.Server(config).run(sockets=[listener])
+        Server(config).run(sockets=[listener])

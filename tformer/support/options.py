@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 from tformer.support.errors import InputError
+from tformer.support.formatting import MAX_DIGITS
 
 Options = TypeVar("Options")
 Item = TypeVar("Item")
@@ -127,6 +128,19 @@ def parse_numbers(text: str | None, option: str) -> tuple[int, ...] | None:
         return InputError(f"{option} {text}: expected {expected}")
 
     return tuple(sorted({number for numbers in comma_list(text, read, refuse) for number in numbers}))
+
+
+UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def parse_bytes(text: str, option: str = "--shard-size") -> int:
+    """Number of bytes of `5GB`, `500 MB`, `2GiB` or `1000`. InputError for anything else, and for less than one."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    unit = UNITS.get(found[2].upper()) if found else None
+    size = int(float(found[1]) * unit) if found and unit and len(found[1]) <= MAX_DIGITS else 0
+    if size < 1:
+        raise InputError(f"{option}: found '{text}', expected a size such as 5GB, 500MB or 2GiB")
+    return size
 
 
 def facts_of(hint: Any) -> tuple[Any, ...]:

@@ -1,0 +1,254 @@
+"""A server in operation: health, counts, log, key, limits, signals, clients that leave, models that change."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.random_runs import random_contents
+from tests.serve.conftest import GPT, LETTERS, Server, make_gpt, served, silence
+
+COMPLETE = "/v1/completions"
+LONG_GPT = GPT.replace("max_seq_len: 48", "max_seq_len: 4000")
+LONG: dict[str, Any] = {"prompt": "abc", "max_tokens": 3900, "ignore_eos": True, "seed": 1}
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose completions take seconds."""
+    from tests.random_runs import random_run
+
+    home = tmp_path_factory.mktemp("long") / "runs"
+    return random_run(home, LONG_GPT, arch="gpt", letters=LETTERS, template="gpt", change=silence)
+
+
+@pytest.fixture(scope="module")
+def guarded(long_run: Path) -> Iterator[Server]:
+    """A server with a key and small limits."""
+    limits = ("--queue", 2, "--deadline", 1.5, "--max-body", "1KB", "--log-texts")
+    with served(long_run, *limits, "--cors-origin", "https://a.example", TFORMER_API_KEY="secret") as found:
+        yield found
+
+
+def value_of(server: Server, name: str, **headers: str) -> float:
+    found = re.search(rf"^{re.escape(name)} (\S+)$", server.send("/metrics", **headers).body.decode(), re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def log_lines(server: Server) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in list(server.log) if line.startswith("{")]
+
+
+# --- what is seen of it -----------------------------------------------------------------------------------------------
+
+
+def test_counts_are_in_prometheus_form(server: Server) -> None:
+    name = 'tformer_completion_tokens_total{model="gpt-tiny-1"}'
+    before = value_of(server, name)
+    server.ask(COMPLETE, prompt="abc", max_tokens=5, ignore_eos=True)
+    assert value_of(server, name) == before + 5
+    reply = server.send("/metrics")
+    assert reply.headers["Content-Type"].startswith("text/plain")
+    for line in reply.body.decode().splitlines():
+        assert line.startswith("# ") or re.fullmatch(r'tformer_\w+(\{(\w+="[^"]*",?)+\})? [0-9.e+-]+', line), line
+    buckets = re.findall(
+        r'tformer_request_seconds_bucket\{path="/v1/completions",le="[^"]+"\} (\d+)', reply.body.decode()
+    )
+    assert len(buckets) == 14 and sorted(map(int, buckets)) == [*map(int, buckets)]
+
+
+def test_log_lines_are_objects_without_texts(server: Server) -> None:
+    server.ask(COMPLETE, prompt="abcd fed", max_tokens=2)
+    until(lambda: "model" in log_lines(server)[-1])
+    line = log_lines(server)[-1]
+    assert {"time", "id", "method", "path", "status", "seconds", "model", "prompt_tokens"} <= line.keys()
+    assert not any("abcd fed" in each for each in server.log)
+
+
+def test_log_texts_adds_request_and_answer(guarded: Server) -> None:
+    key = {"Authorization": "Bearer secret"}
+    assert guarded.send(COMPLETE, {"prompt": "abcd fed", "max_tokens": 2}, **key).status == 200
+    until(lambda: any("abcd fed" in line for line in guarded.log))
+
+
+# --- key and origins --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [None, "Bearer wrong", "Bearer", "Basic secret", "Bearer secret2", "Bearer \u00e9"])
+def test_without_the_key_only_health_is_answered(given: str | None, guarded: Server) -> None:
+    headers = {} if given is None else {"Authorization": given}
+    for path in ("/v1/models", "/metrics", "/openapi.json", "/none"):
+        reply = guarded.send(path, **headers)
+        assert reply.status == 401 and reply.error["code"] == "invalid_api_key"
+        assert reply.headers["WWW-Authenticate"] == "Bearer"
+    assert guarded.send("/health", **headers).status == 200
+    assert guarded.send("/v1/models", Authorization="Bearer secret").status == 200
+
+
+def test_only_named_origins_may_read_answers(guarded: Server, server: Server) -> None:
+    asked = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+    allowed = guarded.send("/v1/completions", method="OPTIONS", **asked)
+    assert allowed.status == 200 and allowed.headers["Access-Control-Allow-Origin"] == "https://a.example"
+    refused = guarded.send("/v1/completions", method="OPTIONS", **asked | {"Origin": "https://b.example"})
+    assert refused.headers["Access-Control-Allow-Origin"] is None
+    assert server.send("/health", Origin="https://a.example").headers["Access-Control-Allow-Origin"] is None
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+def test_more_requests_than_the_queue_takes_are_refused_with_429(guarded: Server) -> None:
+    def send(_: int) -> Any:
+        return guarded.send(COMPLETE, LONG, Authorization="Bearer secret")
+
+    with ThreadPoolExecutor(6) as pool:
+        replies = list(pool.map(send, range(6)))
+    refused = [reply for reply in replies if reply.status == 429]
+    assert len(refused) == 4 and all(reply.headers["Retry-After"] == "1" for reply in refused)
+    assert {reply.error["code"] for reply in refused} == {"queue_full"}
+
+
+def test_an_answer_has_a_deadline(guarded: Server) -> None:
+    reply = guarded.send(COMPLETE, LONG, Authorization="Bearer secret")
+    assert reply.status == 504 and reply.error["code"] == "deadline_exceeded"
+    streamed = guarded.send(COMPLETE, LONG | {"stream": True}, Authorization="Bearer secret")
+    *_, last, end, _ = streamed.body.decode().split("\n\n")
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "deadline_exceeded" and end == "data: [DONE]"
+    until(lambda: value_of(guarded, "tformer_rows_running", Authorization="Bearer secret") == 0)
+
+
+def test_a_body_has_its_limit(guarded: Server) -> None:
+    reply = guarded.send(COMPLETE, {"prompt": "a" * 2000}, Authorization="Bearer secret")
+    assert reply.status == 413 and "1,000 bytes" in reply.error["message"]
+
+
+# --- clients and signals ----------------------------------------------------------------------------------------------
+
+
+def raw_request(server: Server, body: dict[str, Any]) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+    data = json.dumps(body).encode()
+    head = f"POST {COMPLETE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    connection.sendall(head.encode() + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    return connection
+
+
+@pytest.fixture(scope="module")
+def busy(long_run: Path) -> Iterator[Server]:
+    with served(long_run) as found:
+        yield found
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_row(stream: bool, busy: Server) -> None:
+    connection = raw_request(busy, LONG | {"stream": stream})
+    if stream:
+        assert connection.recv(100)
+    else:
+        until(lambda: value_of(busy, "tformer_requests_running") >= 2)  # with the one that asks
+    connection.close()
+    until(lambda: value_of(busy, "tformer_requests_running") == 1, seconds=5)
+    began = time.monotonic()
+    busy.ask(COMPLETE, prompt="abc", max_tokens=2)
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.slow
+def test_a_stream_begins_before_it_ends(busy: Server) -> None:
+    connection = raw_request(busy, LONG | {"stream": True, "max_tokens": 1500})
+    began, first, last = time.monotonic(), 0.0, 0.0
+    while part := connection.recv(1 << 16):
+        first, last = first or time.monotonic() - began, time.monotonic() - began
+        if b"[DONE]" in part:
+            break
+    assert first < last / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_answers_what_was_begun(number: int, long_run: Path) -> None:
+    with served(long_run) as server:
+        whole = LONG | {"max_tokens": 600}
+        with ThreadPoolExecutor(4) as pool:
+            waiting = [pool.submit(server.send, COMPLETE, whole | {"stream": n % 2 == 0}) for n in range(4)]
+            until(lambda: value_of(server, "tformer_requests_running") >= 5)
+            server.process.send_signal(number)
+            replies = [each.result() for each in waiting]
+        assert server.process.wait(30) == 0
+        assert all(reply.status == 200 for reply in replies)
+        for n, reply in enumerate(replies):
+            assert reply.body.endswith(b"data: [DONE]\n\n") if n % 2 == 0 else reply.json["usage"]["completion_tokens"]
+
+
+@pytest.mark.slow
+def test_the_end_after_a_signal_has_a_bound(long_run: Path) -> None:
+    with served(long_run, "--grace", 1) as server:
+        thread = threading.Thread(target=lambda: raw_request(server, LONG | {"n": 100}).recv(100))
+        thread.start()
+        until(lambda: value_of(server, "tformer_requests_running") >= 2)
+        began = time.monotonic()
+        server.stop(signal.SIGTERM)
+        assert time.monotonic() - began < 10
+        thread.join()
+
+
+def test_broken_connections_change_nothing(busy: Server) -> None:
+    for data in (
+        b"",
+        b"GET",
+        b"\x16\x03\x01\x02\x00",
+        b"POST / HTTP/9\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 9000,
+    ):
+        with socket.create_connection(("127.0.0.1", busy.port), timeout=30) as connection:
+            connection.sendall(data)
+    assert busy.send("/health").status == 200
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_newer_checkpoint_of_a_run_takes_its_place(tmp_path: Path) -> None:
+    from tformer.checkpoint.run import RunDirectory
+    from tformer.checkpoint.save import save_checkpoint
+
+    run = make_gpt(tmp_path / "runs")
+    body: dict[str, Any] = {"prompt": "abc", "temperature": 0, "max_tokens": 12}
+    with served(run, "--checkpoint", "latest") as server:
+        before = server.ask(COMPLETE, **body)["choices"][0]["text"]
+        contents = random_contents(GPT, letters=LETTERS, template="gpt", change=silence, seed=5, step=9)
+        save_checkpoint(RunDirectory(run), 9, contents)
+        until(lambda: server.ask(COMPLETE, **body)["choices"][0]["text"] != before)
+
+
+@pytest.mark.slow
+def test_models_make_room_for_each_other(runs: dict[str, Path]) -> None:
+    with served(*runs.values(), "--memory", "12KB") as server:
+
+        def loaded() -> list[str]:
+            return [each["id"] for each in server.send("/v1/models").json["data"] if each["loaded"]]
+
+        assert loaded() == [runs["gpt"].name]
+        server.ask("/fill", text="a[MASK]", model=runs["masked"].name)
+        server.ask("/translate", text="a", model=runs["pairs"].name)
+        assert runs["pairs"].name in loaded() and len(loaded()) < 3
+        assert server.ask(COMPLETE, prompt="a", max_tokens=1)["model"] == runs["gpt"].name
+        assert runs["gpt"].name in loaded()

@@ -1,0 +1,102 @@
+"""The table of endpoints that take a body, and the OpenAPI document of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from tformer.serve import openai, plain, requests
+from tformer.serve.openai import Answer
+from tformer.serve.requests import Request
+from tformer.serve.service import Call, Service
+from tformer.support import __version__
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """What a path takes, and the function that answers; its docstring says what it is."""
+
+    body: type[Any]
+    answer: Callable[[Service, Any, Call], Awaitable[Answer]]
+
+    @property
+    def summary(self) -> str:
+        return (self.answer.__doc__ or "").split(":")[0].strip(".")
+
+
+ENDPOINTS = {
+    "/v1/completions": Endpoint(requests.CompletionRequest, openai.completions),
+    "/v1/chat/completions": Endpoint(requests.ChatRequest, openai.chat),
+    "/v1/embeddings": Endpoint(requests.EmbeddingRequest, openai.embeddings),
+    "/generate": Endpoint(requests.GenerateRequest, plain.generate),
+    "/translate": Endpoint(requests.TranslateRequest, plain.translate),
+    "/classify": Endpoint(requests.ClassifyRequest, plain.classify),
+    "/fill": Endpoint(requests.FillRequest, plain.fill),
+    "/score": Endpoint(requests.ScoreRequest, plain.score),
+}
+
+READS = {
+    "/health": ("Whether the server answers; 503 while the first model is loaded", "application/json"),
+    "/metrics": ("Counts in Prometheus' text format", "text/plain"),
+    "/openapi.json": ("This document", "application/json"),
+    "/v1/models": ("The models", "application/json"),
+}
+REFUSALS = ("400", "401", "404", "408", "413", "415", "422", "429", "499", "500", "503", "504")
+
+ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+def openapi() -> dict[str, Any]:
+    """The OpenAPI 3.1 document: bodies from the classes of `requests`; answers are JSON objects."""
+    kinds: list[type[Request]] = [endpoint.body for endpoint in ENDPOINTS.values()]
+    place = "#/components/schemas/{model}"
+    _, schemas = models_json_schema([(kind, "validation") for kind in kinds], ref_template=place)
+
+    def answers(content: dict[str, Any]) -> dict[str, Any]:
+        refused = {"$ref": "#/components/responses/Error"}
+        return {"200": {"description": "The answer", "content": content}} | dict.fromkeys(REFUSALS, refused)
+
+    plain_object = {"application/json": {"schema": {"type": "object"}}}
+    paths: dict[str, Any] = {}
+    for path, endpoint in ENDPOINTS.items():
+        content = dict(plain_object)
+        if "stream" in endpoint.body.model_fields:
+            content["text/event-stream"] = {"schema": {"type": "string"}}
+        schema = {"$ref": f"#/components/schemas/{endpoint.body.__name__}"}
+        body = {"required": True, "content": {"application/json": {"schema": schema}}}
+        about = {"summary": endpoint.summary, "operationId": path.strip("/").replace("/", "_")}
+        paths[path] = {"post": {**about, "requestBody": body, "responses": answers(content)}}
+    for path, (summary, kind) in READS.items():
+        content = plain_object if kind in plain_object else {kind: {"schema": {"type": "string"}}}
+        about = {"summary": summary, "operationId": path.strip("/").replace("/", "_")}
+        paths[path] = {"get": {**about, "responses": answers(content)}}
+    refused = {"description": "A refusal", "content": {"application/json": {"schema": ERROR_SCHEMA}}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "tformer", "version": __version__},
+        "paths": paths,
+        "security": [{}, {"key": []}],
+        "components": {
+            "schemas": schemas.get("$defs", {}),
+            "responses": {"Error": refused},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }

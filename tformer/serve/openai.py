@@ -1,0 +1,307 @@
+"""Answers in the shapes of OpenAI's API: completions, chat completions and embeddings, whole and as streams.
+
+Log-probabilities are those of the model's own distribution: before temperature, penalties and truncation.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tformer.decoding.score import prompt_logprobs
+from tformer.decoding.settings import FinishReason
+from tformer.serve.models import Served
+from tformer.serve.requests import (
+    MOST_TEXTS,
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    RequestError,
+    Sampling,
+)
+from tformer.serve.service import Call, Service, Writing, encoded
+from tformer.tokenizer import Tokenizer
+
+Document = dict[str, Any]
+Answer = Document | AsyncIterator[Document]
+
+FINISH: dict[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
+COMPLETION_TOKENS = 16  # OpenAI's default
+TEXTS_AT_ONCE = 32  # in one job of the models' thread
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A token with its log-probability and the most probable tokens in its place; None: of the first one of a text."""
+
+    id: int
+    text: str
+    logprob: float | None
+    alternatives: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a completion: text that became final, the token that it comes from, or the reason of its end."""
+
+    index: int
+    text: str = ""
+    token: Scored | None = None
+    finish: str | None = None
+
+
+async def pieces(writing: Writing, body: Sampling, call: Call) -> AsyncIterator[Piece]:
+    """The parts of all completions as they are written."""
+    count, written = body.n or 1, set[int]()
+    async for number, event in writing.events:
+        if isinstance(event, list):
+            written.add(number)
+            for sample, found in enumerate(event):
+                call.completion_tokens += len(found.ids)
+                yield Piece(number * count + sample, finish=FINISH.get(found.finish_reason, "length"))
+        else:
+            call.first_token = call.first_token or time.perf_counter()
+            token = Scored(event.id, event.text, event.logprob, event.alternatives)
+            yield Piece(number * count + event.sample, event.text, token)
+    for index in range(len(writing.prompts) * count):
+        if index // count not in written:  # max_tokens 0
+            yield Piece(index, finish="length")
+
+
+def envelope(kind: str, prefix: str, call: Call) -> Document:
+    return {"id": f"{prefix}-{secrets.token_hex(12)}", "object": kind, "created": int(time.time()), "model": call.model}
+
+
+async def with_usage(chunks: AsyncIterator[Document], body: Sampling, head: Document, call: Call) -> Any:
+    """The chunks of a stream, and one with the usage where it was requested."""
+    asked = body.stream_options is not None and body.stream_options.include_usage
+    async for chunk in chunks:
+        yield chunk | {"usage": None} if asked else chunk
+    if asked:
+        yield head | {"choices": [], "usage": call.usage}
+
+
+# --- log-probabilities ------------------------------------------------------------------------------------------------
+
+
+def token_text(tokenizer: Tokenizer, token: int) -> str:
+    """A token as text; its spelling in the vocabulary where the text is empty or half a character."""
+    text = tokenizer.decode([token], skip_special=False)
+    return text if text and "\N{REPLACEMENT CHARACTER}" not in text else tokenizer.token(token)
+
+
+def legacy_logprobs(tokenizer: Tokenizer, tokens: Iterable[Scored], offset: int) -> dict[str, list[Any]]:
+    """The lists of a completion's `logprobs`; a token that prints like another one is called `token_id:N`."""
+    lists: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for token in tokens:
+        name, top = token_text(tokenizer, token.id), None
+        if token.logprob is not None:
+            top = {name: token.logprob}
+            for other, logprob in token.alternatives:
+                if other != token.id:
+                    text = token_text(tokenizer, other)
+                    top[f"token_id:{other}" if text in top else text] = logprob
+        for key, value in zip(lists, (name, token.logprob, top, offset), strict=True):
+            lists[key].append(value)
+        offset += len(token.text)
+    return lists
+
+
+def chat_logprobs(tokenizer: Tokenizer, token: Scored) -> Document:
+    def entry(id: int, logprob: float | None) -> Document:
+        text = token_text(tokenizer, id)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+    top = [entry(*each) for each in token.alternatives]
+    return entry(token.id, token.logprob) | {"top_logprobs": top}
+
+
+# --- completions ------------------------------------------------------------------------------------------------------
+
+
+async def completions(service: Service, body: CompletionRequest, call: Call) -> Answer:
+    """Continuations of prompts: `/v1/completions`."""
+    entry = service.models.find(body.model, "generate")
+    call.model = entry.name
+    most = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    if most == 0 and not body.echo:
+        raise RequestError("max_tokens: found 0, expected at least 1 without echo", param="max_tokens")
+    writing = await service.write(
+        entry,
+        body,
+        call,
+        lambda run: prompt_ids(run, body.prompt, with_text=bool(body.echo)),
+        max_new_tokens=most,
+        logprobs=body.logprobs is not None,
+        alternatives=body.logprobs or 0,
+    )
+    echoes = await _echoes(service, writing, body) if body.echo else []
+    head, parts = envelope("text_completion", "cmpl", call), _completion_choices(writing, body, call, echoes)
+    if body.stream:
+        chunks = (head | {"choices": [choice]} async for choice in parts)
+        return with_usage(chunks, body, head, call)
+    whole: dict[int, Document] = {}
+    async for choice in parts:
+        known = whole.setdefault(choice["index"], choice)
+        if known is not choice:
+            known["text"] += choice["text"]
+            known["finish_reason"] = choice["finish_reason"]
+            for key, values in (choice["logprobs"] or {}).items():
+                known["logprobs"][key] += values
+    return head | {"choices": [whole[index] for index in sorted(whole)], "usage": call.usage}
+
+
+def prompt_ids(run: Served, prompt: Any, *, with_text: bool = False) -> tuple[list[list[int]], list[str]]:
+    """The ids of each prompt of a request, and its text (without `with_text` "" where it was given as ids)."""
+    each = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
+    if not prompt and isinstance(prompt, list):
+        raise RequestError("prompt: found an empty list", param="prompt", code="invalid_value")
+    if isinstance(each[0], str):
+        return encoded(run, each), list(each)
+    in_range = with_text and all(token < run.text_tokenizer.vocab_size for ids in each for token in ids)
+    return [list(ids) for ids in each], [run.text_tokenizer.decode(ids) if in_range else "" for ids in each]
+
+
+async def _echoes(service: Service, writing: Writing, body: CompletionRequest) -> list[list[Scored]]:
+    """The tokens of each prompt, scored where log-probabilities were requested."""
+    run, tokenizer, found = writing.run, writing.run.text_tokenizer, []
+    for ids in writing.prompts:
+        scores: list[Any] = [(None, ())] * len(ids)
+        if body.logprobs is not None:
+            options = {"vocab_size": tokenizer.vocab_size, "alternatives": min(body.logprobs, tokenizer.vocab_size)}
+            scores[1:] = await service.owner.call(partial(prompt_logprobs, run.model, ids, **options))
+        stream = tokenizer.stream()
+        found.append([Scored(token, stream.push(token), *score) for token, score in zip(ids, scores, strict=True)])
+    return found
+
+
+async def _completion_choices(
+    writing: Writing, body: CompletionRequest, call: Call, echoes: Sequence[Sequence[Scored]]
+) -> AsyncIterator[Document]:
+    """The choices of chunks: text, log-probabilities or the end of one completion each."""
+    tokenizer, scored = writing.run.text_tokenizer, body.logprobs is not None
+    count, lengths = body.n or 1, dict[int, int]()
+
+    def choice(index: int, text: str, tokens: Sequence[Scored], finish: str | None = None) -> Document:
+        start = lengths.get(index, 0)
+        lengths[index] = start + len(text)
+        logprobs = legacy_logprobs(tokenizer, tokens, start) if scored else None
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+    for index in range(len(echoes) * count):
+        yield choice(index, writing.texts[index // count], echoes[index // count])
+    async for piece in pieces(writing, body, call):
+        if piece.text or piece.finish or (scored and piece.token):
+            tokens = [piece.token] if piece.token else []
+            yield choice(piece.index, piece.text, tokens, piece.finish)
+
+
+# --- chat -------------------------------------------------------------------------------------------------------------
+
+
+async def chat(service: Service, body: ChatRequest, call: Call) -> Answer:
+    """The answer to a conversation, in the words of the model's chat template: `/v1/chat/completions`."""
+    entry = service.models.find(body.model, "chat")
+    call.model = entry.name
+    most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if most == 0:
+        raise RequestError("max_completion_tokens: found 0, expected at least 1", param="max_completion_tokens")
+    if body.top_logprobs and not body.logprobs:
+        raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+    writing = await service.write(
+        entry,
+        body,
+        call,
+        lambda run: ([run.chat.prompt(messages_of(body))], [""]),
+        max_new_tokens=most,
+        ends=lambda run: run.chat.ends,
+        logprobs=bool(body.logprobs),
+        alternatives=body.top_logprobs or 0,
+    )
+    prefix, parts = "chatcmpl", pieces(writing, body, call)
+    if body.stream:
+        head = envelope("chat.completion.chunk", prefix, call)
+        return with_usage(_chat_chunks(head, parts, writing, body), body, head, call)
+    count, tokenizer = body.n or 1, writing.run.text_tokenizer
+    texts, scores, ends = [""] * count, [list[Document]() for _ in range(count)], ["length"] * count
+    async for piece in parts:
+        texts[piece.index] += piece.text
+        if piece.token and body.logprobs:
+            scores[piece.index].append(chat_logprobs(tokenizer, piece.token))
+        ends[piece.index] = piece.finish or ends[piece.index]
+    choices = [
+        {
+            "index": index,
+            "message": {"role": "assistant", "content": texts[index], "refusal": None},
+            "logprobs": {"content": scores[index], "refusal": None} if body.logprobs else None,
+            "finish_reason": ends[index],
+        }
+        for index in range(count)
+    ]
+    return envelope("chat.completion", prefix, call) | {"choices": choices, "usage": call.usage}
+
+
+async def _chat_chunks(
+    head: Document, parts: AsyncIterator[Piece], writing: Writing, body: ChatRequest
+) -> AsyncIterator[Document]:
+    def chunk(index: int, delta: Document, finish: str | None = None, logprobs: Document | None = None) -> Document:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        return head | {"choices": [choice]}
+
+    for index in range(body.n or 1):
+        yield chunk(index, {"role": "assistant", "content": ""})
+    async for piece in parts:
+        scored = None
+        if piece.token and body.logprobs:
+            scored = {"content": [chat_logprobs(writing.run.text_tokenizer, piece.token)], "refusal": None}
+        if piece.text or scored or piece.finish:
+            yield chunk(piece.index, {"content": piece.text} if piece.finish is None else {}, piece.finish, scored)
+
+
+def messages_of(body: ChatRequest) -> list[Document]:
+    """The messages with their content as one text."""
+    return [
+        {
+            "role": each.role,
+            "content": each.content if isinstance(each.content, str) else "".join(part.text for part in each.content),
+        }
+        for each in body.messages
+    ]
+
+
+# --- embeddings -------------------------------------------------------------------------------------------------------
+
+
+async def embeddings(service: Service, body: EmbeddingRequest, call: Call) -> Document:
+    """A vector for each text: `/v1/embeddings`. Ids are read as the text that they stand for."""
+    entry = service.models.find(body.model, "embed")
+    call.model = entry.name
+    inputs: Any = body.input
+    each = inputs if isinstance(inputs, list) and inputs and not isinstance(inputs[0], int) else [inputs]
+    if inputs == []:
+        raise RequestError("input: found an empty list", param="input", code="invalid_value")
+    if len(each) > MOST_TEXTS:
+        raise RequestError(f"input: found {len(each)} texts, expected at most {MOST_TEXTS}", param="input")
+
+    def vectors(block: Sequence[Any], run: Served) -> tuple[list[Any], int]:
+        texts = [text if isinstance(text, str) else run.decode(text) for text in block]
+        given = {} if body.dimensions is None else {"dimensions": body.dimensions}
+        found = run.embed(texts, **given)
+        return list(found), sum(min(len(run.encode(text)), run.recipe.seq_len) for text in texts)
+
+    data: list[Document] = []
+    for start in range(0, len(each), TEXTS_AT_ONCE):
+        block = each[start : start + TEXTS_AT_ONCE]
+        found, tokens = await service.on_model(entry, partial(vectors, block))
+        call.prompt_tokens += tokens
+        for vector in found:
+            as_text = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+            shown = as_text if body.encoding_format == "base64" else vector.tolist()
+            data.append({"object": "embedding", "index": len(data), "embedding": shown})
+    usage = {"prompt_tokens": call.prompt_tokens, "total_tokens": call.prompt_tokens}
+    return {"object": "list", "data": data, "model": call.model, "usage": usage}

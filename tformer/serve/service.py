@@ -1,0 +1,236 @@
+"""A server's models, limits and counts, and the steps that its endpoints share."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, TypeVar
+
+from tformer.decoding.prompts import encode_prompts, suppressed_tokens
+from tformer.decoding.settings import GenerationSettings
+from tformer.serve.metrics import Metrics
+from tformer.serve.models import Entry, Models, Served
+from tformer.serve.options import ServeOptions
+from tformer.serve.requests import MOST_ROWS, ChatRequest, RequestError, Sampling
+from tformer.serve.work import Engine, Generation, Owner, Whole
+from tformer.support.errors import InputError
+
+Result = TypeVar("Result")
+
+OPENAI = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0}
+"""Defaults of OpenAI's API, in place of the model's own."""
+
+
+@dataclass
+class Call:
+    """What is known of one request, for its log line and the counts; `held` is closed when it has been answered."""
+
+    model: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    started: float = field(default_factory=time.perf_counter)
+    first_token: float | None = None
+    held: ExitStack = field(default_factory=ExitStack)
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def usage(self) -> dict[str, int]:
+        total = self.prompt_tokens + self.completion_tokens
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": total,
+        }
+
+
+@dataclass(frozen=True)
+class Writing:
+    """Texts that are being written: the prompts as ids and as texts, and the events of their completions."""
+
+    run: Served
+    prompts: list[list[int]]
+    texts: list[str]
+    events: Generation
+
+
+class Service:
+    """What endpoints work with."""
+
+    def __init__(self, options: ServeOptions) -> None:
+        """Raises InputError for a path without a model."""
+        self.options = options
+        self.models = Models(options)
+        self.owner = Owner()
+        self.metrics = Metrics()
+        self.is_ready, self.running = False, 0
+        self._engines: dict[str, tuple[Served, Engine]] = {}
+
+    async def prepare(self) -> None:
+        """Load the first model, which is what /health waits for."""
+        first = next(iter(self.models.entries.values()))
+        await self.owner.call(self.models.get, first)
+        self.is_ready = True
+
+    async def on_model(self, entry: Entry, function: Callable[[Served], Result]) -> Result:
+        """The result of a function of a model, in the thread of the models."""
+        with self.models.used(entry):
+            return await self.owner.call(lambda: function(self.models.get(entry)))
+
+    async def write(
+        self,
+        entry: Entry,
+        body: Sampling,
+        call: Call,
+        prompts: Callable[[Served], tuple[list[list[int]], list[str]]],
+        *,
+        max_new_tokens: int | None,
+        is_openai: bool = True,
+        ends: Callable[[Served], tuple[int, ...]] = lambda run: (),
+        logprobs: bool = False,
+        alternatives: int = 0,
+    ) -> Writing:
+        """Begin the completions that a request asks for; they are given up when `call` ends.
+
+        Args:
+            prompts: gives the ids and texts of the prompts.
+            max_new_tokens: None: what the context holds, or without `is_openai` the recipe's; 0: nothing is written.
+            is_openai: OpenAI's defaults take the place of the recipe's.
+            ends: further tokens that end a text.
+        """
+        events = Generation()
+        call.held.enter_context(self.models.used(entry))
+        for give_up in (partial(self.owner.put, events.close), events.close):  # `begin` may be running
+            call.held.callback(give_up)
+
+        def begin() -> Writing:
+            run = self.models.get(entry)
+            ids, texts = prompts(run)
+            if (rows := len(ids) * (body.n or 1)) > MOST_ROWS:
+                raise RequestError(f"n: found {rows} completions in all, expected at most {MOST_ROWS}", param="n")
+            vocabulary = run.text_tokenizer.vocab_size
+            for token in (token for each in ids for token in each):
+                if token >= vocabulary:
+                    raise RequestError(f"prompt: found the id {token}, expected 0 to {vocabulary - 1}", param="prompt")
+            longest, field = run.model.longest_target, "messages" if isinstance(body, ChatRequest) else "prompt"
+            for each in ids:
+                if len(each) > longest:
+                    raise RequestError(
+                        f"the prompt has {len(each):,} tokens, the model's context holds {longest:,}",
+                        param=field,
+                        code="context_length_exceeded",
+                    )
+            if max_new_tokens != 0:
+                settings = settings_of(body, run, max_new_tokens, ends(run), is_openai=is_openai, logprobs=logprobs)
+                special = run.text_tokenizer.special
+                suppressed = suppressed_tokens(special, eos=settings.eos_id, suppressed=settings.suppress_tokens)
+                engine = self._engine(entry, run)
+                events.start(engine, ids, settings, suppressed=suppressed, alternatives=alternatives)
+                self.owner.busy(engine)
+            call.prompt_tokens = sum(map(len, ids))
+            return Writing(run, ids, texts, events)
+
+        return await self.owner.call(begin)
+
+    def _engine(self, entry: Entry, run: Served) -> Engine:
+        known = self._engines.get(entry.name)
+        if known is None or known[0] is not run:
+            known = self._engines[entry.name] = (run, self._new_engine(run))
+        return known[1]
+
+    def _new_engine(self, run: Served) -> Engine:
+        return Whole(run.model, run.text_tokenizer)
+
+    def count(self, call: Call, *, route: str, method: str, status: int, name: str) -> None:
+        """Count an answered request, and write its line to the log, a JSON object."""
+        seconds, metrics = time.perf_counter() - call.started, self.metrics
+        metrics.add("tformer_requests_total", path=route, status=str(status))
+        metrics.observe("tformer_request_seconds", seconds, path=route)
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line: dict[str, Any] = {"time": now, "id": name, "method": method, "path": route, "status": status}
+        line["seconds"] = round(seconds, 4)
+        if call.model:
+            for kind in ("prompt_tokens", "completion_tokens"):
+                metrics.add(f"tformer_{kind}_total", getattr(call, kind), model=call.model)
+            line |= {"model": call.model, **call.usage}
+        if call.first_token is not None:
+            first = call.first_token - call.started
+            metrics.observe("tformer_first_token_seconds", first, model=call.model)
+            line["first_token_seconds"] = round(first, 4)
+        print(json.dumps(line | call.notes), file=sys.stderr, flush=True)
+
+    def metrics_text(self) -> str:
+        """All counts, and the gauges of this moment."""
+        rows = sum(engine.num_rows for _, engine in list(self._engines.values()))
+        gauges: dict[Any, float] = {("tformer_requests_running", ()): self.running, ("tformer_rows_running", ()): rows}
+        for entry in self.models.entries.values():
+            if entry.served is not None:
+                gauges["tformer_model_bytes", (("model", entry.name),)] = entry.num_bytes
+        return self.metrics.text(gauges)
+
+
+def settings_of(
+    body: Sampling,
+    run: Served,
+    max_new_tokens: int | None,
+    ends: Sequence[int] = (),
+    *,
+    is_openai: bool = True,
+    logprobs: bool = False,
+) -> GenerationSettings:
+    """The settings of a request. Raises InputError for what cannot be decoded with."""
+    generation, tokenizer = run.recipe.generation, run.text_tokenizer
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    given = {name: value for name in names if (value := getattr(body, name)) is not None}
+    if given.get("top_k") == -1:
+        given["top_k"] = 0
+    if is_openai:
+        given = OPENAI | given
+        max_new_tokens = max_new_tokens or run.model.longest_target
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    if "" in stop:
+        raise RequestError("stop: found an empty text", param="stop", code="invalid_value")
+    ignores = bool(body.ignore_eos)
+    return GenerationSettings.from_recipe(
+        generation,
+        **given,
+        eos_id=None if ignores else tokenizer.special.eos,
+        forced_eos=None if ignores else run.recipe.tokenizer.special_ids.forced_eos,
+        stop_tokens=(*(() if ignores else (*generation.stop_tokens, *ends)), *(body.stop_token_ids or ())),
+        stop_texts=stop or None,
+        max_new_tokens=max_new_tokens,
+        min_new_tokens=body.min_tokens,
+        num_samples=body.n or 1,
+        seed=secrets.randbits(62) if body.seed is None else body.seed,
+        logprobs=logprobs,
+        context="error",
+    )
+
+
+def encoded(run: Served, texts: Sequence[str]) -> list[list[int]]:
+    """The ids of prompts. Raises RequestError for one that is longer than the context."""
+    try:
+        return encode_prompts(run.text_tokenizer, texts, context="error", max_seq_len=run.model.longest_target)
+    except InputError as error:
+        raise RequestError(error.message, param="prompt", code="context_length_exceeded") from error
+
+
+async def until_done(work: asyncio.Task[Result], gone: asyncio.Task[None], seconds: float) -> Result:
+    """The result of a task. Cancels it when the client is gone or the time is over: RequestError 499 or 504."""
+    try:
+        await asyncio.wait({work, gone}, timeout=max(0.0, seconds), return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        if gone.done():
+            raise RequestError("the client is gone", 499, code="client_closed_request")
+        raise RequestError("the answer took longer than the server allows", 504, code="deadline_exceeded")
+    finally:
+        work.cancel()
+        gone.cancel()
