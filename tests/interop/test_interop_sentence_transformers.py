@@ -35,7 +35,8 @@ def folder_of(
     else:
         special, names = BART_SPECIAL, {"pad_token": "<pad>", "cls_token": "<s>", "sep_token": "</s>"}
         tokenizer = words_tokenizer(special, unk="<unk>", single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>")
-    sizes = {"hidden_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 36}
+    sizes = {"hidden_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes["n_inner" if body == "GPT2" else "intermediate_size"] = 36
     rows = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 24, "initializer_range": 0.5}
     ids = {"pad_token_id": tokenizer.token_to_id(names["pad_token"])}
     torch.manual_seed(0)
@@ -130,6 +131,24 @@ def test_without_a_length_it_is_that_of_the_tokenizer_or_the_model(tmp_path: Pat
     assert tformer.load(folder).recipe.seq_len == 9
 
 
+def test_a_prompt_before_every_text_is_noted(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"prompts": {"query": "the cat "}, "default_prompt_name": "query"}
+    folder = folder_of(tmp_path / "st", **{"config_sentence_transformers.json": settings})
+    assert any("texts must begin with that of 'query'" in note for note in tformer.load(folder).notes)
+    settings["default_prompt_name"] = None
+    folder = folder_of(tmp_path / "other", **{"config_sentence_transformers.json": settings})
+    assert not any("prompt" in note for note in tformer.load(folder).notes)
+
+
+def test_a_decoder_goes_out_with_padding_that_leaves_its_positions(tmp_path: Path) -> None:
+    """transformers counts the learned positions of GPT-2 from the first place, padding or not."""
+    folder = folder_of(tmp_path / "st", "GPT2", pooling="lasttoken")
+    np.testing.assert_allclose(embed(folder), by_hand(folder, pooling="lasttoken"), atol=1e-5)
+    export_checkpoint(open_checkpoint(folder), tmp_path / "out")
+    assert json.loads((tmp_path / "out/tokenizer_config.json").read_text())["padding_side"] == "right"
+    np.testing.assert_allclose(by_hand(tmp_path / "out", pooling="lasttoken"), embed(folder), atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("name", "document", "expected"),
     [
@@ -146,6 +165,19 @@ def test_without_a_length_it_is_that_of_the_tokenizer_or_the_model(tmp_path: Pat
             [{"path": "", "type": "m.Transformer"}, {"path": "../1_Pooling", "type": "m.Pooling"}],
             "damaged: expected a list of modules with path and type (the file name '../1_Pooling' leads outside",
         ),
+        (
+            "modules.json",
+            [{"path": path, "type": f"m.{path[2:] or 'Transformer'}"} for path in ("", "1_Pooling", "2_Dense")],
+            "found Transformer in '', Pooling in '1_Pooling', Dense in '2_Dense'; tformer reads",
+        ),
+        ("modules.json", [[]] * 3, "modules.json: damaged: expected a list of modules"),
+        (
+            "modules.json",
+            [{"path": 3, "type": None}] * 2,
+            "modules.json: found None in '3', None in '3'; tformer reads",
+        ),
+        ("modules.json", ["a" * (1 << 20)], "modules.json has 1,048,580 bytes, expected at most 1,048,576"),
+        ("1_Pooling/config.json", [], "config.json is damaged: expected a JSON object, found list"),
         (
             "1_Pooling/config.json",
             {"pooling_mode": "weightedmean"},
@@ -177,11 +209,11 @@ def test_a_missing_file_of_the_pooling_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("body", [*BODIES, "GPT2"])
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_vectors_are_those_of_sentence_transformers_both_ways(body: str, pooling: str, tmp_path: Path) -> None:
     theirs = pytest.importorskip("sentence_transformers")
-    folder = folder_of(tmp_path / "st", body, pooling=pooling)
+    folder = folder_of(tmp_path / "st", body, pooling=pooling, normalize=pooling != "max")
     model = theirs.SentenceTransformer(str(folder), device="cpu")
     expected = model.encode(TEXTS)
     np.testing.assert_allclose(embed(folder), expected, atol=1e-5)

@@ -222,12 +222,13 @@ def _texts(recipe: Recipe, model: Model, tokenizers: Tokenizers) -> dict[str, st
     of_pieces = bool(texts)
     if tokenizers.source is not None and not of_pieces:
         alone, ids = tokenizers.target is None, recipe.tokenizer.special_ids
+        reads_whole_texts = any(head.pools for head in recipe.model.heads)  # left padding moves learned positions
         texts |= tokenizer_documents(
             tokenizers.source,
             ids if alone else SpecialTokens(),  # special ids are those of the target side
             model_max_length=model.max_seq_len,
             token_types=model.embedding.token_types > 1,
-            padding_side="right" if model.encoder is not None else "left",
+            padding_side="left" if model.encoder is None and not reads_whole_texts else "right",
             writes=_is_language_model(recipe),
         )
     if (template := recipe.tokenizer.chat_template) is not None and _is_language_model(recipe):

@@ -23,7 +23,7 @@ from tformer.interop.config import Config
 from tformer.interop.generation_config import generation_document, generation_notes, read_generation
 from tformer.interop.preprocessor import preprocessor_notes, read_preprocessor
 from tformer.interop.read_model import ForeignModel, read_model, recipe_of
-from tformer.interop.sentence_transformers import read_head, read_length
+from tformer.interop.sentence_transformers import prompt_note, read_head, read_length
 from tformer.interop.tokenizer_config import read_chat_template, read_tokenizer_config, special_ids
 from tformer.interop.tokenizer_files import (
     TARGET_FOLDER,
@@ -160,6 +160,7 @@ def open_folder(
         recipe = recipe.model_copy(update={"tokenizer": section})
     if vectors is not None and source is not None:
         own = read_tokenizer_config(folder).options.get("model_max_length")
+        notes += prompt_note(folder)
         length = read_length(folder, source.json, most=model.max_seq_len, tokenizer_length=own)
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"seq_len": length})})
     hashes = [one.sha256 for one in tokenizers]

@@ -3,6 +3,7 @@
     modules.json                  [{idx, name, path, type}]: Transformer (path ""), Pooling, perhaps Normalize
     1_Pooling/config.json         pooling_mode, or a key pooling_mode_..._token for each mode, as older versions have it
     sentence_bert_config.json     max_seq_length, do_lower_case; it may be missing
+    config_sentence_transformers.json    prompts, and the name of the one before every text; it may be missing
 
 Only the last part of a type counts: versions have the classes in other modules.
 """
@@ -20,6 +21,7 @@ from tformer.support.errors import InputError
 from tformer.support.files import read_bounded, read_object
 
 MODULES, POOLING, LENGTH = "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"
+SETTINGS = "config_sentence_transformers.json"
 MODES = {"mean": "mean", "cls": "cls", "max": "max", "lasttoken": "eos"}
 OLDER = {
     **{"pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max", "pooling_mode_mean_tokens": "mean"},
@@ -72,6 +74,15 @@ def read_length(folder: Path, tokenizer_json: str, *, most: int, tokenizer_lengt
     if not isinstance(length, int | float) or not length >= 1:  # also NaN
         raise InputError(f"{path}: max_seq_length: found {length!r}, expected a number of tokens")
     return int(min(length, most))
+
+
+def prompt_note(folder: Path) -> list[str]:
+    """A note where sentence-transformers puts a prompt before every text, which tformer does not."""
+    path = folder / SETTINGS
+    settings = read_object(path, max_bytes=MAX_BYTES) if path.is_file() else {}
+    if (name := settings.get("default_prompt_name")) is None:
+        return []
+    return [f"{SETTINGS}: default_prompt_name: tformer adds no prompt: texts must begin with that of {name!r}"]
 
 
 def split_off(model: Model, *, seq_len: int) -> tuple[Model, dict[str, str]]:
