@@ -13,7 +13,7 @@ from tformer.build import build_model
 from tformer.kernels.functions import find
 from tformer.model import Transformer
 from tformer.nn.linear import Linear
-from tformer.nn.lora import Adapter, FrozenMatrix, FrozenProduct, Projection, adapt, place, projections
+from tformer.nn.lora import Adapter, FrozenMatrix, FrozenProduct, Projection, adapt, frozen_form, place, projections
 from tformer.recipe.model import Model
 
 WHOLE = [Projection("x", 0, 12)]
@@ -149,3 +149,29 @@ def test_a_placed_matrix_is_rounded_and_keeps_its_shape_without_numbers() -> Non
     left = made.get_parameter(f"{name}.weight")
     assert left.shape == (16, 16) and left.untyped_storage().nbytes() == 4
     assert torch.equal(made.get_submodule(name).adapter.magnitude, weight.bfloat16().float().norm(dim=1))
+
+
+@pytest.mark.parametrize(("form", "table"), [("fp32", torch.float32), ("int8", torch.bfloat16)])
+def test_a_frozen_table_is_bf16_beside_rounded_matrices_and_computes_in_fp32(form: Any, table: torch.dtype) -> None:
+    made, same = model(), model()
+    adapt(made, targets=every(made), **OPTIONS)
+    for name, tensor in same.state_dict().items():
+        if name not in made.tied_names():
+            place(made, name, tensor.clone(), form, device=torch.device("cpu"), kernels=None)
+    made.retie()
+    assert made.embedding.weight.dtype == made.heads["lm"].weight.dtype == table
+    assert made.get_parameter("decoder.positions.weight").dtype == torch.float32
+    for name, parameter in same.named_parameters():
+        if (held := frozen_form(made, name, form)) != "fp32":
+            parameter.data = FrozenMatrix(parameter, held).dense()
+    ids = torch.tensor([[1, 2, 3, 4]])
+    assert torch.allclose(made(ids).logits, same(ids).logits, atol=1e-6)
+    losses = [each(ids).loss_terms("lm", ids).loss for each in (made, same)]
+    assert torch.allclose(*losses, atol=1e-5)
+    losses[0].backward()
+
+
+def test_a_table_of_unit_vectors_stays_in_fp32() -> None:
+    made = build_model(Model.model_validate({"d_model": 16, "max_seq_len": 8, "embedding": {"fixnorm": True},
+                                             "decoder": {"num_layers": 1, "num_heads": 2}}), vocab_size=11)  # fmt: skip
+    assert frozen_form(made, "embedding.weight", "int8") == "fp32"

@@ -152,6 +152,20 @@ class Largest(TorchDispatchMode):
         return out
 
 
+@pytest.mark.parametrize("elements", [1, 18, 2**20])
+def test_a_frozen_bf16_matrix_is_widened_a_few_rows_at_a_time(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "WIDENED_ELEMENTS", elements)
+    hidden, weight, bias, labels = problem(v=70, dtype=torch.float32)
+    narrow, same = weight.detach().bfloat16(), hidden.detach().clone().requires_grad_()
+    found = linear_cross_entropy(hidden, narrow, labels, bias=bias)
+    expected = linear_cross_entropy(same, narrow.float(), labels, bias=bias)
+    found.loss.backward()
+    expected.loss.backward()
+    assert torch.allclose(found.loss, expected.loss, rtol=1e-6)
+    assert hidden.grad is not None and same.grad is not None
+    assert torch.allclose(hidden.grad, same.grad, rtol=1e-5, atol=1e-6)
+
+
 def test_no_logits_of_all_positions_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(losses, "LOGIT_ELEMENTS", 8 * 100)
     hidden, weight, _, labels = problem(n=200, d=4, v=100)

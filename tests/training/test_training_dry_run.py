@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from tformer.checkpoint.read import read_checkpoint
+from tformer.checkpoint.resolve import resolve_checkpoint
 from tformer.training.assemble import make_models, make_optimizer
 from tformer.workflows.inspect.report import report_on
 from tformer.workflows.inspect.subject import Question, read_subject
@@ -136,3 +138,21 @@ def test_memory_of_the_optimizer_is_that_of_its_state(preset: str, kind: str) ->
     optimizer.step()
     state = sum(tensor.nbytes for tensor in optimizer.state_by_name().values())
     assert report_on(subject).memory.optimizer == pytest.approx(state, rel=0.01)
+
+
+@pytest.mark.parametrize(("form", "matrices", "table"), [("fp32", 4, 4), ("bf16", 2, 2), ("int8", 1, 2)])
+def test_a_rounded_base_counts_as_it_is_held_and_has_no_gradients(
+    form: str, matrices: int, table: int, cli: Cli, report: Callable[..., Any], tiny_recipe: Path, text_file: Path,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    base = tmp_path / "base"
+    assert cli("train", "--config", tiny_recipe, "--data", text_file, "--max-steps", 1, "--out", base).code == 0
+    whole, found = (report("--init-from", base, *more) for more in ((), ("--lora", 2, "--lora-weights", form)))
+    adapters, d_model, d_ff = found["parameters"] - whole["parameters"], 16, 32
+    stacks = 2 * (4 * d_model**2 + 2 * d_model * d_ff)
+    tokens = read_checkpoint(resolve_checkpoint(base)).specs("weights")["embedding.weight"].shape[0] * d_model
+    others = whole["parameters"] - stacks - tokens
+    memory = found["memory"]
+    assert memory["weights_bytes"] == matrices * stacks + table * tokens + 4 * (others + adapters)
+    assert memory["gradients_bytes"] == 4 * adapters and memory["optimizer_bytes"] == 8 * adapters
+    assert memory["activations_bytes"] == whole["memory"]["activations_bytes"] - 4 * tokens  # no gradient of the table

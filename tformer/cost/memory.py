@@ -21,6 +21,7 @@ sum is an upper bound.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
@@ -31,8 +32,10 @@ from tformer.build import Sizes, layer_sizes, patch_embedding, resolve_sizes
 from tformer.cost.flops import labelled_share
 from tformer.model import Transformer
 from tformer.nn.attention.routes import CHUNK_ELEMENTS, KEPT_ELEMENTS, QUERY_BLOCK
+from tformer.nn.heads import VocabularyHead
 from tformer.nn.init import hidden_matrices
 from tformer.nn.layer_norm import FP32_BYTES
+from tformer.nn.lora import BYTES, BaseFormat, frozen_form
 from tformer.nn.losses import LOGIT_ELEMENTS
 from tformer.nn.norm import NORMS
 from tformer.nn.positions import PositionSizes
@@ -87,6 +90,8 @@ def estimate_memory(
     model: Model,
     *,
     num_parameters: int,
+    num_trained: int | None = None,
+    table_is_trained: bool = True,
     optimizer: int,
     tokens_per_micro_batch: int,
     dtype: torch.dtype,
@@ -101,6 +106,8 @@ def estimate_memory(
     """Bytes that training allocates in one process at these sizes; of a teacher, its weights in `dtype` only.
 
     Args:
+        num_trained: parameters with a gradient; None: all.
+        table_is_trained: whether the matrix of a head over the vocabulary has a gradient.
         optimizer: bytes of its state (`optimizer_bytes`).
         tokens_per_micro_batch: positions of a forward pass in the encoder, or in the only stack.
         seq_len: of a row; None: model.max_seq_len. target_seq_len: of the decoder beside an encoder; None: the same.
@@ -122,11 +129,13 @@ def estimate_memory(
         last = shape
     width = resolve_sizes(model, "decoder" if model.decoder is not None else "encoder").d_model
     weights, itemsize = num_parameters * FP32_BYTES, dtype.itemsize
+    trained = weights if num_trained is None else num_trained * FP32_BYTES
     if not any(head.over_vocabulary for head in model.heads):
         activations += last.tokens * width * itemsize
     else:  # the loss saves the gradients of its input and, in fp32, of its matrix
         tokens, classes = int(last.tokens * labelled_share), model.target_vocab_size or model.vocab_size or 0
-        activations += tokens * width * itemsize + classes * (model.embedding.size or width) * FP32_BYTES
+        matrix = classes * (model.embedding.size or width) * FP32_BYTES if table_is_trained else 0
+        activations += tokens * width * itemsize + matrix
         wide = 0 if on_cpu else CHUNK_COPIES * FP32_BYTES
         workspace = max(workspace, min(tokens * classes, LOGIT_ELEMENTS) * (itemsize + wide))
     # Convolutions before the first layer: of images, or over tokens (windows, and their ReLU).
@@ -137,8 +146,8 @@ def estimate_memory(
         window = (model.embedding.convolution + 1) * (model.embedding.size or model.d_model)
         activations += rows * length * window * itemsize
     return MemoryEstimate(
-        weights=weights * (2 if ema else 1),
-        gradients=weights,
+        weights=weights + (trained if ema else 0),
+        gradients=trained,
         optimizer=optimizer,
         activations=activations,
         teacher=teacher_parameters * itemsize,
@@ -174,7 +183,8 @@ def training_memory(
 
     models: both, on any device. options: of `estimate_memory`, what the recipe does not say: sizes of a pass, device.
     """
-    trained = {id(parameter): parameter.numel() for model in models for parameter in model.parameters()}
+    every = {id(parameter): parameter for model in models for parameter in model.parameters()}.values()
+    outputs = [head.weight for head in models[0].heads.values() if isinstance(head, VocabularyHead)]
     options |= {
         "activation_checkpointing": recipe.training.activation_checkpointing,
         "ema": recipe.training.ema_decay is not None,
@@ -182,11 +192,21 @@ def training_memory(
     }
     found = estimate_memory(
         recipe.model,
-        num_parameters=sum(trained.values()),
+        num_parameters=sum(each.numel() for each in every),
+        num_trained=sum(each.numel() for each in every if each.requires_grad),
+        table_is_trained=any(weight.requires_grad for weight in outputs),
         optimizer=optimizer_bytes(recipe.optimizer.kind, models),
         teacher_parameters=teacher_parameters,
         **options,
     )
+    if recipe.lora is not None:  # products widen one rounded matrix at a time
+        forms: Counter[BaseFormat] = Counter()
+        for name, each in models[0].named_parameters():
+            held = "fp32" if each.requires_grad else frozen_form(models[0], name, recipe.lora.weights)
+            forms[held] += each.numel()
+        saved = sum(count * (FP32_BYTES - BYTES[form]) for form, count in forms.items())
+        copies = min(found.copies, forms["fp32"] * options["dtype"].itemsize)
+        return replace(found, weights=found.weights - int(saved), copies=copies)
     if recipe.generator is None:
         return found
     beside = estimate_memory(recipe.generator, num_parameters=0, optimizer=0, **options)

@@ -21,7 +21,7 @@ from tformer.interop.foreign_checkpoint import open_folder
 from tformer.interop.weight_files import CONFIG
 from tformer.kernels.functions import find
 from tformer.model import Transformer
-from tformer.nn.lora import ADAPTER, FrozenMatrix, projections
+from tformer.nn.lora import ADAPTER, FrozenMatrix, frozen_form, projections
 from tformer.recipe import Recipe, recipe_to_yaml
 from tformer.support import files
 from tformer.support.errors import InputError
@@ -118,14 +118,14 @@ class AdaptedCheckpoint(Checkpoint):
             tensor = found.pop(name)
             tensor = tensor.float() if tensor.is_floating_point() else tensor
             path, _, kind = name.rpartition(".")
-            if kind == "weight" and path in matrices and name in model.base_names:
-                if lora.weights != "fp32":
-                    tensor = FrozenMatrix(tensor, lora.weights, kernels).dense()
-                if (adapter := matrices[path][0].adapter) is not None:
-                    adapter.to_empty(device="cpu")
-                    adapter.load_state_dict({key: own[f"{path}{ADAPTER}{key}"] for key in adapter.state_dict()})
-                    tensor = adapter.merged(tensor)
-                    adapter.to("meta")
+            if name in model.base_names and (form := frozen_form(model, name, lora.weights)) != "fp32":
+                tensor = FrozenMatrix(tensor, form, kernels).dense()
+            adapter = matrices[path][0].adapter if kind == "weight" and path in matrices else None
+            if adapter is not None:
+                adapter.to_empty(device="cpu")
+                adapter.load_state_dict({key: own[f"{path}{ADAPTER}{key}"] for key in adapter.state_dict()})
+                tensor = adapter.merged(tensor)
+                adapter.to("meta")
             merged[name] = tensor
         return self._with_aliases(merged)
 

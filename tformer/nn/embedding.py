@@ -169,7 +169,8 @@ class TokenEmbedding(Embedding):
         before_BN: the ids before the first position, for n-grams of decoding with a cache.
         """
         ids_BT = tap(taps, "ids", ids_BT)
-        x_BTE = tap(taps, "tokens", F.embedding(ids_BT, self.weight))
+        x_BTE = F.embedding(ids_BT, self.weight)
+        x_BTE = tap(taps, "tokens", x_BTE.to(torch.promote_types(x_BTE.dtype, dtype)))  # a frozen table may be narrower
         if self.fixnorm:
             x_BTE = tap(taps, "unit", F.normalize(x_BTE, dim=-1))
         if self.ngrams is not None:

@@ -22,13 +22,18 @@ from torch.autograd.function import once_differentiable
 
 from tformer.kernels.functions import GROUP, Kernels
 from tformer.nn.dropout import dropout
+from tformer.nn.embedding import TokenEmbedding
+from tformer.nn.heads import VocabularyHead
 from tformer.nn.init import block_matrices
 from tformer.nn.linear import Linear
 from tformer.nn.products import rounded_rows
 
 BaseFormat = Literal["fp32", "bf16", "int8", "int4"]
+STACKS = ("encoder", "decoder")
 NAMES = {"qkv": ("q", "k", "v"), "kv": ("k", "v"), "up": ("gate", "up")}
 """The projections of a fused matrix, in the order of their rows."""
+BYTES: dict[BaseFormat, float] = {"fp32": 4, "bf16": 2, "int8": 1, "int4": 0.5 + 2 / GROUP}
+"""Of a number; those of int4 have a scale for each group."""
 ADAPTER = ".adapter."
 """In the names of an adapter's parameters, after the name of its matrix."""
 
@@ -171,7 +176,7 @@ def projections(model: nn.Module) -> dict[str, tuple[Linear, list[Projection]]]:
     sizes = {matrix: rows for _, matrix, rows in block_matrices(model)}
     found = {}
     for name, module in model.named_modules():
-        if not isinstance(module, Linear) or name.partition(".")[0] not in ("encoder", "decoder"):
+        if not isinstance(module, Linear) or name.partition(".")[0] not in STACKS:
             continue
         parent, _, own = name.rpartition(".")
         rows = sizes.get(module, [module.out_features])
@@ -201,13 +206,27 @@ def adapt(model: nn.Module, *, targets: Collection[str], train: Collection[str] 
     return frozen
 
 
+def frozen_form(model: nn.Module, name: str, form: BaseFormat) -> BaseFormat:
+    """The format of a frozen parameter where the matrices inside the stacks have `form`.
+
+    Tables of tokens, which are an output's matrix too, are bf16 beside rounded matrices; all else is fp32.
+    """
+    path, _, own = name.rpartition(".")
+    module = model.get_submodule(path)
+    if form == "fp32" or own != "weight":
+        return "fp32"
+    if isinstance(module, TokenEmbedding | VocabularyHead):
+        return "fp32" if module.fixnorm else "bf16"
+    return form if isinstance(module, Linear) and path.partition(".")[0] in STACKS else "fp32"
+
+
 @torch.no_grad()
 def place(
     model: nn.Module, name: str, tensor: Tensor, form: BaseFormat, *, device: torch.device, kernels: Kernels | None
 ) -> None:
     """Put a base's tensor into its place in an adapted model, which may be on the meta device there.
 
-    A frozen matrix of the stacks takes the format `form`; all else stays as it is, parameters in fp32.
+    form: of frozen matrices inside the stacks, see `frozen_form`.
     """
     path, _, own = name.rpartition(".")
     module = model.get_submodule(path)
@@ -215,15 +234,16 @@ def place(
         model.get_buffer(name).copy_(tensor)
         return
     before = module.get_parameter(own)
-    tensor = tensor.to(device, torch.float32)
-    if isinstance(module, Linear) and own == "weight" and not before.requires_grad:
-        in_stack = path.partition(".")[0] in ("encoder", "decoder")
-        if in_stack and form != "fp32":
-            matrix = FrozenMatrix(tensor, form, kernels)
+    tensor, held = tensor.to(device, torch.float32), "fp32" if before.requires_grad else frozen_form(model, name, form)
+    if isinstance(module, Linear) and own == "weight":
+        if held != "fp32":
+            matrix = FrozenMatrix(tensor, held, kernels)
             module.product = FrozenProduct(matrix, module)
             tensor = tensor if module.adapter is None or module.adapter.magnitude is None else matrix.dense()
         if module.adapter is not None:
             module.adapter.start_from(tensor)
-        if in_stack and form != "fp32":  # the parameter keeps its shape, without numbers
+        if held != "fp32":  # the parameter keeps its shape, without numbers
             tensor = torch.full((1, 1), torch.nan, device=device).expand_as(before)
+    elif held == "bf16":
+        tensor = tensor.bfloat16()
     setattr(module, own, nn.Parameter(tensor, before.requires_grad))

@@ -34,6 +34,9 @@ SLAB_ELEMENTS = 2**24
 # Logits of one softmax: 1 MiB in fp32, which stays in the cache of a core over six passes.
 BLOCK_ELEMENTS = 2**18
 
+# Numbers of a narrower matrix in the dtype of the product: 1 MiB in fp32.
+WIDENED_ELEMENTS = 2**18
+
 # 16-bit matrices multiply up to twice as fast, on a CPU and on tensor cores, if their rows begin at whole cache lines,
 # unlike those of GPT-2's 50,257 classes.
 ALIGNED_CLASSES = 64
@@ -147,7 +150,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             chunk = range(start, min(start + size, count))
             for slab in _parts(chunk, slab_size):
                 hidden, products = hidden_ND[slab], products_nV[slab.start - start : slab.stop - start]
-                torch.mm(hidden, weight.T, out=products)
+                for classes_n, rows_nD in _widened(weight, dtype):
+                    torch.mm(hidden, rows_nD.T, out=products[:, classes_n])
                 for rows in _parts(range(slab.start, slab.stop), block_size):
                     own = products[rows.start - slab.start : rows.stop - slab.start, :classes]
                     found = work(own, bias, labels_N[rows], settings, any(needs), grad_bias is not None)
@@ -155,7 +159,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     if grad_bias is not None and bias_part is not None:
                         grad_bias += bias_part
                 if grad_hidden is not None:
-                    torch.mm(products, weight, out=grad_hidden[slab])
+                    for classes_n, rows_nD in _widened(weight, dtype):
+                        if classes_n.start == 0:
+                            torch.mm(products[:, classes_n], rows_nD, out=grad_hidden[slab])
+                        else:
+                            grad_hidden[slab].addmm_(products[:, classes_n], rows_nD)
             if needs[1]:
                 part = (products_nV[: len(chunk)].T @ hidden_ND[chunk.start : chunk.stop])[:classes]
                 # Chunks add up in fp32: later ones would be lost in 16 bits.
@@ -202,14 +210,25 @@ def _compiled_work() -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | Non
 
 
 def _aligned(weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
-    """W in `dtype`; in 16 bits with rows of zeros up to a multiple of `ALIGNED_CLASSES`."""
+    """W in `dtype` or a narrower one; in 16 bits with rows of zeros up to a multiple of `ALIGNED_CLASSES`."""
     classes = weight_VD.shape[0]
     missing = -classes % ALIGNED_CLASSES if classes > ALIGNED_CLASSES else 0
     if not missing or dtype.itemsize != 2:
-        return weight_VD.to(dtype)
+        return weight_VD if weight_VD.dtype.itemsize < dtype.itemsize else weight_VD.to(dtype)
     aligned = weight_VD.new_zeros(classes + missing, weight_VD.shape[1], dtype=dtype)
     aligned[:classes] = weight_VD
     return aligned
+
+
+def _widened(weight_VD: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+    """(classes, their rows of W in `dtype`): all, or some at a time in one buffer where W is narrower (frozen)."""
+    if weight_VD.dtype == dtype:
+        yield slice(0, len(weight_VD)), weight_VD
+        return
+    buffer = weight_VD.new_empty(max(1, WIDENED_ELEMENTS // weight_VD.shape[1]), weight_VD.shape[1], dtype=dtype)
+    for start in range(0, len(weight_VD), len(buffer)):
+        rows = weight_VD[start : start + len(buffer)]
+        yield slice(start, start + len(rows)), buffer[: len(rows)].copy_(rows)
 
 
 def _row_counts(classes: int, device: torch.device) -> tuple[int, int, int]:
